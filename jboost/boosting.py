@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boosting loop as pure functions of arrays: init, boost_step, boost.
+
+In: codes, targets, a loss, a key. Out: trees on codes and the scores of the rows.
+All of it may be jitted, vmapped and scanned; ``jboost.fit`` is the same loop with a
+host around it.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
+
+from jboost import checks
+from jboost.curvature import Curvature
+from jboost.leaves import LeafSolver
+from jboost.rounds import (
+    BoostState,
+    Data,
+    Method,
+    Numbers,
+    Regularization,
+    grow_round,
+    init_state,
+)
+from jboost.tracing import TracedLoss, trace_loss
+from jboost.tree import Tree, TreeLimits
+
+_ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
+_MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
+_MOST_DEPTH = 20  # a heap of 2^20 leaves
+
+
+class BoostedTrees(NamedTuple):
+    """Trees on codes, and the score they start from.
+
+    Attributes:
+      trees: a :class:`jboost.Tree` whose arrays have axes [R, K] in front.
+      init_score: [] for one score, else [K].
+    """
+
+    trees: Tree
+    init_score: Float[Array, "*K"]
+
+
+def init(
+    binned: Shaped[ArrayLike, "N F"],
+    y: Any,
+    loss: Callable[..., Any],
+    key: Key[Array, ""],
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    num_scores: int = 1,
+    init_score: ArrayLike | str = "auto",
+) -> BoostState:
+    """Makes the state before the first round.
+
+    Args:
+      binned: codes from :func:`jboost.apply_bins`.
+      y: targets: an array with N rows, or a pytree of such.
+      loss: ``loss(score, target) -> scalar`` for one row.
+      key: from ``jax.random.key``; seeds all that is random.
+      sample_weight: >= 0.
+      offset: [N] or [N, K], added to the score.
+      num_scores: K.
+      init_score: where to start: ``"auto"`` = argmin_c of the weighted loss, or a
+        number or K numbers.
+
+    Raises:
+      TypeError, ValueError: for arguments that do not fit together.
+    """
+    traced, constants, data, offset = _bind(
+        binned, y, loss, sample_weight, offset, num_scores
+    )
+    begin = initial_scores(init_score, num_scores)
+    run = compiled(init_state, traced)
+    return run(constants, data, offset, begin, seed_words(key))
+
+
+def boost_step(
+    state: BoostState,
+    binned: Shaped[ArrayLike, "N F"],
+    y: Any,
+    loss: Callable[..., Any],
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    learning_rate: Float[ArrayLike, ""] | float = 0.1,
+    max_depth: int = 6,
+    max_bins: int = 256,
+    l2: Float[ArrayLike, ""] | float = 1.0,
+    min_gain: Float[ArrayLike, ""] | float = 0.0,
+    min_child_weight: Float[ArrayLike, ""] | float = 1.0,
+    min_child_samples: Any = "auto",
+    regularization: Regularization = "relative",
+    subsample: Float[ArrayLike, ""] | float = 1.0,
+    colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
+    colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
+    colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
+    curvature: Curvature = "auto",
+    leaf_solver: LeafSolver = "auto",
+) -> tuple[BoostState, Tree]:
+    """Makes one round: returns the next state, and its K trees on codes.
+
+    The arguments mean what they mean for :func:`jboost.fit`; data and loss are those
+    that ``state`` was made with.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jboost as jb
+      >>> x, y = jnp.arange(8.0)[:, None], jnp.arange(8.0)
+      >>> binned = jb.apply_bins(jb.fit_bins(x), x)
+      >>> loss = jb.losses.squared_error
+      >>> state = jb.init(binned, y, loss, jax.random.key(0))
+      >>> state, tree = jb.boost_step(state, binned, y, loss, max_depth=2)
+      >>> tree.leaf_value.shape
+      (1, 4)
+    """
+    num_scores = state.scores.shape[0]
+    traced, constants, data, _ = _bind(
+        binned, y, loss, sample_weight, None, num_scores
+    )
+    method, numbers = make_settings(
+        traced, data, uniform=sample_weight is None, max_depth=max_depth,
+        max_bins=max_bins, l2=l2, min_gain=min_gain,
+        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+        regularization=regularization, subsample=subsample,
+        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
+        colsample_bynode=colsample_bynode, curvature=curvature,
+        leaf_solver=leaf_solver,
+    )  # fmt: skip
+    checks.check_number("learning_rate", learning_rate, least=0.0)
+    run = compiled(_step, traced, method)
+    return run(constants, numbers, jnp.float32(learning_rate), data, state)
+
+
+def boost(
+    binned: Shaped[ArrayLike, "N F"],
+    y: Any,
+    loss: Callable[..., Any],
+    key: Key[Array, ""],
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    num_rounds: int = 100,
+    learning_rate: Any = 0.1,
+    max_depth: int = 6,
+    max_bins: int = 256,
+    l2: Float[ArrayLike, ""] | float = 1.0,
+    min_gain: Float[ArrayLike, ""] | float = 0.0,
+    min_child_weight: Float[ArrayLike, ""] | float = 1.0,
+    min_child_samples: Any = "auto",
+    regularization: Regularization = "relative",
+    subsample: Float[ArrayLike, ""] | float = 1.0,
+    colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
+    colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
+    colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
+    num_scores: int = 1,
+    curvature: Curvature = "auto",
+    leaf_solver: LeafSolver = "auto",
+    init_score: ArrayLike | str = "auto",
+) -> tuple[BoostedTrees, Float[Array, "N *K"]]:
+    """Makes ``num_rounds`` rounds as one pure function.
+
+    Works under ``jax.jit`` and under ``jax.vmap`` over anything that is not a size:
+    learning rates, l2, parameters that the loss closes over, keys, sample weights.
+    The arguments mean what they mean for :func:`jboost.fit`.
+
+    Returns:
+      The trees with their initial score (:func:`jboost.to_ensemble` turns codes into
+      thresholds), and the scores of the training rows, [N] or [N, K].
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jboost as jb
+      >>> x, y = jnp.arange(8.0)[:, None], jnp.arange(8.0)
+      >>> bins = jb.fit_bins(x)
+      >>> binned = jb.apply_bins(bins, x)
+      >>> def train(learning_rate):
+      ...     return jb.boost(
+      ...         binned, y, jb.losses.squared_error, jax.random.key(0),
+      ...         num_rounds=5, max_depth=2, learning_rate=learning_rate,
+      ...     )
+      >>> trees, scores = jax.vmap(train)(jnp.array([0.1, 0.5]))
+      >>> scores.shape
+      (2, 8)
+    """
+    num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
+    rates = jnp.asarray(checks.learning_rates(learning_rate, num_rounds))
+    traced, constants, data, offset = _bind(
+        binned, y, loss, sample_weight, offset, num_scores
+    )
+    method, numbers = make_settings(
+        traced, data, uniform=sample_weight is None, max_depth=max_depth,
+        max_bins=max_bins, l2=l2, min_gain=min_gain,
+        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+        regularization=regularization, subsample=subsample,
+        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
+        colsample_bynode=colsample_bynode, curvature=curvature,
+        leaf_solver=leaf_solver,
+    )  # fmt: skip
+    begin = initial_scores(init_score, num_scores)
+    run = compiled(_boost, traced, method)
+    return run(constants, numbers, rates, data, offset, begin, seed_words(key))
+
+
+def make_settings(
+    loss: TracedLoss,
+    data: Data,
+    *,
+    uniform: bool,
+    max_depth: int,
+    max_bins: int,
+    l2: Any,
+    min_gain: Any,
+    min_child_weight: Any,
+    min_child_samples: Any,
+    regularization: Regularization,
+    subsample: Any,
+    colsample_bytree: Any,
+    colsample_bylevel: Any,
+    colsample_bynode: Any,
+    curvature: Curvature,
+    leaf_solver: LeafSolver,
+) -> tuple[Method, Numbers]:
+    """Checks what shapes training and sorts it into what is static and what is not."""
+    max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
+    max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
+    checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
+    checks.check_word("curvature", curvature, checks.CURVATURES)
+    checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
+    for name, value in (
+        ("l2", l2), ("min_gain", min_gain), ("min_child_weight", min_child_weight),
+    ):  # fmt: skip
+        checks.check_number(name, value, least=0.0)
+    for name, value in (
+        ("subsample", subsample), ("colsample_bytree", colsample_bytree),
+        ("colsample_bylevel", colsample_bylevel), ("colsample_bynode", colsample_bynode),
+    ):  # fmt: skip
+        checks.check_number(name, value, above=0.0, most=1.0)
+    samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
+    largest = num_rows if isinstance(samples, jax.core.Tracer) else num_rows // samples
+    method = Method(
+        curvature=curvature,
+        leaf_solver=leaf_solver,
+        regularization=regularization,
+        max_depth=max_depth,
+        num_bins=max_bins,
+        max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
+        uniform=uniform,
+    ).resolve(loss)
+    limits = TreeLimits(
+        l2=l2,
+        min_gain=min_gain,
+        min_child_weight=min_child_weight,
+        min_child_samples=samples,
+        colsample_bytree=colsample_bytree,
+        colsample_bylevel=colsample_bylevel,
+        colsample_bynode=colsample_bynode,
+    )
+    limits = jax.tree.map(lambda number: jnp.asarray(number, jnp.float32), limits)
+    samples = jnp.asarray(samples, jnp.int32)
+    limits = limits._replace(min_child_samples=jnp.minimum(samples, num_rows))
+    return method, Numbers(limits, jnp.asarray(subsample, jnp.float32))
+
+
+def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
+    """What ``min_child_samples="auto"`` stands for: 20 where leaves are medians."""
+    if isinstance(min_child_samples, str):
+        checks.check_word("min_child_samples", min_child_samples, ("auto",))
+        return _ORDER_STATISTIC_SAMPLES if loss.straight else 1
+    if isinstance(min_child_samples, jax.core.Tracer):
+        return min_child_samples
+    return checks.check_integer("min_child_samples", min_child_samples, least=1)
+
+
+def initial_scores(init_score: Any, num_scores: int) -> Array | None:
+    """The initial scores [K], or None where they are to be found."""
+    if isinstance(init_score, str):
+        checks.check_word("init_score", init_score, ("auto",))
+        return None
+    array = jnp.asarray(init_score, jnp.float32)
+    if array.shape not in ((), (num_scores,)):
+        raise ValueError(
+            f"init_score must be 'auto', a number or {num_scores} numbers, got shape "
+            f"{array.shape}"
+        )
+    if not isinstance(array, jax.core.Tracer) and not np.isfinite(array).all():
+        raise ValueError(f"init_score must be finite, got {init_score!r}")
+    return jnp.broadcast_to(array, (num_scores,))
+
+
+def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    """The seed that everything random is derived from."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+@lru_cache(maxsize=_MOST_PROGRAMS)
+def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
+    """``function`` with its static arguments bound, jitted; equal losses share it."""
+    return jax.jit(partial(function, *static))
+
+
+def _bind(binned, y, loss, sample_weight, offset, num_scores):
+    """Checks data that is already on codes, and traces the loss for it."""
+    num_scores = checks.check_integer("num_scores", num_scores, least=1)
+    codes = jnp.asarray(binned)
+    if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16):
+        raise ValueError(
+            "binned must be a matrix of uint8 or uint16 codes from apply_bins, got "
+            f"{codes.shape=} and {codes.dtype=}"
+        )
+    num_rows = codes.shape[0]
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
+    targets = checks.check_targets(y, num_rows, weights, "y")
+    traced, constants = trace_loss(loss, targets, num_scores)
+    if offset is None:
+        offset = jnp.zeros((num_scores, num_rows), jnp.float32)
+    else:
+        offset = checks.check_offset(offset, num_rows, num_scores)
+    data = Data(codes, jax.tree.map(jnp.asarray, targets), jnp.asarray(weights))
+    return traced, constants, data, offset
+
+
+def _by_column(data):
+    return data._replace(columns=data.columns.T)
+
+
+def _step(loss, method, constants, numbers, learning_rate, data, state):
+    data = _by_column(data)
+    return grow_round(loss, constants, method, numbers, learning_rate, data, state)
+
+
+def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
+    state = init_state(loss, constants, data, offset, init_score, words)
+    data = _by_column(data)
+
+    def one_round(state, rate):
+        return grow_round(loss, constants, method, numbers, rate, data, state)
+
+    final, trees = jax.lax.scan(one_round, state, rates)
+    scores = final.scores[0] if final.scores.shape[0] == 1 else final.scores.T
+    return BoostedTrees(trees, state.init_score), scores

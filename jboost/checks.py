@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks at the door: what public functions say to bad arguments.
+
+Every message names the argument, what is expected and what came. Values that are
+being traced are taken on trust: their shapes are known, their numbers are not.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+Words = tuple[str, ...]
+CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
+LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search")
+REGULARIZATIONS: Words = ("relative", "absolute")
+
+
+def check_word(name: str, value: Any, words: Words) -> None:
+    if value not in words:
+        raise ValueError(f"{name} must be one of {words}, got {value!r}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -np.inf,
+    most: float = np.inf,
+    above: float | None = None,
+) -> None:
+    """A finite scalar number with least <= value <= most, and value > above."""
+    if isinstance(value, Tracer):
+        if value.ndim != 0:
+            raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
+        return
+    low = f"> {above}" if above is not None else f">= {least}"
+    expected = f"{name} must be a number {low}"
+    if most < np.inf:
+        expected += f" and <= {most}"
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{expected}, got {value!r}") from None
+    if array.dtype.kind not in "fiu" or array.ndim != 0:
+        raise TypeError(f"{expected}, got {value!r}")
+    number = float(array)
+    inside = least <= number <= most and (above is None or number > above)
+    if not inside or not np.isfinite(number):
+        raise ValueError(f"{expected}, got {value!r}")
+
+
+def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -> int:
+    """A Python integer in [least, most]: a size, which is never traced."""
+    expected = f"{name} must be an integer from {least} to {most}"
+    if isinstance(value, Tracer):
+        raise TypeError(f"{expected}; it is a size and cannot be traced")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{expected}, got {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{expected}, got {value!r}")
+    return int(value)
+
+
+def check_targets(y: Any, num_rows: int, weights: np.ndarray | None, name: str) -> Any:
+    """A pytree of arrays with ``num_rows`` rows, 64-bit numbers made 32-bit.
+
+    Only rows of positive weight must be finite.
+    """
+    leaves = jax.tree.leaves(y)
+    if isinstance(y, list) and not any(np.ndim(leaf) for leaf in leaves):
+        y = np.asarray(y)  # a list of numbers is one target per row, not a pytree
+    elif isinstance(y, list):
+        y = _stack_list(y, name)
+    if not jax.tree.leaves(y):
+        raise ValueError(f"{name} must hold at least one array, got {y!r}")
+
+    def check(leaf):
+        array = leaf if isinstance(leaf, jax.Array) else _as_array(leaf, name)
+        if jnp.issubdtype(array.dtype, np.floating):
+            array = array.astype(np.float32)
+        elif array.dtype.itemsize == 8:
+            array = _narrow_integers(array, name)
+        if array.ndim == 0 or array.shape[0] != num_rows:
+            raise ValueError(
+                f"{name} must have {num_rows} rows, as x has, got shape {array.shape}"
+            )
+        _check_finite(array, weights, name)
+        return array
+
+    return jax.tree.map(check, y)
+
+
+def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
+    """Float32 weights >= 0, not all zero."""
+    array = weights if isinstance(weights, Tracer) else _as_array(weights, name)
+    if array.shape != (num_rows,):
+        raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
+    array = array.astype(np.float32)
+    if isinstance(array, Tracer):
+        return array
+    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    if len(bad):
+        raise ValueError(
+            f"{name} must be finite and >= 0, got {array[bad[0]]} in row {bad[0]}"
+        )
+    if not np.any(array > 0):
+        raise ValueError(f"{name} must be positive in some row, got zeros only")
+    return array
+
+
+def check_offset(
+    offset: Any, num_rows: int, num_scores: int, name: str = "offset"
+) -> Array | np.ndarray:
+    """Float32 scores [N], or [N, K] for K > 1, returned as [K, N]."""
+    shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
+    array = offset if isinstance(offset, jax.Array) else _as_array(offset, name)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    array = array.astype(np.float32)
+    _check_finite(array, None, name)
+    return array[None, :] if num_scores == 1 else array.T
+
+
+def learning_rates(learning_rate: Any, num_rounds: int) -> Array | np.ndarray:
+    """One rate per round, from a number or a schedule."""
+    if not callable(learning_rate):
+        check_number("learning_rate", learning_rate, above=0.0)
+        if isinstance(learning_rate, Tracer):
+            return jnp.broadcast_to(learning_rate, (num_rounds,))
+        return np.full(num_rounds, learning_rate, np.float32)
+    rates = np.zeros(num_rounds, np.float32)
+    with jax.ensure_compile_time_eval():
+        for number in range(num_rounds):
+            rate = learning_rate(number)
+            check_number(f"learning_rate({number})", rate, least=0.0)
+            rates[number] = rate
+    return rates
+
+
+def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
+    if not callable(value):
+        raise TypeError(f"{name} must be callable as {signature}, got {value!r}")
+    return value
+
+
+def _as_array(values, name):
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must hold numbers: {error}") from None
+    if array.dtype.kind not in "fiub" and str(array.dtype) != "bfloat16":
+        raise TypeError(f"{name} must hold numbers, got dtype {array.dtype}")
+    return array
+
+
+def _stack_list(y, name):
+    try:
+        return np.asarray(y)
+    except ValueError:
+        raise ValueError(
+            f"{name} is a list of arrays of different shapes; pass a tuple or a dict "
+            "for several targets per row"
+        ) from None
+
+
+def _narrow_integers(array, name):
+    if isinstance(array, Tracer):
+        return array.astype(jnp.int32)
+    if np.any(np.abs(array) > 2**31 - 1):
+        raise ValueError(
+            f"{name} must hold integers below 2^31 in magnitude; pass floats instead"
+        )
+    return array.astype(np.int32)
+
+
+def _check_finite(array, weights, name):
+    if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
+        return
+    host = np.asarray(array)
+    bad = ~np.isfinite(host).reshape(len(host), -1).all(axis=1)
+    if weights is not None and not isinstance(weights, Tracer):
+        bad &= np.asarray(weights) > 0
+    if bad.any():
+        row = np.flatnonzero(bad)[0]
+        raise ValueError(
+            f"{name} must be finite in every row of positive weight, got {host[row]} "
+            f"in row {row}"
+        )

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of a loss at every row, and the positive curvature made of them.
+
+In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvature
+[K, N], finite, the curvature positive. Scores are kept with K in front, so that what
+is written for one score per row is mapped over the first axis.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jboost.minimum import find_minimum
+from jboost.tracing import Program, TracedLoss
+
+Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
+_FLOOR = 1e-6  # least curvature of a row, relative to the mean
+_SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
+
+
+class Objective(NamedTuple):
+    """A traced loss and everything it needs but the scores.
+
+    Attributes:
+      loss: the program of one row.
+      constants: what the loss closed over.
+      targets: a pytree with the N rows in front.
+      parameters: of an adaptive loss, else ().
+      minimiser: each row's own minimiser of its loss [K, N], NaN where it has none;
+        None where no rule asks for it.
+    """
+
+    loss: TracedLoss
+    constants: tuple[Any, ...]
+    targets: Any
+    parameters: Any
+    minimiser: Float[Array, "K N"] | None
+
+
+def loss_values(objective: Objective, scores: Float[Array, "K N"]):
+    """l(F_i, y_i) of every row, [N]."""
+    return _map_rows(objective, objective.loss.value, scores)
+
+
+def gradients(objective: Objective, scores: Float[Array, "K N"]):
+    """dl/dF of every row, [K, N]; zero where a score is the row's own minimiser.
+
+    At the kink of |r| any number in [-1, 1] is a subgradient, and which of them
+    differentiation picks depends on how the loss is written; there, a row wishes to
+    stay.
+    """
+    raw = _with_scores_first(_map_rows(objective, objective.loss.gradient, scores))
+    if objective.minimiser is None:
+        return raw
+    return jnp.where(scores == objective.minimiser, 0.0, raw)
+
+
+def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
+    """d2l/dF2 of every row, [N, K, K]."""
+    hessian = _map_rows(objective, objective.loss.hessian, scores)
+    return hessian.reshape(scores.shape[1], scores.shape[0], scores.shape[0])
+
+
+def hessians(objective: Objective, scores: Float[Array, "K N"]):
+    """For K = 1 the second derivative; else row sums of its magnitudes, [K, N].
+
+    The row sum bounds the matrix from above (Gershgorin), so that all K scores may
+    move at once; for softmax it is exactly 2 p (1 - p), the value of Friedman 2001
+    times K / (K - 1) and of XGBoost.
+    """
+    hessian = _map_rows(objective, objective.loss.hessian, scores)
+    if scores.shape[0] == 1:
+        return hessian[None, :]
+    return jnp.sum(jnp.abs(hessian), axis=2).T
+
+
+def needs_minimiser(loss: TracedLoss) -> bool:
+    """A quadratic has a constant Hessian to go by, unless it is zero."""
+    return loss.straight or not loss.quadratic
+
+
+def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
+    """Each row's own minimiser F*, NaN where its loss has none.
+
+    F* depends on the target alone and is found once. Accepted are a strict change
+    of the gradient's sign, or a jump of the gradient to zero; a gradient that fades
+    to zero (logistic loss far out) has no minimum there. For K > 1 a minimiser along
+    one score means something only where the scores do not interact: where the
+    off-diagonal Hessian is zero.
+    """
+    objective = objective._replace(minimiser=None)
+    num_scores = objective.loss.num_scores
+    start = _start_at_target(objective.targets, num_scores, num_rows)
+    if num_scores == 1:
+        return _minimisers_along(objective, start, 0)[None, :]
+    separable = _separable_rows(objective, start)
+
+    def search(start):
+        along = [_minimisers_along(objective, start, k) for k in range(num_scores)]
+        return jnp.where(separable[None, :], jnp.stack(along), jnp.nan)
+
+    nowhere = jnp.full_like(start, jnp.nan)
+    return jax.lax.cond(jnp.any(separable), search, lambda _: nowhere, start)
+
+
+def smoothing_scale(
+    minimiser: Float[Array, "K N"],
+    scores: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+) -> Float[Array, " K"]:
+    """delta = (weighted mean of sqrt |F - F*|)^2, over rows that have an F*.
+
+    Without any, a thousandth of the scores' size. Never so small that F +- delta
+    rounds to F.
+    """
+    known = jnp.isfinite(minimiser) & (weights > 0)[None, :]
+    distance = jnp.where(known, jnp.abs(scores - minimiser), 0.0)
+    weight = jnp.where(known, weights[None, :], 0.0)
+    total = jnp.sum(weight, axis=1)
+    size = weighted_mean(jnp.abs(scores), weights)
+    mean_root = jnp.sum(weight * jnp.sqrt(distance), axis=1) / jnp.maximum(total, 1e-30)
+    delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
+    return jnp.maximum(delta, 1e-6 * size + 1e-30)
+
+
+def derivatives(
+    objective: Objective,
+    scores: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+    curvature: Curvature,
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
+    """Gradient and curvature of every row, before weights.
+
+    With t = |F - F*|, g the gradient, h the Hessian, and delta the smoothing scale:
+
+    ``"auto"``: max((g(F + delta) - g(F - delta)) / (2 delta), |g| / sqrt(t^2 +
+    delta^2)), so that no row asks to step beyond its own minimum; |h| where F* does
+    not exist; the Hessian itself for a quadratic loss.
+    ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
+    ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight of
+    ALGORITHMS.md section 6; |h| where F* does not exist.
+    All but "unit" are at least 1e-6 of their weighted mean, and at kinks, where a
+    derivative is not finite, the mean of the derivatives at F +- delta is taken.
+    """
+    loss = objective.loss
+    gradient, hessian = gradients(objective, scores), hessians(objective, scores)
+    if curvature == "unit" and objective.minimiser is None:
+        return gradient, jnp.ones_like(gradient)
+    if objective.minimiser is None:
+        return gradient, floor_curvature(hessian, weights)
+    delta = smoothing_scale(objective.minimiser, scores, weights)[:, None]
+    gradient_up = gradients(objective, scores + delta)
+    gradient_down = gradients(objective, scores - delta)
+    kink = (gradient_up + gradient_down) / 2
+    gradient = jnp.where(jnp.isfinite(gradient), gradient, kink)
+    slope = (gradient_up - gradient_down) / (2 * delta)
+    hessian = jnp.where(jnp.isfinite(hessian), hessian, slope)
+    if curvature == "unit":
+        return gradient, jnp.ones_like(gradient)
+    if curvature == "exact":
+        return gradient, floor_curvature(hessian, weights)
+    positive = jnp.abs(hessian)
+    if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):
+        distance = scores - objective.minimiser
+        secant = jnp.abs(gradient) / jnp.sqrt(jnp.square(distance) + jnp.square(delta))
+        rule = secant if curvature == "secant" else jnp.maximum(secant, slope)
+        positive = jnp.where(jnp.isfinite(distance), rule, positive)
+    return gradient, floor_curvature(positive, weights)
+
+
+def floor_curvature(curvature, weights):
+    """Raises curvature to at least 1e-6 of its weighted mean over the rows."""
+    mean = weighted_mean(jnp.maximum(curvature, 0.0), weights)
+    mean = jnp.where(mean > 0, mean, 1.0)
+    return jnp.maximum(curvature, _FLOOR * mean[:, None])
+
+
+def weighted_mean(values: Float[Array, "*K N"], weights: Float[Array, " N"]):
+    """Mean over the last axis; rows of weight 0 may hold anything."""
+    weights = jnp.broadcast_to(weights, values.shape)
+    weighted = jnp.where(weights > 0, weights * values, 0.0)
+    return _sum_blocks(weighted) / _sum_blocks(weights)
+
+
+def _sum_blocks(values):
+    """Sums the last axis by blocks: float32 errors grow with the block, not with N."""
+    num_rows = values.shape[-1]
+    block = 256
+    padded = -num_rows % block
+    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padded)])
+    return jnp.sum(jnp.sum(values.reshape(*values.shape[:-1], -1, block), -1), -1)
+
+
+def _map_rows(objective: Objective, program: Program, scores):
+    """Evaluates a program of one row at all rows."""
+    rows = scores[0] if scores.shape[0] == 1 else scores.T
+
+    def one(score, target):
+        return program(objective.constants, score, target, objective.parameters)
+
+    return jax.vmap(one)(rows, objective.targets)
+
+
+def _with_scores_first(rows):
+    return rows[None, :] if rows.ndim == 1 else rows.T
+
+
+def _start_at_target(targets, num_scores, num_rows):
+    """Where the search for F* begins: the target, if it looks like a score, else 0."""
+    leaves = jax.tree.leaves(targets)
+    shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
+    if len(leaves) == 1 and leaves[0].shape == shape and leaves[0].dtype != jnp.bool_:
+        return _with_scores_first(leaves[0].astype(jnp.float32))
+    return jnp.zeros((num_scores, num_rows), jnp.float32)
+
+
+def _minimisers_along(objective, start, k):
+    """Minimisers along score k, the other scores staying at their start."""
+
+    def slope(point):
+        return gradients(objective, start.at[k].set(point))[k]
+
+    begin = start[k]
+    side = _SIDE * jnp.abs(begin) + 1e-12
+    at_target = (slope(begin - side) < 0) & (slope(begin + side) > 0)
+    everywhere = jnp.full_like(begin, jnp.inf)
+
+    def search(begin, wanted):
+        step = jnp.maximum(jnp.abs(begin) * 2.0**-10, 2.0**-20)
+        result = find_minimum(
+            slope, begin, step, low=-everywhere, high=everywhere, wanted=wanted
+        )
+        return jnp.where(result.strict | result.jump, result.point, jnp.nan)
+
+    # From the target the gradient may be infinite (Poisson) or underflow; zero is a
+    # sane score for every loss with a link.
+    found = search(begin, ~at_target)
+    again = search(jnp.zeros_like(begin), ~at_target & jnp.isnan(found))
+    return jnp.where(at_target, begin, jnp.where(jnp.isnan(found), again, found))
+
+
+def _separable_rows(objective, start):
+    """Rows whose Hessian has no off-diagonal entries, at two points."""
+    different = ~jnp.eye(start.shape[0], dtype=bool)
+    separable = jnp.ones(start.shape[1], bool)
+    for point in (start + 0.5, start - 1.5):
+        entries = jnp.where(different[None], hessian_matrices(objective, point), 0.0)
+        separable &= jnp.all(entries == 0, axis=(1, 2))
+    return separable

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of integer channels per node, feature and bin.
+
+In: codes by feature [F, N], integer channels per row [N, C] (gradient, curvature,
+and where needed a count), the node of each row. Out: int32 [M, F, B, C].
+
+Sums of integers do not depend on their order, so every kernel on every number of
+threads gives the same bits, and a sibling's histogram is exactly the parent's minus
+the child's. ``quantise`` makes the integers: a power of two times the float, chosen
+per tree so that no sum over rows can leave 31 bits.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
+
+from jboost.kernels import xla
+
+Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
+IMPLEMENTATIONS = {"xla": xla.histogram}
+_NEAREST_BITS = 16  # bits left for a row above which rounding to nearest is exact enough
+
+
+def build_histogram(
+    columns: Codes,
+    channels: Int32[Array, "N C"],
+    node: Int32[Array, " N"],
+    *,
+    num_nodes: int,
+    num_bins: int,
+    implementation: str | None = None,
+) -> Int32[Array, "M F B C"]:
+    """Sums ``channels`` over the rows of each (node, feature, code).
+
+    histogram[m, f, b, c] = sum of channels[i, c] over rows i with node[i] = m and
+    columns[f, i] = b. Under ``vmap`` the batch is worked through one by one.
+
+    Args:
+      columns: codes, one row per feature.
+      channels: what is summed.
+      node: in [0, num_nodes); a row with any other value is left out.
+      implementation: a name in ``IMPLEMENTATIONS``, or None for the best here.
+
+    Raises:
+      ValueError: sizes that differ, or an unknown implementation.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jboost.histogram import build_histogram
+      >>> columns = jnp.array([[1, 2, 1]], jnp.uint8)
+      >>> channels = jnp.array([[5, 1], [7, 1], [9, 1]], jnp.int32)
+      >>> build_histogram(
+      ...     columns, channels, jnp.zeros(3, jnp.int32), num_nodes=1, num_bins=3
+      ... )[0, 0].tolist()
+      [[0, 0], [14, 2], [7, 1]]
+    """
+    _check_rows(columns, channels, node)
+    kernel = _choose(implementation)
+    build = partial(kernel, num_nodes=num_nodes, num_bins=num_bins)
+    return sequential_vmap(build)(columns, channels, node)
+
+
+def build_child_histogram(
+    columns: Codes,
+    channels: Int32[Array, "N C"],
+    node: Int32[Array, " N"],
+    *,
+    num_nodes: int,
+    num_bins: int,
+    implementation: str | None = None,
+) -> Int32[Array, "M F B C"]:
+    """As :func:`build_histogram`, where at most N // 2 rows have a node.
+
+    That holds for the smaller children of a level: they are gathered first, which
+    halves the work.
+    """
+    _check_rows(columns, channels, node)
+    kernel = _choose(implementation)
+
+    def build(columns, channels, node):
+        size = max(1, channels.shape[0] // 2)
+        rows, chosen = select_rows((node >= 0) & (node < num_nodes), size)
+        return kernel(
+            columns,
+            channels[rows],
+            jnp.where(chosen, node[rows], num_nodes),
+            num_nodes=num_nodes,
+            num_bins=num_bins,
+            rows=rows,
+        )
+
+    return sequential_vmap(build)(columns, channels, node)
+
+
+def select_rows(
+    chosen: Bool[Array, " N"], size: int
+) -> tuple[Int32[Array, " S"], Bool[Array, " S"]]:
+    """Positions of the true entries, in order, and which of the ``size`` are filled."""
+    num_rows = chosen.shape[0]
+    position = jnp.cumsum(chosen.astype(jnp.int32))
+    slot = jnp.where(chosen, position - 1, size)
+    every = jnp.arange(num_rows, dtype=jnp.int32)
+    rows = jnp.zeros(size, jnp.int32).at[slot].set(every, mode="drop")
+    return rows, jnp.arange(size) < position[-1]
+
+
+def sum_by_group(
+    values: Shaped[Array, "N C"], group: Int32[Array, " N"], num_groups: int
+) -> Shaped[Array, "G C"]:
+    """Sums rows of ``values`` by group; values may be float.
+
+    Rows are summed in blocks and the blocks after that: the order is fixed, and a
+    float32 error grows with the block's length instead of with N. A group outside
+    [0, num_groups) is left out.
+    """
+
+    def add(values, group):
+        num_rows, num_channels = values.shape
+        # As many blocks as keep the table of sums no larger than the rows.
+        blocks = max(1, min(128, num_rows // max(256, num_groups)))
+        block = jnp.arange(num_rows, dtype=jnp.int32) // -(-num_rows // blocks)
+        inside = (group >= 0) & (group < num_groups)
+        key = jnp.where(inside, block * num_groups + group, blocks * num_groups)
+        sums = xla.segment_sum(values, key, blocks * num_groups)
+        return jnp.sum(sums.reshape(blocks, num_groups, num_channels), axis=0)
+
+    return sequential_vmap(add)(values, group)
+
+
+def quantise(
+    values: Float[Array, "N C"],
+    num_rows: Int[Array, ""],
+    words: UInt32[Array, "2"],
+) -> tuple[Int32[Array, "N C"], Float[Array, " C"]]:
+    """Rounds each channel to integers whose sums over any rows fit int32.
+
+    Integers times ``unit`` (a power of two per channel) give back the values. To
+    nearest while at least 16 bits a row remain; below, stochastically: up with
+    probability equal to the fraction, by a hash of channel, row and seed, so that a
+    sum over many rows stays unbiased.
+
+    Args:
+      values: finite; 0 for rows that must not count.
+      num_rows: how many rows count.
+      words: seed, another for each tree.
+    """
+    total = jnp.maximum(jnp.sum(jnp.abs(values), axis=0), jnp.float32(1e-30))
+    # Rounding adds at most 1 a row, and float32 sums may be off by a little.
+    budget = jnp.float32(2.0**30) - num_rows.astype(jnp.float32)
+    exponent = jnp.floor(jnp.log2(budget) - jnp.log2(total))
+    scale = jnp.exp2(jnp.clip(exponent, -120, 120))
+    scaled = values * scale[None, :]
+    stochastic = num_rows > 2 ** (31 - _NEAREST_BITS)
+    row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
+    channel = jnp.arange(values.shape[1], dtype=jnp.uint32)[None, :]
+    bits = hash_words(row ^ (channel << 31), words)
+    fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+    offset = jnp.where(stochastic, fraction, jnp.float32(0.5))
+    # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.
+    return jnp.floor(scaled + offset).astype(jnp.int32), 1 / scale
+
+
+def hash_words(
+    word: UInt32[Array, "*shape"], words: UInt32[Array, "2"]
+) -> UInt32[Array, "*shape"]:
+    """A seeded bijection of 32-bit words that looks random.
+
+    Two rounds of an xor-shift-multiply mixer (constants: Wellons' lowbias32), each
+    after adding a word of the seed; every step can be undone, so distinct words have
+    distinct hashes.
+    """
+    for part in (words[0], words[1]):
+        word = word + part
+        word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
+        word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
+        word = word ^ (word >> 16)
+    return word
+
+
+def derive(words: UInt32[Array, "2"], index: Array | int) -> UInt32[Array, "2"]:
+    """Two words for the ``index``-th use of ``words``; cheap to compile and to run."""
+    number = jnp.asarray(index).astype(jnp.uint32)
+    return hash_words(2 * number + jnp.arange(2, dtype=jnp.uint32), words)
+
+
+def _check_rows(columns, channels, node):
+    if not columns.shape[1] == channels.shape[0] == node.shape[0]:
+        raise ValueError(
+            f"{columns.shape=}, {channels.shape=} and {node.shape=} differ in N"
+        )
+
+
+def _choose(implementation):
+    if implementation is None:
+        implementation = "xla"
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"implementation must be one of {sorted(IMPLEMENTATIONS)} or None, "
+            f"got {implementation!r}"
+        )
+    return IMPLEMENTATIONS[implementation]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training leaves behind besides the model.
+
+In: trees and losses, round by round. Out: a History, and the model after any number
+of rounds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jboost.binning import Bins
+from jboost.boosting import BoostedTrees
+from jboost.ensemble import Ensemble, to_ensemble
+from jboost.tree import Tree
+
+UNNAMED = "validation"  # the name of a set that was given without one
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened in training, one entry per round.
+
+    Attributes:
+      train_loss: weighted mean loss of the training rows after each round, [R].
+      validation_loss: the same of the validation set, [R]; a dict by name where sets
+        were given by name; None without.
+      metrics: {set: {metric: [R]}}; the training rows are the set "train".
+      best_round: the round (from 0) of least loss on the first validation set, or
+        the last one without a validation set; -1 if there was no round.
+      choices: what each "auto" stood for, and the initial score.
+    """
+
+    train_loss: np.ndarray
+    validation_loss: np.ndarray | dict[str, np.ndarray] | None
+    metrics: dict[str, dict[str, np.ndarray]]
+    best_round: int
+    choices: dict[str, Any]
+
+
+class TrainingError(RuntimeError):
+    """Training broke off; what was computed until then is kept.
+
+    Attributes:
+      round: the round (from 0) in which it happened.
+      model: the ensemble of the rounds before.
+      history: of the rounds before.
+    """
+
+    def __init__(self, message: str, record: "Record", round: int):
+        super().__init__(message)
+        self.round = round
+        self.model, self.history = record.model(round), record.history(round)
+
+
+@dataclass
+class Record:
+    """The rounds so far, as the host keeps them: one list entry per round."""
+
+    bins: Bins
+    init_score: np.ndarray
+    set_names: tuple[str, ...]
+    no_trees: Tree  # arrays of zero rounds
+    choices: dict[str, Any]
+    trees: list[Tree] = field(default_factory=list)
+    train_loss: list[float] = field(default_factory=list)
+    set_losses: list[np.ndarray] = field(default_factory=list)
+    metrics: list[dict[str, dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.train_loss)
+
+    def best_round(self, num_rounds: int) -> int:
+        """Of the first ``num_rounds``; a loss that is not finite is never best."""
+        if not self.set_names or num_rounds == 0:
+            return num_rounds - 1
+        first = np.array([losses[0] for losses in self.set_losses[:num_rounds]])
+        return int(np.argmin(np.where(np.isfinite(first), first, np.inf)))
+
+    def model(self, num_rounds: int) -> Ensemble:
+        """The ensemble of the first ``num_rounds`` rounds."""
+        trees = self.no_trees
+        if num_rounds:
+            stack = lambda *arrays: jnp.asarray(np.stack(arrays))  # noqa: E731
+            trees = jax.tree.map(stack, *self.trees[:num_rounds])
+        return to_ensemble(BoostedTrees(trees, jnp.asarray(self.init_score)), self.bins)
+
+    def history(self, num_rounds: int) -> History:
+        """The history of the first ``num_rounds`` rounds."""
+        table = np.array(self.set_losses[:num_rounds])
+        table = table.reshape(num_rounds, len(self.set_names))
+        by_name = {name: table[:, i] for i, name in enumerate(self.set_names)}
+        unnamed = self.set_names in ((), (UNNAMED,))
+        metrics = self.metrics[:num_rounds]
+        return History(
+            train_loss=np.array(self.train_loss[:num_rounds]),
+            validation_loss=by_name.get(UNNAMED) if unnamed else by_name,
+            metrics={
+                name: {
+                    metric: np.array([row[name][metric] for row in metrics])
+                    for metric in values
+                }
+                for name, values in (metrics[0] if metrics else {}).items()
+            },
+            best_round=self.best_round(num_rounds),
+            choices=self.choices,
+        )

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histograms in plain XLA: the definition, and what runs where nothing else does."""
+
+import jax
+import jax.numpy as jnp
+
+
+def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
+    """Sums channels by (node, feature, code); ``rows`` picks the columns' entries.
+
+    Feature by feature: one scatter into a table that stays in cache, which XLA runs
+    several times faster than one scatter over all features.
+    """
+    inside = (node >= 0) & (node < num_nodes)
+    channels = jnp.where(inside[:, None], channels, 0)
+    first = jnp.where(inside, node, 0) * num_bins
+
+    def sum_feature(codes):
+        codes = codes if rows is None else codes[rows]
+        key = first + codes.astype(jnp.int32)
+        return segment_sum(channels, key, num_nodes * num_bins)
+
+    sums = jax.lax.map(sum_feature, columns)
+    shape = (columns.shape[0], num_nodes, num_bins, channels.shape[1])
+    return jnp.swapaxes(sums.reshape(shape), 0, 1)
+
+
+def segment_sum(values, key, num_segments):
+    """Sums rows of ``values`` by key, two channels at a time.
+
+    A scatter of pairs costs as much as one of single numbers; of three, three times
+    as much.
+    """
+    pairs = [values[:, i : i + 2] for i in range(0, values.shape[1], 2)]
+    sums = [
+        jax.ops.segment_sum(pair, key, num_segments=num_segments) for pair in pairs
+    ]
+    return sums[0] if len(sums) == 1 else jnp.concatenate(sums, axis=1)

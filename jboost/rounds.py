@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round of boosting, from a traced loss and arrays.
+
+In: the state after a round. Out: the state after the next, and its trees. What the
+public loops (``boosting``) and ``fit`` (``training``) share: no checks, no words to
+look up, every number traced.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int32, UInt32
+
+from jboost.curvature import (
+    Curvature,
+    Objective,
+    derivatives,
+    find_minimisers,
+    loss_values,
+    needs_minimiser,
+    weighted_mean,
+)
+from jboost.histogram import Codes, derive
+from jboost.leaves import Groups, LeafSolver, initial_score, newton_step, solve_leaves
+from jboost.sampling import sample
+from jboost.tracing import TracedLoss
+from jboost.tree import Tree, TreeLimits, grow_tree, predict_tree
+
+Regularization = Literal["relative", "absolute"]
+_ROWS, _COLUMNS = 0, 1  # uses of a round's seed
+
+
+@dataclass(frozen=True)
+class Method:
+    """What shapes the compiled program: words and sizes, no numbers.
+
+    ``uniform`` says that all rows weigh the same (or nothing).
+    """
+
+    curvature: Curvature = "auto"
+    leaf_solver: LeafSolver = "auto"
+    regularization: Regularization = "relative"
+    max_depth: int = 6
+    num_bins: int = 256
+    max_nodes: int = 1 << 30
+    uniform: bool = False
+    implementation: str | None = None
+
+    def resolve(self, loss: TracedLoss) -> "Method":
+        """Replaces each "auto" by what it stands for with this loss."""
+        curvature, leaf_solver = self.curvature, self.leaf_solver
+        if curvature == "auto" and loss.quadratic and not loss.straight:
+            curvature = "exact"
+        if leaf_solver == "auto" and loss.straight:
+            leaf_solver = "exact"
+        elif leaf_solver == "auto":
+            leaf_solver = "newton" if loss.quadratic else "guarded"
+        same = curvature == "unit" or (curvature == "exact" and loss.uniform)
+        return Method(
+            curvature=curvature,
+            leaf_solver=leaf_solver,
+            regularization=self.regularization,
+            max_depth=self.max_depth,
+            num_bins=self.num_bins,
+            max_nodes=self.max_nodes,
+            uniform=self.uniform and same,
+            implementation=self.implementation,
+        )
+
+
+class Numbers(NamedTuple):
+    """What may be traced, and never recompiles; see :func:`jboost.fit`."""
+
+    limits: TreeLimits
+    subsample: Float[ArrayLike, ""]
+
+
+class Data(NamedTuple):
+    """The training rows.
+
+    Attributes:
+      columns: codes by feature.
+      targets: a pytree with the N rows in front.
+      weights: 0 for rows that do not count, which may hold anything.
+    """
+
+    columns: Codes
+    targets: Any
+    weights: Float[Array, " N"]
+
+
+class BoostState(NamedTuple):
+    """What one round hands to the next.
+
+    Attributes:
+      scores: of the training rows, offset included.
+      minimiser: each row's own minimiser of the loss, NaN where there is none.
+      init_score: where training started, [] or [K].
+      parameters: of an adaptive loss in the first round, else ().
+      words: seed.
+      round: how many rounds have been made.
+    """
+
+    scores: Float[Array, "K N"]
+    minimiser: Float[Array, "K N"] | None
+    init_score: Float[Array, "*K"]
+    parameters: Any
+    words: UInt32[Array, "2"]
+    round: Int32[Array, ""]
+
+
+def init_state(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    offset: Float[Array, "K N"],
+    init_score: Float[Array, " K"] | None,
+    words: UInt32[Array, "2"],
+) -> BoostState:
+    """Finds the rows' minimisers and the initial score; None asks for the argmin."""
+    num_rows = data.weights.shape[0]
+    scores = offset if init_score is None else offset + init_score[:, None]
+    parameters = _estimate(loss, constants, data, scores)
+    objective = Objective(loss, constants, data.targets, parameters, None)
+    if needs_minimiser(loss):
+        minimiser = find_minimisers(objective, num_rows)
+        objective = objective._replace(minimiser=minimiser)
+    if init_score is None:
+        init_score = initial_score(objective, offset, data.weights)
+        scores = offset + init_score[:, None]
+        parameters = _estimate(loss, constants, data, scores)
+    return BoostState(
+        scores=scores,
+        minimiser=objective.minimiser,
+        init_score=init_score if init_score.shape[0] > 1 else init_score[0],
+        parameters=parameters,
+        words=words,
+        round=jnp.int32(0),
+    )
+
+
+def grow_round(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    method: Method,
+    numbers: Numbers,
+    learning_rate: Float[ArrayLike, ""],
+    data: Data,
+    state: BoostState,
+) -> tuple[BoostState, Tree]:
+    """One round: K trees, mapped over the scores. ``method`` must be resolved."""
+    parameters = _estimate(loss, constants, data, state.scores)
+    objective = Objective(loss, constants, data.targets, parameters, state.minimiser)
+    seed = derive(state.words, state.round)
+    in_bag = sample(derive(seed, _ROWS), data.weights > 0, numbers.subsample)
+    weights = jnp.where(in_bag, data.weights, 0.0)
+    shape, fitted = _row_derivatives(objective, state.scores, data.weights, method)
+    num_scores = state.scores.shape[0]
+    index = jnp.arange(num_scores, dtype=jnp.int32)
+    seeds = jax.vmap(derive, (None, 0))(derive(seed, _COLUMNS), index)
+
+    def grow(k, seed, shape, fitted):
+        tree, leaf = grow_tree(
+            data.columns,
+            _weigh(weights, shape.gradient) / shape.mean,
+            _weigh(weights, shape.curvature) / shape.mean,
+            in_bag,
+            seed,
+            numbers.limits,
+            max_depth=method.max_depth,
+            num_bins=method.num_bins,
+            max_nodes=method.max_nodes,
+            uniform=method.uniform,
+            implementation=method.implementation,
+        )
+        penalty = numbers.limits.l2 * fitted.mean
+        if loss.straight and method.leaf_solver == "exact":
+            penalty = jnp.float32(0)  # an order statistic is not shrunk
+        gradient = _weigh(weights, fitted.gradient)
+        curvature = _weigh(weights, fitted.curvature)
+        num_leaves = tree.leaf_value.shape[0]
+        step, promised = newton_step(gradient, curvature, leaf, penalty, num_leaves)
+        groups = Groups(
+            k=k,
+            scores=state.scores,
+            weights=weights,
+            direction=jnp.ones_like(weights),
+            group=leaf,
+            penalty=jnp.broadcast_to(penalty, step.shape),
+        )
+        value = solve_leaves(objective, groups, step, promised, method.leaf_solver)
+        value = learning_rate * value
+        return tree._replace(leaf_value=value), value[leaf]
+
+    arguments = (index, seeds, shape, fitted)
+    if num_scores > 1:
+        trees, change = jax.vmap(grow)(*arguments)
+    else:  # the same without a batch axis, which would cost speed
+        first = jax.tree.map(lambda a: a[0], arguments)
+        trees, change = jax.tree.map(lambda a: a[None], grow(*first))
+    state = state._replace(scores=state.scores + change, round=state.round + 1)
+    return state, trees
+
+
+def mean_loss(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    parameters: Any,
+    targets: Any,
+    weights: Float[Array, " N"],
+    scores: Float[Array, "K N"],
+) -> Float[Array, ""]:
+    """The weighted mean loss; of an adaptive one at the given parameters."""
+    objective = Objective(loss, constants, targets, parameters, None)
+    return weighted_mean(loss_values(objective, scores), weights)
+
+
+def add_tree(tree: Tree, columns: Codes, scores: Float[Array, "K N"]):
+    """Scores after adding one round of K trees."""
+    leaf = jax.vmap(predict_tree, (0, None))(tree, columns)
+    return scores + jax.vmap(lambda value, leaf: value[leaf])(tree.leaf_value, leaf)
+
+
+def _estimate(loss, constants, data, scores):
+    if loss.estimate is None:
+        return ()
+    rows = scores[0] if scores.shape[0] == 1 else scores.T
+    return loss.estimate(constants, rows, data.targets, data.weights)
+
+
+class _RowDerivatives(NamedTuple):
+    gradient: Float[Array, "K N"]
+    curvature: Float[Array, "K N"]
+    mean: Float[Array, " K"]  # what "relative" divides by
+
+
+def _row_derivatives(objective, scores, weights, method):
+    """Derivatives that shape the tree, and those that its leaves are fitted with.
+
+    They differ for unit curvature only: rows then count alike in the search for
+    splits, but a Newton leaf of unit curvature would diverge for a steep loss.
+    """
+
+    def evaluate(curvature):
+        gradient, positive = derivatives(objective, scores, weights, curvature)
+        mean = jnp.ones(scores.shape[0], jnp.float32)
+        if method.regularization == "relative":
+            mean = weighted_mean(positive, weights)
+            mean = jnp.where(mean > 0, mean, 1.0)
+        return _RowDerivatives(gradient, positive, mean)
+
+    shape = evaluate(method.curvature)
+    return shape, evaluate("auto") if method.curvature == "unit" else shape
+
+
+def _weigh(weights, values):
+    return jnp.where(weights > 0, weights * values, 0.0)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random subsets of rows or columns, without replacement, from explicit seeds.
+
+In: two seed words, what may be chosen, a fraction. Out: a mask with exactly
+max(1, round(fraction * number)) entries. Nothing is sorted.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, UInt32
+
+from jboost.histogram import hash_words
+
+
+def sample(
+    words: UInt32[Array, "2"],
+    eligible: Bool[Array, " N"],
+    fraction: Float[Array, ""] | float,
+) -> Bool[Array, " N"]:
+    """Chooses a share of the eligible entries, all subsets being equally likely.
+
+    Every entry gets a distinct hash (``hash_words`` is a bijection), and the k least
+    are chosen; the k-th least is found by bisection, counting entries. So the fate
+    of an entry depends on its index and on which others are eligible, not on the
+    length of the array.
+    """
+
+    def choose(eligible):
+        index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
+        hashes = hash_words(index, words)
+        number = jnp.sum(eligible)
+        share = jnp.round(fraction * number.astype(jnp.float32)).astype(jnp.int32)
+        wanted = jnp.clip(share, 1, number)
+
+        def settle_bit(step, bound):
+            """Sets the next bit of the bound if too few hashes lie below it."""
+            bit = jnp.uint32(1) << jnp.asarray(31 - step, jnp.uint32)
+            fewer = jnp.sum(eligible & (hashes < bound + bit)) < wanted
+            return jnp.where(fewer, bound + bit, bound)
+
+        # The largest bound with fewer than k hashes below it is the k-th least hash.
+        bound = jax.lax.fori_loop(0, 32, settle_bit, jnp.uint32(0))
+        return eligible & (hashes <= bound)
+
+    return jax.lax.cond(
+        jnp.asarray(fraction) < 1, choose, lambda eligible: eligible, eligible
+    )

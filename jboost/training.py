@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fit: the loop of ``boosting`` with a host around it.
+
+In: raw tables. Out: a model and its history. The host checks input, pads rows to few
+sizes, and runs a compiled program of up to 16 rounds at a time; between two of them
+it looks at losses, early stopping, progress and callbacks. It holds no mathematics.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Shaped
+from tqdm import tqdm
+
+from jboost import checks, losses
+from jboost.binning import Bins, apply_bins, as_matrix, fit_bins, warn_of_collisions
+from jboost.boosting import compiled, initial_scores, make_settings, seed_words
+from jboost.curvature import Curvature, Objective, loss_values
+from jboost.ensemble import Ensemble, padded_size
+from jboost.history import UNNAMED, History, Record, TrainingError
+from jboost.leaves import LeafSolver
+from jboost.rounds import (
+    BoostState,
+    Data,
+    Method,
+    Numbers,
+    Regularization,
+    add_tree,
+    grow_round,
+    init_state,
+    mean_loss,
+)
+from jboost.tracing import TracedLoss, trace_loss
+from jboost.tree import Tree
+
+_CHUNK = 16  # most rounds in one call of the compiled program
+_CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
+
+
+class _Rows(NamedTuple):
+    """Rows on the device, padded; ``size`` of them are real."""
+
+    data: Data
+    scores: Float[Array, "K N"]
+    size: int
+
+
+class _Chunk(NamedTuple):
+    """What one call of the compiled program returns; ``count`` entries hold."""
+
+    state: BoostState
+    set_scores: tuple[Float[Array, "K N"], ...]
+    trees: Tree
+    losses: Float[Array, "R S"]  # of the training rows, then of each set
+    snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
+
+
+class _Job(NamedTuple):
+    """A training run, checked and on the device."""
+
+    loss: TracedLoss
+    constants: tuple[Any, ...]
+    method: Method
+    numbers: Numbers
+    rates: np.ndarray
+    rows: _Rows
+    sets: dict[str, _Rows]
+    metrics: dict[str, Callable[..., Any]]
+
+
+def fit(
+    x: Shaped[ArrayLike, "N F"],
+    y: Any,
+    loss: Callable[..., Any] = losses.squared_error,
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    validation: Any = None,
+    metrics: dict[str, Callable[..., Any]] | None = None,
+    num_rounds: int = 100,
+    learning_rate: Any = 0.1,
+    max_depth: int = 6,
+    max_bins: int = 256,
+    l2: float = 1.0,
+    min_gain: float = 0.0,
+    min_child_weight: float = 1.0,
+    min_child_samples: Any = "auto",
+    regularization: Regularization = "relative",
+    subsample: float = 1.0,
+    colsample_bytree: float = 1.0,
+    colsample_bylevel: float = 1.0,
+    colsample_bynode: float = 1.0,
+    num_scores: int = 1,
+    curvature: Curvature = "auto",
+    leaf_solver: LeafSolver = "auto",
+    init_score: Any = "auto",
+    early_stopping_rounds: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    callbacks: Any = (),
+) -> tuple[Ensemble, History]:
+    """Trains a model for any differentiable loss.
+
+    F_0 = init_score + offset;  F_m = F_{m-1} + learning_rate * tree_m, where each
+    tree minimises the loss to second order around F_{m-1} (Friedman 2001; Chen and
+    Guestrin 2016), with the curvature and leaf values that ``curvature`` and
+    ``leaf_solver`` say.
+
+    Args:
+      x: numbers, NaN = missing; computed with in float32.
+      y: targets: an array [N] or [N, ...], or a pytree of such; one row of it is
+        what the loss gets.
+      loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, or what
+        :func:`jboost.losses.adaptive` returns. See :mod:`jboost.losses`.
+      sample_weight: >= 0; a row of weight 0 may hold NaN.
+      offset: [N] or [N, K], added to the score (a base margin: log exposure, say);
+        to be given to ``predict`` as well.
+      validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset), or
+        a dict of such sets by name; early stopping looks at the first.
+      metrics: {name: f(scores, targets, weights) -> number}, for training and
+        validation rows, in jax.numpy or NumPy.
+      num_rounds: how many trees (times K).
+      learning_rate: a number, or a schedule: round -> number, as in optax.
+      max_depth: levels of splits.
+      max_bins: codes per feature, the missing one included.
+      l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
+        units of the loss's second derivative (absolute, as in XGBoost).
+      min_gain: kappa: what a split must gain; XGBoost's gamma is 2 min_gain.
+      min_child_weight: least curvature of a child, in the units of ``l2``.
+      min_child_samples: least rows of a child; "auto": 20 where leaves are order
+        statistics (absolute error, quantiles), else 1.
+      regularization: "relative" divides gradient and curvature by the mean curvature
+        each round, so that a loss times a million trains the same model; "absolute"
+        leaves the loss's units.
+      subsample: share of rows per round, without replacement.
+      colsample_bytree, colsample_bylevel, colsample_bynode: share of columns.
+      num_scores: K. The loss then gets K scores, and each round grows K trees.
+      curvature: the second-order weight of a row: "auto", "exact", "secant",
+        "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
+      leaf_solver: "newton", "exact" (argmin of the leaf's loss), "line_search" (one
+        multiplier per tree) or "auto": exact for piecewise linear losses, Newton for
+        quadratic ones, else Newton with the exact value where its step fails.
+      init_score: "auto" = argmin_c of the weighted loss, a number, or K numbers.
+      early_stopping_rounds: stop when the first validation set's loss has not
+        improved for so many rounds; the model is then that of the best round.
+      seed: of everything random.
+      progress: show a bar with time left and current losses.
+      callbacks: one or several ``callback(round, history, model_so_far)``, called for
+        every round; a true answer stops after that round.
+
+    Returns:
+      The model and its history.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, before training.
+      TrainingError: the loss stopped being finite, or a metric or callback failed;
+        carries the model until then.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> model, history = jb.fit(x, y, lambda score, target: (score - target) ** 4)
+      >>> bool(history.train_loss[-1] < history.train_loss[0])
+      True
+    """
+    matrix = as_matrix(x, "x")
+    warn_of_collisions(x)
+    num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
+    num_scores = checks.check_integer("num_scores", num_scores, least=1)
+    seed = checks.check_integer("seed", seed, least=0, most=2**63 - 1)
+    rates = np.asarray(checks.learning_rates(learning_rate, num_rounds))
+    max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
+    watchers = _check_callbacks(callbacks)
+    begin = initial_scores(init_score, num_scores)
+    padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
+    weights = sample_weight
+    if weights is not None:
+        weights = checks.check_weights(weights, len(matrix), "sample_weight")
+    bins = fit_bins(matrix, max_bins=max_bins, sample_weight=weights)
+    rows = _make_rows(bins, matrix, y, weights, offset, num_scores, padded, "")
+    sets = _make_sets(validation, bins, num_scores, padded, offset is not None)
+    if early_stopping_rounds is not None:
+        checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
+        if not sets:
+            raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
+    traced, constants = trace_loss(loss, rows.data.targets, num_scores)
+    method, numbers = make_settings(
+        traced, rows.data, uniform=weights is None, max_depth=max_depth,
+        max_bins=bins.num_bins, l2=l2, min_gain=min_gain,
+        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+        regularization=regularization, subsample=subsample,
+        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
+        colsample_bynode=colsample_bynode, curvature=curvature,
+        leaf_solver=leaf_solver,
+    )  # fmt: skip
+    job = _Job(
+        traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)
+    )
+    state = _start(job, begin, seed)
+    record = Record(
+        bins=bins,
+        init_score=np.asarray(state.init_score),
+        set_names=tuple(sets),
+        no_trees=_no_trees(method, num_scores),
+        choices=dict(
+            curvature=method.curvature,
+            leaf_solver=method.leaf_solver,
+            regularization=method.regularization,
+            min_child_samples=int(numbers.limits.min_child_samples),
+            init_score=np.asarray(state.init_score).tolist(),
+            num_bins=bins.num_bins,
+        ),
+    )
+    with tqdm(total=num_rounds, disable=not progress, unit="round") as bar:
+        kept = _train(job, state, record, early_stopping_rounds, watchers, bar)
+    return record.model(kept), record.history(record.num_rounds)
+
+
+def _train(job, state, record, patience, watchers, bar):
+    """Runs rounds until done or stopped; returns how many the model keeps."""
+    set_scores = tuple(
+        rows.scores + state.init_score.reshape(-1, 1) for rows in job.sets.values()
+    )
+    num_rounds, count = len(job.rates), 1
+    while record.num_rounds < num_rounds:
+        count = min(count, num_rounds - record.num_rounds)
+        begun = time.perf_counter()
+        chunk = _run_chunk(job, state, set_scores, record.num_rounds, count)
+        state, set_scores = chunk.state, chunk.set_scores
+        for entry in range(count):
+            stop = _look(job, chunk, entry, record, patience, watchers, bar)
+            if stop:
+                best = record.best_round(record.num_rounds) + 1
+                return best if patience else record.num_rounds
+        seconds = time.perf_counter() - begun
+        if seconds < _CHUNK_SECONDS / 2:
+            count = min(_CHUNK, 2 * count)
+        elif seconds > 2 * _CHUNK_SECONDS:
+            count = max(1, count // 2)
+    best = record.best_round(record.num_rounds) + 1
+    return best if patience else record.num_rounds
+
+
+def _look(job, chunk, entry, record, patience, watchers, bar):
+    """Takes one round into the record; says whether to stop after it."""
+    number = record.num_rounds
+    train_loss, *set_losses = np.asarray(chunk.losses[entry]).tolist()
+    if not np.isfinite(train_loss):
+        raise TrainingError(
+            f"the loss of the training rows became {train_loss} in round {number}; "
+            "a smaller learning_rate or a larger l2 may help; the error's .model and "
+            ".history hold the rounds before",
+            record,
+            number,
+        )
+    try:
+        values = _measure(job, chunk, entry)
+    except Exception as error:
+        raise TrainingError(
+            f"a metric failed in round {number}: {error!r}", record, number
+        ) from error
+    record.trees.append(jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees))
+    record.train_loss.append(train_loss)
+    record.set_losses.append(np.array(set_losses))
+    record.metrics.append(values)
+    shown = {"train": f"{train_loss:.5g}"}
+    shown |= {n: f"{v:.5g}" for n, v in zip(job.sets, set_losses, strict=True)}
+    bar.set_postfix(shown, refresh=False)
+    bar.update()
+    stop = patience and number - record.best_round(number + 1) >= patience
+    return _notify(watchers, number, record) or stop
+
+
+def _notify(watchers, number, record):
+    """Calls every callback; whether one asks to stop."""
+    if not watchers:
+        return False
+    history, model = record.history(number + 1), record.model(number + 1)
+    try:
+        return any([bool(watch(number, history, model)) for watch in watchers])
+    except Exception as error:
+        raise TrainingError(
+            f"a callback failed in round {number}: {error!r}", record, number + 1
+        ) from error
+
+
+def _measure(job, chunk, entry):
+    """{set: {metric: value}} of one round, on the real rows."""
+    values: dict[str, dict[str, float]] = {}
+    every = {"train": job.rows, **job.sets} if job.metrics else {}
+    for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
+        score = scores[entry, :, : rows.size]
+        score = score[0] if score.shape[0] == 1 else score.T
+        targets = jax.tree.map(lambda t, n=rows.size: t[:n], rows.data.targets)
+        arguments = (score, targets, rows.data.weights[: rows.size])
+        values[name] = {
+            metric: _evaluate_metric(function, arguments)
+            for metric, function in job.metrics.items()
+        }
+    return values
+
+
+def _evaluate_metric(function, arguments):
+    """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
+    try:
+        value = jax.jit(function)(*arguments)
+    except (jax.errors.JAXTypeError, TypeError):
+        value = function(*jax.tree.map(np.asarray, arguments))
+    return float(value)
+
+
+def _run_chunk(job, state, set_scores, first, count):
+    rates = np.zeros(_CHUNK, np.float32)
+    rates[:count] = job.rates[first : first + count]
+    keep = bool(job.metrics)
+    run = compiled(_chunk, job.loss, job.method, keep)
+    sets = tuple(rows.data for rows in job.sets.values())
+    data = job.rows.data
+    return run(
+        job.constants, job.numbers, rates, np.int32(count), data, sets, state, set_scores
+    )
+
+
+def _chunk(
+    loss, method, keep, constants, numbers, rates, count, data, sets, state, set_scores
+):
+    """Up to 16 rounds, traced."""
+    parameters = state.parameters
+
+    def losses_of(state, set_scores):
+        every = ((data, state.scores), *zip(sets, set_scores, strict=True))
+        values = [
+            mean_loss(loss, constants, parameters, rows.targets, rows.weights, scores)
+            for rows, scores in every
+        ]
+        return jnp.stack(values)
+
+    def one_round(number, chunk):
+        state, trees = grow_round(
+            loss, constants, method, numbers, rates[number], data, chunk.state
+        )
+        set_scores = tuple(
+            add_tree(trees, rows.columns, scores)
+            for rows, scores in zip(sets, chunk.set_scores, strict=True)
+        )
+        scores = (state.scores, *set_scores) if keep else ()
+
+        def store(buffer, value):
+            return buffer.at[number].set(value)
+
+        return _Chunk(
+            state=state,
+            set_scores=set_scores,
+            trees=jax.tree.map(store, chunk.trees, trees),
+            losses=store(chunk.losses, losses_of(state, set_scores)),
+            snapshots=jax.tree.map(store, chunk.snapshots, scores),
+        )
+
+    def buffers(tree):
+        return jax.tree.map(lambda a: jnp.zeros((_CHUNK, *a.shape), a.dtype), tree)
+
+    num_scores = state.scores.shape[0]
+    empty = _Chunk(
+        state=state,
+        set_scores=set_scores,
+        trees=buffers(jax.tree.map(lambda a: a[0], _no_trees(method, num_scores, 1))),
+        losses=jnp.zeros((_CHUNK, 1 + len(sets)), jnp.float32),
+        snapshots=buffers((state.scores, *set_scores) if keep else ()),
+    )
+    return jax.lax.fori_loop(0, count, one_round, empty)
+
+
+def _start(job, init_score, seed):
+    """The state before the first round; the loss must be finite there."""
+    words = seed_words(jax.random.key(seed))
+    data, offset = job.rows.data, job.rows.scores
+    run = compiled(_start_program, job.loss)
+    state, values = run(job.constants, data, offset, init_score, words)
+    bad = np.asarray(~jnp.isfinite(values) & (data.weights > 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+        score = np.asarray(offset[:, row] + state.init_score).tolist()
+        raise ValueError(
+            f"loss must be finite on the data, got {float(values[row])} in row {row} "
+            f"for target {target} at score {score}; a target may lie outside what the "
+            "loss is defined for, or init_score be needed"
+        )
+    return state
+
+
+def _start_program(loss, constants, data, offset, init_score, words):
+    state = init_state(loss, constants, data, offset, init_score, words)
+    objective = Objective(loss, constants, data.targets, state.parameters, None)
+    return state, loss_values(objective, state.scores)
+
+
+def _no_trees(method, num_scores, rounds=0):
+    nodes = 2**method.max_depth - 1
+    shape = (rounds, num_scores, nodes)
+    return Tree(
+        feature=jnp.zeros(shape, jnp.int32),
+        threshold=jnp.zeros(shape, jnp.int32),
+        missing_left=jnp.zeros(shape, bool),
+        leaf_value=jnp.zeros((rounds, num_scores, nodes + 1), jnp.float32),
+    )
+
+
+def _make_rows(bins, matrix, y, weights, offset, num_scores, padded, prefix):
+    """Checks one set of rows and puts it on the device.
+
+    Padding repeats row 0 at weight 0, so that whatever the loss computes there is
+    as harmless as in row 0.
+    """
+    size = matrix.shape[0]
+    targets = checks.check_targets(y, size, weights, f"{prefix}y")
+    weights = np.ones(size, np.float32) if weights is None else weights
+    scores = np.zeros((num_scores, size), np.float32)
+    if offset is not None:
+        scores = checks.check_offset(offset, size, num_scores, f"{prefix}offset")
+    total = padded_size(size) if padded else size
+    index = np.concatenate([np.arange(size), np.zeros(total - size, np.int64)])
+    columns = jnp.asarray(np.asarray(apply_bins(bins, matrix)).T)
+    data = Data(
+        columns=jnp.pad(columns, ((0, 0), (0, total - size))),
+        targets=jax.tree.map(lambda t: jnp.asarray(np.asarray(t)[index]), targets),
+        weights=jnp.asarray(np.pad(weights, (0, total - size))),
+    )
+    return _Rows(data, jnp.asarray(np.asarray(scores)[:, index]), size)
+
+
+def _make_sets(validation, bins, num_scores, padded, with_offset):
+    """Checks the validation sets: {name: rows}."""
+    if validation is None:
+        return {}
+    named = isinstance(validation, dict)
+    sets = {}
+    for name, parts in (validation if named else {UNNAMED: validation}).items():
+        place = f"validation[{name!r}]" if named else "validation"
+        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
+            raise ValueError(
+                f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
+                f"sample_weight, offset), got {type(parts).__name__}"
+                + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
+            )
+        x, y, weights, offset = (*parts, None, None)[:4]
+        if with_offset != (offset is not None):
+            raise ValueError(
+                f"{place} must be (x, y, sample_weight, offset) with an offset if and "
+                "only if fit is given one (sample_weight may be None)"
+            )
+        matrix = as_matrix(x, f"{place} x")
+        if matrix.shape[1] != bins.num_features:
+            raise ValueError(
+                f"{place} x must have {bins.num_features} columns, as x has, got "
+                f"{matrix.shape[1]}"
+            )
+        if weights is not None:
+            weights = checks.check_weights(
+                weights, len(matrix), f"{place} sample_weight"
+            )
+        sets[str(name)] = _make_rows(
+            bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
+        )
+    return sets
+
+
+def _check_callbacks(callbacks):
+    watchers = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for watch in watchers:
+        checks.check_callable("callbacks", watch, "callback(round, history, model)")
+    return watchers
+
+
+def _check_metrics(metrics):
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, dict):
+        raise TypeError(
+            "metrics must be a dict {name: f(scores, targets, weights)}, got "
+            f"{type(metrics).__name__}"
+        )
+    for name, function in metrics.items():
+        place = f"metrics[{name!r}]"
+        checks.check_callable(place, function, "f(scores, targets, weights)")
+    return metrics

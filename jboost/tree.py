@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grows one tree level by level on codes, and applies it.
+
+In: codes by feature, weighted gradient and curvature per row. Out: a Tree in heap
+order, and each row's leaf. Node i has children 2i + 1 and 2i + 2; a node that is not
+split sends everything left, so that every path has max_depth steps and ends in one
+of 2^max_depth leaves:
+
+    level 0            0                node position on level d: node - (2^d - 1)
+    level 1        1       2            leaf = position on level max_depth
+    level 2      3   4   5   6
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jboost.binning import MISSING
+from jboost.histogram import (
+    Codes,
+    build_child_histogram,
+    build_histogram,
+    derive,
+    quantise,
+    sum_by_group,
+)
+from jboost.sampling import sample
+from jboost.splitting import find_split
+
+
+_SHARED_LEVELS = 6  # levels that share one compiled loop body
+
+
+class Tree(NamedTuple):
+    """A tree on codes; more axes in front for more trees.
+
+    Attributes:
+      feature: 0 where a node is not split.
+      threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
+        a node is not split.
+      missing_left: where code 0 goes. True where a node is not split.
+      leaf_value: what each leaf adds to the score.
+    """
+
+    feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
+    threshold: Int32[Array, "*T I"]
+    missing_left: Bool[Array, "*T I"]
+    leaf_value: Float[Array, "*T I+1"]
+
+    @property
+    def max_depth(self) -> int:
+        return self.leaf_value.shape[-1].bit_length() - 1
+
+
+class TreeLimits(NamedTuple):
+    """The numbers that shape a tree; all may be traced.
+
+    See :func:`jboost.fit` for their meaning.
+    """
+
+    l2: Float[Array, ""] | float = 1.0
+    min_gain: Float[Array, ""] | float = 0.0
+    min_child_weight: Float[Array, ""] | float = 1.0
+    min_child_samples: Int32[Array, ""] | int = 1
+    colsample_bytree: Float[Array, ""] | float = 1.0
+    colsample_bylevel: Float[Array, ""] | float = 1.0
+    colsample_bynode: Float[Array, ""] | float = 1.0
+
+
+class _Level(NamedTuple):
+    """What is carried from level to level; M slots hold the nodes still growing."""
+
+    histogram: Int32[Array, "M F B C"]
+    position: Int32[Array, " M"]  # of the slot's node on its level; -1: slot is empty
+    row_slot: Int32[Array, " N"]  # M: the row's node has stopped growing
+    row_position: Int32[Array, " N"]
+    tree: Tree
+
+
+class _Rows(NamedTuple):
+    """What a tree is grown from; constant over its levels."""
+
+    columns: Codes
+    channels: Int32[Array, "N C"]
+    in_bag: Bool[Array, " N"]
+    unit: Float[Array, "2"]
+    count_unit: Int32[Array, ""]
+
+
+def grow_tree(
+    columns: Codes,
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    words: UInt32[Array, "2"],
+    limits: TreeLimits = TreeLimits(),
+    *,
+    max_depth: int,
+    num_bins: int,
+    max_nodes: int | None = None,
+    uniform: bool = False,
+    implementation: str | None = None,
+) -> tuple[Tree, Int32[Array, " N"]]:
+    """Grows the structure of one tree; its leaf values are zero.
+
+    Chen and Guestrin 2016, algorithm 1 by levels, over bins. A level's histograms
+    are those of the smaller child of each split, and parent minus child.
+
+    Args:
+      columns: codes, one row per feature.
+      gradient, curvature: of each row, times its weight.
+      in_bag: rows to learn from; the others are only routed.
+      words: seed of column sampling and stochastic rounding.
+      limits: numbers; may be traced.
+      max_depth: number of levels of splits.
+      num_bins: number of codes.
+      max_nodes: the most nodes a level can have, if known to be less than N: N over
+        ``min_child_samples``.
+      uniform: all rows in the bag have the same curvature, so that counts of rows
+        follow from it.
+      implementation: as for :func:`jboost.histogram.build_histogram`.
+
+    Returns:
+      The tree and the leaf of every row.
+    """
+    num_features, num_rows = columns.shape
+    sizes = dict(num_bins=num_bins, implementation=implementation)
+    rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
+    every = jnp.ones(num_features, bool)
+    features = sample(derive(words, 0), every, limits.colsample_bytree)
+    most = 1 << (max(1, min(max_nodes or num_rows, num_rows)) - 1).bit_length()
+
+    def grow_level(level, state, slots):
+        seed = derive(words, level + 1)
+        split = _find_splits(state, rows, features, seed, limits)
+        last = jnp.asarray(level == max_depth - 1)
+        return _split_nodes(level, last, state, split, rows, limits, slots, sizes)
+
+    # Levels of few nodes share one loop body: it compiles once, and empty slots
+    # cost little. Deeper levels would pay for them, and are written out.
+    shared = min(max_depth, _SHARED_LEVELS)
+    slots = min(2 ** (shared - 1), most)
+    node = jnp.where(in_bag, 0, -1)
+    root = _sum_nodes(build_histogram, rows, node, 1, limits, sizes)
+    state = _make_root(root, num_rows, max_depth, num_bins, slots)
+    state = jax.lax.fori_loop(
+        0, shared, lambda level, state: grow_level(level, state, slots), state
+    )
+    # The shared loop ends with the slots of its own last level.
+    for level in range(shared, max_depth):
+        state = grow_level(level, state, min(2 ** (level + 1), most))
+    return state.tree, state.row_position
+
+
+def predict_tree(tree: Tree, columns: Codes) -> Int32[Array, " N"]:
+    """The leaf of each row of codes."""
+
+    def descend(_, node):
+        codes = _row_codes(columns, tree.feature[node])
+        above = codes > tree.threshold[node]
+        right = jnp.where(codes == MISSING, ~tree.missing_left[node], above)
+        return 2 * node + 1 + right.astype(jnp.int32)
+
+    start = jnp.zeros(columns.shape[1], jnp.int32)
+    node = jax.lax.fori_loop(0, tree.max_depth, descend, start)
+    return node - (2**tree.max_depth - 1)
+
+
+def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
+    """Rounds the rows' derivatives to integers."""
+    values = jnp.stack([gradient, curvature], axis=1)
+    values = jnp.where(in_bag[:, None], values, 0.0)
+    channels, unit = quantise(values, jnp.sum(in_bag), words)
+    count_unit = jnp.maximum(jnp.max(channels[:, 1]), 1)
+    if not uniform:
+        count = in_bag.astype(jnp.int32)[:, None]
+        channels = jnp.concatenate([channels, count], axis=1)
+    return _Rows(columns, channels, in_bag, unit, count_unit)
+
+
+def _make_root(root, num_rows, max_depth, num_bins, slots):
+    """The first level: the root in slot 0, the other slots empty."""
+    num_nodes = 2**max_depth - 1
+    tree = Tree(
+        feature=jnp.zeros(num_nodes, jnp.int32),
+        threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
+        missing_left=jnp.ones(num_nodes, bool),
+        leaf_value=jnp.zeros(num_nodes + 1, jnp.float32),
+    )
+    histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
+    position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
+    start = jnp.zeros(num_rows, jnp.int32)
+    return _Level(histogram, position, start, start, tree)
+
+
+def _sum_nodes(kernel, rows, node, num_nodes, limits, sizes):
+    """Histograms of the nodes; counts only where somebody asks for them."""
+
+    def build(channels):
+        return kernel(rows.columns, channels, node, num_nodes=num_nodes, **sizes)
+
+    sums = build(rows.channels[:, :2])
+    if rows.channels.shape[1] == 2:
+        return sums
+    nothing = jnp.zeros((*sums.shape[:-1], 1), jnp.int32)
+    counted = jnp.asarray(limits.min_child_samples) > 1
+    counts = jax.lax.cond(counted, build, lambda _: nothing, rows.channels[:, 2:])
+    return jnp.concatenate([sums, counts], axis=-1)
+
+
+def _find_splits(state, rows, features, words, limits):
+    """The best split of each slot; none for empty slots."""
+    slots = state.position.shape[0]
+    allowed = sample(derive(words, slots), features, limits.colsample_bylevel)
+    seeds = jax.vmap(derive, (None, 0))(words, jnp.arange(slots))
+    masks = jax.vmap(sample, (0, None, None))(seeds, allowed, limits.colsample_bynode)
+    # A child without rows gives no gain, so that 1 asks for nothing (and counts may
+    # be missing: see _sum_nodes).
+    least = jnp.asarray(limits.min_child_samples)
+    least = jnp.where(least > 1, least, 0)
+
+    def find(histogram, mask):
+        return find_split(
+            histogram,
+            rows.unit,
+            rows.count_unit,
+            mask,
+            l2=limits.l2,
+            min_gain=limits.min_gain,
+            min_child_weight=limits.min_child_weight,
+            min_child_samples=least,
+        )
+
+    split = jax.vmap(find)(state.histogram, masks)
+    return split._replace(found=split.found & (state.position >= 0))
+
+
+def _split_nodes(level, last, state, split, rows, limits, slots, sizes):
+    """Writes the splits down, routes the rows, and sums the next level's nodes."""
+    split, right, left_smaller = _route(state, split, rows, sizes["num_bins"])
+    tree = _write_splits(level, state, split)
+    # The children of the r-th split node take slots 2r and 2r + 1.
+    rank = jnp.cumsum(split.found) - 1
+    pair = jnp.where(split.found, rank, slots).astype(jnp.int32)
+    position = jnp.full(slots, -1, jnp.int32)
+    position = position.at[2 * pair].set(2 * state.position, mode="drop")
+    position = position.at[2 * pair + 1].set(2 * state.position + 1, mode="drop")
+    row_pair = _lookup(pair, state.row_slot, slots)
+    row_slot = jnp.minimum(2 * row_pair + right, slots)
+    row_position = 2 * state.row_position + right
+
+    def sum_children(histogram):
+        num_pairs = max(1, slots // 2)
+        smaller = right != _lookup(left_smaller, state.row_slot, False)
+        node = jnp.where(rows.in_bag & smaller, row_pair, -1)
+        small = _sum_nodes(build_child_histogram, rows, node, num_pairs, limits, sizes)
+        source = jnp.zeros(num_pairs, jnp.int32)
+        every = jnp.arange(state.position.shape[0], dtype=jnp.int32)
+        source = source.at[pair].set(every, mode="drop")
+        large = histogram[source] - small
+        first = left_smaller[source][:, None, None, None]
+        both = jnp.where(first, small, large), jnp.where(first, large, small)
+        return jnp.stack(both, axis=1).reshape(-1, *histogram.shape[1:])[:slots]
+
+    def stop(histogram):
+        return jnp.zeros((slots, *histogram.shape[1:]), jnp.int32)
+
+    done = last | ~jnp.any(split.found)
+    histogram = jax.lax.cond(done, stop, sum_children, state.histogram)
+    return _Level(histogram, position, row_slot, row_position, tree)
+
+
+def _route(state, split, rows, num_bins):
+    """Decides where missing values go, and which rows go right.
+
+    Returns:
+      The split as it is to be written, whether each row goes right, and whether
+      each slot's left child has fewer rows.
+    """
+    slots = state.position.shape[0]
+    threshold = jnp.where(split.found, split.threshold, num_bins - 1)
+    slot = state.row_slot
+    codes = _row_codes(rows.columns, _lookup(split.feature, slot, 0))
+    above = (codes > _lookup(threshold, slot, num_bins - 1)).astype(jnp.int32)
+    kind = jnp.where(codes == MISSING, 2, above)
+    group = jnp.where(rows.in_bag & (slot < slots), 3 * slot + kind, 3 * slots)
+    ones = jnp.ones((slot.shape[0], 1), jnp.int32)
+    count = sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+    # Where training saw no missing value, missing goes to the child with more rows.
+    missing_left = jnp.where(
+        count[:, 2] > 0, split.missing_left, count[:, 0] >= count[:, 1]
+    )
+    missing_left = missing_left | ~split.found
+    left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
+    left_smaller = 2 * left <= jnp.sum(count, axis=1)
+    missing_right = (~_lookup(missing_left, slot, True)).astype(jnp.int32)
+    right = jnp.where(codes == MISSING, missing_right, above)
+    split = split._replace(threshold=threshold, missing_left=missing_left)
+    return split, right, left_smaller
+
+
+def _write_splits(level, state, split):
+    tree = state.tree
+    outside = tree.feature.shape[0]
+    node = jnp.where(split.found, 2**level - 1 + state.position, outside)
+    return Tree(
+        feature=tree.feature.at[node].set(split.feature, mode="drop"),
+        threshold=tree.threshold.at[node].set(split.threshold, mode="drop"),
+        missing_left=tree.missing_left.at[node].set(split.missing_left, mode="drop"),
+        leaf_value=tree.leaf_value,
+    )
+
+
+def _lookup(table, slot, otherwise):
+    """table[slot], with a value for rows whose node has stopped growing."""
+    return jnp.append(table, jnp.asarray(otherwise, table.dtype))[slot]
+
+
+def _row_codes(columns, feature):
+    """The code of each row in a feature of its own."""
+    num_rows = columns.shape[1]
+    index = feature * num_rows + jnp.arange(num_rows, dtype=jnp.int32)
+    return columns.reshape(-1)[index].astype(jnp.int32)
