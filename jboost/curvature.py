@@ -18,6 +18,7 @@ from jboost.tracing import Program, TracedLoss
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
 _FLOOR = 1e-6  # least curvature of a row, relative to the mean
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
+_PROBES = 24  # steps out for a row's minimiser: 4^24 times the first
 
 
 class Objective(NamedTuple):
@@ -141,15 +142,15 @@ def derivatives(
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight of
     ALGORITHMS.md section 6; |h| where F* does not exist.
-    All but "unit" are at least 1e-6 of their weighted mean, and at kinks, where a
+    All but "unit" and those of quadratic losses are at least 1e-6 of their weighted mean, and at kinks, where a
     derivative is not finite, the mean of the derivatives at F +- delta is taken.
     """
     loss = objective.loss
     gradient, hessian = gradients(objective, scores), hessians(objective, scores)
     if curvature == "unit" and objective.minimiser is None:
         return gradient, jnp.ones_like(gradient)
-    if objective.minimiser is None:
-        return gradient, floor_curvature(hessian, weights)
+    if objective.minimiser is None:  # quadratic: nothing to guard against
+        return gradient, hessian
     delta = smoothing_scale(objective.minimiser, scores, weights)[:, None]
     gradient_up = gradients(objective, scores + delta)
     gradient_down = gradients(objective, scores - delta)
@@ -230,14 +231,15 @@ def _minimisers_along(objective, start, k):
     def search(begin, wanted):
         step = jnp.maximum(jnp.abs(begin) * 2.0**-10, 2.0**-20)
         result = find_minimum(
-            slope, begin, step, low=-everywhere, high=everywhere, wanted=wanted
-        )
+            slope, begin, step, low=-everywhere, high=everywhere, wanted=wanted,
+            num_probes=_PROBES,
+        )  # fmt: skip
         return jnp.where(result.strict | result.jump, result.point, jnp.nan)
 
     # From the target the gradient may be infinite (Poisson) or underflow; zero is a
     # sane score for every loss with a link.
     found = search(begin, ~at_target)
-    again = search(jnp.zeros_like(begin), ~at_target & jnp.isnan(found))
+    again = search(jnp.zeros_like(begin), (begin != 0) & jnp.isnan(found))
     return jnp.where(at_target, begin, jnp.where(jnp.isnan(found), again, found))
 
 

@@ -108,9 +108,9 @@ def select_rows(
 
 
 def sum_by_group(
-    values: Shaped[Array, "N C"], group: Int32[Array, " N"], num_groups: int
-) -> Shaped[Array, "G C"]:
-    """Sums rows of ``values`` by group; values may be float.
+    values: Shaped[Array, " N"], group: Int32[Array, " N"], num_groups: int
+) -> Shaped[Array, " G"]:
+    """Sums ``values``, which may be float, by group.
 
     Rows are summed in blocks and the blocks after that: the order is fixed, and a
     float32 error grows with the block's length instead of with N. A group outside
@@ -118,14 +118,16 @@ def sum_by_group(
     """
 
     def add(values, group):
-        num_rows, num_channels = values.shape
+        num_rows = values.shape[0]
         # As many blocks as keep the table of sums no larger than the rows.
         blocks = max(1, min(128, num_rows // max(256, num_groups)))
-        block = jnp.arange(num_rows, dtype=jnp.int32) // -(-num_rows // blocks)
+        every = jnp.arange(num_rows, dtype=jnp.int32)
+        block = jax.lax.div(every, jnp.int32(-(-num_rows // blocks)))
+        # One more group takes the rows that have none.
         inside = (group >= 0) & (group < num_groups)
-        key = jnp.where(inside, block * num_groups + group, blocks * num_groups)
-        sums = xla.segment_sum(values, key, blocks * num_groups)
-        return jnp.sum(sums.reshape(blocks, num_groups, num_channels), axis=0)
+        key = block * (num_groups + 1) + jnp.where(inside, group, num_groups)
+        sums = xla.segment_sum(values[:, None], key, blocks * (num_groups + 1))
+        return jnp.sum(sums.reshape(blocks, num_groups + 1), axis=0)[:num_groups]
 
     return sequential_vmap(add)(values, group)
 
@@ -180,10 +182,13 @@ def hash_words(
     return word
 
 
-def derive(words: UInt32[Array, "2"], index: Array | int) -> UInt32[Array, "2"]:
-    """Two words for the ``index``-th use of ``words``; cheap to compile and to run."""
-    number = jnp.asarray(index).astype(jnp.uint32)
-    return hash_words(2 * number + jnp.arange(2, dtype=jnp.uint32), words)
+def derive(
+    words: UInt32[Array, "2"], index: Int32[Array, "*shape"]
+) -> UInt32[Array, "*shape 2"]:
+    """Two words for each ``index``-th use of ``words``; cheap to compile and to run."""
+    pair = jnp.arange(2, dtype=jnp.uint32)
+    number = 2 * jnp.asarray(index)[..., None].astype(jnp.uint32)
+    return hash_words(number + pair.reshape((1,) * (number.ndim - 1) + (2,)), words)
 
 
 def _check_rows(columns, channels, node):

@@ -68,10 +68,10 @@ def newton_step(
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
     """
-    sums = sum_by_group(jnp.stack([gradient, curvature], axis=1), leaf, num_leaves)
-    weight = sums[:, 1] + penalty
-    value = -sums[:, 0] / jnp.where(weight > 0, weight, jnp.inf)
-    return value, -sums[:, 0] * value / 2
+    slope = sum_by_group(gradient, leaf, num_leaves)
+    weight = sum_by_group(curvature, leaf, num_leaves) + penalty
+    value = -slope / jnp.where(weight > 0, weight, jnp.inf)
+    return value, -slope * value / 2
 
 
 def solve_leaves(
@@ -262,10 +262,9 @@ def _slope(objective, groups, c):
     """d/dc of each problem; exactly zero where it is lost in rounding."""
     gradient = gradients(objective, _shift(groups, c))[groups.k] * groups.direction
     weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
-    pair = jnp.stack([weighted, jnp.abs(weighted)], axis=1)
-    sums = sum_by_group(pair, groups.group, c.shape[0])
-    slope = sums[:, 0] + groups.penalty * c
-    return jnp.where(jnp.abs(slope) <= _NOISE * sums[:, 1], 0.0, slope)
+    slope = sum_by_group(weighted, groups.group, c.shape[0]) + groups.penalty * c
+    size = sum_by_group(jnp.abs(weighted), groups.group, c.shape[0])
+    return jnp.where(jnp.abs(slope) <= _NOISE * size, 0.0, slope)
 
 
 def _loss_change(objective, groups, c):
@@ -275,8 +274,9 @@ def _loss_change(objective, groups, c):
     counts = groups.weights > 0
     change = jnp.where(counts, groups.weights * (after - before), 0.0)
     size = jnp.where(counts, groups.weights * (jnp.abs(after) + jnp.abs(before)), 0.0)
-    sums = sum_by_group(jnp.stack([change, size], axis=1), groups.group, c.shape[0])
-    return sums[:, 0] + groups.penalty * jnp.square(c) / 2, _NOISE * sums[:, 1]
+    total = sum_by_group(change, groups.group, c.shape[0])
+    noise = _NOISE * sum_by_group(size, groups.group, c.shape[0])
+    return total + groups.penalty * jnp.square(c) / 2, noise
 
 
 def _bounds(objective, groups):

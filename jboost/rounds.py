@@ -29,7 +29,6 @@ from jboost.tracing import TracedLoss
 from jboost.tree import Tree, TreeLimits, grow_tree, predict_tree
 
 Regularization = Literal["relative", "absolute"]
-_ROWS, _COLUMNS = 0, 1  # uses of a round's seed
 
 
 @dataclass(frozen=True)
@@ -153,13 +152,14 @@ def grow_round(
     """One round: K trees, mapped over the scores. ``method`` must be resolved."""
     parameters = _estimate(loss, constants, data, state.scores)
     objective = Objective(loss, constants, data.targets, parameters, state.minimiser)
-    seed = derive(state.words, state.round)
-    in_bag = sample(derive(seed, _ROWS), data.weights > 0, numbers.subsample)
-    weights = jnp.where(in_bag, data.weights, 0.0)
-    shape, fitted = _row_derivatives(objective, state.scores, data.weights, method)
     num_scores = state.scores.shape[0]
     index = jnp.arange(num_scores, dtype=jnp.int32)
-    seeds = jax.vmap(derive, (None, 0))(derive(seed, _COLUMNS), index)
+    # A round uses 1 + K seeds: the rows', and one for each tree.
+    uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
+    seeds = derive(state.words, (num_scores + 1) * state.round + uses)
+    in_bag = sample(seeds[0], data.weights > 0, numbers.subsample)
+    weights = jnp.where(in_bag, data.weights, 0.0)
+    shape, fitted = _row_derivatives(objective, state.scores, data.weights, method)
 
     def grow(k, seed, shape, fitted):
         tree, leaf = grow_tree(
@@ -194,7 +194,7 @@ def grow_round(
         value = learning_rate * value
         return tree._replace(leaf_value=value), value[leaf]
 
-    arguments = (index, seeds, shape, fitted)
+    arguments = (index, seeds[1:], shape, fitted)
     if num_scores > 1:
         trees, change = jax.vmap(grow)(*arguments)
     else:  # the same without a batch axis, which would cost speed

@@ -94,8 +94,8 @@ def find_split(
     directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
     best, first, left = jax.lax.fori_loop(0, directions, try_direction, nothing)
     return Split(
-        feature=first // num_bins,
-        threshold=first % num_bins,
+        feature=jax.lax.div(first, jnp.int32(num_bins)),
+        threshold=jax.lax.rem(first, jnp.int32(num_bins)),
         missing_left=left,
         gain=best - min_gain,
         found=(best > min_gain) & (2 * best > _LEAST_GAIN * parent[0, 0]),

@@ -125,16 +125,13 @@ def grow_tree(
     Returns:
       The tree and the leaf of every row.
     """
-    num_features, num_rows = columns.shape
+    num_rows = columns.shape[1]
     sizes = dict(num_bins=num_bins, implementation=implementation)
     rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
-    every = jnp.ones(num_features, bool)
-    features = sample(derive(words, 0), every, limits.colsample_bytree)
     most = 1 << (max(1, min(max_nodes or num_rows, num_rows)) - 1).bit_length()
 
     def grow_level(level, state, slots):
-        seed = derive(words, level + 1)
-        split = _find_splits(state, rows, features, seed, limits)
+        split = _find_splits(level, state, rows, words, limits)
         last = jnp.asarray(level == max_depth - 1)
         return _split_nodes(level, last, state, split, rows, limits, slots, sizes)
 
@@ -210,12 +207,10 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, sizes):
     return jnp.concatenate([sums, counts], axis=-1)
 
 
-def _find_splits(state, rows, features, words, limits):
+def _find_splits(level, state, rows, words, limits):
     """The best split of each slot; none for empty slots."""
     slots = state.position.shape[0]
-    allowed = sample(derive(words, slots), features, limits.colsample_bylevel)
-    seeds = jax.vmap(derive, (None, 0))(words, jnp.arange(slots))
-    masks = jax.vmap(sample, (0, None, None))(seeds, allowed, limits.colsample_bynode)
+    masks = _sample_features(words, level, slots, state.histogram.shape[1], limits)
     # A child without rows gives no gain, so that 1 asks for nothing (and counts may
     # be missing: see _sum_nodes).
     least = jnp.asarray(limits.min_child_samples)
@@ -237,28 +232,51 @@ def _find_splits(state, rows, features, words, limits):
     return split._replace(found=split.found & (state.position >= 0))
 
 
+def _sample_features(words, level, slots, num_features, limits):
+    """Masks [M, F]: some of the tree's features, of those the level's, the node's."""
+    fractions = jnp.stack(
+        [limits.colsample_bytree, limits.colsample_bylevel, limits.colsample_bynode]
+    )
+    stage = jnp.arange(3, dtype=jnp.int32)[:, None]
+    slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
+    # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
+    node = 64 + 2**level + slot
+    use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
+    seeds = derive(words, use)
+
+    def narrow(stage, masks):  # one body for all three: it is compiled
+        return jax.vmap(sample, (0, 0, None))(seeds[stage], masks, fractions[stage])
+
+    every = jnp.ones((slots, num_features), bool)
+    return jax.lax.cond(
+        jnp.min(fractions) < 1,
+        lambda masks: jax.lax.fori_loop(0, 3, narrow, masks),
+        lambda masks: masks,
+        every,
+    )
+
+
 def _split_nodes(level, last, state, split, rows, limits, slots, sizes):
     """Writes the splits down, routes the rows, and sums the next level's nodes."""
     split, right, left_smaller = _route(state, split, rows, sizes["num_bins"])
     tree = _write_splits(level, state, split)
-    # The children of the r-th split node take slots 2r and 2r + 1.
-    rank = jnp.cumsum(split.found) - 1
-    pair = jnp.where(split.found, rank, slots).astype(jnp.int32)
-    position = jnp.full(slots, -1, jnp.int32)
-    position = position.at[2 * pair].set(2 * state.position, mode="drop")
-    position = position.at[2 * pair + 1].set(2 * state.position + 1, mode="drop")
+    # The children of the r-th split node take slots 2r and 2r + 1; source[r] is its
+    # own slot.
+    num_found = jnp.sum(split.found)
+    every = jnp.arange(state.position.shape[0], dtype=jnp.int32)
+    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
+    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
+    parent = jnp.stack([state.position[source]] * 2, axis=1).reshape(-1)[:slots]
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    position = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
     row_pair = _lookup(pair, state.row_slot, slots)
     row_slot = jnp.minimum(2 * row_pair + right, slots)
     row_position = 2 * state.row_position + right
 
     def sum_children(histogram):
-        num_pairs = max(1, slots // 2)
         smaller = right != _lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, row_pair, -1)
-        small = _sum_nodes(build_child_histogram, rows, node, num_pairs, limits, sizes)
-        source = jnp.zeros(num_pairs, jnp.int32)
-        every = jnp.arange(state.position.shape[0], dtype=jnp.int32)
-        source = source.at[pair].set(every, mode="drop")
+        small = _sum_nodes(build_child_histogram, rows, node, len(source), limits, sizes)
         large = histogram[source] - small
         first = left_smaller[source][:, None, None, None]
         both = jnp.where(first, small, large), jnp.where(first, large, small)
@@ -286,7 +304,7 @@ def _route(state, split, rows, num_bins):
     above = (codes > _lookup(threshold, slot, num_bins - 1)).astype(jnp.int32)
     kind = jnp.where(codes == MISSING, 2, above)
     group = jnp.where(rows.in_bag & (slot < slots), 3 * slot + kind, 3 * slots)
-    ones = jnp.ones((slot.shape[0], 1), jnp.int32)
+    ones = jnp.ones(slot.shape[0], jnp.int32)
     count = sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
     # Where training saw no missing value, missing goes to the child with more rows.
     missing_left = jnp.where(
@@ -305,12 +323,11 @@ def _write_splits(level, state, split):
     tree = state.tree
     outside = tree.feature.shape[0]
     node = jnp.where(split.found, 2**level - 1 + state.position, outside)
-    return Tree(
-        feature=tree.feature.at[node].set(split.feature, mode="drop"),
-        threshold=tree.threshold.at[node].set(split.threshold, mode="drop"),
-        missing_left=tree.missing_left.at[node].set(split.missing_left, mode="drop"),
-        leaf_value=tree.leaf_value,
-    )
+    # One scatter of triples: three of single numbers take longer to compile.
+    fields = (split.feature, split.threshold, split.missing_left.astype(jnp.int32))
+    table = (tree.feature, tree.threshold, tree.missing_left.astype(jnp.int32))
+    table = jnp.stack(table, axis=1).at[node].set(jnp.stack(fields, 1), mode="drop")
+    return Tree(table[:, 0], table[:, 1], table[:, 2] > 0, tree.leaf_value)
 
 
 def _lookup(table, slot, otherwise):

@@ -26,13 +26,27 @@ def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
 
 
 def segment_sum(values, key, num_segments):
-    """Sums rows of ``values`` by key, two channels at a time.
+    """Sums rows of ``values`` by key, which must lie in [0, num_segments).
 
-    A scatter of pairs costs as much as one of single numbers; of three, three times
-    as much.
+    Two channels at a time: a scatter of pairs costs as much as one of single
+    numbers; of three, three times as much. Scattered by ``lax``, because ``jnp`` and
+    ``jax.ops`` test every key twice, in passes of their own.
     """
-    pairs = [values[:, i : i + 2] for i in range(0, values.shape[1], 2)]
-    sums = [
-        jax.ops.segment_sum(pair, key, num_segments=num_segments) for pair in pairs
-    ]
+    scattered = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1,),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+    )
+    sums = []
+    for first in range(0, values.shape[1], 2):
+        pair = values[:, first : first + 2]
+        zeros = jnp.zeros((num_segments, pair.shape[1]), values.dtype)
+        total = jax.lax.scatter_add(
+            zeros,
+            key[:, None],
+            pair,
+            scattered,
+            mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+        )
+        sums.append(total)
     return sums[0] if len(sums) == 1 else jnp.concatenate(sums, axis=1)
