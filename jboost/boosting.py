@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 from jboost import checks
 from jboost.curvature import Curvature
 from jboost.leaves import LeafSolver
+from jboost.losses import Adaptive
 from jboost.rounds import (
     BoostState,
     Data,
@@ -50,7 +51,7 @@ class BoostedTrees(NamedTuple):
 def init(
     binned: Shaped[ArrayLike, "N F"],
     y: Any,
-    loss: Callable[..., Any],
+    loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
@@ -86,7 +87,7 @@ def boost_step(
     state: BoostState,
     binned: Shaped[ArrayLike, "N F"],
     y: Any,
-    loss: Callable[..., Any],
+    loss: Callable[..., Any] | Adaptive,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     learning_rate: Float[ArrayLike, ""] | float = 0.1,
@@ -140,7 +141,7 @@ def boost_step(
 def boost(
     binned: Shaped[ArrayLike, "N F"],
     y: Any,
-    loss: Callable[..., Any],
+    loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,

@@ -207,8 +207,8 @@ def _starting_points(distance, weights):
     ordered = jnp.sort(usable[::stride])  # NaN last
     number = jnp.sum(jnp.isfinite(ordered))
     share = jnp.linspace(0.0, 1.0, _STARTS - 1, dtype=jnp.float32)
-    place = jnp.round(share * jnp.maximum(number - 1, 0)).astype(jnp.int32)
-    points = jnp.where(number > 0, ordered[place], 0.0)
+    place = jnp.round(share * jnp.maximum(number - 1, 0).astype(jnp.float32))
+    points = jnp.where(number > 0, ordered[place.astype(jnp.int32)], 0.0)
     return jnp.append(points, 0.0)
 
 

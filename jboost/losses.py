@@ -204,7 +204,7 @@ def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
         raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
 
     def estimate(scores, targets, weights):
-        return weighted_quantile(jnp.abs(scores - targets), weights, alpha)
+        return weighted_quantile(absolute_error(scores, targets), weights, alpha)
 
     return adaptive(lambda s, t, delta: huber(s, t, delta=delta), estimate)
 

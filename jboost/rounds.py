@@ -39,7 +39,7 @@ class Method:
     """
 
     curvature: Curvature = "auto"
-    leaf_solver: LeafSolver = "auto"
+    leaf_solver: LeafSolver | Literal["guarded"] = "auto"
     regularization: Regularization = "relative"
     max_depth: int = 6
     num_bins: int = 256

@@ -77,7 +77,7 @@ class TracedLoss:
 
 
 def trace_loss(
-    loss: Callable[..., Any], targets: Any, num_scores: int = 1
+    loss: Callable[..., Any] | Adaptive, targets: Any, num_scores: int = 1
 ) -> tuple[TracedLoss, tuple[Any, ...]]:
     """Traces a loss for one row.
 

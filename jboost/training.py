@@ -75,7 +75,7 @@ class _Job(NamedTuple):
 def fit(
     x: Shaped[ArrayLike, "N F"],
     y: Any,
-    loss: Callable[..., Any] = losses.squared_error,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,

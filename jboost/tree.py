@@ -274,7 +274,7 @@ def _split_nodes(level, last, state, split, rows, limits, slots, sizes):
     row_position = 2 * state.row_position + right
 
     def sum_children(histogram):
-        smaller = right != _lookup(left_smaller, state.row_slot, False)
+        smaller = (right == 0) == _lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, row_pair, -1)
         small = _sum_nodes(build_child_histogram, rows, node, len(source), limits, sizes)
         large = histogram[source] - small
