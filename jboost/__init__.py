@@ -12,7 +12,37 @@ from jboost.ensemble import (
     to_ensemble,
     truncate,
 )
-from jboost.rounds import BoostState
-from jboost.tree import Tree, grow_tree
+from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
+from jboost.inspection import LossReport, inspect_loss
+from jboost.rounds import BoostState
+from jboost.splitting import find_split
 from jboost.training import fit
+from jboost.tree import Tree, grow_tree
+
+__all__ = [
+    "Bins",
+    "BoostState",
+    "BoostedTrees",
+    "Ensemble",
+    "History",
+    "LossReport",
+    "TrainingError",
+    "Tree",
+    "apply_bins",
+    "boost",
+    "boost_step",
+    "build_histogram",
+    "find_split",
+    "fit",
+    "fit_bins",
+    "grow_tree",
+    "init",
+    "inspect_loss",
+    "leaf_indices",
+    "losses",
+    "predict",
+    "staged_predict",
+    "to_ensemble",
+    "truncate",
+]

@@ -43,8 +43,8 @@ def huber(score, target, *, delta=1.0):
       delta: where the loss turns from square to straight, in the target's units.
     """
     magnitude = absolute_error(score, target)
-    square, straight = jnp.square(magnitude) / 2, delta * (magnitude - delta / 2)
-    return jnp.where(magnitude <= delta, square, straight)
+    square = jnp.square(_residual(score, target)) / 2
+    return jnp.where(magnitude <= delta, square, delta * (magnitude - delta / 2))
 
 
 def pseudo_huber(score, target, *, delta=1.0):

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the library sees in a loss, and what "auto" makes of it.
+
+In: a loss and one target. Out: a LossReport: the loss, its derivatives and the
+curvature used, along the score; where they vanish, turn negative or are not finite.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jboost.boosting import compiled, resolve_samples
+from jboost.checks import check_integer
+from jboost.curvature import (
+    Objective,
+    derivatives,
+    find_minimisers,
+    gradients,
+    hessians,
+    loss_values,
+    needs_minimiser,
+)
+from jboost.losses import Adaptive
+from jboost.rounds import Method
+from jboost.tracing import trace_loss
+
+_POINTS = 400  # scores looked at on either side
+_REACH = 30.0  # how far, in units of max(1, |minimiser|)
+_CLOSEST = 1e-5  # how close, in the same units
+
+Intervals = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """A loss along one score, for one target; ``str()`` of it is for reading.
+
+    Attributes:
+      scores: where the loss was looked at, ascending, [P].
+      value, gradient, hessian: of the loss there.
+      curvature: the positive weight that training would use there ("auto").
+      minima: where the gradient turns from negative to positive.
+      minimiser: the row's own minimiser as training found it; NaN for none.
+      hessian_zero, hessian_negative: intervals of scores.
+      not_finite: where value, gradient or Hessian is not finite.
+      choices: what "auto" stands for: curvature, leaf_solver, min_child_samples.
+    """
+
+    scores: np.ndarray
+    value: np.ndarray
+    gradient: np.ndarray
+    hessian: np.ndarray
+    curvature: np.ndarray
+    minima: tuple[float, ...]
+    minimiser: float
+    hessian_zero: Intervals
+    hessian_negative: Intervals
+    not_finite: Intervals
+    choices: dict[str, Any]
+
+    def __str__(self) -> str:
+        low, high = self.scores[0], self.scores[-1]
+        minima = ", ".join(f"{point:.6g}" for point in self.minima) or "none"
+        own = "none" if np.isnan(self.minimiser) else f"{self.minimiser:.6g}"
+        lines = [
+            f"looked at {len(self.scores)} scores from {low:.4g} to {high:.4g}",
+            f"minima: {minima}; the row's own minimiser in training: {own}",
+            f"Hessian zero: {_describe(self.hessian_zero)}",
+            f"Hessian negative: {_describe(self.hessian_negative)}",
+            f"value or derivatives not finite: {_describe(self.not_finite)}",
+        ]
+        lines += [f'"auto" {name}: {_explain(name, c)}' for name, c in self.choices.items()]
+        return "\n".join(lines)
+
+
+def inspect_loss(
+    loss: Callable[..., Any] | Adaptive,
+    target: Any,
+    *,
+    num_scores: int = 1,
+    k: int = 0,
+) -> LossReport:
+    """Looks at a loss along one score, the others being 0.
+
+    The scores lie around the minimiser (or 0), densely near it and up to 30 times
+    max(1, |minimiser|) away. The smoothing scale of the "auto" curvature, which in
+    training comes from the data, is here that of these scores.
+
+    Args:
+      loss: as for :func:`jboost.fit`.
+      target: of one row: a number, or whatever pytree the loss takes.
+      num_scores: K.
+      k: along which score.
+
+    Raises:
+      TypeError, ValueError: as for :func:`jboost.fit`.
+
+    Example:
+      >>> import jboost as jb
+      >>> report = jb.inspect_loss(jb.losses.absolute_error, 2.0)
+      >>> report.minima, report.choices["leaf_solver"]
+      ((2.0,), 'exact')
+    """
+    num_scores = check_integer("num_scores", num_scores, least=1)
+    k = check_integer("k", k, least=0, most=num_scores - 1)
+    size = 2 * _POINTS + 1
+
+    def repeat(leaf):
+        array = np.asarray(leaf)
+        narrow = {"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind)
+        return np.repeat(array.astype(narrow or array.dtype)[None], size, axis=0)
+
+    targets = jax.tree.map(repeat, target)
+    traced, constants = trace_loss(loss, targets, num_scores)
+    points, minimiser, values = compiled(_look_along, traced, k)(constants, targets)
+    points, minimiser = np.asarray(points), float(minimiser)
+    value, gradient, hessian, curvature = (np.asarray(array) for array in values)
+    finite = np.isfinite(value) & np.isfinite(gradient) & np.isfinite(hessian)
+    method = Method().resolve(traced)
+    return LossReport(
+        scores=points,
+        value=value,
+        gradient=gradient,
+        hessian=hessian,
+        curvature=curvature,
+        minima=_minima(points, gradient, minimiser),
+        minimiser=minimiser,
+        hessian_zero=_intervals(points, hessian == 0),
+        hessian_negative=_intervals(points, hessian < 0),
+        not_finite=_intervals(points, ~finite),
+        choices=dict(
+            curvature=method.curvature,
+            leaf_solver=method.leaf_solver,
+            min_child_samples=resolve_samples(traced, "auto"),
+        ),
+    )
+
+
+def _look_along(loss, k, constants, targets):
+    """Scores around the minimiser, the minimiser, and what the loss does there."""
+    size = 2 * _POINTS + 1
+    origin = jnp.zeros((loss.num_scores, size), jnp.float32)
+    parameters = ()
+    if loss.estimate is not None:
+        rows = origin[0] if loss.num_scores == 1 else origin.T
+        parameters = loss.estimate(constants, rows, targets, jnp.ones(size))
+    objective = Objective(loss, constants, targets, parameters, None)
+    # Also for a quadratic, which training needs no minimiser for.
+    own = find_minimisers(objective, size)
+    minimiser = own[k, 0]
+    centre = jnp.where(jnp.isfinite(minimiser), minimiser, 0.0)
+    unit = jnp.maximum(jnp.abs(centre), 1.0)
+    exponents = jnp.linspace(np.log(_CLOSEST), np.log(_REACH), _POINTS)
+    side = jnp.exp(exponents).astype(jnp.float32)
+    steps = jnp.concatenate([-side[::-1], jnp.zeros(1, jnp.float32), side])
+    points = centre + unit * steps
+    scores = origin.at[k].set(points)
+    if needs_minimiser(loss):
+        objective = objective._replace(minimiser=own)
+    method = Method().resolve(loss)
+    _, curvature = derivatives(objective, scores, jnp.ones(size), method.curvature)
+    values = (
+        loss_values(objective, scores),
+        gradients(objective, scores)[k],
+        hessians(objective, scores)[k],
+        curvature[k],
+    )
+    return points, minimiser, values
+
+
+def _minima(points, gradient, minimiser):
+    """Sign changes of the gradient; the one that training knows, to full accuracy."""
+    known = np.flatnonzero(np.isfinite(gradient) & (gradient != 0))
+    signs = np.sign(gradient[known])
+    turns = np.flatnonzero((signs[:-1] < 0) & (signs[1:] > 0))
+    found = []
+    for turn in turns:
+        low, high = points[known[turn]], points[known[turn + 1]]
+        inside = low <= minimiser <= high
+        found.append(float(minimiser) if inside else float(low / 2 + high / 2))
+    return tuple(found)
+
+
+def _intervals(points, mask) -> Intervals:
+    """Runs of true entries as (first, last) scores."""
+    edges = np.flatnonzero(np.diff(np.r_[False, mask, False].astype(int)))
+    pairs = zip(edges[::2], edges[1::2] - 1, strict=True)
+    return tuple((float(points[a]), float(points[b])) for a, b in pairs)
+
+
+def _describe(intervals: Intervals) -> str:
+    parts = [f"{a:.4g}" if a == b else f"{a:.4g} to {b:.4g}" for a, b in intervals]
+    return ", ".join(parts) or "nowhere"
+
+
+def _explain(name: str, choice: Any) -> str:
+    reasons = {
+        ("curvature", "exact"): "the Hessian",
+        ("curvature", "auto"): "secant of the gradient about the row's own minimiser, "
+        "|Hessian| where it has none",
+        ("leaf_solver", "exact"): "the argmin of the leaf's loss",
+        ("leaf_solver", "newton"): "-G / (H + l2)",
+        ("leaf_solver", "guarded"): "Newton, but the argmin where its step fails",
+    }
+    reason = reasons.get((name, choice))
+    return f"{choice} ({reason})" if reason else str(choice)
