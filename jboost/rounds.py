@@ -98,6 +98,7 @@ class BoostState(NamedTuple):
       minimiser: each row's own minimiser of the loss, NaN where there is none.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss in the first round, else ().
+      first_mean: mean curvature of the first round (0 before it), for each score.
       words: seed.
       round: how many rounds have been made.
     """
@@ -106,6 +107,7 @@ class BoostState(NamedTuple):
     minimiser: Float[Array, "K N"] | None
     init_score: Float[Array, "*K"]
     parameters: Any
+    first_mean: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
 
@@ -135,6 +137,7 @@ def init_state(
         minimiser=objective.minimiser,
         init_score=init_score if init_score.shape[0] > 1 else init_score[0],
         parameters=parameters,
+        first_mean=jnp.zeros(init_score.shape, jnp.float32),
         words=words,
         round=jnp.int32(0),
     )
@@ -159,7 +162,7 @@ def grow_round(
     seeds = derive(state.words, (num_scores + 1) * state.round + uses)
     in_bag = sample(seeds[0], data.weights > 0, numbers.subsample)
     weights = jnp.where(in_bag, data.weights, 0.0)
-    shape, fitted = _row_derivatives(objective, state.scores, data.weights, method)
+    shape, fitted = _row_derivatives(objective, state, data.weights, method)
 
     def grow(k, seed, shape, fitted):
         tree, leaf = grow_tree(
@@ -200,7 +203,11 @@ def grow_round(
     else:  # the same without a batch axis, which would cost speed
         first = jax.tree.map(lambda a: a[0], arguments)
         trees, change = jax.tree.map(lambda a: a[None], grow(*first))
-    state = state._replace(scores=state.scores + change, round=state.round + 1)
+    state = state._replace(
+        scores=state.scores + change,
+        first_mean=jnp.where(state.round == 0, fitted.mean, state.first_mean),
+        round=state.round + 1,
+    )
     return state, trees
 
 
@@ -236,7 +243,7 @@ class _RowDerivatives(NamedTuple):
     mean: Float[Array, " K"]  # what "relative" divides by
 
 
-def _row_derivatives(objective, scores, weights, method):
+def _row_derivatives(objective, state, weights, method):
     """Derivatives that shape the tree, and those that its leaves are fitted with.
 
     They differ for unit curvature only: rows then count alike in the search for
@@ -244,10 +251,13 @@ def _row_derivatives(objective, scores, weights, method):
     """
 
     def evaluate(curvature):
-        gradient, positive = derivatives(objective, scores, weights, curvature)
-        mean = jnp.ones(scores.shape[0], jnp.float32)
-        if method.regularization == "relative":
-            mean = weighted_mean(positive, weights)
+        gradient, positive = derivatives(objective, state.scores, weights, curvature)
+        mean = jnp.ones(state.scores.shape[0], jnp.float32)
+        if method.regularization == "relative" and curvature != "unit":
+            # An average row of the first round or of this one, whichever curves
+            # more: where the fit flattens the loss (logistic), regularisation must
+            # not fade with it.
+            mean = jnp.maximum(weighted_mean(positive, weights), state.first_mean)
             mean = jnp.where(mean > 0, mean, 1.0)
         return _RowDerivatives(gradient, positive, mean)
 

@@ -52,7 +52,7 @@ def find_split(
 
     Missing rows are tried on both sides. Where a threshold is above all values,
     values are split from missing ones. Equal gains go to the lowest feature, then
-    the lowest threshold.
+    the lowest threshold, then to missing rows right.
 
     Args:
       histogram: integer sums of gradient, curvature and (C = 3) count.
@@ -86,11 +86,11 @@ def find_split(
         # Maximum, then first match: XLA's argmax is several times slower on CPU.
         position = jnp.arange(flat.size, dtype=jnp.int32)
         first = jnp.min(jnp.where(flat == gain, position, flat.size - 1))
-        better = gain > best[0]
+        better = (gain > best[0]) | ((gain == best[0]) & (first < best[1]))
         new = (gain, first, jnp.asarray(direction == 1))
         return tuple(jnp.where(better, n, b) for n, b in zip(new, best, strict=True))
 
-    nothing = (jnp.float32(-jnp.inf), jnp.int32(0), jnp.asarray(False))
+    nothing = (jnp.float32(-jnp.inf), jnp.int32(allowed.size), jnp.asarray(False))
     directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
     best, first, left = jax.lax.fori_loop(0, directions, try_direction, nothing)
     return Split(

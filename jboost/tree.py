@@ -30,7 +30,7 @@ from jboost.sampling import sample
 from jboost.splitting import find_split
 
 
-_SHARED_LEVELS = 6  # levels that share one compiled loop body
+_SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 
 
 class Tree(NamedTuple):
@@ -85,6 +85,7 @@ class _Rows(NamedTuple):
     columns: Codes
     channels: Int32[Array, "N C"]
     in_bag: Bool[Array, " N"]
+    num_in_bag: Int32[Array, ""]
     unit: Float[Array, "2"]
     count_unit: Int32[Array, ""]
 
@@ -135,19 +136,20 @@ def grow_tree(
         last = jnp.asarray(level == max_depth - 1)
         return _split_nodes(level, last, state, split, rows, limits, slots, sizes)
 
-    # Levels of few nodes share one loop body: it compiles once, and empty slots
-    # cost little. Deeper levels would pay for them, and are written out.
-    shared = min(max_depth, _SHARED_LEVELS)
-    slots = min(2 ** (shared - 1), most)
+    # Levels of few nodes share one loop body, with slots for the largest of them: it
+    # compiles once, and empty slots cost little. Deeper levels would pay for them,
+    # and are written out. The loop hands on as many slots as it takes, so that if
+    # more levels follow, its last one is the first of those.
+    slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
+    shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
     node = jnp.where(in_bag, 0, -1)
     root = _sum_nodes(build_histogram, rows, node, 1, limits, sizes)
     state = _make_root(root, num_rows, max_depth, num_bins, slots)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(level, state, slots), state
     )
-    # The shared loop ends with the slots of its own last level.
     for level in range(shared, max_depth):
-        state = grow_level(level, state, min(2 ** (level + 1), most))
+        state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
     return state.tree, state.row_position
 
 
@@ -169,12 +171,13 @@ def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
     """Rounds the rows' derivatives to integers."""
     values = jnp.stack([gradient, curvature], axis=1)
     values = jnp.where(in_bag[:, None], values, 0.0)
-    channels, unit = quantise(values, jnp.sum(in_bag), words)
+    num_in_bag = jnp.sum(in_bag)
+    channels, unit = quantise(values, num_in_bag, words)
     count_unit = jnp.maximum(jnp.max(channels[:, 1]), 1)
     if not uniform:
         count = in_bag.astype(jnp.int32)[:, None]
         channels = jnp.concatenate([channels, count], axis=1)
-    return _Rows(columns, channels, in_bag, unit, count_unit)
+    return _Rows(columns, channels, in_bag, num_in_bag, unit, count_unit)
 
 
 def _make_root(root, num_rows, max_depth, num_bins, slots):
@@ -214,7 +217,7 @@ def _find_splits(level, state, rows, words, limits):
     # A child without rows gives no gain, so that 1 asks for nothing (and counts may
     # be missing: see _sum_nodes).
     least = jnp.asarray(limits.min_child_samples)
-    least = jnp.where(least > 1, least, 0)
+    least = jnp.where(least > 1, jnp.minimum(least, rows.num_in_bag + 1), 0)
 
     def find(histogram, mask):
         return find_split(
