@@ -150,10 +150,11 @@ def quantise(
       words: seed, another for each tree.
     """
     total = jnp.maximum(jnp.sum(jnp.abs(values), axis=0), jnp.float32(1e-30))
-    # Rounding adds at most 1 a row, and float32 sums may be off by a little.
-    budget = jnp.float32(2.0**30) - num_rows.astype(jnp.float32)
-    exponent = jnp.floor(jnp.log2(budget) - jnp.log2(total))
-    scale = jnp.exp2(jnp.clip(exponent, -120, 120))
+    # total < 2^e, so that the scaled sum stays below 2^30; rounding adds at most 1 a
+    # row. By bits, because exp2 and log2 of whole numbers are not exact everywhere.
+    biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23  # e + 126
+    exponent = jnp.clip(156 - biased, -120, 120)
+    scale = _power_of_two(exponent)
     scaled = values * scale[None, :]
     stochastic = num_rows > 2 ** (31 - _NEAREST_BITS)
     row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
@@ -162,7 +163,11 @@ def quantise(
     fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
     offset = jnp.where(stochastic, fraction, jnp.float32(0.5))
     # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.
-    return jnp.floor(scaled + offset).astype(jnp.int32), 1 / scale
+    return jnp.floor(scaled + offset).astype(jnp.int32), _power_of_two(-exponent)
+
+
+def _power_of_two(exponent):
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def hash_words(
