@@ -231,7 +231,7 @@ def weighted_quantile(
     low = jnp.min(jnp.where(counted, values, jnp.inf))
     high = jnp.max(jnp.where(counted, values, -jnp.inf))
     below = jnp.nextafter(low, jnp.float32(-jnp.inf))
-    return jax.lax.fori_loop(0, 32, halve, (below, high))[1]
+    return jnp.maximum(jax.lax.fori_loop(0, 32, halve, (below, high))[1], low)
 
 
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):

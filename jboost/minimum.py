@@ -19,7 +19,8 @@ from jboost.losses import middle_float
 
 _GROWTH = 4.0  # factor from one probe to the next while bracketing
 _BISECTIONS = 34  # halvings of the 2^32 float32 bit patterns, and two to spare
-_JUMP = 1e-3  # a slope that drops to 0 by this share of its size jumps, not fades
+_NOISE = 1e-6  # of the slope at the start: what rounding can fake
+_JUMP = 1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
 
 
 class Minimum(NamedTuple):
@@ -59,7 +60,11 @@ def find_minimum(
     left, right, flat_left, flat_right = _bracket(
         slope, start, step, low, high, wanted, num_probes
     )
-    strict = jnp.isfinite(left) & jnp.isfinite(right)
+    here = jnp.abs(slope(start))
+    here = jnp.where(jnp.isfinite(here), here, 0.0)
+    # A change of sign within the gradient's rounding is none.
+    noise = _NOISE * here
+    strict = _rises(slope, right, high, noise) & _rises(slope, left, low, noise)
     left_end = jnp.where(jnp.isnan(left), flat_left, left)
     right_end = jnp.where(jnp.isnan(right), flat_right, right)
     solvable = wanted & jnp.isfinite(left_end) & jnp.isfinite(right_end)
@@ -69,16 +74,18 @@ def find_minimum(
     # With one side flat for ever there is one edge, else two and their midpoint.
     edge = jnp.where(jnp.isnan(right), first, last)
     point = jnp.where(strict, first / 2 + last / 2, edge)
-    outer = jnp.where(jnp.isnan(right), left_end, right_end)
     inner = jnp.where(jnp.isnan(right), below, above)
-    jump = solvable & ~strict
-    jump &= jnp.abs(slope(inner)) >= _JUMP * jnp.abs(slope(outer))
+    one_sided = jnp.isnan(left) | jnp.isnan(right)
+    outer = jnp.where(jnp.isnan(right), left_end, right_end)
+    steepest = jnp.maximum(jnp.abs(slope(outer)), here)
+    jump = solvable & one_sided & (steepest > 0)
+    jump &= jnp.abs(slope(inner)) >= _JUMP * steepest
     point = jnp.where(solvable, point, start)
     return Minimum(point=point, strict=strict & wanted, jump=jump)
 
 
 def _bracket(slope, start, step, low, high, wanted, num_probes):
-    """Nearest points of negative and of positive slope, and flat ones beyond."""
+    """Nearest points of negative and of positive slope, flat ones beyond."""
     none = jnp.full_like(start, jnp.nan)
     here = slope(start)
     found = (jnp.where(here < 0, start, none), jnp.where(here > 0, start, none))
@@ -111,6 +118,12 @@ def _bracket(slope, start, step, low, high, wanted, num_probes):
 
     state = (jnp.int32(0), step, *found, none, none)
     return jax.lax.while_loop(unfinished, grow, state)[2:]
+
+
+def _rises(slope, point, bound, noise):
+    """Whether the slope at an end of the bracket, or its bound, is no noise."""
+    steep = jnp.abs(slope(point)) > noise
+    return jnp.isfinite(point) & (steep | (point == bound))
 
 
 def _first(known, new):
