@@ -28,10 +28,11 @@ class Bins(NamedTuple):
         always +inf, so that every value has a code.
     """
 
-    thresholds: Float[ArrayLike, "F B-1"]
+    thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
 
     @property
     def num_features(self) -> int:
+        """F."""
         return self.thresholds.shape[0]
 
     @property

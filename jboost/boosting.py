@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 
 from jboost import checks
@@ -121,9 +122,7 @@ def boost_step(
       (1, 4)
     """
     num_scores = state.scores.shape[0]
-    traced, constants, data, _ = _bind(
-        binned, y, loss, sample_weight, None, num_scores
-    )
+    traced, constants, data, _ = _bind(binned, y, loss, sample_weight, None, num_scores)
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
         max_bins=max_bins, l2=l2, min_gain=min_gain,
@@ -238,11 +237,12 @@ def make_settings(
         checks.check_number(name, value, least=0.0)
     for name, value in (
         ("subsample", subsample), ("colsample_bytree", colsample_bytree),
-        ("colsample_bylevel", colsample_bylevel), ("colsample_bynode", colsample_bynode),
+        ("colsample_bylevel", colsample_bylevel),
+        ("colsample_bynode", colsample_bynode),
     ):  # fmt: skip
         checks.check_number(name, value, above=0.0, most=1.0)
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
-    largest = num_rows if isinstance(samples, jax.core.Tracer) else num_rows // samples
+    largest = num_rows if isinstance(samples, Tracer) else num_rows // samples
     method = Method(
         curvature=curvature,
         leaf_solver=leaf_solver,
@@ -272,7 +272,7 @@ def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
     if isinstance(min_child_samples, str):
         checks.check_word("min_child_samples", min_child_samples, ("auto",))
         return _ORDER_STATISTIC_SAMPLES if loss.straight else 1
-    if isinstance(min_child_samples, jax.core.Tracer):
+    if isinstance(min_child_samples, Tracer):
         return min_child_samples
     return checks.check_integer("min_child_samples", min_child_samples, least=1)
 
@@ -288,7 +288,7 @@ def initial_scores(init_score: Any, num_scores: int) -> Array | None:
             f"init_score must be 'auto', a number or {num_scores} numbers, got shape "
             f"{array.shape}"
         )
-    if not isinstance(array, jax.core.Tracer) and not np.isfinite(array).all():
+    if not isinstance(array, Tracer) and not np.isfinite(array).all():
         raise ValueError(f"init_score must be finite, got {init_score!r}")
     return jnp.broadcast_to(array, (num_scores,))
 

@@ -21,6 +21,7 @@ REGULARIZATIONS: Words = ("relative", "absolute")
 
 
 def check_word(name: str, value: Any, words: Words) -> None:
+    """One of a few words."""
     if value not in words:
         raise ValueError(f"{name} must be one of {words}, got {value!r}")
 
@@ -66,7 +67,7 @@ def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -
     return int(value)
 
 
-def check_targets(y: Any, num_rows: int, weights: np.ndarray | None, name: str) -> Any:
+def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
     """A pytree of arrays with ``num_rows`` rows, 64-bit numbers made 32-bit.
 
     Only rows of positive weight must be finite.
@@ -136,13 +137,14 @@ def learning_rates(learning_rate: Any, num_rounds: int) -> Array | np.ndarray:
     rates = np.zeros(num_rounds, np.float32)
     with jax.ensure_compile_time_eval():
         for number in range(num_rounds):
-            rate = learning_rate(number)
+            rate: Any = learning_rate(number)
             check_number(f"learning_rate({number})", rate, least=0.0)
             rates[number] = rate
     return rates
 
 
 def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
+    """A function, to be called as ``signature`` says."""
     if not callable(value):
         raise TypeError(f"{name} must be callable as {signature}, got {value!r}")
     return value

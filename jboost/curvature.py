@@ -140,10 +140,11 @@ def derivatives(
     delta^2)), so that no row asks to step beyond its own minimum; |h| where F* does
     not exist; the Hessian itself for a quadratic loss.
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
-    ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight of
-    ALGORITHMS.md section 6; |h| where F* does not exist.
-    All but "unit" and those of quadratic losses are at least 1e-6 of their weighted mean, and at kinks, where a
-    derivative is not finite, the mean of the derivatives at F +- delta is taken.
+    ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight
+    (Hunter and Lange 2004); |h| where F* does not exist.
+    All but "unit" and those of quadratic losses are at least 1e-6 of their weighted
+    mean. At kinks, where a derivative is not finite, the mean of the derivatives at
+    F +- delta is taken.
     """
     loss = objective.loss
     gradient, hessian = gradients(objective, scores), hessians(objective, scores)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
@@ -45,14 +46,17 @@ class Ensemble:
 
     @property
     def num_rounds(self) -> int:
+        """R."""
         return self.feature.shape[0]
 
     @property
     def num_scores(self) -> int:
+        """K."""
         return self.feature.shape[1]
 
     @property
     def max_depth(self) -> int:
+        """D, levels of splits."""
         return self.leaf_value.shape[2].bit_length() - 1
 
 
@@ -182,7 +186,7 @@ def _door(model, x):
 
 def _pad_rounds(model):
     """Adds rounds that add nothing, up to one of few numbers of rounds."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model)):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
         return model
     short = padded_size(model.num_rounds, least=8) - model.num_rounds
 

@@ -21,7 +21,9 @@ from jboost.kernels import xla
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
 IMPLEMENTATIONS = {"xla": xla.histogram}
-_NEAREST_BITS = 16  # bits left for a row above which rounding to nearest is exact enough
+_NEAREST_BITS = (
+    16  # bits left for a row above which rounding to nearest is exact enough
+)
 
 
 def build_histogram(

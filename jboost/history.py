@@ -72,6 +72,7 @@ class Record:
 
     @property
     def num_rounds(self) -> int:
+        """How many rounds have been recorded."""
         return len(self.train_loss)
 
     def best_round(self, num_rounds: int) -> int:

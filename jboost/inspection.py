@@ -73,7 +73,9 @@ class LossReport:
             f"Hessian negative: {_describe(self.hessian_negative)}",
             f"value or derivatives not finite: {_describe(self.not_finite)}",
         ]
-        lines += [f'"auto" {name}: {_explain(name, c)}' for name, c in self.choices.items()]
+        lines += [
+            f'"auto" {name}: {_explain(name, c)}' for name, c in self.choices.items()
+        ]
         return "\n".join(lines)
 
 

@@ -27,6 +27,7 @@ from jboost.histogram import sum_by_group
 from jboost.minimum import find_minimum
 
 LeafSolver = Literal["auto", "newton", "exact", "line_search"]
+Fitted = Literal["newton", "guarded", "exact", "line_search"]  # "auto" resolved
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 _STARTS = 33  # where the search for an initial score may begin
@@ -79,7 +80,7 @@ def solve_leaves(
     groups: Groups,
     step: Float[Array, " L"],
     promised: Float[Array, " L"],
-    leaf_solver: Literal["newton", "guarded", "exact", "line_search"],
+    leaf_solver: LeafSolver | Fitted,
 ) -> Float[Array, " L"]:
     """Leaf values from Newton steps.
 
@@ -156,7 +157,9 @@ def initial_score(
     num_scores = offset.shape[0]
     if num_scores == 1:
         return _initial_along(objective, offset, weights, 0)[None]
-    known = jnp.isfinite(objective.minimiser) | (weights <= 0)[None, :]
+    minimiser = objective.minimiser
+    assert minimiser is not None  # always found for K > 1
+    known = jnp.isfinite(minimiser) | (weights <= 0)[None, :]
 
     def separately(offset):
         along = [
@@ -245,7 +248,9 @@ def _damped_newton(objective, offset, weights):
             jnp.where(better, c + step, c),
             jnp.where(better, jnp.maximum(damping / 10, 1e-6), damping * 10),
             jnp.where(better, new_loss, loss),
-            jnp.where(better, jnp.max(jnp.abs(step)), jnp.where(damping > 1e6, 0.0, moved)),
+            jnp.where(
+                better, jnp.max(jnp.abs(step)), jnp.where(damping > 1e6, 0.0, moved)
+            ),
         )
 
     start = jnp.zeros(num_scores, jnp.float32)

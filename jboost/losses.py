@@ -8,7 +8,6 @@ so a loss of your own needs nothing but its formula. Parameters are keyword-only
 bind them with ``functools.partial`` or a closure.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -262,5 +261,3 @@ def _residual(score, target):
 def _like(score, target):
     """Target in the score's dtype, so that integer targets may be used."""
     return jnp.asarray(target, jnp.result_type(score, jnp.float32))
-
-

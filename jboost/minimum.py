@@ -20,7 +20,9 @@ from jboost.losses import middle_float
 _GROWTH = 4.0  # factor from one probe to the next while bracketing
 _BISECTIONS = 34  # halvings of the 2^32 float32 bit patterns, and two to spare
 _NOISE = 1e-6  # of the slope at the start: what rounding can fake
-_JUMP = 1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
+_JUMP = (
+    1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
+)
 
 
 class Minimum(NamedTuple):

@@ -23,7 +23,14 @@ from jboost.curvature import (
     weighted_mean,
 )
 from jboost.histogram import Codes, derive
-from jboost.leaves import Groups, LeafSolver, initial_score, newton_step, solve_leaves
+from jboost.leaves import (
+    Fitted,
+    Groups,
+    LeafSolver,
+    initial_score,
+    newton_step,
+    solve_leaves,
+)
 from jboost.sampling import sample
 from jboost.tracing import TracedLoss
 from jboost.tree import Tree, TreeLimits, grow_tree, predict_tree
@@ -39,7 +46,7 @@ class Method:
     """
 
     curvature: Curvature = "auto"
-    leaf_solver: LeafSolver | Literal["guarded"] = "auto"
+    leaf_solver: LeafSolver | Fitted = "auto"
     regularization: Regularization = "relative"
     max_depth: int = 6
     num_bins: int = 256
@@ -73,7 +80,7 @@ class Numbers(NamedTuple):
     """What may be traced, and never recompiles; see :func:`jboost.fit`."""
 
     limits: TreeLimits
-    subsample: Float[ArrayLike, ""]
+    subsample: Float[Array, ""]
 
 
 class Data(NamedTuple):
@@ -257,7 +264,12 @@ def _row_derivatives(objective, state, weights, method):
             # An average row of the first round or of this one, whichever curves
             # more: where the fit flattens the loss (logistic), regularisation must
             # not fade with it.
-            mean = jnp.maximum(weighted_mean(positive, weights), state.first_mean)
+            mean = weighted_mean(positive, weights)
+            if mean.shape[0] > 1:
+                # Scores that compete for a row (softmax) share what it curves.
+                coupled = ~jnp.any(jnp.isfinite(state.minimiser))
+                mean = jnp.where(coupled, jnp.sum(mean), mean)
+            mean = jnp.maximum(mean, state.first_mean)
             mean = jnp.where(mean > 0, mean, 1.0)
         return _RowDerivatives(gradient, positive, mean)
 

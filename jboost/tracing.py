@@ -46,7 +46,8 @@ class Program:
     zero: bool  # whether the outputs are zero for all arguments
     output: Any  # tree structure of the result
 
-    def __call__(self, constants, *arguments):
+    def __call__(self, constants: tuple[Any, ...], *arguments: Any) -> Any:
+        """Evaluates it; ``constants`` are all those of the loss."""
         inputs = [constants[i] for i in self.constants]
         inputs += jax.tree.leaves(arguments)
         run = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(self.jaxpr, ()))
@@ -255,7 +256,7 @@ def _inlined_body(equation):
 
 def _is_float_literal(operand):
     return isinstance(operand, jex_core.Literal) and jnp.issubdtype(
-        operand.aval.dtype, jnp.floating
+        np.asarray(operand.val).dtype, jnp.floating
     )
 
 

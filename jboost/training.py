@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
-from jboost.binning import Bins, apply_bins, as_matrix, fit_bins, warn_of_collisions
+from jboost.binning import apply_bins, as_matrix, fit_bins, warn_of_collisions
 from jboost.boosting import compiled, initial_scores, make_settings, seed_words
 from jboost.curvature import Curvature, Objective, loss_values
 from jboost.ensemble import Ensemble, padded_size
@@ -264,7 +264,9 @@ def _look(job, chunk, entry, record, patience, watchers, bar):
         raise TrainingError(
             f"a metric failed in round {number}: {error!r}", record, number
         ) from error
-    record.trees.append(jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees))
+    record.trees.append(
+        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees)
+    )
     record.train_loss.append(train_loss)
     record.set_losses.append(np.array(set_losses))
     record.metrics.append(values)
@@ -282,11 +284,12 @@ def _notify(watchers, number, record):
         return False
     history, model = record.history(number + 1), record.model(number + 1)
     try:
-        return any([bool(watch(number, history, model)) for watch in watchers])
+        stops = [bool(watch(number, history, model)) for watch in watchers]
     except Exception as error:
         raise TrainingError(
             f"a callback failed in round {number}: {error!r}", record, number + 1
         ) from error
+    return any(stops)
 
 
 def _measure(job, chunk, entry):
@@ -322,7 +325,14 @@ def _run_chunk(job, state, set_scores, first, count):
     sets = tuple(rows.data for rows in job.sets.values())
     data = job.rows.data
     return run(
-        job.constants, job.numbers, rates, np.int32(count), data, sets, state, set_scores
+        job.constants,
+        job.numbers,
+        rates,
+        np.int32(count),
+        data,
+        sets,
+        state,
+        set_scores,
     )
 
 
@@ -448,7 +458,8 @@ def _make_sets(validation, bins, num_scores, padded, with_offset):
                 f"sample_weight, offset), got {type(parts).__name__}"
                 + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
             )
-        x, y, weights, offset = (*parts, None, None)[:4]
+        values: Any = (*parts, None, None)[:4]
+        x, y, weights, offset = values
         if with_offset != (offset is not None):
             raise ValueError(
                 f"{place} must be (x, y, sample_weight, offset) with an offset if and "

@@ -29,7 +29,6 @@ from jboost.histogram import (
 from jboost.sampling import sample
 from jboost.splitting import find_split
 
-
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 
 
@@ -51,6 +50,7 @@ class Tree(NamedTuple):
 
     @property
     def max_depth(self) -> int:
+        """D, levels of splits."""
         return self.leaf_value.shape[-1].bit_length() - 1
 
 
@@ -96,7 +96,7 @@ def grow_tree(
     curvature: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
     words: UInt32[Array, "2"],
-    limits: TreeLimits = TreeLimits(),
+    limits: TreeLimits,
     *,
     max_depth: int,
     num_bins: int,
@@ -279,7 +279,8 @@ def _split_nodes(level, last, state, split, rows, limits, slots, sizes):
     def sum_children(histogram):
         smaller = (right == 0) == _lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, row_pair, -1)
-        small = _sum_nodes(build_child_histogram, rows, node, len(source), limits, sizes)
+        pairs = source.shape[0]
+        small = _sum_nodes(build_child_histogram, rows, node, pairs, limits, sizes)
         large = histogram[source] - small
         first = left_smaller[source][:, None, None, None]
         both = jnp.where(first, small, large), jnp.where(first, large, small)
