@@ -67,15 +67,20 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     do on ``apply_bins(bins, x)``, for every x.
     """
     tree = trees.trees
-    thresholds = jnp.asarray(bins.thresholds)
-    last = thresholds.shape[1] - 1  # +inf: where a node is not split
-    code = jnp.clip(tree.threshold - 1, 0, last)
-    return Ensemble(
+    # NumPy arrays stay in NumPy, where another number of rounds compiles nothing.
+    host = isinstance(tree.feature, np.ndarray)
+    thresholds = np.asarray(bins.thresholds) if host else jnp.asarray(bins.thresholds)
+    # The last threshold is +inf: where a node is not split.
+    code = (tree.threshold - 1).clip(0, thresholds.shape[1] - 1)
+    arrays = dict(
         feature=tree.feature,
         threshold=thresholds[tree.feature, code],
         missing_left=tree.missing_left,
         leaf_value=tree.leaf_value,
         init_score=trees.init_score,
+    )
+    return Ensemble(
+        **(jax.device_put(arrays) if host else arrays),
         num_features=bins.num_features,
     )
 
@@ -190,9 +195,8 @@ def _pad_rounds(model):
         return model
     short = padded_size(model.num_rounds, least=8) - model.num_rounds
 
-    def pad(array):
-        widths = [(0, short)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, widths)
+    def pad(array):  # in NumPy, which compiles nothing
+        return np.pad(np.asarray(array), ((0, short), (0, 0), (0, 0)))
 
     return replace(
         model,

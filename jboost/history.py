@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jboost.binning import Bins
@@ -86,9 +85,9 @@ class Record:
         """The ensemble of the first ``num_rounds`` rounds."""
         trees = self.no_trees
         if num_rounds:
-            stack = lambda *arrays: jnp.asarray(np.stack(arrays))  # noqa: E731
+            stack = lambda *arrays: np.stack(arrays)  # noqa: E731
             trees = jax.tree.map(stack, *self.trees[:num_rounds])
-        return to_ensemble(BoostedTrees(trees, jnp.asarray(self.init_score)), self.bins)
+        return to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
 
     def history(self, num_rounds: int) -> History:
         """The history of the first ``num_rounds`` rounds."""

@@ -391,7 +391,8 @@ def _start(job, init_score, seed):
     data, offset = job.rows.data, job.rows.scores
     run = compiled(_start_program, job.loss)
     state, values = run(job.constants, data, offset, init_score, words)
-    bad = np.asarray(~jnp.isfinite(values) & (data.weights > 0))
+    values = np.asarray(values)
+    bad = ~np.isfinite(values) & (np.asarray(data.weights) > 0)
     if bad.any():
         row = int(np.argmax(bad))
         target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
@@ -414,10 +415,10 @@ def _no_trees(method, num_scores, rounds=0):
     nodes = 2**method.max_depth - 1
     shape = (rounds, num_scores, nodes)
     return Tree(
-        feature=jnp.zeros(shape, jnp.int32),
-        threshold=jnp.zeros(shape, jnp.int32),
-        missing_left=jnp.zeros(shape, bool),
-        leaf_value=jnp.zeros((rounds, num_scores, nodes + 1), jnp.float32),
+        feature=np.zeros(shape, np.int32),
+        threshold=np.ones(shape, np.int32),
+        missing_left=np.zeros(shape, bool),
+        leaf_value=np.zeros((rounds, num_scores, nodes + 1), np.float32),
     )
 
 
@@ -434,14 +435,19 @@ def _make_rows(bins, matrix, y, weights, offset, num_scores, padded, prefix):
     if offset is not None:
         scores = checks.check_offset(offset, size, num_scores, f"{prefix}offset")
     total = padded_size(size) if padded else size
-    index = np.concatenate([np.arange(size), np.zeros(total - size, np.int64)])
-    columns = jnp.asarray(np.asarray(apply_bins(bins, matrix)).T)
+
+    def pad(array):  # in NumPy: another number of rows compiles nothing
+        array = np.asarray(array)
+        first = np.broadcast_to(array[:1], (total - size, *array.shape[1:]))
+        return np.concatenate([array, first]) if total > size else array
+
+    codes = apply_bins(bins, pad(matrix))
     data = Data(
-        columns=jnp.pad(columns, ((0, 0), (0, total - size))),
-        targets=jax.tree.map(lambda t: jnp.asarray(np.asarray(t)[index]), targets),
+        columns=jnp.asarray(np.ascontiguousarray(np.asarray(codes).T)),
+        targets=jax.tree.map(lambda t: jnp.asarray(pad(t)), targets),
         weights=jnp.asarray(np.pad(weights, (0, total - size))),
     )
-    return _Rows(data, jnp.asarray(np.asarray(scores)[:, index]), size)
+    return _Rows(data, jnp.asarray(pad(np.asarray(scores).T).T), size)
 
 
 def _make_sets(validation, bins, num_scores, padded, with_offset):
