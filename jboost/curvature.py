@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jboost.floats import sum_rows
 from jboost.minimum import find_minimum
 from jboost.tracing import Program, TracedLoss
 
@@ -119,9 +120,9 @@ def smoothing_scale(
     known = jnp.isfinite(minimiser) & (weights > 0)[None, :]
     distance = jnp.where(known, jnp.abs(scores - minimiser), 0.0)
     weight = jnp.where(known, weights[None, :], 0.0)
-    total = jnp.sum(weight, axis=1)
+    total = sum_rows(weight)
     size = weighted_mean(jnp.abs(scores), weights)
-    mean_root = jnp.sum(weight * jnp.sqrt(distance), axis=1) / jnp.maximum(total, 1e-30)
+    mean_root = sum_rows(weight * jnp.sqrt(distance)) / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
 
@@ -183,16 +184,7 @@ def weighted_mean(values: Float[Array, "*K N"], weights: Float[Array, " N"]):
     """Mean over the last axis; rows of weight 0 may hold anything."""
     weights = jnp.broadcast_to(weights, values.shape)
     weighted = jnp.where(weights > 0, weights * values, 0.0)
-    return _sum_blocks(weighted) / _sum_blocks(weights)
-
-
-def _sum_blocks(values):
-    """Sums the last axis by blocks: float32 errors grow with the block, not with N."""
-    num_rows = values.shape[-1]
-    block = 256
-    padded = -num_rows % block
-    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padded)])
-    return jnp.sum(jnp.sum(values.reshape(*values.shape[:-1], -1, block), -1), -1)
+    return sum_rows(weighted) / sum_rows(weights)
 
 
 def _map_rows(objective: Objective, program: Program, scores):
@@ -215,7 +207,9 @@ def _start_at_target(targets, num_scores, num_rows):
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     if len(leaves) == 1 and leaves[0].shape == shape and leaves[0].dtype != jnp.bool_:
         return _with_scores_first(leaves[0].astype(jnp.float32))
-    return jnp.zeros((num_scores, num_rows), jnp.float32)
+    # The barrier keeps XLA from evaluating the loss of N constants while it compiles.
+    zeros = jnp.zeros((num_scores, num_rows), jnp.float32)
+    return jax.lax.optimization_barrier(zeros)
 
 
 def _minimisers_along(objective, start, k):

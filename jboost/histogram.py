@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
+from jboost.floats import sum_rows
 from jboost.kernels import xla
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
@@ -151,11 +152,12 @@ def quantise(
       num_rows: how many rows count.
       words: seed, another for each tree.
     """
-    total = jnp.maximum(jnp.sum(jnp.abs(values), axis=0), jnp.float32(1e-30))
+    total = jnp.maximum(sum_rows(jnp.abs(values).T), jnp.float32(1e-30))
     # total < 2^e, so that the scaled sum stays below 2^30; rounding adds at most 1 a
     # row. By bits, because exp2 and log2 of whole numbers are not exact everywhere.
     biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23  # e + 126
-    exponent = jnp.clip(156 - biased, -120, 120)
+    exponent = jnp.clip(156 - biased, -126, 126)
+    exponent = jnp.where(jnp.isfinite(total), exponent, -126)  # a row is below 2^2
     scale = _power_of_two(exponent)
     scaled = values * scale[None, :]
     stochastic = num_rows > 2 ** (31 - _NEAREST_BITS)

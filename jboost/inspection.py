@@ -30,6 +30,7 @@ from jboost.tracing import trace_loss
 
 _POINTS = 400  # scores looked at on either side
 _REACH = 30.0  # how far, in units of max(1, |minimiser|)
+_NOISE = 1e-6  # of the largest Hessian: what rounding makes of zero
 _CLOSEST = 1e-5  # how close, in the same units
 
 Intervals = tuple[tuple[float, float], ...]
@@ -122,6 +123,7 @@ def inspect_loss(
     points, minimiser = np.asarray(points), float(minimiser)
     value, gradient, hessian, curvature = (np.asarray(array) for array in values)
     finite = np.isfinite(value) & np.isfinite(gradient) & np.isfinite(hessian)
+    noise = _NOISE * np.max(np.abs(hessian[np.isfinite(hessian)]), initial=0)
     method = Method().resolve(traced)
     return LossReport(
         scores=points,
@@ -131,8 +133,8 @@ def inspect_loss(
         curvature=curvature,
         minima=_minima(points, gradient, minimiser),
         minimiser=minimiser,
-        hessian_zero=_intervals(points, hessian == 0),
-        hessian_negative=_intervals(points, hessian < 0),
+        hessian_zero=_intervals(points, np.abs(hessian) <= noise),
+        hessian_negative=_intervals(points, hessian < -noise),
         not_finite=_intervals(points, ~finite),
         choices=dict(
             curvature=method.curvature,
@@ -149,22 +151,21 @@ def _look_along(loss, k, constants, targets):
     parameters = ()
     if loss.estimate is not None:
         rows = origin[0] if loss.num_scores == 1 else origin.T
-        parameters = loss.estimate(constants, rows, targets, jnp.ones(size))
+        parameters = loss.estimate(constants, rows, targets, _ones(size))
     objective = Objective(loss, constants, targets, parameters, None)
     # Also for a quadratic, which training needs no minimiser for.
     own = find_minimisers(objective, size)
     minimiser = own[k, 0]
     centre = jnp.where(jnp.isfinite(minimiser), minimiser, 0.0)
     unit = jnp.maximum(jnp.abs(centre), 1.0)
-    exponents = jnp.linspace(np.log(_CLOSEST), np.log(_REACH), _POINTS)
-    side = jnp.exp(exponents).astype(jnp.float32)
+    side = jnp.asarray(np.geomspace(_CLOSEST, _REACH, _POINTS), jnp.float32)
     steps = jnp.concatenate([-side[::-1], jnp.zeros(1, jnp.float32), side])
     points = centre + unit * steps
     scores = origin.at[k].set(points)
     if needs_minimiser(loss):
         objective = objective._replace(minimiser=own)
     method = Method().resolve(loss)
-    _, curvature = derivatives(objective, scores, jnp.ones(size), method.curvature)
+    _, curvature = derivatives(objective, scores, _ones(size), method.curvature)
     values = (
         loss_values(objective, scores),
         gradients(objective, scores)[k],
@@ -172,6 +173,10 @@ def _look_along(loss, k, constants, targets):
         curvature[k],
     )
     return points, minimiser, values
+
+
+def _ones(size):
+    return jnp.ones(size, jnp.float32)
 
 
 def _minima(points, gradient, minimiser):

@@ -98,7 +98,12 @@ def solve_leaves(
             groups.k, groups.scores, groups.weights, along,
             jnp.zeros_like(groups.group), jnp.zeros(1, jnp.float32),
         )  # fmt: skip
-        return step * solve_groups(objective, one, jnp.ones(1), jnp.ones(1, bool))[0]
+        return (
+            step
+            * solve_groups(objective, one, jnp.ones(1, jnp.float32), jnp.ones(1, bool))[
+                0
+            ]
+        )
     if leaf_solver == "exact":
         return solve_groups(objective, groups, step, jnp.ones(step.shape, bool))
     change, noise = _loss_change(objective, groups, step)
@@ -287,7 +292,7 @@ def _loss_change(objective, groups, c):
 def _bounds(objective, groups):
     """Between which the minimum lies if all rows know theirs, else nothing."""
     num_groups = groups.penalty.shape[0]
-    unknown = jnp.full(num_groups, jnp.inf)
+    unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
     if objective.minimiser is None:
         return -unknown, unknown
     distance = objective.minimiser[groups.k] - groups.scores[groups.k]

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from jboost.floats import middle_float, sum_rows
+
 Scalar = Float[ArrayLike, ""]
 
 
@@ -218,12 +220,12 @@ def weighted_quantile(
     """
     values = jnp.asarray(values, jnp.float32)
     weights = jnp.asarray(weights, jnp.float32)
-    wanted = q * jnp.sum(weights)
+    wanted = q * sum_rows(weights)
 
     def halve(_, interval):
         low, high = interval
         middle = middle_float(low, high)
-        enough = jnp.sum(jnp.where(values <= middle, weights, 0.0)) >= wanted
+        enough = sum_rows(jnp.where(values <= middle, weights, 0.0)) >= wanted
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
     counted = weights > 0
@@ -231,27 +233,6 @@ def weighted_quantile(
     high = jnp.max(jnp.where(counted, values, -jnp.inf))
     below = jnp.nextafter(low, jnp.float32(-jnp.inf))
     return jnp.maximum(jax.lax.fori_loop(0, 32, halve, (below, high))[1], low)
-
-
-def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):
-    """The float32 halfway from low to high in the order of bit patterns.
-
-    About 32 such halvings reach neighbouring floats from any interval, whatever
-    its scale; an arithmetic mean needs as many as the exponents differ.
-    """
-    first, second = _to_ordered(low), _to_ordered(high)
-    middle = (first & second) + ((first ^ second) >> 1)  # cannot overflow
-    return _from_ordered(middle)
-
-
-def _to_ordered(x):
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _from_ordered(ordered):
-    bits = jnp.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _residual(score, target):

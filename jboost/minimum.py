@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jboost.losses import middle_float
+from jboost.floats import middle_float
 
 _GROWTH = 4.0  # factor from one probe to the next while bracketing
 _BISECTIONS = 34  # halvings of the 2^32 float32 bit patterns, and two to spare

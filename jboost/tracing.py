@@ -8,7 +8,6 @@ latter as an argument: a fresh but equal lambda, another ``delta`` or another ar
 in a closure compiles nothing, and nothing holds on to the function itself.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +77,7 @@ class TracedLoss:
 
 
 def trace_loss(
-    loss: Callable[..., Any] | Adaptive, targets: Any, num_scores: int = 1
+    loss: Any, targets: Any, num_scores: int = 1
 ) -> tuple[TracedLoss, tuple[Any, ...]]:
     """Traces a loss for one row.
 

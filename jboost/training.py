@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 from tqdm import tqdm
 
@@ -168,6 +169,11 @@ def fit(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
+    if isinstance(x, Tracer):
+        raise TypeError(
+            "x must be an array of numbers, got a traced value: fit runs on the host; "
+            "inside jit, vmap or grad call jb.boost"
+        )
     matrix = as_matrix(x, "x")
     warn_of_collisions(x)
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
@@ -488,9 +494,12 @@ def _make_sets(validation, bins, num_scores, padded, with_offset):
 
 
 def _check_callbacks(callbacks):
+    signature = "callback(round, history, model), or several such"
+    if not callable(callbacks) and not isinstance(callbacks, tuple | list):
+        raise TypeError(f"callbacks must be callable as {signature}, got {callbacks!r}")
     watchers = (callbacks,) if callable(callbacks) else tuple(callbacks)
     for watch in watchers:
-        checks.check_callable("callbacks", watch, "callback(round, history, model)")
+        checks.check_callable("callbacks", watch, signature)
     return watchers
 
 
