@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Naive NumPy versions of jboost's parts: literal, slow, in float64; the oracles."""
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+WEIGHT_SLACK = 1 - 1e-5  # of min_child_weight, as the library grants it
+LEAST_GAIN = 1e-6  # of the parent's score, below which no split is made
+TINY = np.finfo(np.float32).tiny
+
+
+class Cut(NamedTuple):
+    """One candidate split; ``gain`` is before the price of a leaf."""
+
+    gain: float
+    feature: int
+    threshold: int
+    missing_left: bool
+
+
+class Limits(NamedTuple):
+    l2: float = 1.0
+    min_gain: float = 0.0
+    min_child_weight: float = 1.0
+    min_child_samples: int = 1
+
+
+def apply_bins(thresholds, x):
+    """0 for NaN, else 1 + the number of thresholds below the value."""
+    codes = np.zeros(x.shape, np.int64)
+    for row, feature in np.ndindex(*x.shape):
+        value = np.float32(x[row, feature])
+        if abs(value) < TINY:
+            value = np.float32(0)
+        if not np.isnan(value):
+            below = sum(bool(value > threshold) for threshold in thresholds[feature])
+            codes[row, feature] = 1 + below
+    return codes
+
+
+def histogram(columns, channels, node, num_nodes, num_bins):
+    """Adds the channels of every row, one by one."""
+    num_features, num_rows = columns.shape
+    shape = (num_nodes, num_features, num_bins, channels.shape[1])
+    sums = np.zeros(shape, np.int64)
+    for row, feature in product(range(num_rows), range(num_features)):
+        if 0 <= node[row] < num_nodes:
+            sums[node[row], feature, columns[feature, row]] += channels[row]
+    return sums
+
+
+def score(gradient, curvature, l2):
+    """G^2 / (H + l2), and 0 for a side without weight."""
+    return gradient**2 / (curvature + l2) if curvature + l2 > 0 else 0.0
+
+
+def candidates(sums, features, limits):
+    """Every admissible cut of one node.
+
+    Args:
+      sums: [F, B, 3], gradient, curvature and count.
+    """
+    cuts = []
+    num_bins = sums.shape[1]
+    for feature in np.flatnonzero(features):
+        total = sums[feature].sum(axis=0)
+        for threshold, missing_left in product(range(1, num_bins), (False, True)):
+            left = sums[feature, 1 : threshold + 1].sum(axis=0)
+            if missing_left:
+                left = left + sums[feature, 0]
+            right = total - left
+            least_weight = limits.min_child_weight * WEIGHT_SLACK
+            if min(left[1], right[1]) < least_weight:
+                continue
+            if min(left[2], right[2]) < limits.min_child_samples:
+                continue
+            sides = score(*left[:2], limits.l2) + score(*right[:2], limits.l2)
+            gain = (sides - score(*total[:2], limits.l2)) / 2
+            cuts.append(Cut(gain, int(feature), threshold, missing_left))
+    return cuts
+
+
+def find_split(sums, features, limits):
+    """The best cut, or None.
+
+    Ties go to the lowest feature, then the lowest threshold, then missing right.
+    """
+    cuts = candidates(sums, features, limits)
+    if not cuts:
+        return None
+    best = max(cuts, key=lambda cut: cut.gain)  # the first of the largest
+    parent = score(*sums[0].sum(axis=0)[:2], limits.l2)
+    enough = best.gain > limits.min_gain and 2 * best.gain > LEAST_GAIN * parent
+    return best if enough else None
+
+
+class GrownTree(NamedTuple):
+    """In heap order, and the leaf of every row, as :class:`jboost.Tree`."""
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    missing_left: np.ndarray
+    leaf: np.ndarray
+
+
+def grow_tree(columns, gradient, curvature, in_bag, limits, max_depth, num_bins):
+    """Grows level by level; every node looks at its own rows."""
+    num_features, num_rows = columns.shape
+    feature = np.zeros(2**max_depth - 1, np.int64)
+    threshold = np.full(2**max_depth - 1, num_bins - 1)
+    missing_left = np.ones(2**max_depth - 1, bool)
+    node = np.zeros(num_rows, np.int64)
+    values = np.stack([gradient, curvature, np.ones(num_rows)], axis=1)
+    values = values.astype(np.float64)
+    for level in range(max_depth):
+        for here in range(2**level - 1, 2 ** (level + 1) - 1):
+            rows = np.flatnonzero(node == here)
+            learnt = rows[in_bag[rows]]
+            if len(learnt) == 0:
+                node[rows] = 2 * here + 1
+                continue
+            sums = np.zeros((num_features, num_bins, 3))
+            for every in range(num_features):
+                np.add.at(sums[every], columns[every, learnt], values[learnt])
+            cut = find_split(sums, np.ones(num_features, bool), limits)
+            if cut is not None:
+                codes = columns[cut.feature, learnt]
+                feature[here], threshold[here] = cut.feature, cut.threshold
+                missing_left[here] = cut.missing_left
+                if not np.any(codes == 0):
+                    num_left = np.sum(codes <= cut.threshold)
+                    missing_left[here] = 2 * num_left >= len(learnt)
+            for row in rows:
+                code = columns[feature[here], row]
+                left = code <= threshold[here] if code else missing_left[here]
+                node[row] = 2 * here + (1 if left else 2)
+    return GrownTree(feature, threshold, missing_left, node - (2**max_depth - 1))
+
+
+def predict(model, x):
+    """Scores of an Ensemble on raw values, one row and one tree at a time."""
+    arrays = (model.feature, model.threshold, model.missing_left, model.leaf_value)
+    feature, threshold, missing_left, leaf_value = map(np.asarray, arrays)
+    num_rounds, num_scores, num_nodes = feature.shape
+    start = np.asarray(model.init_score, np.float64).reshape(-1)
+    scores = np.tile(start, (len(x), 1))
+    for row, tree, k in product(range(len(x)), range(num_rounds), range(num_scores)):
+        node = 0
+        while node < num_nodes:
+            value = np.float32(x[row, feature[tree, k, node]])
+            value = np.float32(0) if abs(value) < TINY else value
+            left = value <= threshold[tree, k, node]
+            if np.isnan(value):
+                left = missing_left[tree, k, node]
+            node = 2 * node + (1 if left else 2)
+        scores[row, k] += leaf_value[tree, k, node - num_nodes]
+    return scores if np.ndim(model.init_score) else scores[:, 0]
