@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The traceable loop equals fit, obeys jit and vmap, and keeps the laws of boosting."""
+
+from functools import partial
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from tables import ROWS, SMALL, make_columns, make_regression
+
+import jboost as jb
+
+X, Y = make_regression()
+BINS = jb.fit_bins(X)
+CODES = jb.apply_bins(BINS, X)
+KEY = jax.random.key(0)
+SQUARES = jb.losses.squared_error
+
+
+def boost(loss=SQUARES, y=Y, key=KEY, **settings):
+    return jb.boost(CODES, y, loss, key, **{**SMALL, **settings})
+
+
+def fit(loss=SQUARES, x=X, y=Y, **settings):
+    return jb.fit(x, y, loss, **{**SMALL, **settings})
+
+
+def assert_same(first, second):
+    """Equal to the last bit."""
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_alike(scores, expected, loss_of):
+    """Equal up to near-ties.
+
+    Compiled apart, sums may round differently, and a split with an equally good rival
+    may fall to it: the same training loss, and the same score for nearly all rows.
+    """
+    np.testing.assert_allclose(loss_of(scores), loss_of(expected), rtol=1e-2)
+    near = np.isclose(scores, expected, rtol=1e-4, atol=1e-4)
+    assert near.mean() > 0.95
+
+
+@pytest.mark.parametrize("settings", [{}, dict(subsample=0.5, colsample_bynode=0.5)])
+@pytest.mark.parametrize("loss", [SQUARES, jb.losses.huber])
+def test_boost_equals_fit(loss, settings):
+    """The same splits and draws, though fit pads 200 rows to 208.
+
+    Values may differ in the last bits: they are two programs, in which the compiler
+    fuses multiplications with additions at different places.
+    """
+    trees, scores = boost(loss, **settings)
+    model, _ = fit(loss, **settings)
+    looped = jb.to_ensemble(trees, BINS)
+    for name in ("feature", "threshold", "missing_left"):
+        np.testing.assert_array_equal(getattr(looped, name), getattr(model, name))
+    # A few units in the last place, of values of order one.
+    np.testing.assert_allclose(
+        looped.leaf_value, model.leaf_value, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(looped.init_score, model.init_score, rtol=1e-6)
+    np.testing.assert_allclose(jb.predict(model, X), scores, rtol=1e-5, atol=1e-6)
+
+
+def test_boost_under_jit():
+    expected_trees, expected = boost()
+    trees, scores = jax.jit(lambda codes, y, key: boost(y=y, key=key))(CODES, Y, KEY)
+    assert_alike(scores, expected, lambda s: np.mean((s - Y) ** 2))
+    assert trees.trees.feature.shape == expected_trees.trees.feature.shape
+
+
+def huber_mean(scores, delta, weights):
+    residual = np.abs(np.asarray(scores) - Y)
+    values = np.where(
+        residual <= delta, residual**2 / 2, delta * (residual - delta / 2)
+    )
+    return np.average(values, weights=weights)
+
+
+def test_vmap_over_every_number():
+    """Rates, l2, the loss's own delta, keys and weights at once equal separate runs."""
+    generator = np.random.default_rng(0)
+    cases = dict(
+        learning_rate=jnp.array([0.1, 0.3, 0.5]),
+        l2=jnp.array([0.0, 1.0, 10.0]),
+        delta=jnp.array([0.1, 1.0, 5.0]),
+        key=jax.random.split(KEY, 3),
+        weights=jnp.asarray(generator.uniform(0.5, 2, (3, ROWS)), jnp.float32),
+    )
+
+    def train(learning_rate, l2, delta, key, weights):
+        return boost(
+            lambda s, t: jb.losses.huber(s, t, delta=delta), key=key,
+            learning_rate=learning_rate, l2=l2, sample_weight=weights, subsample=0.8,
+        )  # fmt: skip
+
+    _, together = jax.vmap(train)(*cases.values())
+    assert together.shape == (3, ROWS)
+    for number in range(3):
+        delta, weights = float(cases["delta"][number]), cases["weights"][number]
+        _, alone = train(*(values[number] for values in cases.values()))
+        loss_of = partial(huber_mean, delta=delta, weights=weights)
+        assert_alike(together[number], np.asarray(alone), loss_of)
+
+
+def test_steps_equal_boost():
+    """One program for a step and one for the loop: the same up to near-ties."""
+    state = jb.init(CODES, Y, SQUARES, KEY)
+    trees = []
+    for _ in range(SMALL["num_rounds"]):
+        state, tree = jb.boost_step(
+            state, CODES, Y, SQUARES, max_depth=3, subsample=0.5
+        )
+        trees.append(tree)
+    assert int(state.round) == SMALL["num_rounds"]
+    expected, scores = boost(subsample=0.5)
+    assert_alike(state.scores[0], scores, lambda s: np.mean((s - Y) ** 2))
+    np.testing.assert_array_equal(trees[0].feature, expected.trees.feature[0])
+
+
+@pytest.mark.parametrize("loss", [SQUARES, jb.losses.huber])
+def test_weight_two_is_a_duplicate_row(loss):
+    """And rows of weight 0, which hold NaN here, do not exist."""
+    half = ROWS // 2
+    twice = np.r_[np.full(half, 2.0), np.zeros(half)]
+    x, y = np.r_[X[:half], np.full((half, 3), np.nan)], np.r_[Y[:half], [np.nan] * half]
+    weighted, history = fit(loss, x, y, sample_weight=twice)
+    ones = np.ones(ROWS)
+    doubled, expected = fit(
+        loss, X[:half].repeat(2, 0), Y[:half].repeat(2), sample_weight=ones
+    )
+    # Sums add the same numbers in another order, in float32.
+    np.testing.assert_allclose(history.train_loss, expected.train_loss, rtol=1e-4)
+    assert_alike(
+        jb.predict(weighted, X[:half]),
+        np.asarray(jb.predict(doubled, X[:half])),
+        lambda s: np.mean((s - Y[:half]) ** 2),
+    )
+
+
+def test_weights_are_relative():
+    """Without l2 and limits in units of weight, only their ratios matter."""
+    weights = np.random.default_rng(0).uniform(0.5, 2, ROWS).astype(np.float32)
+    free = dict(l2=0.0, min_child_weight=0.0)
+    first, _ = fit(sample_weight=weights, **free)
+    second, _ = fit(sample_weight=8 * weights, **free)
+    assert_same(first, second)  # a power of two: no rounding differs
+
+
+CONVEX = {
+    "squared": (SQUARES, lambda y: y),
+    "absolute": (jb.losses.absolute_error, lambda y: y),
+    "huber": (jb.losses.huber, lambda y: y),
+    "logistic": (jb.losses.logistic, lambda y: (y > np.median(y)).astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", CONVEX)
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    noise=st.sampled_from([0.0, 0.3, 30.0]),
+    rate=st.sampled_from([0.02, 0.3]),
+    subsample=st.sampled_from([1.0, 1.0, 0.7]),
+)
+def test_training_loss_does_not_rise(name, seed, noise, rate, subsample):
+    loss, make_targets = CONVEX[name]
+    x, y = make_regression(seed, noise)
+    y = make_targets(y)
+    _, history = fit(loss, x, y, learning_rate=rate, subsample=subsample, seed=seed)
+    losses = history.train_loss
+    # Float32 rounding; out-of-bag rows may lose a little, of the first loss.
+    slack = 1e-5 if subsample == 1 else 0.05
+    assert (np.diff(losses) <= slack * np.abs(losses[0]) + 1e-6).all()
+    assert np.isfinite(losses).all()
+
+
+def test_training_loss_is_that_of_the_model():
+    model, history = fit()
+    stages = np.asarray(jb.staged_predict(model, X))
+    expected = ((stages - Y) ** 2).mean(1)
+    np.testing.assert_allclose(history.train_loss, expected, rtol=1e-5)  # float32
+    assert history.train_loss[-1] < 0.5 * np.var(Y)
+
+
+def test_schedules():
+    rates = [0.5, 0.0, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1]
+    model, _ = fit(learning_rate=lambda step: rates[step])
+    constant, _ = fit(learning_rate=0.5)
+    values = np.asarray(model.leaf_value)
+    np.testing.assert_array_equal(values[0], constant.leaf_value[0])
+    assert not values[1].any() and values[2].any()
+    # The tree of round 1 added nothing, so that round 2 grows it again.
+    np.testing.assert_array_equal(model.threshold[1], model.threshold[2])
+
+
+def test_optax_schedules():
+    schedule = optax.exponential_decay(0.5, transition_steps=1, decay_rate=0.5)
+    model, _ = fit(learning_rate=schedule)
+    halves, _ = fit(learning_rate=lambda step: 0.5 * 0.5**step)
+    # optax computes powers in float32.
+    np.testing.assert_allclose(
+        model.leaf_value, halves.leaf_value, rtol=1e-3, atol=1e-4
+    )
+    _, scores = boost(learning_rate=schedule)
+    np.testing.assert_allclose(scores, jb.predict(model, X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode"]
+)
+def test_subsets_are_reproducible(name):
+    settings = {name: 0.4}
+    first, _ = fit(seed=1, **settings)
+    again, _ = fit(seed=1, **settings)
+    other, _ = fit(seed=2, **settings)
+    everything, _ = fit(seed=1)
+    assert_same(first, again)
+    assert np.any(first.threshold != other.threshold)
+    assert np.any(first.threshold != everything.threshold)
+
+
+def test_nothing_random_without_subsets():
+    """Where rounding is to nearest, the seed is not used."""
+    assert_same(fit(seed=1)[0], fit(seed=2)[0])
+
+
+def test_a_tree_of_one_column():
+    model, _ = fit(colsample_bytree=0.3)  # one of three
+    split = np.isfinite(model.threshold[:, 0])
+    used = [
+        set(np.asarray(model.feature[number, 0])[split[number]].tolist())
+        for number in range(model.num_rounds)
+    ]
+    assert all(len(columns) == 1 for columns in used)
+    assert len(set.union(*used)) > 1
+
+
+def test_an_offset_is_a_start_per_row():
+    offset = 3 * X[:, 2] + 5
+    with_offset, history = fit(offset=offset)
+    without, expected = fit(y=Y - offset)
+    np.testing.assert_allclose(  # targets near 10 are rounded to 1e-6
+        history.train_loss, expected.train_loss, rtol=1e-4
+    )
+    scores = jb.predict(with_offset, X, offset=offset)
+    assert_alike(
+        np.asarray(scores), np.asarray(jb.predict(without, X)) + offset,
+        lambda s: np.mean((s - Y) ** 2),
+    )  # fmt: skip
+
+
+def test_a_given_initial_score():
+    model, history = fit(init_score=2.5, num_rounds=1)
+    assert float(model.init_score) == 2.5
+    assert history.choices["init_score"] == 2.5
+    nothing, _ = fit(init_score=2.5, num_rounds=0)
+    np.testing.assert_array_equal(jb.predict(nothing, X), np.full(ROWS, 2.5))
+
+
+def test_the_first_leaf_values_are_those_of_xgboost_by_hand():
+    """One stump on 200 rows: -G / (H + l2 * mean curvature), times the rate."""
+    model, _ = fit(max_depth=3, num_rounds=1, l2=3.0)
+    leaf = np.asarray(jb.leaf_indices(model, X))[:, 0]
+    residual = Y - Y.mean()
+    for number in np.unique(leaf):
+        inside = residual[leaf == number]
+        expected = 0.1 * inside.sum() / (len(inside) + 3)
+        actual = float(model.leaf_value[0, 0, number])
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)  # float32
+
+
+CLASSES = np.digitize(Y, [0.5, 2.0])
+
+
+def test_softmax_trains_three_classes():
+    model, history = fit(jb.losses.softmax, y=CLASSES, num_scores=3)
+    share = jax.nn.softmax(model.init_score)
+    # Damped Newton stops when the loss no longer falls in float32.
+    np.testing.assert_allclose(share, np.bincount(CLASSES) / ROWS, atol=1e-3)
+    scores = jb.predict(model, X)
+    assert scores.shape == (ROWS, 3) and model.feature.shape == (8, 3, 7)
+    assert np.mean(np.argmax(scores, 1) == CLASSES) > 0.8
+    assert (np.diff(history.train_loss) < 0).all()
+
+
+def test_an_adaptive_loss_follows_the_fit():
+    """Every round uses the parameter of its own scores, the history the first's."""
+    loss = jb.losses.make_adaptive_huber(alpha=0.5)
+    model, history = fit(loss, num_rounds=8)
+    start = np.full(ROWS, model.init_score, np.float32)
+    delta = np.sort(np.abs(Y - start))[ROWS // 2 - 1]
+    expected = huber_mean(jb.predict(model, X), delta, np.ones(ROWS))
+    np.testing.assert_allclose(history.train_loss[-1], expected, rtol=1e-4)  # float32
+    assert history.train_loss[-1] < history.train_loss[0]
+
+
+def test_missing_values_are_used():
+    x = make_columns()
+    hidden = np.random.default_rng(1).random(ROWS) < 0.3
+    x[hidden, 0] = np.nan
+    y = np.where(hidden, 3.0, -1.0)
+    model, _ = fit(x=x, y=y, learning_rate=1.0, l2=0.0)
+    np.testing.assert_allclose(jb.predict(model, x), y, atol=1e-4)  # float32 means

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives are finite at kinks, curvature is positive, minimisers are true."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jboost as jb
+from jboost.curvature import (
+    Objective,
+    derivatives,
+    find_minimisers,
+    needs_minimiser,
+    smoothing_scale,
+)
+from jboost.tracing import trace_loss
+
+L = jb.losses
+ROWS = 15
+POLICIES = ("auto", "exact", "secant", "absolute", "unit")
+
+
+@partial(jax.jit, static_argnums=0)
+def search(traced, constants, targets):
+    objective = Objective(traced, constants, targets, (), None)
+    return find_minimisers(objective, jax.tree.leaves(targets)[0].shape[0])
+
+
+def bind(loss, targets, num_scores=1):
+    """The objective, with minimisers where the rules ask for them."""
+    targets = jax.tree.map(jnp.asarray, targets)
+    traced, constants = trace_loss(loss, targets, num_scores)
+    objective = Objective(traced, constants, targets, (), None)
+    if needs_minimiser(traced):
+        rows = jax.tree.leaves(targets)[0].shape[0]
+        index = np.resize(np.arange(rows), ROWS)  # one shape: one program per loss
+        padded = jax.tree.map(lambda array: array[index], targets)
+        found = search(traced, constants, padded)[:, :rows]
+        objective = objective._replace(minimiser=found)
+    return objective
+
+
+def minimisers(loss, targets, num_scores=1):
+    found = np.asarray(bind(loss, targets, num_scores).minimiser)
+    return found[0] if num_scores == 1 else found
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def evaluate(traced, policies, constants, targets, minimiser, scores):
+    objective = Objective(traced, constants, targets, (), minimiser)
+    weights = jnp.ones(scores.shape[1])
+    return {p: derivatives(objective, scores, weights, p) for p in policies}
+
+
+def derive(loss, targets, scores, policies=POLICIES, num_scores=1):
+    """{policy: (gradient, curvature)} at scores [K, N], all rows weighing 1."""
+    traced, constants, targets, _, minimiser = bind(loss, targets, num_scores)
+    scores = jnp.asarray(scores, jnp.float32)
+    scores = scores[None] if scores.ndim == 1 else scores
+    values = evaluate(traced, policies, constants, targets, minimiser, scores)
+    return jax.tree.map(np.asarray, values)
+
+
+RESIDUALS = np.resize(np.float32([0, 0, -3, -0.5, 0, 0.01, 1, 40]), ROWS)
+TARGETS = np.resize(np.float32([0, 1, 2, -3, 1e3, 0, 0.1, 7]), ROWS)
+
+KINKED = {
+    "abs": L.absolute_error,
+    "jnp.abs": lambda s, t: jnp.abs(s - t),
+    "huber": L.huber,
+    "root of a square": lambda s, t: jnp.sqrt((s - t) ** 2),
+    "|r|^1.5": lambda s, t: jnp.abs(s - t) ** 1.5,
+    "pinball": partial(L.quantile, tau=0.9),
+    "epsilon": lambda s, t: jnp.maximum(0.0, jnp.abs(s - t) - 0.1),
+    "welsch": L.welsch,
+}
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_finite_and_positive_at_kinks(name):
+    values = derive(KINKED[name], TARGETS, TARGETS + RESIDUALS)
+    for policy, (gradient, curvature) in values.items():
+        assert np.isfinite(gradient).all(), policy
+        assert np.isfinite(curvature).all(), policy
+        if name not in ("abs", "jnp.abs", "pinball", "epsilon") or policy != "exact":
+            assert (curvature > 0).all(), policy
+
+
+@pytest.mark.parametrize("name", ["abs", "jnp.abs", "root of a square", "|r|^1.5"])
+def test_a_row_at_its_own_minimum_wants_to_stay(name):
+    gradient, _ = derive(KINKED[name], TARGETS, TARGETS + RESIDUALS)["auto"]
+    np.testing.assert_array_equal(gradient[0, RESIDUALS == 0], 0)
+    moving = RESIDUALS != 0
+    assert (np.sign(gradient[0, moving]) == np.sign(RESIDUALS[moving])).all()
+
+
+# Targets of every scale that float32 tells apart from 1 by its exponent alone.
+SCALES = np.float32([1e-20, 1e-6, 0.3, 1, 7, 1e6, 1e20])
+SIGNED = np.concatenate([-SCALES, [0], SCALES]).astype(np.float32)
+AT_TARGET = {
+    "abs": L.absolute_error,
+    "jnp.abs": lambda s, t: jnp.abs(s - t),
+    "pinball": partial(L.quantile, tau=0.1),
+    "huber": L.huber,
+    "log_cosh": L.log_cosh,
+    "tiny abs": lambda s, t: 1e-6 * jnp.abs(s - t),
+}
+
+
+@pytest.mark.parametrize("name", AT_TARGET)
+def test_minimiser_is_the_target(name):
+    found = minimisers(AT_TARGET[name], SIGNED)
+    # Within 2^-20 of the target or 1e-12, from which on the search trusts it.
+    np.testing.assert_allclose(found, SIGNED, rtol=2.0**-20, atol=1e-12)
+
+
+def test_minimiser_of_a_flat_bottom_is_its_middle():
+    targets = np.float32([-1e4, -3, 0, 0.02, 5, 1e4])
+    found = minimisers(KINKED["epsilon"], targets)
+    # float32 near 1e4 is a multiple of 1e-3, so that the edges +-0.1 are rounded.
+    np.testing.assert_allclose(found, targets, rtol=1e-6, atol=1e-6)
+
+
+def test_minimiser_of_counts_is_their_logarithm():
+    targets = np.float32([0, 1e-4, 0.5, 1, 3, 1e6, 1e20])
+    found = minimisers(L.poisson, targets)
+    assert np.isnan(found[0])
+    # exp(score) - target is zero within a relative 1e-7 of the target.
+    np.testing.assert_allclose(found[1:], np.log(targets[1:]), rtol=1e-6, atol=1e-6)
+
+
+def test_minimiser_of_gamma_is_the_logarithm():
+    targets = np.float32([1e-6, 0.5, 1, 3, 1e6])
+    found = minimisers(L.gamma, targets)
+    np.testing.assert_allclose(found, np.log(targets), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, bool])
+def test_a_certain_class_has_no_minimiser(dtype):
+    targets = np.array([0, 1]).astype(dtype)
+    assert np.isnan(minimisers(L.logistic, targets)).all()
+
+
+def test_a_certain_class_in_a_dict_has_no_minimiser():
+    def loss(score, target):
+        return L.logistic(score, target["y"])
+
+    assert np.isnan(minimisers(loss, {"y": np.float32([0, 1])})).all()
+
+
+def test_minimiser_of_a_soft_class_is_its_logit():
+    shares = np.float32([0.01, 0.25, 0.5, 0.9, 0.999])
+    found = minimisers(L.logistic, shares)
+    # A relative 1e-7 in 1 - 0.999 is 1e-4 in odds, hence 1e-4 in the logit.
+    np.testing.assert_allclose(found, np.log(shares / (1 - shares)), atol=2e-4)
+
+
+def test_minimiser_of_hinge_is_its_edge():
+    found = minimisers(L.hinge, np.float32([-1, 1, 1]))
+    np.testing.assert_allclose(found, [-1, 1, 1], rtol=1e-6)  # neighbouring floats
+
+
+def test_losses_that_fall_for_ever_have_none():
+    for loss in (L.exponential, L.focal):
+        assert np.isnan(minimisers(loss, np.float32([0.5, 1, 1]))[1:]).all()
+
+
+def test_quadratics_are_not_searched():
+    assert bind(L.squared_error, TARGETS).minimiser is None
+    assert bind(L.absolute_error, TARGETS).minimiser is not None
+
+
+def test_softmax_curvature_is_twice_the_variance():
+    scores = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    targets = np.int32([0, 1, 2, 0, 1])
+    values = derive(L.softmax, targets, scores, ("auto", "exact"), num_scores=3)
+    share = np.exp(scores) / np.exp(scores).sum(0)
+    indicator = np.eye(3)[targets].T
+    for gradient, curvature in values.values():
+        np.testing.assert_allclose(gradient, share - indicator, atol=1e-6)  # float32
+        np.testing.assert_allclose(curvature, 2 * share * (1 - share), rtol=1e-5)
+
+
+def test_separable_sums_have_minimisers():
+    targets = np.float32([[1, -2], [30, 4], [0, 5]])
+    found = minimisers(lambda s, t: jnp.sum(jnp.abs(s - t)), targets, 2)
+    np.testing.assert_allclose(found, targets.T, rtol=1e-6, atol=1e-6)
+    coupled = minimisers(lambda s, t: jnp.abs(s[0] * s[1] - t[0]) ** 3, targets, 2)
+    assert np.isnan(coupled).all()
+
+
+def huber_gradient(residual, delta=1.0):
+    return np.clip(residual, -delta, delta)
+
+
+def test_auto_is_the_larger_of_secant_and_slope():
+    residual = np.linspace(-5, 5, ROWS).astype(np.float32)
+    values = derive(L.huber, np.zeros(ROWS, np.float32), residual)
+    distance = np.abs(residual)
+    delta = np.mean(np.sqrt(distance)) ** 2
+    gradient = huber_gradient(residual)
+    secant = np.abs(gradient) / np.sqrt(distance**2 + delta**2)
+    up, down = huber_gradient(residual + delta), huber_gradient(residual - delta)
+    slope = (up - down) / (2 * delta)
+    expected = {
+        "auto": np.maximum(secant, slope),
+        "secant": np.maximum(secant, 1e-6 * secant.mean()),
+        "unit": np.ones(ROWS),
+        "exact": np.maximum(distance <= 1, 1e-6 * np.mean(distance <= 1)),
+    }
+    for policy, curvature in expected.items():
+        # float32; differences of gradients cancel to about 1e-7 / delta
+        np.testing.assert_allclose(
+            values[policy][1][0], curvature, rtol=1e-5, atol=2e-7
+        )
+        np.testing.assert_allclose(values[policy][0][0], gradient, rtol=1e-6)
+
+
+def test_smoothing_scale_ignores_rows_without_weight_or_minimiser():
+    scores = jnp.array([[1.0, 4.0, 9.0, jnp.nan]])
+    minimiser = jnp.array([[0.0, 0.0, jnp.nan, 0.0]])
+    delta = smoothing_scale(minimiser, scores, jnp.array([1.0, 3.0, 1.0, 0.0]))
+    np.testing.assert_allclose(delta, [((1 + 3 * 2) / 4) ** 2], rtol=1e-6)  # float32
+
+
+def test_no_row_asks_to_step_beyond_its_own_minimum():
+    residual = np.geomspace(1e-3, 50, ROWS).astype(np.float32)
+    for loss in (lambda s, t: (s - t) ** 4, L.cauchy):
+        values = derive(loss, np.zeros(ROWS, np.float32), residual)
+        gradient, curvature = values["auto"]
+        # Up to the smoothing: |g| / curvature <= sqrt(t^2 + delta^2).
+        delta = np.mean(np.sqrt(residual)) ** 2
+        limit = np.sqrt(residual**2 + delta**2)
+        assert (np.abs(gradient[0]) <= curvature[0] * limit * (1 + 1e-5)).all()
+
+
+def scale(loss, factor):
+    return lambda score, target: factor * loss(score, target)
+
+
+SCALED = dict(huber=L.huber, welsch=L.welsch)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_curvature_scales_with_the_loss(name):
+    residual = np.resize(np.float32([-3, -0.2, 0, 0.1, 0.7, 2, 5]), ROWS)
+    targets = np.resize(np.float32([1, 2, 3, -4, 5, 0, 0.5]), ROWS)
+
+    def scaled(factor):
+        loss = scale(SCALED[name], factor)
+        return derive(loss, targets, targets + residual)
+
+    plain = scaled(1.0)
+    for factor in (1e6, 1e-6):
+        values_of = scaled(factor)
+        for policy in ("auto", "secant"):
+            values = values_of[policy]
+            for one, other in zip(values, plain[policy], strict=True):
+                # float32 rounding; the floor of 1e-6 of the mean is below it
+                size = np.abs(other).max()
+                np.testing.assert_allclose(
+                    one / factor, other, rtol=1e-4, atol=1e-5 * size
+                )

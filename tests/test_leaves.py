@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaf values and initial scores are the minimisers that they claim to be."""
+
+import itertools
+from functools import lru_cache, partial
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scipy import optimize
+
+import jboost as jb
+from jboost.curvature import (
+    Objective,
+    derivatives,
+    find_minimisers,
+    needs_minimiser,
+)
+from jboost.leaves import Groups, initial_score, newton_step, solve_leaves
+from jboost.tracing import trace_loss
+
+L = jb.losses
+ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it
+
+
+def with_minimisers(objective, rows):
+    if not needs_minimiser(objective.loss):
+        return objective
+    return objective._replace(minimiser=find_minimisers(objective, rows))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def compiled_solve(traced, kind, constants, targets, leaf, weights, scores, penalty):
+    """Values and Newton steps of leaves."""
+    objective = with_minimisers(Objective(traced, constants, targets, (), None), ROWS)
+    gradient, curvature = derivatives(objective, scores[None], weights, "auto")
+    sums = (jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature))
+    step, promised = newton_step(*sums, leaf, penalty, LEAVES)
+    groups = Groups(
+        jnp.int32(0), scores[None], weights, jnp.ones(ROWS), leaf,
+        jnp.broadcast_to(penalty, LEAVES),
+    )  # fmt: skip
+    return solve_leaves(objective, groups, step, promised, kind), step
+
+
+@lru_cache
+def trace(loss):
+    return trace_loss(loss, jnp.zeros(ROWS))
+
+
+def solve(loss, targets, leaf=0, weights=1, scores=0, penalty=0, kind="exact"):
+    numbers = (np.broadcast_to(a, ROWS) for a in (targets, weights, scores))
+    targets, weights, scores = (jnp.asarray(a, jnp.float32) for a in numbers)
+    leaf = jnp.asarray(np.broadcast_to(leaf, ROWS), jnp.int32)
+    traced, constants = trace(loss)
+    result = compiled_solve(
+        traced, kind, constants, targets, leaf, weights, scores, jnp.float32(penalty)
+    )
+    return [np.asarray(values, np.float64) for values in result]
+
+
+def middle_quantile(values, weights, tau):
+    """The midpoint of all minimisers of the weighted pinball loss, by sorting."""
+    order = np.argsort(values)
+    order = order[weights[order] > 0]
+    if len(order) == 0:
+        return 0.0
+    total = np.cumsum(weights[order])
+    wanted = tau * total[-1]
+    low = values[order][np.argmax(total >= wanted)]
+    high = values[order][np.argmax(total > wanted)]
+    return low / 2 + high / 2
+
+
+quarters = st.integers(-40, 40).map(lambda k: k / 4)
+rows_of = partial(st.lists, min_size=ROWS, max_size=ROWS)
+weights_of_rows = rows_of(st.integers(0, 3)).map(np.array)
+leaves_of_rows = rows_of(st.integers(0, 1)).map(np.array)
+
+
+def quantile_quarter(s, t):
+    return L.quantile(s, t, tau=0.25)
+
+
+def pinball_by_maximum(s, t):
+    return jnp.maximum(0.75 * (t - s), -0.25 * (t - s))
+
+
+@pytest.mark.parametrize(
+    ("loss", "tau"),
+    [
+        (L.absolute_error, 0.5),
+        (quantile_quarter, 0.25),
+        (pinball_by_maximum, 0.75),
+    ],
+)
+@settings(max_examples=40, deadline=None)
+@given(
+    targets=rows_of(quarters).map(np.array),
+    scores=rows_of(quarters).map(np.array),
+    weights=weights_of_rows,
+    leaf=leaves_of_rows,
+)
+def test_leaves_are_weighted_quantiles(loss, tau, targets, scores, weights, leaf):
+    values, _ = solve(loss, targets, leaf, weights, scores)
+    for number in range(LEAVES):
+        inside = leaf == number
+        residual = (targets - scores)[inside]
+        expected = middle_quantile(residual, weights[inside], tau)
+        # Bisection ends between two neighbouring floats, of scores up to 20.
+        np.testing.assert_allclose(values[number], expected, atol=4e-6)
+
+
+def test_medians_equal_numpy():
+    generator = np.random.default_rng(0)
+    targets = generator.normal(size=ROWS)
+    leaf = np.array([0] * 7 + [1] * 4 + [2])
+    values, _ = solve(L.absolute_error, targets, leaf)
+    expected = [np.median(targets[leaf == k]) for k in range(3)]
+    np.testing.assert_allclose(values, expected, atol=1e-6)  # neighbouring floats
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1, 1e6, 1e15])
+def test_medians_of_any_scale(scale):
+    targets = scale * np.random.default_rng(1).normal(size=ROWS)
+    values, _ = solve(L.absolute_error, targets, np.arange(ROWS) % 2)
+    expected = [np.median(targets[k::2]) for k in range(2)]
+    np.testing.assert_allclose(values[:2], expected, rtol=1e-5)  # float32 sums
+
+
+@settings(max_examples=40, deadline=None)
+@given(targets=rows_of(quarters).map(np.array), weights=weights_of_rows)
+def test_leaf_of_squared_error_is_the_mean(targets, weights):
+    if not weights.any():
+        weights[0] = 1
+    expected = np.average(targets, weights=weights)
+    for kind in ("newton", "exact", "guarded"):
+        values, _ = solve(L.squared_error, targets, 0, weights, kind=kind)
+        # The exact solver takes slopes below 1e-6 of their parts for zero.
+        np.testing.assert_allclose(values[0], expected, rtol=1e-5, atol=2e-5)
+
+
+def minimise(loss, residual, weights, around):
+    """The minimum by SciPy, in float64, of a convex function of one number."""
+
+    def total(c):
+        return float(np.sum(weights * loss(c - residual)))
+
+    bounds = (np.min(around) - 1, np.max(around) + 1)
+    return optimize.minimize_scalar(
+        total, bounds=bounds, method="bounded", options=dict(xatol=1e-9)
+    ).x
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from([0.3, 3.0]),
+    weights=weights_of_rows,
+)
+def test_leaf_of_huber_is_the_m_estimate(seed, spread, weights):
+    weights = np.where(weights.any(), weights, 1)
+    targets = spread * np.random.default_rng(seed).standard_t(3, size=ROWS)
+    targets = targets.astype(np.float32)
+    values, _ = solve(L.huber, targets, 0, weights)
+    total = partial(total_loss, huber_by_hand, targets, weights)
+    expected = minimise(huber_by_hand, targets, weights, targets)
+    # Where the slope is 0 on an interval (all rows in the tails), any point is a
+    # minimum; float32 slopes locate it to 1e-6 of their parts.
+    assert total(values[0]) <= total(expected) * (1 + 1e-5) + 1e-6
+
+
+def huber_by_hand(residual):
+    magnitude = np.abs(residual)
+    return np.where(magnitude <= 1, magnitude**2 / 2, magnitude - 0.5)
+
+
+def total_loss(loss, targets, weights, c):
+    return float(np.sum(weights * loss(c - targets)))
+
+
+NOT_CONVEX = {
+    "welsch": (L.welsch, lambda r: 1 - np.exp(-(r**2) / 2)),
+    "cauchy": (L.cauchy, lambda r: np.log1p(r**2 / 2)),
+    "huber": (L.huber, huber_by_hand),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("welsch", "exact"),
+        ("welsch", "guarded"),
+        ("cauchy", "exact"),
+        ("huber", "exact"),
+    ],
+)
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from([0.1, 2.0, 30.0]),
+    weights=weights_of_rows,
+)
+def test_leaves_are_no_worse_than_nothing(name, kind, seed, spread, weights):
+    """Exact leaves: nor than the Newton step. Guarded: than 0 where it was checked."""
+    loss, by_hand = NOT_CONVEX[name]
+    targets = spread * np.random.default_rng(seed).standard_t(2, size=ROWS)
+    targets = targets.astype(np.float32)
+    values, step = solve(loss, targets, 0, weights, kind=kind)
+    total = partial(total_loss, by_hand, targets, weights)
+    noise = 4e-6 * (total(0) + total(values[0]))  # float32 sums: 1e-6 of the parts
+    assert total(values[0]) <= total(0) + noise
+    if kind == "exact":
+        assert total(values[0]) <= total(step[0]) + noise
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("absolute", "exact"), ("huber", "exact"), ("welsch", "guarded")]
+    + [("squared", kind) for kind in ("newton", "exact", "guarded", "line_search")],
+)
+def test_empty_leaves_add_nothing(name, kind):
+    losses = dict(
+        absolute=L.absolute_error, squared=L.squared_error, huber=L.huber,
+        welsch=L.welsch,
+    )  # fmt: skip
+    targets = np.arange(ROWS) - 3.0
+    weights = np.where(np.arange(ROWS) < 8, 1, 0)
+    leaf = np.where(weights > 0, 0, 1)  # leaf 1 has rows, but none that counts
+    values, _ = solve(losses[name], targets, leaf, weights, kind=kind)
+    assert values[0] != 0
+    assert values[1:].tolist() == [0, 0]
+
+
+def test_l2_shrinks():
+    targets = np.arange(ROWS) + 1.0
+    penalties = [0.0, 1.0, 10.0, 1000.0]
+    for loss, kind in [
+        (L.squared_error, "newton"),
+        (L.squared_error, "exact"),
+        (L.huber, "exact"),
+        (L.cauchy, "exact"),
+    ]:
+        values = [solve(loss, targets, penalty=p, kind=kind)[0][0] for p in penalties]
+        assert all(a > b > 0 for a, b in itertools.pairwise(values))
+
+
+def test_l2_of_squared_error_is_ridge():
+    targets = np.arange(ROWS) + 1.0
+    for kind in ("newton", "exact"):
+        values, _ = solve(L.squared_error, targets, penalty=5.0, kind=kind)
+        # Minimises sum r^2 + 5 c^2 / 2; the exact solver's slopes are good to 1e-6.
+        expected = 2 * targets.sum() / (2 * ROWS + 5)
+        np.testing.assert_allclose(values[0], expected, rtol=1e-5)
+
+
+def test_line_search_of_squared_error_has_its_closed_form():
+    """rho = sum(r f) / sum(f^2) for the tree's own values f."""
+    generator = np.random.default_rng(3)
+    targets, scores = generator.normal(size=(2, ROWS)).astype(np.float32)
+    leaf = np.arange(ROWS) % LEAVES
+    values, step = solve(
+        L.squared_error, targets, leaf, scores=scores, penalty=7.0, kind="line_search"
+    )
+    f = step[leaf]
+    rho = np.sum((targets - scores) * f) / np.sum(f**2)
+    assert rho > 1.5  # the steps are shrunk by the penalty: rho undoes some of it
+    np.testing.assert_allclose(values, rho * step, rtol=1e-5)  # float32
+
+
+def test_line_search_finds_the_best_multiplier():
+    targets = np.float32([-5, 1, 2, 9, 4, 4, 0, 1, 30, 2, 2, 1])
+    leaf = np.arange(ROWS) % LEAVES
+    values, step = solve(L.huber, targets, leaf, kind="line_search")
+    rho = values[0] / step[0]
+    np.testing.assert_allclose(values, rho * step, rtol=1e-5)
+
+    def total(rho):
+        return np.sum(huber_by_hand(rho * step[leaf] - targets))
+
+    best = optimize.minimize_scalar(total, bounds=(0, 20), method="bounded").fun
+    assert total(rho) <= best * (1 + 1e-6)
+
+
+@partial(jax.jit, static_argnums=0)
+def compiled_start(traced, constants, targets, offset, weights):
+    objective = Objective(traced, constants, targets, (), None)
+    objective = with_minimisers(objective, weights.shape[0])
+    return initial_score(objective, offset, weights)
+
+
+def start(loss, targets, weights=None, offset=None, num_scores=1):
+    """The initial score."""
+    targets = jax.tree.map(jnp.asarray, targets)
+    rows = jax.tree.leaves(targets)[0].shape[0]
+    weights = np.ones(rows) if weights is None else weights
+    offset = np.zeros((num_scores, rows)) if offset is None else offset
+
+    numbers = (jnp.asarray(a, jnp.float32) for a in (offset, weights))
+    traced, constants = trace_loss(loss, targets, num_scores)
+    found = np.asarray(compiled_start(traced, constants, targets, *numbers))
+    return found[0] if num_scores == 1 else found
+
+
+SAMPLE = np.random.default_rng(5).gamma(2.0, size=500).astype(np.float32)
+SHARES = np.random.default_rng(6).uniform(size=500).astype(np.float32)
+LABELS = (SAMPLE > 2).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "expected"),
+    [
+        (L.squared_error, SAMPLE, SAMPLE.mean()),
+        (L.squared_error, SAMPLE + 1e4, SAMPLE.mean() + 1e4),
+        (L.absolute_error, SAMPLE, np.median(SAMPLE)),
+        (partial(L.quantile, tau=0.9), SAMPLE, np.quantile(SAMPLE, 0.9)),
+        (L.poisson, np.floor(SAMPLE), np.log(np.floor(SAMPLE).mean())),
+        (L.logistic, LABELS, np.log(LABELS.mean() / (1 - LABELS.mean()))),
+        (L.logistic, SHARES, np.log(SHARES.mean() / (1 - SHARES.mean()))),
+    ],
+    ids=["mean", "far mean", "median", "quantile", "log mean",
+         "log odds", "soft log odds"],
+)  # fmt: skip
+def test_initial_score(loss, targets, expected):
+    # Slopes are known to 1e-6 of their parts; the 0.9-quantile of 500 rows is an
+    # interval of which NumPy takes another point than the middle.
+    tolerance = 1e-2 if np.quantile(SAMPLE, 0.9) == expected else 1e-5
+    np.testing.assert_allclose(start(loss, targets), expected, rtol=tolerance)
+
+
+def test_initial_score_uses_weights_and_offsets():
+    weights = np.where(np.arange(500) < 50, 3.0, 0.0)
+    targets = np.where(weights > 0, SAMPLE, np.float32(np.nan))
+    offset = np.linspace(0, 1, 500)[None]
+    difference = (SAMPLE - offset[0])[:50]
+    found = start(L.squared_error, targets, weights, offset)
+    np.testing.assert_allclose(found, difference.mean(), rtol=1e-5)  # float32
+    found = start(L.absolute_error, targets, weights, offset)
+    np.testing.assert_allclose(found, np.median(difference), rtol=1e-5)
+
+
+def test_initial_scores_of_two_quantiles():
+    def pair(score, target):
+        low, high = score
+        return L.quantile(low, target, tau=0.1) + L.quantile(high, target, tau=0.9)
+
+    found = start(pair, SAMPLE, num_scores=2)
+    weights = np.ones(500)
+    expected = [middle_quantile(SAMPLE, weights, q) for q in (0.1, 0.9)]
+    # 0.1 * 500 is not exact in float32: an end of the flat interval counts as well.
+    np.testing.assert_allclose(found, expected, rtol=1e-2)
+
+
+def test_initial_score_of_welsch_is_not_led_astray():
+    """The best of its minima lies among the many, whatever the few far away do."""
+    generator = np.random.default_rng(7)
+    cluster = 50 + 0.5 * generator.normal(size=430)
+    targets = np.concatenate([cluster, np.full(70, 1e5)]).astype(np.float32)
+    found = start(L.welsch, targets)
+    np.testing.assert_allclose(found, cluster.mean(), atol=0.1)  # a robust mean

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of every shape train well with all defaults.
+
+On held-out rows, the model trained on a loss must beat the best constant, and be no
+worse, within 2 %, than the model trained on squared error.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jboost as jb
+
+ROWS = 2048  # for training, and as many held out: a size that needs no padding
+
+
+def make_table():
+    """Moderately noisy: half the signal's size, with the tails of t(4)."""
+    generator = np.random.default_rng(11)
+    x = generator.uniform(-2, 2, size=(2 * ROWS, 4)).astype(np.float32)
+    signal = np.sin(2 * x[:, 0]) + x[:, 1] * (x[:, 2] > 0) + 0.5 * np.abs(x[:, 3])
+    y = signal + 0.5 * generator.standard_t(4, size=2 * ROWS)
+    return x, y.astype(np.float32)
+
+
+X, Y = make_table()
+COUNTS = np.random.default_rng(12).poisson(np.exp(0.7 * Y)).astype(np.float32)
+
+
+def square(factor):
+    return lambda s, t: factor * (s - t) ** 2
+
+
+def tilted(below, above):
+    """``below`` times |r| where the score is too low, ``above`` where too high."""
+    return lambda s, t: jnp.where(s > t, above * (s - t), below * (t - s))
+
+
+def root(s, t):
+    return jnp.sqrt(jnp.abs(s - t) + 1e-3)
+
+
+def linex(s, t):
+    return jnp.expm1(s - t) - (s - t)
+
+
+def epsilon_insensitive(s, t):
+    return jnp.maximum(0.0, jnp.abs(s - t) - 0.2)
+
+
+def geman_mcclure(s, t):
+    return (s - t) ** 2 / (1 + (s - t) ** 2)
+
+
+def clipped_square(s, t):
+    """Flat from 1 on: rows far off have no gradient at all."""
+    return jnp.minimum((s - t) ** 2, 1.0)
+
+
+def steep(s, t):
+    """Grows like exp |r|^1.5: Hessians span many orders of magnitude."""
+    return jnp.expm1(jnp.abs(s - t) ** 1.5)
+
+
+def log_distance(s, t):
+    """Kinked at its minimum, concave everywhere else."""
+    return jnp.log1p(3 * jnp.abs(s - t))
+
+
+def staircase(s, t):
+    """|r| with ripples: local minima all the way out."""
+    return jnp.abs(s - t) + 0.02 * jnp.sin(20 * jnp.abs(s - t))
+
+
+# Neither quadratic nor piecewise linear: "auto" treats all of these alike, and so
+# they can share one compiled program, which selects by a number in the closure.
+CURVED = {
+    "huber 0.1": partial(jb.losses.huber, delta=0.1),
+    "huber 0.001": partial(jb.losses.huber, delta=0.001),
+    "log-cosh": optax.log_cosh,
+    "cauchy": lambda s, t: jnp.log1p((s - t) ** 2),
+    "welsch": jb.losses.welsch,
+    "quartic": lambda s, t: (s - t) ** 4,
+    "sqrt(|r| + 1e-3)": root,
+    "linex": linex,
+    "poisson": jb.losses.poisson,
+    "geman-mcclure": geman_mcclure,
+    "clipped square": clipped_square,
+    "steep": steep,
+    "log distance": log_distance,
+    "staircase": staircase,
+}
+
+
+def select(name):
+    number = jnp.int32(list(CURVED).index(name))
+    return lambda s, t: jax.lax.switch(number, list(CURVED.values()), s, t)
+
+
+LOSSES = {
+    "optax l2": optax.l2_loss,
+    "1e6 r^2": square(1e6),
+    "asymmetric |r|": tilted(0.8, 0.2),
+    "1e-6 |r|": tilted(1e-6, 1e-6),
+    "epsilon-insensitive": epsilon_insensitive,
+} | {name: select(name) for name in CURVED}
+
+
+def held_out(loss, scores, targets):
+    """Mean loss over the held-out rows."""
+    values = jax.vmap(loss)(jnp.asarray(scores), jnp.asarray(targets[ROWS:]))
+    return float(jnp.mean(values))
+
+
+@pytest.fixture(scope="module")
+def squares():
+    """Held-out scores of squared error, for each kind of target."""
+
+    def train(targets):
+        model, _ = jb.fit(X[:ROWS], targets[:ROWS], square(1.0))
+        return jb.predict(model, X[ROWS:])
+
+    means = jnp.maximum(train(COUNTS), 0.05)  # a mean count must have a logarithm
+    return {id(Y): train(Y), id(COUNTS): jnp.log(means)}
+
+
+def best_constant(loss, targets):
+    """The least training loss of a constant, by trying many."""
+    candidates = jnp.linspace(-4.0, 4.0, 401)
+    over_rows = jax.vmap(loss, (None, 0))
+
+    def mean(constant):
+        return jnp.mean(over_rows(constant, jnp.asarray(targets[:ROWS])))
+
+    best = candidates[jnp.argmin(jax.lax.map(mean, candidates))]
+    return jnp.full(ROWS, best)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_trains_well_with_all_defaults(name, squares):
+    loss, targets = LOSSES[name], COUNTS if name == "poisson" else Y
+    model, history = jb.fit(X[:ROWS], targets[:ROWS], loss)
+    reached = held_out(loss, jb.predict(model, X[ROWS:]), targets)
+    assert np.isfinite(history.train_loss).all()
+    constant = held_out(loss, best_constant(loss, targets), targets)
+    assert reached < 0.9 * constant  # half and less, for most
+    # 1.02: about what another seed or noise of the table moves such ratios by.
+    assert reached <= 1.02 * held_out(loss, squares[id(targets)], targets)
+
+
+def test_a_scaled_loss_trains_the_same_model():
+    """ "relative" regularisation divides the scale away, up to rounding."""
+    first, second = (
+        jb.fit(X[:ROWS], Y[:ROWS], square(f))[0] for f in (1.0, float(2**20))
+    )
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)

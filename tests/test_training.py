@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host does around training: sets, stopping, metrics, callbacks, inputs."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from tables import ROWS, SMALL, make_columns, make_regression
+
+import jboost as jb
+
+X, Y = make_regression()
+OTHER_X, OTHER_Y = make_regression(seed=5)
+SQUARES = jb.losses.squared_error
+
+
+def fit(x=X, y=Y, loss=SQUARES, **settings):
+    return jb.fit(x, y, loss, **{**SMALL, **settings})
+
+
+def squares(model, x, y):
+    """Mean squared error after each round."""
+    return ((np.asarray(jb.staged_predict(model, x)) - y) ** 2).mean(1)
+
+
+def assert_same(first, second):
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_history_without_validation():
+    model, history = fit()
+    assert history.train_loss.shape == (8,)
+    assert history.validation_loss is None
+    assert history.metrics == {}
+    assert history.best_round == 7
+    assert model.num_rounds == 8
+
+
+def test_choices_say_what_auto_stood_for():
+    choices = fit()[1].choices
+    assert choices["curvature"] == "exact" and choices["leaf_solver"] == "newton"
+    assert choices["min_child_samples"] == 1 and choices["num_bins"] == 256
+    np.testing.assert_allclose(choices["init_score"], Y.mean(), rtol=1e-6)  # float32
+    choices = fit(loss=jb.losses.absolute_error)[1].choices
+    assert choices["curvature"] == "auto" and choices["leaf_solver"] == "exact"
+    assert choices["min_child_samples"] == 20
+    assert fit(loss=jb.losses.huber)[1].choices["leaf_solver"] == "guarded"
+
+
+def test_one_validation_set():
+    model, history = fit(validation=(OTHER_X, OTHER_Y))
+    expected = squares(model, OTHER_X, OTHER_Y)
+    np.testing.assert_allclose(history.validation_loss, expected, rtol=1e-5)  # float32
+    assert history.best_round == np.argmin(history.validation_loss)
+    assert_same(model, fit()[0])  # a validation set does not change the model
+
+
+def test_named_validation_sets_with_weights():
+    weights = np.where(np.arange(ROWS) < 50, 2.0, 0.0)
+    sets = {"first": (OTHER_X, OTHER_Y), "second": [OTHER_X, OTHER_Y, weights]}
+    model, history = fit(validation=sets)
+    assert list(history.validation_loss) == ["first", "second"]
+    for name, rows in (("first", ROWS), ("second", 50)):
+        expected = squares(model, OTHER_X[:rows], OTHER_Y[:rows])
+        # float32 sums
+        np.testing.assert_allclose(history.validation_loss[name], expected, rtol=1e-5)
+    assert history.best_round == np.argmin(history.validation_loss["first"])
+
+
+def test_validation_with_an_offset():
+    offset = np.linspace(-1, 1, ROWS).astype(np.float32)
+    model, history = fit(offset=offset, validation=(OTHER_X, OTHER_Y, None, offset))
+    expected = squares(model, OTHER_X, OTHER_Y - offset)
+    np.testing.assert_allclose(history.validation_loss, expected, rtol=1e-5)  # float32
+
+
+def test_early_stopping_returns_the_best_round():
+    """Targets of the validation set are noise: it is best early."""
+    noise = np.random.default_rng(1).normal(size=ROWS).astype(np.float32) + Y.mean()
+    settings = dict(num_rounds=60, learning_rate=0.3, validation=(OTHER_X, noise))
+    model, history = fit(early_stopping_rounds=5, **settings)
+    best = int(np.argmin(history.validation_loss))
+    assert history.best_round == best
+    assert model.num_rounds == best + 1
+    assert len(history.train_loss) == len(history.validation_loss) == best + 6 < 60
+    everything, full = fit(**settings)
+    assert everything.num_rounds == 60
+    np.testing.assert_array_equal(
+        full.validation_loss[: best + 6], history.validation_loss
+    )
+    assert_same(model, jb.truncate(everything, best + 1))
+
+
+def test_without_improvement_to_stop_for_all_rounds_are_made():
+    model, history = fit(validation=(X, Y), early_stopping_rounds=5)
+    assert model.num_rounds == 8 and history.best_round == 7
+
+
+def test_metrics_in_jax_and_in_numpy():
+    kinds = set()
+
+    def jax_mae(scores, targets, weights):
+        kinds.add(type(scores))
+        return jnp.average(jnp.abs(scores - targets), weights=weights)
+
+    def numpy_mae(scores, targets, weights):
+        scores = np.asarray(scores, np.float64)
+        kinds.add(type(scores))
+        return float(np.average(abs(scores - targets), weights=weights))
+
+    metrics = {"a": jax_mae, "b": numpy_mae}
+    model, history = fit(metrics=metrics, validation=(OTHER_X, OTHER_Y))
+    assert set(history.metrics) == {"train", "validation"}
+    for name, x, y in (("train", X, Y), ("validation", OTHER_X, OTHER_Y)):
+        expected = abs(np.asarray(jb.staged_predict(model, x)) - y).mean(1)
+        for metric in metrics:
+            values = history.metrics[name][metric]
+            assert values.shape == (8,)
+            np.testing.assert_allclose(values, expected, rtol=1e-5)  # float32 sums
+    assert np.ndarray in kinds and any(issubclass(k, jax.core.Tracer) for k in kinds)
+
+
+def test_a_failing_metric_keeps_the_model():
+    def fails(scores, targets, weights):
+        raise RuntimeError("no such luck")
+
+    with pytest.raises(jb.TrainingError, match="no such luck") as caught:
+        fit(metrics={"a": fails}, validation=(OTHER_X, OTHER_Y))
+    assert caught.value.round == 0
+    assert caught.value.model.num_rounds == 0
+
+
+def test_callbacks_see_every_round_in_order():
+    seen = []
+
+    def watch(number, history, model):
+        assert history.train_loss.shape == (number + 1,)
+        assert model.num_rounds == number + 1
+        seen.append((number, history.train_loss[-1]))
+
+    model, history = fit(callbacks=[watch, lambda *_: None])
+    assert [number for number, _ in seen] == list(range(8))
+    np.testing.assert_array_equal([loss for _, loss in seen], history.train_loss)
+    assert model.num_rounds == 8
+
+
+def test_a_callback_stops():
+    stops = []
+
+    def stop(number, history, model):
+        stops.append(number)
+        return np.bool_(number == 4)
+
+    model, history = fit(callbacks=stop)
+    assert model.num_rounds == len(history.train_loss) == 5
+    assert stops == [0, 1, 2, 3, 4]
+    assert_same(model, jb.truncate(fit()[0], 5))
+
+
+def test_every_callback_is_called_when_one_stops():
+    called = []
+    fit(callbacks=[lambda *_: True, lambda number, *_: called.append(number)])
+    assert called == [0]
+
+
+def test_a_failing_callback_keeps_the_model():
+    def fail(number, history, model):
+        if number == 3:
+            raise KeyError("gone")
+
+    with pytest.raises(jb.TrainingError, match=r"in round 3: .*gone") as e:
+        fit(callbacks=fail)
+    assert isinstance(e.value.__cause__, KeyError)
+    assert e.value.model.num_rounds == 4
+    assert len(e.value.history.train_loss) == 4
+    assert_same(e.value.model, jb.truncate(fit()[0], 4))
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass_through(interrupt):
+    def stop(*_):
+        raise interrupt
+
+    with pytest.raises(interrupt):
+        fit(callbacks=stop)
+
+
+def test_a_loss_that_overflows_keeps_the_model():
+    rates = [0.1, 0.1, 0.1, 1e30, 0.1, 0.1, 0.1, 0.1]
+    with pytest.raises(jb.TrainingError, match="became inf in round 3") as caught:
+        fit(learning_rate=lambda step: rates[step])
+    error = caught.value
+    assert error.round == 3
+    assert len(error.history.train_loss) == 3
+    assert np.isfinite(error.history.train_loss).all()
+    assert_same(error.model, jb.truncate(fit()[0], 3))
+
+
+def test_progress_shows_rounds_and_losses(capfd):
+    fit(progress=True, validation=(OTHER_X, OTHER_Y))
+    text = capfd.readouterr().err
+    assert "8/8" in text and "train=" in text and "validation=" in text
+    fit(validation=(OTHER_X, OTHER_Y))
+    assert capfd.readouterr().err == ""
+
+
+class Compilations(logging.Handler):
+    """Names of the programs that are compiled meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def emit(self, record):
+        message = record.getMessage()
+        if message.startswith("Compiling"):
+            self.names.append(message.split()[1])
+
+    def __enter__(self):
+        self.logger = logging.getLogger("jax")
+        self.setting = jax.log_compiles(True)
+        self.setting.__enter__()
+        self.propagate, self.logger.propagate = self.logger.propagate, False
+        self.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error):
+        self.logger.removeHandler(self)
+        self.logger.propagate = self.propagate
+        self.setting.__exit__(*error)
+
+
+def make_loss(delta):
+    return lambda score, target: jb.losses.huber(score, target, delta=delta)
+
+
+def fit_huber(delta=1.0, x=X, y=Y, **settings):
+    return jb.fit(x, y, make_loss(delta), **{**SMALL, **settings})
+
+
+def test_compilations_are_counted():
+    """The counter counts: another size of trees is another program."""
+    with Compilations() as compilations:
+        fit(max_depth=2, num_rounds=1)
+    assert any("_chunk" in name for name in compilations.names)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(delta=0.3),
+        dict(num_rounds=5),
+        dict(num_rounds=19),
+        dict(learning_rate=0.05),
+        dict(learning_rate=lambda step: 0.1 / (1 + step)),
+        dict(l2=3.0, min_gain=0.1, min_child_weight=2.0, min_child_samples=7),
+        dict(subsample=0.5, seed=3),
+        dict(colsample_bytree=0.5, colsample_bylevel=0.9, colsample_bynode=0.7),
+        dict(x=X[:195], y=Y[:195]),
+        dict(x=make_columns(9), y=2 * Y),
+        dict(x=X.astype(np.float64), y=Y.tolist()),
+        dict(),
+    ],
+    ids=lambda change: ", ".join(change) or "fresh lambda",
+)
+def test_nothing_is_compiled_again(change):
+    """All of these are numbers, not sizes."""
+    fit_huber()
+    with Compilations() as compilations:
+        fit_huber(**change)
+    names = " ".join(compilations.names)
+    assert "_chunk" not in names and "_start_program" not in names, names
+
+
+def test_schedules_do_not_recompile_boost():
+    codes = jb.apply_bins(jb.fit_bins(X), X)
+
+    def boost(**settings):
+        return jb.boost(codes, Y, SQUARES, jax.random.key(0), **{**SMALL, **settings})
+
+    boost()
+    with Compilations() as compilations:
+        boost(learning_rate=lambda step: 0.3 / (1 + step), l2=2.0, subsample=0.5)
+    assert not any("_boost" in name for name in compilations.names)
+
+
+def with_column(values):
+    x = X.copy()
+    x[:, 1] = values
+    return x
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        with_column(7.0),
+        with_column(np.nan),
+        with_column(np.where(np.arange(ROWS) % 2, np.inf, -np.inf)),
+        np.asfortranarray(X),
+        X[::-1][::-1],
+        X.tolist(),
+        X.astype(np.float16),
+        X.astype(">f8"),
+        jnp.asarray(X),
+        jnp.asarray(X, jnp.bfloat16),
+        pd.DataFrame(X, columns=list("abc")),
+        np.argsort(np.argsort(X, axis=0), axis=0),
+        (1e4 * X).astype(np.int16),
+    ],
+    ids=["constant", "missing", "infinite", "Fortran", "strides", "list", "float16",
+         "big-endian", "jax", "bfloat16", "pandas", "integers", "int16"],
+)  # fmt: skip
+def test_columns_of_every_kind_train(x):
+    model, history = fit(x)
+    assert np.isfinite(history.train_loss).all()
+    assert history.train_loss[-1] < 0.8 * np.var(Y)
+    scores = np.asarray(jb.predict(model, x))
+    # The model's own loss: what it predicts for the rows is what it was trained on.
+    loss = ((scores - Y) ** 2).mean()
+    np.testing.assert_allclose(loss, history.train_loss[-1], rtol=1e-4)
+
+
+CONTAINERS = dict(
+    fortran=np.asfortranarray, list=np.ndarray.tolist, jax=jnp.asarray,
+    pandas=pd.DataFrame, float64=lambda x: x.astype(np.float64),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_container_does_not_matter(name):
+    assert_same(fit(CONTAINERS[name](X))[0], fit()[0])
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        (10 * Y).astype(int), Y > 1, Y.astype(np.float16), Y.tolist(), jnp.asarray(Y),
+        pd.Series(Y), np.full(ROWS, 3.0), [np.float32(v) for v in Y],
+    ],
+    ids=["integers", "booleans", "float16", "list", "jax", "pandas", "one value",
+         "list of scalars"],
+)  # fmt: skip
+def test_targets_of_every_kind_train(y):
+    model, history = fit(y=y)
+    values = np.asarray(y, np.float64)
+    assert np.isfinite(history.train_loss).all()
+    assert history.train_loss[-1] <= 0.8 * np.var(values)
+    if np.var(values) == 0:
+        np.testing.assert_array_equal(jb.predict(model, X), values)
+
+
+def test_all_columns_missing_gives_the_mean():
+    x = np.full((ROWS, 3), np.nan)
+    model, history = fit(x)
+    # Means of float32 sums.
+    np.testing.assert_allclose(jb.predict(model, x), Y.mean(), rtol=1e-5)
+    np.testing.assert_allclose(history.train_loss, np.var(Y), rtol=1e-5)
+
+
+def test_boolean_columns_train():
+    x = X > 0
+    model, history = fit(x)
+    assert history.train_loss[-1] < np.var(Y)
+    np.testing.assert_array_equal(jb.predict(model, x), jb.predict(model, x * 1.0))
+
+
+def test_one_row_trains():
+    model, _ = fit([[1.0, 2.0, 3.0]], [4.0])
+    assert np.asarray(jb.predict(model, [[0.0, 0.0, 9.0]])).tolist() == [4.0]
+
+
+def test_no_rounds():
+    model, history = fit(num_rounds=0)
+    assert model.num_rounds == 0 and history.best_round == -1
+    assert history.train_loss.shape == (0,)
+    np.testing.assert_allclose(jb.predict(model, X), Y.mean(), rtol=1e-6)  # float32
+
+
+def test_float64_values_that_collide_are_reported():
+    x = X.astype(np.float64)
+    x[:, 2] = 1e9 + np.arange(ROWS)
+    with pytest.warns(UserWarning, match="column 2 of x has 200 distinct float64"):
+        fit(x)
+
+
+def test_inputs_are_left_alone():
+    x, y, weights = X.copy(), Y.copy(), np.ones(ROWS)
+    for array in (x, y, weights):
+        array.flags.writeable = False
+    fit(x, y, sample_weight=weights)
+    np.testing.assert_array_equal(x, X)
