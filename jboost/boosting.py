@@ -21,6 +21,7 @@ from jboost.curvature import Curvature
 from jboost.leaves import LeafSolver
 from jboost.losses import Adaptive
 from jboost.rounds import (
+    ORDER_STATISTIC_SAMPLES,
     BoostState,
     Data,
     Method,
@@ -32,7 +33,6 @@ from jboost.rounds import (
 from jboost.tracing import TracedLoss, trace_loss
 from jboost.tree import Tree, TreeLimits
 
-_ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
 _MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 
@@ -242,7 +242,8 @@ def make_settings(
     ):  # fmt: skip
         checks.check_number(name, value, above=0.0, most=1.0)
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
-    largest = num_rows if isinstance(samples, Tracer) else num_rows // samples
+    known = not isinstance(samples, Tracer) and samples > 0
+    largest: Any = num_rows // samples if known else num_rows
     method = Method(
         curvature=curvature,
         leaf_solver=leaf_solver,
@@ -268,10 +269,10 @@ def make_settings(
 
 
 def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
-    """What ``min_child_samples="auto"`` stands for: 20 where leaves are medians."""
+    """A number; for "auto" 20 where leaves are medians, else 0: the rows decide."""
     if isinstance(min_child_samples, str):
         checks.check_word("min_child_samples", min_child_samples, ("auto",))
-        return _ORDER_STATISTIC_SAMPLES if loss.straight else 1
+        return ORDER_STATISTIC_SAMPLES if loss.straight else 0
     if isinstance(min_child_samples, Tracer):
         return min_child_samples
     return checks.check_integer("min_child_samples", min_child_samples, least=1)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jboost.floats import sum_rows
 from jboost.minimum import find_minimum
@@ -18,6 +18,8 @@ from jboost.tracing import Program, TracedLoss
 
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
 _FLOOR = 1e-6  # least curvature of a row, relative to the mean
+_FLAT = 0.1  # of the secant weight: a Hessian below it says nothing of the valley
+_MOST = 0.75  # of the rows
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
 _PROBES = 24  # steps out for a row's minimiser: 4^24 times the first
 
@@ -125,6 +127,26 @@ def smoothing_scale(
     mean_root = sum_rows(weight * jnp.sqrt(distance)) / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
+
+
+def is_pointed(
+    objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
+) -> Bool[Array, ""]:
+    """Whether the loss looks like |r| to most rows: a valley, but no curvature.
+
+    True where at three quarters of the rows (by weight) the Hessian is below a tenth
+    of the secant weight, zero or negative. Leaves are then much like medians: they
+    need more rows, and a Newton step says little.
+    """
+    if objective.minimiser is None:
+        return jnp.asarray(False)
+    delta = smoothing_scale(objective.minimiser, scores, weights)[:, None]
+    distance = scores - objective.minimiser
+    secant = jnp.abs(gradients(objective, scores))
+    secant /= jnp.sqrt(jnp.square(distance) + jnp.square(delta))
+    flat = hessians(objective, scores) <= _FLAT * secant
+    share = weighted_mean((flat & jnp.isfinite(distance)).astype(jnp.float32), weights)
+    return jnp.mean(share) >= _MOST
 
 
 def derivatives(

@@ -7,6 +7,7 @@ values, initial score and offset, differentiated.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     thresholds = np.asarray(bins.thresholds) if host else jnp.asarray(bins.thresholds)
     # The last threshold is +inf: where a node is not split.
     code = (tree.threshold - 1).clip(0, thresholds.shape[1] - 1)
-    arrays = dict(
+    arrays: dict[str, Any] = dict(
         feature=tree.feature,
         threshold=thresholds[tree.feature, code],
         missing_left=tree.missing_left,

@@ -60,7 +60,7 @@ class Record:
     """The rounds so far, as the host keeps them: one list entry per round."""
 
     bins: Bins
-    init_score: np.ndarray
+    init_score: Any  # [] or [K], NumPy, as the trees
     set_names: tuple[str, ...]
     no_trees: Tree  # arrays of zero rounds
     choices: dict[str, Any]

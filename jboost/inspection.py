@@ -139,7 +139,7 @@ def inspect_loss(
         choices=dict(
             curvature=method.curvature,
             leaf_solver=method.leaf_solver,
-            min_child_samples=resolve_samples(traced, "auto"),
+            min_child_samples=resolve_samples(traced, "auto") or "1 or 20",
         ),
     )
 
@@ -211,7 +211,10 @@ def _explain(name: str, choice: Any) -> str:
         "|Hessian| where it has none",
         ("leaf_solver", "exact"): "the argmin of the leaf's loss",
         ("leaf_solver", "newton"): "-G / (H + l2)",
-        ("leaf_solver", "guarded"): "Newton, but the argmin where its step fails",
+        ("leaf_solver", "guarded"): "Newton, but the argmin where its step fails, and "
+        "everywhere if three quarters of the rows see no curvature",
+        ("min_child_samples", "1 or 20"): "20 if three quarters of the rows see no "
+        "curvature",
     }
     reason = reasons.get((name, choice))
     return f"{choice} ({reason})" if reason else str(choice)

@@ -11,13 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.curvature import (
     Curvature,
     Objective,
     derivatives,
     find_minimisers,
+    is_pointed,
     loss_values,
     needs_minimiser,
     weighted_mean,
@@ -36,6 +37,8 @@ from jboost.tracing import TracedLoss
 from jboost.tree import Tree, TreeLimits, grow_tree, predict_tree
 
 Regularization = Literal["relative", "absolute"]
+
+ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class BoostState(NamedTuple):
       minimiser: each row's own minimiser of the loss, NaN where there is none.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss in the first round, else ().
+      pointed: whether the loss looks like |r| to most rows at the start; see
+        :func:`jboost.curvature.is_pointed`.
       first_mean: mean curvature of the first round (0 before it), for each score.
       words: seed.
       round: how many rounds have been made.
@@ -114,6 +119,7 @@ class BoostState(NamedTuple):
     minimiser: Float[Array, "K N"] | None
     init_score: Float[Array, "*K"]
     parameters: Any
+    pointed: Bool[Array, ""]
     first_mean: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
@@ -144,6 +150,7 @@ def init_state(
         minimiser=objective.minimiser,
         init_score=init_score if init_score.shape[0] > 1 else init_score[0],
         parameters=parameters,
+        pointed=is_pointed(objective, scores, data.weights),
         first_mean=jnp.zeros(init_score.shape, jnp.float32),
         words=words,
         round=jnp.int32(0),
@@ -169,6 +176,10 @@ def grow_round(
     seeds = derive(state.words, (num_scores + 1) * state.round + uses)
     in_bag = sample(seeds[0], data.weights > 0, numbers.subsample)
     weights = jnp.where(in_bag, data.weights, 0.0)
+    limits = numbers.limits
+    samples = auto_samples(state.pointed)
+    samples = jnp.where(limits.min_child_samples > 0, limits.min_child_samples, samples)
+    limits = limits._replace(min_child_samples=samples)
     shape, fitted = _row_derivatives(objective, state, data.weights, method)
 
     def grow(k, seed, shape, fitted):
@@ -178,14 +189,14 @@ def grow_round(
             _weigh(weights, shape.curvature) / shape.mean,
             in_bag,
             seed,
-            numbers.limits,
+            limits,
             max_depth=method.max_depth,
             num_bins=method.num_bins,
             max_nodes=method.max_nodes,
             uniform=method.uniform,
             implementation=method.implementation,
         )
-        penalty = numbers.limits.l2 * fitted.mean
+        penalty = limits.l2 * fitted.mean
         if loss.straight and method.leaf_solver == "exact":
             penalty = jnp.float32(0)  # an order statistic is not shrunk
         gradient = _weigh(weights, fitted.gradient)
@@ -200,6 +211,7 @@ def grow_round(
             group=leaf,
             penalty=jnp.broadcast_to(penalty, step.shape),
         )
+        promised = jnp.where(state.pointed, jnp.inf, promised)  # trust no step
         value = solve_leaves(objective, groups, step, promised, method.leaf_solver)
         value = learning_rate * value
         return tree._replace(leaf_value=value), value[leaf]
@@ -216,6 +228,11 @@ def grow_round(
         round=state.round + 1,
     )
     return state, trees
+
+
+def auto_samples(pointed: Bool[Array, ""]) -> Int32[Array, ""]:
+    """What ``min_child_samples="auto"`` stands for."""
+    return jnp.where(pointed, ORDER_STATISTIC_SAMPLES, 1)
 
 
 def mean_loss(

@@ -31,6 +31,7 @@ from jboost.rounds import (
     Numbers,
     Regularization,
     add_tree,
+    auto_samples,
     grow_round,
     init_state,
     mean_loss,
@@ -133,7 +134,8 @@ def fit(
       min_gain: kappa: what a split must gain; XGBoost's gamma is 2 min_gain.
       min_child_weight: least curvature of a child, in the units of ``l2``.
       min_child_samples: least rows of a child; "auto": 20 where leaves are order
-        statistics (absolute error, quantiles), else 1.
+        statistics (absolute error, quantiles) or much like them (no curvature at
+        three quarters of the rows), else 1.
       regularization: "relative" divides gradient and curvature by the mean curvature
         each round, so that a loss times a million trains the same model; "absolute"
         leaves the loss's units.
@@ -143,8 +145,9 @@ def fit(
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
       leaf_solver: "newton", "exact" (argmin of the leaf's loss), "line_search" (one
-        multiplier per tree) or "auto": exact for piecewise linear losses, Newton for
-        quadratic ones, else Newton with the exact value where its step fails.
+        multiplier per tree) or "auto": exact for piecewise linear losses and their
+        like, Newton for quadratic ones, else Newton with the exact value where its
+        step fails.
       init_score: "auto" = argmin_c of the weighted loss, a number, or K numbers.
       early_stopping_rounds: stop when the first validation set's loss has not
         improved for so many rounds; the model is then that of the best round.
@@ -215,9 +218,10 @@ def fit(
         no_trees=_no_trees(method, num_scores),
         choices=dict(
             curvature=method.curvature,
-            leaf_solver=method.leaf_solver,
+            leaf_solver=_fitted_solver(method, state),
             regularization=method.regularization,
-            min_child_samples=int(numbers.limits.min_child_samples),
+            min_child_samples=int(numbers.limits.min_child_samples)
+            or int(auto_samples(state.pointed)),
             init_score=np.asarray(state.init_score).tolist(),
             num_bins=bins.num_bins,
         ),
@@ -417,15 +421,21 @@ def _start_program(loss, constants, data, offset, init_score, words):
     return state, loss_values(objective, state.scores)
 
 
+def _fitted_solver(method, state):
+    pointed = method.leaf_solver == "guarded" and bool(state.pointed)
+    return "exact" if pointed else method.leaf_solver
+
+
 def _no_trees(method, num_scores, rounds=0):
     nodes = 2**method.max_depth - 1
     shape = (rounds, num_scores, nodes)
-    return Tree(
-        feature=np.zeros(shape, np.int32),
-        threshold=np.ones(shape, np.int32),
-        missing_left=np.zeros(shape, bool),
-        leaf_value=np.zeros((rounds, num_scores, nodes + 1), np.float32),
+    arrays: Any = (
+        np.zeros(shape, np.int32),
+        np.ones(shape, np.int32),
+        np.zeros(shape, bool),
+        np.zeros((rounds, num_scores, nodes + 1), np.float32),
     )
+    return Tree(*arrays)
 
 
 def _make_rows(bins, matrix, y, weights, offset, num_scores, padded, prefix):
