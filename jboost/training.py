@@ -18,15 +18,14 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
-from jboost.binning import apply_bins, as_matrix, fit_bins, warn_of_collisions
+from jboost.binning import as_matrix, fit_bins, warn_of_collisions
 from jboost.boosting import compiled, initial_scores, make_settings, seed_words
 from jboost.curvature import Curvature, Objective, loss_values
-from jboost.ensemble import Ensemble, padded_size
-from jboost.history import UNNAMED, History, Record, TrainingError
+from jboost.ensemble import Ensemble
+from jboost.history import History, Record, TrainingError
 from jboost.leaves import LeafSolver
 from jboost.rounds import (
     BoostState,
-    Data,
     Method,
     Numbers,
     Regularization,
@@ -36,19 +35,12 @@ from jboost.rounds import (
     init_state,
     mean_loss,
 )
+from jboost.tables import Rows, make_rows, make_sets
 from jboost.tracing import TracedLoss, trace_loss
 from jboost.tree import Tree
 
 _CHUNK = 16  # most rounds in one call of the compiled program
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
-
-
-class _Rows(NamedTuple):
-    """Rows on the device, padded; ``size`` of them are real."""
-
-    data: Data
-    scores: Float[Array, "K N"]
-    size: int
 
 
 class _Chunk(NamedTuple):
@@ -69,8 +61,8 @@ class _Job(NamedTuple):
     method: Method
     numbers: Numbers
     rates: np.ndarray
-    rows: _Rows
-    sets: dict[str, _Rows]
+    rows: Rows
+    sets: dict[str, Rows]
     metrics: dict[str, Callable[..., Any]]
 
 
@@ -191,8 +183,8 @@ def fit(
     if weights is not None:
         weights = checks.check_weights(weights, len(matrix), "sample_weight")
     bins = fit_bins(matrix, max_bins=max_bins, sample_weight=weights)
-    rows = _make_rows(bins, matrix, y, weights, offset, num_scores, padded, "")
-    sets = _make_sets(validation, bins, num_scores, padded, offset is not None)
+    rows = make_rows(bins, matrix, y, weights, offset, num_scores, padded, "")
+    sets = make_sets(validation, bins, num_scores, padded, offset is not None)
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
         if not sets:
@@ -436,71 +428,6 @@ def _no_trees(method, num_scores, rounds=0):
         np.zeros((rounds, num_scores, nodes + 1), np.float32),
     )
     return Tree(*arrays)
-
-
-def _make_rows(bins, matrix, y, weights, offset, num_scores, padded, prefix):
-    """Checks one set of rows and puts it on the device.
-
-    Padding repeats row 0 at weight 0, so that whatever the loss computes there is
-    as harmless as in row 0.
-    """
-    size = matrix.shape[0]
-    targets = checks.check_targets(y, size, weights, f"{prefix}y")
-    weights = np.ones(size, np.float32) if weights is None else weights
-    scores = np.zeros((num_scores, size), np.float32)
-    if offset is not None:
-        scores = checks.check_offset(offset, size, num_scores, f"{prefix}offset")
-    total = padded_size(size) if padded else size
-
-    def pad(array):  # in NumPy: another number of rows compiles nothing
-        array = np.asarray(array)
-        first = np.broadcast_to(array[:1], (total - size, *array.shape[1:]))
-        return np.concatenate([array, first]) if total > size else array
-
-    codes = apply_bins(bins, pad(matrix))
-    data = Data(
-        columns=jnp.asarray(np.ascontiguousarray(np.asarray(codes).T)),
-        targets=jax.tree.map(lambda t: jnp.asarray(pad(t)), targets),
-        weights=jnp.asarray(np.pad(weights, (0, total - size))),
-    )
-    return _Rows(data, jnp.asarray(pad(np.asarray(scores).T).T), size)
-
-
-def _make_sets(validation, bins, num_scores, padded, with_offset):
-    """Checks the validation sets: {name: rows}."""
-    if validation is None:
-        return {}
-    named = isinstance(validation, dict)
-    sets = {}
-    for name, parts in (validation if named else {UNNAMED: validation}).items():
-        place = f"validation[{name!r}]" if named else "validation"
-        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
-            raise ValueError(
-                f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
-                f"sample_weight, offset), got {type(parts).__name__}"
-                + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
-            )
-        values: Any = (*parts, None, None)[:4]
-        x, y, weights, offset = values
-        if with_offset != (offset is not None):
-            raise ValueError(
-                f"{place} must be (x, y, sample_weight, offset) with an offset if and "
-                "only if fit is given one (sample_weight may be None)"
-            )
-        matrix = as_matrix(x, f"{place} x")
-        if matrix.shape[1] != bins.num_features:
-            raise ValueError(
-                f"{place} x must have {bins.num_features} columns, as x has, got "
-                f"{matrix.shape[1]}"
-            )
-        if weights is not None:
-            weights = checks.check_weights(
-                weights, len(matrix), f"{place} sample_weight"
-            )
-        sets[str(name)] = _make_rows(
-            bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
-        )
-    return sets
 
 
 def _check_callbacks(callbacks):

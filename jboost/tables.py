@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts raw tables on the device: checked, binned, padded to one of few sizes.
+
+In: a matrix, targets, weights and offset of the training rows or of a validation
+set. Out: Rows, which the compiled program takes.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jboost import checks
+from jboost.binning import Bins, apply_bins, as_matrix
+from jboost.ensemble import padded_size
+from jboost.history import UNNAMED
+from jboost.rounds import Data
+
+
+class Rows(NamedTuple):
+    """Rows on the device, padded; ``size`` of them are real."""
+
+    data: Data
+    scores: Float[Array, "K N"]
+    size: int
+
+
+def make_rows(
+    bins: Bins,
+    matrix: Any,
+    y: Any,
+    weights: Any,
+    offset: Any,
+    num_scores: int,
+    padded: bool,
+    prefix: str,
+) -> Rows:
+    """Checks one set of rows and puts it on the device.
+
+    Padding repeats row 0 at weight 0, so that whatever the loss computes there is
+    as harmless as in row 0.
+    """
+    size = matrix.shape[0]
+    targets = checks.check_targets(y, size, weights, f"{prefix}y")
+    weights = np.ones(size, np.float32) if weights is None else weights
+    scores = np.zeros((num_scores, size), np.float32)
+    if offset is not None:
+        scores = checks.check_offset(offset, size, num_scores, f"{prefix}offset")
+    total = padded_size(size) if padded else size
+
+    def pad(array):  # in NumPy: another number of rows compiles nothing
+        array = np.asarray(array)
+        first = np.broadcast_to(array[:1], (total - size, *array.shape[1:]))
+        return np.concatenate([array, first]) if total > size else array
+
+    codes = apply_bins(bins, pad(matrix))
+    data = Data(
+        columns=jnp.asarray(np.ascontiguousarray(np.asarray(codes).T)),
+        targets=jax.tree.map(lambda t: jnp.asarray(pad(t)), targets),
+        weights=jnp.asarray(np.pad(weights, (0, total - size))),
+    )
+    return Rows(data, jnp.asarray(pad(np.asarray(scores).T).T), size)
+
+
+def make_sets(
+    validation: Any, bins: Bins, num_scores: int, padded: bool, with_offset: bool
+) -> dict[str, Rows]:
+    """Checks the validation sets: {name: rows}."""
+    if validation is None:
+        return {}
+    named = isinstance(validation, dict)
+    sets = {}
+    for name, parts in (validation if named else {UNNAMED: validation}).items():
+        place = f"validation[{name!r}]" if named else "validation"
+        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
+            raise ValueError(
+                f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
+                f"sample_weight, offset), got {type(parts).__name__}"
+                + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
+            )
+        values: Any = (*parts, None, None)[:4]
+        x, y, weights, offset = values
+        if with_offset != (offset is not None):
+            raise ValueError(
+                f"{place} must be (x, y, sample_weight, offset) with an offset if and "
+                "only if fit is given one (sample_weight may be None)"
+            )
+        matrix = as_matrix(x, f"{place} x")
+        if matrix.shape[1] != bins.num_features:
+            raise ValueError(
+                f"{place} x must have {bins.num_features} columns, as x has, got "
+                f"{matrix.shape[1]}"
+            )
+        if weights is not None:
+            weights = checks.check_weights(
+                weights, len(matrix), f"{place} sample_weight"
+            )
+        sets[str(name)] = make_rows(
+            bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
+        )
+    return sets
