@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 
 from jboost import checks
-from jboost.curvature import Curvature
+from jboost.curvature import Curvature, needs_minimiser
 from jboost.leaves import LeafSolver
 from jboost.losses import Adaptive
 from jboost.rounds import (
@@ -77,7 +77,7 @@ def init(
       TypeError, ValueError: for arguments that do not fit together.
     """
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, num_scores
+        binned, y, loss, sample_weight, offset, num_scores, None
     )
     begin = initial_scores(init_score, num_scores)
     run = compiled(init_state, traced)
@@ -122,7 +122,16 @@ def boost_step(
       (1, 4)
     """
     num_scores = state.scores.shape[0]
-    traced, constants, data, _ = _bind(binned, y, loss, sample_weight, None, num_scores)
+    traced, constants, data, _ = _bind(
+        binned, y, loss, sample_weight, None, num_scores, max_bins
+    )
+    if state.scores.shape[1] != len(data.weights):
+        raise ValueError(
+            f"binned must have {state.scores.shape[1]} rows, as the state has, got "
+            f"{len(data.weights)}"
+        )
+    if needs_minimiser(traced) != (state.minimiser is not None):
+        raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
         max_bins=max_bins, l2=l2, min_gain=min_gain,
@@ -190,7 +199,7 @@ def boost(
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     rates = jnp.asarray(checks.learning_rates(learning_rate, num_rounds))
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, num_scores
+        binned, y, loss, sample_weight, offset, num_scores, max_bins
     )
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
@@ -241,6 +250,11 @@ def make_settings(
         ("colsample_bynode", colsample_bynode),
     ):  # fmt: skip
         checks.check_number(name, value, above=0.0, most=1.0)
+    if data.columns.size >= 2**31:
+        raise ValueError(
+            "x must have fewer than 2^31 cells (rows, padded, times columns), got "
+            f"{data.columns.size}"
+        )
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
     known = not isinstance(samples, Tracer) and samples > 0
     largest: Any = num_rows // samples if known else num_rows
@@ -305,7 +319,7 @@ def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
     return jax.jit(partial(function, *static))
 
 
-def _bind(binned, y, loss, sample_weight, offset, num_scores):
+def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     """Checks data that is already on codes, and traces the loss for it."""
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
     codes = jnp.asarray(binned)
@@ -314,6 +328,13 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores):
             "binned must be a matrix of uint8 or uint16 codes from apply_bins, got "
             f"{codes.shape=} and {codes.dtype=}"
         )
+    if max_bins is not None and codes.size and not isinstance(binned, Tracer):
+        highest = int(np.asarray(binned).max())
+        if highest >= max_bins:
+            raise ValueError(
+                f"binned must hold codes below max_bins={max_bins}, got {highest}; "
+                "pass the max_bins that the bins were made with"
+            )
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:

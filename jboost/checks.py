@@ -134,13 +134,14 @@ def learning_rates(learning_rate: Any, num_rounds: int) -> Array | np.ndarray:
         if isinstance(learning_rate, Tracer):
             return jnp.broadcast_to(learning_rate, (num_rounds,))
         return np.full(num_rounds, learning_rate, np.float32)
-    rates = np.zeros(num_rounds, np.float32)
+    rates: list[Any] = []
     with jax.ensure_compile_time_eval():
         for number in range(num_rounds):
-            rate: Any = learning_rate(number)
-            check_number(f"learning_rate({number})", rate, least=0.0)
-            rates[number] = rate
-    return rates
+            rates.append(learning_rate(number))
+            check_number(f"learning_rate({number})", rates[-1], least=0.0)
+    if any(isinstance(rate, Tracer) for rate in rates):
+        return jnp.stack([jnp.asarray(rate, jnp.float32) for rate in rates])
+    return np.array(rates, np.float32)
 
 
 def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:

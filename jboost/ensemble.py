@@ -184,9 +184,11 @@ def _door(model, x):
             f"{matrix.shape[1]}"
         )
     rows = matrix.shape[0]
-    if not isinstance(matrix, jax.Array):
+    if matrix.size >= 2**31:
+        raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
+    if not isinstance(matrix, Tracer):
         short = padded_size(rows) - rows
-        matrix = np.pad(matrix, ((0, short), (0, 0)))
+        matrix = np.pad(np.asarray(matrix), ((0, short), (0, 0)))
     return matrix, rows
 
 

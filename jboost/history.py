@@ -45,14 +45,15 @@ class TrainingError(RuntimeError):
 
     Attributes:
       round: the round (from 0) in which it happened.
-      model: the ensemble of the rounds before.
-      history: of the rounds before.
+      model: the ensemble of the rounds that were finished.
+      history: of those rounds.
     """
 
     def __init__(self, message: str, record: "Record", round: int):
         super().__init__(message)
+        kept = record.num_rounds
         self.round = round
-        self.model, self.history = record.model(round), record.history(round)
+        self.model, self.history = record.model(kept), record.history(kept)
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Record:
     bins: Bins
     init_score: Any  # [] or [K], NumPy, as the trees
     set_names: tuple[str, ...]
+    named: bool  # whether the sets were given by name
     no_trees: Tree  # arrays of zero rounds
     choices: dict[str, Any]
     trees: list[Tree] = field(default_factory=list)
@@ -94,11 +96,10 @@ class Record:
         table = np.array(self.set_losses[:num_rounds])
         table = table.reshape(num_rounds, len(self.set_names))
         by_name = {name: table[:, i] for i, name in enumerate(self.set_names)}
-        unnamed = self.set_names in ((), (UNNAMED,))
         metrics = self.metrics[:num_rounds]
         return History(
             train_loss=np.array(self.train_loss[:num_rounds]),
-            validation_loss=by_name.get(UNNAMED) if unnamed else by_name,
+            validation_loss=by_name if self.named else by_name.get(UNNAMED),
             metrics={
                 name: {
                     metric: np.array([row[name][metric] for row in metrics])

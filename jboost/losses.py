@@ -82,7 +82,8 @@ def poisson(score, target):
     The negative log-likelihood up to a term without the score (McCullagh and Nelder
     1989, chapter 6). An exposure is an ``offset`` of log exposure.
     """
-    return jnp.exp(score) - _like(score, target) * score
+    target = _like(score, target)
+    return _defined(target >= 0, jnp.exp(score) - target * score)
 
 
 def gamma(score, target):
@@ -91,7 +92,8 @@ def gamma(score, target):
     The gamma deviance / 2 up to a term without the score (McCullagh and Nelder 1989,
     chapter 8).
     """
-    return _like(score, target) * jnp.exp(-score) + score
+    target = _like(score, target)
+    return _defined(target > 0, target * jnp.exp(-score) + score)
 
 
 def tweedie(score, target, *, power=1.5):
@@ -100,8 +102,10 @@ def tweedie(score, target, *, power=1.5):
     Zeros with a continuous positive part (claims); the score s is the log of the
     mean (Jorgensen 1987).
     """
+    target = _like(score, target)
     zero_part = jnp.exp((2 - power) * score) / (2 - power)
-    return zero_part - _like(score, target) * jnp.exp((1 - power) * score) / (1 - power)
+    value = zero_part - target * jnp.exp((1 - power) * score) / (1 - power)
+    return _defined(target >= 0, value)
 
 
 def logistic(score, target):
@@ -109,7 +113,9 @@ def logistic(score, target):
 
     ``target`` is 0 or 1, or a probability in between (soft targets).
     """
-    return jax.nn.softplus(score) - _like(score, target) * score
+    target = _like(score, target)
+    value = jax.nn.softplus(score) - target * score
+    return _defined((target >= 0) & (target <= 1), value)
 
 
 def softmax(score, target):
@@ -119,12 +125,15 @@ def softmax(score, target):
       score: one number per class (``num_scores=K``).
       target: the class, an integer from 0 to K - 1.
     """
-    return jax.nn.logsumexp(score) - score[jnp.asarray(target, jnp.int32)]
+    label = jnp.asarray(target, jnp.int32)
+    value = jax.nn.logsumexp(score) - score[label]
+    return _defined((label >= 0) & (label < score.shape[0]), value)
 
 
 def exponential(score, target):
     """exp(-target score), target -1 or +1 (Schapire and Singer 1999; AdaBoost)."""
-    return jnp.exp(-_like(score, target) * score)
+    target = _like(score, target)
+    return _defined(jnp.abs(target) == 1, jnp.exp(-target * score))
 
 
 def focal(score, target, *, gamma=2.0, alpha=0.25):
@@ -138,12 +147,14 @@ def focal(score, target, *, gamma=2.0, alpha=0.25):
     log_likelihood = jax.nn.log_sigmoid(sign * score)
     balance = alpha * target + (1 - alpha) * (1 - target)
     miss = jnp.exp(gamma * jax.nn.log_sigmoid(-sign * score))
-    return -balance * miss * log_likelihood
+    value = -balance * miss * log_likelihood
+    return _defined((target >= 0) & (target <= 1), value)
 
 
 def hinge(score, target):
     """max(0, 1 - target score), target -1 or +1 (Cortes and Vapnik 1995)."""
-    return jnp.maximum(0.0, 1 - _like(score, target) * score)
+    target = _like(score, target)
+    return _defined(jnp.abs(target) == 1, jnp.maximum(0.0, 1 - target * score))
 
 
 def hinge_squared(score, target):
@@ -237,6 +248,11 @@ def weighted_quantile(
 
 def _residual(score, target):
     return score - _like(score, target)
+
+
+def _defined(inside, value):
+    """NaN for a target that the loss is not defined for: fit names the row."""
+    return jnp.where(inside, value, jnp.nan)
 
 
 def _like(score, target):

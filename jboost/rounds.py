@@ -55,7 +55,6 @@ class Method:
     num_bins: int = 256
     max_nodes: int = 1 << 30
     uniform: bool = False
-    implementation: str | None = None
 
     def resolve(self, loss: TracedLoss) -> "Method":
         """Replaces each "auto" by what it stands for with this loss."""
@@ -75,7 +74,6 @@ class Method:
             num_bins=self.num_bins,
             max_nodes=self.max_nodes,
             uniform=self.uniform and same,
-            implementation=self.implementation,
         )
 
 
@@ -169,6 +167,11 @@ def grow_round(
     """One round: K trees, mapped over the scores. ``method`` must be resolved."""
     parameters = _estimate(loss, constants, data, state.scores)
     objective = Objective(loss, constants, data.targets, parameters, state.minimiser)
+    if loss.estimate is not None and state.minimiser is not None:
+        # With its parameters a row's minimum may move.
+        minimiser = find_minimisers(objective, data.weights.shape[0])
+        objective = objective._replace(minimiser=minimiser)
+        state = state._replace(minimiser=minimiser)
     num_scores = state.scores.shape[0]
     index = jnp.arange(num_scores, dtype=jnp.int32)
     # A round uses 1 + K seeds: the rows', and one for each tree.
@@ -194,7 +197,6 @@ def grow_round(
             num_bins=method.num_bins,
             max_nodes=method.max_nodes,
             uniform=method.uniform,
-            implementation=method.implementation,
         )
         penalty = limits.l2 * fitted.mean
         if loss.straight and method.leaf_solver == "exact":

@@ -74,6 +74,11 @@ def make_sets(
     sets = {}
     for name, parts in (validation if named else {UNNAMED: validation}).items():
         place = f"validation[{name!r}]" if named else "validation"
+        if not isinstance(name, str) or name == "train":
+            raise ValueError(
+                f"validation must name its sets by strings other than 'train', got "
+                f"{name!r}"
+            )
         if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
             raise ValueError(
                 f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
@@ -97,7 +102,7 @@ def make_sets(
             weights = checks.check_weights(
                 weights, len(matrix), f"{place} sample_weight"
             )
-        sets[str(name)] = make_rows(
+        sets[name] = make_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
         )
     return sets

@@ -158,9 +158,14 @@ def _check_loss(loss, arguments):
     shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
     if shape is None or dtype is None or shape != ():
         got = f"shape {shape}" if shape is not None else repr(result)
+        column = any(leaf.shape == (1,) for leaf in jax.tree.leaves(arguments[1]))
+        hint = (
+            "if the target is a column y [N, 1], pass y[:, 0]"
+            if column
+            else ("write it for one row, without a mean or a batch axis")
+        )
         raise ValueError(
-            f"loss {name} must return a scalar for one row, got {got}; write it for "
-            "one row, without a mean or a batch axis"
+            f"loss {name} must return a scalar for one row, got {got}; {hint}"
         )
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"loss {name} must return a floating number, got dtype {dtype}")

@@ -116,7 +116,7 @@ def fit(
       validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset), or
         a dict of such sets by name; early stopping looks at the first.
       metrics: {name: f(scores, targets, weights) -> number}, for training and
-        validation rows, in jax.numpy or NumPy.
+        validation rows, in jax.numpy (compiled, for each number of rows) or NumPy.
       num_rounds: how many trees (times K).
       learning_rate: a number, or a schedule: round -> number, as in optax.
       max_depth: levels of splits.
@@ -129,8 +129,9 @@ def fit(
         statistics (absolute error, quantiles) or much like them (no curvature at
         three quarters of the rows), else 1.
       regularization: "relative" divides gradient and curvature by the mean curvature
-        each round, so that a loss times a million trains the same model; "absolute"
-        leaves the loss's units.
+        of this round or the first, whichever is larger (for scores that compete for
+        a row, as in softmax, by its sum over them), so that a loss times a million
+        trains the same model; "absolute" leaves the loss's units.
       subsample: share of rows per round, without replacement.
       colsample_bytree, colsample_bylevel, colsample_bynode: share of columns.
       num_scores: K. The loss then gets K scores, and each round grows K trees.
@@ -173,7 +174,7 @@ def fit(
     warn_of_collisions(x)
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
-    seed = checks.check_integer("seed", seed, least=0, most=2**63 - 1)
+    seed = checks.check_integer("seed", seed, least=0, most=2**32 - 1)
     rates = np.asarray(checks.learning_rates(learning_rate, num_rounds))
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     watchers = _check_callbacks(callbacks)
@@ -207,6 +208,7 @@ def fit(
         bins=bins,
         init_score=np.asarray(state.init_score),
         set_names=tuple(sets),
+        named=isinstance(validation, dict),
         no_trees=_no_trees(method, num_scores),
         choices=dict(
             curvature=method.curvature,
@@ -234,6 +236,8 @@ def _train(job, state, record, patience, watchers, bar):
         begun = time.perf_counter()
         chunk = _run_chunk(job, state, set_scores, record.num_rounds, count)
         state, set_scores = chunk.state, chunk.set_scores
+        seen = jax.device_get((chunk.trees, chunk.losses, chunk.snapshots))
+        chunk = chunk._replace(trees=seen[0], losses=seen[1], snapshots=seen[2])
         for entry in range(count):
             stop = _look(job, chunk, entry, record, patience, watchers, bar)
             if stop:
@@ -289,7 +293,7 @@ def _notify(watchers, number, record):
         stops = [bool(watch(number, history, model)) for watch in watchers]
     except Exception as error:
         raise TrainingError(
-            f"a callback failed in round {number}: {error!r}", record, number + 1
+            f"a callback failed in round {number}: {error!r}", record, number
         ) from error
     return any(stops)
 
@@ -301,8 +305,11 @@ def _measure(job, chunk, entry):
     for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
         score = scores[entry, :, : rows.size]
         score = score[0] if score.shape[0] == 1 else score.T
-        targets = jax.tree.map(lambda t, n=rows.size: t[:n], rows.data.targets)
-        arguments = (score, targets, rows.data.weights[: rows.size])
+        real = jax.tree.map(
+            lambda t, n=rows.size: np.asarray(t)[:n],
+            (rows.data.targets, rows.data.weights),
+        )
+        arguments = (score, *real)
         values[name] = {
             metric: _evaluate_metric(function, arguments)
             for metric, function in job.metrics.items()
@@ -393,24 +400,38 @@ def _start(job, init_score, seed):
     data, offset = job.rows.data, job.rows.scores
     run = compiled(_start_program, job.loss)
     state, values = run(job.constants, data, offset, init_score, words)
+    _check_values("the data", data, values, offset, state.init_score)
+    for name, rows in job.sets.items():
+        scores = rows.scores + state.init_score.reshape(-1, 1)
+        run = compiled(_values_program, job.loss)
+        values = run(job.constants, rows.data, scores, state.parameters)
+        _check_values(name, rows.data, values, rows.scores, state.init_score)
+    return state
+
+
+def _check_values(place, data, values, offset, init_score):
+    """Raises for the first row of positive weight whose loss is not finite."""
     values = np.asarray(values)
     bad = ~np.isfinite(values) & (np.asarray(data.weights) > 0)
     if bad.any():
         row = int(np.argmax(bad))
         target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
-        score = np.asarray(offset[:, row] + state.init_score).tolist()
+        score = np.asarray(offset[:, row] + init_score).tolist()
         raise ValueError(
-            f"loss must be finite on the data, got {float(values[row])} in row {row} "
+            f"loss must be finite on {place}, got {float(values[row])} in row {row} "
             f"for target {target} at score {score}; a target may lie outside what the "
             "loss is defined for, or init_score be needed"
         )
-    return state
 
 
 def _start_program(loss, constants, data, offset, init_score, words):
     state = init_state(loss, constants, data, offset, init_score, words)
-    objective = Objective(loss, constants, data.targets, state.parameters, None)
-    return state, loss_values(objective, state.scores)
+    return state, _values_program(loss, constants, data, state.scores, state.parameters)
+
+
+def _values_program(loss, constants, data, scores, parameters):
+    objective = Objective(loss, constants, data.targets, parameters, None)
+    return loss_values(objective, scores)
 
 
 def _fitted_solver(method, state):

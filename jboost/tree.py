@@ -173,10 +173,13 @@ def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
     values = jnp.where(in_bag[:, None], values, 0.0)
     num_in_bag = jnp.sum(in_bag)
     channels, unit = quantise(values, num_in_bag, words)
-    count_unit = jnp.maximum(jnp.max(channels[:, 1]), 1)
-    if not uniform:
-        count = in_bag.astype(jnp.int32)[:, None]
-        channels = jnp.concatenate([channels, count], axis=1)
+    count_unit = jnp.int32(1)
+    count = in_bag.astype(jnp.int32)
+    if uniform:  # curvature in units of a row: a count, exact however it is rounded
+        channels = jnp.stack([channels[:, 0], count], axis=1)
+        unit = jnp.stack([unit[0], jnp.max(values[:, 1])])
+    else:
+        channels = jnp.concatenate([channels, count[:, None]], axis=1)
     return _Rows(columns, channels, in_bag, num_in_bag, unit, count_unit)
 
 

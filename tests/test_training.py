@@ -393,3 +393,83 @@ def test_inputs_are_left_alone():
         array.flags.writeable = False
     fit(x, y, sample_weight=weights)
     np.testing.assert_array_equal(x, X)
+
+
+@pytest.mark.parametrize(("samples", "found"), [(20, True), (21, False)])
+def test_counts_are_exact_where_rounding_is_stochastic(samples, found):
+    rows = 40_000  # more than 2^15: gradients are rounded stochastically
+    x = np.zeros((rows, 1), np.float32)
+    x[:20] = 1  # the one split there is has 20 rows on a side
+    y = x[:, 0] + np.linspace(0, 0.01, rows, dtype=np.float32)
+    model, _ = jb.fit(
+        x, y, num_rounds=1, max_depth=1, min_child_samples=samples, min_child_weight=0.0
+    )
+    assert bool(np.isfinite(model.threshold).any()) == found
+
+
+@pytest.mark.parametrize(
+    ("loss", "good", "bad"),
+    [
+        (jb.losses.logistic, [0, 1], [1, 2]),
+        (jb.losses.poisson, [0, 3], [0, -1]),
+        (jb.losses.gamma, [1.0, 2.0], [0.0, 1.0]),
+        (jb.losses.hinge, [-1, 1], [0, 1]),
+    ],
+)
+def test_targets_that_a_loss_is_not_defined_for(loss, good, bad):
+    x = np.zeros((60, 1), np.float32)
+    jb.fit(x, np.tile(good, 30), loss, num_rounds=1)
+    with pytest.raises(ValueError, match=r"must be finite on the data.*row \d"):
+        jb.fit(x, np.tile(bad, 30), loss, num_rounds=1)
+    with pytest.raises(ValueError, match=r"must be finite on held_out.*row \d"):
+        jb.fit(
+            x,
+            np.tile(good, 30),
+            loss,
+            num_rounds=1,
+            validation={"held_out": (x, np.tile(bad, 30))},
+        )
+
+
+def test_classes_beyond_the_scores_are_refused():
+    x = np.zeros((60, 1), np.float32)
+    with pytest.raises(ValueError, match="row 2 for target 3"):
+        jb.fit(x, np.tile([0, 1, 3], 20), jb.losses.softmax, num_scores=3, num_rounds=1)
+
+
+def test_a_set_named_like_the_unnamed_one_stays_named():
+    x, y = np.zeros((60, 1), np.float32), np.zeros(60, np.float32)
+    _, history = jb.fit(x, y, num_rounds=1, validation={"validation": (x, y)})
+    assert list(history.validation_loss) == ["validation"]
+    with pytest.raises(ValueError, match="other than 'train'"):
+        jb.fit(x, y, num_rounds=1, validation={"train": (x, y)})
+
+
+def test_boost_refuses_codes_beyond_its_bins():
+    x = np.arange(600, dtype=np.float32)[:, None]
+    binned = jb.apply_bins(jb.fit_bins(x, max_bins=512), x)
+    with pytest.raises(ValueError, match=r"below max_bins=256, got \d+"):
+        jb.boost(binned, x[:, 0], jb.losses.squared_error, jax.random.key(0))
+
+
+def test_minimisers_follow_the_parameters_of_an_adaptive_loss():
+    """|score - target - p| is least at target + p; p moves after the first round."""
+    targets = np.repeat(np.float32([0, 5]), 30)
+
+    def estimate(scores, targets, weights):
+        spread = jnp.mean(jnp.abs(scores - 2.5))
+        return jnp.where(spread < 1, 0.0, 20.0).astype(jnp.float32)
+
+    def loss(score, target, parameter):
+        return jnp.abs(score - target - parameter)
+
+    model, _ = jb.fit(
+        (targets > 0)[:, None],
+        targets,
+        jb.losses.adaptive(loss, estimate),
+        num_rounds=2,
+        learning_rate=1.0,
+        init_score=2.5,
+    )
+    scores = jb.predict(model, np.float32([[0], [1]]))
+    np.testing.assert_allclose(scores, [20, 25], rtol=1e-6)  # float32
