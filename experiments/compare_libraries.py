@@ -22,8 +22,8 @@ Poisson deviance, |r|, pinball loss, Huber loss. What keeps the comparison fair:
 - Offsets: XGBoost and LightGBM drop their own start when given one, so they are given
   offset + log(events / exposure). scikit-learn fits rates weighted by exposure, which
   is the same loss.
-- Rows a leaf needs: 20 for the peers where the loss is absolute, quantile or Huber,
-  else 1. jboost's "auto" decides for itself.
+- Rows a leaf needs: 20 for the peers where the loss is absolute or quantile, else 1.
+  jboost's "auto" decides for itself, and takes the same.
 - All else in a peer (Poisson's step limits, say) is its own default, except that
   LightGBM's bins may hold a single row, as everybody's may.
 """
@@ -201,7 +201,8 @@ def list_parameters(library: str, kind: str, options: argparse.Namespace) -> dic
     if library == "sklearn" and objective is None:
         return {}
     robust = name in ("absolute_error", "quantile", "huber")
-    rows = options.min_child_samples or (20 if robust else 1)
+    median = name in ("absolute_error", "quantile")
+    rows = options.min_child_samples or (20 if median else 1)
     # XGBoost counts no rows, but the Hessian of its robust losses is 1 or less.
     weight = float(rows) if robust and library == "xgboost" else 1.0
     bins = 256 if library in ("jboost", "xgboost") else 255
