@@ -6,7 +6,7 @@ public loops (``boosting``) and ``fit`` (``training``) share: no checks, no word
 look up, every number traced.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -66,13 +66,10 @@ class Method:
         elif leaf_solver == "auto":
             leaf_solver = "newton" if loss.quadratic else "guarded"
         same = curvature == "unit" or (curvature == "exact" and loss.uniform)
-        return Method(
+        return replace(
+            self,
             curvature=curvature,
             leaf_solver=leaf_solver,
-            regularization=self.regularization,
-            max_depth=self.max_depth,
-            num_bins=self.num_bins,
-            max_nodes=self.max_nodes,
             uniform=self.uniform and same,
         )
 
