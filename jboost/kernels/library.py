@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared library of CPU kernels: found, loaded and registered with XLA.
+
+In: a file that the build puts beside this one. Out: ``choose``, which picks between
+the two ways to do an operation, and ``call``, one FFI call. Without the file (no
+compiler where jboost was installed) everything runs on plain XLA.
+"""
+
+import ctypes
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+IMPLEMENTATIONS = ("xla", "cpu")
+ISAS = ("baseline", "avx2", "avx512")
+_FILE = "jboost_kernels.so"
+_registered: set[str] = set()
+
+
+def _load() -> ctypes.CDLL | None:
+    """Loads the library; None where there is none."""
+    places = [Path(place) for place in sys.modules["jboost.kernels"].__path__]
+    for place in places:
+        if (place / _FILE).is_file():
+            return ctypes.CDLL(str(place / _FILE))
+    if os.environ.get("JBOOST_REQUIRE_NATIVE", "0") not in ("", "0"):
+        raise ImportError(
+            f"JBOOST_REQUIRE_NATIVE is set, but there is no {_FILE} in "
+            f"{[str(place) for place in places]}: install jboost where a C++17 "
+            "compiler is"
+        )
+    return None
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether the CPU kernels were built."""
+    return _library is not None
+
+
+def warn_if_missing() -> None:
+    """Says once a process that the slow way is taken."""
+    if _library is None and "warned" not in _registered:
+        _registered.add("warned")
+        warnings.warn(
+            "jboost was installed without its CPU kernels (no C++17 compiler was "
+            "found), so everything runs on plain XLA: the same results, several times "
+            "slower; reinstall it where there is a compiler",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def best_isa() -> str:
+    """The best instruction set that the kernels can use on this processor."""
+    assert _library is not None
+    return ISAS[_library.jboost_best_isa()]
+
+
+def set_isa(isa: str) -> None:
+    """Forces an instruction set for all kernels of this process.
+
+    Raises:
+      ValueError: there is no such set, or the processor lacks it.
+    """
+    known = isa in ISAS and _library is not None
+    if not known or not _library.jboost_set_isa(ISAS.index(isa)):  # type: ignore[union-attr]
+        best = best_isa() if available() else "none: the kernels were not built"
+        raise ValueError(f"JBOOST_ISA must be one of {ISAS}, up to {best}, got {isa!r}")
+
+
+if _library is not None and os.environ.get("JBOOST_ISA"):
+    set_isa(os.environ["JBOOST_ISA"])
+
+
+def check_implementation(implementation: str | None) -> None:
+    """Refuses what is not there.
+
+    Raises:
+      ValueError: neither None nor one of ``IMPLEMENTATIONS``, or "cpu" where the
+        kernels were not built.
+    """
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"implementation must be one of {IMPLEMENTATIONS} or None, got "
+            f"{implementation!r}"
+        )
+    if implementation == "cpu" and _library is None:
+        raise ValueError(
+            "implementation must be 'xla' or None here, because jboost was installed "
+            "without its CPU kernels, got 'cpu'"
+        )
+
+
+def choose(
+    implementation: str | None, cpu: Callable[..., Any], xla: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function that does an operation.
+
+    None: ``cpu`` where the program is lowered for a CPU and the kernels were built,
+    else ``xla``. The name of one: that one, or an error.
+    """
+    check_implementation(implementation)
+    if implementation == "xla" or (implementation is None and _library is None):
+        return xla
+    if implementation == "cpu":
+        return cpu
+    return lambda *operands: jax.lax.platform_dependent(
+        *operands, cpu=cpu, default=xla
+    )
+
+
+def call(
+    name: str,
+    results: Any,
+    *operands: Any,
+    aliases: dict[int, int] | None = None,
+    **attributes: int,
+) -> Any:
+    """One FFI call; a batch (vmap) is worked through one by one.
+
+    Args:
+      name: of the handler in the library.
+      results: shapes and dtypes.
+      operands: arrays.
+      aliases: operand -> result that is written in its place.
+      attributes: integers, handed over as int64.
+    """
+    assert _library is not None
+    target = f"jboost_{name}"
+    if target not in _registered:
+        handler = jax.ffi.pycapsule(getattr(_library, target))
+        jax.ffi.register_ffi_target(target, handler, platform="cpu")
+        _registered.add(target)
+    run = jax.ffi.ffi_call(
+        target, results, vmap_method="sequential", input_output_aliases=aliases
+    )
+    return run(*operands, **{key: np.int64(value) for key, value in attributes.items()})

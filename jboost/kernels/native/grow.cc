@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "grow.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace jboost {
+namespace {
+
+constexpr int64_t kSerial = 20000;    // units of work below which threads cost more
+constexpr int64_t kPartRows = 4096;   // least rows of a task that sums
+constexpr int64_t kTasksPerThread = 4;
+
+const Pool kAlone;
+
+const Pool& Threads(const Pool& pool, int64_t work) {
+  return work < kSerial ? kAlone : pool;
+}
+
+int64_t NumChunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
+
+int64_t BlockFeatures(const Codes& codes, int64_t block) {
+  return std::min(codes.width, codes.num_features - block * codes.width);
+}
+
+template <class Code>
+void PackRows(const Codes& codes, int64_t block, int64_t begin, int64_t end,
+              Code* packed) {
+  const Code* columns = static_cast<const Code*>(codes.columns);
+  int64_t used = BlockFeatures(codes, block);
+  Code* out = packed + (block * codes.num_rows + begin) * codes.width;
+  std::fill(out, out + (end - begin) * codes.width, Code{0});
+  for (int64_t f = 0; f < used; ++f) {
+    const Code* column = columns + (block * codes.width + f) * codes.num_rows;
+    for (int64_t i = begin; i < end; ++i) out[(i - begin) * codes.width + f] = column[i];
+  }
+}
+
+// A node's rows are summed into one scratch table per task; a task that takes only
+// part of a node leaves its table for the merge.
+struct Task {
+  int64_t first_node, first_chunk, first_row;  // of that chunk's segment
+  int64_t num_rows;
+};
+
+struct Piece {  // part of a node, summed by one task
+  int64_t node;
+  std::unique_ptr<int64_t[]> sums;
+};
+
+// Rows of each node over all chunks.
+std::vector<int64_t> CountRows(const Rows& rows, const NodeSum* nodes,
+                               int64_t num_nodes, int64_t num_chunks) {
+  std::vector<int64_t> counts(num_nodes, 0);
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const Segment* segments = rows.segments + chunk * rows.num_slots;
+    for (int64_t node = 0; node < num_nodes; ++node) {
+      const Segment& segment = segments[nodes[node].slot];
+      counts[node] += segment.end - segment.begin;
+    }
+  }
+  return counts;
+}
+
+// Cuts the rows, in order of node and chunk, into tasks of equal size.
+std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_nodes,
+                           int64_t num_chunks, int64_t num_rows, int64_t num_tasks) {
+  std::vector<Task> tasks;
+  int64_t per_task = std::max<int64_t>(1, (num_rows + num_tasks - 1) / num_tasks);
+  tasks.push_back({0, 0, 0, 0});
+  for (int64_t node = 0; node < num_nodes; ++node) {
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      const Segment& segment =
+          rows.segments[chunk * rows.num_slots + nodes[node].slot];
+      int64_t size = segment.end - segment.begin, used = 0;
+      while (used < size) {
+        if (tasks.back().num_rows == per_task) tasks.push_back({node, chunk, used, 0});
+        int64_t step = std::min(size - used, per_task - tasks.back().num_rows);
+        tasks.back().num_rows += step;
+        used += step;
+      }
+    }
+  }
+  return tasks;
+}
+
+// From packed sums [F, B] to cumulative channels, and the sibling by subtraction.
+void Finish(const int64_t* scratch, const Histograms& histograms, const NodeSum& node,
+            int64_t first_feature, int64_t used, int64_t num_features) {
+  int64_t bins = histograms.num_bins, channels = histograms.num_channels;
+  int64_t plane = num_features * bins;
+  int32_t* own = histograms.sums + node.place * channels * plane;
+  int32_t* sibling = node.sibling_place < 0
+                         ? nullptr
+                         : histograms.sums + node.sibling_place * channels * plane;
+  int64_t stride = histograms.counted ? 2 : 1;
+  for (int64_t f = 0; f < used; ++f) {
+    const int64_t* cells = scratch + f * bins * stride;
+    int64_t at = (first_feature + f) * bins;
+    int32_t* gradient = own + at;
+    int32_t* curvature = own + plane + at;
+    int64_t word = 0;
+    for (int64_t b = 0; b < bins; ++b) {
+      word += cells[b * stride];
+      int32_t low = static_cast<int32_t>(word);
+      gradient[b] = low;
+      curvature[b] = static_cast<int32_t>((word - low) >> 32);
+    }
+    if (histograms.counted) {
+      int64_t count = 0;
+      for (int64_t b = 0; b < bins; ++b) {
+        count += cells[b * 2 + 1];
+        own[2 * plane + at + b] = static_cast<int32_t>(count);
+      }
+    }
+    if (sibling == nullptr) continue;
+    int64_t filled = histograms.counted ? channels : 2;
+    for (int64_t c = 0; c < filled; ++c) {
+      const int32_t* mine = own + c * plane + at;
+      int32_t* other = sibling + c * plane + at;
+      for (int64_t b = 0; b < bins; ++b) other[b] -= mine[b];
+    }
+  }
+}
+
+}  // namespace
+
+const GrowLoops& ChooseGrowLoops() {
+#ifdef JBOOST_X86
+  return ChooseLoops(baseline::kGrowLoops, avx2::kGrowLoops, avx512::kGrowLoops);
+#else
+  return baseline::kGrowLoops;
+#endif
+}
+
+void PackCodes(const Pool& pool, const Codes& codes, void* packed) {
+  int64_t pieces = NumChunks(codes.num_rows);
+  ParallelFor(Threads(pool, codes.num_rows * codes.num_features),
+              codes.num_blocks * pieces, [&](int64_t task) {
+                int64_t block = task / pieces, begin = task % pieces * kChunk;
+                int64_t end = std::min(begin + kChunk, codes.num_rows);
+                if (codes.wide) {
+                  PackRows(codes, block, begin, end, static_cast<uint16_t*>(packed));
+                } else {
+                  PackRows(codes, block, begin, end, static_cast<uint8_t*>(packed));
+                }
+              });
+}
+
+void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
+               const float* curvature, const uint8_t* in_bag, const float* scale,
+               const uint32_t* seed, bool stochastic, bool uniform, int64_t num_slots,
+               int64_t* words, uint16_t* index, Segment* segments) {
+  const GrowLoops& loops = ChooseGrowLoops();
+  ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+    loops.quantise(gradient + first, curvature + first, first, count, scale, seed,
+                   stochastic, uniform, in_bag + first, words + first);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      index[first + kept] = static_cast<uint16_t>(i);
+      words[first + kept] = words[first + i];
+      kept += in_bag[first + i] != 0;
+    }
+    Segment* own = segments + chunk * num_slots;
+    std::fill(own, own + num_slots, Segment{0, 0});
+    own[0].end = static_cast<int32_t>(kept);
+  });
+}
+
+void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
+              const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms) {
+  const GrowLoops& loops = ChooseGrowLoops();
+  auto sum = histograms.counted ? loops.sum_words_and_counts : loops.sum_words;
+  int64_t num_chunks = NumChunks(codes.num_rows);
+  std::vector<int64_t> counts = CountRows(rows, nodes, num_nodes, num_chunks);
+  int64_t num_rows = 0;
+  for (int64_t count : counts) num_rows += count;
+  int64_t table = codes.width * histograms.num_bins * (histograms.counted ? 2 : 1);
+  // Enough tasks to balance the threads, not so many that emptying and merging their
+  // tables costs as much as summing.
+  const Pool& threads = Threads(pool, num_rows * codes.num_features);
+  int64_t wanted = threads.num_threads == 1 ? 1 : threads.num_threads * kTasksPerThread;
+  int64_t least = std::max(kPartRows, table / 4);
+  int64_t num_parts = std::max<int64_t>(1, std::min(wanted, num_rows / least));
+  std::vector<Task> tasks =
+      CutTasks(rows, nodes, num_nodes, num_chunks, num_rows, num_parts);
+  // The first and the last node of each task, where another task has a share of them.
+  std::vector<std::vector<Piece>> pieces(tasks.size() * codes.num_blocks);
+
+  auto run = [&](int64_t number) {
+    int64_t block = number / static_cast<int64_t>(tasks.size());
+    const Task& task = tasks[number % tasks.size()];
+    int64_t used = BlockFeatures(codes, block);
+    int64_t cells = used * histograms.num_bins * (histograms.counted ? 2 : 1);
+    auto scratch = std::make_unique<int64_t[]>(cells);  // zeros
+    int64_t left = task.num_rows;
+    int64_t chunk = task.first_chunk, skip = task.first_row;
+    for (int64_t node = task.first_node; node < num_nodes && left > 0; ++node) {
+      int64_t summed = 0;
+      for (; chunk < num_chunks && left > 0; ++chunk) {
+        const Segment& segment =
+            rows.segments[chunk * rows.num_slots + nodes[node].slot];
+        int64_t begin = segment.begin + skip;
+        int64_t count = std::min<int64_t>(segment.end - begin, left);
+        skip = 0;
+        if (count <= 0) continue;
+        int64_t first = chunk * kChunk;
+        const char* packed = static_cast<const char*>(codes.packed) +
+                             (block * codes.num_rows + first) * codes.width *
+                                 codes.code_size();
+        RowRange range{packed,      rows.index + first + begin,
+                       rows.words + first + begin,
+                       count,       codes.width,
+                       used,        codes.num_rows - first};
+        sum(range, codes.wide, histograms.num_bins, scratch.get());
+        summed += count;
+        left -= count;
+      }
+      chunk = 0;
+      if (summed == 0) continue;
+      if (summed == counts[node]) {
+        Finish(scratch.get(), histograms, nodes[node], block * codes.width, used,
+               codes.num_features);
+        if (left > 0) std::fill(scratch.get(), scratch.get() + cells, 0);
+      } else {
+        pieces[number].push_back({node, std::move(scratch)});
+        scratch = std::make_unique<int64_t[]>(left > 0 ? cells : 1);
+      }
+    }
+  };
+  ParallelFor(threads, static_cast<int64_t>(pieces.size()), run);
+
+  // Nodes without rows, and nodes in pieces.
+  ParallelFor(threads, num_nodes * codes.num_blocks, [&](int64_t number) {
+    int64_t node = number / codes.num_blocks, block = number % codes.num_blocks;
+    int64_t used = BlockFeatures(codes, block);
+    int64_t cells = used * histograms.num_bins * (histograms.counted ? 2 : 1);
+    int64_t* total = nullptr;
+    std::unique_ptr<int64_t[]> zeros;
+    if (counts[node] == 0) {
+      zeros = std::make_unique<int64_t[]>(cells);
+      total = zeros.get();
+    }
+    for (size_t part = 0; part < tasks.size(); ++part) {
+      for (Piece& piece : pieces[block * tasks.size() + part]) {
+        if (piece.node != node) continue;
+        if (total == nullptr) {
+          total = piece.sums.get();
+        } else {
+          for (int64_t i = 0; i < cells; ++i) total[i] += piece.sums[i];
+        }
+      }
+    }
+    if (total != nullptr) {
+      Finish(total, histograms, nodes[node], block * codes.width, used,
+             codes.num_features);
+    }
+  });
+}
+
+void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
+                const int32_t* place, const int32_t* position, const uint8_t* masks,
+                const SplitLimits& limits, float min_gain, const SplitOutput& splits) {
+  const GrowLoops& loops = ChooseGrowLoops();
+  int64_t bins = histograms.num_bins, plane = num_features * bins;
+  int64_t live = 0;
+  for (int64_t slot = 0; slot < histograms.num_slots; ++slot) {
+    live += position[slot] >= 0;
+    splits.feature[slot] = splits.threshold[slot] = 0;
+    splits.missing_left[slot] = splits.found[slot] = 0;
+    splits.gain[slot] = -__builtin_inff();
+  }
+  auto search = [&](int64_t slot) {
+    if (position[slot] < 0) return;
+    const int32_t* gradient =
+        histograms.sums + place[slot] * histograms.num_channels * plane;
+    const int32_t* curvature = gradient + plane;
+    // Where all rows have the same curvature, it is counted in rows.
+    const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
+    int32_t total[3] = {gradient[bins - 1], curvature[bins - 1], 0};
+    if (limits.min_count > 0) total[2] = count[bins - 1];
+    float weight = (static_cast<float>(total[1]) + limits.l2 / limits.curvature_unit) *
+                   limits.curvature_unit;
+    float sum = static_cast<float>(total[0]) * limits.gradient_unit;
+    float parent = weight > 0.0f ? sum * sum / weight : 0.0f;
+    std::unique_ptr<float[]> room(new float[bins]);
+    BestSplit best{-__builtin_inff(), 0, 0, false};
+    for (int64_t f = 0; f < num_features; ++f) {
+      if (!masks[slot * num_features + f]) continue;
+      loops.search_feature(gradient + f * bins, curvature + f * bins, count + f * bins,
+                           bins, total, parent, limits, static_cast<int32_t>(f),
+                           room.get(), &best);
+    }
+    splits.feature[slot] = best.feature;
+    splits.threshold[slot] = best.threshold;
+    splits.missing_left[slot] = best.missing_left;
+    splits.gain[slot] = best.gain - min_gain;
+    // A gain below 1e-6 of the parent's score can be rounding.
+    splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * parent;
+  };
+  ParallelFor(Threads(pool, live * plane), histograms.num_slots, search);
+}
+
+void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
+               const Splits& splits, int64_t level, int64_t max_depth,
+               const TreeArrays& tree, int32_t* position, int32_t* leaf,
+               int32_t* source, uint8_t* left_smaller) {
+  const GrowLoops& loops = ChooseGrowLoops();
+  int64_t num_slots = rows.num_slots, num_chunks = NumChunks(codes.num_rows);
+  bool last = level == max_depth - 1;
+  std::vector<int32_t> pair(num_slots, -1);
+  int32_t num_pairs = 0;
+  int64_t live = 0;
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (splits.found[slot]) pair[slot] = num_pairs++;
+    live += position[slot] >= 0;
+  }
+  // Rows of each pair: left, right, missing; chunk by chunk, then added up.
+  std::vector<int64_t> counts(num_chunks * num_pairs * 3, 0);
+  auto route = [&](int64_t chunk) {
+    int64_t first = chunk * kChunk;
+    Segment* segments = rows.segments + chunk * num_slots;
+    std::vector<Segment> before(segments, segments + num_slots);
+    std::fill(segments, segments + num_slots, Segment{0, 0});
+    std::unique_ptr<uint16_t[]> index_room;
+    std::unique_ptr<int64_t[]> words_room;
+    for (int64_t slot = 0; slot < num_slots; ++slot) {
+      if (position[slot] < 0) continue;
+      Segment segment = before[slot];
+      int64_t count = segment.end - segment.begin;
+      uint16_t* index = rows.index + first + segment.begin;
+      if (pair[slot] < 0) {
+        int32_t value = position[slot] << (max_depth - level);
+        for (int64_t i = 0; i < count; ++i) leaf[first + index[i]] = value;
+        continue;
+      }
+      const char* column =
+          static_cast<const char*>(codes.columns) +
+          (splits.feature[slot] * codes.num_rows + first) * codes.code_size();
+      uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
+      bool missing_left = splits.missing_left[slot] != 0;
+      int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;
+      if (last) {
+        int64_t left = 0;
+        loops.write_leaves(column, codes.wide, threshold, missing_left, count, index,
+                           2 * position[slot], leaf + first, &left, sides + 2);
+        sides[0] = left;
+        sides[1] = count - left;
+        continue;
+      }
+      if (index_room == nullptr) {
+        index_room.reset(new uint16_t[kChunk + 32]);
+        words_room.reset(new int64_t[kChunk + 32]);
+      }
+      int64_t left =
+          loops.partition(column, codes.wide, threshold, missing_left, count, index,
+                          rows.words + first + segment.begin, index_room.get(),
+                          words_room.get(), sides + 2);
+      sides[0] = left;
+      sides[1] = count - left;
+      int32_t middle = segment.begin + static_cast<int32_t>(left);
+      segments[2 * pair[slot]] = {segment.begin, middle};
+      segments[2 * pair[slot] + 1] = {middle, segment.end};
+    }
+  };
+  ParallelFor(Threads(pool, codes.num_rows), num_chunks, route);
+
+  std::vector<int32_t> children(num_slots, -1);
+  std::fill(source, source + std::max<int64_t>(1, num_slots / 2), -1);
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (pair[slot] < 0) continue;
+    int64_t left = 0, right = 0, missing = 0;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      const int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;
+      left += sides[0];
+      right += sides[1];
+      missing += sides[2];
+    }
+    int64_t node = (int64_t{1} << level) - 1 + position[slot];
+    tree.feature[node] = splits.feature[slot];
+    tree.threshold[node] = splits.threshold[slot];
+    // Where training saw no missing value, missing goes to the child with more rows.
+    tree.missing_left[node] =
+        missing > 0 ? splits.missing_left[slot] : static_cast<uint8_t>(left >= right);
+    if (last) continue;
+    source[pair[slot]] = static_cast<int32_t>(slot);
+    left_smaller[pair[slot]] = left <= right;
+    children[2 * pair[slot]] = 2 * position[slot];
+    children[2 * pair[slot] + 1] = 2 * position[slot] + 1;
+  }
+  std::copy(children.begin(), children.end(), position);
+}
+
+void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
+                int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
+  int64_t num_inner = (int64_t{1} << max_depth) - 1;
+  auto descend = [&](auto code_type, int64_t chunk) {
+    using Code = decltype(code_type);
+    const Code* columns = static_cast<const Code*>(codes.columns);
+    int64_t end = std::min((chunk + 1) * kChunk, codes.num_rows);
+    for (int64_t i = chunk * kChunk; i < end; ++i) {
+      if (skip != nullptr && skip[i]) continue;
+      int64_t node = 0;
+      for (int64_t level = 0; level < max_depth; ++level) {
+        Code code = columns[tree.feature[node] * codes.num_rows + i];
+        bool right = code == 0 ? !tree.missing_left[node]
+                               : static_cast<int32_t>(code) > tree.threshold[node];
+        node = 2 * node + 1 + right;
+      }
+      leaf[i] = static_cast<int32_t>(node - num_inner);
+    }
+  };
+  ParallelFor(Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
+              [&](int64_t chunk) {
+                if (codes.wide) {
+                  descend(uint16_t{}, chunk);
+                } else {
+                  descend(uint8_t{}, chunk);
+                }
+              });
+}
+
+}  // namespace jboost

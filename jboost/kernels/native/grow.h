@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Growing one tree level by level.
+//
+// Rows are kept in chunks of 16,384. Within a chunk the rows in the bag are grouped by
+// node slot: `index` holds their positions in the chunk (16 bits), `words` their
+// quantised gradient and curvature, moved along. A segment says where a slot's rows lie
+// in a chunk. So rows are partitioned chunk by chunk, in cache, without a prefix over
+// threads; and since sums are of integers, the result is that of any other order.
+//
+//   chunk 0  | slot 0: 3 7 8 | slot 1: 0 1 2 9 ... |     segments [chunk][slot] =
+//   chunk 1  | slot 0: 1 4   | slot 1: 0 2 3 5 ... |       {begin, end}
+//
+// A word is (curvature << 32) + gradient: one 64-bit addition sums both.
+#ifndef JBOOST_GROW_H_
+#define JBOOST_GROW_H_
+
+#include <cstdint>
+
+#include "isa.h"
+#include "parallel.h"
+
+namespace jboost {
+
+constexpr int64_t kChunk = 16384;
+
+struct Segment {
+  int32_t begin, end;
+};
+
+// Codes in two layouts: by feature, for routing; and in rows of `width` features, for
+// sums. More than 32 features are cut into blocks of 16.
+struct Codes {
+  const void* columns;  // [F, N]
+  const void* packed;   // [blocks, N, width]
+  int64_t num_rows, num_features, num_blocks, width;
+  bool wide;  // uint16 instead of uint8
+
+  int64_t code_size() const { return wide ? 2 : 1; }
+};
+
+// The rows of one node in one chunk, seen from the loops.
+struct RowRange {
+  const void* packed;  // the chunk's first row of one block
+  const uint16_t* index;
+  const int64_t* words;
+  int64_t count, width;
+  int64_t num_features;  // of the block, at most width
+  int64_t rows_left;     // in the table from this chunk on: prefetches end there
+};
+
+// One slot's best split so far.
+struct BestSplit {
+  float gain;
+  int32_t feature, threshold;
+  bool missing_left;
+};
+
+struct SplitLimits {
+  float gradient_unit, curvature_unit, l2, min_weight;
+  int32_t min_count;  // 0 asks for none
+};
+
+struct GrowLoops {
+  // scratch[f * num_bins + code] += word, over rows and features.
+  void (*sum_words)(const RowRange&, bool wide, int64_t num_bins, int64_t* scratch);
+  // The same with {word, 1}.
+  void (*sum_words_and_counts)(const RowRange&, bool wide, int64_t num_bins,
+                               int64_t* scratch);
+  // Groups a segment by side, in order; returns how many rows go left, and adds the
+  // rows with code 0 to *missing. `index`, `words` are overwritten.
+  int64_t (*partition)(const void* column, bool wide, uint32_t threshold,
+                       bool missing_left, int64_t count, uint16_t* index,
+                       int64_t* words, uint16_t* index_room, int64_t* words_room,
+                       int64_t* missing);
+  // At the last level rows need not move: leaf[index] = left_leaf or one more.
+  void (*write_leaves)(const void* column, bool wide, uint32_t threshold,
+                       bool missing_left, int64_t count, const uint16_t* index,
+                       int32_t left_leaf, int32_t* leaf, int64_t* num_left,
+                       int64_t* missing);
+  // Rounds a chunk's derivatives to words; see jboost.histogram.quantise.
+  void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
+                   int64_t count, const float* scale, const uint32_t* seed,
+                   bool stochastic, bool uniform, const uint8_t* in_bag,
+                   int64_t* words);
+  // Looks for a better split in one feature's cumulative sums.
+  void (*search_feature)(const int32_t* gradient, const int32_t* curvature,
+                         const int32_t* count, int64_t num_bins,
+                         const int32_t total[3], float parent,
+                         const SplitLimits& limits, int32_t feature, float* room,
+                         BestSplit* best);
+};
+
+namespace baseline {
+extern const GrowLoops kGrowLoops;
+}
+namespace avx2 {
+extern const GrowLoops kGrowLoops;
+}
+namespace avx512 {
+extern const GrowLoops kGrowLoops;
+}
+
+const GrowLoops& ChooseGrowLoops();
+
+// packed[b][i][j] = columns[b * width + j][i], 0 beyond the last feature.
+void PackCodes(const Pool& pool, const Codes& codes, void* packed);
+
+// Quantises, and groups the rows in the bag (slot 0 holds them all).
+void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
+               const float* curvature, const uint8_t* in_bag, const float* scale,
+               const uint32_t* seed, bool stochastic, bool uniform, int64_t num_slots,
+               int64_t* words, uint16_t* index, Segment* segments);
+
+struct Histograms {
+  int32_t* sums;  // [slots, channels, F, B], cumulative over bins
+  int64_t num_slots, num_channels, num_bins;
+  bool counted;  // whether the third channel is filled
+};
+
+struct Rows {
+  int64_t* words;
+  uint16_t* index;
+  Segment* segments;  // [chunks, slots]
+  int64_t num_slots;
+};
+
+// Which sums a level needs: of the smaller child of each pair, into `small_place`; the
+// larger child, if any, takes its parent's place by subtraction.
+struct NodeSum {
+  int64_t slot;  // whose rows are summed
+  int64_t place;  // where its histogram goes
+  int64_t sibling_place;  // holds the parent, gets parent minus slot; -1: none
+};
+
+void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
+              const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms);
+
+struct Splits {  // [slots]
+  const int32_t* feature;
+  const int32_t* threshold;
+  const uint8_t* missing_left;
+  const uint8_t* found;
+};
+
+struct SplitOutput {  // [slots]
+  int32_t* feature;
+  int32_t* threshold;
+  uint8_t* missing_left;
+  float* gain;
+  uint8_t* found;
+};
+
+void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
+                const int32_t* place, const int32_t* position, const uint8_t* masks,
+                const SplitLimits& limits, float min_gain, const SplitOutput& splits);
+
+struct TreeArrays {
+  int32_t* feature;
+  int32_t* threshold;
+  uint8_t* missing_left;
+};
+
+// Routes the rows of every split slot and writes the splits into the tree; the
+// children of the r-th split take slots 2r and 2r + 1. Rows whose node is not split,
+// and all at the last level, get their leaf.
+//   position: of each slot's node on its level, -1 for empty slots; overwritten.
+//   source[r]: the parent's slot; -1 beyond the splits found.
+//   left_smaller[r]: whether the left child has no more rows than the right one.
+void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
+               const Splits& splits, int64_t level, int64_t max_depth,
+               const TreeArrays& tree, int32_t* position, int32_t* leaf,
+               int32_t* source, uint8_t* left_smaller);
+
+// The leaf of every row of codes, or of those with skip[i] == 0.
+void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
+                int64_t max_depth, const uint8_t* skip, int32_t* leaf);
+
+}  // namespace jboost
+
+#endif  // JBOOST_GROW_H_

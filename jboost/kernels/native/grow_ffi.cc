@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bindings of grow.h: unpack, check every shape, call.
+#include <vector>
+
+#include "ffi.h"
+#include "grow.h"
+
+namespace jboost {
+namespace {
+
+using Int = ffi::Buffer<ffi::S32>;
+using Float = ffi::Buffer<ffi::F32>;
+using Bool = ffi::Buffer<ffi::PRED>;
+using UInt = ffi::Buffer<ffi::U32>;
+using Index = ffi::Buffer<ffi::U16>;
+
+template <class Buffer>
+uint8_t* Bytes(Buffer& buffer) {
+  return reinterpret_cast<uint8_t*>(buffer.typed_data());
+}
+
+bool AreCodes(const ffi::AnyBuffer& buffer, size_t rank) {
+  return buffer.dimensions().size() == rank &&
+         (buffer.element_type() == ffi::U8 || buffer.element_type() == ffi::U16);
+}
+
+Codes MakeCodes(const ffi::AnyBuffer& columns) {
+  Codes codes{};
+  codes.columns = columns.untyped_data();
+  codes.num_features = columns.dimensions()[0];
+  codes.num_rows = columns.dimensions()[1];
+  codes.wide = columns.element_type() == ffi::U16;
+  return codes;
+}
+
+void SetPacked(Codes& codes, void* packed, ffi::AnyBuffer::Dimensions shape) {
+  codes.packed = packed;
+  codes.num_blocks = shape[0];
+  codes.num_rows = shape[1];
+  codes.width = shape[2];
+}
+
+bool Has(const ffi::AnyBuffer::Dimensions& shape, std::vector<int64_t> expected) {
+  return std::vector<int64_t>(shape.begin(), shape.end()) == expected;
+}
+
+int64_t Chunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
+
+ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
+                    ffi::Result<ffi::AnyBuffer> packed) {
+  JBOOST_CHECK(AreCodes(columns, 2) && AreCodes(*packed, 3), "codes must be [F, N]");
+  Codes codes = MakeCodes(columns);
+  int64_t num_rows = codes.num_rows;
+  SetPacked(codes, packed->untyped_data(), packed->dimensions());
+  JBOOST_CHECK(codes.num_rows == num_rows &&
+                   packed->element_type() == columns.element_type() &&
+                   codes.num_blocks * codes.width >= codes.num_features &&
+                   (codes.num_blocks - 1) * codes.width < codes.num_features,
+               "packed must be [blocks, N, width]");
+  PackCodes(MakePool(threads), codes, packed->untyped_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error StartImpl(ffi::ThreadPool threads, Float gradient, Float curvature,
+                     Bool in_bag, Float scale, UInt seed, Bool stochastic,
+                     ffi::Result<Int> words, ffi::Result<Index> index,
+                     ffi::Result<Int> segments, int64_t uniform) {
+  JBOOST_CHECK(gradient.dimensions().size() == 1, "gradient must be [N]");
+  int64_t num_rows = gradient.dimensions()[0];
+  JBOOST_CHECK(Has(curvature.dimensions(), {num_rows}), "curvature must be [N]");
+  JBOOST_CHECK(Has(in_bag.dimensions(), {num_rows}), "in_bag must be [N]");
+  JBOOST_CHECK(Has(scale.dimensions(), {2}), "scale must be [2]");
+  JBOOST_CHECK(Has(seed.dimensions(), {2}), "seed must be [2]");
+  JBOOST_CHECK(stochastic.dimensions().size() == 0, "stochastic must be a scalar");
+  JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
+  JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
+  JBOOST_CHECK(segments->dimensions().size() == 3 &&
+                   segments->dimensions()[0] == Chunks(num_rows) &&
+                   segments->dimensions()[2] == 2,
+               "segments must be [chunks, slots, 2]");
+  StartRows(MakePool(threads), num_rows, gradient.typed_data(), curvature.typed_data(),
+            Bytes(in_bag), scale.typed_data(), seed.typed_data(),
+            *Bytes(stochastic) != 0, uniform != 0, segments->dimensions()[1],
+            reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
+            reinterpret_cast<Segment*>(segments->typed_data()));
+  return ffi::Error::Success();
+}
+
+// The state that sums are made of, checked.
+ffi::Error GetRows(ffi::AnyBuffer packed, Int words, Index index, Int segments,
+                   Codes* codes, Rows* rows) {
+  JBOOST_CHECK(AreCodes(packed, 3), "packed must be [blocks, N, width]");
+  codes->wide = packed.element_type() == ffi::U16;
+  SetPacked(*codes, packed.untyped_data(), packed.dimensions());
+  int64_t num_rows = codes->num_rows;
+  JBOOST_CHECK(Has(words.dimensions(), {num_rows, 2}), "words must be [N, 2]");
+  JBOOST_CHECK(Has(index.dimensions(), {num_rows}), "index must be [N]");
+  JBOOST_CHECK(segments.dimensions().size() == 3 &&
+                   segments.dimensions()[0] == Chunks(num_rows) &&
+                   segments.dimensions()[2] == 2,
+               "segments must be [chunks, slots, 2]");
+  *rows = Rows{reinterpret_cast<int64_t*>(words.typed_data()), index.typed_data(),
+               reinterpret_cast<Segment*>(segments.typed_data()),
+               segments.dimensions()[1]};
+  return ffi::Error::Success();
+}
+
+ffi::Error GetHistograms(Int sums, const Rows& rows, Codes* codes, bool counted,
+                         Histograms* histograms) {
+  auto shape = sums.dimensions();
+  JBOOST_CHECK(shape.size() == 4 && shape[0] == rows.num_slots &&
+                   (shape[1] == 2 || shape[1] == 3) && shape[2] > 0,
+               "histograms must be [slots, channels, F, B]");
+  codes->num_features = shape[2];
+  JBOOST_CHECK(codes->num_blocks * codes->width >= shape[2] &&
+                   (codes->num_blocks - 1) * codes->width < shape[2],
+               "packed must hold F features");
+  *histograms = Histograms{sums.typed_data(), shape[0], shape[1], shape[3],
+                           counted && shape[1] == 3};
+  return ffi::Error::Success();
+}
+
+ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
+                       Index index, Int segments, Bool counted,
+                       ffi::Result<Int> sums) {
+  Codes codes{};
+  Rows rows;
+  ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
+  if (error.failure()) return error;
+  JBOOST_CHECK(counted.dimensions().size() == 0, "counted must be a scalar");
+  Histograms histograms;
+  error = GetHistograms(*sums, rows, &codes, *Bytes(counted) != 0, &histograms);
+  if (error.failure()) return error;
+  NodeSum root{0, 0, -1};
+  SumNodes(MakePool(threads), codes, rows, &root, 1, histograms);
+  return ffi::Error::Success();
+}
+
+ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
+                           Index index, Int segments, Bool counted, Int source,
+                           Bool left_smaller, Int old_place, Int old_sums,
+                           ffi::Result<Int> place, ffi::Result<Int> sums) {
+  Codes codes{};
+  Rows rows;
+  ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
+  if (error.failure()) return error;
+  JBOOST_CHECK(counted.dimensions().size() == 0, "counted must be a scalar");
+  Histograms histograms;
+  error = GetHistograms(*sums, rows, &codes, *Bytes(counted) != 0, &histograms);
+  if (error.failure()) return error;
+  JBOOST_CHECK(old_sums.typed_data() == sums->typed_data(), "sums must be aliased");
+  int64_t slots = rows.num_slots, pairs = std::max<int64_t>(1, slots / 2);
+  JBOOST_CHECK(Has(source.dimensions(), {pairs}), "source must be [slots / 2]");
+  JBOOST_CHECK(Has(left_smaller.dimensions(), {pairs}), "left_smaller: [slots / 2]");
+  JBOOST_CHECK(Has(old_place.dimensions(), {slots}), "place must be [slots]");
+  JBOOST_CHECK(Has(place->dimensions(), {slots}), "place must be [slots]");
+  // The larger child takes its parent's place, the smaller one a place that no parent
+  // holds.
+  std::vector<int32_t> before(old_place.typed_data(), old_place.typed_data() + slots);
+  std::vector<uint8_t> taken(slots, 0);
+  std::vector<NodeSum> nodes;
+  int32_t* after = place->typed_data();
+  for (int64_t slot = 0; slot < slots; ++slot) after[slot] = 0;
+  for (int64_t pair = 0; pair < pairs && source.typed_data()[pair] >= 0; ++pair) {
+    taken[before[source.typed_data()[pair]]] = 1;
+  }
+  int64_t free_place = 0;
+  for (int64_t pair = 0; pair < pairs && source.typed_data()[pair] >= 0; ++pair) {
+    while (taken[free_place]) ++free_place;
+    int32_t parent = before[source.typed_data()[pair]];
+    bool left = Bytes(left_smaller)[pair] != 0;
+    int64_t small = 2 * pair + !left, large = 2 * pair + left;
+    after[small] = static_cast<int32_t>(free_place);
+    after[large] = parent;
+    nodes.push_back({small, free_place++, parent});
+  }
+  SumNodes(MakePool(threads), codes, rows, nodes.data(),
+           static_cast<int64_t>(nodes.size()), histograms);
+  return ffi::Error::Success();
+}
+
+ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
+                          Bool masks, Float numbers, Int min_count,
+                          ffi::Result<Int> feature, ffi::Result<Int> threshold,
+                          ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
+                          ffi::Result<Bool> found) {
+  auto shape = sums.dimensions();
+  JBOOST_CHECK(shape.size() == 4 && (shape[1] == 2 || shape[1] == 3),
+               "histograms must be [slots, channels, F, B]");
+  int64_t slots = shape[0];
+  JBOOST_CHECK(Has(place.dimensions(), {slots}), "place must be [slots]");
+  JBOOST_CHECK(Has(position.dimensions(), {slots}), "position must be [slots]");
+  JBOOST_CHECK(Has(masks.dimensions(), {slots, shape[2]}), "masks must be [slots, F]");
+  JBOOST_CHECK(Has(numbers.dimensions(), {5}), "numbers must be [5]");
+  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
+  JBOOST_CHECK(Has(feature->dimensions(), {slots}), "splits must be [slots]");
+  const float* number = numbers.typed_data();
+  int32_t least = *min_count.typed_data();
+  Histograms histograms{sums.typed_data(), slots, shape[1], shape[3], least > 0};
+  SplitLimits limits{number[0], number[1], number[2], number[3], least};
+  SplitOutput output{feature->typed_data(), threshold->typed_data(),
+                     Bytes(*missing_left), gain->typed_data(), Bytes(*found)};
+  FindSplits(MakePool(threads), histograms, shape[2], place.typed_data(),
+             position.typed_data(), Bytes(masks), limits, number[4], output);
+  return ffi::Error::Success();
+}
+
+ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
+                         Int feature, Int threshold, Bool missing_left, Bool found,
+                         Int, Index, Int, Int, Int, Bool, Int, Int,
+                         ffi::Result<Int> words, ffi::Result<Index> index,
+                         ffi::Result<Int> segments, ffi::Result<Int> tree_feature,
+                         ffi::Result<Int> tree_threshold,
+                         ffi::Result<Bool> tree_missing_left,
+                         ffi::Result<Int> position, ffi::Result<Int> leaf,
+                         ffi::Result<Int> source, ffi::Result<Bool> left_smaller,
+                         int64_t max_depth) {
+  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
+  Codes codes = MakeCodes(columns);
+  int64_t num_rows = codes.num_rows, nodes = (int64_t{1} << max_depth) - 1;
+  JBOOST_CHECK(level.dimensions().size() == 0, "level must be a scalar");
+  JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
+  JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
+  JBOOST_CHECK(segments->dimensions().size() == 3 &&
+                   segments->dimensions()[0] == Chunks(num_rows),
+               "segments must be [chunks, slots, 2]");
+  int64_t slots = segments->dimensions()[1];
+  JBOOST_CHECK(Has(feature.dimensions(), {slots}) &&
+                   Has(threshold.dimensions(), {slots}) &&
+                   Has(missing_left.dimensions(), {slots}) &&
+                   Has(found.dimensions(), {slots}) &&
+                   Has(position->dimensions(), {slots}),
+               "splits must be [slots]");
+  JBOOST_CHECK(Has(tree_feature->dimensions(), {nodes}) &&
+                   Has(tree_threshold->dimensions(), {nodes}) &&
+                   Has(tree_missing_left->dimensions(), {nodes}),
+               "tree must be [2^max_depth - 1]");
+  JBOOST_CHECK(Has(leaf->dimensions(), {num_rows}), "leaf must be [N]");
+  JBOOST_CHECK(Has(source->dimensions(), {std::max<int64_t>(1, slots / 2)}),
+               "source must be [slots / 2]");
+  Rows rows{reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
+            reinterpret_cast<Segment*>(segments->typed_data()), slots};
+  Splits splits{feature.typed_data(), threshold.typed_data(), Bytes(missing_left),
+                Bytes(found)};
+  TreeArrays tree{tree_feature->typed_data(), tree_threshold->typed_data(),
+                  Bytes(*tree_missing_left)};
+  SplitRows(MakePool(threads), codes, rows, splits, *level.typed_data(), max_depth,
+            tree, position->typed_data(), leaf->typed_data(), source->typed_data(),
+            Bytes(*left_smaller));
+  return ffi::Error::Success();
+}
+
+ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int feature,
+                          Int threshold, Bool missing_left, Bool skip, Int,
+                          ffi::Result<Int> leaf) {
+  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
+  Codes codes = MakeCodes(columns);
+  JBOOST_CHECK(feature.dimensions().size() == 1, "tree must be [2^max_depth - 1]");
+  int64_t nodes = feature.dimensions()[0], max_depth = 0;
+  while ((int64_t{1} << max_depth) - 1 < nodes) ++max_depth;
+  JBOOST_CHECK(Has(threshold.dimensions(), {nodes}) &&
+                   Has(missing_left.dimensions(), {nodes}) &&
+                   (int64_t{1} << max_depth) - 1 == nodes,
+               "tree must be [2^max_depth - 1]");
+  JBOOST_CHECK(Has(skip.dimensions(), {codes.num_rows}), "skip must be [N]");
+  JBOOST_CHECK(Has(leaf->dimensions(), {codes.num_rows}), "leaf must be [N]");
+  TreeArrays tree{feature.typed_data(), threshold.typed_data(), Bytes(missing_left)};
+  FindLeaves(MakePool(threads), codes, tree, max_depth, Bytes(skip),
+             leaf->typed_data());
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+JBOOST_HANDLER(jboost_pack, PackImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()    // columns
+                                  .Ret<ffi::AnyBuffer>());  // packed
+
+JBOOST_HANDLER(jboost_start, StartImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Float>()  // gradient
+                                  .Arg<Float>()  // curvature
+                                  .Arg<Bool>()   // in_bag
+                                  .Arg<Float>()  // scale
+                                  .Arg<UInt>()   // seed
+                                  .Arg<Bool>()   // stochastic
+                                  .Ret<Int>()    // words
+                                  .Ret<Index>()  // index
+                                  .Ret<Int>()    // segments
+                                  .Attr<int64_t>("uniform"));
+
+JBOOST_HANDLER(jboost_sum_root, SumRootImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // packed
+                                  .Arg<Int>()             // words
+                                  .Arg<Index>()           // index
+                                  .Arg<Int>()             // segments
+                                  .Arg<Bool>()            // counted
+                                  .Ret<Int>());           // sums
+
+JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // packed
+                                  .Arg<Int>()             // words
+                                  .Arg<Index>()           // index
+                                  .Arg<Int>()             // segments
+                                  .Arg<Bool>()            // counted
+                                  .Arg<Int>()             // source
+                                  .Arg<Bool>()            // left_smaller
+                                  .Arg<Int>()             // place
+                                  .Arg<Int>()             // sums
+                                  .Ret<Int>()             // place
+                                  .Ret<Int>());           // sums
+
+JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Int>()      // sums
+                                  .Arg<Int>()      // place
+                                  .Arg<Int>()      // position
+                                  .Arg<Bool>()     // masks
+                                  .Arg<Float>()    // units, l2, min_weight, min_gain
+                                  .Arg<Int>()      // min_count
+                                  .Ret<Int>()      // feature
+                                  .Ret<Int>()      // threshold
+                                  .Ret<Bool>()     // missing_left
+                                  .Ret<Float>()    // gain
+                                  .Ret<Bool>());   // found
+
+JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // columns
+                                  .Arg<Int>()             // level
+                                  .Arg<Int>()             // feature
+                                  .Arg<Int>()             // threshold
+                                  .Arg<Bool>()            // missing_left
+                                  .Arg<Bool>()            // found
+                                  .Arg<Int>()             // words
+                                  .Arg<Index>()           // index
+                                  .Arg<Int>()             // segments
+                                  .Arg<Int>()             // tree feature
+                                  .Arg<Int>()             // tree threshold
+                                  .Arg<Bool>()            // tree missing_left
+                                  .Arg<Int>()             // position
+                                  .Arg<Int>()             // leaf
+                                  .Ret<Int>()             // words
+                                  .Ret<Index>()           // index
+                                  .Ret<Int>()             // segments
+                                  .Ret<Int>()             // tree feature
+                                  .Ret<Int>()             // tree threshold
+                                  .Ret<Bool>()            // tree missing_left
+                                  .Ret<Int>()             // position
+                                  .Ret<Int>()             // leaf
+                                  .Ret<Int>()             // source
+                                  .Ret<Bool>()            // left_smaller
+                                  .Attr<int64_t>("max_depth"));
+
+JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // columns
+                                  .Arg<Int>()             // feature
+                                  .Arg<Int>()             // threshold
+                                  .Arg<Bool>()            // missing_left
+                                  .Arg<Bool>()            // skip
+                                  .Arg<Int>()             // leaf
+                                  .Ret<Int>());           // leaf
+
+}  // namespace jboost

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of grow.cc, compiled once per instruction set. No templates of the
+// standard library are used here: the linker could hand their code, compiled for a
+// newer processor, to everybody.
+#include <cstdint>
+#include <cstring>
+
+#include "grow.h"
+
+#if defined(__AVX512VBMI2__)
+#include <immintrin.h>
+#endif
+
+namespace jboost::JBOOST_ISA {
+namespace {
+
+constexpr int64_t kAhead = 16;  // rows that are fetched before they are needed
+
+// Sums one row; kCounted adds 1 beside each word.
+template <class Code, bool kCounted>
+inline void SumRow(const Code* row, int64_t word, int64_t num_features,
+                   int64_t num_bins, int64_t* scratch) {
+  for (int64_t f = 0; f < num_features; ++f) {
+    if (kCounted) {
+      int64_t* cell = scratch + 2 * row[f];
+#if defined(__SSE2__) || defined(__x86_64__)
+      typedef long long Pair __attribute__((vector_size(16), aligned(8)));
+      Pair sum = *reinterpret_cast<Pair*>(cell);
+      *reinterpret_cast<Pair*>(cell) = sum + Pair{word, 1};
+#else
+      cell[0] += word;
+      cell[1] += 1;
+#endif
+      scratch += 2 * num_bins;
+    } else {
+      scratch[row[f]] += word;
+      scratch += num_bins;
+    }
+  }
+}
+
+template <class Code, bool kCounted, int kFeatures>
+void SumRowsOf(const RowRange& range, int64_t num_bins, int64_t* scratch) {
+  const Code* packed = static_cast<const Code*>(range.packed);
+  int64_t num_features = kFeatures > 0 ? kFeatures : range.num_features;
+  int64_t i = 0;
+  for (; i + kAhead < range.count; ++i) {
+    const Code* next = packed + range.index[i + kAhead] * range.width;
+    __builtin_prefetch(next);
+    SumRow<Code, kCounted>(packed + range.index[i] * range.width, range.words[i],
+                           num_features, num_bins, scratch);
+  }
+  for (; i < range.count; ++i) {
+    SumRow<Code, kCounted>(packed + range.index[i] * range.width, range.words[i],
+                           num_features, num_bins, scratch);
+  }
+}
+
+// Widths that are common are unrolled by the compiler.
+template <class Code, bool kCounted>
+void SumRows(const RowRange& range, int64_t num_bins, int64_t* scratch) {
+  switch (range.num_features) {
+#define CASE(n)                                              \
+  case n:                                                    \
+    SumRowsOf<Code, kCounted, n>(range, num_bins, scratch);  \
+    break;
+    CASE(4)
+    CASE(8)
+    CASE(10)
+    CASE(12)
+    CASE(16)
+    CASE(20)
+    CASE(24)
+    CASE(28)
+    CASE(32)
+#undef CASE
+    default:
+      SumRowsOf<Code, kCounted, 0>(range, num_bins, scratch);
+  }
+}
+
+void SumWords(const RowRange& range, bool wide, int64_t num_bins, int64_t* scratch) {
+  if (wide) {
+    SumRows<uint16_t, false>(range, num_bins, scratch);
+  } else {
+    SumRows<uint8_t, false>(range, num_bins, scratch);
+  }
+}
+
+void SumWordsAndCounts(const RowRange& range, bool wide, int64_t num_bins,
+                       int64_t* scratch) {
+  if (wide) {
+    SumRows<uint16_t, true>(range, num_bins, scratch);
+  } else {
+    SumRows<uint8_t, true>(range, num_bins, scratch);
+  }
+}
+
+// Whether a code goes right: code > threshold, and code 0 unless missing_left. With
+// missing values right, code 0 is turned into the largest number by subtracting 1.
+template <class Code>
+struct Side {
+  Code shift, threshold;
+
+  Side(uint32_t raw, bool missing_left)
+      : shift(missing_left ? 0 : 1), threshold(static_cast<Code>(raw - shift)) {}
+
+  bool operator()(Code code) const {
+    return static_cast<Code>(code - shift) > threshold;
+  }
+};
+
+template <class Code>
+int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
+                    int64_t count, uint16_t* index, int64_t* words,
+                    uint16_t* index_room, int64_t* words_room, int64_t* missing) {
+  Side<Code> side(threshold, missing_left);
+  int64_t left = 0, right = 0, zeros = 0, i = 0;
+#if defined(__AVX512VBMI2__)
+  if (sizeof(Code) == 1) {
+    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(column);
+    for (; i + 32 <= count; i += 32) {
+      // Codes one by one (a gather of bytes is no faster), sides all at once.
+      alignas(32) uint8_t codes[32];
+      for (int j = 0; j < 32; ++j) codes[j] = bytes[index[i + j]];
+      __m256i code = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+      zeros += __builtin_popcount(_mm256_testn_epi8_mask(code, code));
+      __m256i shifted = _mm256_sub_epi8(code, _mm256_set1_epi8(side.shift));
+      uint32_t goes_right =
+          _mm256_cmpgt_epu8_mask(shifted, _mm256_set1_epi8(side.threshold));
+      __m512i rows = _mm512_loadu_si512(index + i);
+      int num_right = __builtin_popcount(goes_right);
+      __m512i word[4];
+      for (int j = 0; j < 4; ++j) word[j] = _mm512_loadu_si512(words + i + 8 * j);
+      // Everything of this step is loaded before anything is stored over it.
+      _mm512_storeu_si512(index + left, _mm512_maskz_compress_epi16(~goes_right, rows));
+      _mm512_storeu_si512(index_room + right,
+                          _mm512_maskz_compress_epi16(goes_right, rows));
+      int64_t l = left, r = right;
+      for (int j = 0; j < 4; ++j) {
+        __mmask8 some = static_cast<__mmask8>(goes_right >> (8 * j));
+        int rights = __builtin_popcount(some);
+        _mm512_storeu_si512(
+            words + l,
+            _mm512_maskz_compress_epi64(static_cast<__mmask8>(~some), word[j]));
+        _mm512_storeu_si512(words_room + r, _mm512_maskz_compress_epi64(some, word[j]));
+        l += 8 - rights;
+        r += rights;
+      }
+      left += 32 - num_right;
+      right += num_right;
+    }
+  }
+#endif
+  for (; i < count; ++i) {
+    uint16_t row = index[i];
+    int64_t word = words[i];
+    Code code = column[row];
+    bool goes_right = side(code);
+    zeros += code == 0;
+    index[left] = row;
+    words[left] = word;
+    index_room[right] = row;
+    words_room[right] = word;
+    left += !goes_right;
+    right += goes_right;
+  }
+  std::memcpy(index + left, index_room, right * sizeof(uint16_t));
+  std::memcpy(words + left, words_room, right * sizeof(int64_t));
+  *missing += zeros;
+  return left;
+}
+
+int64_t Partition(const void* column, bool wide, uint32_t threshold, bool missing_left,
+                  int64_t count, uint16_t* index, int64_t* words, uint16_t* index_room,
+                  int64_t* words_room, int64_t* missing) {
+  if (wide) {
+    return PartitionOf(static_cast<const uint16_t*>(column), threshold, missing_left,
+                       count, index, words, index_room, words_room, missing);
+  }
+  return PartitionOf(static_cast<const uint8_t*>(column), threshold, missing_left,
+                     count, index, words, index_room, words_room, missing);
+}
+
+template <class Code>
+void WriteLeavesOf(const Code* column, uint32_t threshold, bool missing_left,
+                   int64_t count, const uint16_t* index, int32_t left_leaf,
+                   int32_t* leaf, int64_t* num_left, int64_t* missing) {
+  Side<Code> side(threshold, missing_left);
+  int64_t right = 0, zeros = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    Code code = column[index[i]];
+    bool goes_right = side(code);
+    zeros += code == 0;
+    right += goes_right;
+    leaf[index[i]] = left_leaf + goes_right;
+  }
+  *num_left += count - right;
+  *missing += zeros;
+}
+
+void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing_left,
+                 int64_t count, const uint16_t* index, int32_t left_leaf,
+                 int32_t* leaf, int64_t* num_left, int64_t* missing) {
+  if (wide) {
+    WriteLeavesOf(static_cast<const uint16_t*>(column), threshold, missing_left, count,
+                  index, left_leaf, leaf, num_left, missing);
+  } else {
+    WriteLeavesOf(static_cast<const uint8_t*>(column), threshold, missing_left, count,
+                  index, left_leaf, leaf, num_left, missing);
+  }
+}
+
+inline uint32_t Hash(uint32_t word, uint32_t first, uint32_t second) {
+  for (int part = 0; part < 2; ++part) {
+    word += part == 0 ? first : second;
+    word = (word ^ (word >> 16)) * 0x7FEB352Du;
+    word = (word ^ (word >> 15)) * 0x846CA68Bu;
+    word ^= word >> 16;
+  }
+  return word;
+}
+
+// floor(x) for |x| < 2^31.
+inline int32_t Floor(float x) {
+  int32_t whole = static_cast<int32_t>(x);
+  return whole - (static_cast<float>(whole) > x);
+}
+
+void Quantise(const float* gradient, const float* curvature, int64_t first_row,
+              int64_t count, const float* scale, const uint32_t* seed, bool stochastic,
+              bool uniform, const uint8_t* in_bag, int64_t* words) {
+  float gradient_scale = scale[0], curvature_scale = scale[1];
+  uint32_t first = seed[0], second = seed[1], start = static_cast<uint32_t>(first_row);
+  constexpr float kFraction = 1.0f / 16777216.0f;
+  constexpr int kBlock = 256;
+  float offsets[2][kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    int block = static_cast<int>(count - begin < kBlock ? count - begin : kBlock);
+    for (int channel = 0; channel < 2; ++channel) {
+      uint32_t flag = static_cast<uint32_t>(channel) << 31;
+      for (int i = 0; i < block; ++i) {
+        uint32_t row = start + static_cast<uint32_t>(begin) + i;
+        offsets[channel][i] =
+            stochastic ? static_cast<float>(static_cast<int32_t>(
+                             Hash(row ^ flag, first, second) >> 8)) * kFraction
+                       : 0.5f;
+      }
+      if (uniform) break;
+    }
+    for (int i = 0; i < block; ++i) {
+      int64_t row = begin + i;
+      bool inside = in_bag[row] != 0;
+      float value = inside ? gradient[row] : 0.0f;
+      int64_t low = Floor(value * gradient_scale + offsets[0][i]);
+      int64_t high = inside;
+      if (!uniform) {
+        float weight = inside ? curvature[row] : 0.0f;
+        high = Floor(weight * curvature_scale + offsets[1][i]);
+      }
+      words[row] = static_cast<int64_t>(static_cast<uint64_t>(high) << 32) + low;
+    }
+  }
+}
+
+// The order of float32 as an order of integers.
+inline int32_t Ordered(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+inline float Score(float gradient, float curvature, const SplitLimits& limits,
+                   float l2) {
+  // l2 in units of the curvature's integers, so that no product feeds a sum, which
+  // a compiler might contract.
+  float weight = (curvature + l2) * limits.curvature_unit;
+  weight = weight > 0.0f ? weight : __builtin_inff();
+  return gradient * gradient / weight;
+}
+
+void SearchFeature(const int32_t* gradient, const int32_t* curvature,
+                   const int32_t* count, int64_t num_bins, const int32_t total[3],
+                   float parent, const SplitLimits& limits, int32_t feature,
+                   float* room, BestSplit* best) {
+  float l2 = limits.l2 / limits.curvature_unit;
+  const int32_t missing[3] = {gradient[0], curvature[0], count[0]};
+  bool has_missing = missing[0] != 0 || missing[1] != 0 ||
+                     (limits.min_count > 0 && missing[2] != 0);
+  for (int direction = 0; direction < (has_missing ? 2 : 1); ++direction) {
+    int32_t away[3];
+    for (int c = 0; c < 3; ++c) away[c] = direction == 0 ? missing[c] : 0;
+    float largest = -__builtin_inff();
+    // Two simple loops vectorise where one with a running index would not.
+    for (int64_t b = 1; b < num_bins; ++b) {
+      int32_t left_g = gradient[b] - away[0], left_h = curvature[b] - away[1];
+      int32_t right_g = total[0] - left_g, right_h = total[1] - left_h;
+      float left_weight = static_cast<float>(left_h), right_weight =
+                                                          static_cast<float>(right_h);
+      float gain =
+          Score(static_cast<float>(left_g) * limits.gradient_unit, left_weight, limits,
+                l2) +
+          Score(static_cast<float>(right_g) * limits.gradient_unit, right_weight,
+                limits, l2) -
+          parent;
+      gain *= 0.5f;
+      float lighter = left_weight < right_weight ? left_weight : right_weight;
+      bool admissible = lighter * limits.curvature_unit >= limits.min_weight;
+      if (limits.min_count > 0) {
+        int32_t left_n = count[b] - away[2], right_n = total[2] - left_n;
+        int32_t fewer = left_n < right_n ? left_n : right_n;
+        admissible &= fewer >= limits.min_count;
+      }
+      room[b] = admissible ? gain : -__builtin_inff();
+    }
+    int32_t highest = Ordered(largest);
+    for (int64_t b = 1; b < num_bins; ++b) {
+      int32_t key = Ordered(room[b]);
+      highest = key > highest ? key : highest;
+    }
+    int32_t bits = highest ^ ((highest >> 31) & 0x7FFFFFFF);
+    std::memcpy(&largest, &bits, sizeof largest);
+    bool better = largest > best->gain;
+    // The same feature with missing values left: only a lower threshold counts.
+    bool same = largest == best->gain && best->feature == feature;
+    if (!better && !same) continue;
+    int64_t first = 1;
+    while (room[first] != largest) ++first;
+    if (!better && first >= best->threshold) continue;
+    best->gain = largest;
+    best->feature = feature;
+    best->threshold = static_cast<int32_t>(first);
+    best->missing_left = direction == 1;
+  }
+}
+
+}  // namespace
+
+extern const GrowLoops kGrowLoops;
+const GrowLoops kGrowLoops = {SumWords,    SumWordsAndCounts, Partition,
+                              WriteLeaves, Quantise,          SearchFeature};
+
+}  // namespace jboost::JBOOST_ISA
