@@ -1,450 +1,430 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast is jboost beside XGBoost, LightGBM and scikit-learn, with equal parameters?
 
-    python experiments/benchmark.py --json FILE
+    python experiments/benchmark.py --tables DIR --json FILE
     python experiments/benchmark.py --quick
-    python experiments/benchmark.py --cases wide small
+    python experiments/benchmark.py --cases wide small --measures train fit
+    python experiments/benchmark.py --report FILE
 
-Measured, libraries in turn, medians over repeats:
+Measured, libraries in turn, medians over repeats; LightGBM's quantised training is a
+contender of its own, "lightgbm-q", and what is not installed is left out:
 
 - train: milliseconds a tree, as the slope between two numbers of rounds. Peers get
   data sets built beforehand; what a fit does once (bins, copies) cancels in the slope.
-- fit: the whole of one warm fit with 100 rounds, from arrays (case "small" only).
-- predict: raw scores of all training rows, from arrays.
-- compile: what the first fit of a process takes more than the second, beside
-  `import jax`; each in fresh processes.
+- binning: from a matrix of floats to what training starts from.
+- fit: from a matrix of floats to a model, warm.
+- predict: raw scores of all training rows, from a matrix of floats, with 50 and 500
+  rounds; "jboost-avx2" is a process with JBOOST_ISA=avx2.
+- cold: seconds of a whole process that imports, fits and predicts; "jboost-cached" is
+  one that finds its programs in JAX's persistent compilation cache.
+- compile: seconds that the first fit of a process takes more than the second, beside
+  `import jax`.
+- memory: MiB that a process which fits, and one which predicts, too, had resident at
+  most.
+- loss: held-out loss on generated data, after the larger number of rounds of the slope.
+- tables: held-out loss on the larger tables of --tables (a folder per table, as
+  compare_libraries.py takes), five splits, "jboost-xla" being the pure-XLA core.
 
-Data is generated: sums of sines and products of normal features, plus noise. Everyone
-gets --threads threads (where the system allows it, the process is confined to as many
-cores, because JAX takes what there is).
+Every library lives in a process of its own, which is told when to take a reading, so
+that libraries can neither disturb nor end each other; cold, compile and memory take a
+fresh process for each reading. What the parameters are, and what equal means, is said
+in benchmark_worker.py; they are printed. Data for speed is generated: sums of sines and
+products of normal features, plus noise. Everyone gets --threads threads (where the
+system allows it, processes are confined to as many cores, because JAX takes what there
+is).
 
 Speed means something on a quiet machine only. Beside each reading, the processor time
-that other processes used is read from /proc/stat (Linux); readings during which they
-used more than --most-load of the cores are discarded and tried again, and what could
-not be measured is said. A ratio above 1 in brackets means that jboost is faster.
+that other processes used is read from /proc/stat (Linux). Readings are put off until
+the machine is quiet (together for --patience seconds at most); those during which
+others used more than --most-load of the cores are discarded and tried again, a bounded
+number of times, and what could not be measured is said.
 """
-
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
+import os
 import platform
+import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from benchmark_report import print_report
+from benchmark_timing import Reading, read_busy, take, wait_for_quiet
+from benchmark_worker import LIBRARIES, VARIANTS, Case
 from tqdm import tqdm
 
-LIBRARIES = ("jboost", "xgboost", "lightgbm", "sklearn")
-LOSSES = ("squared_error", "logistic", "absolute_error")
-WHOLE_ROUNDS = 100  # of the measure "fit"
-COMPILE = """
-import time, numpy as np, jax, jboost as jb
-x = np.random.default_rng(0).normal(size=(1000, 10)).astype(np.float32)
-y = (x[:, 0] > 0).astype(np.float32)
-for _ in range(2):
-    begin = time.perf_counter()
-    jax.block_until_ready(jb.fit(x, y, jb.losses.{loss}, num_rounds=16)[0])
-    print(time.perf_counter() - begin)
-"""
-
-
-class Case(NamedTuple):
-    """A size of data, a loss, and the two numbers of rounds of the slope."""
-
-    num_rows: int
-    num_features: int
-    loss: str
-    low: int
-    high: int
-
-
+WORKER = Path(__file__).with_name("benchmark_worker.py")
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
+TIMEOUT = 300.0  # seconds after which a process hangs
+SLOW = 4.0  # seconds: what takes longer is read three times at most
+LARGER = 10_000  # rows of a real table that is used
+SPLITS = 5
+TABLE_ROUNDS = 100
 CASES = {
-    "large": Case(1_000_000, 28, "squared_error", 10, 40),
-    "large-logistic": Case(1_000_000, 28, "logistic", 10, 40),
-    "large-absolute": Case(1_000_000, 28, "absolute_error", 10, 40),
-    "wide": Case(100_000, 100, "squared_error", 10, 50),
-    "medium": Case(20_000, 8, "squared_error", 50, 250),
-    "small": Case(1_000, 10, "squared_error", 100, 500),
+    "large": Case(1_000_000, 28, rounds=50),
+    "large-logistic": Case(1_000_000, 28, "logistic"),
+    "large-absolute": Case(1_000_000, 28, "absolute_error"),
+    "large-quantile": Case(1_000_000, 28, "quantile"),
+    "large-own": Case(1_000_000, 28, "own"),
+    "large-deep": Case(1_000_000, 28, max_depth=10, low=3, high=12),
+    "wide": Case(100_000, 100, low=10, high=40),
+    "classes": Case(100_000, 28, "softmax", low=2, high=10),
+    "medium": Case(20_000, 8, low=50, high=200, rounds=100),
+    "small": Case(1_000, 10, low=100, high=500, rounds=100),
 }
+MEASURED = {  # beside "train" and "loss"
+    "large": ("binning", "fit", "predict 50", "predict 500", "memory fit", "memory"),
+    "wide": ("binning",),
+    "medium": ("fit",),
+    "small": ("fit", "cold", "compile"),
+}
+BESIDE = {"large-absolute": "large", "large-own": "large"}  # jboost's, read in turn
+COMPILED = ("squared_error", "logistic", "absolute_error", "softmax")
+MEASURES = ("binning", "train", "fit", "predict", "cold", "compile", "memory", "loss")
+UNITS = {"train": "ms a tree", "binning": "ms", "fit": "ms", "predict": "ms"}
+UNITS |= {"cold": "s", "compile": "s", "memory": "MiB", "loss": "mean loss"}
 
 
-# ---- timing, with an eye on other processes -----------------------------------------
+# ---- processes ----------------------------------------------------------------------
 
 
-class Reading(NamedTuple):
-    """A measured value and the share of all cores that others used; None: unknown."""
-
-    value: float
-    load: float | None
+class FailedError(Exception):
+    """A reading could not be taken."""
 
 
-def read_busy() -> tuple[float, int] | None:
-    """Returns the seconds all cores were busy since boot, and how many there are."""
+def make_environment(library: str = "", cache: str = "") -> dict[str, str]:
+    """Returns the variables of a process that holds a library."""
+    made = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"JAX_PLATFORMS": "cpu"}
+    if library == "jboost-avx2":
+        made["JBOOST_ISA"] = "avx2"
+    made["JAX_ENABLE_COMPILATION_CACHE"] = "true" if cache else "false"
+    if cache:
+        made["JAX_COMPILATION_CACHE_DIR"] = cache
+        made["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        made["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    return made
+
+
+class Worker:
+    """A process that holds one library and answers requests about it."""
+
+    def __init__(self, library: str, threads: int):
+        """The process starts with the first request."""
+        self.library, self.threads = library, threads
+        self.process: subprocess.Popen[str] | None = None
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as self)
+
+    def ask(self, task: str, **arguments: Any) -> Any:
+        """Returns the answer.
+
+        Raises:
+          FailedError: there is none, for the reason that it says.
+        """
+        if self.process is None:
+            command = [sys.executable, WORKER, "serve", self.library, str(self.threads)]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self.errors, text=True, env=make_environment(self.library),
+            )  # fmt: skip
+        requests, answers = self.process.stdin, self.process.stdout
+        assert requests and answers
+        try:
+            requests.write(json.dumps({"do": task, **arguments}) + "\n")
+            requests.flush()
+        except BrokenPipeError:
+            pass  # it ended; what it answered last is empty
+        late = not select.select([answers], [], [], TIMEOUT)[0]
+        line = "" if late else answers.readline()
+        if not line:
+            self.close(kill=True)
+            raise FailedError("no answer in time" if late else self._last_error())
+        answer = json.loads(line)
+        if "value" not in answer:
+            raise FailedError(answer.get("unsupported") or answer["failed"])
+        return answer["value"]
+
+    def _last_error(self) -> str:
+        """What the process said last."""
+        self.errors.seek(0)
+        lines = [line for line in self.errors.read().splitlines() if line.strip()]
+        return "the process ended: " + (lines[-1] if lines else "it said nothing")
+
+    def close(self, kill: bool = False) -> None:
+        """Ends the process; the next request would start another."""
+        if self.process is not None:
+            if kill:
+                self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def run_fresh(arguments: list[Any], environment: dict[str, str]) -> list[float]:
+    """Runs Python in a fresh process; returns the numbers that it printed."""
     try:
-        lines = Path("/proc/stat").read_text().splitlines()
-    except OSError:
-        return None
-    # user nice system idle iowait irq softirq steal; guests are part of user.
-    fields = [int(field) for field in lines[0].split()[1:9]]
-    busy = sum(fields) - fields[3] - fields[4]
-    cores = sum(line.startswith("cpu") for line in lines) - 1
-    return busy / os.sysconf("SC_CLK_TCK"), cores
-
-
-def read_own() -> float:
-    """Returns the processor seconds of this process and its finished children."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
-
-
-def take(function: Callable[[], Any]) -> Reading:
-    """Times one call; the load is that of a moment before, and of the call."""
-    before, own, start = read_busy(), read_own(), time.perf_counter()
-    time.sleep(0.1)
-    begin = time.perf_counter()
-    function()
-    end = time.perf_counter()
-    after, own = read_busy(), read_own() - own
-    if before is None or after is None or after[0] == 0:
-        return Reading(end - begin, None)
-    others = max(0.0, after[0] - before[0] - own)
-    return Reading(end - begin, others / ((end - start) * after[1]))
-
-
-def worst(*readings: Reading) -> float | None:
-    """Returns the highest load of several readings."""
-    loads = [reading.load for reading in readings if reading.load is not None]
-    return max(loads, default=None)
-
-
-def collect(
-    sources: dict[str, Callable[[], Reading]], options: argparse.Namespace, bar: tqdm
-) -> dict[str, dict]:
-    """Returns a summary per source, read in turn until each has enough good values.
-
-    A source is read at most three times as often as it would be on a quiet machine.
-    """
-    good: dict[str, list[float]] = {name: [] for name in sources}
-    disturbed = dict.fromkeys(sources, 0)
-    for attempt in range(3 * options.repeats):
-        for name, source in sources.items():
-            if len(good[name]) == options.repeats:
-                continue
-            reading = source()
-            if reading.load is not None and reading.load > options.most_load:
-                disturbed[name] += 1
-            else:
-                good[name].append(reading.value)
-            if attempt < options.repeats:
-                bar.update()
-            bar.set_postfix(discarded=sum(disturbed.values()), refresh=False)
-    return {
-        name: {
-            "median": statistics.median(values) if values else None,
-            "values": values,
-            "discarded": disturbed[name],
-        }
-        for name, values in good.items()
-    }
-
-
-# ---- the four libraries -------------------------------------------------------------
-
-
-class Contender(NamedTuple):
-    """A library bound to a table."""
-
-    parameters: dict[str, Any]
-    train: Callable[[int], Any]  # rounds -> model, on data sets built beforehand
-    fit: Callable[[int], Any]  # the same from arrays
-    predict: Callable[[Any], Any]  # model -> raw scores of the training rows
-
-
-def make_data(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and targets, float32."""
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(case.num_rows, case.num_features)).astype(np.float32)
-    y = sum(np.sin((1 + j) * x[:, j]) for j in range(4)) + x[:, 4] * x[:, 5]
-    y += x[:, 6] * x[:, 7] + generator.normal(size=case.num_rows)
-    return x, np.float32(y > 0) if case.loss == "logistic" else np.float32(y)
-
-
-def least_rows(loss: str) -> int:
-    """Returns the rows a leaf needs: medians want more than one."""
-    return 20 if loss == "absolute_error" else 1
-
-
-def prepare_jboost(case: Case, x, y, threads: int) -> Contender:
-    """JAX uses the cores that the process may run on."""
-    import jax
-
-    import jboost as jb
-
-    parameters = {"learning_rate": 0.1, "max_depth": 6, "max_bins": 256, "l2": 1.0}
-    parameters |= {"min_child_weight": 1.0, "min_child_samples": least_rows(case.loss)}
-    loss = getattr(jb.losses, case.loss)
-
-    def fit(num_rounds):
-        model, _ = jb.fit(x, y, loss, num_rounds=num_rounds, **parameters)
-        return jax.block_until_ready(model)
-
-    def predict(model):
-        return jax.block_until_ready(jb.predict(model, x))
-
-    return Contender(parameters, fit, fit, predict)
-
-
-def prepare_xgboost(case: Case, x, y, threads: int) -> Contender:
-    """XGBoost counts no rows, but absolute error's Hessian is 1 a row."""
-    import xgboost
-
-    objectives = ("reg:squarederror", "binary:logistic", "reg:absoluteerror")
-    parameters = {
-        "objective": objectives[LOSSES.index(case.loss)],
-        "tree_method": "hist",
-        "learning_rate": 0.1,
-        "max_depth": 6,
-        "max_bin": 256,
-        "reg_lambda": 1.0,
-        "min_child_weight": float(least_rows(case.loss)),
-        "nthread": threads,
-    }
-
-    def build():
-        return xgboost.QuantileDMatrix(x, y, max_bin=256, nthread=threads)
-
-    data = build()
-    return Contender(
-        parameters,
-        lambda num_rounds: xgboost.train(parameters, data, num_rounds),
-        lambda num_rounds: xgboost.train(parameters, build(), num_rounds),
-        lambda model: model.inplace_predict(x, predict_type="margin"),
-    )
-
-
-def prepare_lightgbm(case: Case, x, y, threads: int) -> Contender:
-    """LightGBM counts the bin of missing values separately: 255 others."""
-    import lightgbm
-
-    objectives = ("regression", "binary", "regression_l1")
-    parameters = {
-        "objective": objectives[LOSSES.index(case.loss)],
-        "learning_rate": 0.1,
-        "max_depth": 6,
-        "num_leaves": 64,
-        "max_bin": 255,
-        "lambda_l2": 1.0,
-        "min_sum_hessian_in_leaf": 1.0,
-        "min_data_in_leaf": least_rows(case.loss),
-        "feature_pre_filter": False,
-        "num_threads": threads,
-        "verbosity": -1,
-    }
-
-    def build():
-        return lightgbm.Dataset(x, y, params=parameters).construct()
-
-    data = build()
-    return Contender(
-        parameters,
-        lambda num_rounds: lightgbm.train(parameters, data, num_rounds),
-        lambda num_rounds: lightgbm.train(parameters, build(), num_rounds),
-        lambda model: model.predict(x, raw_score=True, num_threads=threads),
-    )
-
-
-def prepare_sklearn(case: Case, x, y, threads: int) -> Contender:
-    """scikit-learn has no limit on the Hessian of a leaf."""
-    from sklearn.ensemble import (
-        HistGradientBoostingClassifier,
-        HistGradientBoostingRegressor,
-    )
-    from threadpoolctl import threadpool_limits
-
-    classes = case.loss == "logistic"
-    kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    parameters = {
-        "loss": "log_loss" if classes else case.loss,
-        "learning_rate": 0.1,
-        "max_depth": 6,
-        "max_leaf_nodes": 64,
-        "max_bins": 255,
-        "l2_regularization": 1.0,
-        "min_samples_leaf": least_rows(case.loss),
-        "early_stopping": False,
-    }
-
-    def fit(num_rounds):
-        with threadpool_limits(threads):
-            return kind(max_iter=num_rounds, **parameters).fit(x, y)
-
-    def predict(model):
-        with threadpool_limits(threads):
-            return model.decision_function(x) if classes else model.predict(x)
-
-    return Contender(parameters, fit, fit, predict)
-
-
-# ---- the measures -------------------------------------------------------------------
-
-
-def read_slope(contender: Contender, case: Case) -> Reading:
-    """Returns milliseconds a tree."""
-    low = take(lambda: contender.train(case.low))
-    high = take(lambda: contender.train(case.high))
-    slope = 1e3 * (high.value - low.value) / (case.high - case.low)
-    return Reading(slope, worst(low, high))
-
-
-def read_call(function: Callable[[], Any]) -> Reading:
-    """Returns milliseconds of one call."""
-    reading = take(function)
-    return Reading(1e3 * reading.value, reading.load)
-
-
-def measure_case(
-    name: str, case: Case, options: argparse.Namespace, bar: tqdm
-) -> list[dict]:
-    """Returns a row per measure of one case; prints the parameters."""
-    x, y = make_data(case)
-    contenders, models = {}, {}
-    tqdm.write(f"\n{name}: {case}")
-    for library in options.libraries:
-        bar.set_description(f"{name}: warming up {library}")
-        prepare = globals()[f"prepare_{library}"]
-        contender = contenders[library] = prepare(case, x, y, options.threads)
-        tqdm.write(f"  {library}: {contender.parameters}")
-        contender.train(case.low)
-        models[library] = contender.train(case.high)
-        contender.predict(models[library])
-    measures: dict[str, dict[str, Callable[[], Reading]]] = {
-        "train, ms a tree": {
-            library: lambda c=c: read_slope(c, case)
-            for library, c in contenders.items()
-        },
-        f"predict {case.high} trees, ms": {
-            library: lambda c=c, m=models[library]: read_call(lambda: c.predict(m))
-            for library, c in contenders.items()
-        },
-    }
-    if name == "small":
-        measures[f"fit {WHOLE_ROUNDS} rounds, ms"] = {
-            library: lambda c=c: read_call(lambda: c.fit(WHOLE_ROUNDS))
-            for library, c in contenders.items()
-        }
-    rows = []
-    for measure, sources in measures.items():
-        bar.set_description(f"{name}: {measure}")
-        summary = collect(sources, options, bar)
-        rows.append({"case": name, "measure": measure, "libraries": summary})
-    return rows
-
-
-def run_python(code: str) -> list[float]:
-    """Runs code in a fresh process and returns the numbers it printed."""
-    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)], env=environment, check=True,
+            capture_output=True, text=True, timeout=TIMEOUT,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines() or ["it said nothing"]
+        raise FailedError(said[-1]) from error
+    except subprocess.TimeoutExpired as error:
+        raise FailedError("not ready in time") from error
     return [float(word) for word in done.stdout.split()]
 
 
-def read_compile(loss: str) -> Reading:
-    """Returns the seconds by which a process's first fit exceeds its second."""
+def read_fresh(
+    measure: str, library: str, case: Case, threads: int, cache: str = ""
+) -> Reading:
+    """Takes a reading of a process that does one thing and ends."""
     printed: list[float] = []
-    code = COMPILE.format(loss=loss)
-    reading = take(lambda: printed.extend(run_python(code)))
-    return Reading(printed[0] - printed[1], reading.load)
+    task = measure.split()[0]
+    command = [WORKER, task, library, threads, json.dumps(case)]
+    environment = make_environment(library, cache)
+    reading = take(lambda: printed.extend(run_fresh(command, environment)))
+    if task == "compile":
+        return Reading(printed[0] - printed[1], reading.load)
+    if task == "memory":  # needs no quiet machine
+        return Reading(printed[measure == "memory"], None)
+    return reading
 
 
-def measure_compile(options: argparse.Namespace, bar: tqdm) -> dict:
-    """Returns seconds of `import jax` and of compiling the training programs."""
-    bar.set_description("compile time")
-    sources = {"import jax": lambda: take(lambda: run_python("import jax"))}
-    for loss in LOSSES[:1] if options.quick else LOSSES:
-        sources[loss] = lambda loss=loss: read_compile(loss)
-    return collect(sources, options, bar)
+# ---- the plan -----------------------------------------------------------------------
 
 
-# ---- the report ---------------------------------------------------------------------
+class Step(NamedTuple):
+    """Readings that are taken in turn."""
+
+    name: str  # of the case
+    measure: str
+    sources: tuple[str, ...]
+    repeats: int
 
 
-def format_time(summary: dict) -> str:
-    """Returns a median, or why there is none."""
-    if summary["median"] is None:
-        return "disturbed"
-    return f"{summary['median']:.4g}"
+def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ...]:
+    """Returns whose readings a step takes: libraries, and variants of jboost."""
+    same = ("binning", "predict 50", "predict 500", "cold")  # quantised or not
+    sources = [n for n in libraries if n != "lightgbm-q" or measure not in same]
+    if "jboost" not in libraries:
+        return () if measure == "compile" else tuple(sources)
+    if measure == "compile":
+        return ("import jax", *COMPILED)
+    extra = {"predict 50": "jboost-avx2", "predict 500": "jboost-avx2"}
+    extra |= {"cold": "jboost-cached"}
+    if measure == "train" and name in BESIDE:
+        extra["train"] = f"jboost {CASES[BESIDE[name]].loss}"
+    if measure in extra:
+        sources.insert(sources.index("jboost") + 1, extra[measure])
+    return tuple(sources)
 
 
-def print_cases(rows: list[dict], libraries: list[str]) -> None:
-    """Prints medians and, in brackets, peers' medians over jboost's."""
-    print(f"\n{'case':16}{'measure':24}" + "".join(f"{n:>18}" for n in libraries))
-    for row in rows:
-        own = row["libraries"].get("jboost", {"median": None})["median"]
-        line = f"{row['case']:16}{row['measure']:24}"
-        for name in libraries:
-            summary = row["libraries"][name]
-            cell, median = format_time(summary), summary["median"]
-            if name != "jboost" and own and median is not None:
-                cell += f" ({median / own:.2f})"
-            line += f"{cell:>18}"
-        print(line)
+def make_plan(options: argparse.Namespace) -> list[Step]:
+    """Returns the steps, fresh processes first: other libraries are not loaded yet."""
+    steps = []
+    for name in dict.fromkeys(options.cases):
+        for measure in ("train", *MEASURED.get(name, ()), "loss"):
+            if measure.split()[0] not in options.measures:
+                continue
+            sources = list_sources(name, measure, options.libraries)
+            repeats = {"loss": 1, "memory": 2, "memory fit": 2, "compile": 3}
+            most = min(options.repeats, repeats.get(measure, options.repeats))
+            if sources:
+                steps.append(Step(name, measure, sources, most))
+    return sorted(steps, key=lambda step: not is_fresh(step))
 
 
-def print_compile(summary: dict) -> None:
-    """Prints seconds, and multiples of `import jax`."""
-    imported = summary["import jax"]["median"]
-    print("\ncompiling the training program, seconds (first fit minus second)")
-    for name, entry in summary.items():
-        ratio = "-"
-        if imported and entry["median"] is not None:
-            ratio = f"{entry['median'] / imported:.2f} x import jax"
-        print(f"  {name:16}{format_time(entry):>10}   {ratio}")
+def is_fresh(step: Step) -> bool:
+    """Whether a step wants a process for each reading."""
+    return step.measure.split()[0] in ("cold", "compile", "memory")
 
 
-def print_disturbance(rows: list[dict], summary: dict) -> None:
-    """Says how many readings were discarded, and what could not be measured."""
-    entries = [e for row in rows for e in row["libraries"].values()]
-    entries += list(summary.values())
-    if read_busy() is None:
-        print("\nthe load of other processes could not be read: times may be disturbed")
-        return
-    kept = sum(len(entry["values"]) for entry in entries)
-    lost = sum(entry["discarded"] for entry in entries)
-    missing = sum(entry["median"] is None for entry in entries)
-    print(f"\n{kept} readings kept, {lost} discarded because of other processes")
-    if missing:
-        print(f"{missing} medians could not be measured: the machine was never quiet")
+# ---- taking readings ----------------------------------------------------------------
 
 
-def describe_machine(options: argparse.Namespace) -> dict:
+class Bench:
+    """What a run holds: options, the cases, a process a library, patience, the bar."""
+
+    def __init__(self, options: argparse.Namespace, bar: tqdm):
+        """No process is started yet."""
+        self.options, self.bar = options, bar
+        self.cases = {
+            name: shrink(case) if options.quick else case
+            for name, case in CASES.items()
+        }
+        self.patience = options.patience
+        self.cache = tempfile.TemporaryDirectory()
+        self.workers = {
+            name: Worker(name, options.threads)
+            for name in (*options.libraries, *VARIANTS)
+        }
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for worker in self.workers.values():
+            worker.close()
+        self.cache.cleanup()
+
+    def run(self, step: Step) -> dict:
+        """Returns the medians of one step, and what was odd."""
+        sources: dict[str, Callable[[], Reading]] = {}
+        notes: dict[str, str] = {}
+        for source in step.sources:
+            self.bar.set_description(f"{step.name}: warming up {source}")
+            try:
+                sources[source] = self._prepare(step, source)
+            except FailedError as error:
+                notes[source] = str(error)
+                tqdm.write(f"  {step.name}, {step.measure}: {source}: {error}")
+        self.bar.set_description(f"{step.name}: {step.measure}")
+        begun = self.bar.n
+        summary = self._collect(sources, notes, step.repeats)
+        self.bar.update(begun + len(step.sources) * step.repeats - self.bar.n)
+        for worker in self.workers.values():
+            if worker.process is not None and worker.library in step.sources:
+                worker.ask("forget")
+        unit = UNITS[step.measure.split()[0]]
+        return {
+            "case": step.name,
+            "measure": step.measure,
+            "unit": unit,
+            "sources": {name: summary[name] for name in step.sources},
+        }
+
+    def _prepare(self, step: Step, source: str) -> Callable[[], Reading]:
+        """Warms up; returns what takes a reading."""
+        case, threads = self.cases[step.name], self.options.threads
+        if step.measure == "compile":
+            if source == "import jax":
+                return lambda: take(
+                    lambda: run_fresh(["-c", "import jax"], make_environment())
+                )
+            case = case._replace(loss=source, rounds=16)
+            return lambda: read_fresh("compile", "jboost", case, threads)
+        if is_fresh(step):
+            library, _, cached = source.partition("-cached")
+            cached = source.endswith("-cached")
+            cache = self.cache.name if cached else ""
+            if cached:
+                read_fresh(step.measure, library, case, threads, cache)  # fills it
+            return lambda: read_fresh(step.measure, library, case, threads, cache)
+        worker = self.workers[source.split()[0]]
+        if " " in source:
+            case = self.cases[BESIDE[step.name]]
+        shown = worker.ask("prepare", measure=step.measure, case=case)
+        if step.measure == "train":
+            tqdm.write(f"  {step.name}, {source}: {json.dumps(shown)}")
+        return lambda: Reading(*worker.ask("read", measure=step.measure, case=case))
+
+    def _collect(
+        self, sources: dict[str, Callable[[], Reading]], notes: dict, repeats: int
+    ) -> dict[str, dict]:
+        """Reads in turn until each source has enough good values.
+
+        A source is read at most twice as often as it would be on a quiet machine.
+        """
+        names = [*sources, *notes]
+        good: dict[str, list[float]] = {name: [] for name in names}
+        discarded = dict.fromkeys(names, 0)
+        enough = dict.fromkeys(sources, repeats)
+        for _ in range(2 * repeats):
+            for name, source in sources.items():
+                if name in notes or len(good[name]) >= enough[name]:
+                    continue
+                self._wait()
+                begin = time.perf_counter()
+                try:
+                    reading = source()
+                except FailedError as error:
+                    notes[name] = str(error)
+                    tqdm.write(f"  {name}: {error}")
+                    continue
+                if time.perf_counter() - begin > SLOW:
+                    enough[name] = min(3, repeats)
+                if (reading.load or 0.0) > self.options.most_load:
+                    discarded[name] += 1
+                else:
+                    good[name].append(reading.value)
+                    self.bar.update()
+        return {
+            name: {
+                "median": statistics.median(values) if values else None,
+                "values": values,
+                "discarded": discarded[name],
+                "note": notes.get(name, "" if values else "disturbed"),
+            }
+            for name, values in good.items()
+        }
+
+    def _wait(self) -> None:
+        """Waits for a quiet moment while there is patience."""
+        most = min(10.0, self.patience)
+        waited = wait_for_quiet(self.options.most_load, most) if most > 0 else 0.0
+        self.patience -= waited if waited > 0.5 else 0.0  # a look costs nothing
+
+    def run_table(self, table: str, kind: str) -> dict:
+        """Returns the held-out losses of each split of a real table."""
+        libraries = [n for n in self.options.libraries if n != "lightgbm-q"]
+        if "jboost" in libraries:
+            libraries.append("jboost-xla")
+        losses: dict[str, list[float]] = {name: [] for name in libraries}
+        for split in range(self.options.splits):
+            for name in libraries:
+                self.bar.set_description(f"{table} {kind} {name}")
+                arguments = dict(folder=str(self.options.tables), table=table)
+                arguments |= dict(kind=kind, split=split, rounds=TABLE_ROUNDS)
+                try:
+                    losses[name].append(self.workers[name].ask("table", **arguments))
+                except FailedError as error:
+                    tqdm.write(f"  {table} {kind}, {name}: {error}")
+                self.bar.update()
+        return {"table": table, "kind": kind, "losses": losses}
+
+
+def list_tables(folder: Path | None) -> list[tuple[str, str]]:
+    """Returns the larger tables with a loss that suits them."""
+    if folder is None:
+        return []
+    from compare_libraries import TASKS
+
+    kinds = TASKS["mean"] | TASKS["absolute"]
+    every = [(table, kind) for kind, tables in kinds.items() for table in tables]
+    sizes = {}
+    for table in {table for table, _ in every}:
+        path = folder / table / "meta.json"
+        sizes[table] = json.loads(path.read_text())["n_rows"] if path.exists() else 0
+    return [(table, kind) for table, kind in every if sizes[table] >= LARGER]
+
+
+# ---- the command line ---------------------------------------------------------------
+
+
+def describe_machine(bench: Bench) -> dict:
     """Returns versions and device, for the record."""
-    import jax
-
-    names = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
     versions = {"python": platform.python_version()}
-    for name in ("jax", "jaxlib", "numpy", *options.libraries):
+    for name in ("jax", "jaxlib", "numpy", *bench.options.libraries):
+        found = DISTRIBUTIONS.get(name, name.removesuffix("-q"))
         try:
-            versions[name] = importlib.metadata.version(names.get(name, name))
+            versions[name] = importlib.metadata.version(found)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "source"
-    device = jax.devices()[0]
+    described = {}
+    if "jboost" in bench.options.libraries:
+        described = bench.workers["jboost"].ask("describe")
     return {
         "versions": versions,
-        "device": f"{device.platform}: {device.device_kind}",
+        **described,
+        "isa": os.environ.get("JBOOST_ISA", "the best"),
         "processor": read_processor(),
         "cores": os.cpu_count(),
-        "threads": options.threads,
+        "threads": bench.options.threads,
     }
 
 
@@ -465,60 +445,88 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    add("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
     add("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     add("--repeats", type=int, default=5, help="good readings per median")
     add("--threads", type=int, default=2)
+    add("--tables", type=Path, metavar="DIR", help="real tables, for accuracy")
+    add("--splits", type=int, default=SPLITS, help="of each real table")
     add("--most-load", type=float, default=0.1, help="of others, as a share of cores")
-    add("--quick", action="store_true", help="a tenth of the rows, fewer of the rest")
-    add("--no-compile", action="store_true", help="leave compile time out")
-    add("--json", type=Path, help="file to write")
+    add("--patience", type=float, default=300.0, help="seconds to wait for quiet")
+    add("--quick", action="store_true", help="a twentieth of the rows, two readings")
+    add("--json", type=Path, metavar="FILE", help="file to write")
+    add("--report", type=Path, metavar="FILE", help="print what --json wrote, and end")
     options = parser.parse_args()
-    if options.repeats < 1 or options.threads < 1:
-        parser.error("--repeats and --threads must be at least 1")
+    if options.repeats < 1 or options.threads < 1 or options.splits < 1:
+        parser.error("--repeats, --threads and --splits must be at least 1")
     if options.quick:
         options.repeats = min(2, options.repeats)
+        options.splits = 1
+        options.patience = min(20.0, options.patience)
     return options
+
+
+def leave_out_missing(options: argparse.Namespace) -> None:
+    """Takes libraries that are not installed off the list, and says so."""
+    found = []
+    for name in dict.fromkeys(options.libraries):
+        if importlib.util.find_spec(name.removesuffix("-q")):
+            found.append(name)
+        else:
+            print(f"{name} is not installed: left out")
+    options.libraries = found
 
 
 def shrink(case: Case) -> Case:
     """Returns a case for a quick run: enough to see that all works."""
-    rows = max(1000, case.num_rows // 20)
-    return case._replace(num_rows=rows, low=max(2, case.low // 5), high=case.high // 5)
+    return case._replace(
+        num_rows=max(1000, case.num_rows // 20),
+        low=max(2, case.low // 5),
+        high=max(4, case.high // 5),
+    )
 
 
 def confine(threads: int) -> None:
-    """Lets this process run on as many cores as the peers have threads."""
+    """Lets this and its processes run on as many cores as there are threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Returns everything that was asked for, as what the JSON holds."""
+    steps, tables = make_plan(options), list_tables(options.tables)
+    total = sum(len(step.sources) * step.repeats for step in steps)
+    total += len(tables) * options.splits * (len(options.libraries) + 1)
+    begin = time.perf_counter()
+    with tqdm(total=total, unit="reading", smoothing=0) as bar:
+        bench = Bench(options, bar)
+        try:
+            result: dict[str, Any] = {"machine": describe_machine(bench)}
+            tqdm.write(json.dumps(result["machine"]))
+            result["rows"] = [bench.run(step) for step in steps]
+            result["tables"] = [bench.run_table(*table) for table in tables]
+        finally:
+            bench.close()
+    kept = {k: v for k, v in vars(options).items() if k not in ("json", "report")}
+    result["arguments"] = kept | {"tables": bool(options.tables)}
+    result["load was read"] = read_busy() is not None
+    result["seconds"] = round(time.perf_counter() - begin)
+    return result
 
 
 def main() -> None:
     """Measures, prints the tables, and writes the JSON."""
     options = parse_options()
+    if options.report:
+        print_report(json.loads(options.report.read_text()))
+        return
+    leave_out_missing(options)
     confine(options.threads)  # before JAX counts cores
-    cases = {name: CASES[name] for name in dict.fromkeys(options.cases)}
-    if options.quick:
-        cases = {name: shrink(case) for name, case in cases.items()}
-    measures = 2 * len(cases) + ("small" in cases)
-    readings = options.repeats * len(options.libraries) * measures
-    if not options.no_compile:
-        readings += options.repeats * (2 if options.quick else 1 + len(LOSSES))
-    rows, summary = [], {}
-    with tqdm(total=readings, unit="reading", smoothing=0) as bar:
-        if not options.no_compile:
-            summary = measure_compile(options, bar)
-        for name, case in cases.items():
-            rows += measure_case(name, case, options, bar)
-    machine = describe_machine(options)
-    print("\n" + json.dumps(machine))
-    print_cases(rows, options.libraries)
-    if summary:
-        print_compile(summary)
-    print_disturbance(rows, summary)
+    result = measure(options)
+    verdicts = print_report(result)
     if options.json:
-        arguments = {k: v for k, v in vars(options).items() if k != "json"}
-        result = {**machine, "arguments": arguments, "cases": rows, "compile": summary}
-        options.json.write_text(json.dumps(result, indent=1))
+        text = json.dumps({**result, "asked": verdicts}, indent=1)
+        options.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 
 from jboost import checks
 from jboost.curvature import Curvature, needs_minimiser
+from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
 from jboost.losses import Adaptive
 from jboost.rounds import (
@@ -31,7 +32,7 @@ from jboost.rounds import (
     init_state,
 )
 from jboost.tracing import TracedLoss, trace_loss
-from jboost.tree import Tree, TreeLimits
+from jboost.tree import Tree, TreeLimits, pack_codes
 
 _MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
@@ -105,6 +106,7 @@ def boost_step(
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
+    implementation: str | None = None,
 ) -> tuple[BoostState, Tree]:
     """Makes one round: returns the next state, and its K trees on codes.
 
@@ -139,7 +141,7 @@ def boost_step(
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, curvature=curvature,
-        leaf_solver=leaf_solver,
+        leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
     run = compiled(_step, traced, method)
@@ -171,6 +173,7 @@ def boost(
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     init_score: ArrayLike | str = "auto",
+    implementation: str | None = None,
 ) -> tuple[BoostedTrees, Float[Array, "N *K"]]:
     """Makes ``num_rounds`` rounds as one pure function.
 
@@ -208,7 +211,7 @@ def boost(
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, curvature=curvature,
-        leaf_solver=leaf_solver,
+        leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)
     run = compiled(_boost, traced, method)
@@ -233,6 +236,7 @@ def make_settings(
     colsample_bynode: Any,
     curvature: Curvature,
     leaf_solver: LeafSolver,
+    implementation: str | None,
 ) -> tuple[Method, Numbers]:
     """Checks what shapes training and sorts it into what is static and what is not."""
     max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
@@ -240,6 +244,7 @@ def make_settings(
     checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
     checks.check_word("curvature", curvature, checks.CURVATURES)
     checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
+    check_implementation(implementation)
     for name, value in (
         ("l2", l2), ("min_gain", min_gain), ("min_child_weight", min_child_weight),
     ):  # fmt: skip
@@ -266,6 +271,7 @@ def make_settings(
         num_bins=max_bins,
         max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
         uniform=uniform,
+        implementation=implementation,
     ).resolve(loss)
     limits = TreeLimits(
         l2=l2,
@@ -349,18 +355,20 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     return traced, constants, data, offset
 
 
-def _by_column(data):
-    return data._replace(columns=data.columns.T)
+def _by_column(data, method):
+    columns = data.columns.T
+    packed = pack_codes(columns, method.num_bins, method.implementation)
+    return data._replace(columns=columns, packed=packed)
 
 
 def _step(loss, method, constants, numbers, learning_rate, data, state):
-    data = _by_column(data)
+    data = _by_column(data, method)
     return grow_round(loss, constants, method, numbers, learning_rate, data, state)
 
 
 def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
     state = init_state(loss, constants, data, offset, init_score, words)
-    data = _by_column(data)
+    data = _by_column(data, method)
 
     def one_round(state, rate):
         return grow_round(loss, constants, method, numbers, rate, data, state)

@@ -11,6 +11,7 @@ per tree so that no sum over rows can leave 31 bits.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,10 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
 from jboost.floats import sum_rows
-from jboost.kernels import xla
+from jboost.kernels import grow_cpu, xla
+from jboost.kernels.library import choose
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
-IMPLEMENTATIONS = {"xla": xla.histogram}
 _NEAREST_BITS = (
     16  # bits left for a row above which rounding to nearest is exact enough
 )
@@ -45,10 +46,11 @@ def build_histogram(
       columns: codes, one row per feature.
       channels: what is summed.
       node: in [0, num_nodes); a row with any other value is left out.
-      implementation: a name in ``IMPLEMENTATIONS``, or None for the best here.
+      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
+        the program runs.
 
     Raises:
-      ValueError: sizes that differ, or an unknown implementation.
+      ValueError: sizes that differ, or an implementation that is not there.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,9 +63,13 @@ def build_histogram(
       [[0, 0], [14, 2], [7, 1]]
     """
     _check_rows(columns, channels, node)
-    kernel = _choose(implementation)
-    build = partial(kernel, num_nodes=num_nodes, num_bins=num_bins)
-    return sequential_vmap(build)(columns, channels, node)
+    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+    build = choose(
+        implementation,
+        cpu=partial(grow_cpu.histogram, **sizes),
+        xla=sequential_vmap(partial(xla.histogram, **sizes)),
+    )
+    return build(columns, channels, node)
 
 
 def build_child_histogram(
@@ -73,20 +79,18 @@ def build_child_histogram(
     *,
     num_nodes: int,
     num_bins: int,
-    implementation: str | None = None,
 ) -> Int32[Array, "M F B C"]:
-    """As :func:`build_histogram`, where at most N // 2 rows have a node.
+    """As :func:`build_histogram` in plain XLA, where at most N // 2 rows have a node.
 
     That holds for the smaller children of a level: they are gathered first, which
     halves the work.
     """
     _check_rows(columns, channels, node)
-    kernel = _choose(implementation)
 
     def build(columns, channels, node):
         size = max(1, channels.shape[0] // 2)
         rows, chosen = select_rows((node >= 0) & (node < num_nodes), size)
-        return kernel(
+        return xla.histogram(
             columns,
             channels[rows],
             jnp.where(chosen, node[rows], num_nodes),
@@ -135,39 +139,63 @@ def sum_by_group(
     return sequential_vmap(add)(values, group)
 
 
-def quantise(
-    values: Float[Array, "N C"],
-    num_rows: Int[Array, ""],
-    words: UInt32[Array, "2"],
-) -> tuple[Int32[Array, "N C"], Float[Array, " C"]]:
-    """Rounds each channel to integers whose sums over any rows fit int32.
+class FixedPoint(NamedTuple):
+    """How floats become integers.
 
-    Integers times ``unit`` (a power of two per channel) give back the values. To
-    nearest while at least 16 bits a row remain; below, stochastically: up with
-    probability equal to the fraction, by a hash of channel, row and seed, so that a
-    sum over many rows stays unbiased.
+    Attributes:
+      scale: a power of two for each channel.
+      unit: its inverse.
+      stochastic: whether rounding is stochastic instead of to nearest.
+    """
+
+    scale: Float[Array, " C"]
+    unit: Float[Array, " C"]
+    stochastic: Bool[Array, ""]
+
+
+def choose_scale(values: Float[Array, "C N"], num_rows: Int[Array, ""]) -> FixedPoint:
+    """Finds the largest scales with which no sum over rows can leave 31 bits.
+
+    Rounding is to nearest while at least 16 bits a row remain; below, stochastic.
 
     Args:
       values: finite; 0 for rows that must not count.
       num_rows: how many rows count.
-      words: seed, another for each tree.
     """
-    total = jnp.maximum(sum_rows(jnp.abs(values).T), jnp.float32(1e-30))
+    total = jnp.maximum(sum_rows(jnp.abs(values)), jnp.float32(1e-30))
     # total < 2^e, so that the scaled sum stays below 2^30; rounding adds at most 1 a
     # row. By bits, because exp2 and log2 of whole numbers are not exact everywhere.
     biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23  # e + 126
     exponent = jnp.clip(156 - biased, -126, 126)
     exponent = jnp.where(jnp.isfinite(total), exponent, -126)  # a row is below 2^2
-    scale = _power_of_two(exponent)
-    scaled = values * scale[None, :]
-    stochastic = num_rows > 2 ** (31 - _NEAREST_BITS)
+    return FixedPoint(
+        scale=_power_of_two(exponent),
+        unit=_power_of_two(-exponent),
+        stochastic=num_rows > 2 ** (31 - _NEAREST_BITS),
+    )
+
+
+def quantise(
+    values: Float[Array, "N C"], fixed: FixedPoint, words: UInt32[Array, "2"]
+) -> Int32[Array, "N C"]:
+    """Rounds each channel to integers, which times ``fixed.unit`` give the values.
+
+    Stochastically means up with probability equal to the fraction, by a hash of
+    channel, row and seed, so that a sum over many rows stays unbiased.
+
+    Args:
+      values: finite; 0 for rows that must not count.
+      fixed: from :func:`choose_scale`.
+      words: seed, another for each tree.
+    """
+    scaled = values * fixed.scale[None, :]
     row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
     channel = jnp.arange(values.shape[1], dtype=jnp.uint32)[None, :]
     bits = hash_words(row ^ (channel << 31), words)
     fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
-    offset = jnp.where(stochastic, fraction, jnp.float32(0.5))
+    offset = jnp.where(fixed.stochastic, fraction, jnp.float32(0.5))
     # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.
-    return jnp.floor(scaled + offset).astype(jnp.int32), _power_of_two(-exponent)
+    return jnp.floor(scaled + offset).astype(jnp.int32)
 
 
 def _power_of_two(exponent):
@@ -205,14 +233,3 @@ def _check_rows(columns, channels, node):
         raise ValueError(
             f"{columns.shape=}, {channels.shape=} and {node.shape=} differ in N"
         )
-
-
-def _choose(implementation):
-    if implementation is None:
-        implementation = "xla"
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation must be one of {sorted(IMPLEMENTATIONS)} or None, "
-            f"got {implementation!r}"
-        )
-    return IMPLEMENTATIONS[implementation]

@@ -7,11 +7,12 @@ look up, every number traced.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.curvature import (
     Curvature,
@@ -45,7 +46,8 @@ ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
 class Method:
     """What shapes the compiled program: words and sizes, no numbers.
 
-    ``uniform`` says that all rows weigh the same (or nothing).
+    ``uniform`` says that all rows weigh the same (or nothing); ``implementation``
+    which kernels run, see :func:`jboost.histogram.build_histogram`.
     """
 
     curvature: Curvature = "auto"
@@ -55,6 +57,7 @@ class Method:
     num_bins: int = 256
     max_nodes: int = 1 << 30
     uniform: bool = False
+    implementation: str | None = None
 
     def resolve(self, loss: TracedLoss) -> "Method":
         """Replaces each "auto" by what it stands for with this loss."""
@@ -88,11 +91,14 @@ class Data(NamedTuple):
       columns: codes by feature.
       targets: a pytree with the N rows in front.
       weights: 0 for rows that do not count, which may hold anything.
+      packed: the codes by row, where kernels want them; see
+        :func:`jboost.tree.pack_codes`.
     """
 
     columns: Codes
     targets: Any
     weights: Float[Array, " N"]
+    packed: Shaped[Array, "blocks N W"] | None = None
 
 
 class BoostState(NamedTuple):
@@ -161,7 +167,7 @@ def grow_round(
     data: Data,
     state: BoostState,
 ) -> tuple[BoostState, Tree]:
-    """One round: K trees, mapped over the scores. ``method`` must be resolved."""
+    """One round: K trees, one for each score. ``method`` must be resolved."""
     parameters = _estimate(loss, constants, data, state.scores)
     objective = Objective(loss, constants, data.targets, parameters, state.minimiser)
     if loss.estimate is not None and state.minimiser is not None:
@@ -194,6 +200,8 @@ def grow_round(
             num_bins=method.num_bins,
             max_nodes=method.max_nodes,
             uniform=method.uniform,
+            packed=data.packed,
+            implementation=method.implementation,
         )
         penalty = limits.l2 * fitted.mean
         if loss.straight and method.leaf_solver == "exact":
@@ -216,8 +224,8 @@ def grow_round(
         return tree._replace(leaf_value=value), value[leaf]
 
     arguments = (index, seeds[1:], shape, fitted)
-    if num_scores > 1:
-        trees, change = jax.vmap(grow)(*arguments)
+    if num_scores > 1:  # one by one: side by side, every branch would be taken
+        trees, change = jax.lax.map(lambda one: grow(*one), arguments)
     else:  # the same without a batch axis, which would cost speed
         first = jax.tree.map(lambda a: a[0], arguments)
         trees, change = jax.tree.map(lambda a: a[None], grow(*first))
@@ -247,9 +255,15 @@ def mean_loss(
     return weighted_mean(loss_values(objective, scores), weights)
 
 
-def add_tree(tree: Tree, columns: Codes, scores: Float[Array, "K N"]):
+def add_tree(
+    tree: Tree,
+    columns: Codes,
+    scores: Float[Array, "K N"],
+    implementation: str | None = None,
+):
     """Scores after adding one round of K trees."""
-    leaf = jax.vmap(predict_tree, (0, None))(tree, columns)
+    find = partial(predict_tree, implementation=implementation)
+    leaf = jax.vmap(find, (0, None))(tree, columns)
     return scores + jax.vmap(lambda value, leaf: value[leaf])(tree.leaf_value, leaf)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.binning import MISSING
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake
-_WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
+WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
 
 
 class Split(NamedTuple):
@@ -37,7 +37,6 @@ class Split(NamedTuple):
 def find_split(
     histogram: Int32[Array, "F B C"],
     unit: Float[Array, "2"],
-    count_unit: Int32[Array, ""],
     features: Bool[Array, " F"],
     *,
     l2: Float[Array, ""] | float = 1.0,
@@ -55,9 +54,9 @@ def find_split(
     the lowest threshold, then to missing rows right.
 
     Args:
-      histogram: integer sums of gradient, curvature and (C = 3) count.
-      unit: what one integer of gradient and of curvature stands for.
-      count_unit: for C = 2, the integer curvature of one row, the same for all.
+      histogram: integer sums of gradient, curvature and count. With C = 2 all rows
+        have the same curvature, 1 as an integer, which then is the count.
+      unit: what one integer of gradient and of curvature stands for; positive.
       features: those that may be used.
       l2: Lambda of eq. 7.
       min_gain: kappa, the price of a leaf.
@@ -69,10 +68,12 @@ def find_split(
     cumulative = jnp.cumsum(sums, axis=2)
     total, missing = cumulative[:, :1, -1:], sums[:, :, MISSING, None]
     least_count = jnp.asarray(min_child_samples, jnp.int32)
-    if sums.shape[0] == 2:  # counts are curvatures, in another unit
-        least_count = least_count * count_unit
-    limits = (l2, min_child_weight * _WEIGHT_SLACK, least_count)
-    parent = _score(*_as_floats(total, unit), l2)
+    limits = (
+        l2,
+        jnp.float32(min_child_weight) * jnp.float32(WEIGHT_SLACK),
+        least_count,
+    )
+    parent = _score(total, unit, l2)
     num_bins = sums.shape[2]
     # Code 0 is no threshold: "all values right" mirrors "all values left".
     allowed = features[:, None] & (jnp.arange(num_bins) > MISSING)[None, :]
@@ -105,23 +106,19 @@ def find_split(
 def _gains(left, right, parent, unit, limits):
     """Gain of every cut from integer sums [C, F, B]; -inf where not admissible."""
     l2, least_weight, least_count = limits
-    (left_gradient, left_weight) = _as_floats(left, unit)
-    (right_gradient, right_weight) = _as_floats(right, unit)
-    left_score = _score(left_gradient, left_weight, l2)
-    gain = (left_score + _score(right_gradient, right_weight, l2) - parent) / 2
-    admissible = jnp.minimum(left_weight, right_weight) >= least_weight
+    gain = (_score(left, unit, l2) + _score(right, unit, l2) - parent) / 2
+    lighter = jnp.minimum(left[1], right[1]).astype(jnp.float32) * unit[1]
+    admissible = lighter >= least_weight
     admissible &= jnp.minimum(left[-1], right[-1]) >= least_count
     return jnp.where(admissible, gain, -jnp.inf)
 
 
-def _as_floats(sums, unit):
-    return (
-        sums[0].astype(jnp.float32) * unit[0],
-        sums[1].astype(jnp.float32) * unit[1],
-    )
+def _score(sums, unit, l2):
+    """G^2 / (H + l2), and 0 for a side without weight.
 
-
-def _score(gradient, curvature, l2):
-    """G^2 / (H + l2), and 0 for a side without weight."""
-    weight = curvature + l2
+    l2 is added in units of H's integers: no product then feeds a sum, which some
+    compilers would contract and others not, and gains are the same bits everywhere.
+    """
+    gradient = sums[0].astype(jnp.float32) * unit[0]
+    weight = (sums[1].astype(jnp.float32) + l2 / unit[1]) * unit[1]
     return jnp.square(gradient) / jnp.where(weight > 0, weight, jnp.inf)

@@ -17,6 +17,7 @@ from jboost.binning import Bins, apply_bins, as_matrix
 from jboost.ensemble import padded_size
 from jboost.history import UNNAMED
 from jboost.rounds import Data
+from jboost.tree import pack_codes
 
 
 class Rows(NamedTuple):
@@ -56,8 +57,10 @@ def make_rows(
         return np.concatenate([array, first]) if total > size else array
 
     codes = apply_bins(bins, pad(matrix))
+    columns = jnp.asarray(np.ascontiguousarray(np.asarray(codes).T))
     data = Data(
-        columns=jnp.asarray(np.ascontiguousarray(np.asarray(codes).T)),
+        columns=columns,
+        packed=pack_codes(columns, bins.num_bins),
         targets=jax.tree.map(lambda t: jnp.asarray(pad(t)), targets),
         weights=jnp.asarray(np.pad(weights, (0, total - size))),
     )

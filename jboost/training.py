@@ -96,6 +96,7 @@ def fit(
     seed: int = 0,
     progress: bool = False,
     callbacks: Any = (),
+    implementation: str | None = None,
 ) -> tuple[Ensemble, History]:
     """Trains a model for any differentiable loss.
 
@@ -148,6 +149,9 @@ def fit(
       progress: show a bar with time left and current losses.
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
         every round; a true answer stops after that round.
+      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
+        the program runs; all give the same model. See
+        :func:`jboost.implementations`.
 
     Returns:
       The model and its history.
@@ -198,7 +202,7 @@ def fit(
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, curvature=curvature,
-        leaf_solver=leaf_solver,
+        leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     job = _Job(
         traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)
@@ -364,7 +368,7 @@ def _chunk(
             loss, constants, method, numbers, rates[number], data, chunk.state
         )
         set_scores = tuple(
-            add_tree(trees, rows.columns, scores)
+            add_tree(trees, rows.columns, scores, method.implementation)
             for rows, scores in zip(sets, chunk.set_scores, strict=True)
         )
         scores = (state.scores, *set_scores) if keep else ()

@@ -11,23 +11,28 @@ of 2^max_depth leaves:
     level 2      3   4   5   6
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jax.custom_batching import sequential_vmap
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.binning import MISSING
 from jboost.histogram import (
     Codes,
     build_child_histogram,
     build_histogram,
+    choose_scale,
     derive,
     quantise,
     sum_by_group,
 )
+from jboost.kernels import grow_cpu
+from jboost.kernels.library import choose, may_run
 from jboost.sampling import sample
-from jboost.splitting import find_split
+from jboost.splitting import WEIGHT_SLACK, find_split
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 
@@ -87,7 +92,6 @@ class _Rows(NamedTuple):
     in_bag: Bool[Array, " N"]
     num_in_bag: Int32[Array, ""]
     unit: Float[Array, "2"]
-    count_unit: Int32[Array, ""]
 
 
 def grow_tree(
@@ -102,6 +106,7 @@ def grow_tree(
     num_bins: int,
     max_nodes: int | None = None,
     uniform: bool = False,
+    packed: Shaped[Array, "blocks N W"] | None = None,
     implementation: str | None = None,
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the structure of one tree; its leaf values are zero.
@@ -121,41 +126,65 @@ def grow_tree(
         ``min_child_samples``.
       uniform: all rows in the bag have the same curvature, so that counts of rows
         follow from it.
+      packed: the same codes by row, from :func:`pack_codes`; made here if needed.
       implementation: as for :func:`jboost.histogram.build_histogram`.
 
     Returns:
       The tree and the leaf of every row.
     """
+    gradient = jnp.where(in_bag, gradient, 0.0)
+    curvature = jnp.where(in_bag, curvature, 0.0)
+    num_in_bag = jnp.sum(in_bag)
+    fixed = choose_scale(jnp.stack([gradient, curvature]), num_in_bag)
+    if uniform:  # curvature in units of a row: a count, exact however it is rounded
+        largest = jnp.maximum(jnp.max(curvature), jnp.float32(1e-30))
+        fixed = fixed._replace(unit=jnp.stack([fixed.unit[0], largest]))
     num_rows = columns.shape[1]
-    sizes = dict(num_bins=num_bins, implementation=implementation)
-    rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
     most = 1 << (max(1, min(max_nodes or num_rows, num_rows)) - 1).bit_length()
-
-    def grow_level(level, state, slots):
-        split = _find_splits(level, state, rows, words, limits)
-        last = jnp.asarray(level == max_depth - 1)
-        return _split_nodes(level, last, state, split, rows, limits, slots, sizes)
-
-    # Levels of few nodes share one loop body, with slots for the largest of them: it
-    # compiles once, and empty slots cost little. Deeper levels would pay for them,
-    # and are written out. The loop hands on as many slots as it takes, so that if
-    # more levels follow, its last one is the first of those.
-    slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
-    shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
-    node = jnp.where(in_bag, 0, -1)
-    root = _sum_nodes(build_histogram, rows, node, 1, limits, sizes)
-    state = _make_root(root, num_rows, max_depth, num_bins, slots)
-    state = jax.lax.fori_loop(
-        0, shared, lambda level, state: grow_level(level, state, slots), state
+    operands = (columns, gradient, curvature, in_bag, num_in_bag, words, fixed, limits)
+    sizes: Any = dict(
+        max_depth=max_depth, num_bins=num_bins, most=most, uniform=uniform
     )
-    for level in range(shared, max_depth):
-        state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
-    return state.tree, state.row_position
+    grow = choose(
+        implementation,
+        # A batch of trees is grown one by one: in lockstep their rows would be copied.
+        cpu=sequential_vmap(partial(_grow_with_kernels, **sizes)),
+        xla=partial(_grow_in_xla, **sizes),
+    )
+    return grow(packed, *operands)
 
 
-def predict_tree(tree: Tree, columns: Codes) -> Int32[Array, " N"]:
+def pack_codes(
+    columns: Codes, num_bins: int, implementation: str | None = None
+) -> Shaped[Array, "blocks N W"] | None:
+    """Codes by row, where the kernels that want them may run; else None."""
+    if not may_run(implementation):
+        return None
+
+    def nothing(columns):
+        shape = grow_cpu.packed_shape(*columns.shape)
+        return jnp.zeros(shape, columns.dtype)
+
+    pack = partial(grow_cpu.pack, num_bins=num_bins)
+    return choose(implementation, cpu=pack, xla=nothing)(columns)
+
+
+def predict_tree(
+    tree: Tree, columns: Codes, implementation: str | None = None
+) -> Int32[Array, " N"]:
     """The leaf of each row of codes."""
+    find = choose(implementation, cpu=_find_leaves_with_kernels, xla=_descend)
+    return find(tree, columns)
 
+
+def _find_leaves_with_kernels(tree, columns):
+    num_rows = columns.shape[1]
+    structure = (tree.feature, tree.threshold, tree.missing_left)
+    nobody, anywhere = jnp.zeros(num_rows, bool), jnp.zeros(num_rows, jnp.int32)
+    return grow_cpu.find_leaves(columns, *structure, nobody, anywhere)
+
+
+def _descend(tree, columns):
     def descend(_, node):
         codes = _row_codes(columns, tree.feature[node])
         above = codes > tree.threshold[node]
@@ -167,20 +196,68 @@ def predict_tree(tree: Tree, columns: Codes) -> Int32[Array, " N"]:
     return node - (2**tree.max_depth - 1)
 
 
-def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
-    """Rounds the rows' derivatives to integers."""
-    values = jnp.stack([gradient, curvature], axis=1)
-    values = jnp.where(in_bag[:, None], values, 0.0)
-    num_in_bag = jnp.sum(in_bag)
-    channels, unit = quantise(values, num_in_bag, words)
-    count_unit = jnp.int32(1)
+def _grow_with_kernels(
+    packed, columns, gradient, curvature, in_bag, num_in_bag, words, fixed, limits,
+    *, max_depth, num_bins, most, uniform,
+):  # fmt: skip
+    numbers = (*fixed.unit, limits.l2, _least_weight(limits), limits.min_gain)
+    slots = min(2 ** (max_depth - 1), most)
+    *tree, leaf = grow_cpu.grow(
+        columns,
+        grow_cpu.pack(columns, num_bins) if packed is None else packed,
+        gradient,
+        curvature,
+        in_bag,
+        fixed.scale,
+        words,
+        fixed.stochastic,
+        grow_cpu.Limits(
+            numbers=jnp.stack([jnp.float32(number) for number in numbers]),
+            min_count=_least_samples(limits, num_in_bag),
+        ),
+        lambda level: _sample_features(words, level, slots, columns.shape[0], limits),
+        max_depth=max_depth,
+        num_bins=num_bins,
+        slots=slots,
+        uniform=uniform,
+    )
+    return Tree(*tree, jnp.zeros(2**max_depth, jnp.float32)), leaf
+
+
+def _grow_in_xla(
+    packed, columns, gradient, curvature, in_bag, num_in_bag, words, fixed, limits,
+    *, max_depth, num_bins, most, uniform,
+):  # fmt: skip
+    """The definition: what the kernels do, in plain XLA."""
+    channels = quantise(jnp.stack([gradient, curvature], axis=1), fixed, words)
     count = in_bag.astype(jnp.int32)
-    if uniform:  # curvature in units of a row: a count, exact however it is rounded
+    if uniform:
         channels = jnp.stack([channels[:, 0], count], axis=1)
-        unit = jnp.stack([unit[0], jnp.max(values[:, 1])])
     else:
         channels = jnp.concatenate([channels, count[:, None]], axis=1)
-    return _Rows(columns, channels, in_bag, num_in_bag, unit, count_unit)
+    rows = _Rows(columns, channels, in_bag, num_in_bag, fixed.unit)
+
+    def grow_level(level, state, slots):
+        split = _find_splits(level, state, rows, words, limits)
+        last = jnp.asarray(level == max_depth - 1)
+        return _split_nodes(level, last, state, split, rows, limits, slots, num_bins)
+
+    # Levels of few nodes share one loop body, with slots for the largest of them: it
+    # compiles once, and empty slots cost little. Deeper levels would pay for them,
+    # and are written out. The loop hands on as many slots as it takes, so that if
+    # more levels follow, its last one is the first of those.
+    slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
+    shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
+    node = jnp.where(in_bag, 0, -1)
+    build = partial(build_histogram, implementation="xla")
+    root = _sum_nodes(build, rows, node, 1, limits, num_bins)
+    state = _make_root(root, columns.shape[1], max_depth, num_bins, slots)
+    state = jax.lax.fori_loop(
+        0, shared, lambda level, state: grow_level(level, state, slots), state
+    )
+    for level in range(shared, max_depth):
+        state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
+    return state.tree, state.row_position
 
 
 def _make_root(root, num_rows, max_depth, num_bins, slots):
@@ -198,11 +275,12 @@ def _make_root(root, num_rows, max_depth, num_bins, slots):
     return _Level(histogram, position, start, start, tree)
 
 
-def _sum_nodes(kernel, rows, node, num_nodes, limits, sizes):
+def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
     """Histograms of the nodes; counts only where somebody asks for them."""
+    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def build(channels):
-        return kernel(rows.columns, channels, node, num_nodes=num_nodes, **sizes)
+        return kernel(rows.columns, channels, node, **sizes)
 
     sums = build(rows.channels[:, :2])
     if rows.channels.shape[1] == 2:
@@ -217,16 +295,12 @@ def _find_splits(level, state, rows, words, limits):
     """The best split of each slot; none for empty slots."""
     slots = state.position.shape[0]
     masks = _sample_features(words, level, slots, state.histogram.shape[1], limits)
-    # A child without rows gives no gain, so that 1 asks for nothing (and counts may
-    # be missing: see _sum_nodes).
-    least = jnp.asarray(limits.min_child_samples)
-    least = jnp.where(least > 1, jnp.minimum(least, rows.num_in_bag + 1), 0)
+    least = _least_samples(limits, rows.num_in_bag)
 
     def find(histogram, mask):
         return find_split(
             histogram,
             rows.unit,
-            rows.count_unit,
             mask,
             l2=limits.l2,
             min_gain=limits.min_gain,
@@ -236,6 +310,17 @@ def _find_splits(level, state, rows, words, limits):
 
     split = jax.vmap(find)(state.histogram, masks)
     return split._replace(found=split.found & (state.position >= 0))
+
+
+def _least_samples(limits, num_in_bag):
+    """What to ask of counts: a child without rows gives no gain, so 1 asks nothing
+    (and counts may be missing: see _sum_nodes)."""
+    least = jnp.asarray(limits.min_child_samples, jnp.int32)
+    return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
+
+
+def _least_weight(limits):
+    return jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK)
 
 
 def _sample_features(words, level, slots, num_features, limits):
@@ -262,9 +347,9 @@ def _sample_features(words, level, slots, num_features, limits):
     )
 
 
-def _split_nodes(level, last, state, split, rows, limits, slots, sizes):
+def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
     """Writes the splits down, routes the rows, and sums the next level's nodes."""
-    split, right, left_smaller = _route(state, split, rows, sizes["num_bins"])
+    split, right, left_smaller = _route(state, split, rows, num_bins)
     tree = _write_splits(level, state, split)
     # The children of the r-th split node take slots 2r and 2r + 1; source[r] is its
     # own slot.
@@ -283,7 +368,7 @@ def _split_nodes(level, last, state, split, rows, limits, slots, sizes):
         smaller = (right == 0) == _lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, row_pair, -1)
         pairs = source.shape[0]
-        small = _sum_nodes(build_child_histogram, rows, node, pairs, limits, sizes)
+        small = _sum_nodes(build_child_histogram, rows, node, pairs, limits, num_bins)
         large = histogram[source] - small
         first = left_smaller[source][:, None, None, None]
         both = jnp.where(first, small, large), jnp.where(first, large, small)

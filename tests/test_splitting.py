@@ -26,14 +26,14 @@ def make_histogram(columns, gradient, curvature, count=None):
     return sums.astype(np.int32)
 
 
-def search(sums, features=None, limits=None, count_unit=1, unit=UNIT):
+def search(sums, features=None, limits=None, unit=UNIT):
     """find_split with NumPy in and out."""
     features = np.ones(len(sums), bool) if features is None else features
     limits = references.Limits() if limits is None else limits
     return jax.tree.map(
         lambda array: array.item(),
         find(
-            jnp.asarray(sums), unit, jnp.int32(count_unit), jnp.asarray(features),
+            jnp.asarray(sums), unit, jnp.asarray(features),
             l2=jnp.float32(limits.l2), min_gain=jnp.float32(limits.min_gain),
             min_child_weight=jnp.float32(limits.min_child_weight),
             min_child_samples=jnp.int32(limits.min_child_samples),
@@ -147,12 +147,11 @@ def test_split_equals_brute_force(sums, limits, features):
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(sums=nodes(), limits=LIMITS, samples=st.sampled_from([0, 1, 2, 5, 13]))
 def test_two_channels_of_uniform_curvature_equal_three(sums, limits, samples):
-    unit = 7  # the integer curvature of every row
-    sums[..., 1] = unit * sums[..., 2]
+    sums[..., 1] = sums[..., 2]
     limits = limits._replace(min_child_samples=samples)
-    three = search(sums, limits=limits, count_unit=unit)
-    two = search(sums[..., :2], limits=limits, count_unit=unit)
-    assert two == three
+    unit = jnp.array([UNIT[0], 0.7], jnp.float32)  # of every row
+    three = search(sums, limits=limits, unit=unit)
+    assert search(sums[..., :2], limits=limits, unit=unit) == three
 
 
 # Ties.
@@ -240,7 +239,9 @@ def test_min_child_samples_is_exact(least, found):
     sums = make_histogram(columns, [-9, -9, -9, 7, 7, 7, 7], np.full(7, 5))
     limits = references.Limits(min_child_samples=least)
     assert search(sums, limits=limits).found == found
-    assert search(sums[..., :2], limits=limits, count_unit=5).found == found
+    counts = np.stack([sums[..., 0], sums[..., 2]], axis=-1)
+    unit = jnp.array([UNIT[0], 5 * UNIT[1]], jnp.float32)
+    assert search(counts, limits=limits, unit=unit).found == found
 
 
 @pytest.mark.parametrize(("least", "found"), [(1.5, True), (1.5001, False)])

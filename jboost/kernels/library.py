@@ -100,6 +100,12 @@ def check_implementation(implementation: str | None) -> None:
         )
 
 
+def may_run(implementation: str | None) -> bool:
+    """Whether a program of this ``implementation`` runs the kernels on a CPU."""
+    check_implementation(implementation)
+    return _library is not None and implementation != "xla"
+
+
 def choose(
     implementation: str | None, cpu: Callable[..., Any], xla: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -108,14 +114,11 @@ def choose(
     None: ``cpu`` where the program is lowered for a CPU and the kernels were built,
     else ``xla``. The name of one: that one, or an error.
     """
-    check_implementation(implementation)
-    if implementation == "xla" or (implementation is None and _library is None):
+    if not may_run(implementation):
         return xla
     if implementation == "cpu":
         return cpu
-    return lambda *operands: jax.lax.platform_dependent(
-        *operands, cpu=cpu, default=xla
-    )
+    return lambda *operands: jax.lax.platform_dependent(*operands, cpu=cpu, default=xla)
 
 
 def call(

@@ -26,15 +26,18 @@ int64_t BlockFeatures(const Codes& codes, int64_t block) {
 }
 
 template <class Code>
-void PackRows(const Codes& codes, int64_t block, int64_t begin, int64_t end,
-              Code* packed) {
+void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin,
+              int64_t end, Code* packed) {
+  Code last = static_cast<Code>(num_bins - 1);
   const Code* columns = static_cast<const Code*>(codes.columns);
   int64_t used = BlockFeatures(codes, block);
   Code* out = packed + (block * codes.num_rows + begin) * codes.width;
   std::fill(out, out + (end - begin) * codes.width, Code{0});
   for (int64_t f = 0; f < used; ++f) {
     const Code* column = columns + (block * codes.width + f) * codes.num_rows;
-    for (int64_t i = begin; i < end; ++i) out[(i - begin) * codes.width + f] = column[i];
+    for (int64_t i = begin; i < end; ++i) {
+      out[(i - begin) * codes.width + f] = std::min(column[i], last);
+    }
   }
 }
 
@@ -86,9 +89,10 @@ std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_n
   return tasks;
 }
 
-// From packed sums [F, B] to cumulative channels, and the sibling by subtraction.
-void Finish(const int64_t* scratch, const Histograms& histograms, const NodeSum& node,
-            int64_t first_feature, int64_t used, int64_t num_features) {
+// From packed sums [F, row] to cumulative channels, and the sibling by subtraction.
+void Finish(const int64_t* scratch, int64_t row, const Histograms& histograms,
+            const NodeSum& node, int64_t first_feature, int64_t used,
+            int64_t num_features) {
   int64_t bins = histograms.num_bins, channels = histograms.num_channels;
   int64_t plane = num_features * bins;
   int32_t* own = histograms.sums + node.place * channels * plane;
@@ -97,7 +101,7 @@ void Finish(const int64_t* scratch, const Histograms& histograms, const NodeSum&
                          : histograms.sums + node.sibling_place * channels * plane;
   int64_t stride = histograms.counted ? 2 : 1;
   for (int64_t f = 0; f < used; ++f) {
-    const int64_t* cells = scratch + f * bins * stride;
+    const int64_t* cells = scratch + f * row * stride;
     int64_t at = (first_feature + f) * bins;
     int32_t* gradient = own + at;
     int32_t* curvature = own + plane + at;
@@ -135,16 +139,50 @@ const GrowLoops& ChooseGrowLoops() {
 #endif
 }
 
-void PackCodes(const Pool& pool, const Codes& codes, void* packed) {
+void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed) {
   int64_t pieces = NumChunks(codes.num_rows);
   ParallelFor(Threads(pool, codes.num_rows * codes.num_features),
               codes.num_blocks * pieces, [&](int64_t task) {
                 int64_t block = task / pieces, begin = task % pieces * kChunk;
                 int64_t end = std::min(begin + kChunk, codes.num_rows);
                 if (codes.wide) {
-                  PackRows(codes, block, begin, end, static_cast<uint16_t*>(packed));
+                  PackRows(codes, num_bins, block, begin, end,
+                           static_cast<uint16_t*>(packed));
                 } else {
-                  PackRows(codes, block, begin, end, static_cast<uint8_t*>(packed));
+                  PackRows(codes, num_bins, block, begin, end,
+                           static_cast<uint8_t*>(packed));
+                }
+              });
+}
+
+void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
+                    int64_t num_channels, const int32_t* node, int64_t num_nodes,
+                    int64_t num_bins, int32_t* out) {
+  int64_t table = num_bins * num_channels;
+  auto sum_feature = [&](auto code_type, int64_t feature) {
+    using Code = decltype(code_type);
+    const Code* column =
+        static_cast<const Code*>(codes.columns) + feature * codes.num_rows;
+    for (int64_t m = 0; m < num_nodes; ++m) {
+      std::fill_n(out + (m * codes.num_features + feature) * table, table, 0);
+    }
+    for (int64_t i = 0; i < codes.num_rows; ++i) {
+      if (node[i] < 0 || node[i] >= num_nodes || column[i] >= num_bins) continue;
+      int32_t* cell = out + (node[i] * codes.num_features + feature) * table +
+                      column[i] * num_channels;
+      for (int64_t c = 0; c < num_channels; ++c) {
+        cell[c] = static_cast<int32_t>(static_cast<uint32_t>(cell[c]) +
+                                       static_cast<uint32_t>(
+                                           channels[i * num_channels + c]));
+      }
+    }
+  };
+  ParallelFor(Threads(pool, codes.num_rows * codes.num_features), codes.num_features,
+              [&](int64_t feature) {
+                if (codes.wide) {
+                  sum_feature(uint16_t{}, feature);
+                } else {
+                  sum_feature(uint8_t{}, feature);
                 }
               });
 }
@@ -178,12 +216,13 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   std::vector<int64_t> counts = CountRows(rows, nodes, num_nodes, num_chunks);
   int64_t num_rows = 0;
   for (int64_t count : counts) num_rows += count;
-  int64_t table = codes.width * histograms.num_bins * (histograms.counted ? 2 : 1);
+  int64_t stride = codes.wide ? histograms.num_bins : kByteStride;
+  int64_t feature_cells = stride * (histograms.counted ? 2 : 1);
   // Enough tasks to balance the threads, not so many that emptying and merging their
   // tables costs as much as summing.
   const Pool& threads = Threads(pool, num_rows * codes.num_features);
   int64_t wanted = threads.num_threads == 1 ? 1 : threads.num_threads * kTasksPerThread;
-  int64_t least = std::max(kPartRows, table / 4);
+  int64_t least = std::max(kPartRows, codes.width * feature_cells / 4);
   int64_t num_parts = std::max<int64_t>(1, std::min(wanted, num_rows / least));
   std::vector<Task> tasks =
       CutTasks(rows, nodes, num_nodes, num_chunks, num_rows, num_parts);
@@ -194,7 +233,7 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
     int64_t block = number / static_cast<int64_t>(tasks.size());
     const Task& task = tasks[number % tasks.size()];
     int64_t used = BlockFeatures(codes, block);
-    int64_t cells = used * histograms.num_bins * (histograms.counted ? 2 : 1);
+    int64_t cells = used * feature_cells;
     auto scratch = std::make_unique<int64_t[]>(cells);  // zeros
     int64_t left = task.num_rows;
     int64_t chunk = task.first_chunk, skip = task.first_row;
@@ -207,23 +246,28 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
         int64_t count = std::min<int64_t>(segment.end - begin, left);
         skip = 0;
         if (count <= 0) continue;
+        if (chunk + 1 < num_chunks) {  // the next segment is somewhere else
+          const Segment& next =
+              rows.segments[(chunk + 1) * rows.num_slots + nodes[node].slot];
+          __builtin_prefetch(rows.index + (chunk + 1) * kChunk + next.begin);
+          __builtin_prefetch(rows.words + (chunk + 1) * kChunk + next.begin);
+          __builtin_prefetch(rows.words + (chunk + 1) * kChunk + next.begin + 8);
+        }
         int64_t first = chunk * kChunk;
         const char* packed = static_cast<const char*>(codes.packed) +
                              (block * codes.num_rows + first) * codes.width *
                                  codes.code_size();
-        RowRange range{packed,      rows.index + first + begin,
-                       rows.words + first + begin,
-                       count,       codes.width,
-                       used,        codes.num_rows - first};
-        sum(range, codes.wide, histograms.num_bins, scratch.get());
+        RowRange range{packed, rows.index + first + begin, rows.words + first + begin,
+                       count,  codes.width, used, stride};
+        sum(range, codes.wide, scratch.get());
         summed += count;
         left -= count;
       }
       chunk = 0;
       if (summed == 0) continue;
       if (summed == counts[node]) {
-        Finish(scratch.get(), histograms, nodes[node], block * codes.width, used,
-               codes.num_features);
+        Finish(scratch.get(), stride, histograms, nodes[node], block * codes.width,
+               used, codes.num_features);
         if (left > 0) std::fill(scratch.get(), scratch.get() + cells, 0);
       } else {
         pieces[number].push_back({node, std::move(scratch)});
@@ -237,7 +281,7 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   ParallelFor(threads, num_nodes * codes.num_blocks, [&](int64_t number) {
     int64_t node = number / codes.num_blocks, block = number % codes.num_blocks;
     int64_t used = BlockFeatures(codes, block);
-    int64_t cells = used * histograms.num_bins * (histograms.counted ? 2 : 1);
+    int64_t cells = used * feature_cells;
     int64_t* total = nullptr;
     std::unique_ptr<int64_t[]> zeros;
     if (counts[node] == 0) {
@@ -255,7 +299,7 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       }
     }
     if (total != nullptr) {
-      Finish(total, histograms, nodes[node], block * codes.width, used,
+      Finish(total, stride, histograms, nodes[node], block * codes.width, used,
              codes.num_features);
     }
   });

@@ -44,9 +44,11 @@ struct RowRange {
   const uint16_t* index;
   const int64_t* words;
   int64_t count, width;
-  int64_t num_features;  // of the block, at most width
-  int64_t rows_left;     // in the table from this chunk on: prefetches end there
+  int64_t num_features;  // of the block, at most 32
+  int64_t stride;        // cells of a feature in the scratch table
 };
+
+constexpr int64_t kByteStride = 256;  // whatever the number of bins
 
 // One slot's best split so far.
 struct BestSplit {
@@ -61,11 +63,10 @@ struct SplitLimits {
 };
 
 struct GrowLoops {
-  // scratch[f * num_bins + code] += word, over rows and features.
-  void (*sum_words)(const RowRange&, bool wide, int64_t num_bins, int64_t* scratch);
+  // scratch[f * stride + code] += word, over rows and features.
+  void (*sum_words)(const RowRange&, bool wide, int64_t* scratch);
   // The same with {word, 1}.
-  void (*sum_words_and_counts)(const RowRange&, bool wide, int64_t num_bins,
-                               int64_t* scratch);
+  void (*sum_words_and_counts)(const RowRange&, bool wide, int64_t* scratch);
   // Groups a segment by side, in order; returns how many rows go left, and adds the
   // rows with code 0 to *missing. `index`, `words` are overwritten.
   int64_t (*partition)(const void* column, bool wide, uint32_t threshold,
@@ -102,8 +103,14 @@ extern const GrowLoops kGrowLoops;
 
 const GrowLoops& ChooseGrowLoops();
 
-// packed[b][i][j] = columns[b * width + j][i], 0 beyond the last feature.
-void PackCodes(const Pool& pool, const Codes& codes, void* packed);
+// packed[b][i][j] = columns[b * width + j][i], at most num_bins - 1; 0 beyond the last
+// feature.
+void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed);
+
+// out[m][f][b][c] = sum of channels[i][c] over rows with node[i] = m, code b in f.
+void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
+                    int64_t num_channels, const int32_t* node, int64_t num_nodes,
+                    int64_t num_bins, int32_t* out);
 
 // Quantises, and groups the rows in the bag (slot 0 holds them all).
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,

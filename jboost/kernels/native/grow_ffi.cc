@@ -47,7 +47,7 @@ bool Has(const ffi::AnyBuffer::Dimensions& shape, std::vector<int64_t> expected)
 int64_t Chunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
 
 ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
-                    ffi::Result<ffi::AnyBuffer> packed) {
+                    ffi::Result<ffi::AnyBuffer> packed, int64_t num_bins) {
   JBOOST_CHECK(AreCodes(columns, 2) && AreCodes(*packed, 3), "codes must be [F, N]");
   Codes codes = MakeCodes(columns);
   int64_t num_rows = codes.num_rows;
@@ -57,7 +57,24 @@ ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
                    codes.num_blocks * codes.width >= codes.num_features &&
                    (codes.num_blocks - 1) * codes.width < codes.num_features,
                "packed must be [blocks, N, width]");
-  PackCodes(MakePool(threads), codes, packed->untyped_data());
+  PackCodes(MakePool(threads), codes, num_bins, packed->untyped_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int channels,
+                         Int node, ffi::Result<Int> sums) {
+  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
+  Codes codes = MakeCodes(columns);
+  JBOOST_CHECK(channels.dimensions().size() == 2 &&
+                   channels.dimensions()[0] == codes.num_rows,
+               "channels must be [N, C]");
+  JBOOST_CHECK(Has(node.dimensions(), {codes.num_rows}), "node must be [N]");
+  auto shape = sums->dimensions();
+  JBOOST_CHECK(shape.size() == 4 && shape[1] == codes.num_features &&
+                   shape[3] == channels.dimensions()[1],
+               "sums must be [M, F, B, C]");
+  BuildHistogram(MakePool(threads), codes, channels.typed_data(), shape[3],
+                 node.typed_data(), shape[0], shape[2], sums->typed_data());
   return ffi::Error::Success();
 }
 
@@ -276,7 +293,16 @@ JBOOST_HANDLER(jboost_pack, PackImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()    // columns
-                                  .Ret<ffi::AnyBuffer>());  // packed
+                                  .Ret<ffi::AnyBuffer>()    // packed
+                                  .Attr<int64_t>("num_bins"));
+
+JBOOST_HANDLER(jboost_histogram, HistogramImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // columns
+                                  .Arg<Int>()             // channels
+                                  .Arg<Int>()             // node
+                                  .Ret<Int>());           // sums
 
 JBOOST_HANDLER(jboost_start, StartImpl,
                               ffi::Ffi::Bind()

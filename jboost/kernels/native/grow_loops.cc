@@ -16,83 +16,90 @@ namespace {
 
 constexpr int64_t kAhead = 16;  // rows that are fetched before they are needed
 
-// Sums one row; kCounted adds 1 beside each word.
-template <class Code, bool kCounted>
-inline void SumRow(const Code* row, int64_t word, int64_t num_features,
-                   int64_t num_bins, int64_t* scratch) {
+// Sums one row; kCounted adds 1 beside each word. With constants for the number of
+// features and the stride the loop unrolls into two instructions an update: load the
+// code, add to memory.
+template <class Code, bool kCounted, int kFeatures, int kStride>
+inline void SumRow(const Code* row, int64_t word, int64_t num_features, int64_t stride,
+                   int64_t* scratch) {
+  if (kFeatures > 0) num_features = kFeatures;
+  if (kStride > 0) stride = kStride;
+#pragma GCC unroll 32
   for (int64_t f = 0; f < num_features; ++f) {
     if (kCounted) {
-      int64_t* cell = scratch + 2 * row[f];
-#if defined(__SSE2__) || defined(__x86_64__)
-      typedef long long Pair __attribute__((vector_size(16), aligned(8)));
-      Pair sum = *reinterpret_cast<Pair*>(cell);
-      *reinterpret_cast<Pair*>(cell) = sum + Pair{word, 1};
+      int64_t* cell = scratch + 2 * (f * stride + row[f]);
+#if defined(__x86_64__)
+      typedef long long Pair __attribute__((vector_size(16), aligned(8), may_alias));
+      Pair* pair = reinterpret_cast<Pair*>(cell);
+      *pair = *pair + Pair{word, 1};
 #else
       cell[0] += word;
       cell[1] += 1;
 #endif
-      scratch += 2 * num_bins;
     } else {
-      scratch[row[f]] += word;
-      scratch += num_bins;
+      scratch[f * stride + row[f]] += word;
     }
   }
 }
 
-template <class Code, bool kCounted, int kFeatures>
-void SumRowsOf(const RowRange& range, int64_t num_bins, int64_t* scratch) {
+template <class Code, bool kCounted, int kFeatures, int kStride>
+void SumRows(const RowRange& range, int64_t* scratch) {
   const Code* packed = static_cast<const Code*>(range.packed);
-  int64_t num_features = kFeatures > 0 ? kFeatures : range.num_features;
+  const uint16_t* index = range.index;
+  const int64_t* words = range.words;
+  int64_t count = range.count, width = range.width;
+  for (int64_t i = 0; i < count && i < kAhead; ++i) {
+    __builtin_prefetch(packed + index[i] * width);
+  }
   int64_t i = 0;
-  for (; i + kAhead < range.count; ++i) {
-    const Code* next = packed + range.index[i + kAhead] * range.width;
-    __builtin_prefetch(next);
-    SumRow<Code, kCounted>(packed + range.index[i] * range.width, range.words[i],
-                           num_features, num_bins, scratch);
+  for (; i + kAhead < count; ++i) {
+    __builtin_prefetch(packed + index[i + kAhead] * width);
+    SumRow<Code, kCounted, kFeatures, kStride>(packed + index[i] * width, words[i],
+                                               range.num_features, range.stride,
+                                               scratch);
   }
-  for (; i < range.count; ++i) {
-    SumRow<Code, kCounted>(packed + range.index[i] * range.width, range.words[i],
-                           num_features, num_bins, scratch);
+  for (; i < count; ++i) {
+    SumRow<Code, kCounted, kFeatures, kStride>(packed + index[i] * width, words[i],
+                                               range.num_features, range.stride,
+                                               scratch);
   }
 }
 
-// Widths that are common are unrolled by the compiler.
-template <class Code, bool kCounted>
-void SumRows(const RowRange& range, int64_t num_bins, int64_t* scratch) {
+template <bool kCounted>
+void SumBytes(const RowRange& range, int64_t* scratch) {
   switch (range.num_features) {
-#define CASE(n)                                              \
-  case n:                                                    \
-    SumRowsOf<Code, kCounted, n>(range, num_bins, scratch);  \
+#define JBOOST_CASE(n)                                         \
+  case n:                                                      \
+    SumRows<uint8_t, kCounted, n, kByteStride>(range, scratch); \
     break;
-    CASE(4)
-    CASE(8)
-    CASE(10)
-    CASE(12)
-    CASE(16)
-    CASE(20)
-    CASE(24)
-    CASE(28)
-    CASE(32)
-#undef CASE
-    default:
-      SumRowsOf<Code, kCounted, 0>(range, num_bins, scratch);
+#define JBOOST_CASES(n) \
+  JBOOST_CASE(n + 1) JBOOST_CASE(n + 2) JBOOST_CASE(n + 3) JBOOST_CASE(n + 4)
+    JBOOST_CASES(0)
+    JBOOST_CASES(4)
+    JBOOST_CASES(8)
+    JBOOST_CASES(12)
+    JBOOST_CASES(16)
+    JBOOST_CASES(20)
+    JBOOST_CASES(24)
+    JBOOST_CASES(28)
+#undef JBOOST_CASES
+#undef JBOOST_CASE
   }
 }
 
-void SumWords(const RowRange& range, bool wide, int64_t num_bins, int64_t* scratch) {
+void SumWords(const RowRange& range, bool wide, int64_t* scratch) {
   if (wide) {
-    SumRows<uint16_t, false>(range, num_bins, scratch);
+    SumRows<uint16_t, false, 0, 0>(range, scratch);
   } else {
-    SumRows<uint8_t, false>(range, num_bins, scratch);
+    SumBytes<false>(range, scratch);
   }
 }
 
-void SumWordsAndCounts(const RowRange& range, bool wide, int64_t num_bins,
-                       int64_t* scratch) {
+void SumWordsAndCounts(const RowRange& range, bool wide, int64_t* scratch) {
   if (wide) {
-    SumRows<uint16_t, true>(range, num_bins, scratch);
+    SumRows<uint16_t, true, 0, 0>(range, scratch);
   } else {
-    SumRows<uint8_t, true>(range, num_bins, scratch);
+    SumBytes<true>(range, scratch);
   }
 }
 

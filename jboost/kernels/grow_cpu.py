@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grows a tree with the CPU kernels of native/grow.h.
+
+In: codes in two layouts, derivatives, the scale that makes integers of them. Out: the
+tree's arrays and each row's leaf, the same to the bit as those of plain XLA. Per level
+three calls: search, split, sum; XLA's own part is the loop around them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
+
+from jboost.kernels.library import call
+
+CHUNK = 16384  # kChunk of native/grow.h
+
+
+class Grown(NamedTuple):
+    """A tree in heap order, and where the rows went."""
+
+    feature: Int32[Array, " I"]
+    threshold: Int32[Array, " I"]
+    missing_left: Bool[Array, " I"]
+    leaf: Int32[Array, " N"]
+
+
+class Limits(NamedTuple):
+    """What a split must fulfil; see native/grow.h."""
+
+    numbers: Float[Array, "5"]  # units of gradient and curvature, l2, weight, gain
+    min_count: Int32[Array, ""]  # 0: nobody counts
+
+
+class _State(NamedTuple):
+    """What is carried from level to level, in the order of the kernel's operands."""
+
+    words: Int32[Array, "N 2"]
+    index: UInt16[Array, " N"]
+    segments: Int32[Array, "chunks M 2"]
+    feature: Int32[Array, " I"]
+    threshold: Int32[Array, " I"]
+    missing_left: Bool[Array, " I"]
+    position: Int32[Array, " M"]
+    leaf: Int32[Array, " N"]
+
+
+def packed_shape(num_features: int, num_rows: int) -> tuple[int, int, int]:
+    """[blocks, N, width] of the codes by row: aligned rows of at most 32 codes."""
+    width = 16 if num_features > 32 else max(8, 1 << (num_features - 1).bit_length())
+    return -(-num_features // width), num_rows, width
+
+
+def pack(columns: UInt8[Array, "F N"] | UInt16[Array, "F N"], num_bins: int) -> Array:
+    """Codes by row, from codes by feature: [blocks, N, width], zeros at the end.
+
+    A code beyond the bins counts as the last one, because the sums are addressed by it.
+    """
+    result = jax.ShapeDtypeStruct(packed_shape(*columns.shape), columns.dtype)
+    return call("pack", result, columns, num_bins=num_bins)
+
+
+def histogram(columns, channels, node, *, num_nodes, num_bins):
+    """See :func:`jboost.histogram.build_histogram`."""
+    shape = (num_nodes, columns.shape[0], num_bins, channels.shape[1])
+    result = jax.ShapeDtypeStruct(shape, jnp.int32)
+    return call("histogram", result, columns, channels, node)
+
+
+def find_leaves(
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
+    feature: Int32[Array, " I"],
+    threshold: Int32[Array, " I"],
+    missing_left: Bool[Array, " I"],
+    skip: Bool[Array, " N"],
+    leaf: Int32[Array, " N"],
+) -> Int32[Array, " N"]:
+    """The leaf of each row of codes; rows with ``skip`` keep theirs."""
+    operands = (columns, feature, threshold, missing_left, skip, leaf)
+    return call("find_leaves", _like(leaf), *operands, aliases={5: 0})
+
+
+def grow(
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
+    packed: Array,
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    scale: Float[Array, "2"],
+    seed: UInt32[Array, "2"],
+    stochastic: Bool[Array, ""],
+    limits: Limits,
+    sample_features: Callable[[Any], Bool[Array, "M F"]],
+    *,
+    max_depth: int,
+    num_bins: int,
+    slots: int,
+    uniform: bool,
+) -> Grown:
+    """Grows the tree; ``sample_features`` gives the masks of a level."""
+    num_features, num_rows = columns.shape
+    shapes = (
+        jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
+        jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
+        jax.ShapeDtypeStruct((-(-num_rows // CHUNK), slots, 2), jnp.int32),
+    )
+    rows = call(
+        "start", shapes, gradient, curvature, in_bag, scale, seed, stochastic,
+        uniform=int(uniform),
+    )  # fmt: skip
+    channels = 2 if uniform else 3
+    shape = (slots, channels, num_features, num_bins)
+    counted = limits.min_count > 0
+    sums = call(
+        "sum_root", jax.ShapeDtypeStruct(shape, jnp.int32), packed, *rows, counted
+    )
+    num_nodes = 2**max_depth - 1
+    state = _State(
+        *rows,
+        feature=jnp.zeros(num_nodes, jnp.int32),
+        threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
+        missing_left=jnp.ones(num_nodes, bool),
+        position=jnp.full(slots, -1, jnp.int32).at[0].set(0),
+        leaf=jnp.zeros(num_rows, jnp.int32),
+    )
+
+    def unfinished(carry):
+        level, state, _, _ = carry
+        return (level < max_depth) & (state.position[0] >= 0)
+
+    def grow_level(carry):
+        level, state, place, sums = carry
+        split = _find_splits(
+            sums, place, state.position, sample_features(level), limits
+        )
+        state, source, left_smaller = _split_rows(
+            columns, level, split, state, max_depth
+        )
+        place, sums = _sum_children(
+            packed, state, counted, source, left_smaller, place, sums
+        )
+        return level + 1, state, place, sums
+
+    carry = (jnp.int32(0), state, jnp.zeros(slots, jnp.int32), sums)
+    _, state, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
+    tree = (state.feature, state.threshold, state.missing_left)
+    leaf = jax.lax.cond(
+        jnp.all(in_bag),
+        lambda leaf: leaf,
+        lambda leaf: find_leaves(columns, *tree, in_bag, leaf),
+        state.leaf,
+    )
+    return Grown(*tree, leaf)
+
+
+def _find_splits(sums, place, position, masks, limits):
+    """Feature, threshold, missing_left, gain, found of each slot."""
+    slots = position.shape[0]
+    kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
+    results = tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
+    return call("find_splits", results, sums, place, position, masks, *limits)
+
+
+def _split_rows(columns, level, split, state, max_depth):
+    feature, threshold, missing_left, _, found = split
+    pairs = max(1, state.position.shape[0] // 2)
+    results = (
+        *map(_like, state),
+        jax.ShapeDtypeStruct((pairs,), jnp.int32),
+        jax.ShapeDtypeStruct((pairs,), jnp.bool_),
+    )
+    first = 6  # operands before the state
+    new = call(
+        "split_rows", results, columns, level, feature, threshold, missing_left, found,
+        *state, aliases={first + i: i for i in range(len(state))}, max_depth=max_depth,
+    )  # fmt: skip
+    return _State(*new[: len(state)]), *new[len(state) :]
+
+
+def _sum_children(packed, state, counted, source, left_smaller, place, sums):
+    rows = (state.words, state.index, state.segments)
+    operands = (packed, *rows, counted, source, left_smaller, place, sums)
+    return call("sum_children", (_like(place), _like(sums)), *operands, aliases={8: 1})
+
+
+def _like(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Thresholds of features, then codes of values.
+//
+// Values are compared as integer keys, whose order is that of the floats (see
+// MakeKeys in binning_loops.cc): denormals count as 0, and a missing value has the
+// lowest key of all.
+//
+// Thresholds of many rows are found without sorting them. A sample gives each feature
+// a few thousand buckets of about equal size; all rows are counted into them; and only
+// the values of buckets in which something is to be found out (a threshold, a heavy
+// value) are looked at one by one, in a second pass:
+//
+//   buckets  | 244 | 251 | 9000 | 239 | ...      counted
+//               ...  open   open   ...           [3.1 3.4 3.5 ...] [0 x 8999, 1e-3]
+//
+// The result is that of sorting everything, whatever the sample.
+#ifndef JBOOST_BINNING_H_
+#define JBOOST_BINNING_H_
+
+#include <cstdint>
+
+#include "isa.h"
+#include "parallel.h"
+
+namespace jboost {
+
+constexpr int32_t kMissingKey = INT32_MIN;
+
+// Rows of floats. The first rows may lie apart from the others: XLA takes NumPy's
+// memory without a copy only from an address that is a multiple of 64.
+struct Matrix {
+  const float* head;  // [head_rows, F]
+  const float* body;  // row 0 would lie here; rows from head_rows on do
+  int64_t head_rows, num_rows, num_features;
+};
+
+// A monotone map of keys to buckets 1, 2, ...; 0 is for missing values. The range of
+// the sample is cut into equal cells, and a cell into equal buckets.
+struct Cell {
+  uint32_t base, num_buckets;
+};
+
+struct BucketMap {
+  int32_t low, high;
+  int32_t shift;  // 2^shift keys a cell
+  const Cell* cells;
+};
+
+// Which keys of a bucket are collected: those with ((key ^ usual) & mask) != 0.
+struct Opening {
+  int32_t usual;  // a value that need not be collected, because it can be counted
+  uint32_t mask;  // 0: the bucket is closed
+};
+
+// A search tree in which each node holds 16 keys, level by level: an entry of a level
+// is the last one of a node of the next level.
+constexpr int64_t kFanout = 16;
+constexpr int kMaxLevels = 4;
+
+struct SearchTree {
+  int num_levels;
+  const int32_t* levels[kMaxLevels];
+};
+
+struct BinningLoops {
+  // keys[f][i] = key of rows[i * row_stride + features[f]].
+  void (*make_keys)(const float* rows, int64_t row_stride, int64_t num_rows,
+                    const int32_t* features, int64_t num_features, int32_t* keys,
+                    int64_t keys_stride);
+  // Counts keys into two tables, even and odd ones, of the same length.
+  void (*count)(const BucketMap& map, const int32_t* keys, int64_t num_keys,
+                uint32_t* even, uint32_t* odd);
+  // Appends the keys that are to be collected; returns how many. `collected` needs
+  // room for one more.
+  int64_t (*collect)(const BucketMap& map, const Opening* openings,
+                     const int32_t* keys, int64_t num_keys, int32_t* collected);
+  // codes[i] = number of entries of the tree below keys[i].
+  void (*find_codes)(const SearchTree& tree, const int32_t* keys, int64_t num_keys,
+                     bool wide, void* codes);
+  // rows[i * width + f] = columns[f * stride + i].
+  void (*transpose)(const void* columns, int64_t stride, int64_t num_features,
+                    int64_t num_rows, bool wide, void* rows, int64_t width);
+};
+
+namespace baseline {
+extern const BinningLoops kBinningLoops;
+}
+namespace avx2 {
+extern const BinningLoops kBinningLoops;
+}
+namespace avx512 {
+extern const BinningLoops kBinningLoops;
+}
+
+// Pairs of neighbouring distinct values with a threshold between them.
+struct Cuts {
+  float* lower;  // [F, max_cuts]
+  float* upper;
+  int32_t* num_cuts;  // [F]
+  int64_t max_cuts;
+};
+
+// The definition is jboost.binning.find_cuts. weight: [N], or null.
+void FindCuts(const Pool& pool, const Matrix& matrix, const double* weight,
+              int64_t max_bins, const Cuts& cuts);
+
+struct CodeLayouts {
+  void* columns;     // [F, N], or null
+  void* packed;      // [blocks, N, width], or null
+  int64_t num_rows;  // those beyond the matrix repeat row 0
+  int64_t num_blocks, width;
+  bool wide;  // uint16 instead of uint8
+};
+
+// Codes: 0 if missing, else 1 + #{thresholds < x}.
+void FindCodes(const Pool& pool, const Matrix& matrix, const float* thresholds,
+               int64_t num_thresholds, const CodeLayouts& layouts);
+
+}  // namespace jboost
+
+#endif  // JBOOST_BINNING_H_

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of binning.cc, compiled once per instruction set. No templates of
+// the standard library are used here: the linker could hand their code, compiled for a
+// newer processor, to everybody.
+#include <cstdint>
+#include <cstring>
+
+#include "binning.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace jboost::JBOOST_ISA {
+namespace {
+
+constexpr int64_t kTile = 16;     // rows that are turned at once
+constexpr int64_t kBlock = 1024;  // keys whose buckets are found at once
+
+// From the bits of floats to integers of the same order.
+void OrderKeys(int32_t* keys, int64_t num_keys) {
+  for (int64_t i = 0; i < num_keys; ++i) {
+    int32_t bits = keys[i];
+    int32_t size = bits & 0x7FFFFFFF;
+    bits = size < 0x00800000 ? 0 : bits;  // denormal, or -0
+    int32_t key = bits ^ ((bits >> 31) & 0x7FFFFFFF);
+    keys[i] = size > 0x7F800000 ? kMissingKey : key;
+  }
+}
+
+void MakeKeys(const float* rows, int64_t row_stride, int64_t num_rows,
+              const int32_t* features, int64_t num_features, int32_t* keys,
+              int64_t keys_stride) {
+  for (int64_t begin = 0; begin < num_rows; begin += kTile) {
+    int64_t count = num_rows - begin < kTile ? num_rows - begin : kTile;
+    const float* tile = rows + begin * row_stride;
+    for (int64_t f = 0; f < num_features; ++f) {
+      const float* values = tile + features[f];
+      int32_t* out = keys + f * keys_stride + begin;
+      if (count == kTile) {
+        for (int64_t i = 0; i < kTile; ++i) {
+          std::memcpy(out + i, values + i * row_stride, sizeof(float));
+        }
+      } else {
+        for (int64_t i = 0; i < count; ++i) {
+          std::memcpy(out + i, values + i * row_stride, sizeof(float));
+        }
+      }
+    }
+  }
+  for (int64_t f = 0; f < num_features; ++f) OrderKeys(keys + f * keys_stride, num_rows);
+}
+
+inline uint32_t FindBucket(const BucketMap& map, int32_t key) {
+  int32_t inside = key < map.low ? map.low : key;
+  inside = inside > map.high ? map.high : inside;
+  uint32_t offset = static_cast<uint32_t>(inside) - static_cast<uint32_t>(map.low);
+  Cell cell = map.cells[offset >> map.shift];
+  uint64_t place = offset & ((uint32_t{1} << map.shift) - 1);
+  uint32_t bucket =
+      cell.base + static_cast<uint32_t>((place * cell.num_buckets) >> map.shift);
+  return key == kMissingKey ? 0 : bucket;
+}
+
+void FindBuckets(const BucketMap& map, const int32_t* keys, int64_t num_keys,
+                 uint32_t* buckets) {
+  BucketMap own = map;  // the compiler must not think that `buckets` overlaps it
+  for (int64_t i = 0; i < num_keys; ++i) buckets[i] = FindBucket(own, keys[i]);
+}
+
+void Count(const BucketMap& map, const int32_t* keys, int64_t num_keys, uint32_t* even,
+           uint32_t* odd) {
+  uint32_t buckets[kBlock];
+  for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
+    int64_t count = num_keys - begin < kBlock ? num_keys - begin : kBlock;
+    FindBuckets(map, keys + begin, count, buckets);
+    int64_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+      ++even[buckets[i]];
+      ++odd[buckets[i + 1]];
+    }
+    if (i < count) ++even[buckets[i]];
+  }
+}
+
+int64_t Collect(const BucketMap& map, const Opening* openings, const int32_t* keys,
+                int64_t num_keys, int32_t* collected) {
+  uint32_t buckets[kBlock];
+  int64_t taken = 0;
+  for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
+    int64_t count = num_keys - begin < kBlock ? num_keys - begin : kBlock;
+    FindBuckets(map, keys + begin, count, buckets);
+    for (int64_t i = 0; i < count; ++i) {
+      int32_t key = keys[begin + i];
+      Opening opening = openings[buckets[i]];
+      collected[taken] = key;
+      taken += (static_cast<uint32_t>(key ^ opening.usual) & opening.mask) != 0;
+    }
+  }
+  return taken;
+}
+
+// How many of a node's 16 entries lie below the key.
+#if defined(__AVX512F__)
+struct Node {
+  __m512i entries;
+  explicit Node(const int32_t* node) : entries(_mm512_loadu_si512(node)) {}
+  uint32_t Below(int32_t key) const {
+    return __builtin_popcount(
+        _mm512_cmplt_epi32_mask(entries, _mm512_set1_epi32(key)));
+  }
+};
+#elif defined(__AVX2__)
+struct Node {
+  __m256i first, second;
+  explicit Node(const int32_t* node)
+      : first(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(node))),
+        second(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(node + 8))) {}
+  uint32_t Below(int32_t key) const {
+    __m256i keys = _mm256_set1_epi32(key);
+    // Pairs of 16-bit lanes, so that one mask of bytes has two bits for each entry.
+    __m256i below = _mm256_packs_epi32(_mm256_cmpgt_epi32(keys, first),
+                                       _mm256_cmpgt_epi32(keys, second));
+    return __builtin_popcount(_mm256_movemask_epi8(below)) / 2;
+  }
+};
+#else
+struct Node {
+  const int32_t* entries;
+  explicit Node(const int32_t* node) : entries(node) {}
+  uint32_t Below(int32_t key) const {
+    int32_t below = 0;
+    for (int64_t j = 0; j < kFanout; ++j) below += entries[j] < key;
+    return static_cast<uint32_t>(below);
+  }
+};
+#endif
+
+template <class Code, int kLevels>
+void FindCodesOf(const SearchTree& tree, const int32_t* keys, int64_t num_keys,
+                 Code* codes) {
+  SearchTree own = tree;
+  Node root(own.levels[0]);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    int32_t key = keys[i];
+    uint32_t place = root.Below(key);
+    for (int level = 1; level < kLevels; ++level) {
+      place = kFanout * place + Node(own.levels[level] + kFanout * place).Below(key);
+    }
+    codes[i] = static_cast<Code>(place);
+  }
+}
+
+void FindCodes(const SearchTree& tree, const int32_t* keys, int64_t num_keys, bool wide,
+               void* codes) {
+  uint8_t* narrow = static_cast<uint8_t*>(codes);
+  uint16_t* broad = static_cast<uint16_t*>(codes);
+  switch (tree.num_levels) {
+    case 1:
+      if (wide) return FindCodesOf<uint16_t, 1>(tree, keys, num_keys, broad);
+      return FindCodesOf<uint8_t, 1>(tree, keys, num_keys, narrow);
+    case 2:
+      if (wide) return FindCodesOf<uint16_t, 2>(tree, keys, num_keys, broad);
+      return FindCodesOf<uint8_t, 2>(tree, keys, num_keys, narrow);
+    case 3:
+      return FindCodesOf<uint16_t, 3>(tree, keys, num_keys, broad);
+    default:
+      return FindCodesOf<uint16_t, 4>(tree, keys, num_keys, broad);
+  }
+}
+
+// Swaps the blocks off the diagonal of an 8 x 8 matrix of bytes, whose rows are words.
+inline void Exchange(uint64_t* words, int distance, uint64_t mask) {
+  for (int first = 0; first < 8; first += 2 * distance) {
+    for (int i = first; i < first + distance; ++i) {
+      uint64_t low = words[i], high = words[i + distance];
+      uint64_t moved = ((low >> (8 * distance)) ^ high) & mask;
+      words[i] = low ^ (moved << (8 * distance));
+      words[i + distance] = high ^ moved;
+    }
+  }
+}
+
+// Eight features of eight rows.
+inline void TransposeBytes(const uint8_t* columns, int64_t stride, uint8_t* rows,
+                           int64_t width) {
+  uint64_t words[8];
+  for (int f = 0; f < 8; ++f) std::memcpy(words + f, columns + f * stride, 8);
+  Exchange(words, 4, 0x00000000FFFFFFFFu);
+  Exchange(words, 2, 0x0000FFFF0000FFFFu);
+  Exchange(words, 1, 0x00FF00FF00FF00FFu);
+  for (int i = 0; i < 8; ++i) std::memcpy(rows + i * width, words + i, 8);
+}
+
+template <class Code>
+void TransposeOf(const Code* columns, int64_t stride, int64_t num_features,
+                 int64_t num_rows, Code* rows, int64_t width) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    for (int64_t f = 0; f < num_features; ++f) {
+      rows[i * width + f] = columns[f * stride + i];
+    }
+  }
+}
+
+void Transpose(const void* columns, int64_t stride, int64_t num_features,
+               int64_t num_rows, bool wide, void* rows, int64_t width) {
+  if (wide) {
+    return TransposeOf(static_cast<const uint16_t*>(columns), stride, num_features,
+                       num_rows, static_cast<uint16_t*>(rows), width);
+  }
+  const uint8_t* from = static_cast<const uint8_t*>(columns);
+  uint8_t* to = static_cast<uint8_t*>(rows);
+  int64_t i = 0, whole = num_features / 8 * 8;
+  for (; i + 8 <= num_rows; i += 8) {
+    for (int64_t f = 0; f < whole; f += 8) {
+      TransposeBytes(from + f * stride + i, stride, to + i * width + f, width);
+    }
+    TransposeOf(from + whole * stride + i, stride, num_features - whole, 8,
+                to + i * width + whole, width);
+  }
+  TransposeOf(from + i, stride, num_features, num_rows - i, to + i * width, width);
+}
+
+}  // namespace
+
+extern const BinningLoops kBinningLoops;
+const BinningLoops kBinningLoops = {MakeKeys, Count, Collect, FindCodes, Transpose};
+
+}  // namespace jboost::JBOOST_ISA

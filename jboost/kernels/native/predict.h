@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prediction: raw floats through all trees of an ensemble.
+//
+// Where it pays, rows are taken in blocks of up to 256. A block is first coded: code c
+// of a value says that c of the thresholds which the ensemble has for this feature lie
+// below it. Codes are bytes, by column, so that a block stays in the first cache while
+// all trees pass by, and one instruction compares 16, 32 or 64 rows:
+//
+//   codes  plane 0 | row 0 .. row 255 |    one plane per feature, or two: one where a
+//          plane 1 | row 0 .. row 255 |    missing value has the lowest code (it goes
+//          ...                             left), one where it has the highest
+//
+// An ensemble with more thresholds than bytes can tell apart is cut into runs of
+// rounds, each with codes of its own. Few rows, and trees with very many thresholds,
+// walk over the floats instead.
+#ifndef JBOOST_PREDICT_H_
+#define JBOOST_PREDICT_H_
+
+#include <cstdint>
+
+#include "isa.h"
+#include "parallel.h"
+
+namespace jboost {
+
+constexpr int64_t kBlockRows = 256;  // at most; a multiple of 64
+
+// R rounds of K trees in heap order with I = 2^max_depth - 1 nodes.
+struct Ensemble {
+  const int32_t* feature;  // [R, K, I]
+  const float* threshold;
+  const uint8_t* missing_left;
+  const float* leaf_value;  // [R, K, I + 1]; null where only leaves are asked for
+  const float* init_score;  // [K]; the same
+  int64_t num_rounds, num_scores, max_depth;
+
+  int64_t num_nodes() const { return (int64_t{1} << max_depth) - 1; }
+  int64_t num_trees() const { return num_rounds * num_scores; }
+};
+
+// A matrix [N, F], row by row or column by column. Its first elements may lie in
+// `head`, so that the rest can begin where the caller's memory is aligned.
+struct Matrix {
+  const float* head;
+  const float* body;
+  int64_t head_size;  // in elements
+  int64_t num_rows, num_features;
+  bool by_column;
+
+  float At(int64_t row, int64_t column) const {
+    int64_t at = by_column ? column * num_rows + row : row * num_features + column;
+    return at < head_size ? head[at] : body[at - head_size];
+  }
+};
+
+// What is asked for.
+struct Answer {
+  float* scores = nullptr;    // [N, K]
+  float* stages = nullptr;    // [R, N, K]
+  int32_t* leaves = nullptr;  // [N, R, K]
+};
+
+// One tree on codes. Nodes count from 1, so that level d begins at 2^d.
+struct CodedTree {
+  const int32_t* offset;   // of the plane that a node looks at
+  const int8_t* threshold;  // a code above it goes right
+  int64_t max_depth;
+};
+
+struct PredictLoops {
+  // columns[f * kBlockRows + i] = x[i * stride + f] for 16 features; rows is a
+  // multiple of 16.
+  void (*transpose)(const float* x, int64_t stride, int64_t rows, int64_t num_features,
+                    float* columns);
+  // Codes of a column: `table` holds 2^levels - 1 thresholds as a search tree that
+  // begins at 1. A missing value gets the lowest code in `left`, the highest in
+  // `right`; one of them may be null.
+  void (*code)(const float* column, int64_t rows, const float* table, int64_t levels,
+               int8_t* left, int8_t* right);
+  // scores[i] += leaf_value[leaf of row i]; rows is a multiple of 64.
+  void (*add_tree)(const CodedTree& tree, const int8_t* codes, int64_t rows,
+                   const float* leaf_value, float* scores);
+  // The leaf of each row.
+  void (*find_leaves)(const CodedTree& tree, const int8_t* codes, int64_t rows,
+                      int32_t* leaf);
+  // The leaves of rows x [rows, F] without denormals in several trees: leaf [trees,
+  // rows].
+  void (*walk)(const Ensemble& model, int64_t first_tree, int64_t num_trees,
+               const float* x, int64_t rows, int64_t num_features, int32_t* leaf);
+};
+
+namespace baseline {
+extern const PredictLoops kPredictLoops;
+}
+namespace avx2 {
+extern const PredictLoops kPredictLoops;
+}
+namespace avx512 {
+extern const PredictLoops kPredictLoops;
+}
+
+// Whether all features that the trees look at are columns of the matrix.
+bool HasFeatures(const Ensemble& model, int64_t num_features);
+
+void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
+             const Answer& answer);
+
+}  // namespace jboost
+
+#endif  // JBOOST_PREDICT_H_

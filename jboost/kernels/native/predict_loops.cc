@@ -1,0 +1,583 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of predict.cc, compiled once per instruction set. No templates of the
+// standard library are used here: the linker could hand their code, compiled for a
+// newer processor, to everybody.
+#include <cstdint>
+#include <cstring>
+
+#include "predict.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define JBOOST_INLINE inline __attribute__((always_inline))
+
+namespace jboost::JBOOST_ISA {
+namespace {
+
+constexpr int8_t kLowest = -128, kHighest = 127;
+
+// Lanes hold a code of several rows each. `Fetch` takes what a node has to say, `Side`
+// makes of what was chosen among the nodes of a level the side that each row takes.
+#if defined(__AVX512VBMI__)
+
+struct Lanes {
+  static constexpr int64_t kRows = 64;
+  static constexpr int kMaxLevels = 6;  // the deeper ones cost more than single rows
+  static constexpr int64_t kThresholdBytes = 1;
+  using Vector = __m512i;
+  using Mask = __mmask64;
+
+  static JBOOST_INLINE Vector Zero() { return _mm512_setzero_si512(); }
+  static JBOOST_INLINE Vector Fetch(const int8_t* codes, const int8_t*) {
+    return _mm512_load_si512(codes);
+  }
+  static JBOOST_INLINE Vector Select(Mask right, Vector a, Vector b) {
+    return _mm512_mask_blend_epi8(right, a, b);
+  }
+  // `thresholds` of the level, by the path so far.
+  template <int kLevel>
+  static JBOOST_INLINE Mask Side(Vector code, Vector path, const int8_t* thresholds) {
+    Vector table = _mm512_loadu_si512(thresholds);
+    return _mm512_cmpgt_epi8_mask(code, _mm512_permutexvar_epi8(path, table));
+  }
+  static JBOOST_INLINE Vector Append(Vector path, Mask right) {
+    path = _mm512_add_epi8(path, path);
+    return _mm512_mask_sub_epi8(path, right, path, _mm512_set1_epi8(-1));
+  }
+  static JBOOST_INLINE void Store(Vector path, uint8_t* out) {
+    _mm512_store_si512(out, path);
+  }
+};
+
+#elif defined(__AVX2__)
+
+struct Lanes {
+  static constexpr int64_t kRows = 32;
+  static constexpr int kMaxLevels = 6;
+  static constexpr int64_t kThresholdBytes = 1;
+  using Vector = __m256i;
+  using Mask = __m256i;
+
+  static JBOOST_INLINE Vector Zero() { return _mm256_setzero_si256(); }
+  static JBOOST_INLINE Vector Fetch(const int8_t* codes, const int8_t*) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+  }
+  static JBOOST_INLINE Vector Select(Mask right, Vector a, Vector b) {
+    return _mm256_blendv_epi8(a, b, right);
+  }
+  static JBOOST_INLINE Vector Table(const int8_t* bytes) {
+    return _mm256_broadcastsi128_si256(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  template <int kLevel>
+  static JBOOST_INLINE Mask Side(Vector code, Vector path, const int8_t* thresholds) {
+    Vector threshold = _mm256_shuffle_epi8(Table(thresholds), path);
+    if constexpr (kLevel == 5) {  // 32 nodes: bit 4 of the path says which half
+      Vector upper = _mm256_shuffle_epi8(Table(thresholds + 16), path);
+      threshold = _mm256_blendv_epi8(threshold, upper, _mm256_slli_epi16(path, 3));
+    }
+    return _mm256_cmpgt_epi8(code, threshold);
+  }
+  static JBOOST_INLINE Vector Append(Vector path, Mask right) {
+    return _mm256_sub_epi8(_mm256_add_epi8(path, path), right);
+  }
+  static JBOOST_INLINE void Store(Vector path, uint8_t* out) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out), path);
+  }
+};
+
+#else
+
+// Sixteen rows in a vector of the compiler's. There is no table look-up of bytes, so
+// each node compares for itself, with its threshold written out sixteen times.
+struct Lanes {
+  static constexpr int64_t kRows = 16;
+  static constexpr int kMaxLevels = 6;
+  static constexpr int64_t kThresholdBytes = 16;
+  typedef int8_t Vector __attribute__((vector_size(16), may_alias));
+  using Mask = Vector;
+
+  static JBOOST_INLINE Vector Zero() { return Vector{}; }
+  static JBOOST_INLINE Vector Fetch(const int8_t* codes, const int8_t* threshold) {
+    return *reinterpret_cast<const Vector*>(codes) >
+           *reinterpret_cast<const Vector*>(threshold);
+  }
+  static JBOOST_INLINE Vector Select(Mask right, Vector a, Vector b) {
+    return a ^ ((a ^ b) & right);
+  }
+  template <int kLevel>
+  static JBOOST_INLINE Mask Side(Vector above, Vector, const int8_t*) {
+    return above;
+  }
+  static JBOOST_INLINE Vector Append(Vector path, Mask right) {
+    return path + path - right;
+  }
+  static JBOOST_INLINE void Store(Vector path, uint8_t* out) {
+    *reinterpret_cast<Vector*>(out) = path;
+  }
+};
+
+#endif
+
+using Vector = Lanes::Vector;
+using Mask = Lanes::Mask;
+
+// What the node of level kLevel that each row has reached says: chosen among the nodes
+// below kNode, a node of level kFrom, by the sides taken from there on.
+template <int kLevel, int kFrom, int kNode>
+JBOOST_INLINE Vector Choose(const CodedTree& tree, const int8_t* codes,
+                            const Mask* sides) {
+  if constexpr (kFrom == kLevel) {
+    return Lanes::Fetch(codes + tree.offset[kNode],
+                        tree.threshold + kNode * Lanes::kThresholdBytes);
+  } else {
+    Vector left = Choose<kLevel, kFrom + 1, 2 * kNode>(tree, codes, sides);
+    Vector right = Choose<kLevel, kFrom + 1, 2 * kNode + 1>(tree, codes, sides);
+    return Lanes::Select(sides[kFrom], left, right);
+  }
+}
+
+// Takes the rows of one vector down kLevels levels; returns their places there.
+template <int kLevels, int kLevel = 0>
+JBOOST_INLINE Vector Descend(const CodedTree& tree, const int8_t* codes, Mask* sides,
+                             Vector path) {
+  if constexpr (kLevel == kLevels) {
+    return path;
+  } else {
+    Vector chosen = Choose<kLevel, 0, 1>(tree, codes, sides);
+    sides[kLevel] =
+        Lanes::template Side<kLevel>(chosen, path, tree.threshold + (1 << kLevel));
+    path = Lanes::Append(path, sides[kLevel]);
+    return Descend<kLevels, kLevel + 1>(tree, codes, sides, path);
+  }
+}
+
+template <int kLevels>
+JBOOST_INLINE Vector Descend(const CodedTree& tree, const int8_t* codes) {
+  Mask sides[kLevels + 1];
+  return Descend<kLevels>(tree, codes, sides, Lanes::Zero());
+}
+
+// Calls body with the number of levels that vectors descend, as a constant.
+template <class Body>
+JBOOST_INLINE void WithLevels(int64_t max_depth, Body body) {
+  struct One { static constexpr int kLevels = 1; };
+  struct Two { static constexpr int kLevels = 2; };
+  struct Three { static constexpr int kLevels = 3; };
+  struct Four { static constexpr int kLevels = 4; };
+  struct Five { static constexpr int kLevels = 5; };
+  struct Six { static constexpr int kLevels = 6; };
+  static_assert(Lanes::kMaxLevels == 6, "the cases below");
+  switch (max_depth) {
+    case 1: return body(One{});
+    case 2: return body(Two{});
+    case 3: return body(Three{});
+    case 4: return body(Four{});
+    case 5: return body(Five{});
+    default: return body(Six{});
+  }
+}
+
+// Thresholds as `Fetch` wants them.
+class Thresholds {
+ public:
+  explicit Thresholds(const CodedTree& tree) : tree_(tree) {
+    if constexpr (Lanes::kThresholdBytes > 1) {
+      int64_t count = 1 << (tree.max_depth < 6 ? tree.max_depth : 6);
+      for (int64_t node = 1; node < count; ++node) {
+        std::memset(room_ + node * Lanes::kThresholdBytes, tree.threshold[node],
+                    Lanes::kThresholdBytes);
+      }
+      tree_.threshold = room_;
+    }
+  }
+  const CodedTree& tree() const { return tree_; }
+
+ private:
+  CodedTree tree_;
+  alignas(16) int8_t room_[Lanes::kThresholdBytes > 1 ? 64 * 16 : 1];
+};
+
+// From level 6 down, row by row: place[i] becomes the leaf.
+void DescendRows(const CodedTree& tree, const int8_t* codes, int64_t rows,
+                 int32_t* place) {
+  for (int64_t level = Lanes::kMaxLevels; level < tree.max_depth; ++level) {
+    const int32_t* offset = tree.offset + (int64_t{1} << level);
+    const int8_t* threshold = tree.threshold + (int64_t{1} << level);
+    for (int64_t i = 0; i < rows; ++i) {
+      int32_t at = place[i];
+      place[i] = 2 * at + (codes[offset[at] + i] > threshold[at]);
+    }
+  }
+}
+
+void FindLeaves(const CodedTree& tree, const int8_t* codes, int64_t rows,
+                int32_t* leaf) {
+  Thresholds thresholds(tree);
+  WithLevels(tree.max_depth, [&](auto levels) {
+    alignas(64) uint8_t places[Lanes::kRows];
+    for (int64_t i = 0; i < rows; i += Lanes::kRows) {
+      Lanes::Store(Descend<levels.kLevels>(thresholds.tree(), codes + i), places);
+      for (int64_t j = 0; j < Lanes::kRows; ++j) leaf[i + j] = places[j];
+    }
+  });
+  DescendRows(tree, codes, rows, leaf);
+}
+
+// Adds the values of leaves below 64.
+#if defined(__AVX512VBMI__)
+
+template <int kLevels>
+struct Leaves {
+  static constexpr int kTables = kLevels > 4 ? 1 << (kLevels - 4) : 1;
+  __m512 table[kTables];
+
+  explicit JBOOST_INLINE Leaves(const float* leaf_value) {
+    __mmask16 used = kLevels < 4 ? (1 << (1 << kLevels)) - 1 : 0xffff;
+    for (int t = 0; t < kTables; ++t) {
+      table[t] = _mm512_maskz_loadu_ps(used, leaf_value + 16 * t);
+    }
+  }
+
+  JBOOST_INLINE __m512 Find(__m512i leaf) const {
+    if constexpr (kTables == 1) {
+      return _mm512_permutexvar_ps(leaf, table[0]);
+    } else if constexpr (kTables == 2) {
+      return _mm512_permutex2var_ps(table[0], leaf, table[1]);
+    } else {
+      __m512 low = _mm512_permutex2var_ps(table[0], leaf, table[1]);
+      __m512 high = _mm512_permutex2var_ps(table[2], leaf, table[3]);
+      __mmask16 upper = _mm512_test_epi32_mask(leaf, _mm512_set1_epi32(32));
+      return _mm512_mask_blend_ps(upper, low, high);
+    }
+  }
+
+  JBOOST_INLINE void Add(Vector path, float* scores) const {
+    AddPart<0>(path, scores);
+    AddPart<1>(path, scores);
+    AddPart<2>(path, scores);
+    AddPart<3>(path, scores);
+  }
+
+  template <int kPart>
+  JBOOST_INLINE void AddPart(Vector path, float* scores) const {
+    __m512i leaf = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, kPart));
+    float* at = scores + 16 * kPart;
+    _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), Find(leaf)));
+  }
+};
+
+#else
+
+template <int kLevels>
+struct Leaves {
+  const float* leaf_value;
+
+  explicit JBOOST_INLINE Leaves(const float* values) : leaf_value(values) {}
+
+  JBOOST_INLINE void Add(Vector path, float* scores) const {
+    alignas(64) uint8_t places[Lanes::kRows];
+    Lanes::Store(path, places);
+#if defined(__AVX2__)
+    for (int64_t j = 0; j < Lanes::kRows; j += 8) {
+      __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(places + j));
+      __m256 value =
+          _mm256_i32gather_ps(leaf_value, _mm256_cvtepu8_epi32(bytes), 4);
+      _mm256_store_ps(scores + j, _mm256_add_ps(_mm256_load_ps(scores + j), value));
+    }
+#else
+    for (int64_t j = 0; j < Lanes::kRows; ++j) scores[j] += leaf_value[places[j]];
+#endif
+  }
+};
+
+#endif
+
+void AddTree(const CodedTree& tree, const int8_t* codes, int64_t rows,
+             const float* leaf_value, float* scores) {
+  if (tree.max_depth > Lanes::kMaxLevels) {
+    int32_t leaf[kBlockRows];
+    FindLeaves(tree, codes, rows, leaf);
+    for (int64_t i = 0; i < rows; ++i) scores[i] += leaf_value[leaf[i]];
+    return;
+  }
+  Thresholds thresholds(tree);
+  WithLevels(tree.max_depth, [&](auto levels) {
+    Leaves<levels.kLevels> leaves(leaf_value);
+    for (int64_t i = 0; i < rows; i += Lanes::kRows) {
+      leaves.Add(Descend<levels.kLevels>(thresholds.tree(), codes + i), scores + i);
+    }
+  });
+}
+
+#if defined(__AVX512VBMI__)
+
+// One 16 x 16 tile: pairs, quadruples, then quarters of the rows change places.
+JBOOST_INLINE void TransposeTile(const float* x, int64_t stride, __mmask16 used,
+                                 float* columns) {
+  __m512 row[16], pair[16];
+  for (int i = 0; i < 16; ++i) row[i] = _mm512_maskz_loadu_ps(used, x + i * stride);
+  for (int i = 0; i < 16; i += 2) {
+    pair[i] = _mm512_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm512_unpackhi_ps(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    __m512d a = _mm512_castps_pd(pair[i]), b = _mm512_castps_pd(pair[i + 1]);
+    __m512d c = _mm512_castps_pd(pair[i + 2]), d = _mm512_castps_pd(pair[i + 3]);
+    row[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    row[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    row[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    row[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+  for (int i = 0; i < 4; ++i) {  // column i of each quarter, in rows i, i + 4, ...
+    __m512 a = _mm512_shuffle_f32x4(row[i], row[i + 4], 0x88);
+    __m512 b = _mm512_shuffle_f32x4(row[i], row[i + 4], 0xdd);
+    __m512 c = _mm512_shuffle_f32x4(row[i + 8], row[i + 12], 0x88);
+    __m512 d = _mm512_shuffle_f32x4(row[i + 8], row[i + 12], 0xdd);
+    _mm512_store_ps(columns + i * kBlockRows, _mm512_shuffle_f32x4(a, c, 0x88));
+    _mm512_store_ps(columns + (i + 4) * kBlockRows, _mm512_shuffle_f32x4(b, d, 0x88));
+    _mm512_store_ps(columns + (i + 8) * kBlockRows, _mm512_shuffle_f32x4(a, c, 0xdd));
+    _mm512_store_ps(columns + (i + 12) * kBlockRows, _mm512_shuffle_f32x4(b, d, 0xdd));
+  }
+}
+
+void Transpose(const float* x, int64_t stride, int64_t rows, int64_t num_features,
+               float* columns) {
+  __mmask16 used = num_features < 16 ? (1 << num_features) - 1 : 0xffff;
+  for (int64_t i = 0; i < rows; i += 16) {
+    TransposeTile(x + i * stride, stride, used, columns + i);
+  }
+}
+
+// The table in registers. A place has a leading 1 and a bit for each step so far; the
+// permutations look at its low bits, the first steps decide between registers.
+template <int kLevels>
+JBOOST_INLINE __m512i Search(__m512 x, const __m512* table) {
+  __m512i place = _mm512_set1_epi32(1);
+  const __m512i one = _mm512_set1_epi32(1);
+  __mmask16 first = 0, second = 0;
+#pragma GCC unroll 8
+  for (int level = 0; level < kLevels; ++level) {
+    __m512 threshold;
+    if (level < 4) {
+      threshold = _mm512_permutexvar_ps(place, table[0]);
+    } else if (level == 4) {
+      threshold = _mm512_permutexvar_ps(place, table[1]);
+    } else if (level == 5) {
+      threshold = _mm512_permutex2var_ps(table[2], place, table[3]);
+    } else if (level == 6) {
+      threshold = _mm512_mask_blend_ps(
+          first, _mm512_permutex2var_ps(table[4], place, table[5]),
+          _mm512_permutex2var_ps(table[6], place, table[7]));
+    } else {
+      __m512 low = _mm512_mask_blend_ps(
+          second, _mm512_permutex2var_ps(table[8], place, table[9]),
+          _mm512_permutex2var_ps(table[10], place, table[11]));
+      __m512 high = _mm512_mask_blend_ps(
+          second, _mm512_permutex2var_ps(table[12], place, table[13]),
+          _mm512_permutex2var_ps(table[14], place, table[15]));
+      threshold = _mm512_mask_blend_ps(first, low, high);
+    }
+    __mmask16 above = _mm512_cmp_ps_mask(x, threshold, _CMP_GT_OQ);
+    if (level == 0) first = above;
+    if (level == 1) second = above;
+    place = _mm512_add_epi32(place, place);
+    place = _mm512_mask_add_epi32(place, above, place, one);
+  }
+  return place;
+}
+
+template <int kLevels>
+void CodeColumn(const float* column, int64_t rows, const float* values, int8_t* left,
+                int8_t* right) {
+  constexpr int kTables = kLevels > 4 ? 1 << (kLevels - 4) : 1;
+  __m512 table[kTables];
+  for (int t = 0; t < kTables; ++t) table[t] = _mm512_loadu_ps(values + 16 * t);
+  const __m512i start = _mm512_set1_epi32((1 << kLevels) - kLowest);
+  for (int64_t i = 0; i < rows; i += 16) {
+    __m512 x = _mm512_load_ps(column + i);
+    __m128i code =
+        _mm512_cvtepi32_epi8(_mm512_sub_epi32(Search<kLevels>(x, table), start));
+    if (left != nullptr) _mm_store_si128(reinterpret_cast<__m128i*>(left + i), code);
+    if (right == nullptr) continue;
+    __mmask16 missing = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    code = _mm_mask_blend_epi8(missing, code, _mm_set1_epi8(kHighest));
+    _mm_store_si128(reinterpret_cast<__m128i*>(right + i), code);
+  }
+}
+
+#elif defined(__AVX2__)
+
+// One 8 x 8 tile.
+JBOOST_INLINE void TransposeTile(const float* x, int64_t stride, __m256i used,
+                                 float* columns) {
+  __m256 row[8], pair[8];
+  for (int i = 0; i < 8; ++i) row[i] = _mm256_maskload_ps(x + i * stride, used);
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    row[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
+    row[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xee);
+    row[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+    row[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_store_ps(columns + i * kBlockRows,
+                    _mm256_permute2f128_ps(row[i], row[i + 4], 0x20));
+    _mm256_store_ps(columns + (i + 4) * kBlockRows,
+                    _mm256_permute2f128_ps(row[i], row[i + 4], 0x31));
+  }
+}
+
+void Transpose(const float* x, int64_t stride, int64_t rows, int64_t num_features,
+               float* columns) {
+  for (int64_t f = 0; f < num_features; f += 8) {
+    __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    int32_t left = static_cast<int32_t>(num_features - f);
+    __m256i used = _mm256_cmpgt_epi32(_mm256_set1_epi32(left), lane);
+    for (int64_t i = 0; i < rows; i += 8) {
+      TransposeTile(x + i * stride + f, stride, used, columns + f * kBlockRows + i);
+    }
+  }
+}
+
+// The first levels in registers, the others gathered.
+template <int kLevels>
+JBOOST_INLINE __m256i Search(__m256 x, const float* values, const __m256* table) {
+  __m256i place = _mm256_set1_epi32(1);
+  __m256 first = _mm256_setzero_ps();
+#pragma GCC unroll 8
+  for (int level = 0; level < kLevels; ++level) {
+    __m256 threshold;
+    if (level < 3) {
+      threshold = _mm256_permutevar8x32_ps(table[0], place);
+    } else if (level == 3) {
+      threshold = _mm256_permutevar8x32_ps(table[1], place);
+    } else if (level == 4) {
+      threshold = _mm256_blendv_ps(_mm256_permutevar8x32_ps(table[2], place),
+                                   _mm256_permutevar8x32_ps(table[3], place), first);
+    } else {
+      threshold = _mm256_i32gather_ps(values, place, 4);
+    }
+    __m256 above = _mm256_cmp_ps(x, threshold, _CMP_GT_OQ);
+    if (level == 0) first = above;
+    place = _mm256_add_epi32(place, place);
+    place = _mm256_sub_epi32(place, _mm256_castps_si256(above));
+  }
+  return place;
+}
+
+// The low bytes of two times eight numbers.
+JBOOST_INLINE __m128i PackBytes(__m256i a, __m256i b) {
+  const __m256i low = _mm256_set1_epi32(255);
+  __m256i words =
+      _mm256_packus_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
+  words = _mm256_permute4x64_epi64(words, 0xd8);
+  return _mm_packus_epi16(_mm256_castsi256_si128(words),
+                          _mm256_extracti128_si256(words, 1));
+}
+
+template <int kLevels>
+void CodeColumn(const float* column, int64_t rows, const float* values, int8_t* left,
+                int8_t* right) {
+  __m256 table[4];
+  for (int t = 0; t < 4; ++t) table[t] = _mm256_loadu_ps(values + 8 * t);
+  const __m256i start = _mm256_set1_epi32((1 << kLevels) - kLowest);
+  for (int64_t i = 0; i < rows; i += 16) {
+    __m256 x = _mm256_load_ps(column + i), y = _mm256_load_ps(column + i + 8);
+    __m256i a = _mm256_sub_epi32(Search<kLevels>(x, values, table), start);
+    __m256i b = _mm256_sub_epi32(Search<kLevels>(y, values, table), start);
+    __m128i code = PackBytes(a, b);
+    if (left != nullptr) _mm_store_si128(reinterpret_cast<__m128i*>(left + i), code);
+    if (right == nullptr) continue;
+    __m256i s = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i t = _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q));
+    code = _mm_blendv_epi8(code, _mm_set1_epi8(kHighest), PackBytes(s, t));
+    _mm_store_si128(reinterpret_cast<__m128i*>(right + i), code);
+  }
+}
+
+#else
+
+void Transpose(const float* x, int64_t stride, int64_t rows, int64_t num_features,
+               float* columns) {
+  for (int64_t i = 0; i < rows; i += 16) {
+    for (int64_t f = 0; f < num_features; ++f) {
+      for (int64_t j = i; j < i + 16; ++j) {
+        columns[f * kBlockRows + j] = x[j * stride + f];
+      }
+    }
+  }
+}
+
+// Sixteen rows at a time, so that their steps overlap.
+template <int kLevels>
+void CodeColumn(const float* column, int64_t rows, const float* values, int8_t* left,
+                int8_t* right) {
+  for (int64_t i = 0; i < rows; i += 16) {
+    const float* x = column + i;
+    int32_t place[16];
+    for (int j = 0; j < 16; ++j) place[j] = 1;
+    for (int level = 0; level < kLevels; ++level) {
+      for (int j = 0; j < 16; ++j) {
+        place[j] = 2 * place[j] + (x[j] > values[place[j]]);
+      }
+    }
+    for (int j = 0; j < 16; ++j) {
+      int8_t code = static_cast<int8_t>(place[j] - (1 << kLevels) + kLowest);
+      if (left != nullptr) left[i + j] = code;
+      if (right != nullptr) right[i + j] = x[j] != x[j] ? kHighest : code;
+    }
+  }
+}
+
+#endif
+
+void Code(const float* column, int64_t rows, const float* table, int64_t levels,
+          int8_t* left, int8_t* right) {
+  switch (levels) {
+    case 0: return CodeColumn<0>(column, rows, table, left, right);
+    case 1: return CodeColumn<1>(column, rows, table, left, right);
+    case 2: return CodeColumn<2>(column, rows, table, left, right);
+    case 3: return CodeColumn<3>(column, rows, table, left, right);
+    case 4: return CodeColumn<4>(column, rows, table, left, right);
+    case 5: return CodeColumn<5>(column, rows, table, left, right);
+    case 6: return CodeColumn<6>(column, rows, table, left, right);
+    case 7: return CodeColumn<7>(column, rows, table, left, right);
+    default: return CodeColumn<8>(column, rows, table, left, right);
+  }
+}
+
+// One level at a time for all trees and rows, so that many steps overlap.
+void Walk(const Ensemble& model, int64_t first_tree, int64_t num_trees, const float* x,
+          int64_t rows, int64_t num_features, int32_t* leaf) {
+  int64_t num_nodes = model.num_nodes();
+  for (int64_t i = 0; i < num_trees * rows; ++i) leaf[i] = 0;
+  for (int64_t level = 0; level < model.max_depth; ++level) {
+    for (int64_t tree = 0; tree < num_trees; ++tree) {
+      int64_t first = (first_tree + tree) * num_nodes + (int64_t{1} << level) - 1;
+      const int32_t* feature = model.feature + first;
+      const float* threshold = model.threshold + first;
+      const uint8_t* missing_left = model.missing_left + first;
+      int32_t* place = leaf + tree * rows;
+      for (int64_t i = 0; i < rows; ++i) {
+        int32_t at = place[i];
+        float value = x[i * num_features + feature[at]];
+        bool right = (value > threshold[at]) |
+                     ((value != value) & (missing_left[at] == 0));
+        place[i] = 2 * at + right;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern const PredictLoops kPredictLoops;
+const PredictLoops kPredictLoops = {Transpose, Code, AddTree, FindLeaves, Walk};
+
+}  // namespace jboost::JBOOST_ISA
