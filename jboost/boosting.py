@@ -315,8 +315,12 @@ def initial_scores(init_score: Any, num_scores: int) -> Array | None:
 
 
 def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:
-    """The seed that everything random is derived from."""
-    return jax.random.bits(key, (2,), jnp.uint32)
+    """The seed that everything random is derived from.
+
+    Its own words: whatever uses them hashes them first.
+    """
+    data = jax.random.key_data(key).astype(jnp.uint32)
+    return data[:2] if data.shape[0] == 2 else data[:2] ^ data[2:4]
 
 
 @lru_cache(maxsize=_MOST_PROGRAMS)

@@ -6,23 +6,33 @@ slope turns from negative to positive. A row's own minimiser, a leaf's exact val
 a tree's line search and the initial score are all this problem, with N, L, 1 and 1
 of them. Derivative values need not be continuous: where a slope is zero on an
 interval (the median of an even count), the interval's midpoint is taken.
+
+A slope may cost a pass over all rows, so one loop asks for one slope per problem and
+turn, and each problem takes the turn that it needs next:
+
+    bracket    left: slope < 0 ...................... right: slope > 0
+    narrow     left -> regula falsi (bisection where that is slow) <- right
+    edges      left ->| zero_left   slope = 0   zero_right |<- right
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int8, Int32
 
 from jboost.floats import middle_float
 
-_GROWTH = 4.0  # factor from one probe to the next while bracketing
-_BISECTIONS = 34  # halvings of the 2^32 float32 bit patterns, and two to spare
+_GROWTH = 16.0  # factor from one probe to the next while bracketing
+_TURNS = 128  # beyond the probes: bisection alone needs 2 * 32
 _NOISE = 1e-6  # of the slope at the start: what rounding can fake
+_FADED = 2.0**-20  # of the steepest slope seen: no less than zero, to float32
 _JUMP = (
     1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
 )
+_CLOSE = 2.0**-22  # relative distance from an end: two floats
+_PATIENCE = 3  # moves of the same end in a row after which regula falsi is slow
 
 
 class Minimum(NamedTuple):
@@ -39,116 +49,206 @@ class Minimum(NamedTuple):
     jump: Bool[Array, " P"]
 
 
+class _State(NamedTuple):
+    """What is known of P problems; NaN where nothing is.
+
+    Attributes:
+      turn: how many slopes have been asked for.
+      point: where the next one is wanted.
+      width: of the next probe of the bracket.
+      left, right: nearest points of negative and of positive slope, or bounds.
+      left_slope, right_slope: there.
+      zero_left, zero_right: ends of the flat set as far as seen.
+      fall, rise: steepest negative and positive slope seen.
+      doubt: what the rounding of the first slope can fake.
+      moved: how often the right end (positive) or the left one moved last, in a row.
+      near: edges of the flat set tested close by: 0 none, 1 the left one, 2 both.
+      done: nothing is left to ask.
+    """
+
+    turn: Int32[Array, ""]
+    point: Float[Array, " P"]
+    width: Float[Array, " P"]
+    left: Float[Array, " P"]
+    right: Float[Array, " P"]
+    left_slope: Float[Array, " P"]
+    right_slope: Float[Array, " P"]
+    zero_left: Float[Array, " P"]
+    zero_right: Float[Array, " P"]
+    fall: Float[Array, " P"]
+    rise: Float[Array, " P"]
+    doubt: Float[Array, " P"]
+    moved: Int8[Array, " P"]
+    near: Int8[Array, " P"]
+    done: Bool[Array, " P"]
+
+
 def find_minimum(
-    slope: Callable[[Float[Array, " P"]], Float[Array, " P"]],
+    slope: Callable[[Float[Array, " P"]], Any],
     start: Float[Array, " P"],
     step: Float[Array, " P"],
     *,
     low: Float[Array, " P"],
     high: Float[Array, " P"],
     wanted: Bool[Array, " P"],
-    num_probes: int = 32,
+    num_probes: int = 16,
 ) -> Minimum:
-    """Brackets by growing steps, then bisects both ends of the flat set.
+    """Brackets by growing steps, narrows the bracket, finds both ends of a flat set.
 
     Args:
-      slope: derivatives at one point per problem; exact zeros mean "flat".
+      slope: derivatives at one point per problem, and the magnitude [P] up to which
+        they are nothing but rounding: such slopes count as zero.
       start: where to begin.
-      step: distance of the first probe, > 0; each further one is 4 times as far.
+      step: distance of the first probe, > 0; each further one is 16 times as far.
       low, high: bounds known to enclose a minimum, or -inf and +inf.
-      wanted: problems to solve; the loops end as soon as these are done.
+      wanted: problems to solve; the loop ends as soon as these are done.
       num_probes: how often to grow before giving up on a side.
     """
-    left, right, flat_left, flat_right = _bracket(
-        slope, start, step, low, high, wanted, num_probes
+    none, nothing = jnp.full_like(start, jnp.nan), jnp.zeros_like(start)
+    count = jnp.zeros(start.shape, jnp.int8)
+    state = _State(
+        turn=jnp.int32(0), point=start, width=step, left=none, right=none,
+        left_slope=none, right_slope=none, zero_left=none, zero_right=none,
+        fall=nothing, rise=nothing, doubt=nothing, moved=count, near=count,
+        done=~wanted,
+    )  # fmt: skip
+    farthest = step * jnp.float32(_GROWTH**num_probes)
+
+    def unfinished(state):
+        return (state.turn < _TURNS + 2 * num_probes) & ~jnp.all(state.done)
+
+    def ask(state):
+        value, noise = slope(state.point)
+        state = _learn(state, value, noise, low, high)
+        return _plan(state, noise, start, farthest, low, high)
+
+    state = jax.lax.while_loop(unfinished, ask, state)
+    return _conclude(state, start, low, high, wanted)
+
+
+def _learn(state, value, noise, low, high):
+    """Takes in the slope at a point."""
+    point = state.point
+    value = jnp.where(jnp.abs(value) <= noise, 0.0, value)
+    size = jnp.where(jnp.isfinite(value), jnp.abs(value), 0.0)
+    bracketed = ~(jnp.isnan(state.left) | jnp.isnan(state.right))
+    # Between slopes of both signs, no number is as good as a kink.
+    flat = (value == 0) | (jnp.isnan(value) & bracketed)
+    # A bound ends the search on its side: a minimum lies within.
+    left = ((value < 0) | (point <= low)) & ~(point < state.left)
+    right = ((value > 0) | (point >= high)) & ~(point > state.right)
+    # What seemed the flat set of a minimum was a ledge.
+    ledge = (value < 0) & (point > state.zero_left)
+    ledge |= (value > 0) & (point < state.zero_right)
+    zero_left = jnp.where(ledge, jnp.nan, state.zero_left)
+    zero_right = jnp.where(ledge, jnp.nan, state.zero_right)
+    again_right = jnp.where(value > 0, jnp.maximum(state.moved, 0) + 1, 0)
+    again_left = jnp.where(value < 0, jnp.minimum(state.moved, 0) - 1, 0)
+    return state._replace(
+        turn=state.turn + 1,
+        left=jnp.where(left, point, state.left),
+        right=jnp.where(right, point, state.right),
+        left_slope=jnp.where(left, value, state.left_slope),
+        right_slope=jnp.where(right, value, state.right_slope),
+        zero_left=jnp.where(flat, jnp.fmin(zero_left, point), zero_left),
+        zero_right=jnp.where(flat, jnp.fmax(zero_right, point), zero_right),
+        fall=jnp.maximum(state.fall, jnp.where(value < 0, size, 0.0)),
+        rise=jnp.maximum(state.rise, jnp.where(value > 0, size, 0.0)),
+        doubt=jnp.where(state.turn == 0, _NOISE * size, state.doubt),
+        moved=jnp.where(bracketed, again_left + again_right, 0).astype(jnp.int8),
+        near=jnp.where(ledge, jnp.int8(0), state.near),
     )
-    here = jnp.abs(slope(start))
-    here = jnp.where(jnp.isfinite(here), here, 0.0)
-    # A change of sign within the gradient's rounding is none.
-    noise = _NOISE * here
-    strict = _rises(slope, right, high, noise) & _rises(slope, left, low, noise)
-    left_end = jnp.where(jnp.isnan(left), flat_left, left)
-    right_end = jnp.where(jnp.isnan(right), flat_right, right)
-    solvable = wanted & jnp.isfinite(left_end) & jnp.isfinite(right_end)
-    left_end = jnp.where(solvable, left_end, start)
-    right_end = jnp.where(solvable, right_end, start)
-    (below, first), (last, above) = _bisect(slope, left_end, right_end)
+
+
+def _plan(state, noise, start, farthest, low, high):
+    """Chooses where each problem needs a slope next, if anywhere."""
+    no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
+    probing = (no_left | no_right) & (state.width < farthest)
+    # While neither end is known: once up, once down, then further out.
+    up = no_right & (~no_left | ~(state.point > start))
+    probe = jnp.where(
+        up,
+        jnp.minimum(start + state.width, high),
+        jnp.maximum(start - state.width, low),
+    )
+    width = jnp.where(up & no_left, state.width, _GROWTH * state.width)
+    inner, narrowed = _narrow(state, noise)
+    edge, near, edged = _edge(state, noise)
+    flat = ~jnp.isnan(state.zero_left)
+    point = jnp.where(probing, probe, jnp.where(flat, edge, inner))
+    finished = ~probing & jnp.where(flat, edged, no_left | no_right | narrowed)
+    done = state.done | finished
+    return state._replace(
+        point=jnp.where(done, state.point, point),
+        width=jnp.where(probing, width, state.width),
+        near=jnp.where(probing | ~flat, state.near, near),
+        done=done,
+    )
+
+
+def _narrow(state, noise):
+    """A point between both ends by regula falsi, and whether there is none.
+
+    The end that stays gets less weight with every move of the other (the Illinois
+    rule, Dowell and Jarratt 1971), or it would stay for ever.
+    """
+    left, right, moved = state.left, state.right, state.moved.astype(jnp.float32)
+    fall = -state.left_slope * jnp.exp2(-jnp.maximum(moved - 1, 0.0))
+    rise = state.right_slope * jnp.exp2(-jnp.maximum(-moved - 1, 0.0))
+    falsi = left + (right - left) * (fall / (fall + rise))
+    # No closer to an end than is worth a slope.
+    falsi = jnp.maximum(falsi, left + _CLOSE * jnp.abs(left))
+    falsi = jnp.minimum(falsi, right - _CLOSE * jnp.abs(right))
+    useful = (falsi > left) & (falsi < right) & (jnp.abs(moved) < _PATIENCE)
+    middle = middle_float(left, right)
+    lost = (-state.left_slope <= 8 * noise) & (state.right_slope <= 8 * noise)
+    none = (middle == left) | (middle == right) | lost
+    return jnp.where(useful, falsi, middle), none
+
+
+def _edge(state, noise):
+    """A point beyond the flat set as seen, and whether its edges are known.
+
+    An edge is known when neighbouring floats enclose it, or when the slope beyond it
+    has faded to what cannot be told from zero. A smooth slope has done so close by:
+    there each edge is tested first.
+    """
+    closed, points = [], []
+    for end, value, zero, most in (
+        (state.left, -state.left_slope, state.zero_left, state.fall),
+        (state.right, state.right_slope, state.zero_right, state.rise),
+    ):
+        one_sided = jnp.isnan(state.left) | jnp.isnan(state.right)
+        tiny = jnp.maximum(8 * noise, jnp.where(one_sided, _JUMP, _FADED) * most)
+        middle = middle_float(jnp.minimum(end, zero), jnp.maximum(end, zero))
+        near = zero + (end - zero) * (tiny / (2 * value))
+        first = state.near <= len(points)
+        useful = first & (near != zero) & (jnp.abs(near - zero) < jnp.abs(end - zero))
+        closed.append(
+            jnp.isnan(end) | (middle == end) | (middle == zero) | (value <= tiny)
+        )
+        points.append(jnp.where(useful, near, middle))
+    # Both are tested close by before either is bisected.
+    on_left = ~closed[0] & (closed[1] | (state.near != 1))
+    near = jnp.where(on_left, jnp.maximum(state.near, 1), 2)
+    near = jnp.where(on_left & (state.near > 0), 2, near).astype(jnp.int8)
+    return jnp.where(on_left, *points), near, closed[0] & closed[1]
+
+
+def _conclude(state, start, low, high, wanted):
+    no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
+    flat = ~jnp.isnan(state.zero_left)
+    # A change of sign within the first slope's rounding is none.
+    falls = (state.fall > state.doubt) | (state.left == low)
+    rises = (state.rise > state.doubt) | (state.right == high)
+    strict = wanted & ~no_left & ~no_right & falls & rises
+    ends = jnp.where(flat, state.zero_left, state.left)
+    ends = ends / 2 + jnp.where(flat, state.zero_right, state.right) / 2
     # With one side flat for ever there is one edge, else two and their midpoint.
-    edge = jnp.where(jnp.isnan(right), first, last)
-    point = jnp.where(strict, first / 2 + last / 2, edge)
-    inner = jnp.where(jnp.isnan(right), below, above)
-    one_sided = jnp.isnan(left) | jnp.isnan(right)
-    outer = jnp.where(jnp.isnan(right), left_end, right_end)
-    steepest = jnp.maximum(jnp.abs(slope(outer)), here)
-    jump = solvable & one_sided & (steepest > 0)
-    jump &= jnp.abs(slope(inner)) >= _JUMP * steepest
-    point = jnp.where(solvable, point, start)
-    return Minimum(point=point, strict=strict & wanted, jump=jump)
-
-
-def _bracket(slope, start, step, low, high, wanted, num_probes):
-    """Nearest points of negative and of positive slope, flat ones beyond."""
-    none = jnp.full_like(start, jnp.nan)
-    here = slope(start)
-    found = (jnp.where(here < 0, start, none), jnp.where(here > 0, start, none))
-
-    def unfinished(state):
-        probe, _, left, right, _, _ = state
-        open_problems = wanted & (jnp.isnan(left) | jnp.isnan(right))
-        return (probe < num_probes) & jnp.any(open_problems)
-
-    def grow(state):
-        probe, width, left, right, flat_left, flat_right = state
-        down, up = jnp.maximum(start - width, low), jnp.minimum(start + width, high)
-        slope_down, slope_up = slope(down), slope(up)
-        # A bound ends the search on its side: a minimum lies within.
-        new_left = jnp.where((slope_down < 0) | (down <= low), down, none)
-        new_right = jnp.where((slope_up > 0) | (up >= high), up, none)
-        new_flat_left = jnp.where(slope_down == 0, down, none)
-        new_flat_right = jnp.where(slope_up == 0, up, none)
-        # Still downhill on the side where the minimum lies: tighten the other end.
-        closer_left = jnp.isnan(right) & (slope_up < 0)
-        closer_right = jnp.isnan(left) & (slope_down > 0)
-        return (
-            probe + 1,
-            width * _GROWTH,
-            jnp.where(closer_left, up, _first(left, new_left)),
-            jnp.where(closer_right, down, _first(right, new_right)),
-            _first(flat_left, new_flat_left),
-            _first(flat_right, new_flat_right),
-        )
-
-    state = (jnp.int32(0), step, *found, none, none)
-    return jax.lax.while_loop(unfinished, grow, state)[2:]
-
-
-def _rises(slope, point, bound, noise):
-    """Whether the slope at an end of the bracket, or its bound, is no noise."""
-    steep = jnp.abs(slope(point)) > noise
-    return jnp.isfinite(point) & (steep | (point == bound))
-
-
-def _first(known, new):
-    return jnp.where(jnp.isnan(known), new, known)
-
-
-def _bisect(slope, left, right):
-    """Neighbouring floats around the first slope >= 0 and around the last <= 0."""
-
-    def unfinished(state):
-        count, (a, b), (c, d) = state
-        wide = (middle_float(a, b) != a) | (middle_float(c, d) != c)
-        return (count < _BISECTIONS) & jnp.any(wide)
-
-    def halve(state):
-        count, (a, b), (c, d) = state
-        first, last = middle_float(a, b), middle_float(c, d)
-        rising, falling = slope(first) >= 0, slope(last) <= 0
-        return (
-            count + 1,
-            (jnp.where(rising, a, first), jnp.where(rising, first, b)),
-            (jnp.where(falling, last, c), jnp.where(falling, d, last)),
-        )
-
-    state = (jnp.int32(0), (left, right), (left, right))
-    return jax.lax.while_loop(unfinished, halve, state)[1:]
+    edge = jnp.where(no_right, state.zero_left, state.zero_right)
+    steepest = jnp.maximum(state.fall, state.rise)
+    inner = jnp.where(no_right, -state.left_slope, state.right_slope)
+    jump = wanted & flat & (no_left ^ no_right)
+    jump &= (inner >= _JUMP * steepest) & (steepest > 0)
+    point = jnp.where(strict, ends, jnp.where(jump, edge, start))
+    return Minimum(point=point, strict=strict, jump=jump)

@@ -180,7 +180,9 @@ def grow_round(
     # A round uses 1 + K seeds: the rows', and one for each tree.
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
     seeds = derive(state.words, (num_scores + 1) * state.round + uses)
-    in_bag = sample(seeds[0], data.weights > 0, numbers.subsample)
+    in_bag = sample(
+        seeds[0], data.weights > 0, numbers.subsample, method.implementation
+    )
     weights = jnp.where(in_bag, data.weights, 0.0)
     limits = numbers.limits
     samples = auto_samples(state.pointed)

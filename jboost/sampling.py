@@ -10,12 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.histogram import hash_words
+from jboost.kernels import sampling_cpu
+from jboost.kernels.library import choose
 
 
 def sample(
     words: UInt32[Array, "2"],
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
+    implementation: str | None = None,
 ) -> Bool[Array, " N"]:
     """Chooses a share of the eligible entries, all subsets being equally likely.
 
@@ -25,7 +28,12 @@ def sample(
     length of the array.
     """
 
-    def choose(eligible):
+    run = choose(implementation, cpu=sampling_cpu.sample, xla=_sample)
+    return run(words, eligible, jnp.asarray(fraction, jnp.float32))
+
+
+def _sample(words, eligible, fraction):
+    def narrow(eligible):
         index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
         hashes = hash_words(index, words)
         number = jnp.sum(eligible)
@@ -42,6 +50,4 @@ def sample(
         bound = jax.lax.fori_loop(0, 32, settle_bit, jnp.uint32(0))
         return eligible & (hashes <= bound)
 
-    return jax.lax.cond(
-        jnp.asarray(fraction) < 1, choose, lambda eligible: eligible, eligible
-    )
+    return jax.lax.cond(fraction < 1, narrow, lambda eligible: eligible, eligible)

@@ -29,11 +29,12 @@ from jboost.histogram import (
     quantise,
     sum_by_group,
 )
-from jboost.kernels import grow_cpu
+from jboost.kernels import grow_cpu, sampling_cpu
 from jboost.kernels.library import choose, may_run
 from jboost.sampling import sample
 from jboost.splitting import WEIGHT_SLACK, find_split
 
+_sample_in_xla = partial(sample, implementation="xla")
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 
 
@@ -211,11 +212,14 @@ def _grow_with_kernels(
         fixed.scale,
         words,
         fixed.stochastic,
+        num_in_bag,
         grow_cpu.Limits(
             numbers=jnp.stack([jnp.float32(number) for number in numbers]),
             min_count=_least_samples(limits, num_in_bag),
         ),
-        lambda level: _sample_features(words, level, slots, columns.shape[0], limits),
+        lambda level: sampling_cpu.sample_features(
+            words, level, _fractions(limits), slots, columns.shape[0]
+        ),
         max_depth=max_depth,
         num_bins=num_bins,
         slots=slots,
@@ -325,9 +329,7 @@ def _least_weight(limits):
 
 def _sample_features(words, level, slots, num_features, limits):
     """Masks [M, F]: some of the tree's features, of those the level's, the node's."""
-    fractions = jnp.stack(
-        [limits.colsample_bytree, limits.colsample_bylevel, limits.colsample_bynode]
-    )
+    fractions = _fractions(limits)
     stage = jnp.arange(3, dtype=jnp.int32)[:, None]
     slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
     # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
@@ -336,7 +338,9 @@ def _sample_features(words, level, slots, num_features, limits):
     seeds = derive(words, use)
 
     def narrow(stage, masks):  # one body for all three: it is compiled
-        return jax.vmap(sample, (0, 0, None))(seeds[stage], masks, fractions[stage])
+        return jax.vmap(_sample_in_xla, (0, 0, None))(
+            seeds[stage], masks, fractions[stage]
+        )
 
     every = jnp.ones((slots, num_features), bool)
     return jax.lax.cond(
@@ -345,6 +349,13 @@ def _sample_features(words, level, slots, num_features, limits):
         lambda masks: masks,
         every,
     )
+
+
+def _fractions(limits):
+    shares = (
+        limits.colsample_bytree, limits.colsample_bylevel, limits.colsample_bynode
+    )  # fmt: skip
+    return jnp.stack([jnp.asarray(share, jnp.float32) for share in shares])
 
 
 def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):

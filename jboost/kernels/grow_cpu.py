@@ -91,6 +91,7 @@ def grow(
     scale: Float[Array, "2"],
     seed: UInt32[Array, "2"],
     stochastic: Bool[Array, ""],
+    num_in_bag: Int32[Array, ""],
     limits: Limits,
     sample_features: Callable[[Any], Bool[Array, "M F"]],
     *,
@@ -147,7 +148,7 @@ def grow(
     _, state, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
     leaf = jax.lax.cond(
-        jnp.all(in_bag),
+        num_in_bag == num_rows,
         lambda leaf: leaf,
         lambda leaf: find_leaves(columns, *tree, in_bag, leaf),
         state.leaf,

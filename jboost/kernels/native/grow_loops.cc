@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "grow.h"
+#include "hash.h"
 
 #if defined(__AVX512VBMI2__)
 #include <immintrin.h>
@@ -218,16 +219,6 @@ void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing
   }
 }
 
-inline uint32_t Hash(uint32_t word, uint32_t first, uint32_t second) {
-  for (int part = 0; part < 2; ++part) {
-    word += part == 0 ? first : second;
-    word = (word ^ (word >> 16)) * 0x7FEB352Du;
-    word = (word ^ (word >> 15)) * 0x846CA68Bu;
-    word ^= word >> 16;
-  }
-  return word;
-}
-
 // floor(x) for |x| < 2^31.
 inline int32_t Floor(float x) {
   int32_t whole = static_cast<int32_t>(x);
@@ -238,7 +229,8 @@ void Quantise(const float* gradient, const float* curvature, int64_t first_row,
               int64_t count, const float* scale, const uint32_t* seed, bool stochastic,
               bool uniform, const uint8_t* in_bag, int64_t* words) {
   float gradient_scale = scale[0], curvature_scale = scale[1];
-  uint32_t first = seed[0], second = seed[1], start = static_cast<uint32_t>(first_row);
+  Seed key{seed[0], seed[1]};
+  uint32_t start = static_cast<uint32_t>(first_row);
   constexpr float kFraction = 1.0f / 16777216.0f;
   constexpr int kBlock = 256;
   float offsets[2][kBlock];
@@ -250,7 +242,7 @@ void Quantise(const float* gradient, const float* curvature, int64_t first_row,
         uint32_t row = start + static_cast<uint32_t>(begin) + i;
         offsets[channel][i] =
             stochastic ? static_cast<float>(static_cast<int32_t>(
-                             Hash(row ^ flag, first, second) >> 8)) * kFraction
+                             Hash(row ^ flag, key) >> 8)) * kFraction
                        : 0.5f;
       }
       if (uniform) break;

@@ -16,7 +16,11 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-constexpr int8_t kLowest = -128, kHighest = 127;
+constexpr int8_t kLowest = -128, kHighest = 127;  // of all codes
+
+// Levels that vectors of rows descend: each doubles the nodes to choose among, and
+// from then on a step of single rows costs less.
+constexpr int kMaxLevels = 6;
 
 // Lanes hold a code of several rows each. `Fetch` takes what a node has to say, `Side`
 // makes of what was chosen among the nodes of a level the side that each row takes.
@@ -24,7 +28,6 @@ constexpr int8_t kLowest = -128, kHighest = 127;
 
 struct Lanes {
   static constexpr int64_t kRows = 64;
-  static constexpr int kMaxLevels = 6;  // the deeper ones cost more than single rows
   static constexpr int64_t kThresholdBytes = 1;
   using Vector = __m512i;
   using Mask = __mmask64;
@@ -55,7 +58,6 @@ struct Lanes {
 
 struct Lanes {
   static constexpr int64_t kRows = 32;
-  static constexpr int kMaxLevels = 6;
   static constexpr int64_t kThresholdBytes = 1;
   using Vector = __m256i;
   using Mask = __m256i;
@@ -94,7 +96,6 @@ struct Lanes {
 // each node compares for itself, with its threshold written out sixteen times.
 struct Lanes {
   static constexpr int64_t kRows = 16;
-  static constexpr int kMaxLevels = 6;
   static constexpr int64_t kThresholdBytes = 16;
   typedef int8_t Vector __attribute__((vector_size(16), may_alias));
   using Mask = Vector;
@@ -160,23 +161,27 @@ JBOOST_INLINE Vector Descend(const CodedTree& tree, const int8_t* codes) {
   return Descend<kLevels>(tree, codes, sides, Lanes::Zero());
 }
 
+template <int kNumber>
+struct Levels {
+  static constexpr int kLevels = kNumber;
+};
+
 // Calls body with the number of levels that vectors descend, as a constant.
 template <class Body>
 JBOOST_INLINE void WithLevels(int64_t max_depth, Body body) {
-  struct One { static constexpr int kLevels = 1; };
-  struct Two { static constexpr int kLevels = 2; };
-  struct Three { static constexpr int kLevels = 3; };
-  struct Four { static constexpr int kLevels = 4; };
-  struct Five { static constexpr int kLevels = 5; };
-  struct Six { static constexpr int kLevels = 6; };
-  static_assert(Lanes::kMaxLevels == 6, "the cases below");
   switch (max_depth) {
-    case 1: return body(One{});
-    case 2: return body(Two{});
-    case 3: return body(Three{});
-    case 4: return body(Four{});
-    case 5: return body(Five{});
-    default: return body(Six{});
+    case 1:
+      return body(Levels<1>{});
+    case 2:
+      return body(Levels<2>{});
+    case 3:
+      return body(Levels<3>{});
+    case 4:
+      return body(Levels<4>{});
+    case 5:
+      return body(Levels<5>{});
+    default:
+      return body(Levels<kMaxLevels>{});
   }
 }
 
@@ -185,7 +190,7 @@ class Thresholds {
  public:
   explicit Thresholds(const CodedTree& tree) : tree_(tree) {
     if constexpr (Lanes::kThresholdBytes > 1) {
-      int64_t count = 1 << (tree.max_depth < 6 ? tree.max_depth : 6);
+      int64_t count = 1 << (tree.max_depth < kMaxLevels ? tree.max_depth : kMaxLevels);
       for (int64_t node = 1; node < count; ++node) {
         std::memset(room_ + node * Lanes::kThresholdBytes, tree.threshold[node],
                     Lanes::kThresholdBytes);
@@ -197,13 +202,13 @@ class Thresholds {
 
  private:
   CodedTree tree_;
-  alignas(16) int8_t room_[Lanes::kThresholdBytes > 1 ? 64 * 16 : 1];
+  alignas(16) int8_t room_[Lanes::kThresholdBytes > 1 ? 16 << kMaxLevels : 1];
 };
 
 // From level 6 down, row by row: place[i] becomes the leaf.
 void DescendRows(const CodedTree& tree, const int8_t* codes, int64_t rows,
                  int32_t* place) {
-  for (int64_t level = Lanes::kMaxLevels; level < tree.max_depth; ++level) {
+  for (int64_t level = kMaxLevels; level < tree.max_depth; ++level) {
     const int32_t* offset = tree.offset + (int64_t{1} << level);
     const int8_t* threshold = tree.threshold + (int64_t{1} << level);
     for (int64_t i = 0; i < rows; ++i) {
@@ -297,7 +302,7 @@ struct Leaves {
 
 void AddTree(const CodedTree& tree, const int8_t* codes, int64_t rows,
              const float* leaf_value, float* scores) {
-  if (tree.max_depth > Lanes::kMaxLevels) {
+  if (tree.max_depth > kMaxLevels) {
     int32_t leaf[kBlockRows];
     FindLeaves(tree, codes, rows, leaf);
     for (int64_t i = 0; i < rows; ++i) scores[i] += leaf_value[leaf[i]];
@@ -540,15 +545,24 @@ void CodeColumn(const float* column, int64_t rows, const float* values, int8_t* 
 void Code(const float* column, int64_t rows, const float* table, int64_t levels,
           int8_t* left, int8_t* right) {
   switch (levels) {
-    case 0: return CodeColumn<0>(column, rows, table, left, right);
-    case 1: return CodeColumn<1>(column, rows, table, left, right);
-    case 2: return CodeColumn<2>(column, rows, table, left, right);
-    case 3: return CodeColumn<3>(column, rows, table, left, right);
-    case 4: return CodeColumn<4>(column, rows, table, left, right);
-    case 5: return CodeColumn<5>(column, rows, table, left, right);
-    case 6: return CodeColumn<6>(column, rows, table, left, right);
-    case 7: return CodeColumn<7>(column, rows, table, left, right);
-    default: return CodeColumn<8>(column, rows, table, left, right);
+    case 0:
+      return CodeColumn<0>(column, rows, table, left, right);
+    case 1:
+      return CodeColumn<1>(column, rows, table, left, right);
+    case 2:
+      return CodeColumn<2>(column, rows, table, left, right);
+    case 3:
+      return CodeColumn<3>(column, rows, table, left, right);
+    case 4:
+      return CodeColumn<4>(column, rows, table, left, right);
+    case 5:
+      return CodeColumn<5>(column, rows, table, left, right);
+    case 6:
+      return CodeColumn<6>(column, rows, table, left, right);
+    case 7:
+      return CodeColumn<7>(column, rows, table, left, right);
+    default:
+      return CodeColumn<8>(column, rows, table, left, right);
   }
 }
 

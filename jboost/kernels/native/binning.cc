@@ -1,0 +1,651 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binning.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#ifdef JBOOST_X86
+#include <immintrin.h>
+#endif
+
+namespace jboost {
+namespace {
+
+constexpr int64_t kSerial = 20000;       // values below which threads cost more
+constexpr int64_t kSortedRows = 50000;   // up to here, sorting is faster than counting
+constexpr int64_t kSortedBins = 1024;    // from here, most buckets hold a threshold
+constexpr int64_t kSample = 4096;        // rows, and so buckets
+constexpr int64_t kMaxCells = 4096;
+constexpr int64_t kGroup = 32;           // features worked on together
+constexpr int64_t kBlockRows = 1024;     // rows whose keys are in cache together
+constexpr int64_t kPartRows = 16384;     // least rows of a task that counts
+constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kCodeRows = 256;       // rows of a block of codes
+constexpr int64_t kCodeBlocks = 8;       // blocks of a task
+constexpr int64_t kMaxRounds = 3;        // then all buckets are opened
+
+const Pool kAlone;
+
+const Pool& Threads(const Pool& pool, int64_t work) {
+  return work < kSerial ? kAlone : pool;
+}
+
+const BinningLoops& ChooseBinningLoops() {
+#ifdef JBOOST_X86
+  return ChooseLoops(baseline::kBinningLoops, avx2::kBinningLoops,
+                     avx512::kBinningLoops);
+#else
+  return baseline::kBinningLoops;
+#endif
+}
+
+// XLA's threads may take denormal doubles for 0; sums of weights must not.
+class KeepDenormals {
+ public:
+#ifdef JBOOST_X86
+  KeepDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~0x8040u); }
+  ~KeepDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  KeepDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(uint64_t{1} << 24)));
+  }
+  ~KeepDenormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
+// Keys of rows [begin, end) of some features, each at its own stride; rows beyond the
+// matrix repeat row 0.
+void MakeKeys(const Matrix& matrix, int64_t begin, int64_t end, const int32_t* features,
+              int64_t num_features, int32_t* keys, int64_t stride) {
+  auto make = ChooseBinningLoops().make_keys;
+  int64_t width = matrix.num_features;
+  const float* first = matrix.head_rows > 0 ? matrix.head : matrix.body;
+  for (int64_t row = begin; row < end;) {
+    int64_t stop = row < matrix.head_rows ? matrix.head_rows
+                   : row < matrix.num_rows ? matrix.num_rows
+                                           : end;
+    stop = std::min(stop, end);
+    bool inside = row < matrix.num_rows;
+    const float* rows = !inside                 ? first
+                        : row < matrix.head_rows ? matrix.head + row * width
+                                                 : matrix.body + row * width;
+    make(rows, inside ? width : 0, stop - row, features, num_features,
+         keys + (row - begin), stride);
+    row = stop;
+  }
+}
+
+float ToFloat(int32_t key) {
+  int32_t bits = key ^ ((key >> 31) & 0x7FFFFFFF);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+uint32_t ToUnsigned(int32_t key) { return static_cast<uint32_t>(key) ^ 0x80000000u; }
+int32_t ToKey(uint32_t word) { return static_cast<int32_t>(word ^ 0x80000000u); }
+
+// Sorts by the upper 32 bits of a word, keeping the order of equal ones; returns
+// `words` or `room`, whichever holds the result.
+template <class Word>
+Word* Sort(Word* words, Word* room, int64_t size) {
+  constexpr int kDigits = 3, kBits = 11, kValues = 1 << kBits;
+  constexpr int kFirst = 8 * (sizeof(Word) - sizeof(uint32_t));
+  if (size < 512) {
+    std::stable_sort(words, words + size, [](Word a, Word b) {
+      return (a >> kFirst) < (b >> kFirst);
+    });
+    return words;
+  }
+  std::vector<uint32_t> counts(kDigits * kValues, 0);
+  for (int64_t i = 0; i < size; ++i) {
+    for (int d = 0; d < kDigits; ++d) {
+      ++counts[d * kValues + ((words[i] >> (kFirst + d * kBits)) & (kValues - 1))];
+    }
+  }
+  for (int d = 0; d < kDigits; ++d) {
+    uint32_t* count = counts.data() + d * kValues;
+    int shift = kFirst + d * kBits;
+    if (count[(words[0] >> shift) & (kValues - 1)] == static_cast<uint64_t>(size)) {
+      continue;  // all alike in this digit
+    }
+    std::exclusive_scan(count, count + kValues, count, uint32_t{0});
+    for (int64_t i = 0; i < size; ++i) {
+      room[count[(words[i] >> shift) & (kValues - 1)]++] = words[i];
+    }
+    std::swap(words, room);
+  }
+  return words;
+}
+
+// One distinct value (bucket 0), or the unknown values of one bucket.
+struct Run {
+  double mass;
+  int32_t key;
+  int32_t bucket;
+};
+
+struct Pair {
+  int32_t lower, upper;
+};
+
+// The cap of mass: see _find_cap in jboost/binning.py. An unknown run counts as one
+// value, which gives too low a cap if it is heavier than that.
+double FindCap(const std::vector<Run>& runs, int64_t num_value_bins) {
+  std::vector<double> masses(runs.size());
+  double total = 0.0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    masses[i] = runs[i].mass;
+    total += runs[i].mass;
+  }
+  size_t size = std::min<size_t>(masses.size(), num_value_bins - 1);
+  std::vector<double> heaviest(size);
+  std::partial_sort_copy(masses.begin(), masses.end(), heaviest.begin(),
+                         heaviest.end(), std::greater<double>());
+  double used = 0.0;
+  for (size_t k = 0; k < size; ++k) {
+    double cap = (total - used) / static_cast<double>(num_value_bins - k);
+    if (heaviest[k] <= cap) return cap;
+    used += heaviest[k];
+  }
+  return (total - used) / static_cast<double>(num_value_bins - size);
+}
+
+int32_t FindBin(double middle, double cap, int64_t num_value_bins) {
+  double share = middle / cap, last = static_cast<double>(num_value_bins - 1);
+  share = share > 0.0 ? share : 0.0;  // also where it is not a number
+  return static_cast<int32_t>(share < last ? share : last);
+}
+
+// Cuts between runs. Where that takes values that are not known, adds their buckets
+// to `needed` instead. Sums go value by value as in the definition; an unknown run is
+// summed at once, which gives the same while its values are counts and the sum keeps
+// its exponent.
+void CutRuns(const std::vector<Run>& runs, int64_t num_value_bins,
+             std::vector<Pair>* cuts, std::vector<int32_t>* needed) {
+  double cap = FindCap(runs, num_value_bins), sum = 0.0;
+  bool rounded = false;  // sums of counts are exact, until a cap is added
+  int32_t previous = 0;
+  const Run* before = nullptr;
+  for (const Run& run : runs) {
+    double start = sum, mass = run.mass < cap ? run.mass : cap;
+    sum += mass;
+    int32_t first, last;
+    if (run.bucket == 0) {
+      first = last = FindBin(sum - mass / 2, cap, num_value_bins);
+      rounded |= run.mass > cap;
+    } else {
+      first = FindBin(start + 0.5, cap, num_value_bins);
+      last = FindBin(sum - 0.5, cap, num_value_bins);
+      bool opened = first != last || run.mass > cap ||
+                    (rounded && std::ilogb(start) != std::ilogb(sum));
+      if (opened) needed->push_back(run.bucket);
+    }
+    if (before != nullptr && previous != first) {
+      if (before->bucket != 0) needed->push_back(before->bucket);
+      if (run.bucket != 0) needed->push_back(run.bucket);
+      cuts->push_back({before->key, run.key});
+    }
+    previous = last;
+    before = &run;
+  }
+}
+
+// True if the cuts are final, else `needed` names buckets to be opened.
+bool Resolve(const std::vector<Run>& runs, int64_t max_bins, std::vector<Pair>* cuts,
+             std::vector<int32_t>* needed) {
+  cuts->clear();
+  needed->clear();
+  if (static_cast<int64_t>(runs.size()) > max_bins - 1) {
+    CutRuns(runs, max_bins - 1, cuts, needed);
+    return needed->empty();
+  }
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].bucket != 0) needed->push_back(runs[i].bucket);
+    if (i > 0) cuts->push_back({runs[i - 1].key, runs[i].key});
+  }
+  return needed->empty();
+}
+
+void Write(const std::vector<Pair>& pairs, int64_t feature, const Cuts& cuts) {
+  float* lower = cuts.lower + feature * cuts.max_cuts;
+  float* upper = cuts.upper + feature * cuts.max_cuts;
+  int64_t size = static_cast<int64_t>(pairs.size());
+  for (int64_t i = 0; i < cuts.max_cuts; ++i) {
+    lower[i] = i < size ? ToFloat(pairs[i].lower) : 0.0f;
+    upper[i] = i < size ? ToFloat(pairs[i].upper) : 0.0f;
+  }
+  cuts.num_cuts[feature] = static_cast<int32_t>(size);
+}
+
+// Distinct values and their counts, from sorting all keys.
+std::vector<Run> CountDistinct(const int32_t* keys, int64_t num_keys) {
+  std::vector<uint32_t> words, room;
+  words.reserve(num_keys);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    if (keys[i] != kMissingKey) words.push_back(ToUnsigned(keys[i]));
+  }
+  room.resize(words.size());
+  int64_t size = static_cast<int64_t>(words.size());
+  const uint32_t* sorted = Sort(words.data(), room.data(), size);
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < size; ++i) {
+    if (i == 0 || sorted[i] != sorted[i - 1]) runs.push_back({0, ToKey(sorted[i]), 0});
+    runs.back().mass += 1;
+  }
+  return runs;
+}
+
+// Distinct values and their weights, added up in the order of rows.
+std::vector<Run> WeighDistinct(const int32_t* keys, const double* weight,
+                               int64_t num_keys) {
+  std::vector<uint64_t> words, room;
+  words.reserve(num_keys);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    if (keys[i] == kMissingKey || !(weight[i] > 0.0)) continue;
+    words.push_back(uint64_t{ToUnsigned(keys[i])} << 32 | static_cast<uint64_t>(i));
+  }
+  room.resize(words.size());
+  int64_t size = static_cast<int64_t>(words.size());
+  const uint64_t* sorted = Sort(words.data(), room.data(), size);
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < size; ++i) {
+    double mass = weight[sorted[i] & 0xFFFFFFFFu];
+    int32_t key = ToKey(static_cast<uint32_t>(sorted[i] >> 32));
+    if (runs.empty() || runs.back().key != key) {
+      runs.push_back({mass, key, 0});
+    } else {
+      runs.back().mass += mass;
+    }
+  }
+  return runs;
+}
+
+void CutBySorting(const Pool& pool, const Matrix& matrix, const double* weight,
+                  int64_t max_bins, const Cuts& cuts) {
+  int64_t num_rows = matrix.num_rows, num_features = matrix.num_features;
+  const Pool& threads = Threads(pool, num_rows * num_features);
+  // A line of memory holds 16 values of a row: a few features are read at once.
+  int64_t group = std::clamp<int64_t>(num_features / (2 * threads.num_threads), 1, 8);
+  ParallelFor(threads, (num_features + group - 1) / group, [&](int64_t task) {
+    KeepDenormals guard;
+    int64_t begin = task * group, size = std::min(group, num_features - begin);
+    std::vector<int32_t> features(size), keys(size * num_rows);
+    std::iota(features.begin(), features.end(), static_cast<int32_t>(begin));
+    MakeKeys(matrix, 0, num_rows, features.data(), size, keys.data(), num_rows);
+    std::vector<Pair> pairs;
+    std::vector<int32_t> needed;
+    for (int64_t f = 0; f < size; ++f) {
+      const int32_t* own = keys.data() + f * num_rows;
+      Resolve(weight == nullptr ? CountDistinct(own, num_rows)
+                                : WeighDistinct(own, weight, num_rows),
+              max_bins, &pairs, &needed);
+      Write(pairs, begin + f, cuts);
+    }
+  });
+}
+
+// One feature on the way from buckets to cuts.
+struct Feature {
+  BucketMap map;
+  std::vector<Cell> cells;
+  std::vector<int32_t> usual;     // of each bucket: its most frequent sampled value
+  std::vector<uint8_t> repeated;  // of each bucket: whether that was there twice
+  std::vector<uint32_t> counts;
+  std::vector<Opening> openings;
+  std::vector<int32_t> collected;  // unsorted, from the open buckets
+  std::vector<Pair> cuts;
+  bool resolved = false;
+};
+
+uint32_t FindBucket(const BucketMap& map, int32_t key) {
+  uint32_t offset = static_cast<uint32_t>(std::clamp(key, map.low, map.high)) -
+                    static_cast<uint32_t>(map.low);
+  Cell cell = map.cells[offset >> map.shift];
+  uint64_t place = offset & ((uint32_t{1} << map.shift) - 1);
+  return cell.base + static_cast<uint32_t>((place * cell.num_buckets) >> map.shift);
+}
+
+// As many buckets as sampled values, shared out among cells by their counts.
+void MakeMap(const std::vector<Run>& sample, Feature* feature) {
+  BucketMap& map = feature->map;
+  map = {0, 0, 0, nullptr};
+  if (!sample.empty()) map = {sample.front().key, sample.back().key, 0, nullptr};
+  uint32_t range =
+      static_cast<uint32_t>(map.high) - static_cast<uint32_t>(map.low);
+  while ((range >> map.shift) >= kMaxCells) ++map.shift;
+  feature->cells.assign((range >> map.shift) + 1, Cell{0, 0});
+  for (const Run& run : sample) {
+    uint32_t offset = static_cast<uint32_t>(run.key) - static_cast<uint32_t>(map.low);
+    feature->cells[offset >> map.shift].num_buckets += static_cast<uint32_t>(run.mass);
+  }
+  uint32_t base = 1;
+  for (Cell& cell : feature->cells) {
+    cell.base = base;
+    base += cell.num_buckets;
+  }
+  map.cells = feature->cells.data();
+  feature->counts.assign(base + 1, 0);
+  feature->openings.assign(base + 1, Opening{kMissingKey, 0});
+  feature->usual.assign(base + 1, kMissingKey);
+  feature->repeated.assign(base + 1, 0);
+  std::vector<double> most(base + 1, 0.0);
+  for (const Run& run : sample) {
+    uint32_t bucket = FindBucket(map, run.key);
+    if (run.mass <= most[bucket]) continue;
+    most[bucket] = run.mass;
+    feature->usual[bucket] = run.key;
+    feature->repeated[bucket] = run.mass > 1;
+  }
+}
+
+void Open(uint32_t bucket, Feature* feature) {
+  feature->openings[bucket] = {feature->usual[bucket], ~uint32_t{0}};
+}
+
+// Runs in order: closed buckets whole, open ones value by value.
+std::vector<Run> MakeRuns(const Feature& feature) {
+  std::vector<Run> found =
+      CountDistinct(feature.collected.data(), feature.collected.size());
+  std::vector<Run> runs;
+  size_t next = 0;
+  for (size_t bucket = 1; bucket < feature.counts.size(); ++bucket) {
+    double left = feature.counts[bucket];
+    if (feature.openings[bucket].mask == 0) {
+      if (left > 0) runs.push_back({left, 0, static_cast<int32_t>(bucket)});
+      continue;
+    }
+    size_t begin = next;
+    while (next < found.size() && FindBucket(feature.map, found[next].key) == bucket) {
+      left -= found[next++].mass;
+    }
+    size_t place = begin;  // of the usual value, which makes up what is left
+    while (place < next && found[place].key < feature.usual[bucket]) ++place;
+    runs.insert(runs.end(), found.begin() + begin, found.begin() + place);
+    if (left > 0) runs.push_back({left, feature.usual[bucket], 0});
+    runs.insert(runs.end(), found.begin() + place, found.begin() + next);
+  }
+  return runs;
+}
+
+// Among discrete values a cut may turn out to lie beside the next bucket. Those are
+// opened at once, since the values that make them up need not be collected.
+void OpenBesides(const std::vector<Run>& runs, Feature* feature) {
+  std::vector<int32_t> beside;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    int32_t bucket = runs[i].bucket;
+    bool discrete = feature->openings[bucket].mask != 0 && feature->repeated[bucket];
+    if (bucket == 0 || !discrete) continue;
+    if (i > 0) beside.push_back(runs[i - 1].bucket);
+    if (i + 1 < runs.size()) beside.push_back(runs[i + 1].bucket);
+  }
+  for (int32_t bucket : beside) {
+    if (bucket != 0) Open(bucket, feature);
+  }
+}
+
+// Finds the cuts, or opens the buckets without which they cannot be found.
+void Advance(int64_t max_bins, int64_t round, Feature* feature) {
+  std::vector<Run> runs = MakeRuns(*feature);
+  std::vector<int32_t> needed;
+  feature->resolved = Resolve(runs, max_bins, &feature->cuts, &needed);
+  feature->collected.clear();
+  if (feature->resolved) return;
+  if (round + 1 >= kMaxRounds) {
+    for (const Run& run : runs) needed.push_back(run.bucket);
+  }
+  for (int32_t bucket : needed) {
+    if (bucket != 0) Open(bucket, feature);
+  }
+  OpenBesides(runs, feature);
+}
+
+// Calls use(f, keys, count) for blocks of rows and the features in a list.
+template <class Use>
+void ForKeys(const Matrix& matrix, const std::vector<int32_t>& features, int64_t begin,
+             int64_t end, const Use& use) {
+  int64_t size = static_cast<int64_t>(features.size());
+  std::vector<int32_t> keys(size * kBlockRows);
+  for (int64_t row = begin; row < end; row += kBlockRows) {
+    int64_t count = std::min(kBlockRows, end - row);
+    MakeKeys(matrix, row, row + count, features.data(), size, keys.data(), kBlockRows);
+    for (int64_t f = 0; f < size; ++f) use(f, keys.data() + f * kBlockRows, count);
+  }
+}
+
+void CountRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
+               int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
+  auto count_keys = ChooseBinningLoops().count;
+  std::vector<std::vector<uint32_t>> tables(group.size());
+  for (size_t f = 0; f < group.size(); ++f) {
+    tables[f].assign(2 * (*features)[group[f]].counts.size(), 0);
+  }
+  ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
+    uint32_t* even = tables[f].data();
+    count_keys((*features)[group[f]].map, keys, size, even,
+               even + tables[f].size() / 2);
+  });
+  std::lock_guard<std::mutex> lock(*mutex);
+  for (size_t f = 0; f < group.size(); ++f) {
+    std::vector<uint32_t>& counts = (*features)[group[f]].counts;
+    for (size_t b = 0; b < counts.size(); ++b) {
+      counts[b] += tables[f][b] + tables[f][counts.size() + b];
+    }
+  }
+}
+
+void CollectRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
+                 int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
+  auto collect = ChooseBinningLoops().collect;
+  std::vector<std::vector<int32_t>> collected(group.size());
+  std::vector<int32_t> room(kBlockRows + 1);
+  ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
+    const Feature& feature = (*features)[group[f]];
+    int64_t taken =
+        collect(feature.map, feature.openings.data(), keys, size, room.data());
+    collected[f].insert(collected[f].end(), room.begin(), room.begin() + taken);
+  });
+  std::lock_guard<std::mutex> lock(*mutex);
+  for (size_t f = 0; f < group.size(); ++f) {
+    std::vector<int32_t>& all = (*features)[group[f]].collected;
+    all.insert(all.end(), collected[f].begin(), collected[f].end());
+  }
+}
+
+// Calls pass(group, begin, end, mutex) for the unresolved features, in groups of a few,
+// and parts of the rows.
+template <class Pass>
+void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& features,
+              const Pass& pass) {
+  std::vector<int32_t> open;
+  for (size_t f = 0; f < features.size(); ++f) {
+    if (!features[f].resolved) open.push_back(static_cast<int32_t>(f));
+  }
+  int64_t size = static_cast<int64_t>(open.size());
+  int64_t num_groups = (size + kGroup - 1) / kGroup;
+  int64_t wanted = (kTasksPerThread * pool.num_threads + num_groups - 1) / num_groups;
+  int64_t parts = std::clamp<int64_t>(num_rows / kPartRows, 1, wanted);
+  std::vector<std::mutex> mutexes(num_groups);
+  ParallelFor(pool, num_groups * parts, [&](int64_t task) {
+    int64_t group = task / parts, part = task % parts;
+    std::vector<int32_t> own(open.begin() + size * group / num_groups,
+                             open.begin() + size * (group + 1) / num_groups);
+    pass(own, num_rows * part / parts, num_rows * (part + 1) / parts, &mutexes[group]);
+  });
+}
+
+// Every row that is a multiple of some step.
+std::vector<Run> TakeSample(const Matrix& matrix, int32_t feature) {
+  int64_t size = std::min(kSample, matrix.num_rows);
+  std::vector<int32_t> keys(size);
+  for (int64_t i = 0; i < size; ++i) {
+    int64_t row = matrix.num_rows * i / size;
+    MakeKeys(matrix, row, row + 1, &feature, 1, &keys[i], 1);
+  }
+  return CountDistinct(keys.data(), size);
+}
+
+void CutByCounting(const Pool& pool, const Matrix& matrix, int64_t max_bins,
+                   const Cuts& cuts) {
+  std::vector<Feature> features(matrix.num_features);
+  ParallelFor(pool, matrix.num_features, [&](int64_t f) {
+    MakeMap(TakeSample(matrix, static_cast<int32_t>(f)), &features[f]);
+  });
+  for (int64_t round = 0;; ++round) {
+    auto pass = round == 0 ? CountRows : CollectRows;
+    ForParts(pool, matrix.num_rows, features,
+             [&](const std::vector<int32_t>& group, int64_t begin, int64_t end,
+                 std::mutex* mutex) {
+               pass(matrix, group, begin, end, mutex, &features);
+             });
+    ParallelFor(pool, matrix.num_features, [&](int64_t f) {
+      if (!features[f].resolved) Advance(max_bins, round, &features[f]);
+    });
+    bool resolved = std::all_of(features.begin(), features.end(),
+                                [](const Feature& each) { return each.resolved; });
+    if (resolved) break;
+  }
+  for (int64_t f = 0; f < matrix.num_features; ++f) Write(features[f].cuts, f, cuts);
+}
+
+// The key of a threshold: as of a value.
+int32_t ThresholdKey(float threshold) {
+  int32_t feature = 0, key;
+  ChooseBinningLoops().make_keys(&threshold, 1, 1, &feature, 1, &key, 1);
+  return key;
+}
+
+// The tree over one feature's thresholds, and a first entry that only a missing value
+// is not above.
+struct Lookup {
+  std::vector<int32_t> entries;
+  SearchTree tree;
+
+  Lookup(const float* thresholds, int64_t size) {
+    std::vector<std::vector<int32_t>> levels(1);
+    levels[0].push_back(kMissingKey);
+    for (int64_t t = 0; t < size; ++t) levels[0].push_back(ThresholdKey(thresholds[t]));
+    // The last entry of all is above every value (a threshold of +inf is, too), so
+    // that no search leaves the tree.
+    while (levels.back().size() % kFanout != 0) levels.back().push_back(INT32_MAX);
+    levels.back().back() = INT32_MAX;
+    while (levels.back().size() > kFanout) {
+      std::vector<int32_t> upper;
+      for (size_t i = kFanout - 1; i < levels.back().size(); i += kFanout) {
+        upper.push_back(levels.back()[i]);
+      }
+      while (upper.size() % kFanout != 0) upper.push_back(INT32_MAX);
+      levels.push_back(upper);
+    }
+    tree.num_levels = static_cast<int>(levels.size());
+    for (const auto& level : levels) {
+      entries.insert(entries.end(), level.begin(), level.end());
+    }
+    int64_t place = 0;
+    for (int i = 0; i < tree.num_levels; ++i) {
+      tree.levels[tree.num_levels - 1 - i] = entries.data() + place;
+      place += levels[i].size();
+    }
+  }
+  Lookup(const Lookup&) = delete;
+  Lookup(Lookup&&) = default;  // a moved vector keeps its memory
+};
+
+// Codes of rows [begin, end) of some features; returns the first feature's, which lie
+// `stride` apart.
+struct CodeBlock {
+  const void* codes;
+  int64_t stride;
+};
+
+CodeBlock WriteColumns(const CodeLayouts& layouts, const std::vector<Lookup>& lookups,
+                       const int32_t* keys, int64_t first, int64_t num_features,
+                       int64_t begin, int64_t count, uint8_t* room) {
+  int64_t size = layouts.wide ? 2 : 1;
+  bool direct = layouts.columns != nullptr;
+  int64_t stride = direct ? layouts.num_rows : kCodeRows;
+  uint8_t* start = direct ? static_cast<uint8_t*>(layouts.columns) +
+                                (first * stride + begin) * size
+                          : room;
+  for (int64_t f = 0; f < num_features; ++f) {
+    ChooseBinningLoops().find_codes(lookups[first + f].tree, keys + f * kCodeRows,
+                                    count, layouts.wide, start + f * stride * size);
+  }
+  return {start, stride};
+}
+
+// Rows [begin, begin + count) of the blocks that hold features [first, ...).
+void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t first,
+                 int64_t num_features, int64_t begin, int64_t count) {
+  int64_t size = layouts.wide ? 2 : 1, width = layouts.width;
+  for (int64_t f = 0; f < num_features; f += width) {
+    int64_t used = std::min(width, num_features - f);
+    int64_t place = (((first + f) / width) * layouts.num_rows + begin) * width * size;
+    uint8_t* rows = static_cast<uint8_t*>(layouts.packed) + place;
+    if (used < width) std::memset(rows, 0, count * width * size);
+    ChooseBinningLoops().transpose(
+        static_cast<const uint8_t*>(block.codes) + f * block.stride * size,
+        block.stride, used, count, layouts.wide, rows, width);
+  }
+}
+
+}  // namespace
+
+void FindCuts(const Pool& pool, const Matrix& matrix, const double* weight,
+              int64_t max_bins, const Cuts& cuts) {
+  bool sorted = weight != nullptr || matrix.num_rows <= kSortedRows ||
+                max_bins >= kSortedBins;
+  if (sorted) {
+    CutBySorting(pool, matrix, weight, max_bins, cuts);
+  } else {
+    CutByCounting(pool, matrix, max_bins, cuts);
+  }
+}
+
+void FindCodes(const Pool& pool, const Matrix& matrix, const float* thresholds,
+               int64_t num_thresholds, const CodeLayouts& layouts) {
+  int64_t num_features = matrix.num_features, num_rows = layouts.num_rows;
+  std::vector<Lookup> lookups;
+  lookups.reserve(num_features);
+  for (int64_t f = 0; f < num_features; ++f) {
+    lookups.emplace_back(thresholds + f * num_thresholds, num_thresholds);
+  }
+  // Whole blocks of the packed layout.
+  int64_t width = layouts.packed == nullptr ? kGroup : layouts.width;
+  int64_t group = std::max(width, kGroup / width * width);
+  int64_t num_groups = (num_features + group - 1) / group;
+  int64_t task_rows = kCodeRows * kCodeBlocks;
+  int64_t num_parts = (num_rows + task_rows - 1) / task_rows;
+  ParallelFor(Threads(pool, num_rows * num_features), num_groups * num_parts,
+              [&](int64_t task) {
+    int64_t first = task % num_groups * group;
+    int64_t size = std::min(group, num_features - first);
+    int64_t begin = task / num_groups * task_rows;
+    int64_t end = std::min(begin + task_rows, num_rows);
+    std::vector<int32_t> features(size), keys(size * kCodeRows);
+    std::vector<uint8_t> room(layouts.columns == nullptr ? size * kCodeRows * 2 : 0);
+    std::iota(features.begin(), features.end(), static_cast<int32_t>(first));
+    for (int64_t row = begin; row < end; row += kCodeRows) {
+      int64_t count = std::min(kCodeRows, end - row);
+      MakeKeys(matrix, row, row + count, features.data(), size, keys.data(), kCodeRows);
+      CodeBlock block = WriteColumns(layouts, lookups, keys.data(), first, size, row,
+                                     count, room.data());
+      if (layouts.packed == nullptr) continue;
+      WritePacked(layouts, block, first, size, row, count);
+    }
+  });
+}
+
+}  // namespace jboost

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The seeded hash of jboost.histogram.hash_words. For loops that are compiled once per
+// instruction set: everything here has internal linkage.
+#ifndef JBOOST_HASH_H_
+#define JBOOST_HASH_H_
+
+#include <cstdint>
+
+namespace jboost {
+namespace {
+
+struct Seed {
+  uint32_t first, second;
+};
+
+inline uint32_t Mix(uint32_t word) {
+  word = (word ^ (word >> 16)) * 0x7FEB352Du;
+  word = (word ^ (word >> 15)) * 0x846CA68Bu;
+  return word ^ (word >> 16);
+}
+
+inline uint32_t Hash(uint32_t word, const Seed& seed) {
+  return Mix(Mix(word + seed.first) + seed.second);
+}
+
+// jboost.histogram.derive: the two words of a use of a seed.
+inline Seed Derive(const Seed& seed, uint32_t use) {
+  return {Hash(2 * use, seed), Hash(2 * use + 1, seed)};
+}
+
+}  // namespace
+}  // namespace jboost
+
+#endif  // JBOOST_HASH_H_
