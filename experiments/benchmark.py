@@ -41,6 +41,7 @@ number of times, and what could not be measured is said.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -136,11 +137,9 @@ class Worker:
             )  # fmt: skip
         requests, answers = self.process.stdin, self.process.stdout
         assert requests and answers
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it ended: the answer is empty
             requests.write(json.dumps({"do": task, **arguments}) + "\n")
             requests.flush()
-        except BrokenPipeError:
-            pass  # it ended; what it answered last is empty
         late = not select.select([answers], [], [], TIMEOUT)[0]
         line = "" if late else answers.readline()
         if not line:
@@ -150,6 +149,12 @@ class Worker:
         if "value" not in answer:
             raise FailedError(answer.get("unsupported") or answer["failed"])
         return answer["value"]
+
+    def forget(self) -> None:
+        """Lets the process drop models and data, if there is one."""
+        if self.process is not None:
+            with contextlib.suppress(FailedError):
+                self.ask("forget")
 
     def _last_error(self) -> str:
         """What the process said last."""
@@ -274,6 +279,7 @@ class Bench:
 
     def run(self, step: Step) -> dict:
         """Returns the medians of one step, and what was odd."""
+        began = time.perf_counter()
         sources: dict[str, Callable[[], Reading]] = {}
         notes: dict[str, str] = {}
         for source in step.sources:
@@ -288,13 +294,12 @@ class Bench:
         summary = self._collect(sources, notes, step.repeats)
         self.bar.update(begun + len(step.sources) * step.repeats - self.bar.n)
         for worker in self.workers.values():
-            if worker.process is not None and worker.library in step.sources:
-                worker.ask("forget")
-        unit = UNITS[step.measure.split()[0]]
+            worker.forget()
         return {
             "case": step.name,
             "measure": step.measure,
-            "unit": unit,
+            "unit": UNITS[step.measure.split()[0]],
+            "seconds": round(time.perf_counter() - began, 1),
             "sources": {name: summary[name] for name in step.sources},
         }
 
@@ -328,27 +333,37 @@ class Bench:
     ) -> dict[str, dict]:
         """Reads in turn until each source has enough good values.
 
-        A source is read at most twice as often as it would be on a quiet machine.
+        A source is read at most twice as often as it would be on a quiet machine; a
+        slow one, which wants three good values at most, at most five times.
         """
         names = [*sources, *notes]
         good: dict[str, list[float]] = {name: [] for name in names}
         discarded = dict.fromkeys(names, 0)
-        enough = dict.fromkeys(sources, repeats)
-        for _ in range(2 * repeats):
-            for name, source in sources.items():
-                if name in notes or len(good[name]) >= enough[name]:
+        enough, most = (
+            dict.fromkeys(sources, repeats),
+            dict.fromkeys(sources, 2 * repeats),
+        )
+        for attempt in range(2 * repeats):
+            start = attempt % max(1, len(sources))  # nobody is always the first
+            order = [*sources][start:] + [*sources][:start]
+            for name in order:
+                tried = len(good[name]) + discarded[name]
+                done = len(good[name]) >= enough[name] or tried >= most[name]
+                if name in notes or done:
                     continue
                 self._wait()
                 begin = time.perf_counter()
                 try:
-                    reading = source()
+                    reading = sources[name]()
                 except FailedError as error:
                     notes[name] = str(error)
                     tqdm.write(f"  {name}: {error}")
                     continue
                 if time.perf_counter() - begin > SLOW:
-                    enough[name] = min(3, repeats)
-                if (reading.load or 0.0) > self.options.most_load:
+                    enough[name], most[name] = min(3, repeats), min(5, 2 * repeats)
+                # Where fewer rounds took longer than more, somebody disturbed, too.
+                quiet = (reading.load or 0.0) <= self.options.most_load
+                if not quiet or reading.value <= 0:
                     discarded[name] += 1
                 else:
                     good[name].append(reading.value)
@@ -417,7 +432,10 @@ def describe_machine(bench: Bench) -> dict:
             versions[name] = "source"
     described = {}
     if "jboost" in bench.options.libraries:
-        described = bench.workers["jboost"].ask("describe")
+        try:
+            described = bench.workers["jboost"].ask("describe")
+        except FailedError as error:
+            raise SystemExit(f"jboost cannot be measured: {error}") from error
     return {
         "versions": versions,
         **described,
@@ -495,6 +513,7 @@ def confine(threads: int) -> None:
 def measure(options: argparse.Namespace) -> dict:
     """Returns everything that was asked for, as what the JSON holds."""
     steps, tables = make_plan(options), list_tables(options.tables)
+    tables = tables[:2] if options.quick else tables
     total = sum(len(step.sources) * step.repeats for step in steps)
     total += len(tables) * options.splits * (len(options.libraries) + 1)
     begin = time.perf_counter()

@@ -255,6 +255,8 @@ def print_tables(tables: list[dict]) -> None:
 def print_asked(result: dict) -> list[dict]:
     """Prints the ratios that were asked for; "asked" and "measured" side by side."""
     print("\nasked for / measured (lower is better)")
+    if result["arguments"]["quick"]:
+        print("a quick run: its sizes are not those that are asked for")
     print(f"{'case':49}{'measure':43}{'reach':>7}{'aim':>7}{'measured':>10}")
     verdicts = []
     for asked in ASKED:

@@ -89,10 +89,11 @@ def make_table(num_rows: int, num_features: int) -> Table:
     generator = np.random.default_rng(0)
     size = (num_rows + HELD_OUT, num_features)
     x = generator.standard_normal(size, np.float32)
-    y = x[:, 4] * x[:, 5] + x[:, 6] * x[:, 7]
+    y = generator.standard_normal(len(x), np.float32)
+    y += x[:, 4] * x[:, 5] + x[:, 6] * x[:, 7]
     for j in range(4):
         y += np.sin((1 + j) * x[:, j])
-    return Table(x, y + generator.standard_normal(len(y), np.float32), {})
+    return Table(x, y, {})
 
 
 def make_targets(case: Case, signal: np.ndarray) -> np.ndarray:
@@ -186,13 +187,13 @@ def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
         parameters["quantile_alpha"] = TAU
     if case.loss == "softmax":
         parameters["num_class"] = NUM_CLASSES
-    objective = None
-    if case.loss == "own":
+    own = case.loss == "own"
+    if own:
         del parameters["objective"]
-        ones = np.ones(len(y), np.float32)
+    ones = np.ones(len(y), np.float32)
 
-        def objective(score, _):
-            return score - y, ones
+    def objective(score, _):
+        return score - y, ones
 
     def build():
         return xgboost.QuantileDMatrix(x, y, max_bin=256, nthread=threads)
@@ -200,7 +201,8 @@ def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
     def fit(num_rounds, data=None):
         data = build() if data is None else data
         data.set_label(y)  # cases of one table share it
-        return xgboost.train(parameters, data, num_rounds, obj=objective)
+        chosen = objective if own else None
+        return xgboost.train(parameters, data, num_rounds, obj=chosen)
 
     def train(num_rounds):
         if "xgboost" not in kept:

@@ -15,6 +15,7 @@ from jboost.ensemble import (
 from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
 from jboost.inspection import LossReport, inspect_loss
+from jboost.kernels.library import implementations
 from jboost.rounds import BoostState
 from jboost.splitting import find_split
 from jboost.training import fit
@@ -37,6 +38,7 @@ __all__ = [
     "fit",
     "fit_bins",
     "grow_tree",
+    "implementations",
     "init",
     "inspect_loss",
     "leaf_indices",

@@ -6,6 +6,7 @@ matrix of codes, on which every later stage works. Code 0 is "missing"; code c >
 says that the value lies above threshold c - 2 and at or below threshold c - 1.
 """
 
+import functools
 import warnings
 from typing import NamedTuple
 
@@ -14,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16
 
+from jboost.kernels import binning_cpu, library
+
 MISSING = 0  # the code of a missing value
 _TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
 _COLLISION_ROWS = 100_000  # rows looked at for float64 values that collide
 _COLLISION_SHARE = 0.01  # of a column's distinct values: more than this is reported
+_FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
 class Bins(NamedTuple):
@@ -46,6 +50,7 @@ def fit_bins(
     *,
     max_bins: int = 256,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    implementation: str | None = None,
 ) -> Bins:
     """Chooses thresholds: midpoints of distinct values, or weighted quantiles.
 
@@ -62,14 +67,16 @@ def fit_bins(
       x: numbers; NaN is missing, infinities are values.
       max_bins: the most codes a feature may use, the missing one included.
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
+      implementation: "xla" (here NumPy, the definition), "cpu" (the compiled kernel),
+        or None for the faster one; all give the same thresholds.
 
     Returns:
       Bins of as many codes as the data needs, rounded up to a power of two (so
       that similar data shares compiled programs), at most ``max_bins``.
 
     Raises:
-      TypeError, ValueError: x is not a numeric matrix, or max_bins is not in
-        [2, 65536].
+      TypeError, ValueError: x is not a numeric matrix, max_bins is not in
+        [2, 65536], or there is no such implementation.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -85,7 +92,7 @@ def fit_bins(
         raise ValueError(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
-    rows = [_feature_thresholds(column, weight, max_bins) for column in matrix.T]
+    rows = _find_thresholds(matrix, weight, int(max_bins), implementation)
     needed = max(len(row) for row in rows) + 2
     num_bins = min(int(max_bins), max(4, 1 << (needed - 1).bit_length()))
     thresholds = np.full((len(rows), num_bins - 1), np.inf, np.float32)
@@ -95,7 +102,7 @@ def fit_bins(
 
 
 def apply_bins(
-    bins: Bins, x: Shaped[ArrayLike, "N F"]
+    bins: Bins, x: Shaped[ArrayLike, "N F"], *, implementation: str | None = None
 ) -> UInt8[Array, "N F"] | UInt16[Array, "N F"]:
     """Codes of values: 0 if missing, else 1 + #{thresholds < x}.
 
@@ -104,12 +111,15 @@ def apply_bins(
     Args:
       bins: from :func:`fit_bins`.
       x: numbers, with as many columns as ``bins``.
+      implementation: "xla", "cpu" (the compiled kernel), or None for the best where
+        the program runs; all give the same codes.
 
     Returns:
       uint8 codes for up to 256 bins, else uint16.
 
     Raises:
-      TypeError, ValueError: x is not a numeric matrix with that many columns.
+      TypeError, ValueError: x is not a numeric matrix with that many columns, or
+        there is no such implementation.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -123,7 +133,50 @@ def apply_bins(
             f"x must have {bins.num_features} columns, as the bins have, "
             f"got {matrix.shape[1]}"
         )
-    return _apply_bins(bins.thresholds, matrix)
+    library.check_implementation(implementation)
+    codes = _apply_bins(bins.thresholds, matrix, implementation=implementation)
+    # The program may read x where it lies, and the caller may change it.
+    return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
+
+
+class Columns(NamedTuple):
+    """Codes as training takes them.
+
+    Attributes:
+      columns: by feature.
+      packed: the same in rows, as the CPU's kernels take them (the layout is that of
+        :func:`jboost.kernels.binning_cpu.packed_shape`); None where none of them runs.
+    """
+
+    columns: UInt8[Array, "F M"] | UInt16[Array, "F M"]
+    packed: UInt8[Array, "blocks M width"] | UInt16[Array, "blocks M width"] | None
+
+
+def bin_columns(
+    bins: Bins,
+    matrix: Float[np.ndarray, "N F"] | Float[Array, "N F"],
+    num_rows: int | None = None,
+    *,
+    implementation: str | None = None,
+) -> Columns:
+    """Codes of a float32 matrix, in one pass over it; rows beyond N repeat row 0.
+
+    Args:
+      bins: from :func:`fit_bins`, with F features.
+      matrix: from :func:`as_matrix`; read where it lies, not copied.
+      num_rows: M >= N; N if not given.
+      implementation: as in :func:`apply_bins`.
+    """
+    num_rows = matrix.shape[0] if num_rows is None else num_rows
+    library.check_implementation(implementation)
+    device = _host() if implementation != "xla" else None
+    if device is None or implementation is None and jax.default_backend() != "cpu":
+        matrix = jnp.asarray(matrix)
+        return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)
+    with jax.default_device(device):
+        rows = binning_cpu.make_rows(np.asarray(matrix))
+        found = binning_cpu.find_columns(np.asarray(bins.thresholds), rows, num_rows)
+    return Columns(*jax.block_until_ready(found))
 
 
 def as_matrix(x: ArrayLike, name: str) -> np.ndarray | Array:
@@ -148,6 +201,8 @@ def as_matrix(x: ArrayLike, name: str) -> np.ndarray | Array:
             f"{name} must have at least one row and one column, got {matrix.shape=}"
         )
     with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
+        if isinstance(matrix, np.ndarray):
+            return matrix.astype(np.float32, order="C", copy=False)
         return matrix.astype(np.float32)
 
 
@@ -181,21 +236,63 @@ def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.where(jnp.abs(x) < _TINY, 0.0, x)
 
 
-@jax.jit
-def _apply_bins(thresholds, matrix):
-    num_bins = thresholds.shape[1] + 1
+@functools.partial(jax.jit, static_argnames="implementation")
+def _apply_bins(thresholds, matrix, *, implementation=None):
+    run = library.choose(implementation, binning_cpu.find_codes, _find_codes)
+    return run(thresholds, matrix)
+
+
+def _find_codes(thresholds, matrix):
     values = flush_denormals(matrix)
 
     def code_column(row, column):
         code = 1 + jnp.searchsorted(row, column, side="left")
         code = jnp.where(jnp.isnan(column), MISSING, code)
-        return code.astype(jnp.uint8 if num_bins <= 256 else jnp.uint16)
+        return code.astype(binning_cpu.code_dtype(thresholds.shape[1] + 1))
 
     return jax.lax.map(lambda pair: code_column(*pair), (thresholds, values.T)).T
 
 
-def _feature_thresholds(column, weight, max_bins):
-    """Thresholds of one feature, without the final +inf."""
+@functools.partial(jax.jit, static_argnames="num_rows")
+def _bin_columns(thresholds, matrix, *, num_rows):
+    columns = _find_codes(thresholds, matrix).T
+    shape = (columns.shape[0], num_rows - columns.shape[1])
+    return jnp.concatenate([columns, jnp.broadcast_to(columns[:, :1], shape)], axis=1)
+
+
+def _host():
+    """The device of the CPU's kernels; None where there are none."""
+    if not library.available():
+        return None
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX was told to leave the CPU alone
+        return None
+
+
+def _find_thresholds(matrix, weight, max_bins, implementation):
+    """Thresholds of each feature, without the final +inf."""
+    library.check_implementation(implementation)
+    small = implementation is None and matrix.size <= _FEW_VALUES
+    device = None if small or implementation == "xla" else _host()
+    if device is None:
+        cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
+        return [_midpoints(low, high) for low, high in cuts]
+    with jax.default_device(device):
+        low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
+    return [_midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
+
+
+def find_cuts(
+    column: Float[np.ndarray, " N"],
+    weight: Float[np.ndarray, " N"] | None,
+    max_bins: int,
+) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
+    """Neighbouring distinct values with a threshold between them; the definition.
+
+    Sums run value by value, each value's weight row by row, so that a kernel can
+    round as they do.
+    """
     keep = ~np.isnan(column)
     if weight is not None:
         keep &= weight > 0
@@ -207,11 +304,11 @@ def _feature_thresholds(column, weight, max_bins):
         order = np.argsort(values, kind="stable")
         distinct, mass = _count_distinct(values[order], weight[keep][order])
     if len(distinct) < 2:
-        return np.zeros(0, np.float32)
+        return np.zeros(0, np.float32), np.zeros(0, np.float32)
     lower = np.arange(len(distinct) - 1)
     if len(distinct) > max_bins - 1:
         lower = _cut_positions(mass, max_bins - 1)
-    return _midpoints(distinct[lower], distinct[lower + 1])
+    return distinct[lower], distinct[lower + 1]
 
 
 def _count_distinct(ordered, weight=None):
@@ -222,7 +319,8 @@ def _count_distinct(ordered, weight=None):
     ends = np.r_[first[1:], len(ordered)]
     if weight is None:
         return ordered[first], (ends - first).astype(np.float64)
-    return ordered[first], np.add.reduceat(weight, first)
+    group = np.repeat(np.arange(len(first)), ends - first)
+    return ordered[first], np.bincount(group, weight)
 
 
 def _cut_positions(mass, num_value_bins):
@@ -232,15 +330,22 @@ def _cut_positions(mass, num_value_bins):
     heavier than the cap fills one bin, and the lighter ones share the rest. A value
     belongs to the bin in which the middle of its capped mass lies.
     """
+    with np.errstate(all="ignore"):  # weights may overflow, or differ by too much
+        cap = _find_cap(mass, num_value_bins)
+        capped = np.minimum(mass, cap)
+        middle = np.cumsum(capped) - capped / 2
+        # fmax, fmin: what is not a number counts as 0.
+        share = np.fmin(np.fmax(middle / cap, 0), num_value_bins - 1)
+    code = share.astype(np.int64)
+    return np.flatnonzero(code[1:] != code[:-1])
+
+
+def _find_cap(mass, num_value_bins):
     heaviest = np.sort(mass)[::-1][: num_value_bins - 1]
-    rest = mass.sum() - np.r_[0.0, np.cumsum(heaviest)]
+    rest = np.cumsum(mass)[-1] - np.r_[0.0, np.cumsum(heaviest)]
     caps = rest / (num_value_bins - np.arange(len(rest)))
     # The first count of heavy values whose cap no remaining value exceeds.
-    cap = caps[np.argmax(np.r_[heaviest <= caps[:-1], True])]
-    capped = np.minimum(mass, cap)
-    middle = np.cumsum(capped) - capped / 2
-    code = np.minimum((middle / cap).astype(np.int64), num_value_bins - 1)
-    return np.flatnonzero(code[1:] != code[:-1])
+    return caps[np.argmax(np.r_[heaviest <= caps[:-1], True])]
 
 
 def _midpoints(low, high):

@@ -7,7 +7,8 @@ values, initial score and offset, differentiated.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,12 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 from jboost import checks
 from jboost.binning import Bins, as_matrix, flush_denormals
 from jboost.boosting import BoostedTrees
+from jboost.kernels import predict_cpu
+from jboost.kernels.library import check_implementation, choose, may_run
+from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 
 FORMAT_VERSION = 1
+_PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
 
 
 @jax.tree_util.register_dataclass
@@ -91,13 +96,17 @@ def predict(
     x: Shaped[ArrayLike, "N F"],
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    implementation: str | None = None,
 ) -> Float[Array, "N *K"]:
     """The raw score F(x) = init_score + sum of leaf values (+ offset).
 
     Args:
       model: from :func:`jboost.fit`.
-      x: numbers, NaN = missing, with the columns that the model was trained on.
+      x: numbers, NaN = missing, with the columns that the model was trained on. A
+        float32 NumPy array without gaps is read where it lies.
       offset: [N] or [N, K], added to the score, as in training.
+      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
+        the program runs; the results are equal to the bit.
 
     Returns:
       [N], or [N, K] for K > 1 scores a row. A probability is a link away:
@@ -106,7 +115,7 @@ def predict(
 
     Raises:
       TypeError, ValueError: the model is not an Ensemble, x is no numeric matrix, or
-        has another number of columns.
+        has another number of columns, or the implementation is not there.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -115,9 +124,10 @@ def predict(
       >>> jb.predict(model, x).shape
       (40,)
     """
-    matrix, rows = _door(model, x)
-    scores = _predict(_pad_rounds(model), matrix)[:, :rows]
-    return _finish(model, scores, offset)
+    task = _door(model, x, implementation)
+    base = task.pad_offset(offset, model.num_scores)
+    scores = _predict(task.model, task.rows, base, task.implementation, staged=False)
+    return task.cut(scores, rows_axis=0)
 
 
 def staged_predict(
@@ -125,22 +135,25 @@ def staged_predict(
     x: Shaped[ArrayLike, "N F"],
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    implementation: str | None = None,
 ) -> Float[Array, "R N *K"]:
     """The score after each round, [R, N] or [R, N, K]; see :func:`predict`."""
-    matrix, rows = _door(model, x)
-    scores = _staged_predict(_pad_rounds(model), matrix)
-    scores = scores[: model.num_rounds, :, :rows]
-    return jax.vmap(lambda stage: _finish(model, stage, offset))(scores)
+    task = _door(model, x, implementation)
+    base = task.pad_offset(offset, model.num_scores)
+    stages = _predict(task.model, task.rows, base, task.implementation, staged=True)
+    return task.cut(stages, rows_axis=1, rounds_axis=0)
 
 
 def leaf_indices(
-    model: Ensemble, x: Shaped[ArrayLike, "N F"]
+    model: Ensemble,
+    x: Shaped[ArrayLike, "N F"],
+    *,
+    implementation: str | None = None,
 ) -> Int32[Array, "N R *K"]:
     """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)]."""
-    matrix, rows = _door(model, x)
-    leaves = _leaf_indices(_pad_rounds(model), matrix)
-    leaves = jnp.moveaxis(leaves[: model.num_rounds, :, :rows], 2, 0)
-    return leaves[:, :, 0] if model.init_score.ndim == 0 else leaves
+    task = _door(model, x, implementation)
+    leaves = _leaf_indices(task.model, task.rows, task.implementation)
+    return task.cut(leaves, rows_axis=0, rounds_axis=1)
 
 
 def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
@@ -174,22 +187,97 @@ def _check_model(model):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
 
 
-def _door(model, x):
-    """Checks the arguments; concrete rows are padded to few sizes."""
+class _Task(NamedTuple):
+    """What a public function hands to its compiled program.
+
+    ``num_rows`` and ``num_rounds`` count what was asked for; ``size`` counts the rows
+    with those added so that nearby sizes share a program.
+    """
+
+    model: Ensemble
+    rows: Rows | Array | np.ndarray
+    implementation: str | None
+    num_rows: int
+    size: int
+    num_rounds: int
+
+    def pad_offset(self, offset, num_scores):
+        """The offset as [size, K]."""
+        if offset is None:
+            return None
+        offset = checks.check_offset(offset, self.num_rows, num_scores).T
+        pad = jnp.pad if isinstance(offset, jax.Array) else np.pad
+        return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
+
+    def cut(self, result, rows_axis, rounds_axis=None):
+        """Drops what was added, and waits where memory is borrowed."""
+        if rounds_axis is not None and result.shape[rounds_axis] > self.num_rounds:
+            result = jax.lax.slice_in_dim(result, 0, self.num_rounds, axis=rounds_axis)
+        if self.size > self.num_rows:
+            result = _cut_rows(result, self.num_rows, rows_axis)
+        if isinstance(self.rows, Rows):
+            result.block_until_ready()
+        return result
+
+
+def _door(model, x, implementation):
+    """Checks the arguments; pads or borrows the rows."""
+    check_implementation(implementation)
     _check_model(model)
-    matrix = as_matrix(x, "x")
+    plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
+    matrix = x if plain and x.size else as_matrix(x, "x")
     if matrix.shape[1] != model.num_features:
         raise ValueError(
             f"x must have {model.num_features} columns, as in training, got "
             f"{matrix.shape[1]}"
         )
-    rows = matrix.shape[0]
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
+    rows, num_rounds = matrix.shape[0], model.num_rounds
+    if may_run(implementation) and _runs_on_cpu(model, matrix):
+        size = _kernel_size(rows) if matrix.size <= _PADDED_CELLS else rows
+        if matrix.size <= _PADDED_CELLS:
+            matrix = _pad_rows(matrix, size)
+        elif isinstance(matrix, np.ndarray):
+            matrix = borrow_rows(matrix)
+        return _Task(model, matrix, "cpu", rows, size, num_rounds)
+    size = rows
     if not isinstance(matrix, Tracer):
-        short = padded_size(rows) - rows
-        matrix = np.pad(np.asarray(matrix), ((0, short), (0, 0)))
-    return matrix, rows
+        size = padded_size(rows)
+        matrix = _pad_rows(matrix, size)
+    return _Task(_pad_rounds(model), matrix, implementation, rows, size, num_rounds)
+
+
+def _runs_on_cpu(model, matrix):
+    """Whether a program called with these arguments runs at once, on one CPU device.
+
+    It is then lowered for nothing else, so that the kernels can be named; and its
+    compilation takes milliseconds, so that large sizes need not share programs.
+    """
+    arrays = [*jax.tree.leaves(model), matrix]
+    arrays = [array for array in arrays if isinstance(array, jax.Array)]
+    if any(isinstance(array, Tracer) for array in arrays):
+        return False
+    if jax.config.jax_default_device is not None or jax.default_backend() != "cpu":
+        return False
+    devices = set().union(*(array.devices() for array in arrays))
+    if len(devices) > 1 or any(device.platform != "cpu" for device in devices):
+        return False
+    # Inside a trace even operations on constants are recorded instead of run.
+    probe = jax.lax.neg(model.init_score)
+    return not isinstance(probe, Tracer)
+
+
+def _kernel_size(size):
+    """Few sizes; below 64 powers of two, because a row costs time."""
+    return padded_size(size) if size > 64 else 1 << (size - 1).bit_length()
+
+
+def _pad_rows(matrix, size):
+    """Adds rows of zeros, in NumPy, which compiles nothing."""
+    padded = np.zeros((size, matrix.shape[1]), np.float32)
+    padded[: matrix.shape[0]] = matrix
+    return padded
 
 
 def _pad_rounds(model):
@@ -198,7 +286,7 @@ def _pad_rounds(model):
         return model
     short = padded_size(model.num_rounds, least=8) - model.num_rounds
 
-    def pad(array):  # in NumPy, which compiles nothing
+    def pad(array):
         return np.pad(np.asarray(array), ((0, short), (0, 0), (0, 0)))
 
     return replace(
@@ -210,15 +298,110 @@ def _pad_rounds(model):
     )
 
 
-def _finish(model, scores, offset):
-    """Adds the offset and gives one score per row no axis of its own."""
+def _cut_rows(result, num_rows, axis):
+    """The first rows; on a CPU in NumPy, because a slice is compiled for each size."""
+    if isinstance(result, Tracer) or result.committed or not _is_on_cpu(result):
+        return jax.lax.slice_in_dim(result, 0, num_rows, axis=axis)
+    index = (slice(None),) * axis + (slice(num_rows),)
+    return jnp.asarray(np.asarray(result)[index])
+
+
+def _is_on_cpu(array):
+    return all(device.platform == "cpu" for device in array.devices())
+
+
+@partial(jax.jit, static_argnames=("implementation", "staged"))
+def _predict(model, rows, offset, implementation, staged):
+    values = (model.leaf_value, model.init_score.reshape(-1))
+    rows = rows if isinstance(rows, Rows) else as_rows(rows)
+    # The definition keeps its own derivative.
+    run = _scores_in_xla if implementation == "xla" else _scores
+    scores = run(implementation, staged, values, _structure(model), rows)
     if offset is not None:
-        scores += checks.check_offset(offset, scores.shape[1], scores.shape[0])
-    return scores[0] if model.init_score.ndim == 0 else scores.T
+        scores += offset[None] if staged else offset
+    return scores[..., 0] if model.init_score.ndim == 0 else scores
+
+
+@partial(jax.jit, static_argnames="implementation")
+def _leaf_indices(model, rows, implementation):
+    rows = rows if isinstance(rows, Rows) else as_rows(rows)
+    leaves = _leaves(implementation, _structure(model), rows)
+    return leaves[..., 0] if model.init_score.ndim == 0 else leaves
+
+
+def _structure(model):
+    return Trees(model.feature, model.threshold, model.missing_left)
+
+
+def _leaves(implementation, trees, rows):
+    """[N, R, K]."""
+
+    def in_xla(rows, trees):
+        columns = flush_denormals(rows.matrix()).T
+        leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns), trees)
+        return jnp.moveaxis(leaves, 2, 0)
+
+    run = choose(implementation, cpu=predict_cpu.leaf_indices, xla=in_xla)
+    return run(rows, trees)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _scores(implementation, staged, values, trees, rows):
+    """[N, K], or [R, N, K] after each round; linear in ``values``."""
+    cpu = predict_cpu.staged_predict if staged else predict_cpu.predict
+
+    def in_xla(rows, trees, *values):
+        return _scores_in_xla(implementation, staged, values, trees, rows)
+
+    return choose(implementation, cpu=cpu, xla=in_xla)(rows, trees, *values)
+
+
+@_scores.defjvp
+def _change_scores(implementation, staged, primals, tangents):
+    """Values change the scores of the rows in their leaves; all else is locally flat.
+
+    Plain gathers, so that JAX can transpose and differentiate them again.
+    """
+    values, trees, rows = primals
+    leaves = _leaves(implementation, trees, rows)
+    by_round = jnp.moveaxis(leaves, 0, 2)
+    change = _add_rounds(staged, rows.num_rows, tangents[0], by_round, lambda leaf: leaf)
+    return _scores(implementation, staged, values, trees, rows), change
+
+
+def _scores_in_xla(implementation, staged, values, trees, rows):
+    """The definition."""
+    del implementation
+    columns = flush_denormals(rows.matrix()).T
+
+    def find(trees):
+        return _round_leaves(trees, columns)
+
+    return _add_rounds(staged, rows.num_rows, values, trees, find)
+
+
+def _add_rounds(staged, num_rows, values, steps, find):
+    """Adds up leaf values in the order of rounds; ``find(step)`` gives [K, N] leaves."""
+    leaf_value, init_score = values
+    shape = (init_score.shape[0], num_rows)
+
+    def add_round(scores, step):
+        value, step = step
+        scores += jax.vmap(lambda value, leaf: value[leaf])(value, find(step))
+        return scores, scores if staged else None
+
+    start = jnp.broadcast_to(init_score[:, None], shape)
+    scores, stages = jax.lax.scan(add_round, start, (leaf_value, steps))
+    return jnp.swapaxes(stages, 1, 2) if staged else scores.T
+
+
+def _round_leaves(trees, columns):
+    """The leaves [K, N] in the trees of one round on raw values [F, N]."""
+    return jax.vmap(_tree_leaves, (0, None))(trees, columns)
 
 
 def _tree_leaves(tree, columns):
-    """The leaf of every row in one tree on raw values [F, N]."""
+    """The leaf of every row in one tree."""
     feature, threshold, missing_left = tree
     num_rows = columns.shape[1]
     flat, rows = columns.reshape(-1), jnp.arange(num_rows, dtype=jnp.int32)
@@ -232,34 +415,3 @@ def _tree_leaves(tree, columns):
     depth = (feature.shape[0] + 1).bit_length() - 1
     start = jnp.zeros(num_rows, jnp.int32)
     return jax.lax.fori_loop(0, depth, descend, start) - feature.shape[0]
-
-
-def _add_rounds(model, matrix, collect):
-    """Scans over rounds; ``collect(scores, leaves)`` says what to keep of each."""
-    columns = flush_denormals(matrix).T
-    shape = (model.num_scores, matrix.shape[0])
-    start = jnp.broadcast_to(model.init_score.reshape(-1, 1), shape)
-
-    def add_round(scores, trees):
-        *structure, values = trees
-        leaves = jax.vmap(_tree_leaves, (0, None))(structure, columns)
-        scores += jax.vmap(lambda value, leaf: value[leaf])(values, leaves)
-        return scores, collect(scores, leaves)
-
-    trees = (model.feature, model.threshold, model.missing_left, model.leaf_value)
-    return jax.lax.scan(add_round, start, trees)
-
-
-@jax.jit
-def _predict(model, matrix):
-    return _add_rounds(model, matrix, lambda scores, leaves: None)[0]
-
-
-@jax.jit
-def _staged_predict(model, matrix):
-    return _add_rounds(model, matrix, lambda scores, leaves: scores)[1]
-
-
-@jax.jit
-def _leaf_indices(model, matrix):
-    return _add_rounds(model, matrix, lambda scores, leaves: leaves)[1]

@@ -8,20 +8,41 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-_BLOCK = 256  # rows summed at a time
+from jboost.kernels import reduce_cpu
+from jboost.kernels.library import choose
+
+_FAN = 32  # numbers summed at a time
 
 
-def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
-    """Sums the last axis, in blocks and then the blocks.
+def sum_rows(
+    values: Float[Array, "*K N"], implementation: str | None = None
+) -> Float[Array, "*K"]:
+    """Sums the last axis: 32 numbers at a time, then 32 of those sums, and so on.
 
-    A float32 error grows with the length of a block instead of with N. The barrier
-    keeps XLA from merging the two steps into one sum over N numbers, which it would
-    split among threads: the order, and so the bits, would depend on their number.
+    Of 32 numbers the second half is added to the first, then the second quarter to
+    the first, down to one: an error grows with the logarithm of N. All by additions of
+    slices, because the order in which XLA reduces depends on sizes, processor and
+    number of threads.
     """
-    padded = -values.shape[-1] % _BLOCK
-    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padded)])
-    blocks = jnp.sum(values.reshape(*values.shape[:-1], -1, _BLOCK), axis=-1)
-    return jnp.sum(jax.lax.optimization_barrier(blocks), axis=-1)
+    run = choose(implementation, cpu=reduce_cpu.sum_rows, xla=_sum_rows)
+    return run(values)
+
+
+def _sum_rows(values):
+    values = _sum_groups(values)
+    while values.shape[-1] > 1:
+        values = _sum_groups(values)
+    return values[..., 0]
+
+
+def _sum_groups(values):
+    short = -values.shape[-1] % _FAN
+    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, short)])
+    sums = values.reshape(*values.shape[:-1], -1, _FAN)
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return jax.lax.optimization_barrier(sums[..., 0])
 
 
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):

@@ -153,7 +153,11 @@ class FixedPoint(NamedTuple):
     stochastic: Bool[Array, ""]
 
 
-def choose_scale(values: Float[Array, "C N"], num_rows: Int[Array, ""]) -> FixedPoint:
+def choose_scale(
+    values: Float[Array, "C N"],
+    num_rows: Int[Array, ""],
+    implementation: str | None = None,
+) -> FixedPoint:
     """Finds the largest scales with which no sum over rows can leave 31 bits.
 
     Rounding is to nearest while at least 16 bits a row remain; below, stochastic.
@@ -162,7 +166,8 @@ def choose_scale(values: Float[Array, "C N"], num_rows: Int[Array, ""]) -> Fixed
       values: finite; 0 for rows that must not count.
       num_rows: how many rows count.
     """
-    total = jnp.maximum(sum_rows(jnp.abs(values)), jnp.float32(1e-30))
+    total = sum_rows(jnp.abs(values), implementation)
+    total = jnp.maximum(total, jnp.float32(1e-30))
     # total < 2^e, so that the scaled sum stays below 2^30; rounding adds at most 1 a
     # row. By bits, because exp2 and log2 of whole numbers are not exact everywhere.
     biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23  # e + 126

@@ -274,7 +274,7 @@ def _slope(objective, groups, c):
     weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
     slope = sum_by_group(weighted, groups.group, c.shape[0]) + groups.penalty * c
     size = sum_by_group(jnp.abs(weighted), groups.group, c.shape[0])
-    return jnp.where(jnp.abs(slope) <= _NOISE * size, 0.0, slope)
+    return slope, _NOISE * size
 
 
 def _loss_change(objective, groups, c):

@@ -27,6 +27,7 @@ from jboost.floats import middle_float
 _GROWTH = 16.0  # factor from one probe to the next while bracketing
 _TURNS = 128  # beyond the probes: bisection alone needs 2 * 32
 _NOISE = 1e-6  # of the slope at the start: what rounding can fake
+_FAINT = 64.0  # times the noise: no use in locating such a slope's end better
 _FADED = 2.0**-20  # of the steepest slope seen: no less than zero, to float32
 _JUMP = (
     1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
@@ -60,8 +61,8 @@ class _State(NamedTuple):
       left_slope, right_slope: there.
       zero_left, zero_right: ends of the flat set as far as seen.
       fall, rise: steepest negative and positive slope seen.
-      doubt: what the rounding of the first slope can fake.
-      moved: how often the right end (positive) or the left one moved last, in a row.
+      first: the slope at the start.
+      run: how many slopes in a row were positive, or minus how many negative.
       near: edges of the flat set tested close by: 0 none, 1 the left one, 2 both.
       done: nothing is left to ask.
     """
@@ -77,8 +78,8 @@ class _State(NamedTuple):
     zero_right: Float[Array, " P"]
     fall: Float[Array, " P"]
     rise: Float[Array, " P"]
-    doubt: Float[Array, " P"]
-    moved: Int8[Array, " P"]
+    first: Float[Array, " P"]
+    run: Int8[Array, " P"]
     near: Int8[Array, " P"]
     done: Bool[Array, " P"]
 
@@ -109,7 +110,7 @@ def find_minimum(
     state = _State(
         turn=jnp.int32(0), point=start, width=step, left=none, right=none,
         left_slope=none, right_slope=none, zero_left=none, zero_right=none,
-        fall=nothing, rise=nothing, doubt=nothing, moved=count, near=count,
+        fall=nothing, rise=nothing, first=none, run=count, near=count,
         done=~wanted,
     )  # fmt: skip
     farthest = step * jnp.float32(_GROWTH**num_probes)
@@ -118,8 +119,10 @@ def find_minimum(
         return (state.turn < _TURNS + 2 * num_probes) & ~jnp.all(state.done)
 
     def ask(state):
-        value, noise = slope(state.point)
+        # The barriers keep XLA from computing slopes anew for each number made of them.
+        value, noise = jax.lax.optimization_barrier(slope(state.point))
         state = _learn(state, value, noise, low, high)
+        state = jax.lax.optimization_barrier(state)
         return _plan(state, noise, start, farthest, low, high)
 
     state = jax.lax.while_loop(unfinished, ask, state)
@@ -142,8 +145,8 @@ def _learn(state, value, noise, low, high):
     ledge |= (value > 0) & (point < state.zero_right)
     zero_left = jnp.where(ledge, jnp.nan, state.zero_left)
     zero_right = jnp.where(ledge, jnp.nan, state.zero_right)
-    again_right = jnp.where(value > 0, jnp.maximum(state.moved, 0) + 1, 0)
-    again_left = jnp.where(value < 0, jnp.minimum(state.moved, 0) - 1, 0)
+    run = jnp.where(value > 0, jnp.maximum(state.run, 0) + 1, 0)
+    run = jnp.where(value < 0, jnp.minimum(state.run, 0) - 1, run)
     return state._replace(
         turn=state.turn + 1,
         left=jnp.where(left, point, state.left),
@@ -154,8 +157,8 @@ def _learn(state, value, noise, low, high):
         zero_right=jnp.where(flat, jnp.fmax(zero_right, point), zero_right),
         fall=jnp.maximum(state.fall, jnp.where(value < 0, size, 0.0)),
         rise=jnp.maximum(state.rise, jnp.where(value > 0, size, 0.0)),
-        doubt=jnp.where(state.turn == 0, _NOISE * size, state.doubt),
-        moved=jnp.where(bracketed, again_left + again_right, 0).astype(jnp.int8),
+        first=jnp.where(state.turn == 0, value, state.first),
+        run=run.astype(jnp.int8),
         near=jnp.where(ledge, jnp.int8(0), state.near),
     )
 
@@ -166,12 +169,11 @@ def _plan(state, noise, start, farthest, low, high):
     probing = (no_left | no_right) & (state.width < farthest)
     # While neither end is known: once up, once down, then further out.
     up = no_right & (~no_left | ~(state.point > start))
+    width = _width(state, start)
     probe = jnp.where(
-        up,
-        jnp.minimum(start + state.width, high),
-        jnp.maximum(start - state.width, low),
+        up, jnp.minimum(start + width, high), jnp.maximum(start - width, low)
     )
-    width = jnp.where(up & no_left, state.width, _GROWTH * state.width)
+    width = jnp.where(up & no_left, width, _GROWTH * width)
     inner, narrowed = _narrow(state, noise)
     edge, near, edged = _edge(state, noise)
     flat = ~jnp.isnan(state.zero_left)
@@ -186,24 +188,43 @@ def _plan(state, noise, start, farthest, low, high):
     )
 
 
+def _width(state, start):
+    """How far from the start the next probe is.
+
+    Once, twice as far as a straight line through the first two slopes says; else
+    16 times as far as the last.
+    """
+    end = jnp.where(jnp.isnan(state.left), state.right, state.left)
+    value = jnp.where(jnp.isnan(state.left), state.right_slope, state.left_slope)
+    root = jnp.abs(end - start) * (state.first / (state.first - value))
+    useful = (jnp.abs(state.run) == 2) & (root > 0)
+    width = jnp.clip(2 * root, state.width * (2 / _GROWTH), state.width)
+    return jnp.where(useful, width, state.width)
+
+
 def _narrow(state, noise):
     """A point between both ends by regula falsi, and whether there is none.
 
     The end that stays gets less weight with every move of the other (the Illinois
     rule, Dowell and Jarratt 1971), or it would stay for ever.
     """
-    left, right, moved = state.left, state.right, state.moved.astype(jnp.float32)
-    fall = -state.left_slope * jnp.exp2(-jnp.maximum(moved - 1, 0.0))
-    rise = state.right_slope * jnp.exp2(-jnp.maximum(-moved - 1, 0.0))
+    left, right, run = state.left, state.right, state.run.astype(jnp.float32)
+    fall = -state.left_slope * jnp.exp2(-jnp.maximum(run - 1, 0.0))
+    rise = state.right_slope * jnp.exp2(-jnp.maximum(-run - 1, 0.0))
     falsi = left + (right - left) * (fall / (fall + rise))
     # No closer to an end than is worth a slope.
     falsi = jnp.maximum(falsi, left + _CLOSE * jnp.abs(left))
     falsi = jnp.minimum(falsi, right - _CLOSE * jnp.abs(right))
-    useful = (falsi > left) & (falsi < right) & (jnp.abs(moved) < _PATIENCE)
+    useful = (falsi > left) & (falsi < right) & (jnp.abs(run) < _PATIENCE)
     middle = middle_float(left, right)
-    lost = (-state.left_slope <= 8 * noise) & (state.right_slope <= 8 * noise)
+    # Near 0, float32 has more room than usually matters: the mean of the ends takes
+    # turns with the float in the middle, without a period that could fit a slope's.
+    odd = jax.lax.population_count(state.turn) % 2 == 1
+    between = jnp.where(odd, left / 2 + right / 2, middle)
+    faint = _FAINT * noise
+    lost = (-state.left_slope <= faint) & (state.right_slope <= faint)
     none = (middle == left) | (middle == right) | lost
-    return jnp.where(useful, falsi, middle), none
+    return jnp.where(useful, falsi, between), none
 
 
 def _edge(state, noise):
@@ -219,11 +240,15 @@ def _edge(state, noise):
         (state.right, state.right_slope, state.zero_right, state.rise),
     ):
         one_sided = jnp.isnan(state.left) | jnp.isnan(state.right)
-        tiny = jnp.maximum(8 * noise, jnp.where(one_sided, _JUMP, _FADED) * most)
+        tiny = jnp.maximum(_FAINT * noise, jnp.where(one_sided, _JUMP, _FADED) * most)
         middle = middle_float(jnp.minimum(end, zero), jnp.maximum(end, zero))
         near = zero + (end - zero) * (tiny / (2 * value))
-        first = state.near <= len(points)
-        useful = first & (near != zero) & (jnp.abs(near - zero) < jnp.abs(end - zero))
+        # Then halfway there in the order of magnitude.
+        other = state.zero_right if not points else state.zero_left
+        halfway = jnp.sqrt(jnp.abs(end - other)) * jnp.sqrt(jnp.abs(zero - other))
+        halfway = other + jnp.copysign(halfway, end - other)
+        near = jnp.where(state.near <= len(points), near, halfway)
+        useful = (near - zero) * (end - near) > 0
         closed.append(
             jnp.isnan(end) | (middle == end) | (middle == zero) | (value <= tiny)
         )
@@ -239,8 +264,9 @@ def _conclude(state, start, low, high, wanted):
     no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
     flat = ~jnp.isnan(state.zero_left)
     # A change of sign within the first slope's rounding is none.
-    falls = (state.fall > state.doubt) | (state.left == low)
-    rises = (state.rise > state.doubt) | (state.right == high)
+    doubt = _NOISE * jnp.where(jnp.isfinite(state.first), jnp.abs(state.first), 0.0)
+    falls = (state.fall > doubt) | (state.left == low)
+    rises = (state.rise > doubt) | (state.right == high)
     strict = wanted & ~no_left & ~no_right & falls & rises
     ends = jnp.where(flat, state.zero_left, state.left)
     ends = ends / 2 + jnp.where(flat, state.zero_right, state.right) / 2

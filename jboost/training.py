@@ -373,8 +373,8 @@ def _chunk(
         )
         scores = (state.scores, *set_scores) if keep else ()
 
-        def store(buffer, value):
-            return buffer.at[number].set(value)
+        def store(buffer, value):  # at[].set compiles to more than this
+            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
 
         return _Chunk(
             state=state,

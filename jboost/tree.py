@@ -133,16 +133,8 @@ def grow_tree(
     Returns:
       The tree and the leaf of every row.
     """
-    gradient = jnp.where(in_bag, gradient, 0.0)
-    curvature = jnp.where(in_bag, curvature, 0.0)
-    num_in_bag = jnp.sum(in_bag)
-    fixed = choose_scale(jnp.stack([gradient, curvature]), num_in_bag)
-    if uniform:  # curvature in units of a row: a count, exact however it is rounded
-        largest = jnp.maximum(jnp.max(curvature), jnp.float32(1e-30))
-        fixed = fixed._replace(unit=jnp.stack([fixed.unit[0], largest]))
     num_rows = columns.shape[1]
     most = 1 << (max(1, min(max_nodes or num_rows, num_rows)) - 1).bit_length()
-    operands = (columns, gradient, curvature, in_bag, num_in_bag, words, fixed, limits)
     sizes: Any = dict(
         max_depth=max_depth, num_bins=num_bins, most=most, uniform=uniform
     )
@@ -152,7 +144,7 @@ def grow_tree(
         cpu=sequential_vmap(partial(_grow_with_kernels, **sizes)),
         xla=partial(_grow_in_xla, **sizes),
     )
-    return grow(packed, *operands)
+    return grow(packed, columns, gradient, curvature, in_bag, words, limits)
 
 
 def pack_codes(
@@ -198,48 +190,37 @@ def _descend(tree, columns):
 
 
 def _grow_with_kernels(
-    packed, columns, gradient, curvature, in_bag, num_in_bag, words, fixed, limits,
+    packed, columns, gradient, curvature, in_bag, words, limits,
     *, max_depth, num_bins, most, uniform,
 ):  # fmt: skip
-    numbers = (*fixed.unit, limits.l2, _least_weight(limits), limits.min_gain)
-    slots = min(2 ** (max_depth - 1), most)
     *tree, leaf = grow_cpu.grow(
         columns,
         grow_cpu.pack(columns, num_bins) if packed is None else packed,
         gradient,
         curvature,
         in_bag,
-        fixed.scale,
         words,
-        fixed.stochastic,
-        num_in_bag,
         grow_cpu.Limits(
-            numbers=jnp.stack([jnp.float32(number) for number in numbers]),
-            min_count=_least_samples(limits, num_in_bag),
+            l2=jnp.float32(limits.l2),
+            min_gain=jnp.float32(limits.min_gain),
+            min_child_weight=jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK),
+            min_child_samples=jnp.int32(limits.min_child_samples),
         ),
-        lambda level: sampling_cpu.sample_features(
-            words, level, _fractions(limits), slots, columns.shape[0]
-        ),
+        _fractions(limits),
         max_depth=max_depth,
         num_bins=num_bins,
-        slots=slots,
+        slots=min(2 ** (max_depth - 1), most),
         uniform=uniform,
     )
     return Tree(*tree, jnp.zeros(2**max_depth, jnp.float32)), leaf
 
 
 def _grow_in_xla(
-    packed, columns, gradient, curvature, in_bag, num_in_bag, words, fixed, limits,
+    packed, columns, gradient, curvature, in_bag, words, limits,
     *, max_depth, num_bins, most, uniform,
 ):  # fmt: skip
     """The definition: what the kernels do, in plain XLA."""
-    channels = quantise(jnp.stack([gradient, curvature], axis=1), fixed, words)
-    count = in_bag.astype(jnp.int32)
-    if uniform:
-        channels = jnp.stack([channels[:, 0], count], axis=1)
-    else:
-        channels = jnp.concatenate([channels, count[:, None]], axis=1)
-    rows = _Rows(columns, channels, in_bag, num_in_bag, fixed.unit)
+    rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
 
     def grow_level(level, state, slots):
         split = _find_splits(level, state, rows, words, limits)
@@ -262,6 +243,22 @@ def _grow_in_xla(
     for level in range(shared, max_depth):
         state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
     return state.tree, state.row_position
+
+
+def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
+    """Rounds the rows' derivatives to integers."""
+    values = jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
+    num_in_bag = jnp.sum(in_bag)
+    fixed = choose_scale(values, num_in_bag, implementation="xla")
+    unit, channels = fixed.unit, quantise(values.T, fixed, words)
+    count = in_bag.astype(jnp.int32)
+    if uniform:  # curvature in units of a row: a count, exact however it is rounded
+        largest = jnp.maximum(jnp.max(values[1]), jnp.float32(1e-30))
+        unit = jnp.stack([unit[0], largest])
+        channels = jnp.stack([channels[:, 0], count], axis=1)
+    else:
+        channels = jnp.concatenate([channels, count[:, None]], axis=1)
+    return _Rows(columns, channels, in_bag, num_in_bag, unit)
 
 
 def _make_root(root, num_rows, max_depth, num_bins, slots):
@@ -321,10 +318,6 @@ def _least_samples(limits, num_in_bag):
     (and counts may be missing: see _sum_nodes)."""
     least = jnp.asarray(limits.min_child_samples, jnp.int32)
     return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
-
-
-def _least_weight(limits):
-    return jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK)
 
 
 def _sample_features(words, level, slots, num_features, limits):

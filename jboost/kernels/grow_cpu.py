@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grows a tree with the CPU kernels of native/grow.h.
 
-In: codes in two layouts, derivatives, the scale that makes integers of them. Out: the
-tree's arrays and each row's leaf, the same to the bit as those of plain XLA. Per level
-three calls: search, split, sum; XLA's own part is the loop around them.
+In: codes in two layouts, derivatives, limits. Out: the tree's arrays and each row's
+leaf, the same to the bit as those of plain XLA. Per level four calls: sample features,
+search, split, sum; XLA's own part is the loop around them.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
 from jboost.kernels.library import call
+from jboost.kernels.sampling_cpu import sample_features
 
 CHUNK = 16384  # kChunk of native/grow.h
 
@@ -28,10 +28,12 @@ class Grown(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a split must fulfil; see native/grow.h."""
+    """What a split must fulfil; see :func:`jboost.fit`."""
 
-    numbers: Float[Array, "5"]  # units of gradient and curvature, l2, weight, gain
-    min_count: Int32[Array, ""]  # 0: nobody counts
+    l2: Float[Array, ""]
+    min_gain: Float[Array, ""]
+    min_child_weight: Float[Array, ""]
+    min_child_samples: Int32[Array, ""]
 
 
 class _State(NamedTuple):
@@ -88,35 +90,32 @@ def grow(
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
-    scale: Float[Array, "2"],
     seed: UInt32[Array, "2"],
-    stochastic: Bool[Array, ""],
-    num_in_bag: Int32[Array, ""],
     limits: Limits,
-    sample_features: Callable[[Any], Bool[Array, "M F"]],
+    fractions: Float[Array, "3"],
     *,
     max_depth: int,
     num_bins: int,
     slots: int,
     uniform: bool,
 ) -> Grown:
-    """Grows the tree; ``sample_features`` gives the masks of a level."""
+    """Grows the tree; ``fractions`` of features by tree, level and node are used."""
     num_features, num_rows = columns.shape
     shapes = (
         jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
         jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
         jax.ShapeDtypeStruct((-(-num_rows // CHUNK), slots, 2), jnp.int32),
+        jax.ShapeDtypeStruct((2,), jnp.float32),
     )
-    rows = call(
-        "start", shapes, gradient, curvature, in_bag, scale, seed, stochastic,
-        uniform=int(uniform),
-    )  # fmt: skip
+    *rows, units = call(
+        "start", shapes, gradient, curvature, in_bag, seed, uniform=int(uniform)
+    )
     channels = 2 if uniform else 3
     shape = (slots, channels, num_features, num_bins)
-    counted = limits.min_count > 0
     sums = call(
-        "sum_root", jax.ShapeDtypeStruct(shape, jnp.int32), packed, *rows, counted
-    )
+        "sum_root", jax.ShapeDtypeStruct(shape, jnp.int32), packed, *rows,
+        limits.min_child_samples,
+    )  # fmt: skip
     num_nodes = 2**max_depth - 1
     state = _State(
         *rows,
@@ -133,35 +132,29 @@ def grow(
 
     def grow_level(carry):
         level, state, place, sums = carry
-        split = _find_splits(
-            sums, place, state.position, sample_features(level), limits
-        )
+        masks = sample_features(seed, level, fractions, slots, num_features)
+        split = _find_splits(sums, place, state.position, masks, units, limits)
         state, source, left_smaller = _split_rows(
             columns, level, split, state, max_depth
         )
         place, sums = _sum_children(
-            packed, state, counted, source, left_smaller, place, sums
+            packed, state, limits, source, left_smaller, place, sums
         )
         return level + 1, state, place, sums
 
     carry = (jnp.int32(0), state, jnp.zeros(slots, jnp.int32), sums)
     _, state, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
-    leaf = jax.lax.cond(
-        num_in_bag == num_rows,
-        lambda leaf: leaf,
-        lambda leaf: find_leaves(columns, *tree, in_bag, leaf),
-        state.leaf,
-    )
-    return Grown(*tree, leaf)
+    return Grown(*tree, find_leaves(columns, *tree, in_bag, state.leaf))
 
 
-def _find_splits(sums, place, position, masks, limits):
+def _find_splits(sums, place, position, masks, units, limits):
     """Feature, threshold, missing_left, gain, found of each slot."""
     slots = position.shape[0]
     kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
     results = tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
-    return call("find_splits", results, sums, place, position, masks, *limits)
+    operands = (sums, place, position, masks, units, *limits)
+    return call("find_splits", results, *operands)
 
 
 def _split_rows(columns, level, split, state, max_depth):
@@ -180,9 +173,10 @@ def _split_rows(columns, level, split, state, max_depth):
     return _State(*new[: len(state)]), *new[len(state) :]
 
 
-def _sum_children(packed, state, counted, source, left_smaller, place, sums):
+def _sum_children(packed, state, limits, source, left_smaller, place, sums):
     rows = (state.words, state.index, state.segments)
-    operands = (packed, *rows, counted, source, left_smaller, place, sums)
+    samples = limits.min_child_samples
+    operands = (packed, *rows, samples, source, left_smaller, place, sums)
     return call("sum_children", (_like(place), _like(sums)), *operands, aliases={8: 1})
 
 

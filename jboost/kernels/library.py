@@ -46,16 +46,16 @@ def available() -> bool:
     return _library is not None
 
 
-def warn_if_missing() -> None:
+def _warn_of_missing_kernels():
     """Says once a process that the slow way is taken."""
-    if _library is None and "warned" not in _registered:
+    if "warned" not in _registered and jax.default_backend() == "cpu":
         _registered.add("warned")
         warnings.warn(
             "jboost was installed without its CPU kernels (no C++17 compiler was "
             "found), so everything runs on plain XLA: the same results, several times "
             "slower; reinstall it where there is a compiler",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
 
 
@@ -63,6 +63,12 @@ def best_isa() -> str:
     """The best instruction set that the kernels can use on this processor."""
     assert _library is not None
     return ISAS[_library.jboost_best_isa()]
+
+
+def current_isa() -> str:
+    """The instruction set that the kernels use now."""
+    assert _library is not None
+    return ISAS[_library.jboost_current_isa()]
 
 
 def set_isa(isa: str) -> None:
@@ -75,6 +81,26 @@ def set_isa(isa: str) -> None:
     if not known or not _library.jboost_set_isa(ISAS.index(isa)):  # type: ignore[union-attr]
         best = best_isa() if available() else "none: the kernels were not built"
         raise ValueError(f"JBOOST_ISA must be one of {ISAS}, up to {best}, got {isa!r}")
+
+
+def implementations() -> dict[str, str]:
+    """What runs when ``implementation`` is None, on the platform that JAX uses now.
+
+    Returns:
+      {operation: implementation} for "binning", "training", "leaves" and "predict";
+      under "instructions" what the CPU kernels use: "baseline", "avx2" or "avx512"
+      (the environment variable JBOOST_ISA forces one), or "none".
+
+    Example:
+      >>> import jboost as jb
+      >>> sorted(jb.implementations())
+      ['binning', 'instructions', 'leaves', 'predict', 'training']
+    """
+    native = _library is not None and jax.default_backend() == "cpu"
+    used = dict.fromkeys(
+        ("binning", "training", "leaves", "predict"), "cpu" if native else "xla"
+    )
+    return {**used, "instructions": current_isa() if native else "none"}
 
 
 if _library is not None and os.environ.get("JBOOST_ISA"):
@@ -103,6 +129,8 @@ def check_implementation(implementation: str | None) -> None:
 def may_run(implementation: str | None) -> bool:
     """Whether a program of this ``implementation`` runs the kernels on a CPU."""
     check_implementation(implementation)
+    if implementation is None and _library is None:
+        _warn_of_missing_kernels()
     return _library is not None and implementation != "xla"
 
 

@@ -19,14 +19,22 @@ namespace {
 constexpr int64_t kSerial = 20000;       // values below which threads cost more
 constexpr int64_t kSortedRows = 50000;   // up to here, sorting is faster than counting
 constexpr int64_t kSortedBins = 1024;    // from here, most buckets hold a threshold
-constexpr int64_t kSample = 4096;        // rows, and so buckets
+constexpr int64_t kMinSample = 2048;     // rows, and so buckets
+constexpr int64_t kMaxSample = 8192;
+constexpr int64_t kSampleShare = 64;     // of all rows
 constexpr int64_t kMaxCells = 4096;
-constexpr int64_t kGroup = 32;           // features worked on together
-constexpr int64_t kBlockRows = 1024;     // rows whose keys are in cache together
+constexpr int64_t kCellBits = 16;
+constexpr int64_t kGroup = 32;           // features counted together
+constexpr int64_t kBlockRows = 2048;     // rows whose keys are in cache together
+constexpr int64_t kPad = 16;             // so that columns do not fall on the same sets
+constexpr int64_t kFlushRows = 57344;    // rows whose counts fit 16 bits
 constexpr int64_t kPartRows = 16384;     // least rows of a task that counts
 constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kCodeGroup = 32;       // features looked up together
 constexpr int64_t kCodeRows = 256;       // rows of a block of codes
+constexpr int64_t kKeyStride = kCodeRows + kPad;
 constexpr int64_t kCodeBlocks = 8;       // blocks of a task
+constexpr int64_t kDiscreteShare = 64;   // of a sample
 constexpr int64_t kMaxRounds = 3;        // then all buckets are opened
 
 const Pool kAlone;
@@ -144,30 +152,49 @@ struct Pair {
 // The cap of mass: see _find_cap in jboost/binning.py. An unknown run counts as one
 // value, which gives too low a cap if it is heavier than that.
 double FindCap(const std::vector<Run>& runs, int64_t num_value_bins) {
-  std::vector<double> masses(runs.size());
-  double total = 0.0;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    masses[i] = runs[i].mass;
-    total += runs[i].mass;
+  double total = 0.0, largest = 0.0, used = 0.0;
+  for (const Run& run : runs) {
+    total += run.mass;
+    largest = std::max(largest, run.mass);
   }
-  size_t size = std::min<size_t>(masses.size(), num_value_bins - 1);
-  std::vector<double> heaviest(size);
+  double cap = total / static_cast<double>(num_value_bins);
+  if (largest <= cap) return cap;
+  std::vector<double> masses(runs.size());
+  for (size_t i = 0; i < runs.size(); ++i) masses[i] = runs[i].mass;
+  std::vector<double> heaviest(std::min<size_t>(runs.size(), num_value_bins - 1));
   std::partial_sort_copy(masses.begin(), masses.end(), heaviest.begin(),
                          heaviest.end(), std::greater<double>());
-  double used = 0.0;
-  for (size_t k = 0; k < size; ++k) {
-    double cap = (total - used) / static_cast<double>(num_value_bins - k);
-    if (heaviest[k] <= cap) return cap;
-    used += heaviest[k];
+  int64_t bins = num_value_bins;
+  for (double mass : heaviest) {
+    cap = (total - used) / static_cast<double>(bins--);
+    if (mass <= cap) return cap;
+    used += mass;
   }
-  return (total - used) / static_cast<double>(num_value_bins - size);
+  return (total - used) / static_cast<double>(bins);
 }
 
-int32_t FindBin(double middle, double cap, int64_t num_value_bins) {
-  double share = middle / cap, last = static_cast<double>(num_value_bins - 1);
-  share = share > 0.0 ? share : 0.0;  // also where it is not a number
-  return static_cast<int32_t>(share < last ? share : last);
-}
+// The bin of a middle of mass: trunc(middle / cap), within [0, num_value_bins).
+class Binner {
+ public:
+  Binner(double cap, int64_t num_value_bins)
+      : cap_(cap), last_(static_cast<double>(num_value_bins - 1)) {}
+
+  int32_t operator()(double middle) {
+    // Divides only near the edges of the bin before.
+    if (low_ < middle && middle < high_) return bin_;
+    double share = middle / cap_;
+    share = share > 0.0 ? share : 0.0;  // also where it is not a number
+    bin_ = static_cast<int32_t>(share < last_ ? share : last_);
+    low_ = bin_ * cap_ * (1 + kSlack);
+    high_ = (bin_ + 1.0) * cap_ * (1 - kSlack);
+    return bin_;
+  }
+
+ private:
+  static constexpr double kSlack = 1e-12;
+  double cap_, last_, low_ = 0.0, high_ = 0.0;
+  int32_t bin_ = 0;
+};
 
 // Cuts between runs. Where that takes values that are not known, adds their buckets
 // to `needed` instead. Sums go value by value as in the definition; an unknown run is
@@ -176,6 +203,7 @@ int32_t FindBin(double middle, double cap, int64_t num_value_bins) {
 void CutRuns(const std::vector<Run>& runs, int64_t num_value_bins,
              std::vector<Pair>* cuts, std::vector<int32_t>* needed) {
   double cap = FindCap(runs, num_value_bins), sum = 0.0;
+  Binner find_bin(cap, num_value_bins);
   bool rounded = false;  // sums of counts are exact, until a cap is added
   int32_t previous = 0;
   const Run* before = nullptr;
@@ -184,11 +212,11 @@ void CutRuns(const std::vector<Run>& runs, int64_t num_value_bins,
     sum += mass;
     int32_t first, last;
     if (run.bucket == 0) {
-      first = last = FindBin(sum - mass / 2, cap, num_value_bins);
+      first = last = find_bin(sum - mass / 2);
       rounded |= run.mass > cap;
     } else {
-      first = FindBin(start + 0.5, cap, num_value_bins);
-      last = FindBin(sum - 0.5, cap, num_value_bins);
+      first = find_bin(start + 0.5);
+      last = find_bin(sum - 0.5);
       bool opened = first != last || run.mass > cap ||
                     (rounded && std::ilogb(start) != std::ilogb(sum));
       if (opened) needed->push_back(run.bucket);
@@ -230,21 +258,35 @@ void Write(const std::vector<Pair>& pairs, int64_t feature, const Cuts& cuts) {
   cuts.num_cuts[feature] = static_cast<int32_t>(size);
 }
 
-// Distinct values and their counts, from sorting all keys.
-std::vector<Run> CountDistinct(const int32_t* keys, int64_t num_keys) {
-  std::vector<uint32_t> words, room;
-  words.reserve(num_keys);
+// The keys that are not missing, sorted.
+std::vector<uint32_t> SortKeys(const int32_t* keys, int64_t num_keys) {
+  std::vector<uint32_t> words(num_keys), room;
+  int64_t size = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
-    if (keys[i] != kMissingKey) words.push_back(ToUnsigned(keys[i]));
+    words[size] = ToUnsigned(keys[i]);
+    size += keys[i] != kMissingKey;
   }
-  room.resize(words.size());
-  int64_t size = static_cast<int64_t>(words.size());
-  const uint32_t* sorted = Sort(words.data(), room.data(), size);
+  words.resize(size);
+  room.resize(size);
+  return Sort(words.data(), room.data(), size) == words.data() ? words : room;
+}
+
+// Appends the distinct ones of sorted keys.
+void AppendDistinct(const uint32_t* begin, const uint32_t* end,
+                    std::vector<Run>* runs) {
+  while (begin != end) {
+    const uint32_t* next = begin + 1;
+    while (next != end && *next == *begin) ++next;
+    runs->push_back({static_cast<double>(next - begin), ToKey(*begin), 0});
+    begin = next;
+  }
+}
+
+std::vector<Run> CountDistinct(const int32_t* keys, int64_t num_keys) {
+  std::vector<uint32_t> sorted = SortKeys(keys, num_keys);
   std::vector<Run> runs;
-  for (int64_t i = 0; i < size; ++i) {
-    if (i == 0 || sorted[i] != sorted[i - 1]) runs.push_back({0, ToKey(sorted[i]), 0});
-    runs.back().mass += 1;
-  }
+  runs.reserve(sorted.size());
+  AppendDistinct(sorted.data(), sorted.data() + sorted.size(), &runs);
   return runs;
 }
 
@@ -300,45 +342,50 @@ void CutBySorting(const Pool& pool, const Matrix& matrix, const double* weight,
 // One feature on the way from buckets to cuts.
 struct Feature {
   BucketMap map;
-  std::vector<Cell> cells;
+  std::vector<uint32_t> cells;
   std::vector<int32_t> usual;     // of each bucket: its most frequent sampled value
   std::vector<uint8_t> repeated;  // of each bucket: whether that was there twice
-  std::vector<uint32_t> counts;
-  std::vector<Opening> openings;
-  std::vector<int32_t> collected;  // unsorted, from the open buckets
+  std::vector<uint32_t> counts;   // of each bucket
+  std::vector<uint8_t> open;      // of each bucket
+  std::vector<int32_t> collected;  // from the open buckets, the usual ones left out
+  bool discrete = false;           // one value has a great share
   std::vector<Pair> cuts;
   bool resolved = false;
 };
 
+uint32_t FindOffset(const BucketMap& map, int32_t key) {
+  uint32_t inside = static_cast<uint32_t>(std::clamp(key, map.low, map.high));
+  return (inside - static_cast<uint32_t>(map.low)) >> map.drop;
+}
+
 uint32_t FindBucket(const BucketMap& map, int32_t key) {
-  uint32_t offset = static_cast<uint32_t>(std::clamp(key, map.low, map.high)) -
-                    static_cast<uint32_t>(map.low);
-  Cell cell = map.cells[offset >> map.shift];
-  uint64_t place = offset & ((uint32_t{1} << map.shift) - 1);
-  return cell.base + static_cast<uint32_t>((place * cell.num_buckets) >> map.shift);
+  uint32_t offset = FindOffset(map, key), cell = map.cells[offset >> map.shift];
+  uint32_t place = offset & ((uint32_t{1} << map.shift) - 1);
+  return (cell >> 16) + ((place * (cell & 0xFFFF)) >> map.shift);
 }
 
 // As many buckets as sampled values, shared out among cells by their counts.
 void MakeMap(const std::vector<Run>& sample, Feature* feature) {
   BucketMap& map = feature->map;
-  map = {0, 0, 0, nullptr};
-  if (!sample.empty()) map = {sample.front().key, sample.back().key, 0, nullptr};
-  uint32_t range =
-      static_cast<uint32_t>(map.high) - static_cast<uint32_t>(map.low);
-  while ((range >> map.shift) >= kMaxCells) ++map.shift;
-  feature->cells.assign((range >> map.shift) + 1, Cell{0, 0});
+  map = {0, 0, 0, 0, nullptr};
+  if (!sample.empty()) map = {sample.front().key, sample.back().key, 0, 0, nullptr};
+  while ((FindOffset(map, map.high) >> map.shift) >= kMaxCells) {
+    (map.shift < kCellBits ? map.shift : map.drop) += 1;
+  }
+  std::vector<uint32_t>& cells = feature->cells;
+  cells.assign((FindOffset(map, map.high) >> map.shift) + 1, 0);
   for (const Run& run : sample) {
-    uint32_t offset = static_cast<uint32_t>(run.key) - static_cast<uint32_t>(map.low);
-    feature->cells[offset >> map.shift].num_buckets += static_cast<uint32_t>(run.mass);
+    cells[FindOffset(map, run.key) >> map.shift] += static_cast<uint32_t>(run.mass);
   }
   uint32_t base = 1;
-  for (Cell& cell : feature->cells) {
-    cell.base = base;
-    base += cell.num_buckets;
+  for (uint32_t& cell : cells) {
+    uint32_t size = cell;
+    cell = (base << 16) + size;
+    base += size;
   }
-  map.cells = feature->cells.data();
+  map.cells = cells.data();
   feature->counts.assign(base + 1, 0);
-  feature->openings.assign(base + 1, Opening{kMissingKey, 0});
+  feature->open.assign(base + 1, 0);
   feature->usual.assign(base + 1, kMissingKey);
   feature->repeated.assign(base + 1, 0);
   std::vector<double> most(base + 1, 0.0);
@@ -348,34 +395,34 @@ void MakeMap(const std::vector<Run>& sample, Feature* feature) {
     most[bucket] = run.mass;
     feature->usual[bucket] = run.key;
     feature->repeated[bucket] = run.mass > 1;
+    feature->discrete |= run.mass > base / kDiscreteShare;
   }
-}
-
-void Open(uint32_t bucket, Feature* feature) {
-  feature->openings[bucket] = {feature->usual[bucket], ~uint32_t{0}};
 }
 
 // Runs in order: closed buckets whole, open ones value by value.
 std::vector<Run> MakeRuns(const Feature& feature) {
-  std::vector<Run> found =
-      CountDistinct(feature.collected.data(), feature.collected.size());
+  std::vector<uint32_t> sorted =
+      SortKeys(feature.collected.data(), feature.collected.size());
   std::vector<Run> runs;
-  size_t next = 0;
+  runs.reserve(sorted.size() + feature.counts.size());
+  const uint32_t* next = sorted.data();
+  const uint32_t* end = next + sorted.size();
   for (size_t bucket = 1; bucket < feature.counts.size(); ++bucket) {
-    double left = feature.counts[bucket];
-    if (feature.openings[bucket].mask == 0) {
-      if (left > 0) runs.push_back({left, 0, static_cast<int32_t>(bucket)});
+    uint32_t count = feature.counts[bucket];
+    if (count == 0) continue;
+    if (!feature.open[bucket]) {
+      runs.push_back({static_cast<double>(count), 0, static_cast<int32_t>(bucket)});
       continue;
     }
-    size_t begin = next;
-    while (next < found.size() && FindBucket(feature.map, found[next].key) == bucket) {
-      left -= found[next++].mass;
-    }
-    size_t place = begin;  // of the usual value, which makes up what is left
-    while (place < next && found[place].key < feature.usual[bucket]) ++place;
-    runs.insert(runs.end(), found.begin() + begin, found.begin() + place);
-    if (left > 0) runs.push_back({left, feature.usual[bucket], 0});
-    runs.insert(runs.end(), found.begin() + place, found.begin() + next);
+    const uint32_t* begin = next;
+    while (next != end && FindBucket(feature.map, ToKey(*next)) == bucket) ++next;
+    // The usual value makes up what was not collected.
+    double left = static_cast<double>(count - (next - begin));
+    int32_t usual = feature.usual[bucket];
+    const uint32_t* place = std::lower_bound(begin, next, ToUnsigned(usual));
+    AppendDistinct(begin, place, &runs);
+    if (left > 0) runs.push_back({left, usual, 0});
+    AppendDistinct(place, next, &runs);
   }
   return runs;
 }
@@ -386,13 +433,13 @@ void OpenBesides(const std::vector<Run>& runs, Feature* feature) {
   std::vector<int32_t> beside;
   for (size_t i = 0; i < runs.size(); ++i) {
     int32_t bucket = runs[i].bucket;
-    bool discrete = feature->openings[bucket].mask != 0 && feature->repeated[bucket];
+    bool discrete = feature->open[bucket] && feature->repeated[bucket];
     if (bucket == 0 || !discrete) continue;
     if (i > 0) beside.push_back(runs[i - 1].bucket);
     if (i + 1 < runs.size()) beside.push_back(runs[i + 1].bucket);
   }
   for (int32_t bucket : beside) {
-    if (bucket != 0) Open(bucket, feature);
+    if (bucket != 0) feature->open[bucket] = 1;
   }
 }
 
@@ -407,7 +454,7 @@ void Advance(int64_t max_bins, int64_t round, Feature* feature) {
     for (const Run& run : runs) needed.push_back(run.bucket);
   }
   for (int32_t bucket : needed) {
-    if (bucket != 0) Open(bucket, feature);
+    if (bucket != 0) feature->open[bucket] = 1;
   }
   OpenBesides(runs, feature);
 }
@@ -417,32 +464,52 @@ template <class Use>
 void ForKeys(const Matrix& matrix, const std::vector<int32_t>& features, int64_t begin,
              int64_t end, const Use& use) {
   int64_t size = static_cast<int64_t>(features.size());
-  std::vector<int32_t> keys(size * kBlockRows);
+  constexpr int64_t kStride = kBlockRows + kPad;
+  std::vector<int32_t> keys(size * kStride);
   for (int64_t row = begin; row < end; row += kBlockRows) {
     int64_t count = std::min(kBlockRows, end - row);
-    MakeKeys(matrix, row, row + count, features.data(), size, keys.data(), kBlockRows);
-    for (int64_t f = 0; f < size; ++f) use(f, keys.data() + f * kBlockRows, count);
+    MakeKeys(matrix, row, row + count, features.data(), size, keys.data(), kStride);
+    for (int64_t f = 0; f < size; ++f) use(f, keys.data() + f * kStride, count);
   }
 }
+
+// Counts of 16 bits, which are emptied before they overflow.
+struct Counter {
+  std::vector<uint16_t> even, odd;
+  std::vector<uint32_t> totals;
+
+  explicit Counter(const Feature& feature)
+      : even(feature.counts.size(), 0),
+        odd(feature.discrete ? feature.counts.size() : 0, 0),
+        totals(feature.counts.size(), 0) {}
+
+  void Flush() {
+    for (std::vector<uint16_t>* counts : {&even, &odd}) {
+      for (size_t b = 0; b < counts->size(); ++b) totals[b] += (*counts)[b];
+      std::fill(counts->begin(), counts->end(), uint16_t{0});
+    }
+  }
+};
 
 void CountRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
                int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
   auto count_keys = ChooseBinningLoops().count;
-  std::vector<std::vector<uint32_t>> tables(group.size());
-  for (size_t f = 0; f < group.size(); ++f) {
-    tables[f].assign(2 * (*features)[group[f]].counts.size(), 0);
+  std::vector<Counter> counters;
+  for (int32_t f : group) counters.emplace_back((*features)[f]);
+  for (int64_t row = begin; row < end; row += kFlushRows) {
+    ForKeys(matrix, group, row, std::min(row + kFlushRows, end),
+            [&](int64_t f, const int32_t* keys, int64_t size) {
+              Counter& counter = counters[f];
+              uint16_t* even = counter.even.data();
+              uint16_t* odd = counter.odd.empty() ? even : counter.odd.data();
+              count_keys((*features)[group[f]].map, keys, size, even, odd);
+            });
+    for (Counter& counter : counters) counter.Flush();
   }
-  ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
-    uint32_t* even = tables[f].data();
-    count_keys((*features)[group[f]].map, keys, size, even,
-               even + tables[f].size() / 2);
-  });
   std::lock_guard<std::mutex> lock(*mutex);
   for (size_t f = 0; f < group.size(); ++f) {
     std::vector<uint32_t>& counts = (*features)[group[f]].counts;
-    for (size_t b = 0; b < counts.size(); ++b) {
-      counts[b] += tables[f][b] + tables[f][counts.size() + b];
-    }
+    for (size_t b = 0; b < counts.size(); ++b) counts[b] += counters[f].totals[b];
   }
 }
 
@@ -454,7 +521,8 @@ void CollectRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_
   ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
     const Feature& feature = (*features)[group[f]];
     int64_t taken =
-        collect(feature.map, feature.openings.data(), keys, size, room.data());
+        collect(feature.map, feature.open.data(), feature.usual.data(), keys, size,
+                room.data());
     collected[f].insert(collected[f].end(), room.begin(), room.begin() + taken);
   });
   std::lock_guard<std::mutex> lock(*mutex);
@@ -488,7 +556,7 @@ void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& fe
 
 // Every row that is a multiple of some step.
 std::vector<Run> TakeSample(const Matrix& matrix, int32_t feature) {
-  int64_t size = std::min(kSample, matrix.num_rows);
+  int64_t size = std::clamp(matrix.num_rows / kSampleShare, kMinSample, kMaxSample);
   std::vector<int32_t> keys(size);
   for (int64_t i = 0; i < size; ++i) {
     int64_t row = matrix.num_rows * i / size;
@@ -580,7 +648,7 @@ CodeBlock WriteColumns(const CodeLayouts& layouts, const std::vector<Lookup>& lo
                                 (first * stride + begin) * size
                           : room;
   for (int64_t f = 0; f < num_features; ++f) {
-    ChooseBinningLoops().find_codes(lookups[first + f].tree, keys + f * kCodeRows,
+    ChooseBinningLoops().find_codes(lookups[first + f].tree, keys + f * kKeyStride,
                                     count, layouts.wide, start + f * stride * size);
   }
   return {start, stride};
@@ -623,8 +691,8 @@ void FindCodes(const Pool& pool, const Matrix& matrix, const float* thresholds,
     lookups.emplace_back(thresholds + f * num_thresholds, num_thresholds);
   }
   // Whole blocks of the packed layout.
-  int64_t width = layouts.packed == nullptr ? kGroup : layouts.width;
-  int64_t group = std::max(width, kGroup / width * width);
+  int64_t width = layouts.packed == nullptr ? kCodeGroup : layouts.width;
+  int64_t group = std::max(width, kCodeGroup / width * width);
   int64_t num_groups = (num_features + group - 1) / group;
   int64_t task_rows = kCodeRows * kCodeBlocks;
   int64_t num_parts = (num_rows + task_rows - 1) / task_rows;
@@ -634,12 +702,13 @@ void FindCodes(const Pool& pool, const Matrix& matrix, const float* thresholds,
     int64_t size = std::min(group, num_features - first);
     int64_t begin = task / num_groups * task_rows;
     int64_t end = std::min(begin + task_rows, num_rows);
-    std::vector<int32_t> features(size), keys(size * kCodeRows);
+    std::vector<int32_t> features(size), keys(size * kKeyStride);
     std::vector<uint8_t> room(layouts.columns == nullptr ? size * kCodeRows * 2 : 0);
     std::iota(features.begin(), features.end(), static_cast<int32_t>(first));
     for (int64_t row = begin; row < end; row += kCodeRows) {
       int64_t count = std::min(kCodeRows, end - row);
-      MakeKeys(matrix, row, row + count, features.data(), size, keys.data(), kCodeRows);
+      MakeKeys(matrix, row, row + count, features.data(), size, keys.data(),
+               kKeyStride);
       CodeBlock block = WriteColumns(layouts, lookups, keys.data(), first, size, row,
                                      count, room.data());
       if (layouts.packed == nullptr) continue;

@@ -36,20 +36,11 @@ struct Matrix {
 
 // A monotone map of keys to buckets 1, 2, ...; 0 is for missing values. The range of
 // the sample is cut into equal cells, and a cell into equal buckets.
-struct Cell {
-  uint32_t base, num_buckets;
-};
-
 struct BucketMap {
   int32_t low, high;
-  int32_t shift;  // 2^shift keys a cell
-  const Cell* cells;
-};
-
-// Which keys of a bucket are collected: those with ((key ^ usual) & mask) != 0.
-struct Opening {
-  int32_t usual;  // a value that need not be collected, because it can be counted
-  uint32_t mask;  // 0: the bucket is closed
+  int32_t drop;           // bits of key - low that are not looked at
+  int32_t shift;          // 2^shift of what remains a cell, at most 2^16
+  const uint32_t* cells;  // (first bucket << 16) + number of buckets
 };
 
 // A search tree in which each node holds 16 keys, level by level: an entry of a level
@@ -67,12 +58,13 @@ struct BinningLoops {
   void (*make_keys)(const float* rows, int64_t row_stride, int64_t num_rows,
                     const int32_t* features, int64_t num_features, int32_t* keys,
                     int64_t keys_stride);
-  // Counts keys into two tables, even and odd ones, of the same length.
+  // Counts keys by bucket: even ones, and odd ones. With one table for both a frequent
+  // value would wait for itself.
   void (*count)(const BucketMap& map, const int32_t* keys, int64_t num_keys,
-                uint32_t* even, uint32_t* odd);
-  // Appends the keys that are to be collected; returns how many. `collected` needs
-  // room for one more.
-  int64_t (*collect)(const BucketMap& map, const Opening* openings,
+                uint16_t* even, uint16_t* odd);
+  // Appends the keys in open buckets, but for each bucket's usual key; returns how
+  // many. `collected` needs room for one more.
+  int64_t (*collect)(const BucketMap& map, const uint8_t* open, const int32_t* usual,
                      const int32_t* keys, int64_t num_keys, int32_t* collected);
   // codes[i] = number of entries of the tree below keys[i].
   void (*find_codes)(const SearchTree& tree, const int32_t* keys, int64_t num_keys,

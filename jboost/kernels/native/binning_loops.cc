@@ -7,14 +7,14 @@
 
 #include "binning.h"
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 namespace jboost::JBOOST_ISA {
 namespace {
 
-constexpr int64_t kTile = 16;     // rows that are turned at once
+constexpr int64_t kTile = 64;     // rows that are turned at once
 constexpr int64_t kBlock = 1024;  // keys whose buckets are found at once
 
 // From the bits of floats to integers of the same order.
@@ -28,48 +28,82 @@ void OrderKeys(int32_t* keys, int64_t num_keys) {
   }
 }
 
-void MakeKeys(const float* rows, int64_t row_stride, int64_t num_rows,
-              const int32_t* features, int64_t num_features, int32_t* keys,
-              int64_t keys_stride) {
-  for (int64_t begin = 0; begin < num_rows; begin += kTile) {
-    int64_t count = num_rows - begin < kTile ? num_rows - begin : kTile;
-    const float* tile = rows + begin * row_stride;
-    for (int64_t f = 0; f < num_features; ++f) {
-      const float* values = tile + features[f];
-      int32_t* out = keys + f * keys_stride + begin;
-      if (count == kTile) {
-        for (int64_t i = 0; i < kTile; ++i) {
-          std::memcpy(out + i, values + i * row_stride, sizeof(float));
-        }
-      } else {
-        for (int64_t i = 0; i < count; ++i) {
-          std::memcpy(out + i, values + i * row_stride, sizeof(float));
-        }
-      }
+// out[f * stride + i] = bits of rows[i * row_stride + features[f]], for four rows. Row
+// by row, so that the table is read from its beginning to its end.
+void CopyFour(const float* rows, int64_t row_stride, const int32_t* features,
+              int64_t num_features, int32_t* out, int64_t stride) {
+  int64_t f = 0;
+#if defined(__SSE2__)
+  for (; f + 4 <= num_features; f += 4) {
+    if (features[f + 3] != features[f] + 3) break;  // not side by side
+    const float* values = rows + features[f];
+    __m128 part[4];
+    for (int j = 0; j < 4; ++j) part[j] = _mm_loadu_ps(values + j * row_stride);
+    _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
+    for (int j = 0; j < 4; ++j) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + (f + j) * stride),
+                       _mm_castps_si128(part[j]));
     }
   }
-  for (int64_t f = 0; f < num_features; ++f) OrderKeys(keys + f * keys_stride, num_rows);
+#endif
+  for (; f < num_features; ++f) {
+    for (int j = 0; j < 4; ++j) {
+      std::memcpy(out + f * stride + j, rows + j * row_stride + features[f], 4);
+    }
+  }
 }
 
-inline uint32_t FindBucket(const BucketMap& map, int32_t key) {
-  int32_t inside = key < map.low ? map.low : key;
-  inside = inside > map.high ? map.high : inside;
-  uint32_t offset = static_cast<uint32_t>(inside) - static_cast<uint32_t>(map.low);
-  Cell cell = map.cells[offset >> map.shift];
-  uint64_t place = offset & ((uint32_t{1} << map.shift) - 1);
-  uint32_t bucket =
-      cell.base + static_cast<uint32_t>((place * cell.num_buckets) >> map.shift);
-  return key == kMissingKey ? 0 : bucket;
+void MakeKeys(const float* rows, int64_t row_stride, int64_t num_rows,
+              const int32_t* features, int64_t num_features, int32_t* keys,
+              int64_t stride) {
+  for (int64_t begin = 0; begin < num_rows; begin += kTile) {
+    int64_t end = num_rows - begin < kTile ? num_rows : begin + kTile, i = begin;
+    for (; i + 4 <= end; i += 4) {
+      CopyFour(rows + i * row_stride, row_stride, features, num_features, keys + i,
+               stride);
+    }
+    for (; i < end; ++i) {
+      for (int64_t f = 0; f < num_features; ++f) {
+        std::memcpy(keys + f * stride + i, rows + i * row_stride + features[f], 4);
+      }
+    }
+    for (int64_t f = 0; f < num_features; ++f) {
+      OrderKeys(keys + f * stride + begin, end - begin);
+    }
+  }
+}
+
+inline int32_t Clamp(int32_t key, int32_t low, int32_t high) {
+  key = key < low ? low : key;
+  return key > high ? high : key;
 }
 
 void FindBuckets(const BucketMap& map, const int32_t* keys, int64_t num_keys,
                  uint32_t* buckets) {
-  BucketMap own = map;  // the compiler must not think that `buckets` overlaps it
-  for (int64_t i = 0; i < num_keys; ++i) buckets[i] = FindBucket(own, keys[i]);
+  int32_t low = map.low, high = map.high, drop = map.drop, shift = map.shift;
+  uint32_t mask = (uint32_t{1} << shift) - 1;
+  uint32_t places[kBlock];
+  for (int64_t i = 0; i < num_keys; ++i) {
+    uint32_t offset = static_cast<uint32_t>(Clamp(keys[i], low, high)) -
+                      static_cast<uint32_t>(low);
+    places[i] = offset >> drop;
+    buckets[i] = (offset >> drop) >> shift;
+  }
+  for (int64_t i = 0; i < num_keys; ++i) {
+    uint32_t cell = buckets[i];
+    // Loads one by one: vectorised, they go through slow gathers or worse.
+    __asm__("" : "+r"(cell));
+    buckets[i] = map.cells[cell];
+  }
+  for (int64_t i = 0; i < num_keys; ++i) {
+    uint32_t cell = buckets[i];
+    uint32_t bucket = (cell >> 16) + (((places[i] & mask) * (cell & 0xFFFF)) >> shift);
+    buckets[i] = keys[i] == kMissingKey ? 0 : bucket;
+  }
 }
 
-void Count(const BucketMap& map, const int32_t* keys, int64_t num_keys, uint32_t* even,
-           uint32_t* odd) {
+void Count(const BucketMap& map, const int32_t* keys, int64_t num_keys, uint16_t* even,
+           uint16_t* odd) {
   uint32_t buckets[kBlock];
   for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
     int64_t count = num_keys - begin < kBlock ? num_keys - begin : kBlock;
@@ -83,46 +117,70 @@ void Count(const BucketMap& map, const int32_t* keys, int64_t num_keys, uint32_t
   }
 }
 
-int64_t Collect(const BucketMap& map, const Opening* openings, const int32_t* keys,
-                int64_t num_keys, int32_t* collected) {
+int64_t Collect(const BucketMap& map, const uint8_t* open, const int32_t* usual,
+                const int32_t* keys, int64_t num_keys, int32_t* collected) {
   uint32_t buckets[kBlock];
+  uint16_t places[kBlock];
   int64_t taken = 0;
   for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
-    int64_t count = num_keys - begin < kBlock ? num_keys - begin : kBlock;
+    int64_t count = num_keys - begin < kBlock ? num_keys - begin : kBlock, inside = 0;
     FindBuckets(map, keys + begin, count, buckets);
+    // Without branches: whether a bucket is open cannot be guessed.
     for (int64_t i = 0; i < count; ++i) {
-      int32_t key = keys[begin + i];
-      Opening opening = openings[buckets[i]];
+      places[inside] = static_cast<uint16_t>(i);
+      inside += open[buckets[i]];
+    }
+    for (int64_t j = 0; j < inside; ++j) {
+      int32_t key = keys[begin + places[j]];
       collected[taken] = key;
-      taken += (static_cast<uint32_t>(key ^ opening.usual) & opening.mask) != 0;
+      taken += key != usual[buckets[places[j]]];
     }
   }
   return taken;
 }
 
-// How many of a node's 16 entries lie below the key.
+// How many of a node's 16 entries, which ascend, lie below the key.
 #if defined(__AVX512F__)
 struct Node {
   __m512i entries;
   explicit Node(const int32_t* node) : entries(_mm512_loadu_si512(node)) {}
   uint32_t Below(int32_t key) const {
-    return __builtin_popcount(
-        _mm512_cmplt_epi32_mask(entries, _mm512_set1_epi32(key)));
+    uint32_t below = _mm512_cmplt_epi32_mask(entries, _mm512_set1_epi32(key));
+    return __builtin_popcount(below);
   }
 };
-#elif defined(__AVX2__)
+#elif defined(__SSE2__)
 struct Node {
+#if defined(__AVX2__)
   __m256i first, second;
   explicit Node(const int32_t* node)
       : first(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(node))),
         second(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(node + 8))) {}
   uint32_t Below(int32_t key) const {
     __m256i keys = _mm256_set1_epi32(key);
-    // Pairs of 16-bit lanes, so that one mask of bytes has two bits for each entry.
-    __m256i below = _mm256_packs_epi32(_mm256_cmpgt_epi32(keys, first),
-                                       _mm256_cmpgt_epi32(keys, second));
-    return __builtin_popcount(_mm256_movemask_epi8(below)) / 2;
+    uint32_t low = _mm256_movemask_ps(
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, first)));
+    uint32_t high = _mm256_movemask_ps(
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, second)));
+    return __builtin_popcount(low | high << 8);
   }
+#else
+  __m128i parts[4];
+  explicit Node(const int32_t* node) {
+    for (int j = 0; j < 4; ++j) {
+      parts[j] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(node + 4 * j));
+    }
+  }
+  uint32_t Below(int32_t key) const {
+    __m128i keys = _mm_set1_epi32(key);
+    __m128i low = _mm_packs_epi32(_mm_cmpgt_epi32(keys, parts[0]),
+                                  _mm_cmpgt_epi32(keys, parts[1]));
+    __m128i high = _mm_packs_epi32(_mm_cmpgt_epi32(keys, parts[2]),
+                                   _mm_cmpgt_epi32(keys, parts[3]));
+    uint32_t below = _mm_movemask_epi8(_mm_packs_epi16(low, high));
+    return __builtin_ctz(~below);  // the ones come first
+  }
+#endif
 };
 #else
 struct Node {

@@ -2,9 +2,12 @@
 #include "grow.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
+
+#include "tree_sum.h"
 
 namespace jboost {
 namespace {
@@ -12,6 +15,8 @@ namespace {
 constexpr int64_t kSerial = 20000;    // units of work below which threads cost more
 constexpr int64_t kPartRows = 4096;   // least rows of a task that sums
 constexpr int64_t kTasksPerThread = 4;
+
+constexpr int64_t kNearestRows = 32768;  // more are rounded stochastically
 
 const Pool kAlone;
 
@@ -129,6 +134,20 @@ void Finish(const int64_t* scratch, int64_t row, const Histograms& histograms,
   }
 }
 
+// A power of two with which a sum of magnitudes stays below 2^30, and its inverse.
+void ChooseScale(float total, float* scale, float* unit) {
+  int32_t exponent = -126;  // of a sum beyond float32
+  if (std::isfinite(total)) {
+    total = std::max(total, 1e-30f);
+    int32_t bits;
+    std::memcpy(&bits, &total, sizeof bits);
+    exponent = std::clamp(156 - (bits >> 23), -126, 126);
+  }
+  int32_t up = (exponent + 127) << 23, down = (127 - exponent) << 23;
+  std::memcpy(scale, &up, sizeof up);
+  std::memcpy(unit, &down, sizeof down);
+}
+
 }  // namespace
 
 const GrowLoops& ChooseGrowLoops() {
@@ -188,23 +207,64 @@ void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 }
 
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const float* scale,
-               const uint32_t* seed, bool stochastic, bool uniform, int64_t num_slots,
-               int64_t* words, uint16_t* index, Segment* segments) {
+               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+               bool uniform, int64_t num_slots, int64_t* words, uint16_t* index,
+               Segment* segments, float units[2]) {
   const GrowLoops& loops = ChooseGrowLoops();
-  ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+  const Pool& threads = Threads(pool, num_rows);
+  int64_t num_chunks = NumChunks(num_rows);
+  int64_t num_blocks = (num_rows + kSumBlock - 1) / kSumBlock;
+  std::vector<float> sums(2 * num_blocks), largest(num_chunks);
+  std::vector<int64_t> kept(num_chunks);
+  ParallelFor(threads, num_chunks, [&](int64_t chunk) {
+    int64_t end = std::min((chunk + 1) * kChunk, num_rows);
+    float highest = 0.0f;
+    int64_t number = 0;
+    for (int64_t at = chunk * kChunk; at < end; at += kSumBlock) {
+      int64_t count = std::min(kSumBlock, end - at), block = at / kSumBlock;
+      sums[block] = loops.sum_magnitudes(gradient + at, in_bag + at, count);
+      for (int64_t i = at; i < at + count; ++i) number += in_bag[i] != 0;
+      if (!uniform) {
+        sums[num_blocks + block] =
+            loops.sum_magnitudes(curvature + at, in_bag + at, count);
+        continue;
+      }
+      for (int64_t i = at; i < at + count; ++i) {
+        highest = std::max(highest, in_bag[i] ? curvature[i] : 0.0f);
+      }
+    }
+    largest[chunk] = highest;
+    kept[chunk] = number;
+  });
+  int64_t num_in_bag = 0;
+  for (int64_t number : kept) num_in_bag += number;
+  float scales[2] = {1.0f, 1.0f};
+  for (int channel = 0; channel < (uniform ? 1 : 2); ++channel) {
+    float* first = sums.data() + channel * num_blocks;
+    float total = num_blocks == 1 ? first[0] : TreeSum(first, num_blocks);
+    ChooseScale(total, scales + channel, units + channel);
+  }
+  if (uniform) {
+    units[1] = std::max(1e-30f, *std::max_element(largest.begin(), largest.end()));
+  }
+  bool stochastic = num_in_bag > kNearestRows;
+  ParallelFor(threads, num_chunks, [&](int64_t chunk) {
     int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
-    loops.quantise(gradient + first, curvature + first, first, count, scale, seed,
+    loops.quantise(gradient + first, curvature + first, first, count, scales, seed,
                    stochastic, uniform, in_bag + first, words + first);
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      index[first + kept] = static_cast<uint16_t>(i);
-      words[first + kept] = words[first + i];
-      kept += in_bag[first + i] != 0;
+    int64_t position = 0;
+    if (kept[chunk] == count) {
+      for (int64_t i = 0; i < count; ++i) index[first + i] = static_cast<uint16_t>(i);
+    } else {
+      for (int64_t i = 0; i < count && position < kept[chunk]; ++i) {
+        index[first + position] = static_cast<uint16_t>(i);
+        words[first + position] = words[first + i];
+        position += in_bag[first + i] != 0;
+      }
     }
     Segment* own = segments + chunk * num_slots;
     std::fill(own, own + num_slots, Segment{0, 0});
-    own[0].end = static_cast<int32_t>(kept);
+    own[0].end = static_cast<int32_t>(kept[chunk]);
   });
 }
 

@@ -78,6 +78,8 @@ struct GrowLoops {
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
+  // The sum of the magnitudes of at most 1,024 rows in the bag.
+  float (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count);
   // Rounds a chunk's derivatives to words; see jboost.histogram.quantise.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,
@@ -112,11 +114,13 @@ void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out);
 
-// Quantises, and groups the rows in the bag (slot 0 holds them all).
+// Chooses scales, quantises (jboost.histogram.choose_scale, quantise), and groups the
+// rows in the bag (slot 0 holds them all). `units`: what one integer of gradient and of
+// curvature stands for; where all rows are `uniform`, that of curvature is a row.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const float* scale,
-               const uint32_t* seed, bool stochastic, bool uniform, int64_t num_slots,
-               int64_t* words, uint16_t* index, Segment* segments);
+               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+               bool uniform, int64_t num_slots, int64_t* words, uint16_t* index,
+               Segment* segments, float units[2]);
 
 struct Histograms {
   int32_t* sums;  // [slots, channels, F, B], cumulative over bins

@@ -79,27 +79,25 @@ ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int ch
 }
 
 ffi::Error StartImpl(ffi::ThreadPool threads, Float gradient, Float curvature,
-                     Bool in_bag, Float scale, UInt seed, Bool stochastic,
-                     ffi::Result<Int> words, ffi::Result<Index> index,
-                     ffi::Result<Int> segments, int64_t uniform) {
+                     Bool in_bag, UInt seed, ffi::Result<Int> words,
+                     ffi::Result<Index> index, ffi::Result<Int> segments,
+                     ffi::Result<Float> units, int64_t uniform) {
   JBOOST_CHECK(gradient.dimensions().size() == 1, "gradient must be [N]");
   int64_t num_rows = gradient.dimensions()[0];
   JBOOST_CHECK(Has(curvature.dimensions(), {num_rows}), "curvature must be [N]");
   JBOOST_CHECK(Has(in_bag.dimensions(), {num_rows}), "in_bag must be [N]");
-  JBOOST_CHECK(Has(scale.dimensions(), {2}), "scale must be [2]");
   JBOOST_CHECK(Has(seed.dimensions(), {2}), "seed must be [2]");
-  JBOOST_CHECK(stochastic.dimensions().size() == 0, "stochastic must be a scalar");
   JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
   JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
   JBOOST_CHECK(segments->dimensions().size() == 3 &&
                    segments->dimensions()[0] == Chunks(num_rows) &&
                    segments->dimensions()[2] == 2,
                "segments must be [chunks, slots, 2]");
+  JBOOST_CHECK(Has(units->dimensions(), {2}), "units must be [2]");
   StartRows(MakePool(threads), num_rows, gradient.typed_data(), curvature.typed_data(),
-            Bytes(in_bag), scale.typed_data(), seed.typed_data(),
-            *Bytes(stochastic) != 0, uniform != 0, segments->dimensions()[1],
+            Bytes(in_bag), seed.typed_data(), uniform != 0, segments->dimensions()[1],
             reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
-            reinterpret_cast<Segment*>(segments->typed_data()));
+            reinterpret_cast<Segment*>(segments->typed_data()), units->typed_data());
   return ffi::Error::Success();
 }
 
@@ -138,15 +136,15 @@ ffi::Error GetHistograms(Int sums, const Rows& rows, Codes* codes, bool counted,
 }
 
 ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
-                       Index index, Int segments, Bool counted,
+                       Index index, Int segments, Int min_count,
                        ffi::Result<Int> sums) {
   Codes codes{};
   Rows rows;
   ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
   if (error.failure()) return error;
-  JBOOST_CHECK(counted.dimensions().size() == 0, "counted must be a scalar");
+  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
   Histograms histograms;
-  error = GetHistograms(*sums, rows, &codes, *Bytes(counted) != 0, &histograms);
+  error = GetHistograms(*sums, rows, &codes, *min_count.typed_data() > 1, &histograms);
   if (error.failure()) return error;
   NodeSum root{0, 0, -1};
   SumNodes(MakePool(threads), codes, rows, &root, 1, histograms);
@@ -154,16 +152,16 @@ ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words
 }
 
 ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
-                           Index index, Int segments, Bool counted, Int source,
+                           Index index, Int segments, Int min_count, Int source,
                            Bool left_smaller, Int old_place, Int old_sums,
                            ffi::Result<Int> place, ffi::Result<Int> sums) {
   Codes codes{};
   Rows rows;
   ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
   if (error.failure()) return error;
-  JBOOST_CHECK(counted.dimensions().size() == 0, "counted must be a scalar");
+  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
   Histograms histograms;
-  error = GetHistograms(*sums, rows, &codes, *Bytes(counted) != 0, &histograms);
+  error = GetHistograms(*sums, rows, &codes, *min_count.typed_data() > 1, &histograms);
   if (error.failure()) return error;
   JBOOST_CHECK(old_sums.typed_data() == sums->typed_data(), "sums must be aliased");
   int64_t slots = rows.num_slots, pairs = std::max<int64_t>(1, slots / 2);
@@ -197,7 +195,8 @@ ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int w
 }
 
 ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
-                          Bool masks, Float numbers, Int min_count,
+                          Bool masks, Float units, Float l2, Float min_gain,
+                          Float min_weight, Int min_count,
                           ffi::Result<Int> feature, ffi::Result<Int> threshold,
                           ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
                           ffi::Result<Bool> found) {
@@ -208,17 +207,22 @@ ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int posi
   JBOOST_CHECK(Has(place.dimensions(), {slots}), "place must be [slots]");
   JBOOST_CHECK(Has(position.dimensions(), {slots}), "position must be [slots]");
   JBOOST_CHECK(Has(masks.dimensions(), {slots, shape[2]}), "masks must be [slots, F]");
-  JBOOST_CHECK(Has(numbers.dimensions(), {5}), "numbers must be [5]");
-  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
+  JBOOST_CHECK(Has(units.dimensions(), {2}), "units must be [2]");
+  JBOOST_CHECK(l2.dimensions().size() == 0 && min_gain.dimensions().size() == 0 &&
+                   min_weight.dimensions().size() == 0 &&
+                   min_count.dimensions().size() == 0,
+               "limits must be scalars");
   JBOOST_CHECK(Has(feature->dimensions(), {slots}), "splits must be [slots]");
-  const float* number = numbers.typed_data();
-  int32_t least = *min_count.typed_data();
+  // A child without rows gives no gain: 1 asks for nothing, and nobody has counted.
+  int32_t least = *min_count.typed_data() > 1 ? *min_count.typed_data() : 0;
   Histograms histograms{sums.typed_data(), slots, shape[1], shape[3], least > 0};
-  SplitLimits limits{number[0], number[1], number[2], number[3], least};
+  SplitLimits limits{units.typed_data()[0], units.typed_data()[1], *l2.typed_data(),
+                     *min_weight.typed_data(), least};
   SplitOutput output{feature->typed_data(), threshold->typed_data(),
                      Bytes(*missing_left), gain->typed_data(), Bytes(*found)};
   FindSplits(MakePool(threads), histograms, shape[2], place.typed_data(),
-             position.typed_data(), Bytes(masks), limits, number[4], output);
+             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(),
+             output);
   return ffi::Error::Success();
 }
 
@@ -310,12 +314,11 @@ JBOOST_HANDLER(jboost_start, StartImpl,
                                   .Arg<Float>()  // gradient
                                   .Arg<Float>()  // curvature
                                   .Arg<Bool>()   // in_bag
-                                  .Arg<Float>()  // scale
                                   .Arg<UInt>()   // seed
-                                  .Arg<Bool>()   // stochastic
                                   .Ret<Int>()    // words
                                   .Ret<Index>()  // index
                                   .Ret<Int>()    // segments
+                                  .Ret<Float>()  // units
                                   .Attr<int64_t>("uniform"));
 
 JBOOST_HANDLER(jboost_sum_root, SumRootImpl,
@@ -325,7 +328,7 @@ JBOOST_HANDLER(jboost_sum_root, SumRootImpl,
                                   .Arg<Int>()             // words
                                   .Arg<Index>()           // index
                                   .Arg<Int>()             // segments
-                                  .Arg<Bool>()            // counted
+                                  .Arg<Int>()             // min_count
                                   .Ret<Int>());           // sums
 
 JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
@@ -335,7 +338,7 @@ JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
                                   .Arg<Int>()             // words
                                   .Arg<Index>()           // index
                                   .Arg<Int>()             // segments
-                                  .Arg<Bool>()            // counted
+                                  .Arg<Int>()             // min_count
                                   .Arg<Int>()             // source
                                   .Arg<Bool>()            // left_smaller
                                   .Arg<Int>()             // place
@@ -350,7 +353,10 @@ JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
                                   .Arg<Int>()      // place
                                   .Arg<Int>()      // position
                                   .Arg<Bool>()     // masks
-                                  .Arg<Float>()    // units, l2, min_weight, min_gain
+                                  .Arg<Float>()    // units
+                                  .Arg<Float>()    // l2
+                                  .Arg<Float>()    // min_gain
+                                  .Arg<Float>()    // min_child_weight
                                   .Arg<Int>()      // min_count
                                   .Ret<Int>()      // feature
                                   .Ret<Int>()      // threshold

@@ -7,6 +7,7 @@
 
 #include "grow.h"
 #include "hash.h"
+#include "tree_sum.h"
 
 #if defined(__AVX512VBMI2__)
 #include <immintrin.h>
@@ -219,6 +220,14 @@ void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing
   }
 }
 
+float SumMagnitudes(const float* values, const uint8_t* in_bag, int64_t count) {
+  float room[kSumBlock];
+  for (int64_t i = 0; i < count; ++i) {
+    room[i] = in_bag[i] ? __builtin_fabsf(values[i]) : 0.0f;
+  }
+  return TreeSum(room, SumGroups(room, count));
+}
+
 // floor(x) for |x| < 2^31.
 inline int32_t Floor(float x) {
   int32_t whole = static_cast<int32_t>(x);
@@ -336,7 +345,7 @@ void SearchFeature(const int32_t* gradient, const int32_t* curvature,
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {SumWords,    SumWordsAndCounts, Partition,
-                              WriteLeaves, Quantise,          SearchFeature};
+const GrowLoops kGrowLoops = {SumWords,      SumWordsAndCounts, Partition,    WriteLeaves,
+                              SumMagnitudes, Quantise,          SearchFeature};
 
 }  // namespace jboost::JBOOST_ISA

@@ -41,6 +41,10 @@ extern "C" __attribute__((visibility("default"))) int jboost_best_isa() {
   return static_cast<int>(jboost::BestIsa());
 }
 
+extern "C" __attribute__((visibility("default"))) int jboost_current_isa() {
+  return static_cast<int>(jboost::CurrentIsa());
+}
+
 // Forces a set; one that the processor lacks is refused (returns 0).
 extern "C" __attribute__((visibility("default"))) int jboost_set_isa(int isa) {
   if (isa < 0 || isa > jboost_best_isa()) return 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace jboost {
@@ -15,7 +16,7 @@ constexpr int64_t kSerial = 20000;      // units of work below which threads cos
 constexpr int64_t kTaskRows = 4096;     // at most
 constexpr int64_t kTile = 16;           // features that are transposed at a time
 constexpr int64_t kPlaneBytes = 24576;  // of codes of a block: most of a first cache
-constexpr size_t kMaxThresholds = 254;  // of a feature that bytes tell apart
+constexpr int64_t kMaxThresholds = 254;  // of a feature that bytes tell apart
 constexpr int64_t kLeastRounds = 4;     // of a run: fewer do not pay for their codes
 constexpr int64_t kMaxCodedDepth = 14;
 constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126;
@@ -59,11 +60,65 @@ float EffectiveThreshold(float threshold) {
   return threshold < 0 ? -kTiny : std::nextafter(kTiny, 0.0f);
 }
 
+// The distinct thresholds of one feature: a hash table of places, later with ranks.
+class ThresholdSet {
+ public:
+  ThresholdSet() { std::fill(keys_, keys_ + kPlaces, kInfinity); }
+
+  // The place of a threshold below infinity, or -1 if there are too many for bytes.
+  int Insert(float threshold) {
+    uint32_t bits;
+    std::memcpy(&bits, &threshold, sizeof(bits));
+    int place = static_cast<int>((bits * 0x9e3779b1u) >> (32 - kBits));
+    while (keys_[place] != threshold) {
+      if (keys_[place] == kInfinity) {
+        if (size_ == kMaxThresholds) return -1;
+        ++size_;
+        keys_[place] = threshold;
+        return place;
+      }
+      place = (place + 1) % kPlaces;
+    }
+    return place;
+  }
+
+  // The thresholds in order; from then on their ranks are known.
+  std::vector<float> Sort() {
+    std::vector<std::pair<float, int>> entries;
+    for (int place = 0; place < kPlaces; ++place) {
+      if (keys_[place] < kInfinity) entries.emplace_back(keys_[place], place);
+    }
+    std::sort(entries.begin(), entries.end());
+    std::vector<float> sorted;
+    for (const auto& [threshold, place] : entries) {
+      ranks_[place] = static_cast<uint8_t>(sorted.size());
+      sorted.push_back(threshold);
+    }
+    return sorted;
+  }
+
+  int Rank(int place) const { return ranks_[place]; }
+
+ private:
+  static constexpr int kBits = 9, kPlaces = 1 << kBits;
+  float keys_[kPlaces];
+  uint8_t ranks_[kPlaces];
+  int64_t size_ = 0;
+};
+
+// What a run of rounds looks at of each feature. Sides: 0 where a node sends missing
+// values left, 1 right.
+struct Looks {
+  std::unique_ptr<ThresholdSet> thresholds;  // none: nobody compares
+  bool wanted[2] = {false, false};
+  int32_t plane[2] = {0, 0};
+};
+
 // One feature of a run: its thresholds as a search tree, and where its codes go.
 struct CodedFeature {
   int64_t feature, levels;
   std::vector<float> table;
-  int64_t left_plane = -1, right_plane = -1;  // -1: no node wants it
+  int64_t left_plane, right_plane;  // -1: no node wants it
 };
 
 struct Run {
@@ -75,7 +130,7 @@ struct Run {
 class CodedEnsemble {
  public:
   // False if the thresholds do not fit bytes.
-  bool Build(const Pool& pool, const Ensemble& model, int64_t num_features);
+  bool Build(const Ensemble& model, int64_t num_features);
 
   CodedTree Tree(int64_t tree) const {
     return {offset_.get() + (tree << max_depth_), threshold_.get() + (tree << max_depth_),
@@ -86,10 +141,11 @@ class CodedEnsemble {
   int64_t num_planes() const { return num_planes_; }
 
  private:
-  bool Cut(const Pool& pool, const Ensemble& model, int64_t num_features,
-           int64_t first_round, int64_t last_round);
-  void CodeTrees(const Pool& pool, const Ensemble& model, const Run& run,
-                 const std::vector<std::vector<float>>& thresholds);
+  bool Cut(const Ensemble& model, int64_t num_features, int64_t first_round,
+           int64_t last_round);
+  bool Collect(const Ensemble& model, const Run& run, std::vector<Looks>* looks);
+  void CodeTrees(const Ensemble& model, const Run& run,
+                 const std::vector<Looks>& looks);
 
   int64_t max_depth_ = 0, block_rows_ = 0, num_planes_ = 0;
   std::vector<Run> runs_;
@@ -97,43 +153,39 @@ class CodedEnsemble {
   std::unique_ptr<int8_t[]> threshold_;
 };
 
-bool CodedEnsemble::Build(const Pool& pool, const Ensemble& model,
-                          int64_t num_features) {
+bool CodedEnsemble::Build(const Ensemble& model, int64_t num_features) {
   max_depth_ = model.max_depth;
   int64_t size = model.num_trees() << max_depth_;
   offset_.reset(new int32_t[size]);
   threshold_.reset(new int8_t[size + 64]());  // vectors read beyond the last tree
-  if (!Cut(pool, model, num_features, 0, model.num_rounds)) return false;
+  if (!Cut(model, num_features, 0, model.num_rounds)) return false;
   for (const Run& run : runs_) num_planes_ = std::max(num_planes_, run.num_planes);
   block_rows_ = kBlockRows;
   while (block_rows_ > 64 && num_planes_ * block_rows_ > kPlaneBytes) block_rows_ /= 2;
-  ParallelFor(Threads(pool, size), model.num_trees(), [&](int64_t tree) {
-    int32_t* offset = offset_.get() + (tree << max_depth_);
-    for (int64_t i = 0; i < int64_t{1} << max_depth_; ++i) {
-      offset[i] *= static_cast<int32_t>(block_rows_);
-    }
-  });
+  for (int64_t i = 0; i < size; ++i) offset_[i] *= static_cast<int32_t>(block_rows_);
   return true;
 }
 
-// Thresholds of each feature in these rounds, in no order and repeated; those that no
-// value is above are left out. Marks planes that are wanted: two a feature.
-std::vector<std::vector<float>> CollectThresholds(const Ensemble& model,
-                                                  int64_t num_features,
-                                                  int64_t first_round,
-                                                  int64_t last_round,
-                                                  std::vector<uint8_t>* wanted) {
-  int64_t nodes = model.num_nodes() * model.num_scores;
-  std::vector<std::vector<float>> thresholds(num_features);
-  for (int64_t i = first_round * nodes; i < last_round * nodes; ++i) {
-    bool finite = model.threshold[i] < kInfinity;
-    bool left = model.missing_left[i] != 0;
-    if (left && !finite) continue;
-    int64_t feature = model.feature[i];
-    (*wanted)[2 * feature + !left] = 1;
-    if (finite) thresholds[feature].push_back(EffectiveThreshold(model.threshold[i]));
+// Thresholds and planes of the rounds of a run; `offset_` keeps the places of the
+// thresholds. False if they are too many.
+bool CodedEnsemble::Collect(const Ensemble& model, const Run& run,
+                            std::vector<Looks>* looks) {
+  int64_t num_nodes = model.num_nodes(), scores = model.num_scores;
+  for (int64_t tree = run.first_round * scores; tree < run.last_round * scores; ++tree) {
+    int32_t* place = offset_.get() + (tree << max_depth_) + 1;
+    for (int64_t node = 0; node < num_nodes; ++node) {
+      int64_t at = tree * num_nodes + node;
+      bool finite = model.threshold[at] < kInfinity, right = !model.missing_left[at];
+      if (!finite && !right) continue;
+      Looks& own = (*looks)[model.feature[at]];
+      own.wanted[right] = true;
+      if (!finite) continue;
+      if (own.thresholds == nullptr) own.thresholds.reset(new ThresholdSet);
+      place[node] = own.thresholds->Insert(EffectiveThreshold(model.threshold[at]));
+      if (place[node] < 0) return false;
+    }
   }
-  return thresholds;
+  return true;
 }
 
 // Sorted thresholds as a search tree that begins at 1, the children of k at 2k, 2k + 1.
@@ -149,72 +201,55 @@ std::vector<float> MakeTable(const std::vector<float>& sorted, int64_t levels) {
   return table;
 }
 
-bool CodedEnsemble::Cut(const Pool& pool, const Ensemble& model, int64_t num_features,
+// Codes these rounds as one run, or as several if their thresholds do not fit bytes.
+bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
                         int64_t first_round, int64_t last_round) {
-  std::vector<uint8_t> wanted(2 * num_features, 0);
-  auto thresholds =
-      CollectThresholds(model, num_features, first_round, last_round, &wanted);
-  int64_t nodes = (last_round - first_round) * model.num_nodes() * model.num_scores;
-  ParallelFor(Threads(pool, nodes), num_features, [&](int64_t feature) {
-    auto& own = thresholds[feature];
-    std::sort(own.begin(), own.end());
-    own.erase(std::unique(own.begin(), own.end()), own.end());
-  });
-  for (const auto& own : thresholds) {
-    if (own.size() <= kMaxThresholds) continue;
+  Run run{first_round, last_round, 0, {}};
+  std::vector<Looks> looks(num_features);
+  if (!Collect(model, run, &looks)) {
     int64_t middle = (first_round + last_round) / 2;
     return middle - first_round >= kLeastRounds &&
-           Cut(pool, model, num_features, first_round, middle) &&
-           Cut(pool, model, num_features, middle, last_round);
+           Cut(model, num_features, first_round, middle) &&
+           Cut(model, num_features, middle, last_round);
   }
-  Run run{first_round, last_round, 0, {}};
   for (int64_t feature = 0; feature < num_features; ++feature) {
-    bool left = wanted[2 * feature], right = wanted[2 * feature + 1];
-    if (!left && !right) continue;
+    Looks& own = looks[feature];
+    if (!own.wanted[0] && !own.wanted[1]) continue;
+    std::vector<float> sorted;
+    if (own.thresholds != nullptr) sorted = own.thresholds->Sort();
     int64_t levels = 0;
-    while ((size_t{1} << levels) <= thresholds[feature].size()) ++levels;
-    CodedFeature coded{feature, levels, MakeTable(thresholds[feature], levels)};
-    if (left) coded.left_plane = run.num_planes++;
-    if (right) coded.right_plane = run.num_planes++;
-    run.features.push_back(std::move(coded));
+    while ((size_t{1} << levels) <= sorted.size()) ++levels;
+    for (int side : {0, 1}) {
+      own.plane[side] = own.wanted[side] ? static_cast<int32_t>(run.num_planes++) : -1;
+    }
+    run.features.push_back({feature, levels, MakeTable(sorted, levels), own.plane[0],
+                            own.plane[1]});
   }
-  CodeTrees(pool, model, run, thresholds);
+  CodeTrees(model, run, looks);
   runs_.push_back(std::move(run));
   return true;
 }
 
 // Gives each node its plane (not yet in bytes) and its threshold in codes.
-void CodedEnsemble::CodeTrees(const Pool& pool, const Ensemble& model, const Run& run,
-                              const std::vector<std::vector<float>>& thresholds) {
-  std::vector<int32_t> planes(2 * thresholds.size(), 0);
-  for (const CodedFeature& coded : run.features) {
-    planes[2 * coded.feature] = static_cast<int32_t>(coded.left_plane);
-    planes[2 * coded.feature + 1] = static_cast<int32_t>(coded.right_plane);
-  }
-  int64_t num_nodes = model.num_nodes();
-  auto code = [&](int64_t number) {
-    int64_t tree = run.first_round * model.num_scores + number;
+void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
+                              const std::vector<Looks>& looks) {
+  int64_t num_nodes = model.num_nodes(), scores = model.num_scores;
+  for (int64_t tree = run.first_round * scores; tree < run.last_round * scores; ++tree) {
     int32_t* offset = offset_.get() + (tree << max_depth_) + 1;
     int8_t* threshold = threshold_.get() + (tree << max_depth_) + 1;
     offset[-1] = 0;
     for (int64_t node = 0; node < num_nodes; ++node) {
       int64_t at = tree * num_nodes + node;
-      bool finite = model.threshold[at] < kInfinity;
-      bool left = model.missing_left[at] != 0;
-      offset[node] = 0;
-      threshold[node] = finite ? 0 : left ? kAlwaysLeft : kAllValuesLeft;
-      if (left && !finite) continue;
-      int64_t feature = model.feature[at];
-      offset[node] = planes[2 * feature + !left];
-      if (!finite) continue;
-      const auto& own = thresholds[feature];
-      auto found = std::lower_bound(own.begin(), own.end(),
-                                    EffectiveThreshold(model.threshold[at]));
-      threshold[node] = static_cast<int8_t>(found - own.begin() - 128);
+      bool finite = model.threshold[at] < kInfinity, right = !model.missing_left[at];
+      const Looks& own = looks[model.feature[at]];
+      if (finite) {
+        threshold[node] = static_cast<int8_t>(own.thresholds->Rank(offset[node]) - 128);
+      } else {
+        threshold[node] = right ? kAllValuesLeft : kAlwaysLeft;
+      }
+      offset[node] = finite || right ? own.plane[right] : 0;
     }
-  };
-  int64_t trees = (run.last_round - run.first_round) * model.num_scores;
-  ParallelFor(Threads(pool, trees * num_nodes), trees, code);
+  }
 }
 
 // Rows [first, first + count) of a matrix, row by row; zeros up to `rows`.
@@ -459,11 +494,10 @@ void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& mat
   });
 }
 
-// Coding the ensemble costs about as much as sixteen steps of a row a node, and a
-// row's codes as much as four steps a feature.
+// Coding a node costs about as much as six steps of a row.
 bool CodesPay(const Ensemble& model, int64_t num_rows) {
   return model.max_depth <= kMaxCodedDepth && model.num_rounds > 0 &&
-         num_rows * model.max_depth > 16 * model.num_nodes();
+         num_rows * model.max_depth > 6 * model.num_nodes();
 }
 
 }  // namespace
@@ -483,7 +517,7 @@ void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
   if (matrix.num_rows == 0) return;
   CodedEnsemble coded;
   if (CodesPay(model, matrix.num_rows) &&
-      coded.Build(pool, model, matrix.num_features)) {
+      coded.Build(model, matrix.num_features)) {
     PredictOnCodes(pool, model, coded, matrix, answer);
   } else {
     PredictByWalking(pool, model, matrix, answer);

@@ -8,6 +8,11 @@
 #include "predict.h"
 
 #if defined(__AVX2__)
+// GCC 12 takes the undefined operands inside its own intrinsics for mistakes.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 #endif
 
