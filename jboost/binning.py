@@ -133,7 +133,6 @@ def apply_bins(
             f"x must have {bins.num_features} columns, as the bins have, "
             f"got {matrix.shape[1]}"
         )
-    library.check_implementation(implementation)
     codes = _apply_bins(bins.thresholds, matrix, implementation=implementation)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
@@ -170,7 +169,7 @@ def bin_columns(
     num_rows = matrix.shape[0] if num_rows is None else num_rows
     library.check_implementation(implementation)
     device = _host() if implementation != "xla" else None
-    if device is None or implementation is None and jax.default_backend() != "cpu":
+    if device is None or (implementation is None and jax.default_backend() != "cpu"):
         matrix = jnp.asarray(matrix)
         return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)
     with jax.default_device(device):
@@ -261,9 +260,7 @@ def _bin_columns(thresholds, matrix, *, num_rows):
 
 
 def _host():
-    """The device of the CPU's kernels; None where there are none."""
-    if not library.available():
-        return None
+    """The device of the CPU's kernels, if JAX has one."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX was told to leave the CPU alone
@@ -272,9 +269,8 @@ def _host():
 
 def _find_thresholds(matrix, weight, max_bins, implementation):
     """Thresholds of each feature, without the final +inf."""
-    library.check_implementation(implementation)
     small = implementation is None and matrix.size <= _FEW_VALUES
-    device = None if small or implementation == "xla" else _host()
+    device = _host() if library.may_run(implementation) and not small else None
     if device is None:
         cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
         return [_midpoints(low, high) for low, high in cuts]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jboost.floats import sum_rows
-from jboost.minimum import find_minimum
+from jboost.minimum import bisect_minimum
 from jboost.tracing import Program, TracedLoss
 
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
@@ -245,13 +245,9 @@ def _minimisers_along(objective, start, k):
     def slope(point):
         return gradients(objective, start.at[k].set(point))[k]
 
-    def exact_slope(point):
-        return slope(point), jnp.float32(0)
-
     begin = start[k]
     side = _SIDE * jnp.abs(begin) + 1e-12
     at_target = (slope(begin - side) < 0) & (slope(begin + side) > 0)
-    everywhere = jnp.full_like(begin, jnp.inf)
 
     def search(turn, found):
         # From the target the gradient may be infinite (Poisson) or underflow; zero is
@@ -259,10 +255,7 @@ def _minimisers_along(objective, start, k):
         place = jnp.where(turn == 0, begin, 0.0)
         wanted = jnp.isnan(found) & ((turn == 0) | (begin != 0))
         step = jnp.maximum(jnp.abs(place) * 2.0**-10, 2.0**-20)
-        result = find_minimum(
-            exact_slope, place, step, low=-everywhere, high=everywhere, wanted=wanted,
-            num_probes=_PROBES,
-        )  # fmt: skip
+        result = bisect_minimum(slope, place, step, wanted=wanted, num_probes=_PROBES)
         return jnp.where(result.strict | result.jump, result.point, found)
 
     found = jnp.where(at_target, begin, jnp.nan)

@@ -124,7 +124,7 @@ def predict(
       >>> jb.predict(model, x).shape
       (40,)
     """
-    task = _door(model, x, implementation)
+    task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
     scores = _predict(task.model, task.rows, base, task.implementation, staged=False)
     return task.cut(scores, rows_axis=0)
@@ -138,7 +138,7 @@ def staged_predict(
     implementation: str | None = None,
 ) -> Float[Array, "R N *K"]:
     """The score after each round, [R, N] or [R, N, K]; see :func:`predict`."""
-    task = _door(model, x, implementation)
+    task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
     stages = _predict(task.model, task.rows, base, task.implementation, staged=True)
     return task.cut(stages, rows_axis=1, rounds_axis=0)
@@ -206,7 +206,7 @@ class _Task(NamedTuple):
         if offset is None:
             return None
         offset = checks.check_offset(offset, self.num_rows, num_scores).T
-        pad = jnp.pad if isinstance(offset, jax.Array) else np.pad
+        pad = jnp.pad if isinstance(offset, Tracer) else np.pad
         return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
 
     def cut(self, result, rows_axis, rounds_axis=None):
@@ -220,7 +220,7 @@ class _Task(NamedTuple):
         return result
 
 
-def _door(model, x, implementation):
+def _door(model, x, implementation, offset=None):
     """Checks the arguments; pads or borrows the rows."""
     check_implementation(implementation)
     _check_model(model)
@@ -234,13 +234,8 @@ def _door(model, x, implementation):
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     rows, num_rounds = matrix.shape[0], model.num_rounds
-    if may_run(implementation) and _runs_on_cpu(model, matrix):
-        size = _kernel_size(rows) if matrix.size <= _PADDED_CELLS else rows
-        if matrix.size <= _PADDED_CELLS:
-            matrix = _pad_rows(matrix, size)
-        elif isinstance(matrix, np.ndarray):
-            matrix = borrow_rows(matrix)
-        return _Task(model, matrix, "cpu", rows, size, num_rounds)
+    if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
+        return _kernel_task(model, matrix)
     size = rows
     if not isinstance(matrix, Tracer):
         size = padded_size(rows)
@@ -248,29 +243,34 @@ def _door(model, x, implementation):
     return _Task(_pad_rounds(model), matrix, implementation, rows, size, num_rounds)
 
 
-def _runs_on_cpu(model, matrix):
+def _kernel_task(model, matrix):
+    """Small matrices are copied, and padded to few sizes; large ones are not."""
+    rows = size = matrix.shape[0]
+    if matrix.size <= _PADDED_CELLS:
+        # Below 64 rows powers of two, because a row costs time.
+        size = padded_size(rows) if rows > 64 else 1 << (rows - 1).bit_length()
+        matrix = _pad_rows(matrix, size)
+    elif isinstance(matrix, np.ndarray):
+        matrix = borrow_rows(matrix)
+    return _Task(model, matrix, "cpu", rows, size, model.num_rounds)
+
+
+def _runs_on_cpu(model, matrix, offset):
     """Whether a program called with these arguments runs at once, on one CPU device.
 
     It is then lowered for nothing else, so that the kernels can be named; and its
     compilation takes milliseconds, so that large sizes need not share programs.
     """
-    arrays = [*jax.tree.leaves(model), matrix]
+    arrays = [*jax.tree.leaves(model), matrix, offset]
     arrays = [array for array in arrays if isinstance(array, jax.Array)]
     if any(isinstance(array, Tracer) for array in arrays):
         return False
-    if jax.config.jax_default_device is not None or jax.default_backend() != "cpu":
-        return False
-    devices = set().union(*(array.devices() for array in arrays))
-    if len(devices) > 1 or any(device.platform != "cpu" for device in devices):
-        return False
     # Inside a trace even operations on constants are recorded instead of run.
     probe = jax.lax.neg(model.init_score)
-    return not isinstance(probe, Tracer)
-
-
-def _kernel_size(size):
-    """Few sizes; below 64 powers of two, because a row costs time."""
-    return padded_size(size) if size > 64 else 1 << (size - 1).bit_length()
+    if isinstance(probe, Tracer):
+        return False
+    devices = set().union(*(array.devices() for array in (probe, *arrays)))
+    return len(devices) == 1 and _is_on_cpu(probe)
 
 
 def _pad_rows(matrix, size):
@@ -365,7 +365,9 @@ def _change_scores(implementation, staged, primals, tangents):
     values, trees, rows = primals
     leaves = _leaves(implementation, trees, rows)
     by_round = jnp.moveaxis(leaves, 0, 2)
-    change = _add_rounds(staged, rows.num_rows, tangents[0], by_round, lambda leaf: leaf)
+    change = _add_rounds(
+        staged, rows.num_rows, tangents[0], by_round, lambda leaf: leaf
+    )
     return _scores(implementation, staged, values, trees, rows), change
 
 
@@ -381,7 +383,7 @@ def _scores_in_xla(implementation, staged, values, trees, rows):
 
 
 def _add_rounds(staged, num_rows, values, steps, find):
-    """Adds up leaf values in the order of rounds; ``find(step)`` gives [K, N] leaves."""
+    """Adds leaf values round by round; ``find(step)`` gives the leaves [K, N]."""
     leaf_value, init_score = values
     shape = (init_score.shape[0], num_rows)
 
@@ -392,7 +394,7 @@ def _add_rounds(staged, num_rows, values, steps, find):
 
     start = jnp.broadcast_to(init_score[:, None], shape)
     scores, stages = jax.lax.scan(add_round, start, (leaf_value, steps))
-    return jnp.swapaxes(stages, 1, 2) if staged else scores.T
+    return scores.T if stages is None else jnp.swapaxes(stages, 1, 2)
 
 
 def _round_leaves(trees, columns):

@@ -29,6 +29,7 @@ _TURNS = 128  # beyond the probes: bisection alone needs 2 * 32
 _NOISE = 1e-6  # of the slope at the start: what rounding can fake
 _FAINT = 64.0  # times the noise: no use in locating such a slope's end better
 _FADED = 2.0**-20  # of the steepest slope seen: no less than zero, to float32
+_BISECTIONS = 34  # halvings of the 2^32 float32 bit patterns, and two to spare
 _JUMP = (
     1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
 )
@@ -278,3 +279,110 @@ def _conclude(state, start, low, high, wanted):
     jump &= (inner >= _JUMP * steepest) & (steepest > 0)
     point = jnp.where(strict, ends, jnp.where(jump, edge, start))
     return Minimum(point=point, strict=strict, jump=jump)
+
+
+def bisect_minimum(
+    slope: Callable[[Float[Array, " P"]], Float[Array, " P"]],
+    start: Float[Array, " P"],
+    step: Float[Array, " P"],
+    *,
+    wanted: Bool[Array, " P"],
+    num_probes: int = 16,
+) -> Minimum:
+    """As :func:`find_minimum`, for slopes that cost little more than bookkeeping.
+
+    Brackets on both sides at once, then bisects both ends of the flat set in the
+    order of float32. A row's own loss is such a problem: a million of them, each
+    with a slope of its own.
+    """
+    left, right, flat_left, flat_right = _bracket(
+        slope, start, step, wanted, num_probes
+    )
+    here = jnp.abs(slope(start))
+    here = jnp.where(jnp.isfinite(here), here, 0.0)
+    # A change of sign within the gradient's rounding is none.
+    noise = _NOISE * here
+    strict = _rises(slope, right, noise) & _rises(slope, left, noise)
+    left_end = jnp.where(jnp.isnan(left), flat_left, left)
+    right_end = jnp.where(jnp.isnan(right), flat_right, right)
+    solvable = wanted & jnp.isfinite(left_end) & jnp.isfinite(right_end)
+    left_end = jnp.where(solvable, left_end, start)
+    right_end = jnp.where(solvable, right_end, start)
+    (below, first), (last, above) = _bisect(slope, left_end, right_end)
+    # With one side flat for ever there is one edge, else two and their midpoint.
+    edge = jnp.where(jnp.isnan(right), first, last)
+    point = jnp.where(strict, first / 2 + last / 2, edge)
+    inner = jnp.where(jnp.isnan(right), below, above)
+    one_sided = jnp.isnan(left) | jnp.isnan(right)
+    outer = jnp.where(jnp.isnan(right), left_end, right_end)
+    steepest = jnp.maximum(jnp.abs(slope(outer)), here)
+    jump = solvable & one_sided & (steepest > 0)
+    jump &= jnp.abs(slope(inner)) >= _JUMP * steepest
+    point = jnp.where(solvable, point, start)
+    return Minimum(point=point, strict=strict & wanted, jump=jump)
+
+
+def _bracket(slope, start, step, wanted, num_probes):
+    """Nearest points of negative and of positive slope, flat ones beyond."""
+    none = jnp.full_like(start, jnp.nan)
+    here = slope(start)
+    found = (jnp.where(here < 0, start, none), jnp.where(here > 0, start, none))
+
+    def unfinished(state):
+        probe, _, left, right, _, _ = state
+        open_problems = wanted & (jnp.isnan(left) | jnp.isnan(right))
+        return (probe < num_probes) & jnp.any(open_problems)
+
+    def grow(state):
+        probe, width, left, right, flat_left, flat_right = state
+        down, up = start - width, start + width
+        slope_down, slope_up = slope(down), slope(up)
+        new_left = jnp.where(slope_down < 0, down, none)
+        new_right = jnp.where(slope_up > 0, up, none)
+        new_flat_left = jnp.where(slope_down == 0, down, none)
+        new_flat_right = jnp.where(slope_up == 0, up, none)
+        # Still downhill on the side where the minimum lies: tighten the other end.
+        closer_left = jnp.isnan(right) & (slope_up < 0)
+        closer_right = jnp.isnan(left) & (slope_down > 0)
+        return (
+            probe + 1,
+            width * _GROWTH,
+            jnp.where(closer_left, up, _first(left, new_left)),
+            jnp.where(closer_right, down, _first(right, new_right)),
+            _first(flat_left, new_flat_left),
+            _first(flat_right, new_flat_right),
+        )
+
+    state = (jnp.int32(0), step, *found, none, none)
+    return jax.lax.while_loop(unfinished, grow, state)[2:]
+
+
+def _rises(slope, point, noise):
+    """Whether the slope at an end of the bracket is no noise."""
+    return jnp.isfinite(point) & (jnp.abs(slope(point)) > noise)
+
+
+def _first(known, new):
+    return jnp.where(jnp.isnan(known), new, known)
+
+
+def _bisect(slope, left, right):
+    """Neighbouring floats around the first slope >= 0 and around the last <= 0."""
+
+    def unfinished(state):
+        count, (a, b), (c, d) = state
+        wide = (middle_float(a, b) != a) | (middle_float(c, d) != c)
+        return (count < _BISECTIONS) & jnp.any(wide)
+
+    def halve(state):
+        count, (a, b), (c, d) = state
+        first, last = middle_float(a, b), middle_float(c, d)
+        rising, falling = slope(first) >= 0, slope(last) <= 0
+        return (
+            count + 1,
+            (jnp.where(rising, a, first), jnp.where(rising, first, b)),
+            (jnp.where(falling, last, c), jnp.where(falling, d, last)),
+        )
+
+    state = (jnp.int32(0), (left, right), (left, right))
+    return jax.lax.while_loop(unfinished, halve, state)[1:]

@@ -29,7 +29,7 @@ from jboost.histogram import (
     quantise,
     sum_by_group,
 )
-from jboost.kernels import grow_cpu, sampling_cpu
+from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose, may_run
 from jboost.sampling import sample
 from jboost.splitting import WEIGHT_SLACK, find_split
@@ -203,7 +203,8 @@ def _grow_with_kernels(
         grow_cpu.Limits(
             l2=jnp.float32(limits.l2),
             min_gain=jnp.float32(limits.min_gain),
-            min_child_weight=jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK),
+            min_child_weight=jnp.float32(limits.min_child_weight)
+            * jnp.float32(WEIGHT_SLACK),
             min_child_samples=jnp.int32(limits.min_child_samples),
         ),
         _fractions(limits),

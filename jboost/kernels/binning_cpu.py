@@ -39,7 +39,7 @@ class Rows(NamedTuple):
         return (self.start + self.body.shape[0]) // self.head.shape[1]
 
 
-def make_rows(matrix: Float[Array, "N F"] | Float32[np.ndarray, "N F"]) -> Rows:
+def make_rows(matrix: Float32[Array, "N F"] | Float32[np.ndarray, "N F"]) -> Rows:
     """Splits a matrix in host memory so that XLA need not copy it."""
     start = 0
     if isinstance(matrix, np.ndarray):
@@ -98,7 +98,7 @@ def _find_cuts(head, body, words, *, start, max_bins):
 
 
 def find_codes(
-    thresholds: Float[Array, "F B-1"], matrix: Float[Array, "N F"]
+    thresholds: Float[Array, "F T"], matrix: Float[Array, "N F"]
 ) -> UInt8[Array, "N F"] | UInt16[Array, "N F"]:
     """Codes as ``apply_bins`` gives them."""
     num_rows, num_features = matrix.shape
@@ -109,7 +109,7 @@ def find_codes(
 
 
 def find_columns(
-    thresholds: Float[Array, "F B-1"],
+    thresholds: Float[Array, "F T"] | Float[np.ndarray, "F T"],
     rows: Rows,
     num_rows: int | None = None,
     *,

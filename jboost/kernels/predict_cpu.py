@@ -53,7 +53,8 @@ class Rows:
 
 def as_rows(matrix: Float[Array, "N F"]) -> Rows:
     """An array of JAX's, which is aligned."""
-    return Rows(jnp.zeros(0, jnp.float32), matrix.reshape(-1), *matrix.shape)
+    num_rows, num_features = matrix.shape
+    return Rows(jnp.zeros(0, jnp.float32), matrix.reshape(-1), num_rows, num_features)
 
 
 def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
@@ -62,9 +63,10 @@ def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
     Until what is computed from them is ready, the array must not be written to.
     """
     by_column = matrix.flags.f_contiguous and not matrix.flags.c_contiguous
-    flat = np.require(matrix.T if by_column else matrix, requirements="CA").reshape(-1)
+    flat = np.require(matrix.T if by_column else matrix, requirements=["C", "A"])
+    flat, (num_rows, num_features) = flat.reshape(-1), matrix.shape
     first = -flat.ctypes.data % _ALIGNMENT // flat.itemsize
-    return Rows(flat[:first].copy(), flat[first:], *matrix.shape, by_column)
+    return Rows(flat[:first].copy(), flat[first:], num_rows, num_features, by_column)
 
 
 def predict(

@@ -53,9 +53,8 @@ class Room {
   Number* data_;
 };
 
-// The threshold that sends x where this one sends x with denormals counted as 0.
+// The threshold that sends x where this one, no NaN, sends x with denormals taken as 0.
 float EffectiveThreshold(float threshold) {
-  if (std::isnan(threshold)) return kInfinity;  // nothing is above it
   if (std::fabs(threshold) >= kTiny) return threshold;
   return threshold < 0 ? -kTiny : std::nextafter(kTiny, 0.0f);
 }
@@ -494,10 +493,10 @@ void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& mat
   });
 }
 
-// Coding a node costs about as much as six steps of a row.
+// Coding a node costs about as much as ten steps of a row.
 bool CodesPay(const Ensemble& model, int64_t num_rows) {
   return model.max_depth <= kMaxCodedDepth && model.num_rounds > 0 &&
-         num_rows * model.max_depth > 6 * model.num_nodes();
+         num_rows * model.max_depth > 10 * model.num_nodes();
 }
 
 }  // namespace
