@@ -147,7 +147,8 @@ class Worker:
             raise FailedError("no answer in time" if late else self._last_error())
         answer = json.loads(line)
         if "value" not in answer:
-            raise FailedError(answer.get("unsupported") or answer["failed"])
+            reason, said = answer.popitem()
+            raise FailedError(f"{reason}: {said}")
         return answer["value"]
 
     def forget(self) -> None:
@@ -516,14 +517,17 @@ def measure(options: argparse.Namespace) -> dict:
     tables = tables[:2] if options.quick else tables
     total = sum(len(step.sources) * step.repeats for step in steps)
     total += len(tables) * options.splits * (len(options.libraries) + 1)
+    result: dict[str, Any] = {"machine": {}, "rows": [], "tables": []}
     begin = time.perf_counter()
     with tqdm(total=total, unit="reading", smoothing=0) as bar:
         bench = Bench(options, bar)
         try:
-            result: dict[str, Any] = {"machine": describe_machine(bench)}
+            result["machine"] = describe_machine(bench)
             tqdm.write(json.dumps(result["machine"]))
-            result["rows"] = [bench.run(step) for step in steps]
-            result["tables"] = [bench.run_table(*table) for table in tables]
+            result["rows"].extend(map(bench.run, steps))
+            result["tables"].extend(bench.run_table(*table) for table in tables)
+        except KeyboardInterrupt:
+            tqdm.write("interrupted: the report holds what was measured until now")
         finally:
             bench.close()
     kept = {k: v for k, v in vars(options).items() if k not in ("json", "report")}

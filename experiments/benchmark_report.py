@@ -11,6 +11,7 @@ import statistics
 from typing import Any, NamedTuple
 
 PEERS = ("xgboost", "lightgbm", "lightgbm-q", "sklearn")
+LOST = "not measured"
 
 
 class Ratio(NamedTuple):
@@ -112,6 +113,18 @@ def find_best(sources: dict[str, dict]) -> tuple[str, float] | None:
     return min(known.items(), key=lambda item: item[1]) if known else None
 
 
+def find_lost(rows: list[dict[str, dict]]) -> list[str]:
+    """Returns the peers that could have been measured but were not."""
+    return [
+        name
+        for sources in rows
+        for name, entry in sources.items()
+        if name in PEERS
+        and entry["median"] is None
+        and not entry["note"].startswith("unsupported")
+    ]
+
+
 def compute_ratio(result: dict, ratio: Ratio) -> tuple[float | None, str]:
     """Returns a ratio, and what it divides by."""
     if ratio.case == "tables":
@@ -123,9 +136,7 @@ def compute_ratio(result: dict, ratio: Ratio) -> tuple[float | None, str]:
         sources = [r["sources"] for r in rows if r["measure"] == ratio.measure]
         best = find_best(sources[0]) if sources else None
         name, base = best or ("peers", None)
-        lost = [p for p in PEERS if sources and sources[0].get(p, {}).get("discarded")]
-        missing = [p for p in lost if sources[0][p]["median"] is None]
-        name += "".join(f", {peer} not measured" for peer in missing)
+        name += "".join(f", {lost} {LOST}" for lost in find_lost(sources))
     return (subject / base if subject and base else None), name
 
 
@@ -153,10 +164,12 @@ def mean_ratio(entry: dict, name: str) -> float | None:
     return statistics.fmean(a / b for a, b in zip(own, other, strict=True))
 
 
-def judge(asked: Asked, value: float | None) -> str:
+def judge(asked: Asked, value: float | None, base: str) -> str:
     """Returns in a word whether a ratio is good enough."""
     if value is None:
-        return "not measured"
+        return LOST
+    if LOST in base:  # the fastest peer may be another one
+        return "unsure"
     if value <= asked.aim:
         return "aim"
     return "reached" if value <= asked.reach else "MISSED"
@@ -181,7 +194,7 @@ def format_median(summary: dict | None) -> str:
     if summary is None:
         return "-"
     if summary["median"] is None:
-        return "disturbed" if summary["note"] == "disturbed" else "(none)"
+        return summary["note"].split(":")[0].split()[0]
     return f"{summary['median']:.4g}"
 
 
@@ -263,7 +276,7 @@ def print_asked(result: dict) -> list[dict]:
         begin = f"{asked.case:49}{asked.measure:43}{asked.reach:>7}{asked.aim:>7}"
         for ratio in asked.ratios:
             value, name = compute_ratio(result, ratio)
-            verdict = judge(asked, value)
+            verdict = judge(asked, value, name)
             shown = "-" if value is None else f"{value:.4g}"
             where = f"{ratio.case}, {ratio.measure}: / {name}"
             if ratio.case == "tables":

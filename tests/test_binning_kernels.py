@@ -267,10 +267,8 @@ def test_packed_shape(num_features, shape):
 
 
 @pytest.mark.parametrize("num_bins", [256, 300])
-@pytest.mark.parametrize("num_features", [1, 7, 8, 13, 28, 32, 33, 100])
-@pytest.mark.parametrize(
-    ("size", "num_rows"), [(1, 1), (1, 8), (257, 257), (5000, 5003)]
-)
+@pytest.mark.parametrize("num_features", [1, 8, 13, 28, 33, 100])
+@pytest.mark.parametrize(("size", "num_rows"), [(1, 1), (1, 8), (2500, 2503)])
 def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows):
     thresholds, x = thresholds_and_values(num_bins - 1, num_features, size)
     bins = jb.Bins(thresholds)

@@ -152,8 +152,6 @@ def _call(thresholds, rows, columns_shape, packed_shape):
     )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("start", "columns_shape", "packed_shape")
-)
+@functools.partial(jax.jit, static_argnames=("start", "columns_shape", "packed_shape"))
 def _call_compiled(thresholds, head, body, *, start, columns_shape, packed_shape):
     return _call(thresholds, Rows(head, body, start), columns_shape, packed_shape)

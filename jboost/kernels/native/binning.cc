@@ -21,11 +21,12 @@ constexpr int64_t kSortedRows = 50000;   // up to here, sorting is faster than c
 constexpr int64_t kSortedBins = 1024;    // from here, most buckets hold a threshold
 constexpr int64_t kMinSample = 2048;     // rows, and so buckets
 constexpr int64_t kMaxSample = 8192;
+constexpr int64_t kMapGroup = 4;         // features sampled together
 constexpr int64_t kSampleShare = 64;     // of all rows
 constexpr int64_t kMaxCells = 4096;
 constexpr int64_t kCellBits = 16;
 constexpr int64_t kGroup = 32;           // features counted together
-constexpr int64_t kBlockRows = 2048;     // rows whose keys are in cache together
+constexpr int64_t kBlockRows = 512;     // rows whose keys are in cache together
 constexpr int64_t kPad = 16;             // so that columns do not fall on the same sets
 constexpr int64_t kFlushRows = 57344;    // rows whose counts fit 16 bits
 constexpr int64_t kPartRows = 16384;     // least rows of a task that counts
@@ -554,22 +555,28 @@ void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& fe
   });
 }
 
-// Every row that is a multiple of some step.
-std::vector<Run> TakeSample(const Matrix& matrix, int32_t feature) {
+// Maps of a few features, from rows at equal distances.
+void MakeMaps(const Matrix& matrix, int64_t begin, int64_t end,
+              std::vector<Feature>* features) {
   int64_t size = std::clamp(matrix.num_rows / kSampleShare, kMinSample, kMaxSample);
-  std::vector<int32_t> keys(size);
-  for (int64_t i = 0; i < size; ++i) {
-    int64_t row = matrix.num_rows * i / size;
-    MakeKeys(matrix, row, row + 1, &feature, 1, &keys[i], 1);
+  int64_t step = (matrix.num_rows - matrix.head_rows) / size, stride = size + kPad;
+  std::vector<int32_t> group(end - begin), keys(group.size() * stride);
+  std::iota(group.begin(), group.end(), static_cast<int32_t>(begin));
+  ChooseBinningLoops().make_keys(
+      matrix.body + matrix.head_rows * matrix.num_features, step * matrix.num_features,
+      size, group.data(), end - begin, keys.data(), stride);
+  for (int64_t f = begin; f < end; ++f) {
+    MakeMap(CountDistinct(keys.data() + (f - begin) * stride, size), &(*features)[f]);
   }
-  return CountDistinct(keys.data(), size);
 }
 
 void CutByCounting(const Pool& pool, const Matrix& matrix, int64_t max_bins,
                    const Cuts& cuts) {
-  std::vector<Feature> features(matrix.num_features);
-  ParallelFor(pool, matrix.num_features, [&](int64_t f) {
-    MakeMap(TakeSample(matrix, static_cast<int32_t>(f)), &features[f]);
+  int64_t num_features = matrix.num_features;
+  std::vector<Feature> features(num_features);
+  ParallelFor(pool, (num_features + kMapGroup - 1) / kMapGroup, [&](int64_t task) {
+    int64_t begin = task * kMapGroup;
+    MakeMaps(matrix, begin, std::min(begin + kMapGroup, num_features), &features);
   });
   for (int64_t round = 0;; ++round) {
     auto pass = round == 0 ? CountRows : CollectRows;
@@ -578,14 +585,14 @@ void CutByCounting(const Pool& pool, const Matrix& matrix, int64_t max_bins,
                  std::mutex* mutex) {
                pass(matrix, group, begin, end, mutex, &features);
              });
-    ParallelFor(pool, matrix.num_features, [&](int64_t f) {
+    ParallelFor(pool, num_features, [&](int64_t f) {
       if (!features[f].resolved) Advance(max_bins, round, &features[f]);
     });
     bool resolved = std::all_of(features.begin(), features.end(),
                                 [](const Feature& each) { return each.resolved; });
     if (resolved) break;
   }
-  for (int64_t f = 0; f < matrix.num_features; ++f) Write(features[f].cuts, f, cuts);
+  for (int64_t f = 0; f < num_features; ++f) Write(features[f].cuts, f, cuts);
 }
 
 // The key of a threshold: as of a value.

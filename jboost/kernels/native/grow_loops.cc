@@ -234,39 +234,51 @@ inline int32_t Floor(float x) {
   return whole - (static_cast<float>(whole) > x);
 }
 
+constexpr int kBlock = 256;  // rows that are rounded at a time
+
+// What is added before rounding down: a half, or a fraction by hash.
+void FillOffsets(const uint32_t* seed, uint32_t row, uint32_t channel, bool stochastic,
+                 int count, float* __restrict offsets) {
+  if (!stochastic) {
+    for (int i = 0; i < count; ++i) offsets[i] = 0.5f;
+    return;
+  }
+  constexpr float kFraction = 1.0f / 16777216.0f;
+  Seed key{seed[0], seed[1]};
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits = Hash((row + static_cast<uint32_t>(i)) ^ (channel << 31), key) >> 8;
+    offsets[i] = static_cast<float>(static_cast<int32_t>(bits)) * kFraction;
+  }
+}
+
+void RoundBlock(const float* __restrict values, const uint8_t* __restrict in_bag,
+                float scale, const float* __restrict offsets, int count,
+                int32_t* __restrict whole) {
+  for (int i = 0; i < count; ++i) {
+    float value = in_bag[i] ? values[i] : 0.0f;
+    whole[i] = Floor(value * scale + offsets[i]);
+  }
+}
+
 void Quantise(const float* gradient, const float* curvature, int64_t first_row,
               int64_t count, const float* scale, const uint32_t* seed, bool stochastic,
               bool uniform, const uint8_t* in_bag, int64_t* words) {
-  float gradient_scale = scale[0], curvature_scale = scale[1];
-  Seed key{seed[0], seed[1]};
-  uint32_t start = static_cast<uint32_t>(first_row);
-  constexpr float kFraction = 1.0f / 16777216.0f;
-  constexpr int kBlock = 256;
-  float offsets[2][kBlock];
+  float offsets[kBlock];
+  int32_t low[kBlock], high[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     int block = static_cast<int>(count - begin < kBlock ? count - begin : kBlock);
-    for (int channel = 0; channel < 2; ++channel) {
-      uint32_t flag = static_cast<uint32_t>(channel) << 31;
-      for (int i = 0; i < block; ++i) {
-        uint32_t row = start + static_cast<uint32_t>(begin) + i;
-        offsets[channel][i] =
-            stochastic ? static_cast<float>(static_cast<int32_t>(
-                             Hash(row ^ flag, key) >> 8)) * kFraction
-                       : 0.5f;
-      }
-      if (uniform) break;
+    uint32_t row = static_cast<uint32_t>(first_row + begin);
+    FillOffsets(seed, row, 0, stochastic, block, offsets);
+    RoundBlock(gradient + begin, in_bag + begin, scale[0], offsets, block, low);
+    if (uniform) {
+      for (int i = 0; i < block; ++i) high[i] = in_bag[begin + i] != 0;
+    } else {
+      FillOffsets(seed, row, 1, stochastic, block, offsets);
+      RoundBlock(curvature + begin, in_bag + begin, scale[1], offsets, block, high);
     }
+    int64_t* __restrict out = words + begin;
     for (int i = 0; i < block; ++i) {
-      int64_t row = begin + i;
-      bool inside = in_bag[row] != 0;
-      float value = inside ? gradient[row] : 0.0f;
-      int64_t low = Floor(value * gradient_scale + offsets[0][i]);
-      int64_t high = inside;
-      if (!uniform) {
-        float weight = inside ? curvature[row] : 0.0f;
-        high = Floor(weight * curvature_scale + offsets[1][i]);
-      }
-      words[row] = static_cast<int64_t>(static_cast<uint64_t>(high) << 32) + low;
+      out[i] = static_cast<int64_t>(static_cast<uint64_t>(high[i]) << 32) + low[i];
     }
   }
 }
@@ -274,59 +286,67 @@ void Quantise(const float* gradient, const float* curvature, int64_t first_row,
 // The order of float32 as an order of integers.
 inline int32_t Ordered(float x) {
   int32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
+  __builtin_memcpy(&bits, &x, sizeof bits);
   return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 
-inline float Score(float gradient, float curvature, const SplitLimits& limits,
-                   float l2) {
+// Gains of all cuts of a feature; -inf where a child is too small. Numbers are copied
+// out of `limits` so that the compiler sees that they do not change.
+template <bool kCounted>
+void FindGains(const int32_t* __restrict gradient, const int32_t* __restrict curvature,
+               const int32_t* __restrict count, int64_t num_bins,
+               const int32_t total[3], const int32_t away[3], float parent,
+               const SplitLimits& limits, float* __restrict gains) {
+  const float gradient_unit = limits.gradient_unit;
+  const float curvature_unit = limits.curvature_unit;
   // l2 in units of the curvature's integers, so that no product feeds a sum, which
   // a compiler might contract.
-  float weight = (curvature + l2) * limits.curvature_unit;
-  weight = weight > 0.0f ? weight : __builtin_inff();
-  return gradient * gradient / weight;
+  const float l2 = limits.l2 / curvature_unit, min_weight = limits.min_weight;
+  const float infinity = __builtin_inff();
+  const int32_t away_g = away[0], away_h = away[1], away_n = away[2];
+  const int32_t total_g = total[0], total_h = total[1], total_n = total[2];
+  const int32_t min_count = limits.min_count;
+  for (int64_t b = 0; b < num_bins; ++b) {
+    int32_t left_g = gradient[b] - away_g, left_h = curvature[b] - away_h;
+    float left = static_cast<float>(left_g) * gradient_unit;
+    float right = static_cast<float>(total_g - left_g) * gradient_unit;
+    float left_h_float = static_cast<float>(left_h);
+    float right_h_float = static_cast<float>(total_h - left_h);
+    float left_weight = (left_h_float + l2) * curvature_unit;
+    float right_weight = (right_h_float + l2) * curvature_unit;
+    left_weight = left_weight > 0.0f ? left_weight : infinity;
+    right_weight = right_weight > 0.0f ? right_weight : infinity;
+    float gain = left * left / left_weight + right * right / right_weight - parent;
+    gain *= 0.5f;
+    float lighter = left_h_float < right_h_float ? left_h_float : right_h_float;
+    bool admissible = lighter * curvature_unit >= min_weight;
+    if (kCounted) {
+      int32_t left_n = count[b] - away_n, right_n = total_n - left_n;
+      admissible &= (left_n < right_n ? left_n : right_n) >= min_count;
+    }
+    gains[b] = admissible ? gain : -infinity;
+  }
 }
 
 void SearchFeature(const int32_t* gradient, const int32_t* curvature,
                    const int32_t* count, int64_t num_bins, const int32_t total[3],
                    float parent, const SplitLimits& limits, int32_t feature,
                    float* room, BestSplit* best) {
-  float l2 = limits.l2 / limits.curvature_unit;
-  const int32_t missing[3] = {gradient[0], curvature[0], count[0]};
-  bool has_missing = missing[0] != 0 || missing[1] != 0 ||
-                     (limits.min_count > 0 && missing[2] != 0);
+  bool counted = limits.min_count > 0;
+  const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
+  const int32_t nothing[3] = {0, 0, 0};
+  bool has_missing = missing[0] != 0 || missing[1] != 0 || missing[2] != 0;
+  auto find_gains = counted ? FindGains<true> : FindGains<false>;
   for (int direction = 0; direction < (has_missing ? 2 : 1); ++direction) {
-    int32_t away[3];
-    for (int c = 0; c < 3; ++c) away[c] = direction == 0 ? missing[c] : 0;
-    float largest = -__builtin_inff();
-    // Two simple loops vectorise where one with a running index would not.
-    for (int64_t b = 1; b < num_bins; ++b) {
-      int32_t left_g = gradient[b] - away[0], left_h = curvature[b] - away[1];
-      int32_t right_g = total[0] - left_g, right_h = total[1] - left_h;
-      float left_weight = static_cast<float>(left_h), right_weight =
-                                                          static_cast<float>(right_h);
-      float gain =
-          Score(static_cast<float>(left_g) * limits.gradient_unit, left_weight, limits,
-                l2) +
-          Score(static_cast<float>(right_g) * limits.gradient_unit, right_weight,
-                limits, l2) -
-          parent;
-      gain *= 0.5f;
-      float lighter = left_weight < right_weight ? left_weight : right_weight;
-      bool admissible = lighter * limits.curvature_unit >= limits.min_weight;
-      if (limits.min_count > 0) {
-        int32_t left_n = count[b] - away[2], right_n = total[2] - left_n;
-        int32_t fewer = left_n < right_n ? left_n : right_n;
-        admissible &= fewer >= limits.min_count;
-      }
-      room[b] = admissible ? gain : -__builtin_inff();
-    }
-    int32_t highest = Ordered(largest);
+    find_gains(gradient, curvature, count, num_bins, total,
+               direction == 0 ? missing : nothing, parent, limits, room);
+    int32_t highest = Ordered(-__builtin_inff());
     for (int64_t b = 1; b < num_bins; ++b) {
       int32_t key = Ordered(room[b]);
       highest = key > highest ? key : highest;
     }
     int32_t bits = highest ^ ((highest >> 31) & 0x7FFFFFFF);
+    float largest;
     std::memcpy(&largest, &bits, sizeof largest);
     bool better = largest > best->gain;
     // The same feature with missing values left: only a lower threshold counts.
