@@ -48,6 +48,7 @@ import json
 import os
 import platform
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -545,6 +546,7 @@ def main() -> None:
         return
     leave_out_missing(options)
     confine(options.threads)  # before JAX counts cores
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = measure(options)
     verdicts = print_report(result)
     if options.json:

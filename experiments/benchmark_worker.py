@@ -4,7 +4,7 @@
     python experiments/benchmark_worker.py serve LIBRARY THREADS
 
 answers requests, one JSON per line, until its input ends: the readings of one library
-on generated data, each after a call that is not timed.
+on generated data, after a call that is not timed.
 
     python experiments/benchmark_worker.py cold LIBRARY THREADS CASE
     python experiments/benchmark_worker.py memory LIBRARY THREADS CASE
@@ -334,9 +334,8 @@ def prepare_train(library: str, case: Case, threads: int) -> Callable[[], Readin
     return read
 
 
-def prepare_call(function: Callable[[], Any]) -> Callable[[], Reading]:
-    """Milliseconds of one call."""
-    function()
+def read_call(function: Callable[[], Any]) -> Callable[[], Reading]:
+    """Returns what times one call, in milliseconds."""
 
     def read():
         reading = take(function)
@@ -348,7 +347,8 @@ def prepare_call(function: Callable[[], Any]) -> Callable[[], Reading]:
 def prepare_fit(library: str, case: Case, threads: int) -> Callable[[], Reading]:
     """Milliseconds from a matrix of floats to a model."""
     contender = prepare(library, case, threads)
-    return prepare_call(lambda: contender.fit(case.rounds))
+    contender.fit(2)
+    return read_call(lambda: contender.fit(case.rounds))
 
 
 def prepare_binning(library: str, case: Case, threads: int) -> Callable[[], Reading]:
@@ -356,7 +356,8 @@ def prepare_binning(library: str, case: Case, threads: int) -> Callable[[], Read
     function = prepare(library, case, threads).bin
     if function is None:
         raise UnsupportedError("binning is part of fit")
-    return prepare_call(function)
+    function()
+    return read_call(function)
 
 
 def prepare_predict(
@@ -366,7 +367,8 @@ def prepare_predict(
     contender = prepare(library, case, threads, most=PREDICTED)
     model = contender.fit(num_rounds)
     x = make_table(case.num_rows, case.num_features).x[: case.num_rows]
-    return prepare_call(lambda: contender.predict(model, x))
+    contender.predict(model, x)
+    return read_call(lambda: contender.predict(model, x))
 
 
 def prepare_loss(library: str, case: Case, threads: int) -> Callable[[], Reading]:

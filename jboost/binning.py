@@ -167,8 +167,7 @@ def bin_columns(
       implementation: as in :func:`apply_bins`.
     """
     num_rows = matrix.shape[0] if num_rows is None else num_rows
-    library.check_implementation(implementation)
-    device = _host() if implementation != "xla" else None
+    device = _host() if library.may_run(implementation) else None
     if device is None or (implementation is None and jax.default_backend() != "cpu"):
         matrix = jnp.asarray(matrix)
         return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)

@@ -371,7 +371,9 @@ def _step(loss, method, constants, numbers, learning_rate, data, state):
 
 
 def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
-    state = init_state(loss, constants, data, offset, init_score, words)
+    state = init_state(
+        loss, constants, data, offset, init_score, words, method.implementation
+    )
     data = _by_column(data, method)
 
     def one_round(state, rate):

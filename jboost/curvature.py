@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.floats import sum_rows
 from jboost.minimum import bisect_minimum
@@ -21,8 +21,26 @@ _FLOOR = 1e-6  # least curvature of a row, relative to the mean
 _STRAIGHT = 2.0  # wider smoothing for order statistics: see derivatives
 _FLAT = 0.1  # of the secant weight: a Hessian below it says nothing of the valley
 _MOST = 0.75  # of the rows
+_DISTANCES = 4  # at which slopes are compared: 2^-10, 1, 2^10, 2^20 times the size
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
 _PROBES = 12  # steps out for a row's minimiser: 16^12 times the first
+
+
+class Kinks(NamedTuple):
+    """Where the rows of a piecewise linear loss have their kinks.
+
+    Attributes:
+      kind: 0: anywhere; 1: each row has one, at its own minimiser; 2: the same, with
+        the same slopes for all rows.
+      left, right: magnitudes of the slope on each side, of kind 2.
+      scale: a power of two; the weighted slopes of all rows sum to less than 2^40
+        divided by it.
+    """
+
+    kind: Int32[Array, ""]
+    left: Float[Array, ""]
+    right: Float[Array, ""]
+    scale: Float[Array, ""]
 
 
 class Objective(NamedTuple):
@@ -35,6 +53,7 @@ class Objective(NamedTuple):
       parameters: of an adaptive loss, else ().
       minimiser: each row's own minimiser of its loss [K, N], NaN where it has none;
         None where no rule asks for it.
+      kinks: of a piecewise linear loss, None where nobody asked.
     """
 
     loss: TracedLoss
@@ -42,6 +61,7 @@ class Objective(NamedTuple):
     targets: Any
     parameters: Any
     minimiser: Float[Array, "K N"] | None
+    kinks: Kinks | None = None
 
 
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
@@ -108,6 +128,54 @@ def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
 
     nowhere = jnp.full_like(start, jnp.nan)
     return jax.lax.cond(jnp.any(separable), search, lambda _: nowhere, start)
+
+
+def kink_slopes(
+    objective: Objective, distance: Float[ArrayLike, ""] = 0.0
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Magnitudes of each row's slope left and right of its minimiser, for K = 1.
+
+    Args:
+      distance: from the minimiser; at least what its own rounding asks for.
+    """
+    assert objective.minimiser is not None
+    side = _SIDE * jnp.abs(objective.minimiser) + 1e-12 + distance
+    left = -gradients(objective, objective.minimiser - side)[0]
+    return left, gradients(objective, objective.minimiser + side)[0]
+
+
+def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
+    """Whether each row that counts has one kink, at its minimiser, for K = 1.
+
+    The loss is known to be piecewise linear. If it is convex as well, then a slope
+    that is the same close to the minimiser and far away is the same in between.
+    """
+    assert objective.minimiser is not None
+    minimiser = objective.minimiser[0]
+    counts = weights > 0
+    left, right = kink_slopes(objective)
+    size = jnp.max(jnp.where(counts & jnp.isfinite(minimiser), jnp.abs(minimiser), 0.0))
+
+    def compare(number, same):
+        distance = size * jnp.exp2(10.0 * number.astype(jnp.float32) - 10.0)
+        far_left, far_right = kink_slopes(objective, distance)
+        return same & (far_left == left) & (far_right == right)
+
+    one = jnp.isfinite(minimiser) & (left > 0) & (right > 0)
+    one &= jnp.isfinite(left + right)
+    one = jax.lax.fori_loop(0, _DISTANCES, compare, one)
+    ends = [
+        (jnp.min(jnp.where(counts, a, jnp.inf)), jnp.max(jnp.where(counts, a, 0.0)))
+        for a in (left, right)
+    ]
+    same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
+    kind = jnp.where(jnp.all(one | ~counts), jnp.where(same, 2, 1), 0)
+    total = sum_rows(jnp.where(counts & one, weights * (left + right), 0.0))
+    # total < 2^e, by bits: e + 126. Rounding adds at most 1 a row.
+    biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23
+    exponent = jnp.clip(39 + 126 - biased, -126, 126)
+    scale = jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+    return Kinks(kind, ends[0][1], ends[1][1], scale)
 
 
 def smoothing_scale(

@@ -21,7 +21,7 @@ from jboost.binning import Bins, as_matrix, flush_denormals
 from jboost.boosting import BoostedTrees
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import check_implementation, choose, may_run
-from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
+from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows, vary
 
 FORMAT_VERSION = 1
 _PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
@@ -365,9 +365,8 @@ def _change_scores(implementation, staged, primals, tangents):
     values, trees, rows = primals
     leaves = _leaves(implementation, trees, rows)
     by_round = jnp.moveaxis(leaves, 0, 2)
-    change = _add_rounds(
-        staged, rows.num_rows, tangents[0], by_round, lambda leaf: leaf
-    )
+    size = rows.num_rows
+    change = _add_rounds(staged, size, tangents[0], by_round, lambda leaf: leaf, leaves)
     return _scores(implementation, staged, values, trees, rows), change
 
 
@@ -379,11 +378,14 @@ def _scores_in_xla(implementation, staged, values, trees, rows):
     def find(trees):
         return _round_leaves(trees, columns)
 
-    return _add_rounds(staged, rows.num_rows, values, trees, find)
+    return _add_rounds(staged, rows.num_rows, values, trees, find, columns, *trees)
 
 
-def _add_rounds(staged, num_rows, values, steps, find):
-    """Adds leaf values round by round; ``find(step)`` gives the leaves [K, N]."""
+def _add_rounds(staged, num_rows, values, steps, find, *varying):
+    """Adds leaf values round by round; ``find(step)`` gives the leaves [K, N].
+
+    ``varying`` is what the leaves depend on.
+    """
     leaf_value, init_score = values
     shape = (init_score.shape[0], num_rows)
 
@@ -392,7 +394,7 @@ def _add_rounds(staged, num_rows, values, steps, find):
         scores += jax.vmap(lambda value, leaf: value[leaf])(value, find(step))
         return scores, scores if staged else None
 
-    start = jnp.broadcast_to(init_score[:, None], shape)
+    start = vary(jnp.broadcast_to(init_score[:, None], shape), leaf_value, *varying)
     scores, stages = jax.lax.scan(add_round, start, (leaf_value, steps))
     return scores.T if stages is None else jnp.swapaxes(stages, 1, 2)
 
@@ -415,5 +417,5 @@ def _tree_leaves(tree, columns):
         return 2 * node + 1 + right.astype(jnp.int32)
 
     depth = (feature.shape[0] + 1).bit_length() - 1
-    start = jnp.zeros(num_rows, jnp.int32)
+    start = vary(jnp.zeros(num_rows, jnp.int32), *tree, columns)
     return jax.lax.fori_loop(0, depth, descend, start) - feature.shape[0]

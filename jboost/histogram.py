@@ -10,6 +10,7 @@ the child's. ``quantise`` makes the integers: a power of two times the float, ch
 per tree so that no sum over rows can leave 31 bits.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
 from jboost.floats import sum_rows
-from jboost.kernels import grow_cpu, xla
+from jboost.kernels import grow_cpu, leaves_cpu, leaves_xla, xla
 from jboost.kernels.library import choose
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
@@ -115,28 +116,32 @@ def select_rows(
 
 
 def sum_by_group(
-    values: Shaped[Array, " N"], group: Int32[Array, " N"], num_groups: int
+    values: Shaped[Array, " N"],
+    group: Int32[Array, " N"],
+    num_groups: int,
+    implementation: str | None = None,
 ) -> Shaped[Array, " G"]:
-    """Sums ``values``, which may be float, by group.
+    """Sums ``values``, which may be float, by group; see :func:`sum_channels`."""
+    return sum_channels((values,), group, num_groups, implementation)[0]
 
-    Rows are summed in blocks and the blocks after that: the order is fixed, and a
-    float32 error grows with the block's length instead of with N. A group outside
-    [0, num_groups) is left out.
+
+def sum_channels(
+    channels: Sequence[Shaped[Array, " N"]],
+    group: Int32[Array, " N"],
+    num_groups: int,
+    implementation: str | None = None,
+) -> Shaped[Array, "C G"]:
+    """Sums each channel by group.
+
+    Rows are summed in order within blocks, and the blocks after that: the order is
+    fixed, and a float32 error grows with the block's length instead of with N. A
+    group outside [0, num_groups) is left out.
     """
-
-    def add(values, group):
-        num_rows = values.shape[0]
-        # As many blocks as keep the table of sums no larger than the rows.
-        blocks = max(1, min(128, num_rows // max(256, num_groups)))
-        every = jnp.arange(num_rows, dtype=jnp.int32)
-        block = jax.lax.div(every, jnp.int32(-(-num_rows // blocks)))
-        # One more group takes the rows that have none.
-        inside = (group >= 0) & (group < num_groups)
-        key = block * (num_groups + 1) + jnp.where(inside, group, num_groups)
-        sums = xla.segment_sum(values[:, None], key, blocks * (num_groups + 1))
-        return jnp.sum(sums.reshape(blocks, num_groups + 1), axis=0)[:num_groups]
-
-    return sequential_vmap(add)(values, group)
+    run = partial(leaves_xla.sum_channels, num_groups=num_groups)
+    if all(channel.dtype == jnp.float32 for channel in channels):
+        cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
+        run = choose(implementation, cpu=cpu, xla=run)
+    return run(group, *channels)
 
 
 class FixedPoint(NamedTuple):

@@ -10,6 +10,8 @@ with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one g
 (one multiplier per tree), or d = 1 and one group (the initial score).
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -17,13 +19,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.curvature import (
+    Kinks,
     Objective,
     gradients,
     hessian_matrices,
+    kink_slopes,
     loss_values,
     weighted_mean,
 )
-from jboost.histogram import sum_by_group
+from jboost.histogram import sum_channels
+from jboost.kernels import leaves_cpu, leaves_xla
+from jboost.kernels.library import choose
 from jboost.minimum import find_minimum
 
 LeafSolver = Literal["auto", "newton", "exact", "line_search"]
@@ -41,7 +47,7 @@ class Groups(NamedTuple):
       k: which score.
       scores: of all rows.
       weights: 0 for rows that do not count.
-      direction: d above.
+      direction: d above; None for 1.
       group: of each row.
       penalty: of each problem.
     """
@@ -49,7 +55,7 @@ class Groups(NamedTuple):
     k: Int32[Array, ""]
     scores: Float[Array, "K N"]
     weights: Float[Array, " N"]
-    direction: Float[Array, " N"]
+    direction: Float[Array, " N"] | None
     group: Int32[Array, " N"]
     penalty: Float[Array, " G"]
 
@@ -60,6 +66,7 @@ def newton_step(
     leaf: Int32[Array, " N"],
     penalty: Float[Array, ""],
     num_leaves: int,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     """-G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
@@ -69,10 +76,80 @@ def newton_step(
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
     """
-    slope = sum_by_group(gradient, leaf, num_leaves)
-    weight = sum_by_group(curvature, leaf, num_leaves) + penalty
+    slope, weight = sum_channels(
+        (gradient, curvature), leaf, num_leaves, implementation
+    )
+    weight = weight + penalty
     value = -slope / jnp.where(weight > 0, weight, jnp.inf)
     return value, -slope * value / 2
+
+
+def add_values(
+    scores: Float[Array, "K N"],
+    values: Float[Array, "K L"],
+    leaf: Int32[Array, "K N"],
+    implementation: str | None = None,
+    *,
+    in_place: bool = False,
+) -> Float[Array, "K N"]:
+    """scores[k, i] + values[k, leaf[k, i]]; rows without a leaf stay as they are.
+
+    Args:
+      in_place: whether nobody needs the scores afterwards.
+    """
+    cpu = partial(leaves_cpu.add_values, in_place=in_place)
+    run = choose(implementation, cpu=cpu, xla=leaves_xla.add_values)
+    return run(scores, values, leaf)
+
+
+def find_range(
+    values: Float[Array, " N"],
+    group: Int32[Array, " N"],
+    num_groups: int,
+    implementation: str | None = None,
+) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
+    """Least and greatest value of each group; infinite if one is NaN.
+
+    The least of none is inf, the greatest -inf. Values hold no -0.
+    """
+    cpu, xla = (
+        partial(kernels.find_range, num_groups=num_groups)
+        for kernels in (leaves_cpu, leaves_xla)
+    )
+    return choose(implementation, cpu=cpu, xla=xla)(values, group)
+
+
+def middle_minimisers(
+    minimiser: Float[Array, " N"],
+    scores: Float[Array, " N"],
+    weights: Float[Array, " N"],
+    kinks: tuple[Float[Array, "*N"], Float[Array, "*N"]],
+    scale: Float[Array, ""],
+    group: Int32[Array, " N"],
+    num_groups: int,
+    implementation: str | None = None,
+) -> Float[Array, " G"]:
+    """Weighted order statistics: medians, quantiles.
+
+    The middle of all c that minimise, for each group, the sum over its rows of
+
+        w_i (left_i max(r_i - c, 0) + (kink_i - left_i) max(c - r_i, 0)),
+
+    with r = minimiser - score; 0 for groups without weight. Slopes times weight are
+    rounded to multiples of 1 / scale, so that their sums are exact in any order; where
+    the sum's slope is below 2^-20 of the sum of kinks it counts as zero, because that
+    is what weights in float32 know (0.1 * 500 rows are not 50).
+
+    Args:
+      kinks: left, and the jump of the slope at the minimum; for each row or for all.
+      scale: a power of two; weights times kinks times scale sum to less than 2^40.
+    """
+    cpu, xla = (
+        partial(kernels.middle_minimisers, num_groups=num_groups)
+        for kernels in (leaves_cpu, leaves_xla)
+    )
+    run = choose(implementation, cpu=cpu, xla=xla)
+    return run(minimiser, scores, weights, *kinks, scale, group)
 
 
 def solve_leaves(
@@ -81,6 +158,7 @@ def solve_leaves(
     step: Float[Array, " L"],
     promised: Float[Array, " L"],
     leaf_solver: LeafSolver | Fitted,
+    implementation: str | None = None,
 ) -> Float[Array, " L"]:
     """Leaf values from Newton steps.
 
@@ -93,23 +171,57 @@ def solve_leaves(
     if leaf_solver == "newton":
         return step
     if leaf_solver == "line_search":
-        along = step[groups.group] * groups.direction
+        along = step[groups.group]
+        if groups.direction is not None:
+            along = along * groups.direction
         one = Groups(
             groups.k, groups.scores, groups.weights, along,
             jnp.zeros_like(groups.group), jnp.zeros(1, jnp.float32),
         )  # fmt: skip
-        return (
-            step
-            * solve_groups(objective, one, jnp.ones(1, jnp.float32), jnp.ones(1, bool))[
-                0
-            ]
-        )
+        start, everything = jnp.ones(1, jnp.float32), jnp.ones(1, bool)
+        return step * solve_groups(objective, one, start, everything, implementation)[0]
     if leaf_solver == "exact":
-        return solve_groups(objective, groups, step, jnp.ones(step.shape, bool))
-    change, noise = _loss_change(objective, groups, step)
+        return _solve_exactly(objective, groups, step, implementation)
+    (change, noise), *_ = _loss_changes(objective, groups, [step], implementation)
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
-    return solve_groups(objective, groups, step, ~kept)
+
+    def solve(step):
+        return solve_groups(objective, groups, step, ~kept, implementation)
+
+    return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+
+
+def _solve_exactly(objective, groups, step, implementation):
+    def solve(step):
+        wanted = jnp.ones(step.shape, bool)
+        return solve_groups(objective, groups, step, wanted, implementation)
+
+    kinks = objective.kinks
+    if kinks is None or groups.direction is not None:
+        return solve(step)
+    # With a penalty it is no order statistic.
+    kinks = kinks._replace(kind=jnp.where(jnp.any(groups.penalty != 0), 0, kinks.kind))
+    return _at_kinks(objective, groups, kinks, solve, step, implementation)
+
+
+def _at_kinks(objective, groups, kinks: Kinks, solve, start, implementation):
+    """Order statistics where each row has one kink, else what ``solve`` finds."""
+
+    def middle(slopes):
+        return middle_minimisers(
+            objective.minimiser[0], groups.scores[0], groups.weights, slopes,
+            kinks.scale, groups.group, groups.penalty.shape[0], implementation,
+        )  # fmt: skip
+
+    def of_rows(_):
+        left, right = kink_slopes(objective)
+        return middle((left, left + right))
+
+    def of_all(_):
+        return middle((kinks.left, kinks.left + kinks.right))
+
+    return jax.lax.switch(kinks.kind, [solve, of_rows, of_all], start)
 
 
 def solve_groups(
@@ -117,58 +229,59 @@ def solve_groups(
     groups: Groups,
     step: Float[Array, " G"],
     wanted: Bool[Array, " G"],
+    implementation: str | None = None,
 ) -> Float[Array, " G"]:
     """The exact minimiser where wanted, else ``step``.
 
     The candidate with the least loss among the minimum found, the step and 0: for a
     loss with several minima the one found may be a poor one.
     """
-    low, high = _bounds(objective, groups)
+    low, high = _bounds(objective, groups, implementation)
     size = weighted_mean(jnp.abs(groups.scores[groups.k]), groups.weights)
     probe = jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
     found = find_minimum(
-        lambda c: _slope(objective, groups, c),
+        lambda c: _slope(objective, groups, c, implementation),
         jnp.zeros_like(step),
         probe,
         low=low,
         high=high,
         wanted=wanted,
     )
-    solved = wanted & (found.strict | found.jump)
-
-    def choose(_):
-        root = jnp.where(solved, found.point, step)
-        of_root, noise = _loss_change(objective, groups, root)
-        of_step, _ = _loss_change(objective, groups, step)
-        of_step = jnp.where(jnp.isfinite(of_step), of_step, jnp.inf)
-        fallback = jnp.where(of_step <= 0, step, 0.0)
-        best = jnp.minimum(of_step, 0.0)
-        return jnp.where(of_root <= best + noise, root, fallback)
-
-    value = jax.lax.cond(jnp.any(wanted), choose, lambda _: step, None)
+    root = jnp.where(wanted & (found.strict | found.jump), found.point, step)
+    (of_root, noise), (of_step, _) = _loss_changes(
+        objective, groups, [root, step], implementation
+    )
+    of_step = jnp.where(jnp.isfinite(of_step), of_step, jnp.inf)
+    fallback = jnp.where(of_step <= 0, step, 0.0)
+    best = jnp.minimum(of_step, 0.0)
+    value = jnp.where(of_root <= best + noise, root, fallback)
     return jnp.where(wanted, value, step)
 
 
 def initial_score(
-    objective: Objective, offset: Float[Array, "K N"], weights: Float[Array, " N"]
+    objective: Objective,
+    offset: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+    implementation: str | None = None,
 ) -> Float[Array, " K"]:
     """argmin_c of the weighted loss at scores offset + c.
 
-    One number: the quadratic's own step, or the exact solver, begun at the best of
-    33 quantiles of the rows' own minimisers (a loss with several minima has its best
-    one near some row's). K numbers: score by score where they do not interact, else
-    damped Newton with the full K x K Hessian.
+    One number: the quadratic's own step, an order statistic of the rows' minimisers,
+    or the exact solver, begun at the best of 33 quantiles of them (a loss with several
+    minima has its best one near some row's). K numbers: score by score where they do
+    not interact, else damped Newton with the full K x K Hessian.
     """
     num_scores = offset.shape[0]
     if num_scores == 1:
-        return _initial_along(objective, offset, weights, 0)[None]
+        return _initial_along(objective, offset, weights, 0, implementation)[None]
     minimiser = objective.minimiser
     assert minimiser is not None  # always found for K > 1
     known = jnp.isfinite(minimiser) | (weights <= 0)[None, :]
 
     def separately(offset):
         along = [
-            _initial_along(objective, offset, weights, k) for k in range(num_scores)
+            _initial_along(objective, offset, weights, k, implementation)
+            for k in range(num_scores)
         ]
         return jnp.stack(along)
 
@@ -178,11 +291,11 @@ def initial_score(
     return jax.lax.cond(jnp.all(known), separately, jointly, offset)
 
 
-def _initial_along(objective, offset, weights, k):
+def _initial_along(objective, offset, weights, k, implementation):
     rows = offset.shape[1]
     groups = Groups(
-        jnp.int32(k), offset, weights, jnp.ones(rows, jnp.float32),
-        jnp.zeros(rows, jnp.int32), jnp.zeros(1, jnp.float32),
+        jnp.int32(k), offset, weights, None, jnp.zeros(rows, jnp.int32),
+        jnp.zeros(1, jnp.float32),
     )  # fmt: skip
     if objective.minimiser is None:  # a quadratic: one step, one more against rounding
         start = jnp.float32(0)
@@ -194,6 +307,19 @@ def _initial_along(objective, offset, weights, k):
             )
             start -= gradient / jnp.where(hessian > 0, hessian, jnp.inf)
         return start
+
+    def search(_):
+        return _search_start(objective, groups, k, implementation)[None]
+
+    if objective.kinks is None:
+        return search(None)[0]
+    nothing = jnp.zeros(1, jnp.float32)
+    kinks = objective.kinks
+    return _at_kinks(objective, groups, kinks, search, nothing, implementation)[0]
+
+
+def _search_start(objective, groups, k, implementation):
+    offset, weights = groups.scores, groups.weights
     starts = _starting_points(objective.minimiser[k] - offset[k], weights)
     losses = jax.lax.map(lambda c: _total_loss(objective, groups, c), starts)
     start = starts[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
@@ -201,7 +327,7 @@ def _initial_along(objective, offset, weights, k):
     step = jnp.maximum(jnp.abs(start), 1.0)[None] * 2.0**-10
     everything = jnp.ones(1, bool)
     # No Newton step is at hand: a small step to bracket from, not to fall back on.
-    found = solve_groups(objective, moved, step, everything)
+    found = solve_groups(objective, moved, step, everything, implementation)
     better = _total_loss(objective, moved, found[0]) <= _total_loss(
         objective, moved, jnp.float32(0)
     )
@@ -263,46 +389,67 @@ def _damped_newton(objective, offset, weights):
     return jax.lax.while_loop(unfinished, improve, state)[1]
 
 
-def _shift(groups, c):
+def _shift(groups, c, implementation):
     """Scores after adding c times the direction."""
-    return groups.scores.at[groups.k].add(c[groups.group] * groups.direction)
+    if groups.direction is not None:
+        change = c[groups.group] * groups.direction
+        return groups.scores.at[groups.k].add(change)
+    row = groups.scores[groups.k][None]
+    row = add_values(row, c[None], groups.group[None], implementation)
+    if groups.scores.shape[0] == 1:
+        return row
+    return groups.scores.at[groups.k].set(row[0])
 
 
-def _slope(objective, groups, c):
-    """d/dc of each problem; exactly zero where it is lost in rounding."""
-    gradient = gradients(objective, _shift(groups, c))[groups.k] * groups.direction
+def _slope(objective, groups, c, implementation):
+    """d/dc of each problem, and what rounding may make of it."""
+    scores = _shift(groups, c, implementation)
+    gradient = gradients(objective, scores)[groups.k]
+    if groups.direction is not None:
+        gradient = gradient * groups.direction
     weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
-    slope = sum_by_group(weighted, groups.group, c.shape[0]) + groups.penalty * c
-    size = sum_by_group(jnp.abs(weighted), groups.group, c.shape[0])
-    return slope, _NOISE * size
+    channels = (weighted, jnp.abs(weighted))
+    slope, size = sum_channels(channels, groups.group, c.shape[0], implementation)
+    return slope + groups.penalty * c, _NOISE * size
 
 
-def _loss_change(objective, groups, c):
-    """Change of each problem's loss from 0 to c, and what rounding may add to it."""
+def _loss_changes(
+    objective: Objective,
+    groups: Groups,
+    steps: Sequence[Float[Array, " G"]],
+    implementation: str | None,
+):
+    """For each step, the change of each problem's loss, and what rounding may add."""
     before = loss_values(objective, groups.scores)
-    after = loss_values(objective, _shift(groups, c))
     counts = groups.weights > 0
-    change = jnp.where(counts, groups.weights * (after - before), 0.0)
-    size = jnp.where(counts, groups.weights * (jnp.abs(after) + jnp.abs(before)), 0.0)
-    total = sum_by_group(change, groups.group, c.shape[0])
-    noise = _NOISE * sum_by_group(size, groups.group, c.shape[0])
-    return total + groups.penalty * jnp.square(c) / 2, noise
+    channels = []
+    for c in steps:
+        after = loss_values(objective, _shift(groups, c, implementation))
+        change, size = after - before, jnp.abs(after) + jnp.abs(before)
+        for value in (change, size):
+            channels.append(jnp.where(counts, groups.weights * value, 0.0))
+    num_groups = groups.penalty.shape[0]
+    sums = sum_channels(channels, groups.group, num_groups, implementation)
+    return [
+        (sums[2 * i] + groups.penalty * jnp.square(c) / 2, _NOISE * sums[2 * i + 1])
+        for i, c in enumerate(steps)
+    ]
 
 
-def _bounds(objective, groups):
+def _bounds(objective, groups, implementation):
     """Between which the minimum lies if all rows know theirs, else nothing."""
     num_groups = groups.penalty.shape[0]
     unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
     if objective.minimiser is None:
         return -unknown, unknown
-    distance = objective.minimiser[groups.k] - groups.scores[groups.k]
-    # Rows that do not move (direction 0) are happy with every c.
-    moves = (groups.weights > 0) & (groups.direction != 0)
-    wish = distance / jnp.where(moves, groups.direction, 1.0)
-    wish_high = jnp.where(jnp.isfinite(wish), wish, jnp.inf)
-    wish_low = jnp.where(jnp.isfinite(wish), wish, -jnp.inf)
+    wish = objective.minimiser[groups.k] - groups.scores[groups.k]
+    moves = groups.weights > 0
+    if groups.direction is not None:
+        # Rows that do not move (direction 0) are happy with every c.
+        moves &= groups.direction != 0
+        wish = wish / jnp.where(moves, groups.direction, 1.0)
+    wish = jnp.where(jnp.isfinite(wish), jnp.where(wish == 0, 0.0, wish), jnp.nan)
     group = jnp.where(moves, groups.group, num_groups)
-    high = jax.ops.segment_max(wish_high, group, num_segments=num_groups)
-    low = jax.ops.segment_min(wish_low, group, num_segments=num_groups)
+    low, high = find_range(wish, group, num_groups, implementation)
     # The penalty pulls towards 0; empty groups stay there.
     return jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)

@@ -16,8 +16,10 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.curvature import (
     Curvature,
+    Kinks,
     Objective,
     derivatives,
+    find_kinks,
     find_minimisers,
     is_pointed,
     loss_values,
@@ -29,6 +31,7 @@ from jboost.leaves import (
     Fitted,
     Groups,
     LeafSolver,
+    add_values,
     initial_score,
     newton_step,
     solve_leaves,
@@ -107,6 +110,7 @@ class BoostState(NamedTuple):
     Attributes:
       scores: of the training rows, offset included.
       minimiser: each row's own minimiser of the loss, NaN where there is none.
+      kinks: of a piecewise linear loss, else None.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss in the first round, else ().
       pointed: whether the loss looks like |r| to most rows at the start; see
@@ -118,6 +122,7 @@ class BoostState(NamedTuple):
 
     scores: Float[Array, "K N"]
     minimiser: Float[Array, "K N"] | None
+    kinks: Kinks | None
     init_score: Float[Array, "*K"]
     parameters: Any
     pointed: Bool[Array, ""]
@@ -133,22 +138,22 @@ def init_state(
     offset: Float[Array, "K N"],
     init_score: Float[Array, " K"] | None,
     words: UInt32[Array, "2"],
+    implementation: str | None = None,
 ) -> BoostState:
     """Finds the rows' minimisers and the initial score; None asks for the argmin."""
-    num_rows = data.weights.shape[0]
     scores = offset if init_score is None else offset + init_score[:, None]
     parameters = _estimate(loss, constants, data, scores)
     objective = Objective(loss, constants, data.targets, parameters, None)
     if needs_minimiser(loss):
-        minimiser = find_minimisers(objective, num_rows)
-        objective = objective._replace(minimiser=minimiser)
+        objective = _find_minima(objective, data)
     if init_score is None:
-        init_score = initial_score(objective, offset, data.weights)
+        init_score = initial_score(objective, offset, data.weights, implementation)
         scores = offset + init_score[:, None]
         parameters = _estimate(loss, constants, data, scores)
     return BoostState(
         scores=scores,
         minimiser=objective.minimiser,
+        kinks=objective.kinks,
         init_score=init_score if init_score.shape[0] > 1 else init_score[0],
         parameters=parameters,
         pointed=is_pointed(objective, scores, data.weights),
@@ -169,12 +174,13 @@ def grow_round(
 ) -> tuple[BoostState, Tree]:
     """One round: K trees, one for each score. ``method`` must be resolved."""
     parameters = _estimate(loss, constants, data, state.scores)
-    objective = Objective(loss, constants, data.targets, parameters, state.minimiser)
+    objective = Objective(
+        loss, constants, data.targets, parameters, state.minimiser, state.kinks
+    )
     if loss.estimate is not None and state.minimiser is not None:
         # With its parameters a row's minimum may move.
-        minimiser = find_minimisers(objective, data.weights.shape[0])
-        objective = objective._replace(minimiser=minimiser)
-        state = state._replace(minimiser=minimiser)
+        objective = _find_minima(objective, data)
+        state = state._replace(minimiser=objective.minimiser, kinks=objective.kinks)
     num_scores = state.scores.shape[0]
     index = jnp.arange(num_scores, dtype=jnp.int32)
     # A round uses 1 + K seeds: the rows', and one for each tree.
@@ -211,28 +217,33 @@ def grow_round(
         gradient = _weigh(weights, fitted.gradient)
         curvature = _weigh(weights, fitted.curvature)
         num_leaves = tree.leaf_value.shape[0]
-        step, promised = newton_step(gradient, curvature, leaf, penalty, num_leaves)
+        step, promised = newton_step(
+            gradient, curvature, leaf, penalty, num_leaves, method.implementation
+        )
         groups = Groups(
             k=k,
             scores=state.scores,
             weights=weights,
-            direction=jnp.ones_like(weights),
+            direction=None,
             group=leaf,
             penalty=jnp.broadcast_to(penalty, step.shape),
         )
         promised = jnp.where(state.pointed, jnp.inf, promised)  # trust no step
-        value = solve_leaves(objective, groups, step, promised, method.leaf_solver)
-        value = learning_rate * value
-        return tree._replace(leaf_value=value), value[leaf]
+        value = solve_leaves(
+            objective, groups, step, promised, method.leaf_solver, method.implementation
+        )
+        return tree._replace(leaf_value=learning_rate * value), leaf
 
     arguments = (index, seeds[1:], shape, fitted)
     if num_scores > 1:  # one by one: side by side, every branch would be taken
-        trees, change = jax.lax.map(lambda one: grow(*one), arguments)
+        trees, leaf = jax.lax.map(lambda one: grow(*one), arguments)
     else:  # the same without a batch axis, which would cost speed
         first = jax.tree.map(lambda a: a[0], arguments)
-        trees, change = jax.tree.map(lambda a: a[None], grow(*first))
+        trees, leaf = jax.tree.map(lambda a: a[None], grow(*first))
     state = state._replace(
-        scores=state.scores + change,
+        scores=add_values(
+            state.scores, trees.leaf_value, leaf, method.implementation, in_place=True
+        ),
         first_mean=jnp.where(state.round == 0, fitted.mean, state.first_mean),
         round=state.round + 1,
     )
@@ -266,7 +277,15 @@ def add_tree(
     """Scores after adding one round of K trees."""
     find = partial(predict_tree, implementation=implementation)
     leaf = jax.vmap(find, (0, None))(tree, columns)
-    return scores + jax.vmap(lambda value, leaf: value[leaf])(tree.leaf_value, leaf)
+    return add_values(scores, tree.leaf_value, leaf, implementation, in_place=True)
+
+
+def _find_minima(objective, data):
+    minimiser = find_minimisers(objective, data.weights.shape[0])
+    objective = objective._replace(minimiser=minimiser)
+    if objective.loss.straight:
+        objective = objective._replace(kinks=find_kinks(objective, data.weights))
+    return objective
 
 
 def _estimate(loss, constants, data, scores):

@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost import checks
-from jboost.binning import Bins, apply_bins, as_matrix
+from jboost.binning import Bins, as_matrix, bin_columns
 from jboost.ensemble import padded_size
 from jboost.history import UNNAMED
 from jboost.rounds import Data
-from jboost.tree import pack_codes
 
 
 class Rows(NamedTuple):
@@ -37,6 +36,7 @@ def make_rows(
     num_scores: int,
     padded: bool,
     prefix: str,
+    implementation: str | None,
 ) -> Rows:
     """Checks one set of rows and puts it on the device.
 
@@ -56,11 +56,10 @@ def make_rows(
         first = np.broadcast_to(array[:1], (total - size, *array.shape[1:]))
         return np.concatenate([array, first]) if total > size else array
 
-    codes = apply_bins(bins, pad(matrix))
-    columns = jnp.asarray(np.ascontiguousarray(np.asarray(codes).T))
+    codes = bin_columns(bins, matrix, num_rows=total, implementation=implementation)
     data = Data(
-        columns=columns,
-        packed=pack_codes(columns, bins.num_bins),
+        columns=codes.columns,
+        packed=codes.packed,
         targets=jax.tree.map(lambda t: jnp.asarray(pad(t)), targets),
         weights=jnp.asarray(np.pad(weights, (0, total - size))),
     )
@@ -68,7 +67,12 @@ def make_rows(
 
 
 def make_sets(
-    validation: Any, bins: Bins, num_scores: int, padded: bool, with_offset: bool
+    validation: Any,
+    bins: Bins,
+    num_scores: int,
+    padded: bool,
+    with_offset: bool,
+    implementation: str | None,
 ) -> dict[str, Rows]:
     """Checks the validation sets: {name: rows}."""
     if validation is None:
@@ -106,6 +110,7 @@ def make_sets(
                 weights, len(matrix), f"{place} sample_weight"
             )
         sets[name] = make_rows(
-            bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
-        )
+            bins, matrix, y, weights, offset, num_scores, padded, f"{place} ",
+            implementation,
+        )  # fmt: skip
     return sets

@@ -23,6 +23,7 @@ from jboost.boosting import compiled, initial_scores, make_settings
 from jboost.curvature import Curvature, Objective, loss_values
 from jboost.ensemble import Ensemble
 from jboost.history import History, Record, TrainingError
+from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
 from jboost.rounds import (
     BoostState,
@@ -187,9 +188,16 @@ def fit(
     weights = sample_weight
     if weights is not None:
         weights = checks.check_weights(weights, len(matrix), "sample_weight")
-    bins = fit_bins(matrix, max_bins=max_bins, sample_weight=weights)
-    rows = make_rows(bins, matrix, y, weights, offset, num_scores, padded, "")
-    sets = make_sets(validation, bins, num_scores, padded, offset is not None)
+    check_implementation(implementation)
+    bins = fit_bins(
+        matrix, max_bins=max_bins, sample_weight=weights, implementation=implementation
+    )
+    rows = make_rows(
+        bins, matrix, y, weights, offset, num_scores, padded, "", implementation
+    )
+    sets = make_sets(
+        validation, bins, num_scores, padded, offset is not None, implementation
+    )
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
         if not sets:

@@ -31,11 +31,17 @@ def find_range(
 
 
 def add_values(
-    scores: Float[Array, "K N"], values: Float[Array, "K L"], leaf: Int32[Array, "K N"]
+    scores: Float[Array, "K N"],
+    values: Float[Array, "K L"],
+    leaf: Int32[Array, "K N"],
+    *,
+    in_place: bool,
 ) -> Float[Array, "K N"]:
-    """See :func:`jboost.leaves.add_values`; in place where the scores may go."""
+    """See :func:`jboost.leaves.add_values`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct(scores.shape, jnp.float32)
-    return call("add_values", result, scores, values, leaf, aliases={0: 0})
+    # In place without need, XLA copies the scores first.
+    aliases = {0: 0} if in_place else None
+    return call("add_values", result, scores, values, leaf, aliases=aliases)
 
 
 def middle_minimisers(

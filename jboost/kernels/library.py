@@ -24,7 +24,12 @@ _registered: set[str] = set()
 
 
 def _load() -> ctypes.CDLL | None:
-    """Loads the library; None where there is none."""
+    """Loads the library; None where there is none.
+
+    JBOOST_LIBRARY names another build of it, with sanitizers for example.
+    """
+    if os.environ.get("JBOOST_LIBRARY"):
+        return ctypes.CDLL(os.environ["JBOOST_LIBRARY"])
     places = [Path(place) for place in sys.modules["jboost.kernels"].__path__]
     for place in places:
         if (place / _FILE).is_file():

@@ -65,8 +65,8 @@ ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float head, Float body,
   auto type = columns->element_type();
   JBOOST_CHECK(bins.size() == 2 && bins[0] == matrix.num_features && bins[1] < 65536,
                "thresholds must be [F, B-1]");
-  JBOOST_CHECK((type == ffi::U8 || type == ffi::U16) && packed->element_type() == type &&
-                   (type == ffi::U16 || bins[1] < 256),
+  JBOOST_CHECK((type == ffi::U8 || type == ffi::U16) &&
+                   packed->element_type() == type && (type == ffi::U16 || bins[1] < 256),
                "codes must be uint8 or uint16");
   JBOOST_CHECK(column.size() == 2 && (column[0] == 0 || column[0] == bins[0]),
                "columns must be [F, N] or [0, N]");

@@ -199,15 +199,17 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
   std::vector<KinkGroup>& groups = grouped->groups;
   int64_t samples = (rows.num_rows + stride - 1) / stride;
   int64_t tasks = NumTasks(samples, num_groups);
-  std::vector<KinkGroup> tables(tasks * num_groups);
+  int64_t table_size = num_groups + 1;  // the last one takes rows outside
+  std::vector<KinkGroup> tables(tasks * table_size);
   std::vector<int64_t> sizes(tasks);
   // A task's candidates lie where its rows would, so that most of this stays untouched.
   std::unique_ptr<Candidate[]> lists(new Candidate[samples + 1]);
   ParallelFor(pool, tasks, [&](int64_t task) {
-    KinkGroup* table = tables.data() + task * num_groups;
+    KinkGroup* table = tables.data() + task * table_size;
     for (int64_t g = 0; g < num_groups; ++g) {
       table[g] = {0, 0, 0, groups[g].low, groups[g].high, 0};
     }
+    table[num_groups] = {0, 0, 0, kInfinity, -kInfinity, 0};
     int64_t begin = task * samples / tasks, end = (task + 1) * samples / tasks;
     sizes[task] = loops.collect(rows, begin * stride,
                                 std::min(end * stride, rows.num_rows), stride,
@@ -221,7 +223,7 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
     groups[g] = {0, 0, 0, groups[g].low, groups[g].high, 0};
     grouped->begin[g] = total;
     for (int64_t task = 0; task < tasks; ++task) {
-      const KinkGroup& part = tables[task * num_groups + g];
+      const KinkGroup& part = tables[task * table_size + g];
       groups[g].left += part.left;
       groups[g].kink += part.kink;
       groups[g].below += part.below;

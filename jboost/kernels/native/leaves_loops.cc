@@ -88,15 +88,15 @@ inline uint64_t Round(float x) {
   return static_cast<uint64_t>(static_cast<int64_t>(x < kMost ? x : kMost));
 }
 
+// Without branches: which side of a quantile a row lies on, no processor can guess.
 int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride,
                 int64_t num_groups, KinkGroup* groups, Candidate* list) {
   int64_t size = 0;
   for (int64_t i = begin; i < end; i += stride) {
-    uint32_t place = static_cast<uint32_t>(rows.group[i]);
     float weight = rows.weights[i], key = rows.minimiser[i] - rows.scores[i];
-    if (place >= static_cast<uint64_t>(num_groups) || !(weight > 0.0f) || key != key) {
-      continue;
-    }
+    int64_t place = Place(rows.group[i], num_groups);
+    bool counts = (weight > 0.0f) & (key == key);
+    place = counts ? place : num_groups;
     key = key == 0.0f ? 0.0f : key;  // one zero
     int64_t at = rows.uniform ? 0 : i;
     uint64_t left = Round(weight * rows.left[at] * rows.scale);
@@ -104,9 +104,9 @@ int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride
     KinkGroup& group = groups[place];
     group.left += left;
     group.kink += kink;
-    group.below += key < group.low ? kink : 0;
-    list[size] = {key, place, kink};
-    bool inside = key >= group.low && key <= group.high;
+    group.below += kink & -static_cast<uint64_t>(key < group.low);
+    list[size] = {key, static_cast<uint32_t>(place), kink};
+    uint32_t inside = (key >= group.low) & (key <= group.high);
     group.num_candidates += inside;
     size += inside;
   }

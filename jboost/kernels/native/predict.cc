@@ -132,8 +132,8 @@ class CodedEnsemble {
   bool Build(const Ensemble& model, int64_t num_features);
 
   CodedTree Tree(int64_t tree) const {
-    return {offset_.get() + (tree << max_depth_), threshold_.get() + (tree << max_depth_),
-            max_depth_};
+    int64_t first = tree << max_depth_;
+    return {offset_.get() + first, threshold_.get() + first, max_depth_};
   }
   const std::vector<Run>& runs() const { return runs_; }
   int64_t block_rows() const { return block_rows_; }
@@ -169,8 +169,8 @@ bool CodedEnsemble::Build(const Ensemble& model, int64_t num_features) {
 // thresholds. False if they are too many.
 bool CodedEnsemble::Collect(const Ensemble& model, const Run& run,
                             std::vector<Looks>* looks) {
-  int64_t num_nodes = model.num_nodes(), scores = model.num_scores;
-  for (int64_t tree = run.first_round * scores; tree < run.last_round * scores; ++tree) {
+  int64_t num_nodes = model.num_nodes(), end = run.last_round * model.num_scores;
+  for (int64_t tree = run.first_round * model.num_scores; tree < end; ++tree) {
     int32_t* place = offset_.get() + (tree << max_depth_) + 1;
     for (int64_t node = 0; node < num_nodes; ++node) {
       int64_t at = tree * num_nodes + node;
@@ -232,8 +232,8 @@ bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
 // Gives each node its plane (not yet in bytes) and its threshold in codes.
 void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
                               const std::vector<Looks>& looks) {
-  int64_t num_nodes = model.num_nodes(), scores = model.num_scores;
-  for (int64_t tree = run.first_round * scores; tree < run.last_round * scores; ++tree) {
+  int64_t num_nodes = model.num_nodes(), end = run.last_round * model.num_scores;
+  for (int64_t tree = run.first_round * model.num_scores; tree < end; ++tree) {
     int32_t* offset = offset_.get() + (tree << max_depth_) + 1;
     int8_t* threshold = threshold_.get() + (tree << max_depth_) + 1;
     offset[-1] = 0;
@@ -389,7 +389,8 @@ void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
     }
   }
   if (answer.scores == nullptr) return;
-  WriteScores(scores, block.count, num_scores, answer.scores + block.first * num_scores);
+  WriteScores(scores, block.count, num_scores,
+              answer.scores + block.first * num_scores);
 }
 
 void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,

@@ -62,7 +62,7 @@ struct Answer {
 
 // One tree on codes. Nodes count from 1, so that level d begins at 2^d.
 struct CodedTree {
-  const int32_t* offset;   // of the plane that a node looks at
+  const int32_t* offset;    // of the plane that a node looks at
   const int8_t* threshold;  // a code above it goes right
   int64_t max_depth;
 };

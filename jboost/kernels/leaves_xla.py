@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, ranges and order statistics by group in plain XLA: the definitions.
+
+Order statistics are of sums of whole numbers of up to 41 bits, too many for int32:
+such a number travels as limbs, each summed in an int32, and is compared as a pair
+(high, low) = high * 2^20 + low.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+
+from jboost.kernels import xla
+
+_LOW = 20  # bits of the lower half of a pair
+_MOST = 2.0**40  # a rounded slope
+_DIGIT = 8  # bits of a key that are found at a time
+_MANY_GROUPS = 1024  # beyond which it is half as many, to bound the table of sums
+
+
+def sum_channels(group, *channels, num_groups):
+    """See :func:`jboost.histogram.sum_channels`."""
+
+    def add(group, *channels):
+        num_rows = group.shape[0]
+        # As many blocks as keep the table of sums no larger than the rows.
+        blocks = max(1, min(128, num_rows // max(256, num_groups)))
+        every = jnp.arange(num_rows, dtype=jnp.int32)
+        block = jax.lax.div(every, jnp.int32(-(-num_rows // blocks)))
+        # One more group takes the rows that have none.
+        key = block * (num_groups + 1) + _inside(group, num_groups)
+        values = jnp.stack(channels, axis=1)
+        sums = xla.segment_sum(values, key, blocks * (num_groups + 1))
+        sums = sums.reshape(blocks, num_groups + 1, len(channels))
+        # A scan, because the order in which XLA reduces is its own affair.
+        zero = jnp.zeros(sums.shape[1:], sums.dtype)
+        total, _ = jax.lax.scan(lambda sum, one: (sum + one, None), zero, sums)
+        return total[:num_groups].T
+
+    return sequential_vmap(add)(group, *channels)
+
+
+def find_range(values, group, *, num_groups):
+    """See :func:`jboost.leaves.find_range`."""
+    unknown = jnp.isnan(values)
+    group = _inside(group, num_groups)
+    low, high = (jnp.where(unknown, end, values) for end in (-jnp.inf, jnp.inf))
+    low = jax.ops.segment_min(low, group, num_segments=num_groups + 1)
+    high = jax.ops.segment_max(high, group, num_segments=num_groups + 1)
+    return low[:num_groups], high[:num_groups]
+
+
+def add_values(scores, values, leaf):
+    """See :func:`jboost.leaves.add_values`."""
+    num_leaves = values.shape[1]
+    # Or the product that made the values might become part of a fused addition.
+    values = jax.lax.optimization_barrier(values)
+    # x + -0 is x, of both zeros, too.
+    values = jnp.pad(values, ((0, 0), (0, 1)), constant_values=-0.0)
+    place = _inside(leaf, num_leaves)
+    return scores + jnp.take_along_axis(values, place, axis=1, mode="clip")
+
+
+def middle_minimisers(
+    minimiser, scores, weights, left, kink, scale, group, *, num_groups
+):
+    """See :func:`jboost.leaves.middle_minimisers`.
+
+    The digits of each group's key are found one after the other, as in a radix sort:
+    of the rows that share those before, kinks are summed by digit.
+    """
+    key = minimiser - scores
+    key = jnp.where(key == 0, 0.0, key)  # one zero
+    counts = (weights > 0) & ~jnp.isnan(key)
+    group = jnp.where(counts, _inside(group, num_groups), num_groups)
+    width = 30 - key.shape[0].bit_length()  # bits of a limb: sums stay below 2^31
+    kinks = _limbs(_round(weights * kink * scale, counts), width)
+    lefts = _limbs(_round(weights * left * scale, counts), width)
+    wanted = _pair(_sum_limbs(lefts, group, num_groups + 1), width)
+    total = _pair(_sum_limbs(kinks, group, num_groups + 1), width)
+    # Slopes within 2^-20 of their sum are no slopes.
+    slack = total[0]
+    one = (jnp.zeros_like(slack), jnp.ones_like(slack))
+    first = _carry(wanted[0], wanted[1] - slack)
+    first = _where(_reaches(first, one), first, one)
+    last = _carry(wanted[0], wanted[1] + slack + 1)
+    first, last = (_where(_reaches(total, end), end, total) for end in (first, last))
+
+    def select(target):
+        return _select(_ordered(key), kinks, width, group, num_groups, target)
+
+    targets = tuple(jnp.stack(parts) for parts in zip(first, last, strict=True))
+    low, high = jax.lax.map(select, targets)
+    return jnp.where(_reaches(total, one), low / 2 + high / 2, 0.0)[:num_groups]
+
+
+def _select(key, kinks, width, group, num_groups, target):
+    """The least key of each group such that the kinks up to it sum to the target."""
+    digit = _DIGIT if num_groups <= _MANY_GROUPS else _DIGIT // 2
+    size, rounds = 1 << digit, 32 // digit
+
+    def find_digit(number, state):
+        prefix, below = state
+        shift = (32 - digit * (number + 1)).astype(jnp.uint32)
+        place = key >> shift
+        same = (place >> digit) == ((prefix[group] >> shift) >> digit)
+        segment = group * size + (place & (size - 1)).astype(jnp.int32)
+        segment = jnp.where(same, segment, num_groups * size)
+        sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
+        sums = jnp.cumsum(sums.reshape(num_groups + 1, size, -1), axis=1)
+        # Before each digit, and up to it.
+        before = jnp.pad(sums, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        before, upto = (
+            _carry(high + below[0][:, None], low + below[1][:, None])
+            for high, low in (_pair(before, width), _pair(sums, width))
+        )
+        reached = _reaches(upto, (target[0][:, None], target[1][:, None]))
+        found = jnp.argmax(reached, axis=1)[:, None]
+        below = tuple(jnp.take_along_axis(part, found, axis=1)[:, 0] for part in before)
+        return prefix | (found[:, 0].astype(jnp.uint32) << shift), below
+
+    zero = jnp.zeros(num_groups + 1, jnp.int32)
+    state = (zero.astype(jnp.uint32), (zero, zero))
+    return _from_ordered(jax.lax.fori_loop(0, rounds, find_digit, state)[0])
+
+
+def _inside(group, num_groups):
+    """The group, or one more for rows outside."""
+    return jnp.where((group >= 0) & (group < num_groups), group, num_groups)
+
+
+def _round(values, counts):
+    """floor(x + 1/2), at most 2^40; 0 for rows that do not count."""
+    values = values + 0.5
+    values = jnp.floor(jnp.where(values < _MOST, values, _MOST))
+    return jnp.where(counts, values, 0.0)
+
+
+def _limbs(values, width):
+    """Whole numbers cut into int32 of ``width`` bits each, least first; exact."""
+    limbs = []
+    for number in reversed(range(-(-41 // width))):
+        limb = jnp.floor(values * 2.0 ** (-width * number))
+        values = values - limb * 2.0 ** (width * number)
+        limbs.append(limb.astype(jnp.int32))
+    return jnp.stack(limbs[::-1], axis=1)
+
+
+def _sum_limbs(limbs, segment, num_segments):
+    run = sequential_vmap(lambda v, s: xla.segment_sum(v, s, num_segments))
+    return run(limbs, segment)
+
+
+def _pair(limbs, width):
+    """Sums of limbs as pairs."""
+    high = low = jnp.zeros(limbs.shape[:-1], jnp.int32)
+    for number in range(limbs.shape[-1]):
+        limb, shift = limbs[..., number], width * number
+        if shift >= _LOW:
+            high += limb << (shift - _LOW)
+        else:
+            high += limb >> (_LOW - shift)
+            low += (limb & ((1 << (_LOW - shift)) - 1)) << shift
+    return _carry(high, low)
+
+
+def _carry(high, low):
+    return high + (low >> _LOW), low & ((1 << _LOW) - 1)
+
+
+def _reaches(first, second):
+    """first >= second, of pairs."""
+    same = (first[0] == second[0]) & (first[1] >= second[1])
+    return (first[0] > second[0]) | same
+
+
+def _where(condition, first, second):
+    pairs = zip(first, second, strict=True)
+    return tuple(jnp.where(condition, a, b) for a, b in pairs)
+
+
+def _ordered(key):
+    """float32 as uint32 of the same order."""
+    bits = jax.lax.bitcast_convert_type(key, jnp.uint32)
+    return bits ^ jnp.where(bits >> 31 != 0, jnp.uint32(2**32 - 1), jnp.uint32(2**31))
+
+
+def _from_ordered(ordered):
+    flip = jnp.where(ordered >> 31 != 0, jnp.uint32(2**31), jnp.uint32(2**32 - 1))
+    return jax.lax.bitcast_convert_type(ordered ^ flip, jnp.float32)

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that grow trees, sample and sum give the bits of plain XLA."""
+
+import os
+import subprocess
+import sys
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jboost as jb
+from jboost.floats import sum_rows
+from jboost.histogram import choose_scale, quantise
+from jboost.kernels import grow_cpu, library
+from jboost.sampling import sample
+from jboost.tree import TreeLimits, grow_tree, pack_codes, predict_tree
+
+pytestmark = pytest.mark.skipif(
+    not library.available(), reason="the kernels were not built"
+)
+WORDS = jnp.array([3, 5], jnp.uint32)
+BEST = library.ISAS.index(library.best_isa()) if library.available() else 0
+DEFAULT = TreeLimits()
+COUNTED = TreeLimits(min_child_samples=20)
+SAMPLED = TreeLimits(
+    colsample_bytree=0.7, colsample_bylevel=0.8, colsample_bynode=0.6
+)  # fmt: skip
+
+
+ISAS = library.ISAS[: BEST + 1]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    library.set_isa(request.param)
+    yield request.param
+    library.set_isa(library.best_isa())
+
+
+def make_rows(num_rows, num_features, num_bins, missing=0.0, bag=1.0, uniform=False):
+    rng = np.random.default_rng(num_rows + num_features)
+    dtype = np.uint8 if num_bins <= 256 else np.uint16
+    columns = rng.integers(1, num_bins, (num_features, num_rows)).astype(dtype)
+    columns[rng.random(columns.shape) < missing] = 0
+    gradient = rng.normal(size=num_rows) + 2.0 * (columns[0] > num_bins // 2)
+    curvature = np.ones(num_rows) if uniform else rng.random(num_rows)
+    in_bag = rng.random(num_rows) < bag
+    in_bag[0] = True
+    return (
+        jnp.asarray(columns), jnp.asarray(gradient, jnp.float32),
+        jnp.asarray(curvature, jnp.float32), jnp.asarray(in_bag), WORDS,
+    )  # fmt: skip
+
+
+def grow(rows, limits, implementation, **sizes):
+    return jax.jit(partial(grow_tree, implementation=implementation, **sizes))(
+        *rows, limits
+    )
+
+
+def both_ways(rows, limits, **sizes):
+    """The tree and leaves of plain XLA and of the kernels."""
+    return [grow(rows, limits, name, **sizes) for name in ("xla", "cpu")]
+
+
+def assert_equal(first, second):
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# rows, features, bins, depth, limits, missing, share in the bag, uniform curvature
+TREES = {
+    "one row": (1, 1, 4, 2, DEFAULT, 0.0, 1.0, False),
+    "depth one": (40, 3, 8, 1, DEFAULT, 0.1, 1.0, False),
+    "one chunk": (3000, 9, 32, 5, DEFAULT, 0.0, 1.0, False),
+    "exactly two chunks": (32768, 4, 64, 6, DEFAULT, 0.0, 1.0, True),
+    "several chunks": (40001, 28, 256, 6, DEFAULT, 0.2, 1.0, False),
+    "half in the bag": (40001, 5, 256, 6, DEFAULT, 0.2, 0.5, False),
+    "hardly any in the bag": (20000, 5, 16, 6, DEFAULT, 0.2, 0.001, False),
+    "counts": (20000, 10, 64, 6, COUNTED, 0.1, 0.9, False),
+    "counts of uniform rows": (20000, 10, 64, 6, COUNTED, 0.1, 0.9, True),
+    "two-byte codes": (20000, 6, 1000, 6, DEFAULT, 0.1, 1.0, False),
+    "two-byte codes, counts": (20000, 6, 300, 4, COUNTED, 0.1, 1.0, False),
+    "many features": (5000, 70, 32, 5, DEFAULT, 0.0, 1.0, False),
+    "many sampled features": (5000, 40, 300, 5, SAMPLED, 0.1, 1.0, False),
+    "a feature of missing values": (500, 2, 8, 4, DEFAULT, 1.0, 1.0, False),
+    "deep": (20000, 7, 64, 11, DEFAULT, 0.05, 1.0, True),
+}
+
+
+@lru_cache(maxsize=1)
+def expected_tree(name):
+    """Plain XLA's, once for all instruction sets; what to grow it from, and how."""
+    num_rows, features, bins, depth, limits, missing, bag, uniform = TREES[name]
+    rows = make_rows(num_rows, features, bins, missing, bag, uniform)
+    sizes = dict(max_depth=depth, num_bins=bins, uniform=uniform)
+    return grow(rows, limits, "xla", **sizes), (rows, limits), sizes
+
+
+@pytest.mark.parametrize("isa", ISAS, indirect=True)
+@pytest.mark.parametrize("name", TREES)
+def test_trees_are_those_of_plain_xla(name, isa):
+    expected, arguments, sizes = expected_tree(name)
+    grown = grow(*arguments, "cpu", **sizes)
+    assert_equal(grown, expected)
+    if name not in ("one row", "hardly any in the bag", "a feature of missing values"):
+        assert len(np.unique(grown[1])) > 1  # there was something to compare
+
+
+def test_at_most_so_many_nodes_as_rows_allow():
+    rows = make_rows(300, 4, 16)
+    sizes = dict(max_depth=9, num_bins=16, max_nodes=15)
+    xla, cpu = both_ways(rows, COUNTED, **sizes)
+    assert_equal(xla, cpu)
+
+
+def test_a_split_at_equal_gains_is_the_first():
+    columns = jnp.array([[1, 1, 2, 2], [1, 1, 2, 2]], jnp.uint8)
+    gradient = jnp.array([-1.0, -1.0, 1.0, 1.0])
+    rows = (columns, gradient, jnp.ones(4), jnp.ones(4, bool), WORDS)
+    xla, cpu = both_ways(rows, DEFAULT, max_depth=2, num_bins=4)
+    assert_equal(xla, cpu)
+    assert cpu[0].feature[0] == 0
+
+
+def test_codes_beyond_the_bins_do_no_harm():
+    columns = jnp.array([[200, 1, 255], [1, 3, 7]], jnp.uint8)
+    rows = (columns, jnp.ones(3), jnp.ones(3), jnp.ones(3, bool), WORDS)
+    _, leaf = grow(rows, DEFAULT, "cpu", max_depth=2, num_bins=4)
+    assert np.all((np.asarray(leaf) >= 0) & (np.asarray(leaf) < 4))
+
+
+def test_packing_rows():
+    for features, rows in [(1, 1), (8, 5), (9, 20000), (33, 77), (48, 16384)]:
+        columns = np.random.default_rng(0).integers(0, 256, (features, rows))
+        columns = jnp.asarray(columns, jnp.uint8)
+        packed = np.asarray(pack_codes(columns, 256))
+        blocks, _, width = grow_cpu.packed_shape(features, rows)
+        expected = np.zeros((blocks * width, rows), np.uint8)
+        expected[:features] = columns
+        expected = expected.reshape(blocks, width, rows).transpose(0, 2, 1)
+        np.testing.assert_array_equal(packed, expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 300, 40001])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
+    _, gradient, curvature, in_bag, words = make_rows(num_rows, 1, 4, bag=0.8)
+    if uniform:
+        curvature = jnp.ones_like(curvature)
+    values = jnp.where(in_bag, jnp.stack([gradient, curvature]), 0.0)
+    fixed = choose_scale(values, jnp.sum(in_bag), "xla")
+    channels = np.array(quantise(values.T, fixed, words))
+    unit = np.array(fixed.unit)
+    if uniform:
+        channels[:, 1], unit[1] = in_bag, 1.0
+    shapes = (
+        jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
+        jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
+        jax.ShapeDtypeStruct((-(-num_rows // grow_cpu.CHUNK), 1, 2), jnp.int32),
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+    )
+    packed, index, segments, units = library.call(
+        "start", shapes, gradient, curvature, in_bag, words, uniform=int(uniform)
+    )
+    np.testing.assert_array_equal(units, unit)
+    for chunk, segment in enumerate(np.asarray(segments)[:, 0]):
+        place = chunk * grow_cpu.CHUNK + np.arange(segment[0], segment[1])
+        row = chunk * grow_cpu.CHUNK + np.asarray(index)[place]
+        np.testing.assert_array_equal(row, chunk * grow_cpu.CHUNK + np.flatnonzero(
+            np.asarray(in_bag)[chunk * grow_cpu.CHUNK:(chunk + 1) * grow_cpu.CHUNK]
+        ))  # fmt: skip
+        word = np.asarray(packed)[place].view(np.int64)[:, 0]
+        expected = channels[row].astype(np.int64)
+        np.testing.assert_array_equal(word, (expected[:, 1] << 32) + expected[:, 0])
+
+
+@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 1024, 1025, 32769, 200_003])
+def test_sums_of_floats_have_one_order(num_rows, isa):
+    rng = np.random.default_rng(0)
+    size = np.float32(10) ** rng.integers(-5, 6, (3, num_rows)).astype(np.float32)
+    values = jnp.asarray(rng.normal(size=(3, num_rows)) * size, jnp.float32)
+    run = jax.jit(sum_rows, static_argnums=1)
+    np.testing.assert_array_equal(run(values, "cpu"), run(values, "xla"))
+    exact = np.asarray(values, np.float64).sum(axis=1)
+    error = 1e-6 * np.abs(np.asarray(values, np.float64)).sum(axis=1)
+    assert np.all(np.abs(run(values, "cpu") - exact) <= error)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 300, 20_001, 200_000])
+@pytest.mark.parametrize("fraction", [1e-4, 0.3, 0.5, 0.999, 1.0])
+def test_samples_are_those_of_plain_xla(num_rows, fraction, isa):
+    rng = np.random.default_rng(num_rows)
+    eligible = jnp.asarray(rng.random(num_rows) < 0.8)
+    words = jnp.asarray(rng.integers(0, 2**32, 2, dtype=np.uint32))
+    run = jax.jit(sample, static_argnums=3)
+    chosen = [run(words, eligible, jnp.float32(fraction), i) for i in ("xla", "cpu")]
+    np.testing.assert_array_equal(*chosen)
+
+
+def test_leaves_of_other_rows():
+    rows = make_rows(20001, 6, 64, missing=0.2)
+    tree, leaf = both_ways(rows, DEFAULT, max_depth=5, num_bins=64)[1]
+    for implementation in ("xla", "cpu"):
+        found = jax.jit(partial(predict_tree, implementation=implementation))
+        np.testing.assert_array_equal(found(tree, rows[0]), leaf)
+
+
+# The transformations.
+
+
+def test_a_batch_of_trees_is_a_loop():
+    columns, gradient, curvature, in_bag, words = make_rows(3000, 5, 32)
+    gradients = jnp.stack([gradient, -gradient, jnp.sqrt(jnp.abs(gradient))])
+    grow = partial(grow_tree, max_depth=4, num_bins=32, implementation="cpu")
+    mapped = jax.vmap(grow, (None, 0, None, None, None, None))(
+        columns, gradients, curvature, in_bag, words, DEFAULT
+    )
+    for entry in range(3):
+        alone = grow(columns, gradients[entry], curvature, in_bag, words, DEFAULT)
+        assert_equal(jax.tree.map(lambda a, e=entry: a[e], mapped), alone)
+
+
+def test_a_scan_of_trees_is_a_loop():
+    columns, gradient, curvature, in_bag, words = make_rows(3000, 5, 32)
+    grow = partial(grow_tree, max_depth=4, num_bins=32)
+
+    def step(gradient, _):
+        tree, leaf = grow(columns, gradient, curvature, in_bag, words, DEFAULT)
+        return gradient - 0.125 * leaf.astype(jnp.float32), tree.feature
+
+    final, features = jax.jit(lambda g: jax.lax.scan(step, g, length=3))(gradient)
+    for entry in range(3):
+        gradient, feature = step(gradient, None)
+        np.testing.assert_array_equal(features[entry], feature)
+    np.testing.assert_array_equal(final, gradient)
+
+
+def run_alone(code, **environment):
+    """Runs code in a process of its own, which must end within a minute or two."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, timeout=200,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+TRAIN = """
+import os
+threads = os.environ.get("CORES")
+if threads and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(threads)])
+import hashlib, numpy as np, jax, jboost as jb
+rng = np.random.default_rng(0)
+x = rng.normal(size=(40000, 6)).astype(np.float32)
+y = (x[:, 0] * x[:, 1] + rng.normal(size=40000)).astype(np.float32)
+model, _ = jb.fit(x, y, jb.losses.huber, num_rounds=5, subsample=0.7, seed=3)
+score = jb.predict(model, x)
+leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((model, score))]
+print(hashlib.sha256(b"".join(leaves)).hexdigest())
+"""
+
+
+def test_the_same_bytes_for_any_threads_and_instructions():
+    runs = [run_alone(TRAIN, CORES="1"), run_alone(TRAIN, CORES="2")]
+    runs += [run_alone(TRAIN, JBOOST_ISA=name) for name in ISAS]
+    assert len(set(runs)) == 1
+
+
+DEADLOCK = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jboost.tree import TreeLimits, grow_tree
+rng = np.random.default_rng(0)
+grow = partial(grow_tree, max_depth=5, num_bins=64, implementation="cpu")
+words, rows = jnp.array([1, 2], jnp.uint32), 60_000
+columns = jnp.asarray(rng.integers(1, 64, (8, rows)), jnp.uint8)
+ones = jnp.ones(rows)
+
+def many(gradients):  # independent of each other: XLA may run them side by side
+    every = [
+        grow(columns, gradient, ones, ones > 0, words, TreeLimits())[1]
+        for gradient in gradients
+    ]
+    return sum(jnp.sum(leaf) for leaf in every)
+
+gradients = jnp.asarray(rng.normal(size=(24, rows)), jnp.float32)
+for _ in range(3):
+    print(int(jax.jit(many)(gradients)))
+"""
+
+
+@pytest.mark.parametrize("cores", ["1", "2"])
+def test_many_large_calls_in_one_program_end(cores):
+    limit = (
+        "import os\n"
+        "if hasattr(os, 'sched_setaffinity'):\n"
+        f"    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])\n"
+    )
+    assert len(set(run_alone(limit + DEADLOCK).split())) == 1
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jax.sharding import Mesh, PartitionSpec as P
+from jboost.tree import TreeLimits, grow_tree
+assert len(jax.devices()) == 2
+rng = np.random.default_rng(0)
+columns = jnp.asarray(rng.integers(1, 32, (5, 2000)), jnp.uint8)
+gradient = jnp.asarray(rng.normal(size=2000), jnp.float32)
+words, ones = jnp.array([1, 2], jnp.uint32), jnp.ones(2000)
+grow = partial(grow_tree, max_depth=4, num_bins=32, implementation="cpu")
+
+def leaves(columns, gradient, ones):
+    return grow(columns, gradient, ones, ones > 0, words, TreeLimits())[1]
+
+mesh = Mesh(np.array(jax.devices()), ("rows",))
+spread = jax.shard_map(
+    leaves, mesh=mesh, in_specs=(P(None, "rows"), P("rows"), P("rows")),
+    out_specs=P("rows"), check_vma=False,
+)
+together = np.asarray(jax.jit(spread)(columns, gradient, ones))
+for half in (slice(0, 1000), slice(1000, 2000)):
+    alone = leaves(columns[:, half], gradient[half], ones[half])
+    np.testing.assert_array_equal(together[half], alone)
+print("equal")
+"""
+
+
+def test_two_devices_under_shard_map():
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_alone(SHARDED, XLA_FLAGS=flags).strip() == "equal"
+
+
+# The choice.
+
+
+def test_kernels_are_what_runs_on_a_cpu():
+    rows = make_rows(300, 3, 16)
+    for implementation, calls in [("xla", False), ("cpu", True), (None, True)]:
+        grow = partial(
+            grow_tree, max_depth=2, num_bins=16, implementation=implementation
+        )
+        text = jax.jit(grow).lower(*rows, DEFAULT).as_text()
+        assert ("jboost_split_rows" in text) == calls
+
+
+def test_implementations_tell_what_is_used(isa):
+    used = jb.implementations()
+    assert used["training"] == "cpu"
+    assert used["instructions"] == isa
+
+
+def test_an_unknown_implementation_or_instruction_set_is_refused():
+    with pytest.raises(ValueError, match=r"implementation must be one of .*'gpu'"):
+        jb.fit(np.ones((4, 1)), np.ones(4), num_rounds=1, implementation="gpu")
+    with pytest.raises(ValueError, match=r"JBOOST_ISA must be one of .*'sse9'"):
+        library.set_isa("sse9")
+
+
+WITHOUT = """
+import warnings
+from jboost.kernels import library
+library._library = None  # as if it had not been built
+import numpy as np, jboost as jb
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        model, _ = jb.fit(np.arange(20.0)[:, None], np.arange(20.0), num_rounds=2)
+        jb.predict(model, np.ones((2, 1)))
+print(sum("without its CPU kernels" in str(entry.message) for entry in caught))
+print(jb.implementations()["training"])
+try:
+    jb.fit(np.ones((4, 1)), np.ones(4), num_rounds=1, implementation="cpu")
+except ValueError as error:
+    print("refused" if "installed without" in str(error) else error)
+"""
+
+
+def test_without_the_library_plain_xla_runs_and_says_so_once():
+    assert run_alone(WITHOUT).split() == ["1", "xla", "refused"]
