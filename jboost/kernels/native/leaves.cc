@@ -119,9 +119,17 @@ constexpr double kSigmas = 3.5;           // half the width of an interval
 
 bool ByKey(const Candidate& a, const Candidate& b) { return a.key < b.key; }
 
-float MedianKey(const Candidate* list, int64_t n) {
-  float a = list[n / 8].key, b = list[n / 2].key, c = list[n - 1 - n / 8].key;
-  return std::max(std::min(a, b), std::min(std::max(a, b), c));
+// A key about as far up as the wanted part of the sum.
+float GuessKey(const Candidate* list, int64_t n, double share) {
+  constexpr int kKeys = 15;
+  float keys[kKeys];
+  for (int i = 0; i < kKeys; ++i) {
+    float key = list[(2 * i + 1) * n / (2 * kKeys)].key;
+    int place = i;
+    for (; place > 0 && keys[place - 1] > key; --place) keys[place] = keys[place - 1];
+    keys[place] = key;
+  }
+  return keys[std::clamp(static_cast<int>(share * kKeys), 0, kKeys - 1)];
 }
 
 // Moves what is chosen to the front without branches; returns how many, and their sum.
@@ -141,15 +149,16 @@ int64_t Partition(Candidate* list, int64_t n, uint64_t* sum, Chosen chosen) {
   return front;
 }
 
-// The least key such that the kinks up to it sum to `wanted` or more.
-float SelectKey(Candidate* list, int64_t n, uint64_t wanted) {
+// The least key such that the kinks up to it sum to `wanted` or more; all sum to `sum`.
+float SelectKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t sum) {
   for (int round = 0; n > kFewCandidates && round < kRounds; ++round) {
-    float pivot = MedianKey(list, n);
+    float pivot = GuessKey(list, n, static_cast<double>(wanted) / sum);
     uint64_t less, equal;
     int64_t num_less =
         Partition(list, n, &less, [=](float key) { return key < pivot; });
     if (wanted <= less) {
       n = num_less;
+      sum = less;
       continue;
     }
     list += num_less;
@@ -161,6 +170,7 @@ float SelectKey(Candidate* list, int64_t n, uint64_t wanted) {
     list += num_equal;
     n -= num_equal;
     wanted -= equal;
+    sum -= less + equal;
   }
   std::sort(list, list + n, ByKey);
   int64_t i = 0;
@@ -169,7 +179,8 @@ float SelectKey(Candidate* list, int64_t n, uint64_t wanted) {
 }
 
 // As SelectKey, for a second sum that is no less than the first, whose key is known.
-float SelectNextKey(Candidate* list, int64_t n, uint64_t wanted, float first) {
+float SelectNextKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t all,
+                    float first) {
   uint64_t sum = 0, next_sum = 0;
   float next = kInfinity;
   for (int64_t i = 0; i < n; ++i) {
@@ -182,61 +193,87 @@ float SelectNextKey(Candidate* list, int64_t n, uint64_t wanted, float first) {
     }
   }
   if (wanted <= sum) return first;
-  return wanted <= sum + next_sum ? next : SelectKey(list, n, wanted);
+  return wanted <= sum + next_sum ? next : SelectKey(list, n, wanted, all);
 }
 
-// All candidates, grouped; those of group g are [begin[g], begin[g + 1]).
+struct KinkGroup {
+  float low, high;             // candidates have keys between
+  uint64_t left, kink;         // sums of all rows
+  uint64_t below, candidates;  // kinks of rows below `low`, and of candidates
+};
+
+// Candidates of group g are [begin[g], begin[g + 1]).
 struct Grouped {
   std::vector<KinkGroup> groups;
   std::vector<int64_t> begin;
   std::unique_ptr<Candidate[]> candidates;
 };
 
-// Every stride-th row; `groups` says which keys are candidates.
-void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
-                   int64_t stride, Grouped* grouped) {
-  const LeafLoops& loops = ChooseLeafLoops();
-  std::vector<KinkGroup>& groups = grouped->groups;
-  int64_t samples = (rows.num_rows + stride - 1) / stride;
-  int64_t tasks = NumTasks(samples, num_groups);
-  int64_t table_size = num_groups + 1;  // the last one takes rows outside
-  std::vector<KinkGroup> tables(tasks * table_size);
-  std::vector<int64_t> sizes(tasks);
-  // A task's candidates lie where its rows would, so that most of this stays untouched.
-  std::unique_ptr<Candidate[]> lists(new Candidate[samples + 1]);
-  ParallelFor(pool, tasks, [&](int64_t task) {
-    KinkGroup* table = tables.data() + task * table_size;
-    for (int64_t g = 0; g < num_groups; ++g) {
-      table[g] = {0, 0, 0, groups[g].low, groups[g].high, 0};
-    }
-    table[num_groups] = {0, 0, 0, kInfinity, -kInfinity, 0};
-    int64_t begin = task * samples / tasks, end = (task + 1) * samples / tasks;
-    sizes[task] = loops.collect(rows, begin * stride,
-                                std::min(end * stride, rows.num_rows), stride,
-                                num_groups, table, lists.get() + begin);
-  });
-  // Where each group begins, and each task within it.
-  std::vector<int64_t> place(tasks * num_groups);
+// What each task finds, before it is put together.
+struct Parts {
+  int64_t num_tasks, table;    // groups, and one more for rows outside
+  std::vector<uint64_t> left;  // [tasks, table]
+  std::vector<uint64_t> kink;  // [tasks, table, kSides]
+  std::vector<int64_t> size;   // of each task's list
+  std::vector<int64_t> place;  // [tasks, table]: candidates; then where they go
+};
+
+// Adds up what the tasks found, and assigns places to their candidates.
+void MergeParts(Parts* parts, Grouped* grouped) {
+  int64_t num_groups = parts->table - 1, total = 0;
   grouped->begin.assign(num_groups + 1, 0);
-  int64_t total = 0;
   for (int64_t g = 0; g < num_groups; ++g) {
-    groups[g] = {0, 0, 0, groups[g].low, groups[g].high, 0};
+    KinkGroup& group = grouped->groups[g];
+    group = {group.low, group.high, 0, 0, 0, 0};
     grouped->begin[g] = total;
-    for (int64_t task = 0; task < tasks; ++task) {
-      const KinkGroup& part = tables[task * table_size + g];
-      groups[g].left += part.left;
-      groups[g].kink += part.kink;
-      groups[g].below += part.below;
-      place[task * num_groups + g] = total;
-      total += part.num_candidates;
+    for (int64_t task = 0; task < parts->num_tasks; ++task) {
+      int64_t at = task * parts->table + g;
+      const uint64_t* kink = parts->kink.data() + at * kSides;
+      group.left += parts->left[at];
+      group.below += kink[kBelow];
+      group.candidates += kink[kInside];
+      group.kink += kink[kBelow] + kink[kInside] + kink[kAbove];
+      int64_t count = parts->place[at];
+      parts->place[at] = total;
+      total += count;
     }
   }
   grouped->begin[num_groups] = total;
-  grouped->candidates.reset(new Candidate[total + 1]);
+}
+
+// Every stride-th row.
+void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
+                   int64_t stride, Grouped* grouped) {
+  const LeafLoops& loops = ChooseLeafLoops();
+  int64_t samples = (rows.num_rows + stride - 1) / stride, table = num_groups + 1;
+  int64_t tasks = NumTasks(samples, num_groups);
+  Parts parts{tasks, table, std::vector<uint64_t>(tasks * table),
+              std::vector<uint64_t>(tasks * table * kSides),
+              std::vector<int64_t>(tasks), std::vector<int64_t>(tasks * table)};
+  std::vector<float> low(table, kInfinity), high(table, -kInfinity);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    low[g] = grouped->groups[g].low;
+    high[g] = grouped->groups[g].high;
+  }
+  // A task's candidates lie where its rows would, so that most of this stays untouched.
+  std::unique_ptr<Candidate[]> lists(new Candidate[samples + 1]);
+  ParallelFor(pool, tasks, [&](int64_t task) {
+    int64_t begin = task * samples / tasks, end = (task + 1) * samples / tasks;
+    Candidate* list = lists.get() + begin;
+    KinkSums sums{low.data(), high.data(), parts.left.data() + task * table,
+                  parts.kink.data() + task * table * kSides};
+    parts.size[task] = loops.collect(rows, begin * stride,
+                                     std::min(end * stride, rows.num_rows), stride,
+                                     num_groups, sums, list);
+    int64_t* count = parts.place.data() + task * table;
+    for (int64_t i = 0; i < parts.size[task]; ++i) ++count[list[i].group];
+  });
+  MergeParts(&parts, grouped);
+  grouped->candidates.reset(new Candidate[grouped->begin[num_groups] + 1]);
   ParallelFor(pool, tasks, [&](int64_t task) {
     const Candidate* from = lists.get() + task * samples / tasks;
-    int64_t* to = place.data() + task * num_groups;
-    for (int64_t i = 0; i < sizes[task]; ++i) {
+    int64_t* to = parts.place.data() + task * table;
+    for (int64_t i = 0; i < parts.size[task]; ++i) {
       grouped->candidates[to[from[i].group]++] = from[i];
     }
   });
@@ -244,19 +281,21 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
 
 // Between which keys the sample expects the wanted one.
 void NarrowGroup(Candidate* list, int64_t n, KinkGroup* group) {
-  double sum = 0, squares = 0, left = static_cast<double>(group->left);
+  double squares = 0, sum = static_cast<double>(group->kink);
+  if (group->kink == 0) return;
   for (int64_t i = 0; i < n; ++i) {
-    double kink = static_cast<double>(list[i].kink);
-    sum += kink;
-    squares += kink * kink;
+    squares += static_cast<double>(list[i].kink) * static_cast<double>(list[i].kink);
   }
-  if (sum <= 0) return;
   double number = sum * sum / squares;  // as many equal rows say as much (Kish)
-  double share = left / sum;
+  double share = static_cast<double>(group->left) / sum;
   double error = (kSigmas * std::sqrt(share * (1 - share) * number) + 2) / number;
   double low = (share - error) * sum, high = (share + error) * sum;
-  if (low >= 1) group->low = SelectKey(list, n, static_cast<uint64_t>(low));
-  if (high <= sum - 1) group->high = SelectKey(list, n, static_cast<uint64_t>(high));
+  if (low >= 1) {
+    group->low = SelectKey(list, n, static_cast<uint64_t>(low), group->kink);
+  }
+  if (high <= sum - 1) {
+    group->high = SelectKey(list, n, static_cast<uint64_t>(high), group->kink);
+  }
 }
 
 // The value of one group; false if it does not lie among the candidates.
@@ -264,16 +303,14 @@ bool FindValue(Candidate* list, int64_t n, const KinkGroup& group, float* value)
   *value = 0.0f;
   if (group.kink == 0) return true;
   // Slopes within 2^-20 of their sum are no slopes.
-  uint64_t slack = group.kink >> 20, below = group.below;
+  uint64_t slack = group.kink >> 20;
   uint64_t first = group.left > slack ? group.left - slack : 1;
   uint64_t last = group.left + slack + 1;
   first = std::min(first, group.kink);
   last = std::min(last, group.kink);
-  uint64_t listed = 0;
-  for (int64_t i = 0; i < n; ++i) listed += list[i].kink;
-  if (first <= below || last > below + listed) return false;
-  float low = SelectKey(list, n, first - below);
-  float high = SelectNextKey(list, n, last - below, low);
+  if (first <= group.below || last > group.below + group.candidates) return false;
+  float low = SelectKey(list, n, first - group.below, group.candidates);
+  float high = SelectNextKey(list, n, last - group.below, group.candidates, low);
   *value = low / 2 + high / 2;
   return true;
 }
@@ -284,7 +321,7 @@ void MiddleMinimisers(const Pool& all, const KinkRows& rows, int64_t num_groups,
                       float* values) {
   Pool pool = PoolFor(all, rows.num_rows);
   Grouped grouped;
-  grouped.groups.assign(num_groups, {0, 0, 0, -kInfinity, kInfinity, 0});
+  grouped.groups.assign(num_groups, {-kInfinity, kInfinity, 0, 0, 0, 0});
   auto of_group = [&](int64_t g) { return grouped.candidates.get() + grouped.begin[g]; };
   auto size = [&](int64_t g) { return grouped.begin[g + 1] - grouped.begin[g]; };
   if (rows.num_rows >= kSampled) {

@@ -30,11 +30,15 @@ struct KinkRows {
   bool uniform;
 };
 
-// One group in one task: sums, and between which keys candidates lie.
-struct KinkGroup {
-  uint64_t left, kink, below;  // below: kinks of rows with a key below `low`
-  float low, high;
-  uint32_t num_candidates;
+// Where a row's key lies: below its group's `low`, between, above `high`.
+enum Side { kBelow = 0, kInside = 1, kAbove = 2, kSides = 4 };
+
+// Sums by group, one more for rows outside, and between which keys candidates lie.
+struct KinkSums {
+  const float* low;   // [num_groups + 1]
+  const float* high;
+  uint64_t* left;     // [num_groups + 1]
+  uint64_t* kink;     // [num_groups + 1, kSides]
 };
 
 struct Candidate {
@@ -54,10 +58,10 @@ struct LeafLoops {
   // scores + table[leaf]; rows outside take table[num_leaves].
   void (*add_values)(const float* scores, const float* table, int64_t num_leaves,
                      const int32_t* leaf, int64_t count, float* result);
-  // Sums every stride-th row from `begin` to `end` by group, and lists those with a
-  // key in their group's [low, high]; returns how many. `list` has room for all.
+  // Sums every stride-th row from `begin` to `end` by group and side, and lists those
+  // inside; returns how many. `list` has room for all.
   int64_t (*collect)(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride,
-                     int64_t num_groups, KinkGroup* groups, Candidate* list);
+                     int64_t num_groups, const KinkSums& sums, Candidate* list);
 };
 
 namespace baseline {

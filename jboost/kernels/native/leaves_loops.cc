@@ -88,27 +88,81 @@ inline uint64_t Round(float x) {
   return static_cast<uint64_t>(static_cast<int64_t>(x < kMost ? x : kMost));
 }
 
+constexpr int64_t kBlock = 256;  // rows at a time, in steps that vectorise
+
+struct Block {
+  float key[kBlock];
+  int32_t place[kBlock];  // group * kSides + side
+  uint8_t inside[kBlock];
+};
+
 // Without branches: which side of a quantile a row lies on, no processor can guess.
-int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride,
-                int64_t num_groups, KinkGroup* groups, Candidate* list) {
-  int64_t size = 0;
+inline void FindSides(const KinkRows& rows, int64_t begin, int64_t count,
+                      int64_t stride, int64_t num_groups, const KinkSums& sums,
+                      Block* block) {
+  uint32_t last = static_cast<uint32_t>(num_groups);
+  for (int64_t j = 0; j < count; ++j) {
+    int64_t i = begin + j * stride;
+    float key = rows.minimiser[i] - rows.scores[i];
+    uint32_t group = static_cast<uint32_t>(rows.group[i]);
+    bool counts = (rows.weights[i] > 0.0f) & (key == key);
+    group = counts ? group : last;
+    block->place[j] = static_cast<int32_t>(group < last ? group : last);
+    block->key[j] = key == 0.0f ? 0.0f : key;  // one zero
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    int32_t group = block->place[j];
+    float key = block->key[j];
+    int32_t side = (key >= sums.low[group] ? 1 : 0) + (key > sums.high[group] ? 1 : 0);
+    block->place[j] = group * kSides + side;
+    block->inside[j] = side == kInside;
+  }
+}
+
+// The weight of all rows that count, if they share one; else NaN.
+float CommonWeight(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride) {
+  float least = __builtin_inff(), most = 0.0f;
   for (int64_t i = begin; i < end; i += stride) {
-    float weight = rows.weights[i], key = rows.minimiser[i] - rows.scores[i];
-    int64_t place = Place(rows.group[i], num_groups);
-    bool counts = (weight > 0.0f) & (key == key);
-    place = counts ? place : num_groups;
-    key = key == 0.0f ? 0.0f : key;  // one zero
-    int64_t at = rows.uniform ? 0 : i;
-    uint64_t left = Round(weight * rows.left[at] * rows.scale);
-    uint64_t kink = Round(weight * rows.kink[at] * rows.scale);
-    KinkGroup& group = groups[place];
-    group.left += left;
-    group.kink += kink;
-    group.below += kink & -static_cast<uint64_t>(key < group.low);
-    list[size] = {key, static_cast<uint32_t>(place), kink};
-    uint32_t inside = (key >= group.low) & (key <= group.high);
-    group.num_candidates += inside;
-    size += inside;
+    float weight = rows.weights[i];
+    float positive = weight > 0.0f ? weight : __builtin_inff();
+    least = positive < least ? positive : least;
+    most = weight > most ? weight : most;
+  }
+  return least == most ? most : __builtin_nanf("");
+}
+
+int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride,
+                int64_t num_groups, const KinkSums& sums, Candidate* list) {
+  float common = rows.uniform ? CommonWeight(rows, begin, end, stride) : 0.0f;
+  bool equal = rows.uniform && common == common;
+  uint64_t left = equal ? Round(common * rows.left[0] * rows.scale) : 1;
+  uint64_t kink = equal ? Round(common * rows.kink[0] * rows.scale) : 1;
+  int64_t size = 0;
+  Block block;
+  for (int64_t first = begin; first < end; first += kBlock * stride) {
+    int64_t count = (end - first + stride - 1) / stride;
+    count = count < kBlock ? count : kBlock;
+    FindSides(rows, first, count, stride, num_groups, sums, &block);
+    if (equal) {  // count rows, multiply in the end
+      for (int64_t j = 0; j < count; ++j) sums.kink[block.place[j]] += 1;
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      if (!equal) {
+        int64_t i = first + j * stride, at = rows.uniform ? 0 : i;
+        float weight = rows.weights[i];
+        left = Round(weight * rows.left[at] * rows.scale);
+        kink = Round(weight * rows.kink[at] * rows.scale);
+        sums.left[block.place[j] / kSides] += left;
+        sums.kink[block.place[j]] += kink;
+      }
+      list[size] = {block.key[j], static_cast<uint32_t>(block.place[j]) / kSides, kink};
+      size += block.inside[j];
+    }
+  }
+  for (int64_t g = 0; equal && g < num_groups; ++g) {
+    uint64_t* of_group = sums.kink + g * kSides;
+    sums.left[g] = (of_group[kBelow] + of_group[kInside] + of_group[kAbove]) * left;
+    for (int64_t side = 0; side < kSides; ++side) of_group[side] *= kink;
   }
   return size;
 }
