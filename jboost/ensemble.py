@@ -20,8 +20,8 @@ from jboost import checks
 from jboost.binning import Bins, as_matrix, flush_denormals
 from jboost.boosting import BoostedTrees
 from jboost.kernels import predict_cpu
-from jboost.kernels.library import check_implementation, choose, may_run
-from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows, vary
+from jboost.kernels.library import check_implementation, choose, may_run, vary
+from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 
 FORMAT_VERSION = 1
 _PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation

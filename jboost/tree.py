@@ -193,7 +193,7 @@ def _grow_with_kernels(
     packed, columns, gradient, curvature, in_bag, words, limits,
     *, max_depth, num_bins, most, uniform,
 ):  # fmt: skip
-    *tree, leaf = grow_cpu.grow(
+    grown = grow_cpu.grow(
         columns,
         grow_cpu.pack(columns, num_bins) if packed is None else packed,
         gradient,
@@ -213,7 +213,9 @@ def _grow_with_kernels(
         slots=min(2 ** (max_depth - 1), most),
         uniform=uniform,
     )
-    return Tree(*tree, jnp.zeros(2**max_depth, jnp.float32)), leaf
+    empty = jnp.zeros(2**max_depth, jnp.float32)
+    tree = Tree(grown.feature, grown.threshold, grown.missing_left, empty)
+    return tree, grown.leaf
 
 
 def _grow_in_xla(

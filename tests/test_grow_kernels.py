@@ -322,7 +322,7 @@ def leaves(columns, gradient, ones):
 mesh = Mesh(np.array(jax.devices()), ("rows",))
 spread = jax.shard_map(
     leaves, mesh=mesh, in_specs=(P(None, "rows"), P("rows"), P("rows")),
-    out_specs=P("rows"), check_vma=False,
+    out_specs=P("rows"),
 )
 together = np.asarray(jax.jit(spread)(columns, gradient, ones))
 for half in (slice(0, 1000), slice(1000, 2000)):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
-from jboost.kernels.library import call
+from jboost.kernels.library import call, vary
 from jboost.kernels.sampling_cpu import sample_features
 
 CHUNK = 16384  # kChunk of native/grow.h
@@ -40,7 +40,7 @@ class _State(NamedTuple):
     """What is carried from level to level, in the order of the kernel's operands."""
 
     words: Int32[Array, "N 2"]
-    index: UInt16[Array, " N"]
+    order: UInt16[Array, " N"]
     segments: Int32[Array, "chunks M 2"]
     feature: Int32[Array, " I"]
     threshold: Int32[Array, " I"]
@@ -142,7 +142,9 @@ def grow(
         )
         return level + 1, state, place, sums
 
-    carry = (jnp.int32(0), state, jnp.zeros(slots, jnp.int32), sums)
+    places = jnp.zeros(slots, jnp.int32)
+    state, places = jax.tree.map(lambda a: vary(a, sums), (state, places))
+    carry = (jnp.int32(0), state, places, sums)
     _, state, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
     return Grown(*tree, find_leaves(columns, *tree, in_bag, state.leaf))
@@ -174,7 +176,7 @@ def _split_rows(columns, level, split, state, max_depth):
 
 
 def _sum_children(packed, state, limits, source, left_smaller, place, sums):
-    rows = (state.words, state.index, state.segments)
+    rows = (state.words, state.order, state.segments)
     samples = limits.min_child_samples
     operands = (packed, *rows, samples, source, left_smaller, place, sums)
     return call("sum_children", (_like(place), _like(sums)), *operands, aliases={8: 1})

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, ArrayLike
 
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")
@@ -179,4 +181,20 @@ def call(
     run = jax.ffi.ffi_call(
         target, results, vmap_method="sequential", input_output_aliases=aliases
     )
-    return run(*operands, **{key: np.int64(value) for key, value in attributes.items()})
+    values = run(
+        *operands, **{key: np.int64(value) for key, value in attributes.items()}
+    )
+    return jax.tree.map(lambda value: vary(value, *operands), values)
+
+
+def vary(value: Array, *others: ArrayLike) -> Array:
+    """The same value, which depends on others, too, as far as JAX can see.
+
+    ``jax.shard_map`` must be told what differs between devices: the results of calls
+    that it cannot look into, and the start of a loop whose steps differ. The compiler
+    sees that nothing depends on the choice, and leaves it out.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return value
+    differs = [jnp.any(other != other) for other in others]
+    return jnp.where(jnp.any(jnp.stack(differs)), value, value)

@@ -69,19 +69,6 @@ def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
     return Rows(flat[:first].copy(), flat[first:], num_rows, num_features, by_column)
 
 
-def vary(value: Array, *others: Array) -> Array:
-    """The same value, which depends on others, too, as far as JAX can see.
-
-    ``jax.shard_map`` must be told what differs between devices: the results of calls
-    that it cannot look into, and the start of a loop whose steps differ. The compiler
-    sees that nothing depends on the choice, and leaves it out.
-    """
-    if not jax.sharding.get_abstract_mesh().manual_axes:
-        return value
-    differs = [jnp.any(other != other) for other in others]
-    return jnp.where(jnp.any(jnp.stack(differs)), value, value)
-
-
 def predict(
     rows: Rows,
     trees: Trees,
@@ -114,11 +101,10 @@ def leaf_indices(rows: Rows, trees: Trees) -> Int32[Array, "N R K"]:
 
 def _call(name, shape, dtype, rows, *operands):
     operands = (rows.head, rows.body, *operands)
-    result = call(
+    return call(
         name,
         jax.ShapeDtypeStruct(shape, dtype),
         *operands,
         num_features=rows.num_features,
         by_column=int(rows.by_column),
     )
-    return vary(result, *operands)

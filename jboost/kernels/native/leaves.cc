@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kSerial = 20000;  // rows below which threads cost more
 constexpr int64_t kRowsPerTask = 16384;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNowhere = std::numeric_limits<float>::quiet_NaN();
 
 const LeafLoops& ChooseLeafLoops() {
 #ifdef JBOOST_X86
@@ -250,7 +251,7 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
   Parts parts{tasks, table, std::vector<uint64_t>(tasks * table),
               std::vector<uint64_t>(tasks * table * kSides),
               std::vector<int64_t>(tasks), std::vector<int64_t>(tasks * table)};
-  std::vector<float> low(table, kInfinity), high(table, -kInfinity);
+  std::vector<float> low(table, kNowhere), high(table, kNowhere);
   for (int64_t g = 0; g < num_groups; ++g) {
     low[g] = grouped->groups[g].low;
     high[g] = grouped->groups[g].high;
@@ -340,8 +341,8 @@ void MiddleMinimisers(const Pool& all, const KinkRows& rows, int64_t num_groups,
     again = false;
     for (int64_t g = 0; g < num_groups; ++g) {
       again |= !found[g];
-      grouped.groups[g].low = found[g] ? kInfinity : -kInfinity;
-      grouped.groups[g].high = found[g] ? -kInfinity : kInfinity;
+      grouped.groups[g].low = found[g] ? kNowhere : -kInfinity;
+      grouped.groups[g].high = found[g] ? kNowhere : kInfinity;
     }
   }
 }

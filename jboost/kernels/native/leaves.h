@@ -33,7 +33,8 @@ struct KinkRows {
 // Where a row's key lies: below its group's `low`, between, above `high`.
 enum Side { kBelow = 0, kInside = 1, kAbove = 2, kSides = 4 };
 
-// Sums by group, one more for rows outside, and between which keys candidates lie.
+// Sums by group, one more for rows outside, and between which keys candidates lie
+// (NaN: none do).
 struct KinkSums {
   const float* low;   // [num_groups + 1]
   const float* high;
