@@ -282,10 +282,23 @@ def make_settings(
         colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode,
     )
-    limits = jax.tree.map(lambda number: jnp.asarray(number, jnp.float32), limits)
-    samples = jnp.asarray(samples, jnp.int32)
-    limits = limits._replace(min_child_samples=jnp.minimum(samples, num_rows))
-    return method, Numbers(limits, jnp.asarray(subsample, jnp.float32))
+    limits = jax.tree.map(_as_float, limits)
+    samples = samples if isinstance(samples, Tracer) else np.int32(samples)
+    limits = limits._replace(min_child_samples=_minimum(samples, num_rows))
+    return method, Numbers(limits, _as_float(subsample))
+
+
+def _as_float(number):
+    """float32, by NumPy where that can be: it compiles nothing."""
+    if isinstance(number, jax.Array):
+        return number.astype(jnp.float32)
+    return np.float32(number)
+
+
+def _minimum(samples, num_rows):
+    if isinstance(samples, Tracer):
+        return jnp.minimum(samples, num_rows).astype(jnp.int32)
+    return np.minimum(samples, np.int32(num_rows))
 
 
 def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:

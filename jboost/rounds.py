@@ -191,7 +191,8 @@ def grow_round(
     )
     weights = jnp.where(in_bag, data.weights, 0.0)
     limits = numbers.limits
-    samples = auto_samples(state.pointed)
+    # What "auto" stands for.
+    samples = jnp.where(state.pointed, ORDER_STATISTIC_SAMPLES, 1)
     samples = jnp.where(limits.min_child_samples > 0, limits.min_child_samples, samples)
     limits = limits._replace(min_child_samples=samples)
     shape, fitted = _row_derivatives(objective, state, data.weights, method)
@@ -248,11 +249,6 @@ def grow_round(
         round=state.round + 1,
     )
     return state, trees
-
-
-def auto_samples(pointed: Bool[Array, ""]) -> Int32[Array, ""]:
-    """What ``min_child_samples="auto"`` stands for."""
-    return jnp.where(pointed, ORDER_STATISTIC_SAMPLES, 1)
 
 
 def mean_loss(

@@ -8,7 +8,6 @@ set. Out: Rows, which the compiled program takes.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -60,10 +59,10 @@ def make_rows(
     data = Data(
         columns=codes.columns,
         packed=codes.packed,
-        targets=jax.tree.map(lambda t: jnp.asarray(pad(t)), targets),
-        weights=jnp.asarray(np.pad(weights, (0, total - size))),
+        targets=jax.device_put(jax.tree.map(pad, targets)),
+        weights=jax.device_put(np.pad(weights, (0, total - size))),
     )
-    return Rows(data, jnp.asarray(pad(np.asarray(scores).T).T), size)
+    return Rows(data, jax.device_put(pad(np.asarray(scores).T).T), size)
 
 
 def make_sets(

@@ -23,15 +23,15 @@ from jboost.boosting import compiled, initial_scores, make_settings
 from jboost.curvature import Curvature, Objective, loss_values
 from jboost.ensemble import Ensemble
 from jboost.history import History, Record, TrainingError
-from jboost.kernels.library import check_implementation
+from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.rounds import (
+    ORDER_STATISTIC_SAMPLES,
     BoostState,
     Method,
     Numbers,
     Regularization,
     add_tree,
-    auto_samples,
     grow_round,
     init_state,
     mean_loss,
@@ -203,6 +203,7 @@ def fit(
         if not sets:
             raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
+    implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(
         traced, rows.data, uniform=weights is None, max_depth=max_depth,
         max_bins=bins.num_bins, l2=l2, min_gain=min_gain,
@@ -227,7 +228,7 @@ def fit(
             leaf_solver=_fitted_solver(method, state),
             regularization=method.regularization,
             min_child_samples=int(numbers.limits.min_child_samples)
-            or int(auto_samples(state.pointed)),
+            or (ORDER_STATISTIC_SAMPLES if state.pointed else 1),
             init_score=np.asarray(state.init_score).tolist(),
             num_bins=bins.num_bins,
         ),

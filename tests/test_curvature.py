@@ -57,7 +57,7 @@ def evaluate(traced, policies, constants, targets, minimiser, scores):
 
 def derive(loss, targets, scores, policies=POLICIES, num_scores=1):
     """{policy: (gradient, curvature)} at scores [K, N], all rows weighing 1."""
-    traced, constants, targets, _, minimiser = bind(loss, targets, num_scores)
+    traced, constants, targets, _, minimiser, _ = bind(loss, targets, num_scores)
     scores = jnp.asarray(scores, jnp.float32)
     scores = scores[None] if scores.ndim == 1 else scores
     values = evaluate(traced, policies, constants, targets, minimiser, scores)

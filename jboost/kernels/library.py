@@ -141,6 +141,18 @@ def may_run(implementation: str | None) -> bool:
     return _library is not None and implementation != "xla"
 
 
+def name_implementation(implementation: str | None, array: Array) -> str | None:
+    """Says what None stands for where ``array`` lies.
+
+    A program that is called with it at once is lowered for that platform alone: only
+    one way need then be traced.
+    """
+    if implementation is None:
+        on_cpu = all(device.platform == "cpu" for device in array.devices())
+        return "cpu" if on_cpu and may_run(None) else "xla"
+    return implementation
+
+
 def choose(
     implementation: str | None, cpu: Callable[..., Any], xla: Callable[..., Any]
 ) -> Callable[..., Any]:

@@ -179,22 +179,49 @@ float SelectKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t sum) {
   return list[i].key;
 }
 
-// As SelectKey, for a second sum that is no less than the first, whose key is known.
-float SelectNextKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t all,
-                    float first) {
-  uint64_t sum = 0, next_sum = 0;
-  float next = kInfinity;
-  for (int64_t i = 0; i < n; ++i) {
-    float key = list[i].key;
-    if (key <= first) {
-      sum += list[i].kink;
-    } else if (list[i].kink > 0 && key <= next) {
-      next_sum = key == next ? next_sum + list[i].kink : list[i].kink;
-      next = key;
-    }
+// Part of a list, whose first wanted sum and the last are both in it.
+struct Span {
+  Candidate* list;
+  int64_t n;
+  uint64_t first, last, sum;
+};
+
+// Copies to `room` the part between two keys that a sample suggests; false if the
+// wanted ones are not both there, or if that is no shorter.
+bool Shorten(Span* span, Candidate* room) {
+  constexpr int64_t kKeys = 64;
+  float keys[kKeys];
+  for (int64_t i = 0; i < kKeys; ++i) {
+    keys[i] = span->list[(2 * i + 1) * span->n / (2 * kKeys)].key;
   }
-  if (wanted <= sum) return first;
-  return wanted <= sum + next_sum ? next : SelectKey(list, n, wanted, all);
+  std::sort(keys, keys + kKeys);
+  double share = static_cast<double>(span->first) / span->sum;
+  int64_t middle = static_cast<int64_t>(share * kKeys);
+  // 9 of 64 are at least 2.25 standard deviations.
+  float low = middle < 9 ? -kInfinity : keys[middle - 9];
+  float high = middle + 9 >= kKeys ? kInfinity : keys[middle + 9];
+  uint64_t below = 0, inside = 0;
+  int64_t size = 0;
+  for (int64_t i = 0; i < span->n; ++i) {
+    Candidate one = span->list[i];
+    uint64_t is_below = one.key < low, is_inside = (one.key >= low) & (one.key <= high);
+    below += one.kink & -is_below;
+    inside += one.kink & -is_inside;
+    room[size] = one;
+    size += is_inside;
+  }
+  if (span->first <= below || span->last > below + inside) return false;
+  if (2 * size > span->n) return false;
+  *span = {room, size, span->first - below, span->last - below, inside};
+  return true;
+}
+
+// The keys at which the kinks reach the first and the last wanted sum.
+void SelectKeys(Span span, Candidate* room, float* low, float* high) {
+  constexpr int64_t kShort = 256;
+  while (span.n > kShort && Shorten(&span, room)) room += span.n;
+  *low = SelectKey(span.list, span.n, span.first, span.sum);
+  *high = SelectKey(span.list, span.n, span.last, span.sum);
 }
 
 struct KinkGroup {
@@ -273,10 +300,10 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
   grouped->candidates.reset(new Candidate[grouped->begin[num_groups] + 1]);
   ParallelFor(pool, tasks, [&](int64_t task) {
     const Candidate* from = lists.get() + task * samples / tasks;
-    int64_t* to = parts.place.data() + task * table;
-    for (int64_t i = 0; i < parts.size[task]; ++i) {
-      grouped->candidates[to[from[i].group]++] = from[i];
-    }
+    const Candidate* end = from + parts.size[task];
+    Candidate* to = grouped->candidates.get();
+    int64_t* place = parts.place.data() + task * table;
+    for (; from < end; ++from) to[place[from->group]++] = *from;
   });
 }
 
@@ -310,8 +337,11 @@ bool FindValue(Candidate* list, int64_t n, const KinkGroup& group, float* value)
   first = std::min(first, group.kink);
   last = std::min(last, group.kink);
   if (first <= group.below || last > group.below + group.candidates) return false;
-  float low = SelectKey(list, n, first - group.below, group.candidates);
-  float high = SelectNextKey(list, n, last - group.below, group.candidates, low);
+  // Each shortening halves the list at least.
+  std::unique_ptr<Candidate[]> room(new Candidate[2 * n]);
+  float low, high;
+  SelectKeys({list, n, first - group.below, last - group.below, group.candidates},
+             room.get(), &low, &high);
   *value = low / 2 + high / 2;
   return true;
 }

@@ -94,6 +94,7 @@ struct Block {
   float key[kBlock];
   int32_t place[kBlock];  // group * kSides + side
   uint8_t inside[kBlock];
+  uint64_t kink[kBlock];
 };
 
 // Without branches: which side of a quantile a row lies on, no processor can guess.
@@ -121,14 +122,14 @@ inline void FindSides(const KinkRows& rows, int64_t begin, int64_t count,
 
 // The weight of all rows that count, if they share one; else NaN.
 float CommonWeight(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride) {
-  float least = __builtin_inff(), most = 0.0f;
-  for (int64_t i = begin; i < end; i += stride) {
-    float weight = rows.weights[i];
-    float positive = weight > 0.0f ? weight : __builtin_inff();
-    least = positive < least ? positive : least;
-    most = weight > most ? weight : most;
+  int64_t first = begin;
+  while (first < end && !(rows.weights[first] > 0.0f)) first += stride;
+  float common = first < end ? rows.weights[first] : 0.0f;
+  int32_t others = 0;
+  for (int64_t i = first; i < end; i += stride) {
+    others |= (rows.weights[i] > 0.0f) & (rows.weights[i] != common);
   }
-  return least == most ? most : __builtin_nanf("");
+  return others ? __builtin_nanf("") : common;
 }
 
 int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride,
@@ -145,18 +146,25 @@ int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride
     FindSides(rows, first, count, stride, num_groups, sums, &block);
     if (equal) {  // count rows, multiply in the end
       for (int64_t j = 0; j < count; ++j) sums.kink[block.place[j]] += 1;
-    }
-    for (int64_t j = 0; j < count; ++j) {
-      if (!equal) {
+    } else {
+      for (int64_t j = 0; j < count; ++j) {
         int64_t i = first + j * stride, at = rows.uniform ? 0 : i;
         float weight = rows.weights[i];
-        left = Round(weight * rows.left[at] * rows.scale);
-        kink = Round(weight * rows.kink[at] * rows.scale);
-        sums.left[block.place[j] / kSides] += left;
-        sums.kink[block.place[j]] += kink;
+        block.kink[j] = Round(weight * rows.kink[at] * rows.scale);
+        sums.left[block.place[j] / kSides] += Round(weight * rows.left[at] * rows.scale);
+        sums.kink[block.place[j]] += block.kink[j];
       }
-      list[size] = {block.key[j], static_cast<uint32_t>(block.place[j]) / kSides, kink};
-      size += block.inside[j];
+    }
+    uint8_t chosen[kBlock];
+    int64_t num_chosen = 0;
+    for (int64_t j = 0; j < count; ++j) {
+      chosen[num_chosen] = static_cast<uint8_t>(j);
+      num_chosen += block.inside[j];
+    }
+    for (int64_t k = 0; k < num_chosen; ++k) {
+      int64_t j = chosen[k];
+      uint32_t group = static_cast<uint32_t>(block.place[j]) / kSides;
+      list[size++] = {block.key[j], group, equal ? kink : block.kink[j]};
     }
   }
   for (int64_t g = 0; equal && g < num_groups; ++g) {
