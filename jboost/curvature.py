@@ -23,6 +23,7 @@ _FLAT = 0.1  # of the secant weight: a Hessian below it says nothing of the vall
 _MOST = 0.75  # of the rows
 _DISTANCES = 4  # at which slopes are compared: 2^-10, 1, 2^10, 2^20 times the size
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
+_BLOCK = 8192  # rows whose minimisers are searched at a time
 _PROBES = 12  # steps out for a row's minimiser: 16^12 times the first
 
 
@@ -114,8 +115,34 @@ def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     to zero (logistic loss far out) has no minimum there. For K > 1 a minimiser along
     one score means something only where the scores do not interact: where the
     off-diagonal Hessian is zero.
+
+    Of many rows, blocks are searched, each spread over the whole table; where the
+    first block has no minimum (logistic, softmax), the others are taken to have none.
     """
     objective = objective._replace(minimiser=None)
+    blocks = -(-num_rows // _BLOCK)
+    if blocks == 1:
+        return _find_minimisers(objective, num_rows)
+    # Block b has rows b, b + blocks, ...; the last row stands in beyond the end.
+    every = jnp.arange(_BLOCK * blocks, dtype=jnp.int32).reshape(_BLOCK, blocks).T
+    every = jnp.minimum(every, num_rows - 1)
+    nowhere = jnp.full((objective.loss.num_scores, _BLOCK), jnp.nan, jnp.float32)
+
+    def search(rows):
+        targets = jax.tree.map(lambda target: target[rows], objective.targets)
+        return _find_minimisers(objective._replace(targets=targets), _BLOCK)
+
+    def search_block(some, block):
+        number, rows = block
+        found = jax.lax.cond(some, search, lambda _: nowhere, rows)
+        return jnp.where(number == 0, jnp.any(jnp.isfinite(found)), some), found
+
+    numbers = jnp.arange(blocks, dtype=jnp.int32)
+    _, found = jax.lax.scan(search_block, jnp.asarray(True), (numbers, every))
+    return jnp.moveaxis(found, 0, 2).reshape(nowhere.shape[0], -1)[:, :num_rows]
+
+
+def _find_minimisers(objective, num_rows):
     num_scores = objective.loss.num_scores
     start = _start_at_target(objective.targets, num_scores, num_rows)
     if num_scores == 1:
@@ -242,10 +269,35 @@ def derivatives(
     """
     loss = objective.loss
     gradient, hessian = gradients(objective, scores), hessians(objective, scores)
-    if curvature == "unit" and objective.minimiser is None:
-        return gradient, jnp.ones_like(gradient)
     if objective.minimiser is None:  # quadratic: nothing to guard against
-        return gradient, hessian
+        unit = curvature == "unit"
+        return gradient, jnp.ones_like(gradient) if unit else hessian
+
+    def smooth(gradient, hessian):
+        return _smooth_derivatives(
+            objective, scores, weights, curvature, gradient, hessian
+        )
+
+    def plain(gradient, hessian):
+        return gradient, hessian if curvature == "exact" else jnp.abs(hessian)
+
+    if loss.straight:
+        gradient, positive = smooth(gradient, hessian)
+    else:
+        # Two more gradients only where a row has a minimum, or is at a kink.
+        needed = ~(jnp.isfinite(gradient) & jnp.isfinite(hessian))
+        if curvature in ("auto", "secant") and not loss.quadratic:
+            needed |= jnp.isfinite(objective.minimiser)
+        needed = jnp.any(needed & (weights > 0)[None, :])
+        gradient, positive = jax.lax.cond(needed, smooth, plain, gradient, hessian)
+    if curvature == "unit":
+        return gradient, jnp.ones_like(gradient)
+    return gradient, floor_curvature(positive, weights)
+
+
+def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian):
+    """Gradient and curvature by way of gradients at F +- delta."""
+    loss = objective.loss
     delta = smoothing_scale(objective.minimiser, scores, weights)[:, None]
     if loss.straight:
         delta = _STRAIGHT * delta
@@ -255,17 +307,15 @@ def derivatives(
     gradient = jnp.where(jnp.isfinite(gradient), gradient, kink)
     slope = (gradient_up - gradient_down) / (2 * delta)
     hessian = jnp.where(jnp.isfinite(hessian), hessian, slope)
-    if curvature == "unit":
-        return gradient, jnp.ones_like(gradient)
     if curvature == "exact":
-        return gradient, floor_curvature(hessian, weights)
+        return gradient, hessian
     positive = jnp.abs(hessian)
     if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):
         distance = scores - objective.minimiser
         secant = jnp.abs(gradient) / jnp.sqrt(jnp.square(distance) + jnp.square(delta))
         rule = secant if curvature == "secant" else jnp.maximum(secant, slope)
         positive = jnp.where(jnp.isfinite(distance), rule, positive)
-    return gradient, floor_curvature(positive, weights)
+    return gradient, positive
 
 
 def floor_curvature(curvature, weights):

@@ -10,7 +10,7 @@ with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one g
 (one multiplier per tree), or d = 1 and one group (the initial score).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -155,19 +155,24 @@ def middle_minimisers(
 def solve_leaves(
     objective: Objective,
     groups: Groups,
-    step: Float[Array, " L"],
-    promised: Float[Array, " L"],
+    newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
     leaf_solver: LeafSolver | Fitted,
     implementation: str | None = None,
 ) -> Float[Array, " L"]:
-    """Leaf values from Newton steps.
+    """Leaf values from Newton steps, which are made where they are needed.
 
     ``"newton"``: the steps. ``"exact"``: the argmin of each leaf's loss; where that
     is an interval, its midpoint; never worse than the Newton step or than 0.
     ``"guarded"``: the exact value in leaves whose loss falls by less than a quarter
     of what the Newton step promised, else the step. ``"line_search"``: the steps
     times one number per tree, the argmin of the loss (Friedman 2001, algorithm 1).
+
+    Args:
+      newton: gives what :func:`newton_step` returns.
     """
+    if leaf_solver == "exact":
+        return _solve_exactly(objective, groups, newton, implementation)
+    step, promised = newton()
     if leaf_solver == "newton":
         return step
     if leaf_solver == "line_search":
@@ -180,8 +185,6 @@ def solve_leaves(
         )  # fmt: skip
         start, everything = jnp.ones(1, jnp.float32), jnp.ones(1, bool)
         return step * solve_groups(objective, one, start, everything, implementation)[0]
-    if leaf_solver == "exact":
-        return _solve_exactly(objective, groups, step, implementation)
     (change, noise), *_ = _loss_changes(objective, groups, [step], implementation)
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
@@ -192,20 +195,21 @@ def solve_leaves(
     return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
 
 
-def _solve_exactly(objective, groups, step, implementation):
-    def solve(step):
+def _solve_exactly(objective, groups, newton, implementation):
+    def solve():
+        step, _ = newton()
         wanted = jnp.ones(step.shape, bool)
         return solve_groups(objective, groups, step, wanted, implementation)
 
     kinks = objective.kinks
     if kinks is None or groups.direction is not None:
-        return solve(step)
+        return solve()
     # With a penalty it is no order statistic.
     kinks = kinks._replace(kind=jnp.where(jnp.any(groups.penalty != 0), 0, kinks.kind))
-    return _at_kinks(objective, groups, kinks, solve, step, implementation)
+    return _at_kinks(objective, groups, kinks, solve, implementation)
 
 
-def _at_kinks(objective, groups, kinks: Kinks, solve, start, implementation):
+def _at_kinks(objective, groups, kinks: Kinks, solve, implementation):
     """Order statistics where each row has one kink, else what ``solve`` finds."""
 
     def middle(slopes):
@@ -214,14 +218,14 @@ def _at_kinks(objective, groups, kinks: Kinks, solve, start, implementation):
             kinks.scale, groups.group, groups.penalty.shape[0], implementation,
         )  # fmt: skip
 
-    def of_rows(_):
+    def of_rows():
         left, right = kink_slopes(objective)
         return middle((left, left + right))
 
-    def of_all(_):
+    def of_all():
         return middle((kinks.left, kinks.left + kinks.right))
 
-    return jax.lax.switch(kinks.kind, [solve, of_rows, of_all], start)
+    return jax.lax.switch(kinks.kind, [solve, of_rows, of_all])
 
 
 def solve_groups(
@@ -308,14 +312,13 @@ def _initial_along(objective, offset, weights, k, implementation):
             start -= gradient / jnp.where(hessian > 0, hessian, jnp.inf)
         return start
 
-    def search(_):
+    def search():
         return _search_start(objective, groups, k, implementation)[None]
 
     if objective.kinks is None:
-        return search(None)[0]
-    nothing = jnp.zeros(1, jnp.float32)
+        return search()[0]
     kinks = objective.kinks
-    return _at_kinks(objective, groups, kinks, search, nothing, implementation)[0]
+    return _at_kinks(objective, groups, kinks, search, implementation)[0]
 
 
 def _search_start(objective, groups, k, implementation):

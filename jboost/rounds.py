@@ -215,23 +215,26 @@ def grow_round(
         penalty = limits.l2 * fitted.mean
         if loss.straight and method.leaf_solver == "exact":
             penalty = jnp.float32(0)  # an order statistic is not shrunk
-        gradient = _weigh(weights, fitted.gradient)
-        curvature = _weigh(weights, fitted.curvature)
         num_leaves = tree.leaf_value.shape[0]
-        step, promised = newton_step(
-            gradient, curvature, leaf, penalty, num_leaves, method.implementation
-        )
+
+        def newton():
+            gradient = _weigh(weights, fitted.gradient)
+            curvature = _weigh(weights, fitted.curvature)
+            step, promised = newton_step(
+                gradient, curvature, leaf, penalty, num_leaves, method.implementation
+            )
+            return step, jnp.where(state.pointed, jnp.inf, promised)  # trust no step
+
         groups = Groups(
             k=k,
             scores=state.scores,
             weights=weights,
             direction=None,
             group=leaf,
-            penalty=jnp.broadcast_to(penalty, step.shape),
+            penalty=jnp.broadcast_to(penalty, num_leaves),
         )
-        promised = jnp.where(state.pointed, jnp.inf, promised)  # trust no step
         value = solve_leaves(
-            objective, groups, step, promised, method.leaf_solver, method.implementation
+            objective, groups, newton, method.leaf_solver, method.implementation
         )
         return tree._replace(leaf_value=learning_rate * value), leaf
 

@@ -264,3 +264,19 @@ def test_curvature_scales_with_the_loss(name):
                 np.testing.assert_allclose(
                     one / factor, other, rtol=1e-4, atol=1e-5 * size
                 )
+
+
+@pytest.mark.parametrize("loss", [L.huber, L.logistic, L.poisson])
+def test_minimisers_of_many_rows_are_those_of_few(loss):
+    num_rows = 20_001  # three blocks, the last one not full
+    target = np.random.default_rng(0).integers(0, 2, num_rows).astype(np.float32)
+    traced, constants = trace_loss(loss, target, 1)
+    found = find_minimisers(
+        Objective(traced, constants, jnp.asarray(target), (), None), num_rows
+    )
+    few = find_minimisers(
+        Objective(traced, constants, jnp.asarray(target[:100]), (), None), 100
+    )
+    value = {target[i]: np.asarray(few)[0, i] for i in range(100)}
+    expected = np.array([value[t] for t in target])
+    np.testing.assert_array_equal(np.asarray(found)[0], expected)

@@ -16,6 +16,7 @@ import jboost as jb
 from jboost.curvature import (
     Objective,
     derivatives,
+    find_kinks,
     find_minimisers,
     needs_minimiser,
 )
@@ -32,18 +33,22 @@ def with_minimisers(objective, rows):
     return objective._replace(minimiser=find_minimisers(objective, rows))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def compiled_solve(traced, kind, constants, targets, leaf, weights, scores, penalty):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def compiled_solve(
+    traced, kind, kinks, constants, targets, leaf, weights, scores, penalty
+):
     """Values and Newton steps of leaves."""
     objective = with_minimisers(Objective(traced, constants, targets, (), None), ROWS)
+    if kinks and traced.straight:
+        objective = objective._replace(kinks=find_kinks(objective, weights))
     gradient, curvature = derivatives(objective, scores[None], weights, "auto")
     sums = (jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature))
-    step, promised = newton_step(*sums, leaf, penalty, LEAVES)
+    newton = partial(newton_step, *sums, leaf, penalty, LEAVES)
     groups = Groups(
-        jnp.int32(0), scores[None], weights, jnp.ones(ROWS), leaf,
+        jnp.int32(0), scores[None], weights, None, leaf,
         jnp.broadcast_to(penalty, LEAVES),
     )  # fmt: skip
-    return solve_leaves(objective, groups, step, promised, kind), step
+    return solve_leaves(objective, groups, newton, kind), newton()[0]
 
 
 @lru_cache
@@ -51,14 +56,17 @@ def trace(loss):
     return trace_loss(loss, jnp.zeros(ROWS))
 
 
-def solve(loss, targets, leaf=0, weights=1, scores=0, penalty=0, kind="exact"):
+def solve(
+    loss, targets, leaf=0, weights=1, scores=0, penalty=0, kind="exact", kinks=True
+):
     numbers = (np.broadcast_to(a, ROWS) for a in (targets, weights, scores))
     targets, weights, scores = (jnp.asarray(a, jnp.float32) for a in numbers)
     leaf = jnp.asarray(np.broadcast_to(leaf, ROWS), jnp.int32)
     traced, constants = trace(loss)
     result = compiled_solve(
-        traced, kind, constants, targets, leaf, weights, scores, jnp.float32(penalty)
-    )
+        traced, kind, kinks, constants, targets, leaf, weights, scores,
+        jnp.float32(penalty),
+    )  # fmt: skip
     return [np.asarray(values, np.float64) for values in result]
 
 
@@ -104,8 +112,11 @@ def pinball_by_maximum(s, t):
     weights=weights_of_rows,
     leaf=leaves_of_rows,
 )
-def test_leaves_are_weighted_quantiles(loss, tau, targets, scores, weights, leaf):
-    values, _ = solve(loss, targets, leaf, weights, scores)
+@pytest.mark.parametrize("kinks", [True, False])
+def test_leaves_are_weighted_quantiles(
+    kinks, loss, tau, targets, scores, weights, leaf
+):
+    values, _ = solve(loss, targets, leaf, weights, scores, kinks=kinks)
     for number in range(LEAVES):
         inside = leaf == number
         residual = (targets - scores)[inside]
@@ -121,6 +132,69 @@ def test_medians_equal_numpy():
     values, _ = solve(L.absolute_error, targets, leaf)
     expected = [np.median(targets[leaf == k]) for k in range(3)]
     np.testing.assert_allclose(values, expected, atol=1e-6)  # neighbouring floats
+
+
+def kinks_of(loss, targets, weights=None):
+    targets = jnp.asarray(targets, jnp.float32)
+    rows = jax.tree.leaves(targets)[0].shape[0]
+    weights = jnp.ones(rows) if weights is None else jnp.asarray(weights, jnp.float32)
+    traced, constants = trace_loss(loss, targets)
+    assert traced.straight
+    objective = Objective(traced, constants, targets, (), None)
+    objective = with_minimisers(objective, rows)
+    return jax.tree.map(float, find_kinks(objective, weights))
+
+
+def insensitive(s, t):
+    return jnp.maximum(0.0, jnp.abs(s - t) - 0.5)
+
+
+def bent_twice(s, t):
+    """Convex, with its kink at the minimum and another one further out."""
+    return jnp.maximum(jnp.abs(s - t), 3 * jnp.abs(s - t) - 4)
+
+
+def by_row(s, t):
+    """Slopes that depend on the target."""
+    return jnp.where(t > 0, 2.0, 1.0) * jnp.abs(s - t)
+
+
+def test_kinks_are_recognised():
+    targets = np.append(np.random.default_rng(2).normal(size=99), 1e6)
+    for loss, kind in [
+        (L.absolute_error, 2), (quantile_quarter, 2), (pinball_by_maximum, 2),
+        (by_row, 1), (insensitive, 0), (bent_twice, 0),
+    ]:  # fmt: skip
+        assert kinks_of(loss, targets).kind == kind
+    found = kinks_of(quantile_quarter, targets)
+    assert (found.left, found.right) == (0.25, 0.75)
+
+
+def test_kinks_of_rows_that_do_not_count_do_not_count():
+    targets = np.array([1.0, 2.0, np.nan, -3.0])
+    assert kinks_of(L.absolute_error, targets, [1, 2, 0, 3]).kind == 2
+    assert kinks_of(by_row, targets, [1, 2, 0, 0]).kind == 2
+    assert kinks_of(by_row, targets, [1, 2, 0, 3]).kind == 1
+
+
+@pytest.mark.parametrize("loss", [by_row, insensitive, bent_twice])
+def test_leaves_of_other_straight_losses_are_minima(loss):
+    targets = np.random.default_rng(4).normal(scale=3.0, size=ROWS)
+    weights = np.arange(ROWS) % 3 + 1.0
+    values, _ = solve(loss, targets, 0, weights)
+
+    def total(c):
+        return jnp.sum(jnp.float32(weights) * loss(c, jnp.float32(targets)))
+
+    least = jax.vmap(total)(jnp.linspace(-9, 9, 3601)).min()
+    assert total(jnp.float32(values[0])) <= least * (1 + 1e-5)
+
+
+def test_a_penalty_makes_it_no_median():
+    targets = np.arange(ROWS) + 1.0
+    values, _ = solve(L.absolute_error, targets, penalty=4.0)
+    # Of sum |y - c| + 2 c^2: 4 c = 12 - 2 k, with k = 1 to 2 rows below c = 2.
+    np.testing.assert_allclose(values[0], 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-15, 1e-6, 1, 1e6, 1e15])

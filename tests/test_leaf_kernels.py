@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of leaves: independent answers, and the bits of plain XLA."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jboost.histogram import sum_channels
+from jboost.kernels import library
+from jboost.leaves import add_values, find_range, middle_minimisers
+
+pytestmark = pytest.mark.skipif(
+    not library.available(), reason="the kernels were not built"
+)
+BEST = library.ISAS.index(library.best_isa()) if library.available() else 0
+SIZES = [(1, 1), (257, 3), (5003, 64), (70_001, 1), (131_072, 1024), (200_003, 7)]
+
+
+@pytest.fixture(params=library.ISAS[: BEST + 1])
+def isa(request):
+    library.set_isa(request.param)
+    yield request.param
+    library.set_isa(library.best_isa())
+
+
+def make(num_rows, num_groups):
+    """Values and groups, of which some lie outside."""
+    rng = np.random.default_rng(num_rows)
+    group = rng.integers(-1, num_groups + 1, num_rows).astype(np.int32)
+    group[0] = 0
+    return rng.normal(size=(3, num_rows)).astype(np.float32), group, rng
+
+
+def both(function, *arguments):
+    """The result of either implementation, after checking that the bits agree."""
+    arguments = jax.tree.map(jnp.asarray, arguments)
+    results = [
+        jax.tree.map(
+            np.asarray, jax.jit(partial(function, implementation=name))(*arguments)
+        )
+        for name in library.IMPLEMENTATIONS
+    ]
+    first, second = (jax.tree.leaves(result) for result in results)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+    return results[0]
+
+
+@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)
+@pytest.mark.parametrize("num_channels", [1, 2, 5])
+def test_sums(isa, num_rows, num_groups, num_channels):
+    values, group, _ = make(num_rows, num_groups)
+    channels = tuple(values[c % 3] * (c + 1) for c in range(num_channels))
+    run = partial(sum_channels, num_groups=num_groups)
+    sums = both(lambda c, g, implementation: run(c, g, implementation=implementation),
+                channels, group)  # fmt: skip
+    inside = (group >= 0) & (group < num_groups)
+    for channel, sum_of in zip(channels, sums, strict=True):
+        exact, size = np.zeros((2, num_groups))
+        np.add.at(exact, group[inside], channel[inside].astype(np.float64))
+        np.add.at(size, group[inside], np.abs(channel[inside]).astype(np.float64))
+        # Far below what blocks of thousands of rows may round; see test_histogram.
+        assert np.all(np.abs(sum_of - exact) <= 2e-5 * size)
+
+
+@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)
+def test_ranges(isa, num_rows, num_groups):
+    values, group, rng = make(num_rows, num_groups)
+    values = np.where(rng.random(num_rows) < 1e-3, np.float32(np.nan), values[0])
+    low, high = both(
+        lambda v, g, implementation: find_range(v, g, num_groups, implementation),
+        values, group,
+    )  # fmt: skip
+    for g in range(min(num_groups, 20)):
+        of_group = values[group == g]
+        unknown = np.isnan(of_group).any()
+        expected = (-np.inf, np.inf) if unknown else (
+            of_group.min(initial=np.inf), of_group.max(initial=-np.inf)
+        )  # fmt: skip
+        assert (low[g], high[g]) == expected
+
+
+@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)
+def test_scores_are_updated(isa, num_rows, num_groups):
+    values, group, rng = make(num_rows, num_groups)
+    leaf = np.stack([group, group[::-1]])
+    of_leaf = rng.normal(size=(2, num_groups)).astype(np.float32)
+    values[0, : num_rows // 2] = -0.0
+    scores = both(add_values, values[:2], of_leaf, leaf)
+    inside = (leaf >= 0) & (leaf < num_groups)
+    change = np.take_along_axis(of_leaf, np.where(inside, leaf, 0), axis=1)
+    expected = np.where(inside, values[:2] + change, values[:2])
+    np.testing.assert_array_equal(scores.view(np.uint32), expected.view(np.uint32))
+
+
+def test_scores_are_updated_in_place_within_a_loop():
+    values, group, _ = make(30_000, 9)
+    of_leaf = jnp.linspace(-1, 1, 9)[None]
+
+    def run(implementation):
+        def one(scores, _):
+            leaf = jnp.asarray(group)[None]
+            new = add_values(scores, of_leaf, leaf, implementation, in_place=True)
+            return new, jnp.sum(scores)  # somebody reads the old ones
+
+        return jax.lax.scan(one, jnp.asarray(values[:1]), None, length=5)
+
+    for a, b in zip(run("xla"), run("cpu"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def middle_by_sorting(key, left, kink, slack=2.0**-20):
+    """Exact weighted order statistics of one group, in float64."""
+    if not (kink > 0).any():
+        return 0.0
+    key, kinks = key[order := np.argsort(key, kind="stable")], kink[order]
+    reached = np.cumsum(kinks)
+    wanted, slack = left.sum(), slack * reached[-1]
+    first = np.argmax(
+        reached >= min(max(wanted - slack, kinks[kinks > 0][0]), reached[-1])
+    )
+    last = np.argmax(reached > min(wanted + slack, reached[-1] * (1 - 1e-15)))
+    return key[first] / 2 + key[last] / 2
+
+
+def scale_of(kink):
+    """A power of two: the sum of all is below 2^39."""
+    total = max(float(np.sum(kink, dtype=np.float64)), 1e-6)
+    return np.float32(2.0 ** (39 - np.ceil(np.log2(total)) - 1))
+
+
+KEYS = {
+    "normal": lambda v: v,
+    "ties": lambda v: np.round(2 * v) / 2,
+    "equal": np.zeros_like,
+    "far": lambda v: v * np.float32(1e30),
+    "tiny": lambda v: v * np.float32(1e-42),
+    "infinite": lambda v: np.where(np.abs(v) > 1, v * np.float32(np.inf), v),
+}
+WEIGHTS = {
+    "one": np.ones,
+    "bag": lambda n: np.random.default_rng(1).integers(0, 2, n),
+    "counts": lambda n: np.random.default_rng(1).integers(0, 4, n),
+    "any": lambda n: np.random.default_rng(1).lognormal(size=n),
+}
+
+
+def solve_middle(key, weights, left, kink, group, num_groups):
+    scores = np.zeros_like(key)
+    every = np.broadcast_to(np.float32(kink), key.shape)
+    scale = scale_of(weights * every)
+    weights = weights.astype(np.float32)
+
+    def run(key, scores, weights, left, kink, scale, group, implementation):
+        return middle_minimisers(
+            key, scores, weights, (left, kink), scale, group, num_groups, implementation
+        )
+
+    return both(
+        run, key, scores, weights, np.float32(left), np.float32(kink), scale, group
+    )
+
+
+@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("keys", KEYS)
+def test_order_statistics(num_rows, num_groups, weights, keys):
+    values, group, _ = make(num_rows, num_groups)
+    key, weights = KEYS[keys](values[0]).astype(np.float32), WEIGHTS[weights](num_rows)
+    found = solve_middle(key, weights, 0.25, 1.0, group, num_groups)
+    key = np.where(np.abs(key) < np.finfo(np.float32).tiny, 0, key).astype(np.float64)
+    for g in range(min(num_groups, 12)):
+        rows = (group == g) & (weights > 0)
+        kink = weights[rows].astype(np.float32).astype(np.float64)
+        expected = middle_by_sorting(key[rows], kink / 4, kink)
+        if np.isnan(expected):  # the middle of -inf and inf
+            assert np.isnan(found[g])
+        else:
+            np.testing.assert_allclose(found[g], expected, rtol=2e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize("num_rows", [1000, 150_000])
+def test_order_statistics_with_slopes_of_each_row(isa, num_rows):
+    values, group, rng = make(num_rows, 5)
+    kink = rng.lognormal(size=num_rows).astype(np.float32)
+    left = (kink * rng.uniform(0.1, 0.9, num_rows)).astype(np.float32)
+    weights = rng.integers(0, 3, num_rows)
+    found = solve_middle(values[0], weights, left, kink, group, 5)
+    for g in range(5):
+        rows = (group == g) & (weights > 0)
+        weighted = (
+            weights[rows] * part[rows].astype(np.float64) for part in (left, kink)
+        )
+        expected = middle_by_sorting(values[0][rows].astype(np.float64), *weighted)
+        # Rounded to 2^-39 of all slopes.
+        np.testing.assert_allclose(found[g], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_misleading_sample(isa):
+    """Every 32nd row, of which the sample consists, lies far from the others."""
+    values, group, _ = make(150_000, 4)
+    key = values[0]
+    key[::32] += 100
+    found = solve_middle(key, np.ones(len(key)), 1.0, 2.0, group, 4)
+    expected = [np.median(key[group == g].astype(np.float64)) for g in range(4)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_rows_that_do_not_count_may_hold_anything(isa):
+    values, group, rng = make(100_000, 6)
+    key, weights = values[0], rng.integers(0, 2, 100_000)
+    clean = solve_middle(key, weights, 0.5, 1.0, group, 6)
+    key = np.where(weights > 0, key, np.float32(np.nan))
+    weights = np.where((weights == 0) & (values[1] > 0), np.float32(np.nan), weights)
+    dirty = solve_middle(key, np.nan_to_num(weights, nan=-1.0), 0.5, 1.0, group, 6)
+    np.testing.assert_array_equal(clean, dirty)
+
+
+def test_under_vmap_and_scan():
+    values, group, _ = make(3000, 5)
+    groups = jnp.stack([jnp.asarray(group), jnp.asarray(group[::-1].copy())])
+    ones, scale = jnp.ones(3000), jnp.float32(2.0**20)
+    slopes = (jnp.float32(1), jnp.float32(2))
+
+    def run(group, implementation=None):
+        zeros = jnp.zeros(3000)
+        key = jnp.asarray(values[0])
+        return (
+            sum_channels((key, ones), group, 5, implementation),
+            find_range(key, group, 5, implementation),
+            middle_minimisers(
+                key, zeros, ones, slopes, scale, group, 5, implementation
+            ),
+        )
+
+    bare = [run(g) for g in groups]
+    bare = jax.tree.map(lambda *a: jnp.stack(a), *bare)
+    for mapped in (
+        jax.jit(jax.vmap(run))(groups),
+        jax.vmap(partial(run, implementation="xla"))(groups),
+        jax.lax.scan(lambda _, g: (0, run(g)), 0, groups)[1],
+    ):
+        jax.tree.map(np.testing.assert_array_equal, bare, mapped)
+
+
+SCRIPT = """
+import os, sys
+if sys.argv[1] == "one":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import hashlib
+import jax.numpy as jnp, numpy as np
+from jboost.histogram import sum_channels
+from jboost.leaves import add_values, find_range, middle_minimisers
+
+rng = np.random.default_rng(0)
+v = jnp.asarray(rng.normal(size=(2, 300_007)), jnp.float32)
+group = jnp.asarray(rng.integers(0, 33, 300_007), jnp.int32)
+one, scale = jnp.float32(1), jnp.float32(2.0**18)
+digest = hashlib.sha256()
+for array in (
+    sum_channels((v[0], v[1]), group, 33),
+    *find_range(v[0], group, 33),
+    add_values(v, v[:, :33], jnp.stack([group, group])),
+    middle_minimisers(v[0], v[1], jnp.exp(v[1]), (one, one * 3), scale, group, 33),
+):
+    digest.update(np.asarray(array).tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two cores")
+def test_any_number_of_threads():
+    root = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    results = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, cores],
+            env=os.environ | {"PYTHONPATH": path},
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for cores in ("one", "all")
+    ]  # fmt: skip
+    assert results[0] == results[1] != ""
+
+
+def test_wrong_shapes_are_refused():
+    group = jnp.zeros(4, jnp.int32)
+    result = jax.ShapeDtypeStruct((1, 3), jnp.float32)
+    with pytest.raises(Exception, match="channels must be float32"):
+        library.call("sum_by_group", result, group, jnp.zeros(5)).block_until_ready()
+    with pytest.raises(Exception, match="must be"):
+        library.call(
+            "add_values", result, jnp.zeros((1, 3)), jnp.zeros((2, 3)), group[None, :3]
+        ).block_until_ready()
