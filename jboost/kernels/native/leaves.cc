@@ -174,6 +174,7 @@ float SelectKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t sum) {
     sum -= less + equal;
   }
   std::sort(list, list + n, ByKey);
+  if (n == 0) return 0.0f;  // sums that overflowed
   int64_t i = 0;
   for (; i + 1 < n && wanted > list[i].kink; ++i) wanted -= list[i].kink;
   return list[i].key;
@@ -283,7 +284,7 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
     low[g] = grouped->groups[g].low;
     high[g] = grouped->groups[g].high;
   }
-  // A task's candidates lie where its rows would, so that most of this stays untouched.
+  // A task's candidates lie where its rows would: most of this stays untouched.
   std::unique_ptr<Candidate[]> lists(new Candidate[samples + 1]);
   ParallelFor(pool, tasks, [&](int64_t task) {
     int64_t begin = task * samples / tasks, end = (task + 1) * samples / tasks;
@@ -353,7 +354,9 @@ void MiddleMinimisers(const Pool& all, const KinkRows& rows, int64_t num_groups,
   Pool pool = PoolFor(all, rows.num_rows);
   Grouped grouped;
   grouped.groups.assign(num_groups, {-kInfinity, kInfinity, 0, 0, 0, 0});
-  auto of_group = [&](int64_t g) { return grouped.candidates.get() + grouped.begin[g]; };
+  auto of_group = [&](int64_t g) {
+    return grouped.candidates.get() + grouped.begin[g];
+  };
   auto size = [&](int64_t g) { return grouped.begin[g + 1] - grouped.begin[g]; };
   if (rows.num_rows >= kSampled) {
     CollectGroups(pool, rows, num_groups, kStride, &grouped);

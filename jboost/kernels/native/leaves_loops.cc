@@ -151,8 +151,9 @@ int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride
         int64_t i = first + j * stride, at = rows.uniform ? 0 : i;
         float weight = rows.weights[i];
         block.kink[j] = Round(weight * rows.kink[at] * rows.scale);
-        sums.left[block.place[j] / kSides] += Round(weight * rows.left[at] * rows.scale);
         sums.kink[block.place[j]] += block.kink[j];
+        sums.left[block.place[j] / kSides] +=
+            Round(weight * rows.left[at] * rows.scale);
       }
     }
     uint8_t chosen[kBlock];
