@@ -288,7 +288,7 @@ def make_settings(
     return method, Numbers(limits, _as_float(subsample))
 
 
-def _as_float(number):
+def _as_float(number) -> Any:
     """float32, by NumPy where that can be: it compiles nothing."""
     if isinstance(number, jax.Array):
         return number.astype(jnp.float32)
