@@ -411,7 +411,7 @@ def _start(job, init_score, seed):
     """The state before the first round; the loss must be finite there."""
     words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
     data, offset = job.rows.data, job.rows.scores
-    run = compiled(_start_program, job.loss)
+    run = compiled(_start_program, job.loss, job.method.implementation)
     state, values = run(job.constants, data, offset, init_score, words)
     _check_values("the data", data, values, offset, state.init_score)
     for name, rows in job.sets.items():
@@ -437,8 +437,8 @@ def _check_values(place, data, values, offset, init_score):
         )
 
 
-def _start_program(loss, constants, data, offset, init_score, words):
-    state = init_state(loss, constants, data, offset, init_score, words)
+def _start_program(loss, implementation, constants, data, offset, init_score, words):
+    state = init_state(loss, constants, data, offset, init_score, words, implementation)
     return state, _values_program(loss, constants, data, state.scores, state.parameters)
 
 
