@@ -32,15 +32,16 @@ def _load() -> ctypes.CDLL | None:
     """
     if os.environ.get("JBOOST_LIBRARY"):
         return ctypes.CDLL(os.environ["JBOOST_LIBRARY"])
-    places = [Path(place) for place in sys.modules["jboost.kernels"].__path__]
+    # Beside this file; an editable install keeps it where packages are installed.
+    places = [Path(__file__).parent]
+    places += [Path(entry) / "jboost" / "kernels" for entry in sys.path]
     for place in places:
         if (place / _FILE).is_file():
             return ctypes.CDLL(str(place / _FILE))
     if os.environ.get("JBOOST_REQUIRE_NATIVE", "0") not in ("", "0"):
         raise ImportError(
-            f"JBOOST_REQUIRE_NATIVE is set, but there is no {_FILE} in "
-            f"{[str(place) for place in places]}: install jboost where a C++17 "
-            "compiler is"
+            f"JBOOST_REQUIRE_NATIVE is set, but there is no {_FILE} beside "
+            f"{__file__}: install jboost where a C++17 compiler is"
         )
     return None
 
