@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 
 from jboost import checks
 from jboost.curvature import Curvature, needs_minimiser
+from jboost.histogram import hash_words
 from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
 from jboost.losses import Adaptive
@@ -333,7 +334,8 @@ def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:
     Its own words: whatever uses them hashes them first.
     """
     data = jax.random.key_data(key).astype(jnp.uint32)
-    return data[:2] if data.shape[0] == 2 else data[:2] ^ data[2:4]
+    # A key of four words (rbg) repeats itself: to XOR its halves would leave nothing.
+    return data[:2] if data.shape[0] == 2 else hash_words(data[2:4], data[:2])
 
 
 @lru_cache(maxsize=_MOST_PROGRAMS)

@@ -55,6 +55,7 @@ class Objective(NamedTuple):
       minimiser: each row's own minimiser of its loss [K, N], NaN where it has none;
         None where no rule asks for it.
       kinks: of a piecewise linear loss, None where nobody asked.
+      implementation: which kernels sum over rows; see :func:`jboost.fit`.
     """
 
     loss: TracedLoss
@@ -63,6 +64,7 @@ class Objective(NamedTuple):
     parameters: Any
     minimiser: Float[Array, "K N"] | None
     kinks: Kinks | None = None
+    implementation: str | None = None
 
 
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
@@ -197,7 +199,8 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     ]
     same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
     kind = jnp.where(jnp.all(one | ~counts), jnp.where(same, 2, 1), 0)
-    total = sum_rows(jnp.where(counts & one, weights * (left + right), 0.0))
+    slopes = jnp.where(counts & one, weights * (left + right), 0.0)
+    total = sum_rows(slopes, objective.implementation)
     # total < 2^e, by bits: e + 126. Rounding adds at most 1 a row.
     biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23
     exponent = jnp.clip(39 + 126 - biased, -126, 126)
@@ -206,7 +209,7 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
 
 
 def smoothing_scale(
-    minimiser: Float[Array, "K N"],
+    objective: Objective,
     scores: Float[Array, "K N"],
     weights: Float[Array, " N"],
 ) -> Float[Array, " K"]:
@@ -215,12 +218,14 @@ def smoothing_scale(
     Without any, a thousandth of the scores' size. Never so small that F +- delta
     rounds to F.
     """
+    minimiser, run = objective.minimiser, objective.implementation
+    assert minimiser is not None
     known = jnp.isfinite(minimiser) & (weights > 0)[None, :]
     distance = jnp.where(known, jnp.abs(scores - minimiser), 0.0)
     weight = jnp.where(known, weights[None, :], 0.0)
-    total = sum_rows(weight)
-    size = weighted_mean(jnp.abs(scores), weights)
-    mean_root = sum_rows(weight * jnp.sqrt(distance)) / jnp.maximum(total, 1e-30)
+    total = sum_rows(weight, run)
+    size = mean_of_rows(objective, jnp.abs(scores), weights)
+    mean_root = sum_rows(weight * jnp.sqrt(distance), run) / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
 
@@ -236,12 +241,13 @@ def is_pointed(
     """
     if objective.minimiser is None:
         return jnp.asarray(False)
-    delta = smoothing_scale(objective.minimiser, scores, weights)[:, None]
+    delta = smoothing_scale(objective, scores, weights)[:, None]
     distance = scores - objective.minimiser
     secant = jnp.abs(gradients(objective, scores))
     secant /= jnp.sqrt(jnp.square(distance) + jnp.square(delta))
     flat = hessians(objective, scores) <= _FLAT * secant
-    share = weighted_mean((flat & jnp.isfinite(distance)).astype(jnp.float32), weights)
+    flat = (flat & jnp.isfinite(distance)).astype(jnp.float32)
+    share = mean_of_rows(objective, flat, weights)
     return jnp.mean(share) >= _MOST
 
 
@@ -292,13 +298,13 @@ def derivatives(
         gradient, positive = jax.lax.cond(needed, smooth, plain, gradient, hessian)
     if curvature == "unit":
         return gradient, jnp.ones_like(gradient)
-    return gradient, floor_curvature(positive, weights)
+    return gradient, _floor_curvature(objective, positive, weights)
 
 
 def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian):
     """Gradient and curvature by way of gradients at F +- delta."""
     loss = objective.loss
-    delta = smoothing_scale(objective.minimiser, scores, weights)[:, None]
+    delta = smoothing_scale(objective, scores, weights)[:, None]
     if loss.straight:
         delta = _STRAIGHT * delta
     gradient_up = gradients(objective, scores + delta)
@@ -318,18 +324,21 @@ def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian
     return gradient, positive
 
 
-def floor_curvature(curvature, weights):
+def _floor_curvature(objective, curvature, weights):
     """Raises curvature to at least 1e-6 of its weighted mean over the rows."""
-    mean = weighted_mean(jnp.maximum(curvature, 0.0), weights)
+    mean = mean_of_rows(objective, jnp.maximum(curvature, 0.0), weights)
     mean = jnp.where(mean > 0, mean, 1.0)
     return jnp.maximum(curvature, _FLOOR * mean[:, None])
 
 
-def weighted_mean(values: Float[Array, "*K N"], weights: Float[Array, " N"]):
-    """Mean over the last axis; rows of weight 0 may hold anything."""
+def mean_of_rows(
+    objective: Objective, values: Float[Array, "*K N"], weights: Float[Array, " N"]
+) -> Float[Array, "*K"]:
+    """Weighted mean over the last axis; rows of weight 0 may hold anything."""
+    run = objective.implementation
     weights = jnp.broadcast_to(weights, values.shape)
     weighted = jnp.where(weights > 0, weights * values, 0.0)
-    return sum_rows(weighted) / sum_rows(weights)
+    return sum_rows(weighted, run) / sum_rows(weights, run)
 
 
 def _map_rows(objective: Objective, program: Program, scores):

@@ -22,6 +22,7 @@ from jboost.boosting import BoostedTrees
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import check_implementation, choose, may_run, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
+from jboost.tree import LeafSums
 
 FORMAT_VERSION = 1
 _PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
@@ -40,6 +41,8 @@ class Ensemble:
       init_score: [] for one score per row, else [K].
       num_features: how many columns ``predict`` expects.
       format_version: of this layout.
+      sums: what the leaves were fitted to, for :func:`jboost.feature_importance`;
+        None where that is not known.
     """
 
     feature: Int32[Array, "R K I"]
@@ -49,6 +52,7 @@ class Ensemble:
     init_score: Float[Array, "*K"]
     num_features: int = field(metadata=dict(static=True))
     format_version: int = field(default=FORMAT_VERSION, metadata=dict(static=True))
+    sums: LeafSums | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -84,6 +88,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
         missing_left=tree.missing_left,
         leaf_value=tree.leaf_value,
         init_score=trees.init_score,
+        sums=tree.sums,
     )
     return Ensemble(
         **(jax.device_put(arrays) if host else arrays),
@@ -166,6 +171,7 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
         threshold=model.threshold[:num_rounds],
         missing_left=model.missing_left[:num_rounds],
         leaf_value=model.leaf_value[:num_rounds],
+        sums=jax.tree.map(lambda array: array[:num_rounds], model.sums),
     )
 
 
@@ -233,6 +239,7 @@ def _door(model, x, implementation, offset=None):
         )
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
+    model = replace(model, sums=None)
     rows, num_rounds = matrix.shape[0], model.num_rounds
     if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
         return _kernel_task(model, matrix)

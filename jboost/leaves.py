@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each leaf adds to the score, and the score that training starts from.
+"""What each leaf adds to the score.
 
 In: a loss bound to its data, current scores, the leaf of each row. Out: one value
 per leaf. A problem is always the same: minimise over c
@@ -22,10 +22,9 @@ from jboost.curvature import (
     Kinks,
     Objective,
     gradients,
-    hessian_matrices,
     kink_slopes,
     loss_values,
-    weighted_mean,
+    mean_of_rows,
 )
 from jboost.histogram import sum_channels
 from jboost.kernels import leaves_cpu, leaves_xla
@@ -36,8 +35,6 @@ LeafSolver = Literal["auto", "newton", "exact", "line_search"]
 Fitted = Literal["newton", "guarded", "exact", "line_search"]  # "auto" resolved
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
-_STARTS = 33  # where the search for an initial score may begin
-_NEWTON_STEPS = 50  # at most, for an initial score of K numbers
 
 
 class Groups(NamedTuple):
@@ -61,27 +58,21 @@ class Groups(NamedTuple):
 
 
 def newton_step(
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    leaf: Int32[Array, " N"],
+    gradient: Float[Array, " L"],
+    curvature: Float[Array, " L"],
     penalty: Float[Array, ""],
-    num_leaves: int,
-    implementation: str | None = None,
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     """-G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
     Args:
-      gradient, curvature: times weight; 0 for rows that do not count.
+      gradient, curvature: G and H, weighted sums over the leaf's rows.
 
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
     """
-    slope, weight = sum_channels(
-        (gradient, curvature), leaf, num_leaves, implementation
-    )
-    weight = weight + penalty
-    value = -slope / jnp.where(weight > 0, weight, jnp.inf)
-    return value, -slope * value / 2
+    weight = curvature + penalty
+    value = -gradient / jnp.where(weight > 0, weight, jnp.inf)
+    return value, -gradient * value / 2
 
 
 def add_values(
@@ -157,7 +148,6 @@ def solve_leaves(
     groups: Groups,
     newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
     leaf_solver: LeafSolver | Fitted,
-    implementation: str | None = None,
 ) -> Float[Array, " L"]:
     """Leaf values from Newton steps, which are made where they are needed.
 
@@ -171,7 +161,7 @@ def solve_leaves(
       newton: gives what :func:`newton_step` returns.
     """
     if leaf_solver == "exact":
-        return _solve_exactly(objective, groups, newton, implementation)
+        return _solve_exactly(objective, groups, newton)
     step, promised = newton()
     if leaf_solver == "newton":
         return step
@@ -184,38 +174,47 @@ def solve_leaves(
             jnp.zeros_like(groups.group), jnp.zeros(1, jnp.float32),
         )  # fmt: skip
         start, everything = jnp.ones(1, jnp.float32), jnp.ones(1, bool)
-        return step * solve_groups(objective, one, start, everything, implementation)[0]
-    (change, noise), *_ = _loss_changes(objective, groups, [step], implementation)
+        return step * solve_groups(objective, one, start, everything)[0]
+    (change, noise), *_ = _loss_changes(objective, groups, [step])
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
 
     def solve(step):
-        return solve_groups(objective, groups, step, ~kept, implementation)
+        return solve_groups(objective, groups, step, ~kept)
 
     return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
 
 
-def _solve_exactly(objective, groups, newton, implementation):
+def _solve_exactly(objective, groups, newton):
     def solve():
         step, _ = newton()
         wanted = jnp.ones(step.shape, bool)
-        return solve_groups(objective, groups, step, wanted, implementation)
+        return solve_groups(objective, groups, step, wanted)
 
     kinks = objective.kinks
     if kinks is None or groups.direction is not None:
         return solve()
     # With a penalty it is no order statistic.
     kinks = kinks._replace(kind=jnp.where(jnp.any(groups.penalty != 0), 0, kinks.kind))
-    return _at_kinks(objective, groups, kinks, solve, implementation)
+    return solve_at_kinks(objective, groups, kinks, solve)
 
 
-def _at_kinks(objective, groups, kinks: Kinks, solve, implementation):
+def solve_at_kinks(
+    objective: Objective,
+    groups: Groups,
+    kinks: Kinks,
+    solve: Callable[[], Float[Array, " G"]],
+) -> Float[Array, " G"]:
     """Order statistics where each row has one kink, else what ``solve`` finds."""
+
+    assert objective.minimiser is not None
+    minimiser = objective.minimiser[0]
 
     def middle(slopes):
         return middle_minimisers(
-            objective.minimiser[0], groups.scores[0], groups.weights, slopes,
-            kinks.scale, groups.group, groups.penalty.shape[0], implementation,
+            minimiser, groups.scores[0], groups.weights, slopes,
+            kinks.scale, groups.group, groups.penalty.shape[0],
+            objective.implementation,
         )  # fmt: skip
 
     def of_rows():
@@ -233,18 +232,17 @@ def solve_groups(
     groups: Groups,
     step: Float[Array, " G"],
     wanted: Bool[Array, " G"],
-    implementation: str | None = None,
 ) -> Float[Array, " G"]:
     """The exact minimiser where wanted, else ``step``.
 
     The candidate with the least loss among the minimum found, the step and 0: for a
     loss with several minima the one found may be a poor one.
     """
-    low, high = _bounds(objective, groups, implementation)
-    size = weighted_mean(jnp.abs(groups.scores[groups.k]), groups.weights)
+    low, high = _bounds(objective, groups)
+    size = mean_of_rows(objective, jnp.abs(groups.scores[groups.k]), groups.weights)
     probe = jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
     found = find_minimum(
-        lambda c: _slope(objective, groups, c, implementation),
+        lambda c: _slope(objective, groups, c),
         jnp.zeros_like(step),
         probe,
         low=low,
@@ -252,9 +250,7 @@ def solve_groups(
         wanted=wanted,
     )
     root = jnp.where(wanted & (found.strict | found.jump), found.point, step)
-    (of_root, noise), (of_step, _) = _loss_changes(
-        objective, groups, [root, step], implementation
-    )
+    (of_root, noise), (of_step, _) = _loss_changes(objective, groups, [root, step])
     of_step = jnp.where(jnp.isfinite(of_step), of_step, jnp.inf)
     fallback = jnp.where(of_step <= 0, step, 0.0)
     best = jnp.minimum(of_step, 0.0)
@@ -262,157 +258,29 @@ def solve_groups(
     return jnp.where(wanted, value, step)
 
 
-def initial_score(
-    objective: Objective,
-    offset: Float[Array, "K N"],
-    weights: Float[Array, " N"],
-    implementation: str | None = None,
-) -> Float[Array, " K"]:
-    """argmin_c of the weighted loss at scores offset + c.
-
-    One number: the quadratic's own step, an order statistic of the rows' minimisers,
-    or the exact solver, begun at the best of 33 quantiles of them (a loss with several
-    minima has its best one near some row's). K numbers: score by score where they do
-    not interact, else damped Newton with the full K x K Hessian.
-    """
-    num_scores = offset.shape[0]
-    if num_scores == 1:
-        return _initial_along(objective, offset, weights, 0, implementation)[None]
-    minimiser = objective.minimiser
-    assert minimiser is not None  # always found for K > 1
-    known = jnp.isfinite(minimiser) | (weights <= 0)[None, :]
-
-    def separately(offset):
-        along = [
-            _initial_along(objective, offset, weights, k, implementation)
-            for k in range(num_scores)
-        ]
-        return jnp.stack(along)
-
-    def jointly(offset):
-        return _damped_newton(objective, offset, weights)
-
-    return jax.lax.cond(jnp.all(known), separately, jointly, offset)
-
-
-def _initial_along(objective, offset, weights, k, implementation):
-    rows = offset.shape[1]
-    groups = Groups(
-        jnp.int32(k), offset, weights, None, jnp.zeros(rows, jnp.int32),
-        jnp.zeros(1, jnp.float32),
-    )  # fmt: skip
-    if objective.minimiser is None:  # a quadratic: one step, one more against rounding
-        start = jnp.float32(0)
-        for _ in range(2):
-            scores = offset + start
-            gradient = weighted_mean(gradients(objective, scores)[0], weights)
-            hessian = weighted_mean(
-                hessian_matrices(objective, scores)[:, 0, 0], weights
-            )
-            start -= gradient / jnp.where(hessian > 0, hessian, jnp.inf)
-        return start
-
-    def search():
-        return _search_start(objective, groups, k, implementation)[None]
-
-    if objective.kinks is None:
-        return search()[0]
-    kinks = objective.kinks
-    return _at_kinks(objective, groups, kinks, search, implementation)[0]
-
-
-def _search_start(objective, groups, k, implementation):
-    offset, weights = groups.scores, groups.weights
-    starts = _starting_points(objective.minimiser[k] - offset[k], weights)
-    losses = jax.lax.map(lambda c: _total_loss(objective, groups, c), starts)
-    start = starts[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
-    moved = groups._replace(scores=offset.at[k].add(start))
-    step = jnp.maximum(jnp.abs(start), 1.0)[None] * 2.0**-10
-    everything = jnp.ones(1, bool)
-    # No Newton step is at hand: a small step to bracket from, not to fall back on.
-    found = solve_groups(objective, moved, step, everything, implementation)
-    better = _total_loss(objective, moved, found[0]) <= _total_loss(
-        objective, moved, jnp.float32(0)
-    )
-    return start + jnp.where(better, found[0], 0.0)
-
-
-def _starting_points(distance, weights):
-    """0 and quantiles of the rows' own minimisers, by sorting at most 8,192 rows."""
-    usable = jnp.where(weights > 0, distance, jnp.nan)
-    stride = -(-usable.shape[0] // 8192)
-    ordered = jnp.sort(usable[::stride])  # NaN last
-    number = jnp.sum(jnp.isfinite(ordered))
-    share = jnp.linspace(0.0, 1.0, _STARTS - 1, dtype=jnp.float32)
-    place = jnp.round(share * jnp.maximum(number - 1, 0).astype(jnp.float32))
-    points = jnp.where(number > 0, ordered[place.astype(jnp.int32)], 0.0)
-    return jnp.append(points, 0.0)
-
-
-def _total_loss(objective, groups, c):
-    scores = groups.scores.at[groups.k].add(c)
-    return weighted_mean(loss_values(objective, scores), groups.weights)
-
-
-def _damped_newton(objective, offset, weights):
-    """Levenberg-Marquardt on the mean loss of K scores."""
-    num_scores = offset.shape[0]
-    identity = jnp.eye(num_scores, dtype=jnp.float32)
-
-    def mean_loss(c):
-        value = weighted_mean(loss_values(objective, offset + c[:, None]), weights)
-        return jnp.where(jnp.isfinite(value), value, jnp.inf)
-
-    def unfinished(state):
-        count, _, _, _, moved = state
-        return (count < _NEWTON_STEPS) & (moved > 1e-6)
-
-    def improve(state):
-        count, c, damping, loss, moved = state
-        scores = offset + c[:, None]
-        gradient = weighted_mean(gradients(objective, scores), weights)
-        matrices = hessian_matrices(objective, scores)
-        hessian = weighted_mean(jnp.moveaxis(matrices, 0, -1), weights)
-        size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
-        step = -jnp.linalg.solve(hessian + damping * size * identity, gradient)
-        new_loss = mean_loss(c + step)
-        better = new_loss < loss
-        return (
-            count + 1,
-            jnp.where(better, c + step, c),
-            jnp.where(better, jnp.maximum(damping / 10, 1e-6), damping * 10),
-            jnp.where(better, new_loss, loss),
-            jnp.where(
-                better, jnp.max(jnp.abs(step)), jnp.where(damping > 1e6, 0.0, moved)
-            ),
-        )
-
-    start = jnp.zeros(num_scores, jnp.float32)
-    state = (jnp.int32(0), start, jnp.float32(1e-3), mean_loss(start), jnp.float32(1))
-    return jax.lax.while_loop(unfinished, improve, state)[1]
-
-
-def _shift(groups, c, implementation):
+def _shift(objective, groups, c):
     """Scores after adding c times the direction."""
     if groups.direction is not None:
         change = c[groups.group] * groups.direction
         return groups.scores.at[groups.k].add(change)
     row = groups.scores[groups.k][None]
-    row = add_values(row, c[None], groups.group[None], implementation)
+    row = add_values(row, c[None], groups.group[None], objective.implementation)
     if groups.scores.shape[0] == 1:
         return row
     return groups.scores.at[groups.k].set(row[0])
 
 
-def _slope(objective, groups, c, implementation):
+def _slope(objective, groups, c):
     """d/dc of each problem, and what rounding may make of it."""
-    scores = _shift(groups, c, implementation)
+    scores = _shift(objective, groups, c)
     gradient = gradients(objective, scores)[groups.k]
     if groups.direction is not None:
         gradient = gradient * groups.direction
     weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
     channels = (weighted, jnp.abs(weighted))
-    slope, size = sum_channels(channels, groups.group, c.shape[0], implementation)
+    slope, size = sum_channels(
+        channels, groups.group, c.shape[0], objective.implementation
+    )
     return slope + groups.penalty * c, _NOISE * size
 
 
@@ -420,26 +288,25 @@ def _loss_changes(
     objective: Objective,
     groups: Groups,
     steps: Sequence[Float[Array, " G"]],
-    implementation: str | None,
 ):
     """For each step, the change of each problem's loss, and what rounding may add."""
     before = loss_values(objective, groups.scores)
     counts = groups.weights > 0
     channels = []
     for c in steps:
-        after = loss_values(objective, _shift(groups, c, implementation))
+        after = loss_values(objective, _shift(objective, groups, c))
         change, size = after - before, jnp.abs(after) + jnp.abs(before)
         for value in (change, size):
             channels.append(jnp.where(counts, groups.weights * value, 0.0))
     num_groups = groups.penalty.shape[0]
-    sums = sum_channels(channels, groups.group, num_groups, implementation)
+    sums = sum_channels(channels, groups.group, num_groups, objective.implementation)
     return [
         (sums[2 * i] + groups.penalty * jnp.square(c) / 2, _NOISE * sums[2 * i + 1])
         for i, c in enumerate(steps)
     ]
 
 
-def _bounds(objective, groups, implementation):
+def _bounds(objective, groups):
     """Between which the minimum lies if all rows know theirs, else nothing."""
     num_groups = groups.penalty.shape[0]
     unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
@@ -453,6 +320,6 @@ def _bounds(objective, groups, implementation):
         wish = wish / jnp.where(moves, groups.direction, 1.0)
     wish = jnp.where(jnp.isfinite(wish), jnp.where(wish == 0, 0.0, wish), jnp.nan)
     group = jnp.where(moves, groups.group, num_groups)
-    low, high = find_range(wish, group, num_groups, implementation)
+    low, high = find_range(wish, group, num_groups, objective.implementation)
     # The penalty pulls towards 0; empty groups stay there.
     return jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)

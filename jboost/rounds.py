@@ -23,22 +23,22 @@ from jboost.curvature import (
     find_minimisers,
     is_pointed,
     loss_values,
+    mean_of_rows,
     needs_minimiser,
-    weighted_mean,
 )
-from jboost.histogram import Codes, derive
+from jboost.histogram import Codes, derive, sum_channels
+from jboost.initial import initial_score
 from jboost.leaves import (
     Fitted,
     Groups,
     LeafSolver,
     add_values,
-    initial_score,
     newton_step,
     solve_leaves,
 )
 from jboost.sampling import sample
 from jboost.tracing import TracedLoss
-from jboost.tree import Tree, TreeLimits, grow_tree, predict_tree
+from jboost.tree import LeafSums, Tree, TreeLimits, grow_tree, predict_tree
 
 Regularization = Literal["relative", "absolute"]
 
@@ -143,11 +143,13 @@ def init_state(
     """Finds the rows' minimisers and the initial score; None asks for the argmin."""
     scores = offset if init_score is None else offset + init_score[:, None]
     parameters = _estimate(loss, constants, data, scores)
-    objective = Objective(loss, constants, data.targets, parameters, None)
+    objective = Objective(
+        loss, constants, data.targets, parameters, None, implementation=implementation
+    )
     if needs_minimiser(loss):
         objective = _find_minima(objective, data)
     if init_score is None:
-        init_score = initial_score(objective, offset, data.weights, implementation)
+        init_score = initial_score(objective, offset, data.weights)
         scores = offset + init_score[:, None]
         parameters = _estimate(loss, constants, data, scores)
     return BoostState(
@@ -163,6 +165,40 @@ def init_state(
     )
 
 
+class Round(NamedTuple):
+    """What is known of a round before its trees are grown; score by score.
+
+    Attributes:
+      k: 0 .. K - 1.
+      seeds: one for each tree.
+      shape: derivatives that shape the trees.
+      fitted: derivatives that leaves are fitted with.
+      parameters: of an adaptive loss in this round, else ().
+      in_bag: rows that the trees learn from.
+      limits: numbers that shape the trees, "auto" resolved.
+    """
+
+    k: Int32[Array, " K"]
+    seeds: UInt32[Array, "K 2"]
+    shape: "RowDerivatives"
+    fitted: "RowDerivatives"
+    parameters: Any
+    in_bag: Bool[Array, " N"]
+    limits: TreeLimits
+
+    def trees(self) -> tuple[Any, ...]:
+        """What differs from tree to tree, to be mapped over."""
+        return self.k, self.seeds, self.shape, self.fitted
+
+
+class RowDerivatives(NamedTuple):
+    """Derivatives of every row, before weights, and what "relative" divides by."""
+
+    gradient: Float[Array, "*K N"]
+    curvature: Float[Array, "*K N"]
+    mean: Float[Array, "*K"]
+
+
 def grow_round(
     loss: TracedLoss,
     constants: tuple[Any, ...],
@@ -173,85 +209,148 @@ def grow_round(
     state: BoostState,
 ) -> tuple[BoostState, Tree]:
     """One round: K trees, one for each score. ``method`` must be resolved."""
+    state, now = begin_round(loss, constants, method, numbers, data, state)
+
+    def grow(one):
+        tree, leaf = grow_structure(method, data, now, one)
+        tree = fit_leaves(
+            loss, constants, method, learning_rate, data, state, now, one, tree, leaf
+        )
+        return tree, leaf
+
+    if state.scores.shape[0] > 1:  # one by one: side by side, every branch is taken
+        trees, leaf = jax.lax.map(grow, now.trees())
+    else:  # the same without a batch axis, which would cost speed
+        first = jax.tree.map(lambda a: a[0], now.trees())
+        trees, leaf = jax.tree.map(lambda a: a[None], grow(first))
+    return end_round(method, state, now, trees, leaf), trees
+
+
+def begin_round(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    method: Method,
+    numbers: Numbers,
+    data: Data,
+    state: BoostState,
+) -> tuple[BoostState, Round]:
+    """Derivatives, sampled rows and seeds of a round."""
     parameters = _estimate(loss, constants, data, state.scores)
-    objective = Objective(
-        loss, constants, data.targets, parameters, state.minimiser, state.kinks
-    )
+    objective = _bind(loss, constants, method, data, state, parameters)
     if loss.estimate is not None and state.minimiser is not None:
         # With its parameters a row's minimum may move.
         objective = _find_minima(objective, data)
         state = state._replace(minimiser=objective.minimiser, kinks=objective.kinks)
     num_scores = state.scores.shape[0]
-    index = jnp.arange(num_scores, dtype=jnp.int32)
     # A round uses 1 + K seeds: the rows', and one for each tree.
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
     seeds = derive(state.words, (num_scores + 1) * state.round + uses)
-    in_bag = sample(
-        seeds[0], data.weights > 0, numbers.subsample, method.implementation
-    )
-    weights = jnp.where(in_bag, data.weights, 0.0)
     limits = numbers.limits
     # What "auto" stands for.
     samples = jnp.where(state.pointed, ORDER_STATISTIC_SAMPLES, 1)
     samples = jnp.where(limits.min_child_samples > 0, limits.min_child_samples, samples)
-    limits = limits._replace(min_child_samples=samples)
     shape, fitted = _row_derivatives(objective, state, data.weights, method)
+    return state, Round(
+        k=jnp.arange(num_scores, dtype=jnp.int32),
+        seeds=seeds[1:],
+        shape=shape,
+        fitted=fitted,
+        parameters=parameters,
+        in_bag=sample(
+            seeds[0], data.weights > 0, numbers.subsample, method.implementation
+        ),
+        limits=limits._replace(min_child_samples=samples),
+    )
 
-    def grow(k, seed, shape, fitted):
-        tree, leaf = grow_tree(
-            data.columns,
-            _weigh(weights, shape.gradient) / shape.mean,
-            _weigh(weights, shape.curvature) / shape.mean,
-            in_bag,
-            seed,
-            limits,
-            max_depth=method.max_depth,
-            num_bins=method.num_bins,
-            max_nodes=method.max_nodes,
-            uniform=method.uniform,
-            packed=data.packed,
-            implementation=method.implementation,
-        )
-        penalty = limits.l2 * fitted.mean
-        if loss.straight and method.leaf_solver == "exact":
-            penalty = jnp.float32(0)  # an order statistic is not shrunk
-        num_leaves = tree.leaf_value.shape[0]
 
-        def newton():
-            gradient = _weigh(weights, fitted.gradient)
-            curvature = _weigh(weights, fitted.curvature)
-            step, promised = newton_step(
-                gradient, curvature, leaf, penalty, num_leaves, method.implementation
-            )
-            return step, jnp.where(state.pointed, jnp.inf, promised)  # trust no step
+def shaping_derivatives(
+    data: Data, now: Round, shape: RowDerivatives
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Gradient and curvature of every row as a tree's splits see them."""
+    weights = jnp.where(now.in_bag, data.weights, 0.0)
+    gradient = _weigh(weights, shape.gradient) / shape.mean
+    return gradient, _weigh(weights, shape.curvature) / shape.mean
 
-        groups = Groups(
-            k=k,
-            scores=state.scores,
-            weights=weights,
-            direction=None,
-            group=leaf,
-            penalty=jnp.broadcast_to(penalty, num_leaves),
-        )
-        value = solve_leaves(
-            objective, groups, newton, method.leaf_solver, method.implementation
-        )
-        return tree._replace(leaf_value=learning_rate * value), leaf
 
-    arguments = (index, seeds[1:], shape, fitted)
-    if num_scores > 1:  # one by one: side by side, every branch would be taken
-        trees, leaf = jax.lax.map(lambda one: grow(*one), arguments)
-    else:  # the same without a batch axis, which would cost speed
-        first = jax.tree.map(lambda a: a[0], arguments)
-        trees, leaf = jax.tree.map(lambda a: a[None], grow(*first))
-    state = state._replace(
+def grow_structure(
+    method: Method, data: Data, now: Round, one: tuple[Any, ...]
+) -> tuple[Tree, Int32[Array, " N"]]:
+    """The splits of one of ``now.trees()``, and the leaf of every row."""
+    _, seed, shape, _ = one
+    return grow_tree(
+        data.columns,
+        *shaping_derivatives(data, now, shape),
+        now.in_bag,
+        seed,
+        now.limits,
+        max_depth=method.max_depth,
+        num_bins=method.num_bins,
+        max_nodes=method.max_nodes,
+        uniform=method.uniform,
+        packed=data.packed,
+        implementation=method.implementation,
+    )
+
+
+def fit_leaves(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    method: Method,
+    learning_rate: Float[ArrayLike, ""],
+    data: Data,
+    state: BoostState,
+    now: Round,
+    one: tuple[Any, ...],
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+) -> Tree:
+    """The tree with its leaf values, times the learning rate."""
+    k, _, _, fitted = one
+    objective = _bind(loss, constants, method, data, state, now.parameters)
+    weights = jnp.where(now.in_bag, data.weights, 0.0)
+    num_leaves = tree.leaf_value.shape[0]
+    penalty = now.limits.l2 * fitted.mean
+    if loss.straight and method.leaf_solver == "exact":
+        penalty = jnp.float32(0)  # an order statistic is not shrunk
+    gradient, curvature = (
+        _weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
+    )
+    channels = (gradient, curvature, weights)
+    sums = sum_channels(channels, leaf, num_leaves, method.implementation)
+
+    def newton():
+        step, promised = newton_step(sums[0], sums[1], penalty)
+        return step, jnp.where(state.pointed, jnp.inf, promised)  # trust no step
+
+    groups = Groups(
+        k=k,
+        scores=state.scores,
+        weights=weights,
+        direction=None,
+        group=leaf,
+        penalty=jnp.broadcast_to(penalty, num_leaves),
+    )
+    value = solve_leaves(objective, groups, newton, method.leaf_solver)
+    return tree._replace(
+        leaf_value=learning_rate * value, sums=LeafSums(*sums, l2=penalty)
+    )
+
+
+def end_round(
+    method: Method,
+    state: BoostState,
+    now: Round,
+    trees: Tree,
+    leaf: Int32[Array, "K N"],
+) -> BoostState:
+    """The state after a round, whose trees put the rows into these leaves."""
+    return state._replace(
         scores=add_values(
             state.scores, trees.leaf_value, leaf, method.implementation, in_place=True
         ),
-        first_mean=jnp.where(state.round == 0, fitted.mean, state.first_mean),
+        first_mean=jnp.where(state.round == 0, now.fitted.mean, state.first_mean),
         round=state.round + 1,
     )
-    return state, trees
 
 
 def mean_loss(
@@ -261,10 +360,13 @@ def mean_loss(
     targets: Any,
     weights: Float[Array, " N"],
     scores: Float[Array, "K N"],
+    implementation: str | None = None,
 ) -> Float[Array, ""]:
     """The weighted mean loss; of an adaptive one at the given parameters."""
-    objective = Objective(loss, constants, targets, parameters, None)
-    return weighted_mean(loss_values(objective, scores), weights)
+    objective = Objective(
+        loss, constants, targets, parameters, None, implementation=implementation
+    )
+    return mean_of_rows(objective, loss_values(objective, scores), weights)
 
 
 def add_tree(
@@ -294,10 +396,11 @@ def _estimate(loss, constants, data, scores):
     return loss.estimate(constants, rows, data.targets, data.weights)
 
 
-class _RowDerivatives(NamedTuple):
-    gradient: Float[Array, "K N"]
-    curvature: Float[Array, "K N"]
-    mean: Float[Array, " K"]  # what "relative" divides by
+def _bind(loss, constants, method, data, state, parameters):
+    return Objective(
+        loss, constants, data.targets, parameters, state.minimiser, state.kinks,
+        method.implementation,
+    )  # fmt: skip
 
 
 def _row_derivatives(objective, state, weights, method):
@@ -314,14 +417,14 @@ def _row_derivatives(objective, state, weights, method):
             # An average row of the first round or of this one, whichever curves
             # more: where the fit flattens the loss (logistic), regularisation must
             # not fade with it.
-            mean = weighted_mean(positive, weights)
+            mean = mean_of_rows(objective, positive, weights)
             if mean.shape[0] > 1:
                 # Scores that compete for a row (softmax) share what it curves.
                 coupled = ~jnp.any(jnp.isfinite(state.minimiser))
                 mean = jnp.where(coupled, jnp.sum(mean), mean)
             mean = jnp.maximum(mean, state.first_mean)
             mean = jnp.where(mean > 0, mean, 1.0)
-        return _RowDerivatives(gradient, positive, mean)
+        return RowDerivatives(gradient, positive, mean)
 
     shape = evaluate(method.curvature)
     return shape, evaluate("auto") if method.curvature == "unit" else shape

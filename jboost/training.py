@@ -8,63 +8,28 @@ it looks at losses, early stopping, progress and callbacks. It holds no mathemat
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
 from jboost.binning import as_matrix, fit_bins, warn_of_collisions
-from jboost.boosting import compiled, initial_scores, make_settings
-from jboost.curvature import Curvature, Objective, loss_values
+from jboost.boosting import initial_scores, make_settings
+from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
+from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.history import History, Record, TrainingError
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
-from jboost.rounds import (
-    ORDER_STATISTIC_SAMPLES,
-    BoostState,
-    Method,
-    Numbers,
-    Regularization,
-    add_tree,
-    grow_round,
-    init_state,
-    mean_loss,
-)
-from jboost.tables import Rows, make_rows, make_sets
-from jboost.tracing import TracedLoss, trace_loss
-from jboost.tree import Tree
+from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.tables import make_rows, make_sets
+from jboost.tracing import trace_loss
 
-_CHUNK = 16  # most rounds in one call of the compiled program
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
-
-
-class _Chunk(NamedTuple):
-    """What one call of the compiled program returns; ``count`` entries hold."""
-
-    state: BoostState
-    set_scores: tuple[Float[Array, "K N"], ...]
-    trees: Tree
-    losses: Float[Array, "R S"]  # of the training rows, then of each set
-    snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
-
-
-class _Job(NamedTuple):
-    """A training run, checked and on the device."""
-
-    loss: TracedLoss
-    constants: tuple[Any, ...]
-    method: Method
-    numbers: Numbers
-    rates: np.ndarray
-    rows: Rows
-    sets: dict[str, Rows]
-    metrics: dict[str, Callable[..., Any]]
 
 
 def fit(
@@ -213,16 +178,16 @@ def fit(
         colsample_bynode=colsample_bynode, curvature=curvature,
         leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
-    job = _Job(
+    job = Job(
         traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)
     )
-    state = _start(job, begin, seed)
+    state = start(job, begin, seed)
     record = Record(
         bins=bins,
         init_score=np.asarray(state.init_score),
         set_names=tuple(sets),
         named=isinstance(validation, dict),
-        no_trees=_no_trees(method, num_scores),
+        no_trees=no_trees(method, num_scores),
         choices=dict(
             curvature=method.curvature,
             leaf_solver=_fitted_solver(method, state),
@@ -247,7 +212,7 @@ def _train(job, state, record, patience, watchers, bar):
     while record.num_rounds < num_rounds:
         count = min(count, num_rounds - record.num_rounds)
         begun = time.perf_counter()
-        chunk = _run_chunk(job, state, set_scores, record.num_rounds, count)
+        chunk = run_chunk(job, state, set_scores, record.num_rounds, count)
         state, set_scores = chunk.state, chunk.set_scores
         seen = jax.device_get((chunk.trees, chunk.losses, chunk.snapshots))
         chunk = chunk._replace(trees=seen[0], losses=seen[1], snapshots=seen[2])
@@ -258,7 +223,7 @@ def _train(job, state, record, patience, watchers, bar):
                 return best if patience else record.num_rounds
         seconds = time.perf_counter() - begun
         if seconds < _CHUNK_SECONDS / 2:
-            count = min(_CHUNK, 2 * count)
+            count = min(MOST_ROUNDS, 2 * count)
         elif seconds > 2 * _CHUNK_SECONDS:
             count = max(1, count // 2)
     best = record.best_round(record.num_rounds) + 1
@@ -339,129 +304,9 @@ def _evaluate_metric(function, arguments):
     return float(value)
 
 
-def _run_chunk(job, state, set_scores, first, count):
-    rates = np.zeros(_CHUNK, np.float32)
-    rates[:count] = job.rates[first : first + count]
-    keep = bool(job.metrics)
-    run = compiled(_chunk, job.loss, job.method, keep)
-    sets = tuple(rows.data for rows in job.sets.values())
-    data = job.rows.data
-    return run(
-        job.constants,
-        job.numbers,
-        rates,
-        np.int32(count),
-        data,
-        sets,
-        state,
-        set_scores,
-    )
-
-
-def _chunk(
-    loss, method, keep, constants, numbers, rates, count, data, sets, state, set_scores
-):
-    """Up to 16 rounds, traced."""
-    parameters = state.parameters
-
-    def losses_of(state, set_scores):
-        every = ((data, state.scores), *zip(sets, set_scores, strict=True))
-        values = [
-            mean_loss(loss, constants, parameters, rows.targets, rows.weights, scores)
-            for rows, scores in every
-        ]
-        return jnp.stack(values)
-
-    def one_round(number, chunk):
-        state, trees = grow_round(
-            loss, constants, method, numbers, rates[number], data, chunk.state
-        )
-        set_scores = tuple(
-            add_tree(trees, rows.columns, scores, method.implementation)
-            for rows, scores in zip(sets, chunk.set_scores, strict=True)
-        )
-        scores = (state.scores, *set_scores) if keep else ()
-
-        def store(buffer, value):  # at[].set compiles to more than this
-            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
-
-        return _Chunk(
-            state=state,
-            set_scores=set_scores,
-            trees=jax.tree.map(store, chunk.trees, trees),
-            losses=store(chunk.losses, losses_of(state, set_scores)),
-            snapshots=jax.tree.map(store, chunk.snapshots, scores),
-        )
-
-    def buffers(tree):
-        return jax.tree.map(lambda a: jnp.zeros((_CHUNK, *a.shape), a.dtype), tree)
-
-    num_scores = state.scores.shape[0]
-    empty = _Chunk(
-        state=state,
-        set_scores=set_scores,
-        trees=buffers(jax.tree.map(lambda a: a[0], _no_trees(method, num_scores, 1))),
-        losses=jnp.zeros((_CHUNK, 1 + len(sets)), jnp.float32),
-        snapshots=buffers((state.scores, *set_scores) if keep else ()),
-    )
-    return jax.lax.fori_loop(0, count, one_round, empty)
-
-
-def _start(job, init_score, seed):
-    """The state before the first round; the loss must be finite there."""
-    words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
-    data, offset = job.rows.data, job.rows.scores
-    run = compiled(_start_program, job.loss, job.method.implementation)
-    state, values = run(job.constants, data, offset, init_score, words)
-    _check_values("the data", data, values, offset, state.init_score)
-    for name, rows in job.sets.items():
-        scores = rows.scores + state.init_score.reshape(-1, 1)
-        run = compiled(_values_program, job.loss)
-        values = run(job.constants, rows.data, scores, state.parameters)
-        _check_values(name, rows.data, values, rows.scores, state.init_score)
-    return state
-
-
-def _check_values(place, data, values, offset, init_score):
-    """Raises for the first row of positive weight whose loss is not finite."""
-    values = np.asarray(values)
-    bad = ~np.isfinite(values) & (np.asarray(data.weights) > 0)
-    if bad.any():
-        row = int(np.argmax(bad))
-        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
-        score = np.asarray(offset[:, row] + init_score).tolist()
-        raise ValueError(
-            f"loss must be finite on {place}, got {float(values[row])} in row {row} "
-            f"for target {target} at score {score}; a target may lie outside what the "
-            "loss is defined for, or init_score be needed"
-        )
-
-
-def _start_program(loss, implementation, constants, data, offset, init_score, words):
-    state = init_state(loss, constants, data, offset, init_score, words, implementation)
-    return state, _values_program(loss, constants, data, state.scores, state.parameters)
-
-
-def _values_program(loss, constants, data, scores, parameters):
-    objective = Objective(loss, constants, data.targets, parameters, None)
-    return loss_values(objective, scores)
-
-
 def _fitted_solver(method, state):
     pointed = method.leaf_solver == "guarded" and bool(state.pointed)
     return "exact" if pointed else method.leaf_solver
-
-
-def _no_trees(method, num_scores, rounds=0):
-    nodes = 2**method.max_depth - 1
-    shape = (rounds, num_scores, nodes)
-    arrays: Any = (
-        np.zeros(shape, np.int32),
-        np.ones(shape, np.int32),
-        np.zeros(shape, bool),
-        np.zeros((rounds, num_scores, nodes + 1), np.float32),
-    )
-    return Tree(*arrays)
 
 
 def _check_callbacks(callbacks):

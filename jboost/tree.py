@@ -38,6 +38,21 @@ _sample_in_xla = partial(sample, implementation="xla")
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 
 
+class LeafSums(NamedTuple):
+    """What a tree's leaves were fitted to: sums over the rows it learnt from.
+
+    Attributes:
+      gradient, curvature: weighted, in the loss's units.
+      weight: of the rows.
+      l2: what was added to each leaf's curvature.
+    """
+
+    gradient: Float[Array, "*T L"]
+    curvature: Float[Array, "*T L"]
+    weight: Float[Array, "*T L"]
+    l2: Float[Array, "*T"]
+
+
 class Tree(NamedTuple):
     """A tree on codes; more axes in front for more trees.
 
@@ -47,12 +62,14 @@ class Tree(NamedTuple):
         a node is not split.
       missing_left: where code 0 goes. True where a node is not split.
       leaf_value: what each leaf adds to the score.
+      sums: what its leaves were fitted to; None in a tree that was only grown.
     """
 
     feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
     threshold: Int32[Array, "*T I"]
     missing_left: Bool[Array, "*T I"]
     leaf_value: Float[Array, "*T I+1"]
+    sums: LeafSums | None = None
 
     @property
     def max_depth(self) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traceable loop equals fit, obeys jit and vmap, and keeps the laws of boosting."""
 
+from dataclasses import replace
 from functools import partial
 
 import hypothesis.strategies as st
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from tables import ROWS, SMALL, make_columns, make_regression
 
 import jboost as jb
+from jboost.boosting import seed_words
 
 X, Y = make_regression()
 BINS = jb.fit_bins(X)
@@ -149,7 +151,29 @@ def test_weights_are_relative():
     free = dict(l2=0.0, min_child_weight=0.0)
     first, _ = fit(sample_weight=weights, **free)
     second, _ = fit(sample_weight=8 * weights, **free)
+    first, second = (replace(model, sums=None) for model in (first, second))
     assert_same(first, second)  # a power of two: no rounding differs
+
+
+def test_keys_of_four_words_are_different_seeds():
+    words = [seed_words(jax.random.key(seed, impl="rbg")) for seed in range(8)]
+    assert len({tuple(np.asarray(pair).tolist()) for pair in words}) == 8
+
+
+@pytest.mark.parametrize("loss", ["absolute_error", "huber", "softmax"])
+def test_plain_xla_means_no_kernel_anywhere(loss):
+    """Sums over rows included: the lowered program calls nothing of jboost's."""
+    classes = dict(num_scores=3) if loss == "softmax" else {}
+    y = np.arange(ROWS) % 3 if classes else Y
+
+    def train(**how):
+        return jax.jit(
+            lambda: boost(getattr(jb.losses, loss), y, num_rounds=2, **classes, **how)
+        ).lower()
+
+    assert "jboost_" not in train(implementation="xla").as_text()
+    if "cpu" in jb.implementations().values():
+        assert "jboost_" in train(implementation="cpu").as_text()
 
 
 CONVEX = {

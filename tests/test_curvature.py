@@ -57,7 +57,7 @@ def evaluate(traced, policies, constants, targets, minimiser, scores):
 
 def derive(loss, targets, scores, policies=POLICIES, num_scores=1):
     """{policy: (gradient, curvature)} at scores [K, N], all rows weighing 1."""
-    traced, constants, targets, _, minimiser, _ = bind(loss, targets, num_scores)
+    traced, constants, targets, _, minimiser, *_ = bind(loss, targets, num_scores)
     scores = jnp.asarray(scores, jnp.float32)
     scores = scores[None] if scores.ndim == 1 else scores
     values = evaluate(traced, policies, constants, targets, minimiser, scores)
@@ -222,7 +222,9 @@ def test_auto_is_the_larger_of_secant_and_slope():
 def test_smoothing_scale_ignores_rows_without_weight_or_minimiser():
     scores = jnp.array([[1.0, 4.0, 9.0, jnp.nan]])
     minimiser = jnp.array([[0.0, 0.0, jnp.nan, 0.0]])
-    delta = smoothing_scale(minimiser, scores, jnp.array([1.0, 3.0, 1.0, 0.0]))
+    traced, constants = trace_loss(L.absolute_error, np.zeros(4, np.float32), 1)
+    objective = Objective(traced, constants, jnp.zeros(4), (), minimiser)
+    delta = smoothing_scale(objective, scores, jnp.array([1.0, 3.0, 1.0, 0.0]))
     np.testing.assert_allclose(delta, [((1 + 3 * 2) / 4) ** 2], rtol=1e-6)  # float32
 
 

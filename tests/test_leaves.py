@@ -20,7 +20,9 @@ from jboost.curvature import (
     find_minimisers,
     needs_minimiser,
 )
-from jboost.leaves import Groups, initial_score, newton_step, solve_leaves
+from jboost.histogram import sum_channels
+from jboost.initial import initial_score
+from jboost.leaves import Groups, newton_step, solve_leaves
 from jboost.tracing import trace_loss
 
 L = jb.losses
@@ -42,8 +44,8 @@ def compiled_solve(
     if kinks and traced.straight:
         objective = objective._replace(kinks=find_kinks(objective, weights))
     gradient, curvature = derivatives(objective, scores[None], weights, "auto")
-    sums = (jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature))
-    newton = partial(newton_step, *sums, leaf, penalty, LEAVES)
+    rows = [jnp.where(weights > 0, weights * d[0], 0) for d in (gradient, curvature)]
+    newton = partial(newton_step, *sum_channels(rows, leaf, LEAVES), penalty)
     groups = Groups(
         jnp.int32(0), scores[None], weights, None, leaf,
         jnp.broadcast_to(penalty, LEAVES),

@@ -8,6 +8,7 @@ import pytest
 
 import jboost as jb
 from jboost.curvature import Objective, gradients
+from jboost.histogram import sum_channels
 from jboost.leaves import newton_step
 from jboost.tracing import trace_loss
 
@@ -122,9 +123,9 @@ def test_grades_leaf_values_and_updates():
     assert float(scores[0]) == 73
     for group, leaves, stage in zip(GROUPS, LEAVES, GRADE_STAGES[1:], strict=True):
         gradient = 2 * (scores - GRADES)  # of (score - target)^2
-        value, _ = newton_step(
-            gradient, jnp.full(6, 2.0), jnp.array(group), jnp.float32(0), len(leaves)
-        )
+        rows = (gradient, jnp.full(6, 2.0))
+        sums = sum_channels(rows, jnp.array(group), len(leaves))
+        value, _ = newton_step(*sums, jnp.float32(0))
         np.testing.assert_allclose(value, leaves, rtol=1e-5)  # float32
         scores += 0.1 * value[jnp.array(group)]
         np.testing.assert_allclose(scores, stage, rtol=1e-6)  # float32

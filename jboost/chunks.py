@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled programs of ``fit``: the start, and up to 16 rounds at a time.
+
+In: a training run, checked and on the device. Out: the state before the first round,
+and chunks of rounds with their losses. Numbers of rounds are traced, so that all
+chunks share a program.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jboost.boosting import compiled
+from jboost.curvature import Objective, loss_values
+from jboost.rounds import (
+    BoostState,
+    Method,
+    Numbers,
+    add_tree,
+    grow_round,
+    init_state,
+    mean_loss,
+)
+from jboost.tables import Rows
+from jboost.tracing import TracedLoss
+from jboost.tree import LeafSums, Tree
+
+MOST_ROUNDS = 16  # in one call of the compiled program
+
+
+class Chunk(NamedTuple):
+    """What one call of the compiled program returns; ``count`` entries hold."""
+
+    state: BoostState
+    set_scores: tuple[Float[Array, "K N"], ...]
+    trees: Tree
+    losses: Float[Array, "R S"]  # of the training rows, then of each set
+    snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
+
+
+class Job(NamedTuple):
+    """A training run, checked and on the device."""
+
+    loss: TracedLoss
+    constants: tuple[Any, ...]
+    method: Method
+    numbers: Numbers
+    rates: np.ndarray
+    rows: Rows
+    sets: dict[str, Rows]
+    metrics: dict[str, Callable[..., Any]]
+
+
+def run_chunk(
+    job: Job,
+    state: BoostState,
+    set_scores: tuple[Array, ...],
+    first: int,
+    count: int,
+) -> Chunk:
+    """Makes ``count`` rounds from round ``first`` on."""
+    rates = np.zeros(MOST_ROUNDS, np.float32)
+    rates[:count] = job.rates[first : first + count]
+    keep = bool(job.metrics)
+    run = compiled(_chunk, job.loss, job.method, keep)
+    sets = tuple(rows.data for rows in job.sets.values())
+    data = job.rows.data
+    return run(
+        job.constants,
+        job.numbers,
+        rates,
+        np.int32(count),
+        data,
+        sets,
+        state,
+        set_scores,
+    )
+
+
+def _chunk(
+    loss, method, keep, constants, numbers, rates, count, data, sets, state, set_scores
+):
+    """Up to 16 rounds, traced."""
+    parameters = state.parameters
+
+    def losses_of(state, set_scores):
+        every = ((data, state.scores), *zip(sets, set_scores, strict=True))
+        values = [
+            mean_loss(
+                loss,
+                constants,
+                parameters,
+                rows.targets,
+                rows.weights,
+                scores,
+                method.implementation,
+            )
+            for rows, scores in every
+        ]
+        return jnp.stack(values)
+
+    def one_round(number, chunk):
+        state, trees = grow_round(
+            loss, constants, method, numbers, rates[number], data, chunk.state
+        )
+        set_scores = tuple(
+            add_tree(trees, rows.columns, scores, method.implementation)
+            for rows, scores in zip(sets, chunk.set_scores, strict=True)
+        )
+        scores = (state.scores, *set_scores) if keep else ()
+
+        def store(buffer, value):  # at[].set compiles to more than this
+            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
+
+        return Chunk(
+            state=state,
+            set_scores=set_scores,
+            trees=jax.tree.map(store, chunk.trees, trees),
+            losses=store(chunk.losses, losses_of(state, set_scores)),
+            snapshots=jax.tree.map(store, chunk.snapshots, scores),
+        )
+
+    def buffers(tree):
+        return jax.tree.map(lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), tree)
+
+    num_scores = state.scores.shape[0]
+    empty = Chunk(
+        state=state,
+        set_scores=set_scores,
+        trees=buffers(jax.tree.map(lambda a: a[0], no_trees(method, num_scores, 1))),
+        losses=jnp.zeros((MOST_ROUNDS, 1 + len(sets)), jnp.float32),
+        snapshots=buffers((state.scores, *set_scores) if keep else ()),
+    )
+    return jax.lax.fori_loop(0, count, one_round, empty)
+
+
+def start(job: Job, init_score: Array | None, seed: int) -> BoostState:
+    """The state before the first round; the loss must be finite there."""
+    words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
+    data, offset = job.rows.data, job.rows.scores
+    run = compiled(_start_program, job.loss, job.method.implementation)
+    state, values = run(job.constants, data, offset, init_score, words)
+    _check_values("the data", data, values, offset, state.init_score)
+    for name, rows in job.sets.items():
+        scores = rows.scores + state.init_score.reshape(-1, 1)
+        run = compiled(_values_program, job.loss)
+        values = run(job.constants, rows.data, scores, state.parameters)
+        _check_values(name, rows.data, values, rows.scores, state.init_score)
+    return state
+
+
+def _check_values(place, data, values, offset, init_score):
+    """Raises for the first row of positive weight whose loss is not finite."""
+    values = np.asarray(values)
+    bad = ~np.isfinite(values) & (np.asarray(data.weights) > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+        score = np.asarray(offset[:, row] + init_score).tolist()
+        raise ValueError(
+            f"loss must be finite on {place}, got {float(values[row])} in row {row} "
+            f"for target {target} at score {score}; a target may lie outside what the "
+            "loss is defined for, or init_score be needed"
+        )
+
+
+def _start_program(loss, implementation, constants, data, offset, init_score, words):
+    state = init_state(loss, constants, data, offset, init_score, words, implementation)
+    return state, _values_program(loss, constants, data, state.scores, state.parameters)
+
+
+def _values_program(loss, constants, data, scores, parameters):
+    objective = Objective(loss, constants, data.targets, parameters, None)
+    return loss_values(objective, scores)
+
+
+def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
+    """Arrays of so many rounds of trees, in NumPy; empty for none."""
+    nodes = 2**method.max_depth - 1
+    shape, leaves = (rounds, num_scores, nodes), (rounds, num_scores, nodes + 1)
+    values = np.zeros(leaves, np.float32)
+    sums: Any = (values, values, values, np.zeros(leaves[:2], np.float32))
+    arrays: Any = (
+        np.zeros(shape, np.int32),
+        np.ones(shape, np.int32),
+        np.zeros(shape, bool),
+        values,
+        LeafSums(*sums),
+    )
+    return Tree(*arrays)
