@@ -186,7 +186,10 @@ def choose_scale(
 
 
 def quantise(
-    values: Float[Array, "N C"], fixed: FixedPoint, words: UInt32[Array, "2"]
+    values: Float[Array, "N C"],
+    fixed: FixedPoint,
+    words: UInt32[Array, "2"],
+    first_row: Int32[Array, ""] | int = 0,
 ) -> Int32[Array, "N C"]:
     """Rounds each channel to integers, which times ``fixed.unit`` give the values.
 
@@ -197,9 +200,11 @@ def quantise(
       values: finite; 0 for rows that must not count.
       fixed: from :func:`choose_scale`.
       words: seed, another for each tree.
+      first_row: the number of the first row, where these are not all rows.
     """
     scaled = values * fixed.scale[None, :]
     row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
+    row = row + jnp.asarray(first_row).astype(jnp.uint32)
     channel = jnp.arange(values.shape[1], dtype=jnp.uint32)[None, :]
     bits = hash_words(row ^ (channel << 31), words)
     fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 from jboost.binning import MISSING
 from jboost.histogram import (
     Codes,
+    FixedPoint,
     build_child_histogram,
     build_histogram,
     choose_scale,
@@ -32,7 +33,7 @@ from jboost.histogram import (
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose, may_run
 from jboost.sampling import sample
-from jboost.splitting import WEIGHT_SLACK, find_split
+from jboost.splitting import WEIGHT_SLACK, Split, find_split
 
 _sample_in_xla = partial(sample, implementation="xla")
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
@@ -243,7 +244,10 @@ def _grow_in_xla(
     rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
 
     def grow_level(level, state, slots):
-        split = _find_splits(level, state, rows, words, limits)
+        split = find_splits(
+            level, state.histogram, state.position, rows.unit, rows.num_in_bag, words,
+            limits,
+        )  # fmt: skip
         last = jnp.asarray(level == max_depth - 1)
         return _split_nodes(level, last, state, split, rows, limits, slots, num_bins)
 
@@ -267,18 +271,54 @@ def _grow_in_xla(
 
 def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
     """Rounds the rows' derivatives to integers."""
-    values = jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
+    measure = measure_rows(gradient, curvature, in_bag, uniform)
+    channels = round_rows(gradient, curvature, in_bag, words, measure, uniform)
+    return _Rows(columns, channels, in_bag, measure.num_in_bag, measure.unit)
+
+
+class Measure(NamedTuple):
+    """How all rows' derivatives become integers; see :class:`FixedPoint`."""
+
+    fixed: FixedPoint
+    unit: Float[Array, "2"]
+    num_in_bag: Int32[Array, ""]
+
+
+def measure_rows(
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    uniform: bool,
+) -> Measure:
+    """Looks at all rows before they are rounded."""
+    values = _mask_rows(gradient, curvature, in_bag)
     num_in_bag = jnp.sum(in_bag)
     fixed = choose_scale(values, num_in_bag, implementation="xla")
-    unit, channels = fixed.unit, quantise(values.T, fixed, words)
-    count = in_bag.astype(jnp.int32)
+    unit = fixed.unit
     if uniform:  # curvature in units of a row: a count, exact however it is rounded
         largest = jnp.maximum(jnp.max(values[1]), jnp.float32(1e-30))
         unit = jnp.stack([unit[0], largest])
-        channels = jnp.stack([channels[:, 0], count], axis=1)
-    else:
-        channels = jnp.concatenate([channels, count[:, None]], axis=1)
-    return _Rows(columns, channels, in_bag, num_in_bag, unit)
+    return Measure(fixed, unit, num_in_bag)
+
+
+def round_rows(
+    gradient: Float[Array, " n"],
+    curvature: Float[Array, " n"],
+    in_bag: Bool[Array, " n"],
+    words: UInt32[Array, "2"],
+    measure: Measure,
+    uniform: bool,
+    first_row: Int32[Array, ""] | int = 0,
+) -> Int32[Array, "n C"]:
+    """Integers of these rows, ``first_row`` being the number of the first one."""
+    values = _mask_rows(gradient, curvature, in_bag)
+    channels = quantise(values.T, measure.fixed, words, first_row)
+    count = in_bag.astype(jnp.int32)[:, None]
+    return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
+
+
+def _mask_rows(gradient, curvature, in_bag):
+    return jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
 
 
 def _make_root(root, num_rows, max_depth, num_bins, slots):
@@ -312,16 +352,24 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
     return jnp.concatenate([sums, counts], axis=-1)
 
 
-def _find_splits(level, state, rows, words, limits):
+def find_splits(
+    level: Int32[Array, ""] | int,
+    histogram: Int32[Array, "M F B C"],
+    position: Int32[Array, " M"],
+    unit: Float[Array, "2"],
+    num_in_bag: Int32[Array, ""],
+    words: UInt32[Array, "2"],
+    limits: TreeLimits,
+) -> Split:
     """The best split of each slot; none for empty slots."""
-    slots = state.position.shape[0]
-    masks = _sample_features(words, level, slots, state.histogram.shape[1], limits)
-    least = _least_samples(limits, rows.num_in_bag)
+    slots = position.shape[0]
+    masks = _sample_features(words, level, slots, histogram.shape[1], limits)
+    least = _least_samples(limits, num_in_bag)
 
     def find(histogram, mask):
         return find_split(
             histogram,
-            rows.unit,
+            unit,
             mask,
             l2=limits.l2,
             min_gain=limits.min_gain,
@@ -329,8 +377,8 @@ def _find_splits(level, state, rows, words, limits):
             min_child_samples=least,
         )
 
-    split = jax.vmap(find)(state.histogram, masks)
-    return split._replace(found=split.found & (state.position >= 0))
+    split = jax.vmap(find)(histogram, masks)
+    return split._replace(found=split.found & (position >= 0))
 
 
 def _least_samples(limits, num_in_bag):
@@ -373,55 +421,50 @@ def _fractions(limits):
 
 def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
     """Writes the splits down, routes the rows, and sums the next level's nodes."""
-    split, right, left_smaller = _route(state, split, rows, num_bins)
-    tree = _write_splits(level, state, split)
-    # The children of the r-th split node take slots 2r and 2r + 1; source[r] is its
-    # own slot.
-    num_found = jnp.sum(split.found)
-    every = jnp.arange(state.position.shape[0], dtype=jnp.int32)
-    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
-    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
-    parent = jnp.stack([state.position[source]] * 2, axis=1).reshape(-1)[:slots]
-    slot = jnp.arange(slots, dtype=jnp.int32)
-    position = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
-    row_pair = _lookup(pair, state.row_slot, slots)
-    row_slot = jnp.minimum(2 * row_pair + right, slots)
-    row_position = 2 * state.row_position + right
+    count = _count_sides(state, split, rows)
+    split, left_smaller = settle_splits(split, count, num_bins)
+    tree = write_splits(level, state.position, state.tree, split)
+    pairs = pair_children(state.position, split, slots)
+    moved = route_rows(
+        rows.columns, split, pairs.pair, state.row_slot, state.row_position, slots
+    )
 
     def sum_children(histogram):
-        smaller = (right == 0) == _lookup(left_smaller, state.row_slot, False)
-        node = jnp.where(rows.in_bag & smaller, row_pair, -1)
-        pairs = source.shape[0]
-        small = _sum_nodes(build_child_histogram, rows, node, pairs, limits, num_bins)
-        large = histogram[source] - small
-        first = left_smaller[source][:, None, None, None]
-        both = jnp.where(first, small, large), jnp.where(first, large, small)
-        return jnp.stack(both, axis=1).reshape(-1, *histogram.shape[1:])[:slots]
+        smaller = (moved.right == 0) == _lookup(left_smaller, state.row_slot, False)
+        node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
+        size = pairs.source.shape[0]
+        small = _sum_nodes(build_child_histogram, rows, node, size, limits, num_bins)
+        return join_children(histogram, pairs.source, left_smaller, small, slots)
 
     def stop(histogram):
         return jnp.zeros((slots, *histogram.shape[1:]), jnp.int32)
 
     done = last | ~jnp.any(split.found)
     histogram = jax.lax.cond(done, stop, sum_children, state.histogram)
-    return _Level(histogram, position, row_slot, row_position, tree)
+    return _Level(histogram, pairs.position, moved.slot, moved.position, tree)
 
 
-def _route(state, split, rows, num_bins):
-    """Decides where missing values go, and which rows go right.
-
-    Returns:
-      The split as it is to be written, whether each row goes right, and whether
-      each slot's left child has fewer rows.
-    """
-    slots = state.position.shape[0]
-    threshold = jnp.where(split.found, split.threshold, num_bins - 1)
-    slot = state.row_slot
+def _count_sides(state, split, rows):
+    """Rows in the bag of each slot: at or below the threshold, above it, missing."""
+    slots, slot = state.position.shape[0], state.row_slot
     codes = _row_codes(rows.columns, _lookup(split.feature, slot, 0))
-    above = (codes > _lookup(threshold, slot, num_bins - 1)).astype(jnp.int32)
+    above = (codes > _lookup(split.threshold, slot, 0)).astype(jnp.int32)
     kind = jnp.where(codes == MISSING, 2, above)
     group = jnp.where(rows.in_bag & (slot < slots), 3 * slot + kind, 3 * slots)
     ones = jnp.ones(slot.shape[0], jnp.int32)
-    count = sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+    return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+
+
+def settle_splits(
+    split: Split, count: Int32[Array, "M 3"], num_bins: int
+) -> tuple[Split, Bool[Array, " M"]]:
+    """Decides where missing values go, given the rows left, right and missing.
+
+    Returns:
+      The splits as they are to be written, and whether each left child has no more
+      rows than the right one.
+    """
+    threshold = jnp.where(split.found, split.threshold, num_bins - 1)
     # Where training saw no missing value, missing goes to the child with more rows.
     missing_left = jnp.where(
         count[:, 2] > 0, split.missing_left, count[:, 0] >= count[:, 1]
@@ -429,16 +472,90 @@ def _route(state, split, rows, num_bins):
     missing_left = missing_left | ~split.found
     left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
     left_smaller = 2 * left <= jnp.sum(count, axis=1)
-    missing_right = (~_lookup(missing_left, slot, True)).astype(jnp.int32)
+    return split._replace(threshold=threshold, missing_left=missing_left), left_smaller
+
+
+class Pairs(NamedTuple):
+    """The children of the r-th split node take slots 2r and 2r + 1.
+
+    Attributes:
+      source: slot of the r-th split node; 0 beyond those found.
+      pair: r of each slot; the number of slots where it is not split.
+      position: of each slot's node on the next level; -1 where it is empty.
+    """
+
+    source: Int32[Array, " pairs"]
+    pair: Int32[Array, " M"]
+    position: Int32[Array, " slots"]
+
+
+def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pairs:
+    """Gives the children slots, of which the next level has so many."""
+    num_found = jnp.sum(split.found)
+    every = jnp.arange(position.shape[0], dtype=jnp.int32)
+    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
+    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
+    parent = jnp.stack([position[source]] * 2, axis=1).reshape(-1)[:slots]
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    after = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
+    return Pairs(source, pair, after)
+
+
+class Moved(NamedTuple):
+    """Where a level's splits send the rows."""
+
+    right: Int32[Array, " N"]
+    pair: Int32[Array, " N"]  # as in Pairs, of the row's node
+    slot: Int32[Array, " N"]
+    position: Int32[Array, " N"]
+
+
+def route_rows(
+    columns: Codes,
+    split: Split,
+    pair: Int32[Array, " M"],
+    row_slot: Int32[Array, " N"],
+    row_position: Int32[Array, " N"],
+    slots: int,
+) -> Moved:
+    """Sends rows down by splits from :func:`settle_splits`."""
+    highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
+    codes = _row_codes(columns, _lookup(split.feature, row_slot, 0))
+    above = (codes > _lookup(split.threshold, row_slot, highest)).astype(jnp.int32)
+    missing_right = (~_lookup(split.missing_left, row_slot, True)).astype(jnp.int32)
     right = jnp.where(codes == MISSING, missing_right, above)
-    split = split._replace(threshold=threshold, missing_left=missing_left)
-    return split, right, left_smaller
+    row_pair = _lookup(pair, row_slot, slots)
+    return Moved(
+        right=right,
+        pair=row_pair,
+        slot=jnp.minimum(2 * row_pair + right, slots),
+        position=2 * row_position + right,
+    )
 
 
-def _write_splits(level, state, split):
-    tree = state.tree
+def join_children(
+    histogram: Int32[Array, "M F B C"],
+    source: Int32[Array, " pairs"],
+    left_smaller: Bool[Array, " M"],
+    small: Int32[Array, "pairs F B C"],
+    slots: int,
+) -> Int32[Array, "slots F B C"]:
+    """A level's histograms from their parents' and those of the smaller children."""
+    large = histogram[source] - small
+    first = left_smaller[source][:, None, None, None]
+    both = jnp.where(first, small, large), jnp.where(first, large, small)
+    return jnp.stack(both, axis=1).reshape(-1, *histogram.shape[1:])[:slots]
+
+
+def write_splits(
+    level: Int32[Array, ""] | int,
+    position: Int32[Array, " M"],
+    tree: Tree,
+    split: Split,
+) -> Tree:
+    """Enters a level's splits into the tree."""
     outside = tree.feature.shape[0]
-    node = jnp.where(split.found, 2**level - 1 + state.position, outside)
+    node = jnp.where(split.found, 2**level - 1 + position, outside)
     # One scatter of triples: three of single numbers take longer to compile.
     fields = (split.feature, split.threshold, split.missing_left.astype(jnp.int32))
     table = (tree.feature, tree.threshold, tree.missing_left.astype(jnp.int32))
