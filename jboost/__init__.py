@@ -2,7 +2,9 @@
 """Gradient boosting for any differentiable loss, as pure functions on JAX arrays."""
 
 from jboost import losses
+from jboost.batches import array_batches, parquet_batches
 from jboost.binning import Bins, apply_bins, fit_bins
+from jboost.blocks import BlockError
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.ensemble import (
     Ensemble,
@@ -27,6 +29,7 @@ from jboost.sketch import (
     update_sketch,
 )
 from jboost.splitting import find_split
+from jboost.streaming import Stream, stream
 from jboost.summary import (
     QuantileSummary,
     bound_ranks,
@@ -41,6 +44,7 @@ from jboost.tree import Tree, grow_tree
 
 __all__ = [
     "Bins",
+    "BlockError",
     "BoostState",
     "BoostedTrees",
     "Ensemble",
@@ -48,9 +52,11 @@ __all__ = [
     "LossReport",
     "QuantileSketch",
     "QuantileSummary",
+    "Stream",
     "TrainingError",
     "Tree",
     "apply_bins",
+    "array_batches",
     "bins_from_sketch",
     "boost",
     "boost_step",
@@ -71,10 +77,12 @@ __all__ = [
     "make_summary",
     "merge_sketches",
     "merge_summaries",
+    "parquet_batches",
     "predict",
     "prune_summary",
     "query_ranks",
     "staged_predict",
+    "stream",
     "summarize_sketch",
     "to_ensemble",
     "truncate",

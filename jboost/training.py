@@ -18,6 +18,8 @@ from tqdm import tqdm
 
 from jboost import checks, losses
 from jboost.binning import as_matrix, fit_bins, warn_of_collisions
+from jboost.block_rounds import plan_run
+from jboost.blocks import BlockError
 from jboost.boosting import initial_scores, make_settings
 from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
 from jboost.curvature import Curvature
@@ -26,6 +28,7 @@ from jboost.history import History, Record, TrainingError
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.streaming import Stream, load_rows
 from jboost.tables import make_rows, make_sets
 from jboost.tracing import trace_loss
 
@@ -33,8 +36,8 @@ _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 
 
 def fit(
-    x: Shaped[ArrayLike, "N F"],
-    y: Any,
+    x: Shaped[ArrayLike, "N F"] | Stream,
+    y: Any = None,
     loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
@@ -72,7 +75,9 @@ def fit(
     ``leaf_solver`` say.
 
     Args:
-      x: numbers, NaN = missing; computed with in float32.
+      x: numbers, NaN = missing; computed with in float32. Or rows that are not in
+        memory, from :func:`jboost.stream`; then y, sample_weight and offset come
+        with them and are not given here.
       y: targets: an array [N] or [N, ...], or a pytree of such; one row of it is
         what the loss gets.
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, or what
@@ -140,8 +145,6 @@ def fit(
             "x must be an array of numbers, got a traced value: fit runs on the host; "
             "inside jit, vmap or grad call jb.boost"
         )
-    matrix = as_matrix(x, "x")
-    warn_of_collisions(x)
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
     seed = checks.check_integer("seed", seed, least=0, most=2**32 - 1)
@@ -150,19 +153,19 @@ def fit(
     watchers = _check_callbacks(callbacks)
     begin = initial_scores(init_score, num_scores)
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
-    weights = sample_weight
-    if weights is not None:
-        weights = checks.check_weights(weights, len(matrix), "sample_weight")
     check_implementation(implementation)
-    bins = fit_bins(
-        matrix, max_bins=max_bins, sample_weight=weights, implementation=implementation
-    )
-    rows = make_rows(
-        bins, matrix, y, weights, offset, num_scores, padded, "", implementation
-    )
-    sets = make_sets(
-        validation, bins, num_scores, padded, offset is not None, implementation
-    )
+    table = None
+    if isinstance(x, Stream):
+        _check_streamed(y, sample_weight, offset)
+        table = x.prepare(max_bins, progress)
+        bins, rows = table.bins, load_rows(table, num_scores, padded)
+        uniform, with_offset = not table.weighted, table.num_offsets > 0
+    else:
+        bins, rows = _bin_rows(
+            x, y, sample_weight, offset, max_bins, num_scores, padded, implementation
+        )
+        uniform, with_offset = sample_weight is None, offset is not None
+    sets = make_sets(validation, bins, num_scores, padded, with_offset, implementation)
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
         if not sets:
@@ -170,7 +173,7 @@ def fit(
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
     implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(
-        traced, rows.data, uniform=weights is None, max_depth=max_depth,
+        traced, rows.data, uniform=uniform, max_depth=max_depth,
         max_bins=bins.num_bins, l2=l2, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
@@ -181,6 +184,9 @@ def fit(
     job = Job(
         traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)
     )
+    blocks = None
+    if isinstance(x, Stream) and table is not None:
+        blocks = plan_run(job, table, x)
     state = start(job, begin, seed)
     record = Record(
         bins=bins,
@@ -199,11 +205,42 @@ def fit(
         ),
     )
     with tqdm(total=num_rounds, disable=not progress, unit="round") as bar:
-        kept = _train(job, state, record, early_stopping_rounds, watchers, bar)
+        kept = _train(job, blocks, state, record, early_stopping_rounds, watchers, bar)
     return record.model(kept), record.history(record.num_rounds)
 
 
-def _train(job, state, record, patience, watchers, bar):
+def _check_streamed(y, sample_weight, offset):
+    """All of these come in the batches."""
+    given = {"y": y, "sample_weight": sample_weight, "offset": offset}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} must not be given where x is a stream, because the batches "
+                f"of the stream hold it, got {type(value).__name__}"
+            )
+
+
+def _bin_rows(
+    x, y, sample_weight, offset, max_bins, num_scores, padded, implementation
+):
+    """Thresholds, and the rows on the device."""
+    if y is None:
+        raise ValueError("y must be given where x is an array, got None")
+    matrix = as_matrix(x, "x")
+    warn_of_collisions(x)
+    weights = sample_weight
+    if weights is not None:
+        weights = checks.check_weights(weights, len(matrix), "sample_weight")
+    bins = fit_bins(
+        matrix, max_bins=max_bins, sample_weight=weights, implementation=implementation
+    )
+    rows = make_rows(
+        bins, matrix, y, weights, offset, num_scores, padded, "", implementation
+    )
+    return bins, rows
+
+
+def _train(job, blocks, state, record, patience, watchers, bar):
     """Runs rounds until done or stopped; returns how many the model keeps."""
     set_scores = tuple(
         rows.scores + state.init_score.reshape(-1, 1) for rows in job.sets.values()
@@ -212,7 +249,10 @@ def _train(job, state, record, patience, watchers, bar):
     while record.num_rounds < num_rounds:
         count = min(count, num_rounds - record.num_rounds)
         begun = time.perf_counter()
-        chunk = run_chunk(job, state, set_scores, record.num_rounds, count)
+        if blocks is None:
+            chunk = run_chunk(job, state, set_scores, record.num_rounds, count)
+        else:
+            chunk = _run_blocks(blocks, state, set_scores, record)
         state, set_scores = chunk.state, chunk.set_scores
         seen = jax.device_get((chunk.trees, chunk.losses, chunk.snapshots))
         chunk = chunk._replace(trees=seen[0], losses=seen[1], snapshots=seen[2])
@@ -222,12 +262,28 @@ def _train(job, state, record, patience, watchers, bar):
                 best = record.best_round(record.num_rounds) + 1
                 return best if patience else record.num_rounds
         seconds = time.perf_counter() - begun
+        if blocks is not None:
+            continue  # one round at a time
         if seconds < _CHUNK_SECONDS / 2:
             count = min(MOST_ROUNDS, 2 * count)
         elif seconds > 2 * _CHUNK_SECONDS:
             count = max(1, count // 2)
     best = record.best_round(record.num_rounds) + 1
     return best if patience else record.num_rounds
+
+
+def _run_blocks(blocks, state, set_scores, record):
+    """One round on blocks; what a damaged file spoils is that round alone."""
+    number = record.num_rounds
+    try:
+        return blocks.run_round(state, set_scores, number)
+    except BlockError as error:
+        raise TrainingError(
+            f"the blocks of the stream could not be read in round {number}: {error}; "
+            "the error's .model and .history hold the rounds before",
+            record,
+            number,
+        ) from error
 
 
 def _look(job, chunk, entry, record, patience, watchers, bar):

@@ -184,3 +184,56 @@ def _sum_children(packed, state, limits, source, left_smaller, place, sums):
 
 def _like(array):
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+class BlockRows(NamedTuple):
+    """The state of the rows of one block; see native/grow.h."""
+
+    words: Int32[Array, "n 2"]
+    order: UInt16[Array, " n"]
+    segments: Int32[Array, "chunks M 2"]
+    leaf: Int32[Array, " n"]
+
+
+def split_block(columns, rows, level, split, position, *, max_depth):
+    """Routes the rows of a block in the bag; at the last level writes their leaves.
+
+    Args:
+      columns: codes, in which ``split.feature`` counts.
+      rows: BlockRows.
+      split: feature, threshold, missing_left, gain and found of each slot; where rows
+        are missing, missing_left must be the tree's.
+      position: of the slots' nodes.
+    """
+    num_nodes = 2**max_depth - 1
+    nothing = jnp.zeros(num_nodes, jnp.int32)
+    state = _State(
+        rows.words, rows.order, rows.segments, nothing, nothing,
+        jnp.zeros(num_nodes, bool), position, rows.leaf,
+    )  # fmt: skip
+    state, _, _ = _split_rows(columns, level, split, state, max_depth)
+    return BlockRows(state.words, state.order, state.segments, state.leaf)
+
+
+def sum_block(columns, rows, num_pairs, left_smaller, sums, *, num_bins):
+    """Adds up the smaller child of each pair: subtracts its sums from ``sums``.
+
+    ``sum_children`` takes a child's sums away from its parent's. Parents that begin
+    as zeros, in the upper half of the places, so gather the negative sums of all
+    blocks; the lower half is room.
+
+    Args:
+      num_pairs: slots 2r and 2r + 1 are a pair for r below it.
+      left_smaller: of each pair.
+      sums: [slots, channels, F, B], cumulative over bins.
+    """
+    pairs = sums.shape[0] // 2
+    pair = jnp.arange(pairs, dtype=jnp.int32)
+    place = jnp.concatenate([pairs + pair, jnp.zeros(pairs, jnp.int32)])
+    samples = jnp.int32(2)  # rows are always counted
+    operands = (
+        pack(columns, num_bins), rows.words, rows.order, rows.segments, samples,
+        jnp.where(pair < num_pairs, pair, -1), left_smaller, place, sums,
+    )  # fmt: skip
+    shapes = (_like(place), _like(sums))
+    return call("sum_children", shapes, *operands, aliases={8: 1})[1]

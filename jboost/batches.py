@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources of batches: rows that come some at a time, as often as they are asked for.
+
+In: arrays (memory-mapped ones, too), parquet files, or any callable that gives a new
+iterator of batches (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset).
+Out: the same batches checked, float32, one after the other.
+"""
+
+import glob
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from jboost import checks
+from jboost.binning import as_matrix, warn_of_collisions
+
+BATCH_ROWS = 65536  # in a batch that is cut here
+
+
+class Batch(NamedTuple):
+    """Some rows; ``targets`` is a pytree, ``offset`` is score by score."""
+
+    x: Float[np.ndarray, "n F"]
+    targets: Any
+    weights: Float[np.ndarray, " n"] | None
+    offset: Float[np.ndarray, "K n"] | None
+
+
+class Batches(NamedTuple):
+    """A source of batches: calling it begins anew.
+
+    Attributes:
+      begin: gives a new iterator.
+      names: of the features, where they are known.
+    """
+
+    begin: Callable[[], Iterator[Any]]
+    names: tuple[str, ...] | None = None
+
+    def __call__(self) -> Iterator[Any]:
+        """Begins anew."""
+        return self.begin()
+
+
+def array_batches(
+    x: Shaped[np.ndarray, "N F"],
+    y: Any,
+    *,
+    sample_weight: Shaped[np.ndarray, " N"] | None = None,
+    offset: Shaped[np.ndarray, "N *K"] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Batches:
+    """Batches of arrays that need not be in memory: ``numpy.memmap``, HDF5, zarr.
+
+    Args:
+      x: anything with a shape, of which ``x[first:last]`` gives rows.
+      y: targets: such an array, or a pytree of such.
+      sample_weight: >= 0.
+      offset: added to the score.
+      batch_rows: how many rows are read at a time.
+
+    Returns:
+      A source for :func:`jboost.stream`.
+
+    Raises:
+      ValueError: the arrays differ in their number of rows.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5.0)
+      >>> [len(batch[0]) for batch in jb.array_batches(x, y, batch_rows=2)()]
+      [2, 2, 1]
+    """
+    step = checks.check_integer("batch_rows", batch_rows, least=1)
+    given = {"y": y, "sample_weight": sample_weight, "offset": offset}
+    for name, value in given.items():
+        for leaf in jax.tree.leaves(value):
+            if np.shape(leaf)[:1] != (x.shape[0],):
+                raise ValueError(
+                    f"{name} must have {x.shape[0]} rows, as x has, got shape "
+                    f"{np.shape(leaf)}"
+                )
+
+    def begin():
+        for first in range(0, x.shape[0], step):
+            rows = slice(first, min(first + step, x.shape[0]))
+            yield (
+                x[rows],
+                *jax.tree.map(
+                    lambda array, rows=rows: np.asarray(array[rows]),
+                    (y, sample_weight, offset),
+                ),
+            )
+
+    return Batches(begin)
+
+
+def parquet_batches(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    target: str | Sequence[str],
+    features: Sequence[str] | None = None,
+    weight: str | None = None,
+    offset: str | Sequence[str] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Batches:
+    """Batches of parquet files, read by pyarrow row group by row group.
+
+    Args:
+      paths: a file, a folder (its ``*.parquet``, sorted by name), a pattern, or
+        several of these.
+      target: the column of targets; several give targets [N, ...].
+      features: columns of numbers, nulls being missing values; all other columns if
+        not given.
+      weight: the column of sample weights.
+      offset: the column of offsets, or one for each score.
+      batch_rows: the most rows of a batch.
+
+    Returns:
+      A source for :func:`jboost.stream`.
+
+    Raises:
+      ImportError: pyarrow is not installed.
+      ValueError: there is no such file or column.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(
+            "parquet_batches reads with pyarrow, which is not installed: "
+            "pip install pyarrow"
+        ) from error
+    step = checks.check_integer("batch_rows", batch_rows, least=1)
+    files = _find_files(paths)
+    known = parquet.read_schema(files[0]).names
+    used = {name for role in (target, weight, offset) for name in _names(role)}
+    if features is None:
+        features = [name for name in known if name not in used]
+    columns = [*features, *(name for name in known if name in used)]
+    for name in (*features, *used):
+        if name not in known:
+            raise ValueError(f"{files[0]!r} must have a column {name!r}, has {known}")
+
+    def begin():
+        for path in files:
+            with parquet.ParquetFile(path) as file:
+                for part in file.iter_batches(batch_size=step, columns=columns):
+                    table = {name: part.column(name) for name in columns}
+                    rows = [_as_numpy(table[name], name, path) for name in features]
+                    yield (
+                        np.stack(rows, axis=1).astype(np.float32, copy=False),
+                        *(
+                            _pick(table, role, path)
+                            for role in (target, weight, offset)
+                        ),
+                    )
+
+    return Batches(begin, names=tuple(features))
+
+
+def checked_batches(source: Callable[[], Iterator[Any]]) -> Iterator[Batch]:
+    """Runs through a source once; every batch is like the first one.
+
+    Batches without rows are left out.
+
+    Raises:
+      TypeError, ValueError: what the source gives is not such a batch; names it.
+      Exception: whatever the source itself raises, with a note on the batch.
+    """
+    first, number = None, 0
+    batches = _start(source)
+    while True:
+        try:
+            given = next(batches)
+        except StopIteration:
+            return
+        except Exception as error:
+            error.add_note(f"raised by the source of batches, in batch {number}")
+            raise
+        batch = _check_batch(given, number)
+        number += 1
+        if batch is None:
+            continue
+        if first is None:
+            first = jax.tree.map(lambda array: array[:1], batch)
+            warn_of_collisions(given[0])
+        _check_alike(first, batch, number - 1)
+        yield batch
+
+
+def hash_rows(batch: Batch, checksums: tuple[int, ...]) -> tuple[int, ...]:
+    """Goes on with the checksums of targets, weights and offset.
+
+    They do not depend on how rows are cut into batches.
+    """
+    offset = None if batch.offset is None else batch.offset.T
+    leaves: list[Any] = jax.tree.leaves((batch.targets, batch.weights, offset))
+    checksums = checksums or (0,) * len(leaves)
+    pairs = zip(leaves, checksums, strict=True)
+    return tuple(zlib.crc32(np.ascontiguousarray(a).data, start) for a, start in pairs)
+
+
+def as_source(source: Any) -> Callable[[], Iterator[Any]]:
+    """A callable that gives a new iterator, from whatever a user has."""
+    if callable(source):
+        begin: Any = source
+        return begin
+    if isinstance(source, Iterator):
+        raise TypeError(
+            "source must be something that can be read again, got an iterator "
+            f"({type(source).__name__}), which can be read once; pass the function "
+            "that makes it"
+        )
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes | dict):
+        return lambda: iter(source)
+    raise TypeError(
+        "source must be a callable that gives an iterator of (x, y[, sample_weight[, "
+        "offset]]), an iterable of such, or what array_batches or parquet_batches "
+        f"give, got {type(source).__name__}"
+    )
+
+
+def _start(source):
+    batches = source()
+    if not isinstance(batches, Iterable):
+        raise TypeError(
+            f"source() must give an iterator of batches, got {type(batches).__name__}"
+        )
+    return iter(batches)
+
+
+def _check_batch(given, number):
+    place = f"of batch {number}"
+    if not isinstance(given, tuple | list) or not 2 <= len(given) <= 4:
+        raise TypeError(
+            "source must give batches (x, y), (x, y, sample_weight) or (x, y, "
+            f"sample_weight, offset), got {type(given).__name__} as batch {number}"
+        )
+    parts: Any = (*given, None, None)[:4]
+    x, y, weights, offset = parts
+    if np.ndim(x) == 2 and np.shape(x)[0] == 0:
+        return None
+    matrix = np.asarray(as_matrix(x, f"x {place}"))
+    size = len(matrix)
+    if weights is not None:
+        weights = _check_weights(weights, size, f"sample_weight {place}")
+    targets = jax.tree.map(
+        np.asarray, checks.check_targets(y, size, weights, f"y {place}")
+    )
+    if offset is not None:
+        num_scores = 1 if np.ndim(offset) == 1 else np.shape(offset)[-1]
+        offset = checks.check_offset(offset, size, num_scores, f"offset {place}")
+        offset = np.asarray(offset)
+    return Batch(matrix, targets, weights, offset)
+
+
+def _check_weights(weights, size, name):
+    array = np.asarray(weights)
+    if array.shape == (size,) and array.dtype.kind in "fiub" and not array.any():
+        return np.zeros(size, np.float32)  # other batches may hold positive ones
+    return np.asarray(checks.check_weights(weights, size, name))
+
+
+def _check_alike(first, batch, number):
+    """All batches have the same columns and the same kinds of targets."""
+    if batch.x.shape[1] != first.x.shape[1]:
+        raise ValueError(
+            f"x of batch {number} must have {first.x.shape[1]} columns, as the first "
+            f"batch has, got {batch.x.shape[1]}"
+        )
+    for name in ("weights", "offset"):
+        if (getattr(first, name) is None) != (getattr(batch, name) is None):
+            word = "sample_weight" if name == "weights" else name
+            raise ValueError(
+                f"batch {number} must come with {word} if and only if the first batch "
+                "does"
+            )
+    kinds = [
+        jax.tree.map(lambda a: (a.shape[1:], a.dtype), each.targets)
+        for each in (first, batch)
+    ]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"y of batch {number} must be like that of the first batch in structure, "
+            f"shape of a row and dtype, which are {kinds[0]}, got {kinds[1]}"
+        )
+    if first.offset is not None and len(first.offset) != len(batch.offset):
+        raise ValueError(
+            f"offset of batch {number} must have {len(first.offset)} scores, as the "
+            f"first batch has, got {len(batch.offset)}"
+        )
+
+
+def _names(role):
+    return () if role is None else (role,) if isinstance(role, str) else tuple(role)
+
+
+def _pick(table, role, path):
+    """The columns of a role: [N] for a name, [N, n] for several, or None."""
+    if role is None or isinstance(role, str):
+        return None if role is None else _as_numpy(table[role], role, path)
+    return np.stack([_as_numpy(table[name], name, path) for name in role], axis=1)
+
+
+def _as_numpy(column, name, path):
+    values = column.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in "fiub":
+        raise TypeError(
+            f"column {name!r} of {os.fspath(path)!r} must hold numbers, got "
+            f"{column.type}; encode strings and dates as numbers first"
+        )
+    return values
+
+
+def _find_files(paths):
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = []
+    for path in several:
+        text = os.fspath(path)
+        if os.path.isdir(text):
+            text = os.path.join(glob.escape(text), "*.parquet")
+        found = [text] if os.path.isfile(text) else sorted(glob.glob(text))
+        if not found:
+            raise ValueError(f"paths must name parquet files, found none at {path!r}")
+        files += found
+    return files

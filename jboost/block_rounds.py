@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of boosting on blocks of rows, and the memory that they take.
+
+In: a training run whose codes lie in files. Out: one round at a time, of the same
+trees, scores and losses as ``chunks`` gives for arrays. Derivatives, sampling, leaf
+values and scores are computed by the same traced functions as there, on arrays of all
+rows; only the splits are found block by block.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jboost.block_trees import (
+    Derivatives,
+    added_bytes,
+    count_bytes,
+    count_node_bytes,
+    grow_blocks,
+    make_way,
+    program,
+    run,
+)
+from jboost.blocks import NUM_BUFFERS, BlockReader, aligned_empty
+from jboost.chunks import Chunk, Job, no_trees
+from jboost.rounds import (
+    BoostState,
+    add_tree,
+    begin_round,
+    end_round,
+    fit_leaves,
+    init_state,
+    mean_loss,
+    shaping_derivatives,
+)
+from jboost.streaming import Stream, Table, as_text
+from jboost.tree import measure_rows
+
+
+class Plan(NamedTuple):
+    """How many bytes a run holds at a time, and what for.
+
+    Attributes:
+      rows: what stays of each row: targets, weights, scores, minima, leaves.
+      rounds: the most that the programs of a round add to it.
+      nodes: histograms of a level, and what the search for splits adds.
+      blocks: codes of the blocks that are in memory.
+      validation: the sets that are looked at, codes and all.
+    """
+
+    rows: int
+    rounds: int
+    nodes: int
+    blocks: int
+    validation: int
+
+
+def plan_run(job: Job, table: Table, stream: Stream) -> "BlockRun":
+    """Finds out what memory a run takes, from its compiled programs.
+
+    Raises:
+      ValueError: more than the stream may take.
+    """
+    blocks = table.blocks
+    plan = _make_plan(job, blocks)
+    needed, size = sum(plan), blocks.num_rows
+    if needed > stream.memory:
+        parts = ", ".join(f"{as_text(v)} for {k}" for k, v in plan._asdict().items())
+        raise ValueError(
+            f"memory must be at least {needed} bytes ({as_text(needed)}) to train on "
+            f"{size} rows of {blocks.num_features} features ({parts}), got "
+            f"{as_text(stream.memory)}; set stream.memory, which keeps the blocks, or "
+            "take smaller ones (block_rows), shallower trees or fewer bins"
+        )
+    stream.plan = plan._asdict()
+    return BlockRun(job, BlockReader(blocks))
+
+
+def _make_plan(job, blocks):
+    data, method, num_scores = job.rows.data, job.method, job.rows.scores.shape[0]
+    num_rows, programs = job.rows.scores.shape[1], _plan_programs(job)
+    kept = count_bytes(programs["state"]), count_bytes(programs["now"])
+    way = make_way(method, blocks, num_rows)
+    rounds = max(
+        programs["begin"],
+        kept[1] + programs["measure"],
+        kept[1] + count_bytes(programs["measured"]) + way.row_bytes() * num_rows,
+        kept[1] + way.row_bytes() * num_rows + programs["fit"],
+        kept[1] + programs["end"],
+    )
+    dtype, most = blocks.dtype, blocks.block_rows
+    buffers = (NUM_BUFFERS * blocks.num_features + 2) * most * dtype.itemsize
+    sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
+    return Plan(
+        rows=count_bytes((data, job.rows.scores)) + kept[0] + 4 * num_scores * num_rows,
+        rounds=rounds,
+        nodes=count_node_bytes(way, job.numbers.limits),
+        blocks=buffers + way.pass_bytes(most, dtype),
+        validation=count_bytes(sets),
+    )
+
+
+def _plan_programs(job):
+    """What each program of a round adds to memory, and what two of them give."""
+    data, loss, method = job.rows.data, job.loss, job.method
+    num_scores, num_rows = job.rows.scores.shape
+    static, number, rate = (loss, method), np.int32(0), np.float32(0)
+    words, shape = np.zeros(2, np.uint32), jax.ShapeDtypeStruct
+    begin = partial(init_state, loss)
+    state = jax.eval_shape(begin, job.constants, data, job.rows.scores, None, words)
+    operands = (job.constants, job.numbers, data, state)
+    started = program(_begin, static, *operands)
+    state, now = jax.eval_shape(partial(_begin, *static), *operands)
+    measure = (data, now, number)
+    trees = jax.tree.map(lambda array: array[0], no_trees(method, num_scores, 1))
+    tree = jax.tree.map(lambda array: array[0], trees)._replace(sums=None)
+    leaf = shape((num_rows,), np.int32)
+    fit = (job.constants, rate, data, state, now, number, tree, leaf)
+    sets = tuple(rows.data for rows in job.sets.values())
+    scores = tuple(rows.scores for rows in job.sets.values())
+    leaves = shape((num_scores, num_rows), np.int32)
+    end = (job.constants, data, sets, state, scores, now, trees, leaves)
+    return dict(
+        state=state,
+        now=now,
+        measured=jax.eval_shape(partial(_measure, method), *measure),
+        begin=added_bytes(started),
+        measure=added_bytes(program(_measure, (method,), *measure)),
+        fit=added_bytes(program(_fit, static, *fit)),
+        end=added_bytes(program(_end, (*static, bool(job.metrics)), *end)),
+    )
+
+
+class BlockRun:
+    """A training run on blocks; ``job`` as for arrays, without codes."""
+
+    def __init__(self, job: Job, reader: BlockReader):
+        self.job, self.reader = job, reader
+        num_scores, num_rows = job.rows.scores.shape
+        self._leaf = aligned_empty((num_scores, num_rows), np.int32)
+
+    def run_round(
+        self, state: BoostState, set_scores: tuple[Array, ...], number: int
+    ) -> Chunk:
+        """Makes one round; the chunk has one entry.
+
+        Raises:
+          BlockError: a block cannot be read.
+        """
+        job = self.job
+        data, loss, method = job.rows.data, job.loss, job.method
+        static, rate = (loss, method), np.float32(job.rates[number])
+        state, now = run(_begin, static, job.constants, job.numbers, data, state)
+        trees = []
+        for k, leaf in enumerate(self._leaf):
+            each, words = np.int32(k), np.asarray(now.seeds)[k]
+            measure = partial(run, _measure, (method,), data, now, each)
+            tree = grow_blocks(self.reader, method, now.limits, words, measure, leaf)
+            operands = (job.constants, rate, data, state, now, each, tree, leaf)
+            trees.append(run(_fit, static, *operands))
+        trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
+        sets = tuple(rows.data for rows in job.sets.values())
+        state, set_scores, losses, snapshots = run(
+            _end, (*static, bool(job.metrics)),
+            job.constants, data, sets, state, set_scores, now, trees, self._leaf,
+        )  # fmt: skip
+
+        def alone(array) -> Any:
+            return np.asarray(array)[None]
+
+        return Chunk(
+            state=state,
+            set_scores=set_scores,
+            trees=jax.tree.map(alone, trees),
+            losses=alone(losses),
+            snapshots=jax.tree.map(alone, snapshots),
+        )
+
+
+def _begin(loss, method, constants, numbers, data, state):
+    return begin_round(loss, constants, method, numbers, data, state)
+
+
+def _pick(now, k):
+    return jax.tree.map(lambda array: array[k], now.trees())
+
+
+def _measure(method, data, now, k):
+    _, _, shape, _ = _pick(now, k)
+    gradient, curvature = shaping_derivatives(data, now, shape)
+    measure = measure_rows(gradient, curvature, now.in_bag, method.uniform)
+    return Derivatives(gradient, curvature, now.in_bag, measure)
+
+
+def _fit(loss, method, constants, rate, data, state, now, k, tree, leaf):
+    one = _pick(now, k)
+    return fit_leaves(loss, constants, method, rate, data, state, now, one, tree, leaf)
+
+
+def _end(
+    loss, method, keep, constants, data, sets, state, set_scores, now, trees, leaf
+):
+    """The state after a round, and the losses of every set of rows."""
+    state = end_round(method, state, now, trees, leaf)
+    set_scores = tuple(
+        add_tree(trees, rows.columns, scores, method.implementation)
+        for rows, scores in zip(sets, set_scores, strict=True)
+    )
+    every = ((data, state.scores), *zip(sets, set_scores, strict=True))
+    losses = [
+        mean_loss(
+            loss, constants, state.parameters, rows.targets, rows.weights, scores,
+            method.implementation,
+        )
+        for rows, scores in every
+    ]  # fmt: skip
+    snapshots = (state.scores, *set_scores) if keep else ()
+    return state, set_scores, jnp.stack(losses), snapshots
