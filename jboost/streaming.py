@@ -35,7 +35,7 @@ from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.tables import Rows
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_LEAST_MEMORY = 1 << 20
+_LEAST_MEMORY = 1 << 16
 _MOST_BLOCK_ROWS = 1 << 18
 _BLOCK_SHARE = 1 / 8  # of the budget is for blocks in memory
 _CHUNK = 16384  # rows; blocks of whole chunks are summed fastest
@@ -90,6 +90,11 @@ class Stream:
     @memory.setter
     def memory(self, value: int | str):
         self._memory = _as_bytes(value)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the files take; 0 before they are written."""
+        return 0 if self._table is None else self._table.blocks.num_bytes
 
     def prepare(self, max_bins: int, progress: bool = False) -> Table:
         """Makes the passes over the source, unless blocks are there already.
@@ -217,7 +222,7 @@ def load_rows(table: Table, num_scores: int, padded: bool) -> Rows:
 def _sketch(source, max_bins, memory, progress):
     """Thresholds from one pass; and how many rows it saw, with their checksums."""
     sketch, num_rows, checksums = None, 0, ()
-    eps = min(1 / 2048, 1 / (8 * max_bins))
+    eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
     with _bar("sketching", progress) as bar:
         for batch in checked_batches(source):
             if sketch is None:
