@@ -26,7 +26,7 @@ from jboost.block_trees import (
     run,
 )
 from jboost.blocks import NUM_BUFFERS, BlockReader, aligned_empty
-from jboost.chunks import Chunk, Job, no_trees
+from jboost.chunks import Chunk, Job, no_trees, start_program
 from jboost.rounds import (
     BoostState,
     add_tree,
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
     Attributes:
       rows: what stays of each row: targets, weights, scores, minima, leaves.
-      rounds: the most that the programs of a round add to it.
+      rounds: the most that the programs of the start and of a round add to it.
       nodes: histograms of a level, and what the search for splits adds.
       blocks: codes of the blocks that are in memory.
       validation: the sets that are looked at, codes and all.
@@ -59,14 +59,16 @@ class Plan(NamedTuple):
     validation: int
 
 
-def plan_run(job: Job, table: Table, stream: Stream) -> "BlockRun":
+def plan_run(
+    job: Job, table: Table, stream: Stream, init_score: Array | None
+) -> "BlockRun":
     """Finds out what memory a run takes, from its compiled programs.
 
     Raises:
       ValueError: more than the stream may take.
     """
     blocks = table.blocks
-    plan = _make_plan(job, blocks)
+    plan = _make_plan(job, blocks, init_score)
     needed, size = sum(plan), blocks.num_rows
     if needed > stream.memory:
         parts = ", ".join(f"{as_text(v)} for {k}" for k, v in plan._asdict().items())
@@ -80,12 +82,14 @@ def plan_run(job: Job, table: Table, stream: Stream) -> "BlockRun":
     return BlockRun(job, BlockReader(blocks))
 
 
-def _make_plan(job, blocks):
+def _make_plan(job, blocks, init_score):
     data, method, num_scores = job.rows.data, job.method, job.rows.scores.shape[0]
     num_rows, programs = job.rows.scores.shape[1], _plan_programs(job)
     kept = count_bytes(programs["state"]), count_bytes(programs["now"])
     way = make_way(method, blocks, num_rows)
+    start, operands = start_program(job, init_score, np.zeros(2, np.uint32))
     rounds = max(
+        added_bytes(start.lower(*operands).compile()),  # jit compiles it no more
         programs["begin"],
         kept[1] + programs["measure"],
         kept[1] + count_bytes(programs["measured"]) + way.row_bytes() * num_rows,

@@ -141,9 +141,9 @@ def _chunk(
 def start(job: Job, init_score: Array | None, seed: int) -> BoostState:
     """The state before the first round; the loss must be finite there."""
     words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
+    run, operands = start_program(job, init_score, words)
+    state, values = run(*operands)
     data, offset = job.rows.data, job.rows.scores
-    run = compiled(_start_program, job.loss, job.method.implementation)
-    state, values = run(job.constants, data, offset, init_score, words)
     _check_values("the data", data, values, offset, state.init_score)
     for name, rows in job.sets.items():
         scores = rows.scores + state.init_score.reshape(-1, 1)
@@ -151,6 +151,14 @@ def start(job: Job, init_score: Array | None, seed: int) -> BoostState:
         values = run(job.constants, rows.data, scores, state.parameters)
         _check_values(name, rows.data, values, rows.scores, state.init_score)
     return state
+
+
+def start_program(
+    job: Job, init_score: Array | None, words: np.ndarray
+) -> tuple[Any, tuple[Any, ...]]:
+    """The compiled program of the start, and its operands."""
+    run = compiled(_start_program, job.loss, job.method.implementation)
+    return run, (job.constants, job.rows.data, job.rows.scores, init_score, words)
 
 
 def _check_values(place, data, values, offset, init_score):

@@ -186,7 +186,7 @@ def fit(
     )
     blocks = None
     if isinstance(x, Stream) and table is not None:
-        blocks = plan_run(job, table, x)
+        blocks = plan_run(job, table, x, begin)
     state = start(job, begin, seed)
     record = Record(
         bins=bins,
