@@ -14,6 +14,11 @@ from jboost.ensemble import (
 )
 from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
+from jboost.importance import (
+    Importance,
+    feature_importance,
+    permutation_importance,
+)
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
 from jboost.rounds import BoostState
@@ -27,6 +32,7 @@ __all__ = [
     "BoostedTrees",
     "Ensemble",
     "History",
+    "Importance",
     "LossReport",
     "TrainingError",
     "Tree",
@@ -34,6 +40,7 @@ __all__ = [
     "boost",
     "boost_step",
     "build_histogram",
+    "feature_importance",
     "find_split",
     "fit",
     "fit_bins",
@@ -43,6 +50,7 @@ __all__ = [
     "inspect_loss",
     "leaf_indices",
     "losses",
+    "permutation_importance",
     "predict",
     "staged_predict",
     "to_ensemble",

@@ -8,7 +8,7 @@ says that the value lies above threshold c - 2 and at or below threshold c - 1.
 
 import functools
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -202,6 +202,12 @@ def as_matrix(x: ArrayLike, name: str) -> np.ndarray | Array:
         if isinstance(matrix, np.ndarray):
             return matrix.astype(np.float32, order="C", copy=False)
         return matrix.astype(np.float32)
+
+
+def column_names(x: Any) -> tuple[str, ...] | None:
+    """The names of a data frame's columns, if ``x`` is one and they are strings."""
+    names: tuple[Any, ...] = tuple(getattr(x, "columns", ()))
+    return names if names and all(isinstance(n, str) for n in names) else None
 
 
 def warn_of_collisions(x: ArrayLike) -> None:

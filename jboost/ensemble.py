@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix, flush_denormals
+from jboost.binning import Bins, as_matrix, column_names, flush_denormals
 from jboost.boosting import BoostedTrees
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import check_implementation, choose, may_run, vary
@@ -41,6 +41,7 @@ class Ensemble:
       init_score: [] for one score per row, else [K].
       num_features: how many columns ``predict`` expects.
       format_version: of this layout.
+      feature_names: of the columns, where they are known.
       sums: what the leaves were fitted to, for :func:`jboost.feature_importance`;
         None where that is not known.
     """
@@ -52,6 +53,9 @@ class Ensemble:
     init_score: Float[Array, "*K"]
     num_features: int = field(metadata=dict(static=True))
     format_version: int = field(default=FORMAT_VERSION, metadata=dict(static=True))
+    feature_names: tuple[str, ...] | None = field(
+        default=None, metadata=dict(static=True)
+    )
     sums: LeafSums | None = None
 
     @property
@@ -193,6 +197,17 @@ def _check_model(model):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
 
 
+def _check_names(model, x):
+    names = column_names(x) if model.feature_names else None
+    if names and names != model.feature_names:
+        pairs = zip(names, model.feature_names, strict=True)
+        got, expected = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            "x must have the columns of training in the same order, expected "
+            f"{expected!r}, got {got!r}"
+        )
+
+
 class _Task(NamedTuple):
     """What a public function hands to its compiled program.
 
@@ -239,7 +254,9 @@ def _door(model, x, implementation, offset=None):
         )
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
-    model = replace(model, sums=None)
+    _check_names(model, x)
+    # What prediction does not need: other names would compile another program.
+    model = replace(model, sums=None, feature_names=None)
     rows, num_rounds = matrix.shape[0], model.num_rounds
     if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
         return _kernel_task(model, matrix)

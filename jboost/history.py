@@ -5,7 +5,7 @@ In: trees and losses, round by round. Out: a History, and the model after any nu
 of rounds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -66,6 +66,7 @@ class Record:
     named: bool  # whether the sets were given by name
     no_trees: Tree  # arrays of zero rounds
     choices: dict[str, Any]
+    feature_names: tuple[str, ...] | None = None
     trees: list[Tree] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     set_losses: list[np.ndarray] = field(default_factory=list)
@@ -89,7 +90,8 @@ class Record:
         if num_rounds:
             stack = lambda *arrays: np.stack(arrays)  # noqa: E731
             trees = jax.tree.map(stack, *self.trees[:num_rounds])
-        return to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
+        model = to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
+        return replace(model, feature_names=self.feature_names)
 
     def history(self, num_rounds: int) -> History:
         """The history of the first ``num_rounds`` rounds."""

@@ -332,7 +332,8 @@ def fit_leaves(
     )
     value = solve_leaves(objective, groups, newton, method.leaf_solver)
     return tree._replace(
-        leaf_value=learning_rate * value, sums=LeafSums(*sums, l2=penalty)
+        leaf_value=learning_rate * value,
+        sums=LeafSums(*sums, l2=now.limits.l2 * fitted.mean),
     )
 
 

@@ -44,7 +44,7 @@ class LeafSums(NamedTuple):
     Attributes:
       gradient, curvature: weighted, in the loss's units.
       weight: of the rows.
-      l2: what was added to each leaf's curvature.
+      l2: what is added to a node's curvature in a gain.
     """
 
     gradient: Float[Array, "*T L"]
