@@ -144,7 +144,7 @@ class Columns(NamedTuple):
     Attributes:
       columns: by feature.
       packed: the same in rows, as the CPU's kernels take them (the layout is that of
-        :func:`jboost.kernels.binning_cpu.packed_shape`); None where none of them runs.
+        :func:`jboost.kernels.grow_cpu.packed_shape`); None where none of them runs.
     """
 
     columns: UInt8[Array, "F M"] | UInt16[Array, "F M"]

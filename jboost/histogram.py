@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
-from jboost.floats import sum_rows
+from jboost.floats import exponent_above, power_of_two, sum_rows
 from jboost.kernels import grow_cpu, leaves_cpu, leaves_xla, xla
 from jboost.kernels.library import choose
 
@@ -173,14 +172,12 @@ def choose_scale(
     """
     total = sum_rows(jnp.abs(values), implementation)
     total = jnp.maximum(total, jnp.float32(1e-30))
-    # total < 2^e, so that the scaled sum stays below 2^30; rounding adds at most 1 a
-    # row. By bits, because exp2 and log2 of whole numbers are not exact everywhere.
-    biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23  # e + 126
-    exponent = jnp.clip(156 - biased, -126, 126)
+    # The scaled sum stays below 2^30; rounding adds at most 1 a row.
+    exponent = jnp.clip(30 - exponent_above(total), -126, 126)
     exponent = jnp.where(jnp.isfinite(total), exponent, -126)  # a row is below 2^2
     return FixedPoint(
-        scale=_power_of_two(exponent),
-        unit=_power_of_two(-exponent),
+        scale=power_of_two(exponent),
+        unit=power_of_two(-exponent),
         stochastic=num_rows > 2 ** (31 - _NEAREST_BITS),
     )
 
@@ -206,10 +203,6 @@ def quantise(
     offset = jnp.where(fixed.stochastic, fraction, jnp.float32(0.5))
     # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.
     return jnp.floor(scaled + offset).astype(jnp.int32)
-
-
-def _power_of_two(exponent):
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def hash_words(

@@ -337,6 +337,40 @@ def test_two_devices_under_shard_map():
     assert run_alone(SHARDED, XLA_FLAGS=flags).strip() == "equal"
 
 
+SHARDED_TRAINING = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import jboost as jb
+rng = np.random.default_rng(0)
+x = jnp.asarray(rng.normal(size=(600, 3)), jnp.float32)
+y = x[:, 0] + jnp.asarray(rng.standard_t(2, size=600), jnp.float32)
+bins, key = jb.fit_bins(x), jax.random.key(0)
+
+def train(x, y):
+    binned = jb.apply_bins(bins, x, implementation="cpu")
+    return jb.boost(
+        binned, y, jb.losses.absolute_error, key, num_rounds=2, max_depth=3,
+        subsample=0.7, colsample_bynode=0.7, implementation="cpu",
+    )[1]
+
+# A loss is recorded as a program outside the map, which JAX cannot check inside.
+spread = jax.shard_map(
+    train, mesh=Mesh(np.array(jax.devices()), ("rows",)),
+    in_specs=(P("rows"), P("rows")), out_specs=P("rows"), check_vma=False,
+)
+together = np.asarray(jax.jit(spread)(x, y))
+for half in (slice(0, 300), slice(300, 600)):
+    np.testing.assert_array_equal(together[half], jax.jit(train)(x[half], y[half]))
+print("equal")
+"""
+
+
+def test_training_on_two_devices_under_shard_map():
+    """Kernels of binning, sampling, sums, growth and leaves."""
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_alone(SHARDED_TRAINING, XLA_FLAGS=flags).strip() == "equal"
+
+
 # The choice.
 
 

@@ -50,7 +50,11 @@ class _State(NamedTuple):
 
 
 def packed_shape(num_features: int, num_rows: int) -> tuple[int, int, int]:
-    """[blocks, N, width] of the codes by row: aligned rows of at most 32 codes."""
+    """The shape [blocks, N, width] of packed codes.
+
+    Up to 32 features lie side by side in rows of 8, 16 or 32 codes; more are cut into
+    blocks of 16. Codes beyond the last feature are 0.
+    """
     width = 16 if num_features > 32 else max(8, 1 << (num_features - 1).bit_length())
     return -(-num_features // width), num_rows, width
 
