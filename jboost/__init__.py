@@ -17,7 +17,25 @@ from jboost.history import History, TrainingError
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
 from jboost.rounds import BoostState
+from jboost.sketch import (
+    QuantileSketch,
+    bins_from_sketch,
+    find_thresholds,
+    make_sketch,
+    merge_sketches,
+    summarize_sketch,
+    update_sketch,
+)
 from jboost.splitting import find_split
+from jboost.summary import (
+    QuantileSummary,
+    bound_ranks,
+    find_candidates,
+    make_summary,
+    merge_summaries,
+    prune_summary,
+    query_ranks,
+)
 from jboost.training import fit
 from jboost.tree import Tree, grow_tree
 
@@ -28,13 +46,19 @@ __all__ = [
     "Ensemble",
     "History",
     "LossReport",
+    "QuantileSketch",
+    "QuantileSummary",
     "TrainingError",
     "Tree",
     "apply_bins",
+    "bins_from_sketch",
     "boost",
     "boost_step",
+    "bound_ranks",
     "build_histogram",
+    "find_candidates",
     "find_split",
+    "find_thresholds",
     "fit",
     "fit_bins",
     "grow_tree",
@@ -43,8 +67,16 @@ __all__ = [
     "inspect_loss",
     "leaf_indices",
     "losses",
+    "make_sketch",
+    "make_summary",
+    "merge_sketches",
+    "merge_summaries",
     "predict",
+    "prune_summary",
+    "query_ranks",
     "staged_predict",
+    "summarize_sketch",
     "to_ensemble",
     "truncate",
+    "update_sketch",
 ]
