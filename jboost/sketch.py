@@ -69,9 +69,9 @@ class QuantileSketch(NamedTuple):
     the sum above the error E obeys E <= eps (W_others + h E) / (1 - 1/24).
 
     The memory: a level l >= 1 holds at most 8 (b_l + 1) entries and is pruned after
-    more than 8 summaries at the earliest, so N rows fill at most 1 + log_8(N eps / 6)
+    more than 8 summaries at the earliest, so N rows fill at most 1 + log_8(N eps / 24)
     levels. That is O(log(N eps)^3 / eps) entries per feature; :func:`max_entries`
-    counts them. A feature with at most 6 / eps distinct values never leaves level 0.
+    counts them. A feature with at most 24 / eps distinct values never leaves level 0.
 
     All bounds hold up to the rounding of sums in float64: exactly, when the weights
     are integers (below 2^53 in sum).
@@ -228,7 +228,7 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
     """Chooses thresholds as :func:`jb.fit_bins` does, for rows that were streamed.
 
     A threshold lies midway between two neighbouring entries lo < hi of the summary.
-    Where all values are known (a feature with at most 6 / eps distinct ones) the
+    Where all values are known (a feature with at most 24 / eps distinct ones) the
     thresholds are those of ``fit_bins``, up to the rounding of fractional weights.
     Elsewhere unknown values lie between lo and hi, of at most the sketch's error
     in weight, and the threshold goes through the middle of them.
@@ -321,8 +321,8 @@ def _num_ranks(level, eps):
 
 
 def _capacity(level, eps):
-    """The most entries of a level; level 0 takes as many rows, of whatever values."""
-    return 2 * _num_ranks(1, eps) if level == 0 else FAN * (_num_ranks(level, eps) + 1)
+    """The most entries of a level; of level 0 as many as of the next."""
+    return FAN * (_num_ranks(max(level, 1), eps) + 1)
 
 
 def _settle(sketch, own=None):

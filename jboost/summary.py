@@ -125,6 +125,8 @@ def merge_summaries(first: QuantileSummary, second: QuantileSummary) -> Quantile
       >>> jb.merge_summaries(odd, even).value.tolist()
       [1.0, 2.0, 3.0, 4.0]
     """
+    if not first.num_entries or not second.num_entries:
+        return first if first.num_entries else second
     values = np.union1d(first.value, second.value)
     one, other = _bound(first, values), _bound(second, values)
     weight = one.weight + other.weight
