@@ -266,13 +266,13 @@ def test_bad_columns_are_refused(values, weight, error, message):
 
 @pytest.mark.parametrize("eps", [0.0, -0.1, 1.5, np.nan])
 def test_bad_eps_is_refused(eps):
-    with pytest.raises(ValueError, match="eps must be a number > 0.0 and <= 1.0"):
+    with pytest.raises(ValueError, match=r"eps must be a number > 0.0 and <= 1.0"):
         jb.find_candidates(jb.make_summary([1.0]), eps=eps)
 
 
 def test_eps_below_the_error_is_refused():
     pruned = jb.prune_summary(jb.make_summary(np.arange(1000)), 10)
-    with pytest.raises(ValueError, match="at least twice the error .* 0.099 of its"):
+    with pytest.raises(ValueError, match=r"at least twice the error .* 0.099 of its"):
         jb.find_candidates(pruned, eps=0.15)
 
 
