@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import jboost as jb
+from jboost.summary import spread_between
 
 STRICT = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 INF = np.inf
@@ -95,6 +96,7 @@ def test_pruning_adds_at_most_one_share(rows, num_ranks):
     assert pruned.num_entries <= num_ranks + 1
     check_bounds(pruned, values, weight, weight.sum() / num_ranks)
     laws_of_entries(pruned)
+    assert pruned.weight.sum() + spread_between(pruned).sum() == weight.sum()
     if weight.sum():
         assert pruned.value[0] == values[weight > 0].min()
         assert pruned.value[-1] == values[weight > 0].max()
@@ -209,6 +211,15 @@ def test_fractional_weights_err_by_rounding_only():
         assert Fraction(rmin) <= sum(map(Fraction, weight[values < y])) + slack
         assert Fraction(rmax) >= sum(map(Fraction, weight[values <= y])) - slack
     assert merged.error <= weight.sum() / 5 * (1 + 1e-12)
+
+
+def test_exact_parts_stay_exact_despite_rounding():
+    weight = np.random.default_rng(0).random((2, 500))
+    parts = [jb.make_summary(np.arange(500) % (200 + i), weight[i]) for i in (0, 1)]
+    merged = jb.merge_summaries(*parts)
+    assert merged.is_exact
+    assert merged.error == 0
+    assert not spread_between(merged).any()
 
 
 def test_weights_too_far_apart_to_be_added_still_prune():
