@@ -22,7 +22,25 @@ from jboost.importance import (
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
 from jboost.rounds import BoostState
+from jboost.sketch import (
+    QuantileSketch,
+    bins_from_sketch,
+    find_thresholds,
+    make_sketch,
+    merge_sketches,
+    summarize_sketch,
+    update_sketch,
+)
 from jboost.splitting import find_split
+from jboost.summary import (
+    QuantileSummary,
+    bound_ranks,
+    find_candidates,
+    make_summary,
+    merge_summaries,
+    prune_summary,
+    query_ranks,
+)
 from jboost.training import fit
 from jboost.tree import Tree, grow_tree
 
@@ -34,14 +52,20 @@ __all__ = [
     "History",
     "Importance",
     "LossReport",
+    "QuantileSketch",
+    "QuantileSummary",
     "TrainingError",
     "Tree",
     "apply_bins",
+    "bins_from_sketch",
     "boost",
     "boost_step",
+    "bound_ranks",
     "build_histogram",
     "feature_importance",
+    "find_candidates",
     "find_split",
+    "find_thresholds",
     "fit",
     "fit_bins",
     "grow_tree",
@@ -50,9 +74,17 @@ __all__ = [
     "inspect_loss",
     "leaf_indices",
     "losses",
+    "make_sketch",
+    "make_summary",
+    "merge_sketches",
+    "merge_summaries",
     "permutation_importance",
     "predict",
+    "prune_summary",
+    "query_ranks",
     "staged_predict",
+    "summarize_sketch",
     "to_ensemble",
     "truncate",
+    "update_sketch",
 ]

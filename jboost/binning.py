@@ -8,17 +8,18 @@ says that the value lies above threshold c - 2 and at or below threshold c - 1.
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped, UInt8, UInt16
 
 from jboost.kernels import binning_cpu, library
 
 MISSING = 0  # the code of a missing value
-_TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
+TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
 _COLLISION_ROWS = 100_000  # rows looked at for float64 values that collide
 _COLLISION_SHARE = 0.01  # of a column's distinct values: more than this is reported
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
@@ -84,8 +85,7 @@ def fit_bins(
       >>> np.asarray(bins.thresholds)
       array([[1.5, 3. , inf]], dtype=float32)
     """
-    if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
-        raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
+    check_max_bins(max_bins)
     matrix = np.asarray(as_matrix(x, "x"))
     weight = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if weight is not None and weight.shape != (matrix.shape[0],):
@@ -93,8 +93,19 @@ def fit_bins(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
     rows = _find_thresholds(matrix, weight, int(max_bins), implementation)
+    return pad_thresholds(rows, int(max_bins))
+
+
+def pad_thresholds(rows: Sequence[Float[np.ndarray, " _"]], max_bins: int) -> Bins:
+    """Bins of as many codes as the longest row needs, rounded up to a power of two.
+
+    Args:
+      rows: ascending thresholds of each feature, without the final +inf; at most
+        ``max_bins - 2`` of them.
+      max_bins: the most codes.
+    """
     needed = max(len(row) for row in rows) + 2
-    num_bins = min(int(max_bins), max(4, 1 << (needed - 1).bit_length()))
+    num_bins = min(max_bins, max(4, 1 << (needed - 1).bit_length()))
     thresholds = np.full((len(rows), num_bins - 1), np.inf, np.float32)
     for feature, row in enumerate(rows):
         thresholds[feature, : len(row)] = row
@@ -210,6 +221,12 @@ def column_names(x: Any) -> tuple[str, ...] | None:
     return names if names and all(isinstance(n, str) for n in names) else None
 
 
+def check_max_bins(max_bins: int) -> None:
+    """An integer such that codes fit 16 bits."""
+    if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
+        raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
+
+
 def warn_of_collisions(x: ArrayLike) -> None:
     """Warns once if distinct 64-bit values of a column become equal in float32."""
     matrix = np.asarray(x)
@@ -237,7 +254,7 @@ def warn_of_collisions(x: ArrayLike) -> None:
 
 def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Counts denormal float32 values as 0: hardware differs in whether it does."""
-    return jnp.where(jnp.abs(x) < _TINY, 0.0, x)
+    return jnp.where(jnp.abs(x) < TINY, 0.0, x)
 
 
 @functools.partial(jax.jit, static_argnames="implementation")
@@ -278,10 +295,10 @@ def _find_thresholds(matrix, weight, max_bins, implementation):
     device = _host() if library.may_run(implementation) and not small else None
     if device is None:
         cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
-        return [_midpoints(low, high) for low, high in cuts]
+        return [midpoints(low, high) for low, high in cuts]
     with jax.default_device(device):
         low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
-    return [_midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
+    return [midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
 
 
 def find_cuts(
@@ -298,21 +315,23 @@ def find_cuts(
     if weight is not None:
         keep &= weight > 0
     values = column[keep]
-    values = np.where(np.abs(values) < _TINY, np.float32(0), values)
+    values = np.where(np.abs(values) < TINY, np.float32(0), values)
     if weight is None:
-        distinct, mass = _count_distinct(np.sort(values))
+        distinct, mass = count_distinct(np.sort(values))
     else:
         order = np.argsort(values, kind="stable")
-        distinct, mass = _count_distinct(values[order], weight[keep][order])
+        distinct, mass = count_distinct(values[order], weight[keep][order])
     if len(distinct) < 2:
         return np.zeros(0, np.float32), np.zeros(0, np.float32)
     lower = np.arange(len(distinct) - 1)
     if len(distinct) > max_bins - 1:
-        lower = _cut_positions(mass, max_bins - 1)
+        lower = cut_positions(mass, max_bins - 1)
     return distinct[lower], distinct[lower + 1]
 
 
-def _count_distinct(ordered, weight=None):
+def count_distinct(
+    ordered: Float[np.ndarray, " N"], weight: Float[np.ndarray, " N"] | None = None
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Distinct values of a sorted column and the weight of each."""
     if len(ordered) == 0:
         return ordered, np.zeros(0)
@@ -324,16 +343,21 @@ def _count_distinct(ordered, weight=None):
     return ordered[first], np.bincount(group, weight)
 
 
-def _cut_positions(mass, num_value_bins):
+def cut_positions(
+    mass: Float[np.ndarray, " n"],
+    num_value_bins: int,
+    spread: Float[np.ndarray, " n"] | float = 0.0,
+) -> Int[np.ndarray, " C"]:
     """Positions p such that a threshold goes between distinct values p and p + 1.
 
     Solves sum_i min(mass_i, cap) = cap * num_value_bins for the cap: each value
     heavier than the cap fills one bin, and the lighter ones share the rest. A value
-    belongs to the bin in which the middle of its capped mass lies.
+    belongs to the bin in which the middle of its capped mass lies. A quantile
+    summary adds the ``spread`` about a value, of unknown values and never capped.
     """
     with np.errstate(all="ignore"):  # weights may overflow, or differ by too much
-        cap = _find_cap(mass, num_value_bins)
-        capped = np.minimum(mass, cap)
+        cap = _find_cap(mass, num_value_bins, np.sum(spread))
+        capped = np.minimum(mass, cap) + spread
         middle = np.cumsum(capped) - capped / 2
         # fmax, fmin: what is not a number counts as 0.
         share = np.fmin(np.fmax(middle / cap, 0), num_value_bins - 1)
@@ -341,16 +365,19 @@ def _cut_positions(mass, num_value_bins):
     return np.flatnonzero(code[1:] != code[:-1])
 
 
-def _find_cap(mass, num_value_bins):
+def _find_cap(mass, num_value_bins, spread):
     heaviest = np.sort(mass)[::-1][: num_value_bins - 1]
-    rest = np.cumsum(mass)[-1] - np.r_[0.0, np.cumsum(heaviest)]
+    rest = np.cumsum(mass)[-1] - np.r_[0.0, np.cumsum(heaviest)] + spread
     caps = rest / (num_value_bins - np.arange(len(rest)))
     # The first count of heavy values whose cap no remaining value exceeds.
     return caps[np.argmax(np.r_[heaviest <= caps[:-1], True])]
 
 
-def _midpoints(low, high):
+def midpoints(
+    low: Float[np.ndarray, " C"], high: Float[np.ndarray, " C"]
+) -> Float[np.ndarray, " C"]:
+    """Thresholds between neighbours low < high, by the rule of :func:`fit_bins`."""
     with np.errstate(over="ignore", invalid="ignore"):
         middle = low / 2 + high / 2
-    middle = np.where(np.abs(middle) < _TINY, np.float32(0), middle)
+    middle = np.where(np.abs(middle) < TINY, np.float32(0), middle)
     return np.where((low <= middle) & (middle < high), middle, low)
