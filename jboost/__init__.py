@@ -4,6 +4,7 @@
 from jboost import losses
 from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.boosting import BoostedTrees, boost, boost_step, init
+from jboost.cart import RegressionTree, fit_tree
 from jboost.ensemble import (
     Ensemble,
     leaf_indices,
@@ -21,12 +22,20 @@ from jboost.importance import (
 )
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
+from jboost.pruning import (
+    AlphaChoice,
+    PruningPath,
+    cross_validate_alpha,
+    prune,
+    pruning_path,
+)
 from jboost.rounds import BoostState
 from jboost.splitting import find_split
 from jboost.training import fit
 from jboost.tree import Tree, grow_tree
 
 __all__ = [
+    "AlphaChoice",
     "Bins",
     "BoostState",
     "BoostedTrees",
@@ -34,16 +43,20 @@ __all__ = [
     "History",
     "Importance",
     "LossReport",
+    "PruningPath",
+    "RegressionTree",
     "TrainingError",
     "Tree",
     "apply_bins",
     "boost",
     "boost_step",
     "build_histogram",
+    "cross_validate_alpha",
     "feature_importance",
     "find_split",
     "fit",
     "fit_bins",
+    "fit_tree",
     "grow_tree",
     "implementations",
     "init",
@@ -52,6 +65,8 @@ __all__ = [
     "losses",
     "permutation_importance",
     "predict",
+    "prune",
+    "pruning_path",
     "staged_predict",
     "to_ensemble",
     "truncate",

@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16
 from jboost.kernels import binning_cpu, library
 
 MISSING = 0  # the code of a missing value
-_TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
+TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
 _COLLISION_ROWS = 100_000  # rows looked at for float64 values that collide
 _COLLISION_SHARE = 0.01  # of a column's distinct values: more than this is reported
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
@@ -237,7 +237,7 @@ def warn_of_collisions(x: ArrayLike) -> None:
 
 def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Counts denormal float32 values as 0: hardware differs in whether it does."""
-    return jnp.where(jnp.abs(x) < _TINY, 0.0, x)
+    return jnp.where(jnp.abs(x) < TINY, 0.0, x)
 
 
 @functools.partial(jax.jit, static_argnames="implementation")
@@ -278,10 +278,10 @@ def _find_thresholds(matrix, weight, max_bins, implementation):
     device = _host() if library.may_run(implementation) and not small else None
     if device is None:
         cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
-        return [_midpoints(low, high) for low, high in cuts]
+        return [midpoints(low, high) for low, high in cuts]
     with jax.default_device(device):
         low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
-    return [_midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
+    return [midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
 
 
 def find_cuts(
@@ -298,7 +298,7 @@ def find_cuts(
     if weight is not None:
         keep &= weight > 0
     values = column[keep]
-    values = np.where(np.abs(values) < _TINY, np.float32(0), values)
+    values = np.where(np.abs(values) < TINY, np.float32(0), values)
     if weight is None:
         distinct, mass = _count_distinct(np.sort(values))
     else:
@@ -349,8 +349,11 @@ def _find_cap(mass, num_value_bins):
     return caps[np.argmax(np.r_[heaviest <= caps[:-1], True])]
 
 
-def _midpoints(low, high):
+def midpoints(
+    low: Float[np.ndarray, " C"], high: Float[np.ndarray, " C"]
+) -> Float[np.ndarray, " C"]:
+    """The threshold between neighbouring values; see :func:`fit_bins`."""
     with np.errstate(over="ignore", invalid="ignore"):
         middle = low / 2 + high / 2
-    middle = np.where(np.abs(middle) < _TINY, np.float32(0), middle)
+    middle = np.where(np.abs(middle) < TINY, np.float32(0), middle)
     return np.where((low <= middle) & (middle < high), middle, low)
