@@ -13,7 +13,6 @@ A row is held as one 64-bit word, the bits of its value above the number of the 
 """
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -103,6 +102,7 @@ class _Level(NamedTuple):
     slot: Int[np.ndarray, " n"]  # of a place: which of the S nodes
     starts: Int[np.ndarray, " S"]
     num_left: Int[np.ndarray, " n"]  # rows of the node up to this place
+    share: Float[np.ndarray, " n"]  # of the node's rows
     cuts: _Cuts  # after each place, if all rows weigh the same
 
 
@@ -114,6 +114,7 @@ class _Split(NamedTuple):
     threshold: Float[np.ndarray, " S"]
     missing_left: Bool[np.ndarray, " S"]
     has_missing: Bool[np.ndarray, " S"]
+    gain: Float[np.ndarray, " S"]
 
 
 def grow(
@@ -127,31 +128,35 @@ def grow(
     columns = np.where(np.abs(columns) < TINY, np.float32(0), columns)
     excess = None if weights is None else np.zeros(len(weights))
     data = _Data(columns, targets, weights, np.zeros_like(targets), excess)
-    rows = np.arange(matrix.shape[0])
-    stats = _summarise(data, rows, np.array([len(rows)]))
-    node, depth, size = np.zeros(1, np.int64), 0, 1
-    made, splits = [(node, stats)], []
     with ThreadPoolExecutor(_num_threads()) as pool:
 
         def run(function, items):
-            return (pool.map if len(items) > 1 else map)(function, items)
+            return list((pool.map if len(items) > 1 else map)(function, items))
 
-        blocks = _blocks(*columns.shape)
-        words = np.concatenate([*run(_sort_words, [columns[b] for b in blocks])])
+        return _grow_levels(data, rules, run)
+
+
+def _grow_levels(data, rules, run):
+    words = [data.columns[block] for block in _blocks(*data.columns.shape)]
+    words = np.concatenate(run(_sort_words, words))
+    size = data.columns.shape[1]
+    stats = _summarise(data, np.arange(size), np.array([size]))
+    node, depth, num_nodes = np.zeros(1, np.int64), 0, 1
+    made, splits = [(node, stats)], []
+    may_grow = _may_grow(stats, rules, depth)
+    while may_grow.any():
+        level = _make_level(words, node[may_grow], _keep(stats, may_grow), rules)
+        split = _find_splits(data, level, rules, run)
+        rows, right = _route(data, level, split)
+        stats = _summarise(data, rows, _child_sizes(level, split, right))
+        left = num_nodes + 2 * np.argsort(np.argsort(level.node[split.found]))
+        node, depth = np.concatenate([left, left + 1]), depth + 1
+        num_nodes += len(node)
+        made.append((node, stats))
+        splits.append(_describe(level, split, stats, left))
         may_grow = _may_grow(stats, rules, depth)
-        while may_grow.any():
-            level = _make_level(words, node[may_grow], _keep(stats, may_grow), rules)
-            split = _find_splits(data, level, rules, run)
-            rows, right = _route(data, level, split)
-            stats = _summarise(data, rows, _child_sizes(level, split, right))
-            left = size + 2 * np.argsort(np.argsort(level.node[split.found]))
-            splits.append(_describe(level, split, stats, left))
-            node, depth = np.concatenate([left, left + 1]), depth + 1
-            size += len(node)
-            made.append((node, stats))
-            may_grow = _may_grow(stats, rules, depth)
-            words = _partition(level, split, right, may_grow, len(columns[0]), run)
-    return _assemble(size, made, splits)
+        words = _partition(level, split, right, may_grow, size, run)
+    return _assemble(num_nodes, made, splits)
 
 
 def _num_threads():
@@ -184,10 +189,11 @@ def _summarise(data, rows, sizes):
         nothing = np.zeros(0)
         return _Stats(sizes, nothing, np.zeros((len(y), 0)), nothing, nothing > 0)
     weight = np.add.reduceat(w, starts)
-    mean = np.add.reduceat(w * y, starts, axis=1) / weight
-    # Again from the residuals: then they sum to 0 as closely as they can be written.
-    mean += np.add.reduceat(w * (y - mean[:, slot]), starts, axis=1) / weight
-    residual = y - mean[:, slot]
+    rough = np.add.reduceat(w * y, starts, axis=1) / weight
+    residual = y - rough[:, slot]
+    # What rounding left of their mean: then they sum to 0 however large the targets.
+    rest = np.add.reduceat(w * residual, starts, axis=1) / weight
+    residual -= rest[:, slot]
     error = np.add.reduceat(w * residual**2, starts, axis=1).sum(axis=0)
     spread = np.maximum.reduceat(y, starts, 1) - np.minimum.reduceat(y, starts, 1)
     pure = np.all(spread == 0, axis=0) | (error == 0)
@@ -195,7 +201,7 @@ def _summarise(data, rows, sizes):
     data.scaled[:, rows] = w * residual / scale[slot]
     if data.excess is not None:
         data.excess[rows] = w / weight[slot] - 1 / sizes[slot]
-    return _Stats(sizes, weight, mean, error, pure)
+    return _Stats(sizes, weight, rough + rest, error, pure)
 
 
 def _may_grow(stats, rules, depth):
@@ -213,7 +219,7 @@ def _make_level(words, node, stats, rules):
     num_left = np.arange(1, len(slot) + 1) - starts[slot]
     share = num_left / stats.num_rows[slot]
     cuts = _weigh_cuts(stats, slot, num_left, share, rules)
-    return _Level(words, node, stats, slot, starts, num_left, cuts)
+    return _Level(words, node, stats, slot, starts, num_left, share, cuts)
 
 
 def _weigh_cuts(stats, slot, num_left, share, rules):
@@ -226,7 +232,7 @@ def _weigh_cuts(stats, slot, num_left, share, rules):
     return _Cuts(1 / np.where(allowed, share * (1 - share), 1), allowed)
 
 
-def _find_splits(data, level, rules, run: Callable):
+def _find_splits(data, level, rules, run):
     """The best split of every node: of which column, then where in it."""
 
     def search(words):
@@ -234,7 +240,7 @@ def _find_splits(data, level, rules, run: Callable):
         return np.maximum.reduce([_largest(level, gain) for gain in gains])
 
     words = [level.words[block] for block in _blocks(*level.words.shape)]
-    best = np.concatenate([*run(search, words)])
+    best = np.concatenate(run(search, words))
     top = best.max(axis=0)
     enough = top * (1 - _TIE) - _NOISE
     feature = np.argmax(best >= enough, axis=0)
@@ -244,20 +250,19 @@ def _find_splits(data, level, rules, run: Callable):
         for gain in _try_cuts(data, level, rules, words)
     ]
     place = np.minimum.reduce(places)
-    found = (top >= 0) & (top * level.stats.squared_error >= rules.min_gain)
+    gain = np.where(top > _NOISE, top, 0) * level.stats.squared_error
+    found = (place < len(level.slot)) & (gain >= rules.min_gain * (1 - _TIE))
     last = level.starts + level.stats.num_rows - 1
-    next_place = np.minimum(place + 1, last)
-    low, high = (
-        data.columns[feature, _rows(words[0, at])] for at in (place, next_place)
-    )
-    with np.errstate(invalid="ignore"):
-        threshold = np.where(np.isnan(high), np.float32(np.inf), midpoints(low, high))
+    ends = (np.minimum(place + offset, last) for offset in (0, 1))
+    low, high = (data.columns[feature, _rows(words[0, end])] for end in ends)
+    threshold = np.where(np.isnan(high), np.float32(np.inf), midpoints(low, high))
     return _Split(
         found=found,
         feature=feature,
         threshold=threshold,
         missing_left=places[-1] < places[0],
         has_missing=words[0, last] >= _MISSING,
+        gain=gain,
     )
 
 
@@ -277,7 +282,7 @@ def _try_cuts(data, level, rules, words):
     sums = [np.cumsum(np.take(scaled, rows), axis=1) for scaled in data.scaled]
     distinct = np.zeros(words.shape, bool)
     distinct[:, :-1] = (words[:, 1:] ^ words[:, :-1]) > _ROW
-    share, cuts = level.num_left / level.stats.num_rows[level.slot], level.cuts
+    share, cuts = level.share, level.cuts
     if data.excess is not None:
         share = share + np.cumsum(np.take(data.excess, rows), axis=1)
         cuts = _weigh_cuts(level.stats, level.slot, level.num_left, share, rules)
@@ -340,17 +345,16 @@ def _describe(level, split, children, left):
     """What is written down of the nodes that are split, by name of the field."""
     found = split.found
     left_weight, right_weight = np.split(children.weight, 2)
-    left_value, right_value = np.split(children.value, 2, axis=1)
-    distance = np.square(left_value - right_value).sum(axis=0)
-    heavier_left = left_weight >= right_weight
     return level.node[found], dict(
         left=left,
         feature=split.feature[found],
         threshold=split.threshold[found],
         missing_left=np.where(
-            split.has_missing[found], split.missing_left[found], heavier_left
+            split.has_missing[found],
+            split.missing_left[found],
+            left_weight >= right_weight,
         ),
-        gain=left_weight * (right_weight / (left_weight + right_weight)) * distance,
+        gain=split.gain[found],
     )
 
 
@@ -371,8 +375,7 @@ def _partition(level, split, right, may_grow, num_rows, run):
         words[block, : sizes[0]] = old[sides == 0].reshape(len(old), sizes[0])
         words[block, sizes[0] :] = old[sides == 1].reshape(len(old), sizes[1])
 
-    for _ in run(move, _blocks(*level.words.shape)):
-        pass
+    run(move, _blocks(*level.words.shape))
     return words
 
 

@@ -146,7 +146,7 @@ class AlphaChoice(NamedTuple):
       num_leaves: of the subtrees.
       mean_error: weighted mean of the squared errors of held-out rows.
       standard_error: of that mean.
-      best_alpha: of least mean error; of equal ones the largest alpha.
+      best_alpha: of least mean error; of equal errors the largest alpha.
       one_se_alpha: the largest whose mean error is at most one standard error above
         the least.
     """
@@ -229,7 +229,7 @@ def cross_validate_alpha(
     mean = sums[0] / total
     variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
     error = np.sqrt(np.maximum(variance, 0)) / total
-    best = len(mean) - 1 - int(np.argmin(mean[::-1]))
+    best = np.flatnonzero(mean <= mean.min() * (1 + _SAME))[-1]
     simplest = np.flatnonzero(mean <= mean[best] + error[best])[-1]
     return AlphaChoice(
         tree=tree,
@@ -324,4 +324,4 @@ def _add_errors(tree, alphas, matrix, targets, weights):
     end[0] = len(alphas)
     size = len(alphas) + 1
     steps = [np.bincount(first, s, size) - np.bincount(end, s, size) for s in sums]
-    return np.cumsum(steps, axis=1)[:, :-1]
+    return np.maximum(np.cumsum(steps, axis=1)[:, :-1], 0)  # below 0 by rounding
