@@ -162,16 +162,24 @@ def make_rules(
 ) -> Rules:
     """Checks the limits of a tree."""
     depth = _DEEPEST if max_depth is None else max_depth
-    checks.check_number("min_child_weight", min_child_weight, least=0.0)
-    checks.check_number("min_gain", min_gain, least=0.0)
     check_integer = partial(checks.check_integer, least=1)
     return Rules(
         max_depth=checks.check_integer("max_depth", depth, least=0),
         min_child_samples=check_integer("min_child_samples", min_child_samples),
         min_split_samples=check_integer("min_split_samples", min_split_samples),
-        min_child_weight=float(min_child_weight),
-        min_gain=float(min_gain),
+        min_child_weight=check_known("min_child_weight", min_child_weight),
+        min_gain=check_known("min_gain", min_gain),
     )
+
+
+def check_known(name: str, value: Any) -> float:
+    """A finite number >= 0 that is not being traced."""
+    if isinstance(value, Tracer):
+        raise TypeError(
+            f"{name} must be a number >= 0.0; it decides shapes and cannot be traced"
+        )
+    checks.check_number(name, value, least=0.0)
+    return float(value)
 
 
 def check_table(

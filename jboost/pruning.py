@@ -10,12 +10,14 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from jboost import checks
 from jboost.binning import TINY, warn_of_collisions
 from jboost.cart import (
     RegressionTree,
+    check_known,
     check_table,
     check_tree,
     grow_tree,
@@ -110,8 +112,8 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
       array([2.75, 0.5 , 5.  ])
     """
     check_tree(tree)
-    if alpha != np.inf:
-        checks.check_number("alpha", alpha, least=0.0)
+    if isinstance(alpha, Tracer) or not np.array_equal(alpha, np.inf):
+        alpha = check_known("alpha", alpha)
     left = np.asarray(tree.left)
     keeps_split = (left != LEAF) & (_collapse_alphas(tree) > alpha)
     stays = np.zeros(len(left), bool)

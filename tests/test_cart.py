@@ -401,3 +401,110 @@ def test_similar_sizes_share_programs():
     for tree, size in zip(trees, (200, 197, 193), strict=True):
         assert jb.predict(tree, x[:size]).shape == (size,)
     assert jb.cart._values._cache_size() == before
+
+
+# ---- bad calls -----------------------------------------------------------------------
+
+X, Y = make_table(20, 3)
+
+
+def changed(array, row, value):
+    array = np.array(array, np.float64)
+    array[row] = value
+    return array
+
+
+DATA = {
+    "x 1-D": (dict(x=X[:, 0]), ValueError, r"x must be 2-D.*\(20,\)"),
+    "x strings": (dict(x=X.astype(str)), TypeError, "x must hold numbers.*<U"),
+    "x no rows": (dict(x=X[:0], y=Y[:0]), ValueError, "at least one row"),
+    "y short": (dict(y=Y[:-1]), ValueError, r"y must have 20 rows.*\(19,\)"),
+    "y nan": (dict(y=changed(Y, 7, NAN)), ValueError, "y must be finite.*nan in row 7"),
+    "y huge": (
+        dict(y=changed(Y, 7, 1e300)), ValueError, "y must be finite.*inf in row 7",
+    ),
+    "y 3-D": (
+        dict(y=np.ones((20, 2, 2))), ValueError, r"y must be \[N\].*\(20, 2, 2\)",
+    ),
+    "y no targets": (dict(y=np.ones((20, 0))), ValueError, r"y must be .*\(20, 0\)"),
+    "y number": (dict(y=3.0), ValueError, r"y must have 20 rows.*\(\)"),
+    "y dict": (dict(y={"a": Y}), TypeError, "y must be an array.*got dict"),
+    "y tuple": (dict(y=(Y, Y)), TypeError, "y must be an array.*got tuple"),
+    "y none": (dict(y=None), ValueError, "y must hold at least one array, got None"),
+    "y strings": (dict(y=Y.astype(str)), TypeError, "y must hold numbers.*<U"),
+    "weights short": (
+        dict(sample_weight=Y[:5]), ValueError, r"sample_weight must have shape \(20,\)",
+    ),
+    "weights negative": (
+        dict(sample_weight=changed(np.ones(20), 3, -1)), ValueError,
+        "sample_weight must be finite and >= 0, got -1.0 in row 3",
+    ),
+    "weights zero": (
+        dict(sample_weight=np.zeros(20)), ValueError, "positive in some row",
+    ),
+    "weights strings": (
+        dict(sample_weight=["a"] * 20), TypeError, "sample_weight must hold numbers",
+    ),
+}  # fmt: skip
+LIMITS = {
+    f"{name}={value!r}": ({name: value}, error, rf"{name} must be an? .*got {value!r}")
+    for name, value, error in [
+        ("max_depth", -1, ValueError),
+        ("max_depth", 2.5, TypeError),
+        ("max_depth", True, TypeError),
+        ("min_child_samples", 0, ValueError),
+        ("min_child_samples", "auto", TypeError),
+        ("min_split_samples", 0, ValueError),
+        ("min_split_samples", 0.1, TypeError),
+        ("min_child_weight", -1, ValueError),
+        ("min_child_weight", None, TypeError),
+        ("min_gain", -0.5, ValueError),
+        ("min_gain", INF, ValueError),
+        ("min_gain", NAN, ValueError),
+    ]
+}
+TABLE = {**DATA, **LIMITS}
+
+
+@pytest.mark.parametrize("function", [jb.fit_tree, jb.cross_validate_alpha])
+@pytest.mark.parametrize("name", TABLE)
+def test_fitting_refuses(function, name):
+    arguments, error, message = TABLE[name]
+    arguments = dict(x=X, y=Y) | arguments
+    x, y = arguments.pop("x"), arguments.pop("y")
+    with pytest.raises(error, match=f"(?s){message}"):
+        function(x, y, **arguments)
+
+
+def test_fitting_cannot_be_traced():
+    with pytest.raises(TypeError, match=r"got traced arrays.*jboost\.boost can"):
+        jax.jit(jb.fit_tree)(X, Y)
+    with pytest.raises(TypeError, match=r"max_depth must be .*cannot be traced"):
+        jax.jit(lambda depth: jb.fit_tree(X, Y, max_depth=depth))(3)
+    with pytest.raises(TypeError, match=r"min_gain must be .*cannot be traced"):
+        jax.jit(lambda gain: jb.fit_tree(X, Y, min_gain=gain))(3.0)
+
+
+@pytest.mark.parametrize("function", [jb.predict, jb.leaf_indices])
+@pytest.mark.parametrize(
+    ("x", "arguments", "error", "message"),
+    [
+        (X[:, :2], {}, ValueError, "x must have 3 columns, as in training, got 2"),
+        (X[0], {}, ValueError, "x must be 2-D"),
+        (X.astype(str), {}, TypeError, "x must hold numbers"),
+        (X, dict(implementation="cpu"), ValueError, "implementation must be .*'cpu'"),
+    ],
+)
+def test_predict_refuses(function, x, arguments, error, message):
+    tree = jb.fit_tree(X, Y)
+    with pytest.raises(error, match=message):
+        function(tree, x, **arguments)
+
+
+def test_what_is_for_ensembles_only_is_refused():
+    tree = jb.fit_tree(X, Y)
+    with pytest.raises(ValueError, match="offset must be None for a RegressionTree"):
+        jb.predict(tree, X, offset=Y)
+    for function in (jb.staged_predict, lambda tree, _: jb.truncate(tree, 1)):
+        with pytest.raises(TypeError, match="must be an Ensemble, got RegressionTree"):
+            function(tree, X)

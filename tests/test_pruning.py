@@ -257,3 +257,45 @@ def test_several_targets():
     np.testing.assert_allclose(two.mean_error, 2 * one.mean_error)
     np.testing.assert_allclose(two.alphas, 2 * one.alphas)
     assert jb.prune(two.tree, two.best_alpha).value.shape[1] == 2
+
+
+# ---- bad calls -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alpha", "error"),
+    [(-1.0, ValueError), (float("nan"), ValueError), ("one", TypeError)],
+)
+def test_prune_refuses_alphas(alpha, error):
+    x, y, _ = make_table(20)
+    with pytest.raises(error, match=f"alpha must be a number >= 0.*got {alpha!r}"):
+        jb.prune(jb.fit_tree(x, y), alpha)
+
+
+@pytest.mark.parametrize("function", [jb.pruning_path, lambda tree: jb.prune(tree, 1)])
+def test_pruning_refuses_what_is_no_tree(function):
+    x, y, _ = make_table(20)
+    with pytest.raises(TypeError, match="tree must be a RegressionTree, got ndarray"):
+        function(x)
+    with pytest.raises(TypeError, match="tree must hold numbers, got traced arrays"):
+        jax.jit(function)(jb.fit_tree(x, y))
+    with pytest.raises(TypeError, match=r"alpha must be .*cannot be traced"):
+        jax.jit(lambda alpha: jb.prune(jb.fit_tree(x, y), alpha).left)(1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(folds=1), ValueError, "folds must be an integer from 2 to 20, got 1"),
+        (dict(folds=21), ValueError, "folds must be an integer from 2 to 20, got 21"),
+        (dict(folds=2.5), TypeError, "folds must be an integer"),
+        (dict(folds=np.arange(3)), ValueError, r"folds must .*\(20,\), got \(3,\)"),
+        (dict(folds=np.ones(20)), ValueError, r"at least 2 labels, got \[1.0\]"),
+        (dict(seed=-1), ValueError, "seed must be .*got -1"),
+        (dict(sample_weight=np.eye(20)[0]), ValueError, "at least 2 rows.*got 1"),
+    ],
+)
+def test_cross_validation_refuses(arguments, error, message):
+    x, y, _ = make_table(20)
+    with pytest.raises(error, match=message):
+        jb.cross_validate_alpha(x, y, **arguments)
