@@ -294,7 +294,8 @@ def _apply(function, tree, x, implementation):
 
 def _pad_nodes(nodes):
     left, *others = nodes
-    short = padded_size(len(left)) - len(left)
+    # A power of two: nodes to which no row comes cost next to nothing.
+    short = max(64, 1 << (len(left) - 1).bit_length()) - len(left)
     padded = [np.pad(left, (0, short), constant_values=LEAF)]
     for array in others:
         padded.append(np.pad(array, [(0, short)] + [(0, 0)] * (array.ndim - 1)))
