@@ -226,14 +226,17 @@ def plot_sizes(sizes: dict, title: str, path: Path) -> None:
     axis.plot(leaves, mean, color=VALIDATED, lw=2, label="cross-validated")
     axis.fill_between(
         leaves, mean - spread, mean + spread, color=VALIDATED, alpha=0.15, lw=0,
-        label="one standard error",
+        label="+- one standard error",
     )  # fmt: skip
     axis.plot(
         leaves[seen], sizes["held_out"][seen], "--", color=HELD_OUT, lw=2,
         label="held out",
     )  # fmt: skip
     best = sizes["best"]
-    axis.axhline(mean[best] + spread[best], color=VALIDATED, lw=0.8, ls=(0, (4, 4)))
+    axis.axhline(
+        mean[best] + spread[best], color=VALIDATED, lw=0.8, ls=(0, (4, 4)),
+        label="least + one standard error",
+    )  # fmt: skip
     second.step(sizes["alphas"][1:-1], leaves[1:-1], color="black", lw=1.5)
     for label, marker in (("best", "o"), ("one_se", "s")):
         i = sizes[label]

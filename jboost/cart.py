@@ -128,7 +128,8 @@ def fit_tree(
       max_depth: levels of splits; None for as many as it takes.
       min_child_samples: least number of rows of a child.
       min_split_samples: least number of rows of a node that is split.
-      min_child_weight: least weight of a child.
+      min_child_weight: least weight of a child; in any case a child has more than
+        1e-12 of its parent's weight, below which sums of float64 say nothing.
       min_gain: least fall of the weighted sum of squared errors by a split.
 
     Returns:
@@ -195,7 +196,8 @@ def check_table(
     num_rows = len(matrix)
     weights = None
     if sample_weight is not None:
-        checks.check_weights(sample_weight, num_rows, "sample_weight")
+        with np.errstate(over="ignore"):  # is an infinity, which is refused
+            checks.check_weights(sample_weight, num_rows, "sample_weight")
         weights = np.asarray(sample_weight, np.float64)
     if isinstance(y, tuple | dict) or (isinstance(y, list) and not len(y)):
         raise TypeError(

@@ -339,6 +339,18 @@ def test_values_are_float32_with_infinities_and_without_denormals():
     assert tree.num_rows.tolist() == [4, 3, 1]
 
 
+def test_weights_over_many_magnitudes():
+    """A row that weighs next to nothing is not worth a split; others are as ever."""
+    x = np.arange(6.0)[:, None]
+    y = np.array([0.0, 0, 1, 1, 2, 9])
+    weights = np.array([1e-20, 1, 1, 1, 1, 1e-20])
+    tree = jb.fit_tree(x, y, sample_weight=weights)
+    assert sorted(tree.threshold[tree.left != -1]) == [1.5, 3.5]
+    np.testing.assert_allclose(jb.predict(tree, x), [0, 0, 1, 1, 2, 2])
+    many = np.logspace(-30, 30, 6)
+    assert np.all(np.isfinite(jb.fit_tree(x, y, sample_weight=many).value))
+
+
 def test_neighbouring_floats_are_told_apart():
     low = np.float32(1)
     x = np.array([[low], [np.nextafter(low, np.float32(2))]])
