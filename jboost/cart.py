@@ -281,7 +281,7 @@ def _apply(function, tree, x, implementation):
             f"x must have {tree.num_features} columns, as in training, got "
             f"{num_columns}"
         )
-    # Programs differ by the arrays that they take, so that the others stay behind.
+    # Statistics stay on the host.
     nodes = (tree.left, tree.feature, tree.threshold, tree.missing_left, tree.value)
     if all(isinstance(array, np.ndarray) for array in nodes):
         nodes = _pad_nodes(nodes)
