@@ -11,7 +11,8 @@ index of children, so that depth costs nothing where there are no nodes:
                                       3   4
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,7 @@ class RegressionTree:
       num_rows: how many rows of positive weight.
       num_features: how many columns ``predict`` expects.
       format_version: of this layout.
+      feature_names: of the columns, where they are known.
     """
 
     left: Int32[Array, " M"] | Int32[np.ndarray, " M"]
@@ -68,11 +70,19 @@ class RegressionTree:
     num_rows: Int32[Array, " M"] | Int32[np.ndarray, " M"]
     num_features: int = field(metadata=dict(static=True))
     format_version: int = field(default=FORMAT_VERSION, metadata=dict(static=True))
+    feature_names: tuple[str, ...] | None = field(
+        default=None, metadata=dict(static=True)
+    )
 
     @property
     def num_nodes(self) -> int:
         """M."""
         return self.left.shape[0]
+
+    @property
+    def num_scores(self) -> int:
+        """K, targets a row."""
+        return 1 if self.value.ndim == 1 else self.value.shape[1]
 
     @property
     def num_leaves(self) -> int:
@@ -99,6 +109,7 @@ def fit_tree(
     min_split_samples: int = 2,
     min_child_weight: float = 0.0,
     min_gain: float = 0.0,
+    feature_names: Sequence[str] | None = None,
 ) -> RegressionTree:
     """Fits a regression tree by least squares, on all distinct values.
 
@@ -131,6 +142,8 @@ def fit_tree(
       min_child_weight: least weight of a child; in any case a child has more than
         1e-12 of its parent's weight, below which sums of float64 say nothing.
       min_gain: least fall of the weighted sum of squared errors by a split.
+      feature_names: F different names, kept in the tree; those of a data frame's
+        columns if not given.
 
     Returns:
       A RegressionTree, for :func:`jboost.predict`, :func:`jboost.leaf_indices`,
@@ -151,7 +164,8 @@ def fit_tree(
     )
     table = check_table(x, y, sample_weight)
     warn_of_collisions(x)
-    return grow_tree(*table, rules)
+    names = checks.check_names(feature_names, x, table[0].shape[1])
+    return replace(grow_tree(*table, rules), feature_names=names)
 
 
 def make_rules(
@@ -281,6 +295,7 @@ def _apply(function, tree, x, implementation):
             f"x must have {tree.num_features} columns, as in training, got "
             f"{num_columns}"
         )
+    checks.check_columns(tree.feature_names, x)
     # Statistics stay on the host.
     nodes = (tree.left, tree.feature, tree.threshold, tree.missing_left, tree.value)
     if all(isinstance(array, np.ndarray) for array in nodes):

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix, column_names, flush_denormals
+from jboost.binning import Bins, as_matrix, flush_denormals
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.kernels import predict_cpu
@@ -199,17 +199,6 @@ def _check_model(model):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
 
 
-def _check_names(model, x):
-    names = column_names(x) if model.feature_names else None
-    if names and names != model.feature_names:
-        pairs = zip(names, model.feature_names, strict=True)
-        got, expected = next(pair for pair in pairs if pair[0] != pair[1])
-        raise ValueError(
-            "x must have the columns of training in the same order, expected "
-            f"{expected!r}, got {got!r}"
-        )
-
-
 class _Task(NamedTuple):
     """What a public function hands to its compiled program.
 
@@ -256,7 +245,7 @@ def _door(model, x, implementation, offset=None):
         )
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
-    _check_names(model, x)
+    checks.check_columns(model.feature_names, x)
     # What prediction does not need: other names would compile another program.
     model = replace(model, sums=None, feature_names=None)
     rows, num_rounds = matrix.shape[0], model.num_rounds

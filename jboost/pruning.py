@@ -7,6 +7,7 @@ alpha from which on it is a leaf.
 """
 
 import heapq
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -135,6 +136,7 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
         weight=np.asarray(tree.weight)[stays],
         num_rows=np.asarray(tree.num_rows)[stays],
         num_features=tree.num_features,
+        feature_names=tree.feature_names,
     )
 
 
@@ -217,6 +219,7 @@ def cross_validate_alpha(
     labels = _draw_folds(folds, seed, used)
     matrix, targets, weights = matrix[used], targets[used], weights[used]
     tree = grow_tree(matrix, targets, weights, rules)
+    tree = replace(tree, feature_names=checks.check_names(None, x, matrix.shape[1]))
     path = pruning_path(tree)
     alphas = np.append(np.sqrt(path.alphas[:-1] * path.alphas[1:]), np.inf)
     sums = np.zeros((3, len(alphas)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import references
 from sklearn.tree import DecisionTreeRegressor
@@ -413,6 +414,41 @@ def test_similar_sizes_share_programs():
     for tree, size in zip(trees, (200, 197, 193), strict=True):
         assert jb.predict(tree, x[:size]).shape == (size,)
     assert jb.cart._values._cache_size() == before
+
+
+def test_names_of_columns_are_kept():
+    x, y = make_table(50, 2)
+    frame = pd.DataFrame(x, columns=["a", "b"])
+    tree = jb.fit_tree(frame, y)
+    for other in (
+        jb.fit_tree(x, y, feature_names=["a", "b"]),
+        jb.prune(tree, 1.0),
+        jb.cross_validate_alpha(frame, y).tree,
+    ):
+        assert other.feature_names == ("a", "b")
+    np.testing.assert_array_equal(jb.predict(tree, frame), jb.predict(tree, x))
+    with pytest.raises(ValueError, match="same order, expected 'a', got 'b'"):
+        jb.predict(tree, frame[["b", "a"]])
+    with pytest.raises(ValueError, match="feature_names must be 2 different names"):
+        jb.fit_tree(x, y, feature_names=["a", "a"])
+
+
+def test_importance_is_scikit_learns():
+    x, y = make_table(400, 4)
+    tree = jb.fit_tree(x, y, min_child_samples=10, feature_names=list("abcd"))
+    peer = DecisionTreeRegressor(min_samples_leaf=10).fit(x, y)
+    found = jb.feature_importance(tree)
+    assert found.names == tuple("abcd")
+    np.testing.assert_allclose(
+        found.values / found.values.sum(), peer.feature_importances_, rtol=1e-9
+    )
+    inner = peer.tree_.children_left != -1
+    splits = np.bincount(peer.tree_.feature[inner], minlength=4)
+    np.testing.assert_array_equal(jb.feature_importance(tree, "splits").values, splits)
+    rows = np.bincount(peer.tree_.feature[inner], peer.tree_.n_node_samples[inner])
+    np.testing.assert_array_equal(jb.feature_importance(tree, "cover").values, rows)
+    shuffled = jb.permutation_importance(tree, x, y, num_repeats=2)
+    assert set(np.argsort(shuffled.values)[-2:]) == {0, 3}
 
 
 # ---- bad calls -----------------------------------------------------------------------
