@@ -4,6 +4,7 @@
 from jboost import losses
 from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.boosting import BoostedTrees, boost, boost_step, init
+from jboost.cart import RegressionTree, fit_tree
 from jboost.ensemble import (
     Ensemble,
     leaf_indices,
@@ -21,6 +22,13 @@ from jboost.importance import (
 )
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
+from jboost.pruning import (
+    AlphaChoice,
+    PruningPath,
+    cross_validate_alpha,
+    prune,
+    pruning_path,
+)
 from jboost.rounds import BoostState
 from jboost.sketch import (
     QuantileSketch,
@@ -45,6 +53,7 @@ from jboost.training import fit
 from jboost.tree import Tree, grow_tree
 
 __all__ = [
+    "AlphaChoice",
     "Bins",
     "BoostState",
     "BoostedTrees",
@@ -52,8 +61,10 @@ __all__ = [
     "History",
     "Importance",
     "LossReport",
+    "PruningPath",
     "QuantileSketch",
     "QuantileSummary",
+    "RegressionTree",
     "TrainingError",
     "Tree",
     "apply_bins",
@@ -62,12 +73,14 @@ __all__ = [
     "boost_step",
     "bound_ranks",
     "build_histogram",
+    "cross_validate_alpha",
     "feature_importance",
     "find_candidates",
     "find_split",
     "find_thresholds",
     "fit",
     "fit_bins",
+    "fit_tree",
     "grow_tree",
     "implementations",
     "init",
@@ -80,7 +93,9 @@ __all__ = [
     "merge_summaries",
     "permutation_importance",
     "predict",
+    "prune",
     "prune_summary",
+    "pruning_path",
     "query_ranks",
     "staged_predict",
     "summarize_sketch",

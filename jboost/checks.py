@@ -14,6 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jboost.binning import column_names
+
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
 LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search")
@@ -149,6 +151,35 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
     if not callable(value):
         raise TypeError(f"{name} must be callable as {signature}, got {value!r}")
     return value
+
+
+def check_names(
+    feature_names: Any, x: Any, num_features: int
+) -> tuple[str, ...] | None:
+    """Names of features as they were given, or else those of a data frame's columns."""
+    names = column_names(x) if feature_names is None else feature_names
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"feature_names must be a sequence of strings, got {names!r}")
+    if len(names) != num_features or len({*names}) < num_features:
+        raise ValueError(
+            f"feature_names must be {num_features} different names, one for each "
+            f"column of x, got {names!r}"
+        )
+    return tuple(names)
+
+
+def check_columns(feature_names: tuple[str, ...] | None, x: Any) -> None:
+    """A data frame has the columns of training, in their order."""
+    names = column_names(x) if feature_names else None
+    if names and names != feature_names:
+        pairs = zip(names, feature_names or (), strict=True)
+        got, expected = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            "x must have the columns of training in the same order, expected "
+            f"{expected!r}, got {got!r}"
+        )
 
 
 def _as_array(values, name):

@@ -17,11 +17,13 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix, column_names, flush_denormals
+from jboost.binning import Bins, as_matrix, flush_denormals
 from jboost.boosting import BoostedTrees
+from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import check_implementation, choose, may_run, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
+from jboost.padding import padded_size
 from jboost.tree import LeafSums
 
 FORMAT_VERSION = 1
@@ -101,7 +103,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
 
 def predict(
-    model: Ensemble,
+    model: Ensemble | RegressionTree,
     x: Shaped[ArrayLike, "N F"],
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
@@ -110,7 +112,8 @@ def predict(
     """The raw score F(x) = init_score + sum of leaf values (+ offset).
 
     Args:
-      model: from :func:`jboost.fit`.
+      model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`, whose
+        score is the value of the row's leaf.
       x: numbers, NaN = missing, with the columns that the model was trained on. A
         float32 NumPy array without gaps is read where it lies.
       offset: [N] or [N, K], added to the score, as in training.
@@ -133,6 +136,8 @@ def predict(
       >>> jb.predict(model, x).shape
       (40,)
     """
+    if isinstance(model, RegressionTree):
+        return tree_scores(model, x, offset, implementation)
     task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
     scores = _predict(task.model, task.rows, base, task.implementation, staged=False)
@@ -154,12 +159,17 @@ def staged_predict(
 
 
 def leaf_indices(
-    model: Ensemble,
+    model: Ensemble | RegressionTree,
     x: Shaped[ArrayLike, "N F"],
     *,
     implementation: str | None = None,
-) -> Int32[Array, "N R *K"]:
-    """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)]."""
+) -> Int32[Array, "N R *K"] | Int32[Array, " N"]:
+    """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)].
+
+    In a tree from :func:`jboost.fit_tree` it is the number of the node: [N].
+    """
+    if isinstance(model, RegressionTree):
+        return tree_leaves(model, x, implementation)
     task = _door(model, x, implementation)
     leaves = _leaf_indices(task.model, task.rows, task.implementation)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
@@ -179,14 +189,6 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     )
 
 
-def padded_size(size: int, least: int = 64) -> int:
-    """The next of 8 sizes per octave: nearby sizes share compiled programs."""
-    if size <= least:
-        return least
-    step = 1 << max(0, (size - 1).bit_length() - 4)
-    return -(-size // step) * step
-
-
 def _check_model(model):
     if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
         raise TypeError(
@@ -195,17 +197,6 @@ def _check_model(model):
         )
     if not isinstance(model, Ensemble):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
-
-
-def _check_names(model, x):
-    names = column_names(x) if model.feature_names else None
-    if names and names != model.feature_names:
-        pairs = zip(names, model.feature_names, strict=True)
-        got, expected = next(pair for pair in pairs if pair[0] != pair[1])
-        raise ValueError(
-            "x must have the columns of training in the same order, expected "
-            f"{expected!r}, got {got!r}"
-        )
 
 
 class _Task(NamedTuple):
@@ -254,7 +245,7 @@ def _door(model, x, implementation, offset=None):
         )
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
-    _check_names(model, x)
+    checks.check_columns(model.feature_names, x)
     # What prediction does not need: other names would compile another program.
     model = replace(model, sums=None, feature_names=None)
     rows, num_rounds = matrix.shape[0], model.num_rounds

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which features a model uses, and how much they matter.
 
-In: a trained model, and for permutation importance held-out data. Out: an Importance,
-one number per feature. Sums of gradient, curvature and weight are known of every leaf
-from training; those of inner nodes are sums over the leaves below.
+In: a trained model or tree, and for permutation importance held-out data. Out: an
+Importance, one number per feature. Sums of gradient, curvature and weight are known of
+every leaf from training; those of inner nodes are sums over the leaves below.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,9 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 from jboost import checks, losses
 from jboost.binning import as_matrix
 from jboost.boosting import compiled
+from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, predict
+from jboost.least_squares import LEAF
 from jboost.rounds import mean_loss
 from jboost.tracing import trace_loss
 
@@ -61,7 +63,10 @@ class _Nodes(NamedTuple):
 
 
 def feature_importance(
-    model: Ensemble, kind: ImportanceKind = "improvement", *, per_split: bool = False
+    model: Ensemble | RegressionTree,
+    kind: ImportanceKind = "improvement",
+    *,
+    per_split: bool = False,
 ) -> Importance:
     """Importance of each feature from what the trees did in training.
 
@@ -78,8 +83,11 @@ def feature_importance(
     ``"cover"``: the sum of curvature over the rows of the nodes (XGBoost's
     total_cover). ``"splits"``: the number of nodes.
 
+    Of a RegressionTree, improvement and gain are the same, and curvature is weight.
+
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.to_ensemble`.
+      model: from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
+        :func:`jboost.fit_tree`.
       kind: see above.
       per_split: divide by the number of splits on the feature (XGBoost's "gain" and
         "cover" are such averages).
@@ -98,8 +106,7 @@ def feature_importance(
       >>> list(jb.feature_importance(model).as_dict())
       ['1', '2', '0']
     """
-    if not isinstance(model, Ensemble):
-        raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
+    _check_model(model)
     checks.check_word("kind", kind, KINDS)
     split = _split_nodes(model)
     values = split.astype(np.float64)
@@ -110,13 +117,13 @@ def feature_importance(
     if per_split:
         counts = _sum_by_feature(features, split, model.num_features)
         total = total / np.maximum(counts, 1)
-    elif kind == "improvement":
+    elif kind == "improvement" and isinstance(model, Ensemble):
         total = total / max(1, model.num_rounds * model.num_scores)
     return Importance(_names(model), total)
 
 
 def permutation_importance(
-    model: Ensemble,
+    model: Ensemble | RegressionTree,
     x: Shaped[ArrayLike, "N F"],
     y: Any,
     loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
@@ -134,7 +141,7 @@ def permutation_importance(
     Columns that no tree uses get 0 without being tried.
 
     Args:
-      model: from :func:`jboost.fit`.
+      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`.
       x, y: as for :func:`jboost.fit`.
       loss: what the rise is measured in; that of training, usually.
       sample_weight: of the rows, in the mean.
@@ -159,8 +166,7 @@ def permutation_importance(
       >>> bool(found.values[0] > 10 * abs(found.values[1]))
       True
     """
-    if not isinstance(model, Ensemble):
-        raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
+    _check_model(model)
     checks.check_integer("num_repeats", num_repeats, least=1)
     checks.check_integer("seed", seed, least=0)
     matrix = np.array(as_matrix(x, "x"))  # a copy: its columns will be shuffled
@@ -176,6 +182,13 @@ def permutation_importance(
             rises[repeat, feature] = measure() - before
         matrix[:, feature] = column
     return Importance(_names(model), rises.mean(axis=0), rises.std(axis=0))
+
+
+def _check_model(model):
+    if not isinstance(model, Ensemble | RegressionTree):
+        raise TypeError(
+            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+        )
 
 
 def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
@@ -205,8 +218,10 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
     return measure
 
 
-def _measure_nodes(model, kind) -> Float[np.ndarray, "R K I"]:
+def _measure_nodes(model, kind) -> Float[np.ndarray, "*nodes"]:
     """Improvement, gain or cover of every inner node, as if it were split."""
+    if isinstance(model, RegressionTree):
+        return np.asarray(model.weight if kind == "cover" else model.gain)
     if model.sums is None:
         raise ValueError(
             f"model must know the sums of its leaves for kind={kind!r}, got one that "
@@ -245,8 +260,10 @@ def _sum_up(leaves):
     return np.concatenate(levels, axis=-1)
 
 
-def _split_nodes(model) -> Bool[np.ndarray, "R K I"]:
+def _split_nodes(model) -> Bool[np.ndarray, "*nodes"]:
     """Nodes that are split: the others send everything left, missing values too."""
+    if isinstance(model, RegressionTree):
+        return np.asarray(model.left) != LEAF
     threshold, missing_left = map(np.asarray, (model.threshold, model.missing_left))
     return np.isfinite(threshold) | ~missing_left
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from jboost import checks
 from jboost.binning import Bins, as_matrix, bin_columns
-from jboost.ensemble import padded_size
 from jboost.history import UNNAMED
+from jboost.padding import padded_size
 from jboost.rounds import Data
 
 

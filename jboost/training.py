@@ -17,7 +17,7 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
-from jboost.binning import as_matrix, column_names, fit_bins, warn_of_collisions
+from jboost.binning import as_matrix, fit_bins, warn_of_collisions
 from jboost.boosting import initial_scores, make_settings
 from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
 from jboost.curvature import Curvature
@@ -151,7 +151,7 @@ def fit(
     rates = np.asarray(checks.learning_rates(learning_rate, num_rounds))
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     watchers = _check_callbacks(callbacks)
-    names = _check_names(feature_names, x, matrix.shape[1])
+    names = checks.check_names(feature_names, x, matrix.shape[1])
     begin = initial_scores(init_score, num_scores)
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
     weights = sample_weight
@@ -312,20 +312,6 @@ def _evaluate_metric(function, arguments):
 def _fitted_solver(method, state):
     pointed = method.leaf_solver == "guarded" and bool(state.pointed)
     return "exact" if pointed else method.leaf_solver
-
-
-def _check_names(feature_names, x, num_features):
-    names = column_names(x) if feature_names is None else feature_names
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"feature_names must be a sequence of strings, got {names!r}")
-    if len(names) != num_features or len({*names}) < num_features:
-        raise ValueError(
-            f"feature_names must be {num_features} different names, one for each "
-            f"column of x, got {names!r}"
-        )
-    return tuple(names)
 
 
 def _check_callbacks(callbacks):

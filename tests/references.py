@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Naive NumPy versions of jboost's parts: literal, slow, in float64; the oracles."""
 
+from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
 
@@ -157,3 +158,83 @@ def predict(model, x):
             node = 2 * node + (1 if left else 2)
         scores[row, k] += leaf_value[tree, k, node - num_nodes]
     return scores if np.ndim(model.init_score) else scores[:, 0]
+
+
+class CartNode(NamedTuple):
+    """A node of a single regression tree; leaves have no split and no children."""
+
+    value: list
+    squared_error: Fraction
+    weight: Fraction
+    num_rows: int
+    split: tuple | None = None  # feature, threshold, missing_left, gain
+    left: "CartNode | None" = None
+    right: "CartNode | None" = None
+
+
+def fit_cart(
+    x, y, weights, *, max_depth=10**9, min_child_samples=1, min_split_samples=2,
+    min_child_weight=0, min_gain=0,
+):  # fmt: skip
+    """Grows a tree of least squares by recursion, in exact fractions.
+
+    Args:
+      x: [N, F] with NaN; y: [N, K]; weights: [N], positive.
+    """
+    y = [[Fraction(float(value)) for value in row] for row in y]
+    w = [Fraction(float(weight)) for weight in weights]
+
+    def describe(rows):
+        total = sum(w[i] for i in rows)
+        sums = [sum(w[i] * y[i][k] for i in rows) for k in range(len(y[0]))]
+        value = [s / total for s in sums]
+        error = sum(
+            w[i] * (y[i][k] - value[k]) ** 2 for i in rows for k in range(len(value))
+        )
+        return CartNode(value, error, total, len(rows))
+
+    def cuts(rows, node):
+        for feature in range(x.shape[1]):
+            values = sorted({float(v) for v in x[rows, feature] if not np.isnan(v)})
+            gaps = list(zip(values, [*values[1:], np.inf], strict=False))
+            missing = bool(np.isnan(x[rows, feature]).any())
+            for (low, high), missing_left in product(gaps, (False, True)):
+                last = low == values[-1]
+                if (missing_left and (last or not missing)) or (last and not missing):
+                    continue
+                v = x[rows, feature]
+                left = np.where(np.isnan(v), missing_left, v <= low)
+                sides = [[i for i, s in zip(rows, left, strict=True) if s == side]
+                         for side in (True, False)]  # fmt: skip
+                first, second = map(describe, sides)
+                if min(first.num_rows, second.num_rows) < min_child_samples:
+                    continue
+                if min(first.weight, second.weight) < min_child_weight:
+                    continue
+                middle = np.float32(np.inf if last else (low + high) / 2)
+                if not missing:
+                    missing_left = first.weight >= second.weight
+                gain = node.squared_error - first.squared_error - second.squared_error
+                yield gain, (feature, middle, missing_left, gain), sides
+
+    def grow(rows, depth):
+        node = describe(rows)
+        few = len(rows) < min_split_samples
+        if depth == max_depth or few or node.squared_error == 0:
+            return node
+        best = max(cuts(rows, node), key=lambda cut: cut[0], default=None)
+        if best is None or best[0] < min_gain:
+            return node
+        left, right = (grow(side, depth + 1) for side in best[2])
+        return node._replace(split=best[1], left=left, right=right)
+
+    return grow(list(range(len(x))), 0)
+
+
+def pruned_costs(node):
+    """(leaves, squared error) of every subtree with the same root, all of them."""
+    costs = [(1, node.squared_error)]
+    if node.left is not None:
+        pairs = product(pruned_costs(node.left), pruned_costs(node.right))
+        costs += [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
+    return costs
