@@ -230,10 +230,7 @@ def cross_validate_alpha(
         sums += _add_errors(
             other, alphas * share, matrix[held], targets[held], weights[held]
         )
-    total = weights.sum()
-    mean = sums[0] / total
-    variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
-    error = np.sqrt(np.maximum(variance, 0)) / total
+    mean, error = _average(sums, weights)
     best = np.flatnonzero(mean <= mean.min() * (1 + _SAME))[-1]
     simplest = np.flatnonzero(mean <= mean[best] + error[best])[-1]
     return AlphaChoice(
@@ -299,6 +296,13 @@ def _draw_folds(folds, seed, used):
     if len(names) < 2:
         raise ValueError(f"folds must hold at least 2 labels, got {names.tolist()}")
     return labels
+
+
+def _average(sums, weights):
+    """The mean error and its standard error, from the sums of :func:`_add_errors`."""
+    mean = sums[0] / weights.sum()
+    variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
+    return mean, np.sqrt(np.maximum(variance, 0)) / weights.sum()
 
 
 def _add_errors(tree, alphas, matrix, targets, weights):

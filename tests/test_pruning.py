@@ -225,6 +225,14 @@ def test_pure_noise_is_pruned_to_the_root():
     assert jb.prune(choice.tree, choice.one_se_alpha).num_leaves == 1
 
 
+def test_constant_targets_leave_nothing_to_choose():
+    x, _, _ = make_table(20)
+    choice = jb.cross_validate_alpha(x, np.full(20, 3.0), folds=20)
+    assert choice.alphas.tolist() == [np.inf] and choice.num_leaves.tolist() == [1]
+    assert choice.mean_error[0] == choice.standard_error[0] == 0
+    assert choice.best_alpha == choice.one_se_alpha == np.inf
+
+
 def test_folds_are_seeded_and_weights_respected():
     x, y, _ = make_table(150, 2)
     first, again, other = (
