@@ -100,7 +100,7 @@ def descend(
     """
     if paths.bounds is not None and paths.leaf_bounds is not None:
         assert child_bounds is not None
-        child = 2 * position[:, None] + jnp.arange(2, dtype=jnp.int32)
+        child = 2 * position[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
         # Leaves under a node that is not split are its leftmost.
         leaf = child << (max_depth - 1 - level)
         leaf = jnp.where(found[:, None], leaf, 2**max_depth).reshape(-1)
@@ -111,8 +111,8 @@ def descend(
             ),
         )
     if paths.used is not None:
-        now = feature[:, None] == jnp.arange(paths.used.shape[1], dtype=jnp.int32)
-        used = (paths.used | now)[source]
+        every = jnp.arange(paths.used.shape[1], dtype=jnp.int32)
+        used = (paths.used | (feature[:, None] == every[None, :]))[source]
         paths = paths._replace(used=jnp.repeat(used, 2, axis=0)[:slots])
     if paths.free is not None:
         paths = paths._replace(free=paths.free - jnp.sum(found, dtype=jnp.int32))
