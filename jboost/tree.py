@@ -356,7 +356,9 @@ def _find_splits(level, state, rows, words, limits):
     least = _least_samples(limits, rows.num_in_bag)
 
     def find(histogram, mask, bounds):
-        values = limits.values and limits.values._replace(bounds=bounds)
+        values = limits.values
+        if values is not None:
+            values = values._replace(bounds=bounds)
         return find_split(
             histogram,
             rows.unit,

@@ -16,6 +16,7 @@ import pytest
 import references
 from hypothesis import given, settings
 from references import Constraints
+from scipy import optimize
 
 import jboost as jb
 from jboost.splitting import UNBOUNDED, ValueLimits, find_split
@@ -353,6 +354,59 @@ def test_relative_l1_is_counted_in_mean_curvatures():
                      regularization="absolute")  # fmt: skip
     np.testing.assert_allclose(absolute, relative, rtol=1e-5, atol=1e-5)
     assert np.abs(train(1.0) - relative).max() > 0.01
+
+
+# Leaf values, group by group.
+
+
+def make_groups():
+    """Four groups of rows, apart in their only feature; the second is balanced."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(np.arange(4.0), 40)[:, None]
+    share = np.repeat([0.2, 0.5, 0.7, 0.95], 40)
+    return x, (rng.random(160) < share).astype(np.float32)
+
+
+@pytest.mark.parametrize("l1", [1.0, 4.0])
+def test_exact_leaves_minimise_loss_and_penalties(l1):
+    """sum of log(1 + e^c) - y c, plus l2 c^2 / 2 + l1 |c|; some are 0, some are not."""
+    x, y = make_groups()
+    model, _ = jb.fit(
+        x, y, jb.losses.logistic, num_rounds=1, learning_rate=1.0, max_depth=3, l1=l1,
+        l2=0.5, min_child_weight=0.0, regularization="absolute", init_score=0.0,
+        leaf_solver="exact",
+    )  # fmt: skip
+    leaf = np.asarray(jb.leaf_indices(model, x))[:, 0]
+    values = np.asarray(model.leaf_value)[0, 0, leaf]
+    for number in np.unique(leaf):
+        rows = y[leaf == number]
+
+        def objective(c, rows=rows):
+            losses = np.logaddexp(0, c) - rows * c
+            return losses.sum() + 0.25 * c**2 + l1 * abs(c)
+
+        best = optimize.minimize_scalar(objective, (-3, 3), tol=1e-12).x
+        # Slopes below 1e-6 of their terms, 1/2 each at c = 0, count as zero; the
+        # curvature is more than 0.02 of a row.
+        tolerance = 1e-6 * (0.5 * len(rows) + l1) / (0.02 * len(rows))
+        best = 0.0 if abs(best) < 1e-7 else best
+        assert values[leaf == number][0] == pytest.approx(best, abs=2 * tolerance)
+    assert np.any(values == 0) == (l1 == 4.0)
+    assert np.any(values != 0)
+
+
+def test_order_statistics_are_not_shrunk():
+    x, y = make_groups()
+    y = (y + np.linspace(0, 1, 160)).astype(np.float32)
+    model, _ = jb.fit(
+        x, y, jb.losses.absolute_error, num_rounds=1, learning_rate=1.0, max_depth=2,
+        l1=2.0, init_score=1.0,
+    )  # fmt: skip
+    leaf = np.asarray(jb.leaf_indices(model, x))[:, 0]
+    assert len(np.unique(leaf)) > 1
+    for number in np.unique(leaf):
+        value = np.asarray(model.leaf_value)[0, 0, number]
+        assert value == pytest.approx(np.median(y[leaf == number] - 1), abs=1e-6)
 
 
 # At the door.
