@@ -259,6 +259,7 @@ def make_settings(
     curvature: Curvature,
     leaf_solver: LeafSolver,
     implementation: str | None,
+    feature_names: Any = None,
 ) -> tuple[Method, Numbers]:
     """Checks what shapes training and sorts it into what is static and what is not."""
     max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
@@ -311,18 +312,22 @@ def make_settings(
     samples = samples if isinstance(samples, Tracer) else np.int32(samples)
     limits = limits._replace(
         min_child_samples=_minimum(samples, num_rows),
-        values=_limit_values(l1, max_delta_step, monotone, num_features),
-        groups=checks.check_interactions(interactions, num_features),
+        values=_limit_values(
+            l1,
+            max_delta_step,
+            checks.check_monotone(monotone, num_features, feature_names),
+            num_features,
+        ),
+        groups=checks.check_interactions(interactions, num_features, feature_names),
     )
     return method, Numbers(limits, _as_float(subsample))
 
 
-def _limit_values(l1, max_delta_step, monotone, num_features):
+def _limit_values(l1, max_delta_step, signs, num_features):
     """What holds leaf values back; None if nothing does, which is known here.
 
     A traced number may be anything: it is taken for a limit.
     """
-    signs = checks.check_monotone(monotone, num_features)
     known = not isinstance(l1, Tracer) and not isinstance(max_delta_step, Tracer)
     if signs is None and known and l1 == 0 and max_delta_step in (0, np.inf):
         return None

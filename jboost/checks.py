@@ -70,9 +70,15 @@ def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -
     return int(value)
 
 
-def check_feature(name: str, feature: Any, num_features: int) -> int:
-    """A feature, named by its place: the one room for other names to enter by."""
+def check_feature(
+    name: str, feature: Any, num_features: int, feature_names: Any = None
+) -> int:
+    """The place of a feature, from its place or its name."""
     expected = f"{name} must name features by integers from 0 to {num_features - 1}"
+    if feature_names is not None:
+        expected += f" or by one of {tuple(feature_names)}"
+        if isinstance(feature, str) and feature in feature_names:
+            return list(feature_names).index(feature)
     if isinstance(feature, bool) or not isinstance(feature, int | np.integer):
         raise TypeError(f"{expected}, got {feature!r}")
     if not 0 <= feature < num_features:
@@ -80,7 +86,9 @@ def check_feature(name: str, feature: Any, num_features: int) -> int:
     return int(feature)
 
 
-def check_monotone(monotone: Any, num_features: int) -> Array | np.ndarray | None:
+def check_monotone(
+    monotone: Any, num_features: int, feature_names: Any = None
+) -> Array | np.ndarray | None:
     """Signs [F] from {feature: sign} or a sequence; None where all are 0."""
     if monotone is None:
         return None
@@ -90,7 +98,10 @@ def check_monotone(monotone: Any, num_features: int) -> Array | np.ndarray | Non
     )
     if isinstance(monotone, dict):
         signs = np.zeros(num_features, np.int32)
-        places = [check_feature("monotone", key, num_features) for key in monotone]
+        places = [
+            check_feature("monotone", key, num_features, feature_names)
+            for key in monotone
+        ]
         values = [*monotone.values()]
     else:
         signs, places, values = np.zeros(0, np.int32), None, monotone
@@ -115,7 +126,9 @@ def check_monotone(monotone: Any, num_features: int) -> Array | np.ndarray | Non
     return signs if signs.any() else None
 
 
-def check_interactions(interactions: Any, num_features: int) -> np.ndarray | None:
+def check_interactions(
+    interactions: Any, num_features: int, feature_names: Any = None
+) -> np.ndarray | None:
     """Groups of features as a mask [G, F]."""
     if interactions is None:
         return None
@@ -133,7 +146,8 @@ def check_interactions(interactions: Any, num_features: int) -> np.ndarray | Non
         if len(group) == 0:
             raise ValueError(f"{name} must hold at least one feature, got {group!r}")
         for feature in group:
-            mask[number, check_feature(name, feature, num_features)] = True
+            place = check_feature(name, feature, num_features, feature_names)
+            mask[number, place] = True
     return mask
 
 

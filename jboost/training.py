@@ -117,11 +117,12 @@ def fit(
         by level all the same: on each level the best splits are made first, until
         there are so many leaves. (LightGBM's num_leaves is another thing: it may go
         deep in one place before a level is full.)
-      monotone: {feature: sign} or F signs: 1 where the score must not fall as the
-        feature rises, -1 where it must not rise, 0 where it may do both. Missing
-        values are outside that order. Of K scores each obeys.
-      interactions: groups of features, [[0, 1], [1, 2, 3]]: on a path from root to
-        leaf all features must be of one group. A feature of no group splits alone.
+      monotone: {place or name of a feature: sign}, or F signs: 1 where the score
+        must not fall as the feature rises, -1 where it must not rise, 0 where it may
+        do both. Missing values are outside that order. Of K scores each obeys.
+      interactions: groups of features by place or name, [[0, 1], [1, 2, 3]]: on a
+        path from root to leaf all features must be of one group. A feature of no
+        group splits alone.
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
@@ -202,7 +203,7 @@ def fit(
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
         interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
-        implementation=implementation,
+        implementation=implementation, feature_names=names,
     )  # fmt: skip
     job = Job(
         traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)

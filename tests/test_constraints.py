@@ -437,6 +437,20 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_features_may_be_named():
+    x, y = make_table(0, 200)
+    train = partial(jb.fit, x, y, num_rounds=2, max_depth=3)
+    names = ["age", "rooms", "size"]
+    model, _ = train(
+        monotone={"rooms": -1, 0: 1}, interactions=[["age", 1], ["size"]],
+        feature_names=names,
+    )  # fmt: skip
+    same, _ = train(monotone=(1, -1, 0), interactions=[[0, 1], [2]])
+    np.testing.assert_array_equal(model.leaf_value, same.leaf_value)
+    with pytest.raises(TypeError, match=r"or by one of.*'size'.*got 'floor'"):
+        train(monotone={"floor": 1}, feature_names=names)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_constraints_are_refused(name):
     arguments, error, message = REFUSED[name]
