@@ -32,6 +32,7 @@ from jboost.rounds import (
     grow_round,
     init_state,
 )
+from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tracing import TracedLoss, trace_loss
 from jboost.tree import Tree, TreeLimits, pack_codes
 
@@ -96,7 +97,9 @@ def boost_step(
     learning_rate: Float[ArrayLike, ""] | float = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
+    l1: Float[ArrayLike, ""] | float = 0.0,
     l2: Float[ArrayLike, ""] | float = 1.0,
+    max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
     min_gain: Float[ArrayLike, ""] | float = 0.0,
     min_child_weight: Float[ArrayLike, ""] | float = 1.0,
     min_child_samples: Any = "auto",
@@ -105,6 +108,9 @@ def boost_step(
     colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
     colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     implementation: str | None = None,
@@ -137,12 +143,14 @@ def boost_step(
         raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
-        max_bins=max_bins, l2=l2, min_gain=min_gain,
+        max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
+        max_delta_step=max_delta_step, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, curvature=curvature,
-        leaf_solver=leaf_solver, implementation=implementation,
+        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
+        interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
+        implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
     run = compiled(_step, traced, method)
@@ -161,7 +169,9 @@ def boost(
     learning_rate: Any = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
+    l1: Float[ArrayLike, ""] | float = 0.0,
     l2: Float[ArrayLike, ""] | float = 1.0,
+    max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
     min_gain: Float[ArrayLike, ""] | float = 0.0,
     min_child_weight: Float[ArrayLike, ""] | float = 1.0,
     min_child_samples: Any = "auto",
@@ -170,6 +180,9 @@ def boost(
     colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
     colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -207,12 +220,14 @@ def boost(
     )
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
-        max_bins=max_bins, l2=l2, min_gain=min_gain,
+        max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
+        max_delta_step=max_delta_step, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, curvature=curvature,
-        leaf_solver=leaf_solver, implementation=implementation,
+        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
+        interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
+        implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)
     run = compiled(_boost, traced, method)
@@ -226,7 +241,10 @@ def make_settings(
     uniform: bool,
     max_depth: int,
     max_bins: int,
+    num_features: int,
+    l1: Any,
     l2: Any,
+    max_delta_step: Any,
     min_gain: Any,
     min_child_weight: Any,
     min_child_samples: Any,
@@ -235,9 +253,13 @@ def make_settings(
     colsample_bytree: Any,
     colsample_bylevel: Any,
     colsample_bynode: Any,
+    max_leaves: int | None,
+    monotone: Any,
+    interactions: Any,
     curvature: Curvature,
     leaf_solver: LeafSolver,
     implementation: str | None,
+    feature_names: Any = None,
 ) -> tuple[Method, Numbers]:
     """Checks what shapes training and sorts it into what is static and what is not."""
     max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
@@ -247,9 +269,11 @@ def make_settings(
     checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
     check_implementation(implementation)
     for name, value in (
-        ("l2", l2), ("min_gain", min_gain), ("min_child_weight", min_child_weight),
+        ("l1", l1), ("l2", l2), ("min_gain", min_gain),
+        ("min_child_weight", min_child_weight),
     ):  # fmt: skip
         checks.check_number(name, value, least=0.0)
+    checks.check_number("max_delta_step", max_delta_step, least=0.0, finite=False)
     for name, value in (
         ("subsample", subsample), ("colsample_bytree", colsample_bytree),
         ("colsample_bylevel", colsample_bylevel),
@@ -271,6 +295,7 @@ def make_settings(
         max_depth=max_depth,
         num_bins=max_bins,
         max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
+        max_leaves=_check_leaves(max_leaves, max_depth),
         uniform=uniform,
         implementation=implementation,
     ).resolve(loss)
@@ -285,8 +310,42 @@ def make_settings(
     )
     limits = jax.tree.map(_as_float, limits)
     samples = samples if isinstance(samples, Tracer) else np.int32(samples)
-    limits = limits._replace(min_child_samples=_minimum(samples, num_rows))
+    limits = limits._replace(
+        min_child_samples=_minimum(samples, num_rows),
+        values=_limit_values(
+            l1,
+            max_delta_step,
+            checks.check_monotone(monotone, num_features, feature_names),
+            num_features,
+        ),
+        groups=checks.check_interactions(interactions, num_features, feature_names),
+    )
     return method, Numbers(limits, _as_float(subsample))
+
+
+def _limit_values(l1, max_delta_step, signs, num_features):
+    """What holds leaf values back; None if nothing does, which is known here.
+
+    A traced number may be anything: it is taken for a limit.
+    """
+    known = not isinstance(l1, Tracer) and not isinstance(max_delta_step, Tracer)
+    if signs is None and known and l1 == 0 and max_delta_step in (0, np.inf):
+        return None
+    step = _as_float(max_delta_step)
+    numpy: Any = jnp if isinstance(step, jax.Array) else np
+    most = numpy.float32(UNBOUNDED)
+    step = numpy.where(step == 0, most, numpy.minimum(step, most))
+    bounds = numpy.stack([-step, step])
+    signs: Any = np.zeros(num_features, np.int32) if signs is None else signs
+    return ValueLimits(_as_float(l1), bounds, signs)
+
+
+def _check_leaves(max_leaves, max_depth):
+    """None where every tree of that depth has as few leaves."""
+    if max_leaves is None:
+        return None
+    max_leaves = checks.check_integer("max_leaves", max_leaves, least=2)
+    return max_leaves if max_leaves < 2**max_depth else None
 
 
 def _as_float(number) -> Any:

@@ -35,8 +35,9 @@ def check_number(
     least: float = -np.inf,
     most: float = np.inf,
     above: float | None = None,
+    finite: bool = True,
 ) -> None:
-    """A finite scalar number with least <= value <= most, and value > above."""
+    """A scalar number with least <= value <= most, and value > above."""
     if isinstance(value, Tracer):
         if value.ndim != 0:
             raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
@@ -53,7 +54,7 @@ def check_number(
         raise TypeError(f"{expected}, got {value!r}")
     number = float(array)
     inside = least <= number <= most and (above is None or number > above)
-    if not inside or not np.isfinite(number):
+    if not inside or (finite and not np.isfinite(number)):
         raise ValueError(f"{expected}, got {value!r}")
 
 
@@ -67,6 +68,87 @@ def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -
     if not least <= value <= most:
         raise ValueError(f"{expected}, got {value!r}")
     return int(value)
+
+
+def check_feature(
+    name: str, feature: Any, num_features: int, feature_names: Any = None
+) -> int:
+    """The place of a feature, from its place or its name."""
+    expected = f"{name} must name features by integers from 0 to {num_features - 1}"
+    if feature_names is not None:
+        expected += f" or by one of {tuple(feature_names)}"
+        if isinstance(feature, str) and feature in feature_names:
+            return list(feature_names).index(feature)
+    if isinstance(feature, bool) or not isinstance(feature, int | np.integer):
+        raise TypeError(f"{expected}, got {feature!r}")
+    if not 0 <= feature < num_features:
+        raise ValueError(f"{expected}, got {feature!r}")
+    return int(feature)
+
+
+def check_monotone(
+    monotone: Any, num_features: int, feature_names: Any = None
+) -> Array | np.ndarray | None:
+    """Signs [F] from {feature: sign} or a sequence; None where all are 0."""
+    if monotone is None:
+        return None
+    expected = (
+        f"monotone must be {{feature: sign}} or {num_features} signs, each of them "
+        "-1, 0 or 1"
+    )
+    if isinstance(monotone, dict):
+        signs = np.zeros(num_features, np.int32)
+        places = [
+            check_feature("monotone", key, num_features, feature_names)
+            for key in monotone
+        ]
+        values = [*monotone.values()]
+    else:
+        signs, places, values = np.zeros(0, np.int32), None, monotone
+    if not isinstance(values, jax.Array):
+        try:
+            values = np.asarray(values)
+        except (TypeError, ValueError):
+            raise TypeError(f"{expected}, got {monotone!r}") from None
+    if values.dtype.kind not in "fiu" and values.size:
+        raise TypeError(f"{expected}, got {monotone!r}")
+    if places is None and values.shape != (num_features,):
+        raise ValueError(f"{expected}, got shape {values.shape}")
+    if isinstance(values, Tracer):
+        return values.astype(jnp.int32)
+    values = np.asarray(values)
+    if not np.all(np.isin(values, (-1, 0, 1))):
+        raise ValueError(f"{expected}, got {monotone!r}")
+    if places is None:
+        signs = values.astype(np.int32)
+    else:
+        signs[places] = values
+    return signs if signs.any() else None
+
+
+def check_interactions(
+    interactions: Any, num_features: int, feature_names: Any = None
+) -> np.ndarray | None:
+    """Groups of features as a mask [G, F]."""
+    if interactions is None:
+        return None
+    kinds = list | tuple | set | frozenset | np.ndarray
+    expected = "interactions must be a sequence of groups of features"
+    if not isinstance(interactions, list | tuple):
+        raise TypeError(f"{expected}, got {interactions!r}")
+    if not interactions:
+        raise ValueError(f"{expected}, at least one, got {interactions!r}")
+    mask = np.zeros((len(interactions), num_features), bool)
+    for number, group in enumerate(interactions):
+        name = f"interactions[{number}]"
+        if not isinstance(group, kinds):
+            raise TypeError(f"{name} must be a group of features, got {group!r}")
+        if len(group) == 0:
+            raise ValueError(f"{name} must hold at least one feature, got {group!r}")
+        for feature in group:
+            place = check_feature(name, feature, num_features, feature_names)
+            mask[number, place] = True
+    return mask
 
 
 def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:

@@ -37,6 +37,7 @@ from jboost.leaves import (
     solve_leaves,
 )
 from jboost.sampling import sample
+from jboost.splitting import UNBOUNDED
 from jboost.tracing import TracedLoss
 from jboost.tree import LeafSums, Tree, TreeLimits, grow_tree, predict_tree
 
@@ -59,6 +60,7 @@ class Method:
     max_depth: int = 6
     num_bins: int = 256
     max_nodes: int = 1 << 30
+    max_leaves: int | None = None
     uniform: bool = False
     implementation: str | None = None
 
@@ -192,11 +194,17 @@ class Round(NamedTuple):
 
 
 class RowDerivatives(NamedTuple):
-    """Derivatives of every row, before weights, and what "relative" divides by."""
+    """Derivatives of every row, before weights.
+
+    Attributes:
+      mean: what "relative" divides by.
+      value_unit: leaf values fitted with these, for one as the splits see it.
+    """
 
     gradient: Float[Array, "*K N"]
     curvature: Float[Array, "*K N"]
     mean: Float[Array, "*K"]
+    value_unit: Float[Array, "*K"]
 
 
 def grow_round(
@@ -276,20 +284,31 @@ def grow_structure(
     method: Method, data: Data, now: Round, one: tuple[Any, ...]
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """The splits of one of ``now.trees()``, and the leaf of every row."""
-    _, seed, shape, _ = one
+    _, seed, shape, fitted = one
     return grow_tree(
         data.columns,
         *shaping_derivatives(data, now, shape),
         now.in_bag,
         seed,
-        now.limits,
+        _shaping_limits(now.limits, shape, fitted),
         max_depth=method.max_depth,
         num_bins=method.num_bins,
         max_nodes=method.max_nodes,
+        max_leaves=method.max_leaves,
         uniform=method.uniform,
         packed=data.packed,
         implementation=method.implementation,
     )
+
+
+def _shaping_limits(limits, shape, fitted):
+    """The limits in the units of the derivatives that shape the tree."""
+    values = limits.values
+    if values is None:
+        return limits
+    l1 = values.l1 * (fitted.mean / shape.mean)
+    bounds = jnp.clip(values.bounds / fitted.value_unit, -UNBOUNDED, UNBOUNDED)
+    return limits._replace(values=values._replace(l1=l1, bounds=bounds))
 
 
 def fit_leaves(
@@ -309,9 +328,10 @@ def fit_leaves(
     objective = _bind(loss, constants, method, data, state, now.parameters)
     weights = jnp.where(now.in_bag, data.weights, 0.0)
     num_leaves = tree.leaf_value.shape[0]
-    penalty = now.limits.l2 * fitted.mean
+    penalty, values = now.limits.l2 * fitted.mean, now.limits.values
+    l1 = None if values is None else values.l1 * fitted.mean
     if loss.straight and method.leaf_solver == "exact":
-        penalty = jnp.float32(0)  # an order statistic is not shrunk
+        penalty, l1 = jnp.float32(0), None  # an order statistic is not shrunk
     gradient, curvature = (
         _weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
     )
@@ -319,7 +339,7 @@ def fit_leaves(
     sums = sum_channels(channels, leaf, num_leaves, method.implementation)
 
     def newton():
-        step, promised = newton_step(sums[0], sums[1], penalty)
+        step, promised = newton_step(sums[0], sums[1], penalty, l1)
         return step, jnp.where(state.pointed, jnp.inf, promised)  # trust no step
 
     groups = Groups(
@@ -329,11 +349,16 @@ def fit_leaves(
         direction=None,
         group=leaf,
         penalty=jnp.broadcast_to(penalty, num_leaves),
+        l1=l1,
     )
-    value = solve_leaves(objective, groups, newton, method.leaf_solver)
+    bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
+    value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if values is not None:  # what a line search may have passed
+        value = jnp.clip(value, *values.bounds)
     return tree._replace(
         leaf_value=learning_rate * value,
         sums=LeafSums(*sums, l2=now.limits.l2 * fitted.mean),
+        bounds=None,
     )
 
 
@@ -425,10 +450,15 @@ def _row_derivatives(objective, state, weights, method):
                 mean = jnp.where(coupled, jnp.sum(mean), mean)
             mean = jnp.maximum(mean, state.first_mean)
             mean = jnp.where(mean > 0, mean, 1.0)
-        return RowDerivatives(gradient, positive, mean)
+        return RowDerivatives(gradient, positive, mean, jnp.ones_like(mean))
 
     shape = evaluate(method.curvature)
-    return shape, evaluate("auto") if method.curvature == "unit" else shape
+    if method.curvature != "unit":
+        return shape, shape
+    fitted = evaluate("auto")
+    mean = mean_of_rows(objective, fitted.curvature, weights)
+    unit = 1 / jnp.where(mean > 0, mean, 1.0)
+    return shape, fitted._replace(value_unit=unit)
 
 
 def _weigh(weights, values):

@@ -45,7 +45,9 @@ def fit(
     learning_rate: Any = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
+    l1: float = 0.0,
     l2: float = 1.0,
+    max_delta_step: float = float("inf"),
     min_gain: float = 0.0,
     min_child_weight: float = 1.0,
     min_child_samples: Any = "auto",
@@ -54,6 +56,9 @@ def fit(
     colsample_bytree: float = 1.0,
     colsample_bylevel: float = 1.0,
     colsample_bynode: float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -87,10 +92,16 @@ def fit(
         validation rows, in jax.numpy (compiled, for each number of rows) or NumPy.
       num_rounds: how many trees (times K).
       learning_rate: a number, or a schedule: round -> number, as in optax.
-      max_depth: levels of splits.
+      max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
+        functions of one feature each, depth 2 of two.
       max_bins: codes per feature, the missing one included.
+      l1: alpha: moves the sum of a leaf's gradients towards 0 by so much, so that
+        weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
+        the mean curvature). Leaves that are order statistics take neither l1 nor l2.
       l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
         units of the loss's second derivative (absolute, as in XGBoost).
+      max_delta_step: the largest magnitude of a leaf value, before ``learning_rate``;
+        inf, or 0 as in XGBoost: none.
       min_gain: kappa: what a split must gain; XGBoost's gamma is 2 min_gain.
       min_child_weight: least curvature of a child, in the units of ``l2``.
       min_child_samples: least rows of a child; "auto": 20 where leaves are order
@@ -102,6 +113,16 @@ def fit(
         trains the same model; "absolute" leaves the loss's units.
       subsample: share of rows per round, without replacement.
       colsample_bytree, colsample_bylevel, colsample_bynode: share of columns.
+      max_leaves: of a tree; None: as many as ``max_depth`` allows. Trees grow level
+        by level all the same: on each level the best splits are made first, until
+        there are so many leaves. (LightGBM's num_leaves is another thing: it may go
+        deep in one place before a level is full.)
+      monotone: {place or name of a feature: sign}, or F signs: 1 where the score
+        must not fall as the feature rises, -1 where it must not rise, 0 where it may
+        do both. Missing values are outside that order. Of K scores each obeys.
+      interactions: groups of features by place or name, [[0, 1], [1, 2, 3]]: on a
+        path from root to leaf all features must be of one group. A feature of no
+        group splits alone.
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
@@ -175,12 +196,14 @@ def fit(
     implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(
         traced, rows.data, uniform=weights is None, max_depth=max_depth,
-        max_bins=bins.num_bins, l2=l2, min_gain=min_gain,
+        max_bins=bins.num_bins, num_features=matrix.shape[1], l1=l1, l2=l2,
+        max_delta_step=max_delta_step, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, curvature=curvature,
-        leaf_solver=leaf_solver, implementation=implementation,
+        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
+        interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
+        implementation=implementation, feature_names=names,
     )  # fmt: skip
     job = Job(
         traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)

@@ -29,10 +29,11 @@ from jboost.histogram import (
     quantise,
     sum_by_group,
 )
-from jboost.kernels import grow_cpu
+from jboost.kernels import grow_cpu, paths
 from jboost.kernels.library import choose, may_run
+from jboost.kernels.paths import Paths
 from jboost.sampling import sample
-from jboost.splitting import WEIGHT_SLACK, find_split
+from jboost.splitting import WEIGHT_SLACK, ValueLimits, find_split
 
 _sample_in_xla = partial(sample, implementation="xla")
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
@@ -63,6 +64,8 @@ class Tree(NamedTuple):
       missing_left: where code 0 goes. True where a node is not split.
       leaf_value: what each leaf adds to the score.
       sums: what its leaves were fitted to; None in a tree that was only grown.
+      bounds: least and greatest value of each leaf; None where leaf values are not
+        limited, and in a tree that has its values.
     """
 
     feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
@@ -70,6 +73,7 @@ class Tree(NamedTuple):
     missing_left: Bool[Array, "*T I"]
     leaf_value: Float[Array, "*T I+1"]
     sums: LeafSums | None = None
+    bounds: Float[Array, "*T I+1 2"] | None = None
 
     @property
     def max_depth(self) -> int:
@@ -80,7 +84,12 @@ class Tree(NamedTuple):
 class TreeLimits(NamedTuple):
     """The numbers that shape a tree; all may be traced.
 
-    See :func:`jboost.fit` for their meaning.
+    See :func:`jboost.fit` for their meaning. The last two are None for no limit.
+
+    Attributes:
+      values: what holds leaf values back; at the root the bounds are those of
+        ``max_delta_step``.
+      groups: features that may meet on a path (``interactions``).
     """
 
     l2: Float[Array, ""] | float = 1.0
@@ -90,6 +99,8 @@ class TreeLimits(NamedTuple):
     colsample_bytree: Float[Array, ""] | float = 1.0
     colsample_bylevel: Float[Array, ""] | float = 1.0
     colsample_bynode: Float[Array, ""] | float = 1.0
+    values: ValueLimits | None = None
+    groups: Bool[Array, "G F"] | None = None
 
 
 class _Level(NamedTuple):
@@ -100,6 +111,7 @@ class _Level(NamedTuple):
     row_slot: Int32[Array, " N"]  # M: the row's node has stopped growing
     row_position: Int32[Array, " N"]
     tree: Tree
+    paths: Paths
 
 
 class _Rows(NamedTuple):
@@ -123,6 +135,7 @@ def grow_tree(
     max_depth: int,
     num_bins: int,
     max_nodes: int | None = None,
+    max_leaves: int | None = None,
     uniform: bool = False,
     packed: Shaped[Array, "blocks N W"] | None = None,
     implementation: str | None = None,
@@ -142,19 +155,24 @@ def grow_tree(
       num_bins: number of codes.
       max_nodes: the most nodes a level can have, if known to be less than N: N over
         ``min_child_samples``.
+      max_leaves: the most leaves: on each level the splits of the highest gain are
+        made first, those of equal gain from left to right.
       uniform: all rows in the bag have the same curvature, so that counts of rows
         follow from it.
       packed: the same codes by row, from :func:`pack_codes`; made here if needed.
       implementation: as for :func:`jboost.histogram.build_histogram`.
 
     Returns:
-      The tree and the leaf of every row.
+      The tree and the leaf of every row. Where leaf values are limited, the tree
+      has the bounds of its leaves.
     """
     num_rows = columns.shape[1]
-    most = 1 << (max(1, min(max_nodes or num_rows, num_rows)) - 1).bit_length()
+    most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)
+    most = 1 << (max(1, most) - 1).bit_length()
     sizes: Any = dict(
-        max_depth=max_depth, num_bins=num_bins, most=most, uniform=uniform
-    )
+        max_depth=max_depth, num_bins=num_bins, most=most, max_leaves=max_leaves,
+        uniform=uniform,
+    )  # fmt: skip
     grow = choose(
         implementation,
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
@@ -208,8 +226,9 @@ def _descend(tree, columns):
 
 def _grow_with_kernels(
     packed, columns, gradient, curvature, in_bag, words, limits,
-    *, max_depth, num_bins, most, uniform,
+    *, max_depth, num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
+    slots = min(2 ** (max_depth - 1), most)
     grown = grow_cpu.grow(
         columns,
         grow_cpu.pack(columns, num_bins) if packed is None else packed,
@@ -225,19 +244,26 @@ def _grow_with_kernels(
             min_child_samples=jnp.int32(limits.min_child_samples),
         ),
         _fractions(limits),
+        _start_paths(limits, max_leaves, slots, max_depth),
+        limits.values,
         max_depth=max_depth,
         num_bins=num_bins,
-        slots=min(2 ** (max_depth - 1), most),
+        slots=slots,
         uniform=uniform,
     )
-    empty = jnp.zeros(2**max_depth, jnp.float32)
-    tree = Tree(grown.feature, grown.threshold, grown.missing_left, empty)
+    tree = Tree(
+        grown.feature,
+        grown.threshold,
+        grown.missing_left,
+        leaf_value=jnp.zeros(2**max_depth, jnp.float32),
+        bounds=grown.bounds,
+    )
     return tree, grown.leaf
 
 
 def _grow_in_xla(
     packed, columns, gradient, curvature, in_bag, words, limits,
-    *, max_depth, num_bins, most, uniform,
+    *, max_depth, num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
     """The definition: what the kernels do, in plain XLA."""
     rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
@@ -245,7 +271,9 @@ def _grow_in_xla(
     def grow_level(level, state, slots):
         split = _find_splits(level, state, rows, words, limits)
         last = jnp.asarray(level == max_depth - 1)
-        return _split_nodes(level, last, state, split, rows, limits, slots, num_bins)
+        return _split_nodes(
+            level, last, state, split, rows, limits, slots, num_bins, max_depth
+        )
 
     # Levels of few nodes share one loop body, with slots for the largest of them: it
     # compiles once, and empty slots cost little. Deeper levels would pay for them,
@@ -256,13 +284,21 @@ def _grow_in_xla(
     node = jnp.where(in_bag, 0, -1)
     build = partial(build_histogram, implementation="xla")
     root = _sum_nodes(build, rows, node, 1, limits, num_bins)
-    state = _make_root(root, columns.shape[1], max_depth, num_bins, slots)
+    path = _start_paths(limits, max_leaves, slots, max_depth)
+    state = _make_root(root, columns.shape[1], max_depth, num_bins, slots, path)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(level, state, slots), state
     )
     for level in range(shared, max_depth):
         state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
-    return state.tree, state.row_position
+    return state.tree._replace(bounds=state.paths.leaf_bounds), state.row_position
+
+
+def _start_paths(limits, max_leaves, slots, max_depth):
+    bounds = None if limits.values is None else limits.values.bounds
+    return paths.start(
+        bounds, limits.groups, max_leaves, slots=slots, max_depth=max_depth
+    )
 
 
 def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
@@ -281,7 +317,7 @@ def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
     return _Rows(columns, channels, in_bag, num_in_bag, unit)
 
 
-def _make_root(root, num_rows, max_depth, num_bins, slots):
+def _make_root(root, num_rows, max_depth, num_bins, slots, path):
     """The first level: the root in slot 0, the other slots empty."""
     num_nodes = 2**max_depth - 1
     tree = Tree(
@@ -293,7 +329,7 @@ def _make_root(root, num_rows, max_depth, num_bins, slots):
     histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
     position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
     start = jnp.zeros(num_rows, jnp.int32)
-    return _Level(histogram, position, start, start, tree)
+    return _Level(histogram, position, start, start, tree, path)
 
 
 def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
@@ -316,9 +352,13 @@ def _find_splits(level, state, rows, words, limits):
     """The best split of each slot; none for empty slots."""
     slots = state.position.shape[0]
     masks = _sample_features(words, level, slots, state.histogram.shape[1], limits)
+    masks = paths.allow(state.paths, masks)
     least = _least_samples(limits, rows.num_in_bag)
 
-    def find(histogram, mask):
+    def find(histogram, mask, bounds):
+        values = limits.values
+        if values is not None:
+            values = values._replace(bounds=bounds)
         return find_split(
             histogram,
             rows.unit,
@@ -327,10 +367,12 @@ def _find_splits(level, state, rows, words, limits):
             min_gain=limits.min_gain,
             min_child_weight=limits.min_child_weight,
             min_child_samples=least,
+            values=values,
         )
 
-    split = jax.vmap(find)(state.histogram, masks)
-    return split._replace(found=split.found & (state.position >= 0))
+    split = jax.vmap(find)(state.histogram, masks, state.paths.bounds)
+    found = split.found & (state.position >= 0)
+    return split._replace(found=paths.keep_best(state.paths, split.gain, found))
 
 
 def _least_samples(limits, num_in_bag):
@@ -371,7 +413,7 @@ def _fractions(limits):
     return jnp.stack([jnp.asarray(share, jnp.float32) for share in shares])
 
 
-def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
+def _split_nodes(level, last, state, split, rows, limits, slots, num_bins, max_depth):
     """Writes the splits down, routes the rows, and sums the next level's nodes."""
     split, right, left_smaller = _route(state, split, rows, num_bins)
     tree = _write_splits(level, state, split)
@@ -387,6 +429,10 @@ def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
     row_pair = _lookup(pair, state.row_slot, slots)
     row_slot = jnp.minimum(2 * row_pair + right, slots)
     row_position = 2 * state.row_position + right
+    path = paths.descend(
+        state.paths, level, state.position, split.feature, split.found,
+        split.child_bounds, source, slots=slots, max_depth=max_depth,
+    )  # fmt: skip
 
     def sum_children(histogram):
         smaller = (right == 0) == _lookup(left_smaller, state.row_slot, False)
@@ -402,8 +448,10 @@ def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
         return jnp.zeros((slots, *histogram.shape[1:]), jnp.int32)
 
     done = last | ~jnp.any(split.found)
+    if path.free is not None:
+        done |= path.free == 0
     histogram = jax.lax.cond(done, stop, sum_children, state.histogram)
-    return _Level(histogram, position, row_slot, row_position, tree)
+    return _Level(histogram, position, row_slot, row_position, tree, path)
 
 
 def _route(state, split, rows, num_bins):

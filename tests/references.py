@@ -28,6 +28,20 @@ class Limits(NamedTuple):
     min_child_samples: int = 1
 
 
+class Constraints(NamedTuple):
+    """``monotone``: a sign for each feature; ``groups``: sets; empty for none."""
+
+    l1: float = 0.0
+    max_delta_step: float = np.inf
+    monotone: tuple = ()
+    groups: tuple = ()
+    max_leaves: float = np.inf
+
+
+FREE = Constraints()
+NO_BOUNDS = (-np.inf, np.inf)
+
+
 def apply_bins(thresholds, x):
     """0 for NaN, else 1 + the number of thresholds below the value."""
     codes = np.zeros(x.shape, np.int64)
@@ -57,12 +71,29 @@ def score(gradient, curvature, l2):
     return gradient**2 / (curvature + l2) if curvature + l2 > 0 else 0.0
 
 
-def candidates(sums, features, limits):
+def side(gradient, curvature, l2, l1, bounds):
+    """(score, leaf value): of all places where the least can be, the best."""
+    low, high = bounds
+
+    def objective(w):
+        return 2 * gradient * w + (curvature + l2) * w**2 + 2 * l1 * abs(w)
+
+    if curvature + l2 <= 0:
+        return 0.0, float(np.clip(0.0, low, high))
+    weight = curvature + l2
+    places = [low, high, 0.0, -(gradient + l1) / weight, -(gradient - l1) / weight]
+    places = [float(w) for w in places if low <= w <= high and np.isfinite(w)]
+    best = min(places, key=objective)
+    return -objective(best), best
+
+
+def candidates(sums, features, limits, constraints=FREE, bounds=NO_BOUNDS):
     """Every admissible cut of one node.
 
     Args:
       sums: [F, B, 3], gradient, curvature and count.
     """
+    shrink = limits.l2, constraints.l1, bounds
     cuts = []
     num_bins = sums.shape[1]
     for feature in np.flatnonzero(features):
@@ -77,36 +108,85 @@ def candidates(sums, features, limits):
                 continue
             if min(left[2], right[2]) < limits.min_child_samples:
                 continue
-            sides = score(*left[:2], limits.l2) + score(*right[:2], limits.l2)
-            gain = (sides - score(*total[:2], limits.l2)) / 2
+            scores, values = zip(
+                *(side(*sums[:2], *shrink) for sums in (left, right, total)),
+                strict=True,
+            )
+            sign = constraints.monotone[feature] if constraints.monotone else 0
+            # Above the last threshold are no values, only missing ones.
+            if threshold < num_bins - 1 and sign * values[0] > sign * values[1]:
+                continue
+            gain = (scores[0] + scores[1] - scores[2]) / 2
             cuts.append(Cut(gain, int(feature), threshold, missing_left))
     return cuts
 
 
-def find_split(sums, features, limits):
+def find_split(sums, features, limits, constraints=FREE, bounds=NO_BOUNDS):
     """The best cut, or None.
 
     Ties go to the lowest feature, then the lowest threshold, then missing right.
     """
-    cuts = candidates(sums, features, limits)
+    cuts = candidates(sums, features, limits, constraints, bounds)
     if not cuts:
         return None
     best = max(cuts, key=lambda cut: cut.gain)  # the first of the largest
-    parent = score(*sums[0].sum(axis=0)[:2], limits.l2)
-    enough = best.gain > limits.min_gain and 2 * best.gain > LEAST_GAIN * parent
+    gradient, curvature = sums[0].sum(axis=0)[:2]
+    size = score_size(gradient, curvature, limits.l2, constraints.l1, bounds)
+    enough = best.gain > limits.min_gain and 2 * best.gain > LEAST_GAIN * size
     return best if enough else None
 
 
+def score_size(gradient, curvature, l2, l1, bounds):
+    """How large the terms of a score are; without bounds, the score itself."""
+    weight = curvature + l2
+    if weight <= 0:
+        return 0.0
+    _, value = side(gradient, curvature, l2, l1, bounds)
+    pulled = abs(gradient + l1 * np.sign(value)) / weight
+    return weight * abs(value) * max(abs(value), pulled)
+
+
+def child_bounds(sums, cut, limits, constraints, bounds):
+    """Bounds of leaf values below the left and the right child."""
+    left = sums[cut.feature, 1 : cut.threshold + 1].sum(axis=0)
+    if cut.missing_left:
+        left = left + sums[cut.feature, 0]
+    right = sums[cut.feature].sum(axis=0) - left
+    values = [side(*s[:2], limits.l2, constraints.l1, bounds)[1] for s in (left, right)]
+    sign = constraints.monotone[cut.feature] if constraints.monotone else 0
+    if sign == 0:
+        return bounds, bounds
+    if cut.threshold == sums.shape[1] - 1:
+        sign = 1 if values[0] <= values[1] else -1
+    middle = sum(values) / 2
+    lower, upper = (bounds[0], middle), (middle, bounds[1])
+    return (lower, upper) if sign > 0 else (upper, lower)
+
+
+def may_use(path, groups, num_features):
+    """Features that may follow on a path, as a mask."""
+    if not groups or not path:
+        return np.ones(num_features, bool)
+    allowed = set(path).union(*(group for group in groups if set(path) <= set(group)))
+    return np.isin(np.arange(num_features), list(allowed))
+
+
 class GrownTree(NamedTuple):
-    """In heap order, and the leaf of every row, as :class:`jboost.Tree`."""
+    """In heap order, and the leaf of every row, as :class:`jboost.Tree`.
+
+    ``bounds`` of leaf values, for leaves that rows are in.
+    """
 
     feature: np.ndarray
     threshold: np.ndarray
     missing_left: np.ndarray
     leaf: np.ndarray
+    bounds: dict
 
 
-def grow_tree(columns, gradient, curvature, in_bag, limits, max_depth, num_bins):
+def grow_tree(
+    columns, gradient, curvature, in_bag, limits, max_depth, num_bins, constraints=FREE
+):
     """Grows level by level; every node looks at its own rows."""
     num_features, num_rows = columns.shape
     feature = np.zeros(2**max_depth - 1, np.int64)
@@ -115,29 +195,52 @@ def grow_tree(columns, gradient, curvature, in_bag, limits, max_depth, num_bins)
     node = np.zeros(num_rows, np.int64)
     values = np.stack([gradient, curvature, np.ones(num_rows)], axis=1)
     values = values.astype(np.float64)
+    most = constraints.max_delta_step
+    bounds, paths, num_leaves = {0: (-most, most)}, {0: ()}, 1
     for level in range(max_depth):
-        for here in range(2**level - 1, 2 ** (level + 1) - 1):
-            rows = np.flatnonzero(node == here)
-            learnt = rows[in_bag[rows]]
+        every = range(2**level - 1, 2 ** (level + 1) - 1)
+        sums, cuts = {}, {}
+        for here in every:
+            learnt = np.flatnonzero((node == here) & in_bag)
             if len(learnt) == 0:
-                node[rows] = 2 * here + 1
                 continue
-            sums = np.zeros((num_features, num_bins, 3))
-            for every in range(num_features):
-                np.add.at(sums[every], columns[every, learnt], values[learnt])
-            cut = find_split(sums, np.ones(num_features, bool), limits)
+            sums[here] = np.zeros((num_features, num_bins, 3))
+            for f in range(num_features):
+                np.add.at(sums[here][f], columns[f, learnt], values[learnt])
+            usable = may_use(paths[here], constraints.groups, num_features)
+            cut = find_split(sums[here], usable, limits, constraints, bounds[here])
             if cut is not None:
-                codes = columns[cut.feature, learnt]
+                cuts[here] = cut
+        best_first = sorted(cuts, key=lambda here: -cuts[here].gain)  # stable
+        room = constraints.max_leaves - num_leaves
+        cuts = {here: cuts[here] for n, here in enumerate(best_first) if n < room}
+        num_leaves += len(cuts)
+        for here in every:
+            rows, cut = np.flatnonzero(node == here), cuts.get(here)
+            if here in bounds:
+                bounds[2 * here + 1] = bounds[here]
+                paths[2 * here + 1] = paths[here]
+            if cut is not None:
+                codes = columns[cut.feature, rows[in_bag[rows]]]
                 feature[here], threshold[here] = cut.feature, cut.threshold
                 missing_left[here] = cut.missing_left
                 if not np.any(codes == 0):
                     num_left = np.sum(codes <= cut.threshold)
-                    missing_left[here] = 2 * num_left >= len(learnt)
+                    missing_left[here] = 2 * num_left >= len(codes)
+                children = 2 * here + 1, 2 * here + 2
+                of_children = child_bounds(
+                    sums[here], cut, limits, constraints, bounds[here]
+                )
+                for child, of_child in zip(children, of_children, strict=True):
+                    bounds[child] = of_child
+                    paths[child] = (*paths[here], cut.feature)
             for row in rows:
                 code = columns[feature[here], row]
                 left = code <= threshold[here] if code else missing_left[here]
                 node[row] = 2 * here + (1 if left else 2)
-    return GrownTree(feature, threshold, missing_left, node - (2**max_depth - 1))
+    first = 2**max_depth - 1
+    leaf_bounds = {here - first: bounds[here] for here in bounds if here >= first}
+    return GrownTree(feature, threshold, missing_left, node - first, leaf_bounds)
 
 
 def predict(model, x):

@@ -16,6 +16,7 @@ from jboost.floats import sum_rows
 from jboost.histogram import choose_scale, quantise
 from jboost.kernels import grow_cpu, library
 from jboost.sampling import sample
+from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tree import TreeLimits, grow_tree, pack_codes, predict_tree
 
 pytestmark = pytest.mark.skipif(
@@ -108,6 +109,39 @@ def test_trees_are_those_of_plain_xla(name, isa):
     assert_equal(grown, expected)
     if name not in ("one row", "hardly any in the bag", "a feature of missing values"):
         assert len(np.unique(grown[1])) > 1  # there was something to compare
+
+
+def limit_values(l1, most, num_features):
+    signs = jnp.arange(num_features, dtype=jnp.int32) % 3 - 1
+    bounds = jnp.array([-most, most], jnp.float32)
+    return ValueLimits(jnp.float32(l1), bounds, signs)
+
+
+# The same, then l1 and the largest leaf value, groups of features, leaves.
+CONSTRAINED = {
+    "values": ((20000, 9, 64, 6, DEFAULT, 0.1, 1.0, False), (3.0, 0.4), 0, None),
+    "wide": ((20000, 6, 300, 5, COUNTED, 0.2, 0.8, True), (0.0, UNBOUNDED), 0, None),
+    "all": ((9000, 8, 32, 6, COUNTED, 0.1, 1.0, False), (1.0, UNBOUNDED), 3, 20),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_constrained_trees_are_those_of_plain_xla(name):
+    """With the bounds of their leaves."""
+    shape, numbers, num_groups, max_leaves = CONSTRAINED[name]
+    num_rows, features, bins, depth, limits, missing, bag, uniform = shape
+    rows = make_rows(num_rows, features, bins, missing, bag, uniform)
+    limits = limits._replace(values=limit_values(*numbers, features))
+    if num_groups:
+        groups = np.random.default_rng(0).random((num_groups, features)) < 0.5
+        limits = limits._replace(groups=jnp.asarray(groups))
+    sizes = dict(max_depth=depth, num_bins=bins, max_leaves=max_leaves, uniform=uniform)
+    expected = grow(rows, limits, "xla", **sizes)
+    assert len(np.unique(expected[0].bounds)) > 4
+    for name in ISAS:
+        library.set_isa(name)
+        assert_equal(grow(rows, limits, "cpu", **sizes), expected)
+    library.set_isa(library.best_isa())
 
 
 def test_at_most_so_many_nodes_as_rows_allow():

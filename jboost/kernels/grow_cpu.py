@@ -6,13 +6,15 @@ leaf, the same to the bit as those of plain XLA. Per level four calls: sample fe
 search, split, sum; XLA's own part is the loop around them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
+from jboost.kernels import paths
 from jboost.kernels.library import call, vary
+from jboost.kernels.paths import Paths
 from jboost.kernels.sampling_cpu import sample_features
 
 CHUNK = 16384  # kChunk of native/grow.h
@@ -25,6 +27,7 @@ class Grown(NamedTuple):
     threshold: Int32[Array, " I"]
     missing_left: Bool[Array, " I"]
     leaf: Int32[Array, " N"]
+    bounds: Float[Array, "I+1 2"] | None  # of leaf values, where they are limited
 
 
 class Limits(NamedTuple):
@@ -34,6 +37,17 @@ class Limits(NamedTuple):
     min_gain: Float[Array, ""]
     min_child_weight: Float[Array, ""]
     min_child_samples: Int32[Array, ""]
+
+
+class _Splits(NamedTuple):
+    """See :class:`jboost.splitting.Split`."""
+
+    feature: Int32[Array, " M"]
+    threshold: Int32[Array, " M"]
+    missing_left: Bool[Array, " M"]
+    gain: Float[Array, " M"]
+    found: Bool[Array, " M"]
+    child_bounds: Float[Array, "M 2 2"] | None
 
 
 class _State(NamedTuple):
@@ -97,13 +111,21 @@ def grow(
     seed: UInt32[Array, "2"],
     limits: Limits,
     fractions: Float[Array, "3"],
+    path: Paths,
+    values: Any = None,
     *,
     max_depth: int,
     num_bins: int,
     slots: int,
     uniform: bool,
 ) -> Grown:
-    """Grows the tree; ``fractions`` of features by tree, level and node are used."""
+    """Grows the tree.
+
+    Args:
+      fractions: of features, by tree, level and node.
+      path: what is open at the root.
+      values: what holds leaf values back; see :class:`jboost.splitting.ValueLimits`.
+    """
     num_features, num_rows = columns.shape
     shapes = (
         jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
@@ -131,40 +153,54 @@ def grow(
     )
 
     def unfinished(carry):
-        level, state, _, _ = carry
+        level, state, *_ = carry
         return (level < max_depth) & (state.position[0] >= 0)
 
     def grow_level(carry):
-        level, state, place, sums = carry
+        level, state, path, place, sums = carry
         masks = sample_features(seed, level, fractions, slots, num_features)
-        split = _find_splits(sums, place, state.position, masks, units, limits)
+        operands = (sums, place, state.position, paths.allow(path, masks), units)
+        split = _find_splits(operands, limits, path.bounds, values)
+        found = paths.keep_best(path, split.gain, split.found)
+        split, position = split._replace(found=found), state.position
         state, source, left_smaller = _split_rows(
             columns, level, split, state, max_depth
         )
+        path = paths.descend(
+            path, level, position, split.feature, found, split.child_bounds,
+            jnp.maximum(source, 0), slots=slots, max_depth=max_depth,
+        )  # fmt: skip
+        if path.free is not None:  # none: nobody looks at the next level's sums
+            source = jnp.where(path.free > 0, source, -1)
         place, sums = _sum_children(
             packed, state, limits, source, left_smaller, place, sums
         )
-        return level + 1, state, place, sums
+        return level + 1, state, path, place, sums
 
     places = jnp.zeros(slots, jnp.int32)
-    state, places = jax.tree.map(lambda a: vary(a, sums), (state, places))
-    carry = (jnp.int32(0), state, places, sums)
-    _, state, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
+    start = jax.tree.map(lambda a: vary(a, sums), (state, path, places))
+    carry = (jnp.int32(0), *start, sums)
+    _, state, path, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
-    return Grown(*tree, find_leaves(columns, *tree, in_bag, state.leaf))
+    leaf = find_leaves(columns, *tree, in_bag, state.leaf)
+    return Grown(*tree, leaf, path.leaf_bounds)
 
 
-def _find_splits(sums, place, position, masks, units, limits):
-    """Feature, threshold, missing_left, gain, found of each slot."""
-    slots = position.shape[0]
+def _find_splits(operands, limits, bounds, values):
+    """The best split of each slot, within ``bounds`` where there are any."""
+    slots = operands[0].shape[0]
     kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
     results = tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
-    operands = (sums, place, position, masks, units, *limits)
-    return call("find_splits", results, *operands)
+    if values is None:
+        found = call("find_splits", results, *operands, *limits)
+        return _Splits(*found, child_bounds=None)
+    results = (*results, jax.ShapeDtypeStruct((slots, 2, 2), jnp.float32))
+    more = (values.l1, bounds, values.monotone)
+    return _Splits(*call("find_limited_splits", results, *operands, *limits, *more))
 
 
 def _split_rows(columns, level, split, state, max_depth):
-    feature, threshold, missing_left, _, found = split
+    feature, threshold, missing_left, _, found, _ = split
     pairs = max(1, state.position.shape[0] // 2)
     results = (
         *map(_like, state),

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "limited.h"
 #include "tree_sum.h"
 
 namespace jboost {
@@ -146,6 +147,32 @@ void ChooseScale(float total, float* scale, float* unit) {
   int32_t up = (exponent + 127) << 23, down = (127 - exponent) << 23;
   std::memcpy(scale, &up, sizeof up);
   std::memcpy(unit, &down, sizeof down);
+}
+
+Sums AddUnits(const int32_t sums[2], const SplitLimits& limits) {
+  float weight = (static_cast<float>(sums[1]) + limits.l2 / limits.curvature_unit) *
+                 limits.curvature_unit;
+  return {static_cast<float>(sums[0]) * limits.gradient_unit, weight};
+}
+
+// Bounds of both children's leaf values; `sums` are those of the left child and of the
+// node. See _child_bounds of jboost.splitting.
+void WriteChildBounds(const int32_t left[2], const int32_t total[2],
+                      const SplitLimits& limits, const ValueLimits& values,
+                      int32_t sign, bool is_missing, float* bounds) {
+  const int32_t right[2] = {total[0] - left[0], total[1] - left[1]};
+  Sums sides[2] = {AddUnits(left, limits), AddUnits(right, limits)};
+  float best[2];
+  for (int i = 0; i < 2; ++i) {
+    best[i] = LimitedValue(sides[i], values, Divisor(sides[i].weight));
+  }
+  float middle = best[0] / 2.0f + best[1] / 2.0f;
+  bool free = sign == 0, rising = is_missing ? best[0] <= best[1] : sign > 0;
+  bounds[0] = bounds[2] = values.low;
+  bounds[1] = bounds[3] = values.high;
+  if (free) return;
+  bounds[rising ? 1 : 0] = middle;
+  bounds[rising ? 2 : 3] = middle;
 }
 
 }  // namespace
@@ -367,7 +394,8 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
 
 void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
                 const int32_t* place, const int32_t* position, const uint8_t* masks,
-                const SplitLimits& limits, float min_gain, const SplitOutput& splits) {
+                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+                const SplitOutput& splits) {
   const GrowLoops& loops = ChooseGrowLoops();
   int64_t bins = histograms.num_bins, plane = num_features * bins;
   int64_t live = 0;
@@ -376,6 +404,7 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     splits.feature[slot] = splits.threshold[slot] = 0;
     splits.missing_left[slot] = splits.found[slot] = 0;
     splits.gain[slot] = -__builtin_inff();
+    if (slots != nullptr) std::fill_n(slots->child_bounds + 4 * slot, 4, 0.0f);
   }
   auto search = [&](int64_t slot) {
     if (position[slot] < 0) return;
@@ -386,24 +415,47 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1], 0};
     if (limits.min_count > 0) total[2] = count[bins - 1];
-    float weight = (static_cast<float>(total[1]) + limits.l2 / limits.curvature_unit) *
-                   limits.curvature_unit;
-    float sum = static_cast<float>(total[0]) * limits.gradient_unit;
-    float parent = weight > 0.0f ? sum * sum / weight : 0.0f;
+    Sums whole = AddUnits(total, limits);
+    float parent = whole.weight > 0.0f
+                       ? whole.gradient * whole.gradient / whole.weight
+                       : 0.0f;
+    float size = parent, value;  // of the terms in the parent's score
+    ValueLimits values{};
+    if (slots != nullptr) {
+      values = {slots->l1, slots->bounds[2 * slot], slots->bounds[2 * slot + 1]};
+      parent = LimitedScore(whole, values, &value);
+      size = LimitedSize(whole, values);
+    }
     std::unique_ptr<float[]> room(new float[bins]);
     BestSplit best{-__builtin_inff(), 0, 0, false};
     for (int64_t f = 0; f < num_features; ++f) {
       if (!masks[slot * num_features + f]) continue;
-      loops.search_feature(gradient + f * bins, curvature + f * bins, count + f * bins,
-                           bins, total, parent, limits, static_cast<int32_t>(f),
-                           room.get(), &best);
+      int32_t feature = static_cast<int32_t>(f);
+      if (slots == nullptr) {
+        loops.search_feature(gradient + f * bins, curvature + f * bins,
+                             count + f * bins, bins, total, parent, limits, feature,
+                             room.get(), &best);
+      } else {
+        loops.search_limited_feature(
+            gradient + f * bins, curvature + f * bins, count + f * bins, bins, total,
+            parent, limits, values, slots->monotone[f], feature, room.get(), &best);
+      }
     }
     splits.feature[slot] = best.feature;
     splits.threshold[slot] = best.threshold;
     splits.missing_left[slot] = best.missing_left;
     splits.gain[slot] = best.gain - min_gain;
     // A gain below 1e-6 of the parent's score can be rounding.
-    splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * parent;
+    splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * size;
+    if (slots == nullptr) return;
+    int64_t row = best.feature * bins, cut = row + best.threshold;
+    int32_t left[2] = {gradient[cut], curvature[cut]};
+    if (!best.missing_left) {
+      left[0] -= gradient[row];
+      left[1] -= curvature[row];
+    }
+    WriteChildBounds(left, total, limits, values, slots->monotone[best.feature],
+                     best.threshold == bins - 1, slots->child_bounds + 4 * slot);
   };
   ParallelFor(Threads(pool, live * plane), histograms.num_slots, search);
 }

@@ -62,6 +62,11 @@ struct SplitLimits {
   int32_t min_count;  // 0 asks for none
 };
 
+// What holds the leaf values below one node back.
+struct ValueLimits {
+  float l1, low, high;
+};
+
 struct GrowLoops {
   // scratch[f * stride + code] += word, over rows and features.
   void (*sum_words)(const RowRange&, bool wide, int64_t* scratch);
@@ -91,6 +96,14 @@ struct GrowLoops {
                          const int32_t total[3], float parent,
                          const SplitLimits& limits, int32_t feature, float* room,
                          BestSplit* best);
+  // The same where leaf values are limited; `sign`: 1 if they must rise with the
+  // feature, -1 if they must fall.
+  void (*search_limited_feature)(const int32_t* gradient, const int32_t* curvature,
+                                 const int32_t* count, int64_t num_bins,
+                                 const int32_t total[3], float parent,
+                                 const SplitLimits& limits, const ValueLimits& values,
+                                 int32_t sign, int32_t feature, float* room,
+                                 BestSplit* best);
 };
 
 namespace baseline {
@@ -161,9 +174,19 @@ struct SplitOutput {  // [slots]
   uint8_t* found;
 };
 
+// Limits on leaf values, and what they are for the children of each split.
+struct LimitsOfSlots {
+  float l1;
+  const float* bounds;      // [slots, 2]
+  const int32_t* monotone;  // [F]
+  float* child_bounds;      // [slots, 2, 2]
+};
+
+// The best split of each slot; `slots` may be null.
 void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
                 const int32_t* place, const int32_t* position, const uint8_t* masks,
-                const SplitLimits& limits, float min_gain, const SplitOutput& splits);
+                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+                const SplitOutput& splits);
 
 struct TreeArrays {
   int32_t* feature;

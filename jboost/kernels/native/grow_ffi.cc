@@ -194,12 +194,12 @@ ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int w
   return ffi::Error::Success();
 }
 
-ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
-                          Bool masks, Float units, Float l2, Float min_gain,
-                          Float min_weight, Int min_count,
-                          ffi::Result<Int> feature, ffi::Result<Int> threshold,
-                          ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
-                          ffi::Result<Bool> found) {
+ffi::Error FindSplitsWithin(const LimitsOfSlots* values, ffi::ThreadPool threads,
+                            Int sums, Int place, Int position, Bool masks, Float units,
+                            Float l2, Float min_gain, Float min_weight, Int min_count,
+                            ffi::Result<Int> feature, ffi::Result<Int> threshold,
+                            ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
+                            ffi::Result<Bool> found) {
   auto shape = sums.dimensions();
   JBOOST_CHECK(shape.size() == 4 && (shape[1] == 2 || shape[1] == 3),
                "histograms must be [slots, channels, F, B]");
@@ -221,9 +221,39 @@ ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int posi
   SplitOutput output{feature->typed_data(), threshold->typed_data(),
                      Bytes(*missing_left), gain->typed_data(), Bytes(*found)};
   FindSplits(MakePool(threads), histograms, shape[2], place.typed_data(),
-             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(),
+             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(), values,
              output);
   return ffi::Error::Success();
+}
+
+ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
+                          Bool masks, Float units, Float l2, Float min_gain,
+                          Float min_weight, Int min_count, ffi::Result<Int> feature,
+                          ffi::Result<Int> threshold, ffi::Result<Bool> missing_left,
+                          ffi::Result<Float> gain, ffi::Result<Bool> found) {
+  return FindSplitsWithin(nullptr, threads, sums, place, position, masks, units, l2,
+                          min_gain, min_weight, min_count, feature, threshold,
+                          missing_left, gain, found);
+}
+
+ffi::Error FindLimitedSplitsImpl(
+    ffi::ThreadPool threads, Int sums, Int place, Int position, Bool masks, Float units,
+    Float l2, Float min_gain, Float min_weight, Int min_count, Float l1, Float bounds,
+    Int monotone, ffi::Result<Int> feature, ffi::Result<Int> threshold,
+    ffi::Result<Bool> missing_left, ffi::Result<Float> gain, ffi::Result<Bool> found,
+    ffi::Result<Float> child_bounds) {
+  auto shape = sums.dimensions();
+  JBOOST_CHECK(shape.size() == 4, "histograms must be [slots, channels, F, B]");
+  JBOOST_CHECK(l1.dimensions().size() == 0, "l1 must be a scalar");
+  JBOOST_CHECK(Has(bounds.dimensions(), {shape[0], 2}), "bounds must be [slots, 2]");
+  JBOOST_CHECK(Has(monotone.dimensions(), {shape[2]}), "monotone must be [F]");
+  JBOOST_CHECK(Has(child_bounds->dimensions(), {shape[0], 2, 2}),
+               "child_bounds must be [slots, 2, 2]");
+  LimitsOfSlots values{*l1.typed_data(), bounds.typed_data(), monotone.typed_data(),
+                       child_bounds->typed_data()};
+  return FindSplitsWithin(&values, threads, sums, place, position, masks, units, l2,
+                          min_gain, min_weight, min_count, feature, threshold,
+                          missing_left, gain, found);
 }
 
 ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
@@ -363,6 +393,28 @@ JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
                                   .Ret<Bool>()     // missing_left
                                   .Ret<Float>()    // gain
                                   .Ret<Bool>());   // found
+
+JBOOST_HANDLER(jboost_find_limited_splits, FindLimitedSplitsImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Int>()      // sums
+                                  .Arg<Int>()      // place
+                                  .Arg<Int>()      // position
+                                  .Arg<Bool>()     // masks
+                                  .Arg<Float>()    // units
+                                  .Arg<Float>()    // l2
+                                  .Arg<Float>()    // min_gain
+                                  .Arg<Float>()    // min_child_weight
+                                  .Arg<Int>()      // min_count
+                                  .Arg<Float>()    // l1
+                                  .Arg<Float>()    // bounds
+                                  .Arg<Int>()      // monotone
+                                  .Ret<Int>()      // feature
+                                  .Ret<Int>()      // threshold
+                                  .Ret<Bool>()     // missing_left
+                                  .Ret<Float>()    // gain
+                                  .Ret<Bool>()     // found
+                                  .Ret<Float>());  // child_bounds
 
 JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
                               ffi::Ffi::Bind()
