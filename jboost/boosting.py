@@ -323,7 +323,7 @@ def make_settings(
     return method, Numbers(limits, _as_float(subsample))
 
 
-def _limit_values(l1, max_delta_step, signs, num_features):
+def _limit_values(l1, max_delta_step, signs: Any, num_features):
     """What holds leaf values back; None if nothing does, which is known here.
 
     A traced number may be anything: it is taken for a limit.
@@ -336,7 +336,7 @@ def _limit_values(l1, max_delta_step, signs, num_features):
     most = numpy.float32(UNBOUNDED)
     step = numpy.where(step == 0, most, numpy.minimum(step, most))
     bounds = numpy.stack([-step, step])
-    signs: Any = np.zeros(num_features, np.int32) if signs is None else signs
+    signs = np.zeros(num_features, np.int32) if signs is None else signs
     return ValueLimits(_as_float(l1), bounds, signs)
 
 
