@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, Shaped, UInt8, UInt16
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped, UInt8, UInt16, UInt32
 
 from jboost.kernels import binning_cpu, library
+from jboost.kernels.binning_cpu import MOST_BINS
 
 MISSING = 0  # the code of a missing value
 TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
@@ -49,7 +50,7 @@ class Bins(NamedTuple):
 def fit_bins(
     x: Shaped[ArrayLike, "N F"],
     *,
-    max_bins: int = 256,
+    max_bins: int | None = 256,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     implementation: str | None = None,
 ) -> Bins:
@@ -66,7 +67,9 @@ def fit_bins(
 
     Args:
       x: numbers; NaN is missing, infinities are values.
-      max_bins: the most codes a feature may use, the missing one included.
+      max_bins: the most codes a feature may use, the missing one included; None for
+        a bin for every distinct value, however many there are (candidates "local" and
+        "exact" of :func:`jboost.boost` choose among them).
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
       implementation: "xla" (here NumPy, the definition), "cpu" (the compiled kernel),
         or None for the faster one; all give the same thresholds.
@@ -76,8 +79,8 @@ def fit_bins(
       that similar data shares compiled programs), at most ``max_bins``.
 
     Raises:
-      TypeError, ValueError: x is not a numeric matrix, max_bins is not in
-        [2, 65536], or there is no such implementation.
+      TypeError, ValueError: x is not a numeric matrix, max_bins is neither None nor
+        in [2, 65536], or there is no such implementation.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -85,15 +88,17 @@ def fit_bins(
       >>> np.asarray(bins.thresholds)
       array([[1.5, 3. , inf]], dtype=float32)
     """
-    check_max_bins(max_bins)
+    if max_bins is not None:
+        check_max_bins(max_bins)
     matrix = np.asarray(as_matrix(x, "x"))
+    most = matrix.shape[0] + 2 if max_bins is None else int(max_bins)
     weight = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if weight is not None and weight.shape != (matrix.shape[0],):
         raise ValueError(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
-    rows = _find_thresholds(matrix, weight, int(max_bins), implementation)
-    return pad_thresholds(rows, int(max_bins))
+    rows = _find_thresholds(matrix, weight, most, implementation)
+    return pad_thresholds(rows, most)
 
 
 def pad_thresholds(rows: Sequence[Float[np.ndarray, " _"]], max_bins: int) -> Bins:
@@ -114,7 +119,7 @@ def pad_thresholds(rows: Sequence[Float[np.ndarray, " _"]], max_bins: int) -> Bi
 
 def apply_bins(
     bins: Bins, x: Shaped[ArrayLike, "N F"], *, implementation: str | None = None
-) -> UInt8[Array, "N F"] | UInt16[Array, "N F"]:
+) -> UInt8[Array, "N F"] | UInt16[Array, "N F"] | UInt32[Array, "N F"]:
     """Codes of values: 0 if missing, else 1 + #{thresholds < x}.
 
     Traceable: may be called under ``jax.jit`` and ``jax.vmap``.
@@ -126,7 +131,7 @@ def apply_bins(
         the program runs; all give the same codes.
 
     Returns:
-      uint8 codes for up to 256 bins, else uint16.
+      uint8 codes for up to 256 bins, uint16 for up to 65536, else uint32.
 
     Raises:
       TypeError, ValueError: x is not a numeric matrix with that many columns, or
@@ -158,7 +163,7 @@ class Columns(NamedTuple):
         :func:`jboost.kernels.grow_cpu.packed_shape`); None where none of them runs.
     """
 
-    columns: UInt8[Array, "F M"] | UInt16[Array, "F M"]
+    columns: UInt8[Array, "F M"] | UInt16[Array, "F M"] | UInt32[Array, "F M"]
     packed: UInt8[Array, "blocks M width"] | UInt16[Array, "blocks M width"] | None
 
 
@@ -179,7 +184,8 @@ def bin_columns(
     """
     num_rows = matrix.shape[0] if num_rows is None else num_rows
     device = _host() if library.may_run(implementation) else None
-    if device is None or (implementation is None and jax.default_backend() != "cpu"):
+    elsewhere = implementation is None and jax.default_backend() != "cpu"
+    if device is None or elsewhere or bins.num_bins > MOST_BINS:
         matrix = jnp.asarray(matrix)
         return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)
     with jax.default_device(device):
@@ -259,6 +265,8 @@ def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 @functools.partial(jax.jit, static_argnames="implementation")
 def _apply_bins(thresholds, matrix, *, implementation=None):
+    if thresholds.shape[1] >= MOST_BINS:
+        return _find_codes(thresholds, matrix)
     run = library.choose(implementation, binning_cpu.find_codes, _find_codes)
     return run(thresholds, matrix)
 

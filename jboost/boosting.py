@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 
 from jboost import checks
+from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
 from jboost.kernels.library import check_implementation
@@ -32,6 +33,7 @@ from jboost.rounds import (
     grow_round,
     init_state,
 )
+from jboost.sorted_growth import MOST_CODES
 from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tracing import TracedLoss, trace_loss
 from jboost.tree import Tree, TreeLimits, pack_codes
@@ -111,6 +113,8 @@ def boost_step(
     max_leaves: int | None = None,
     monotone: Any = None,
     interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     implementation: str | None = None,
@@ -132,8 +136,9 @@ def boost_step(
     """
     num_scores = state.scores.shape[0]
     traced, constants, data, _ = _bind(
-        binned, y, loss, sample_weight, None, num_scores, max_bins
-    )
+        binned, y, loss, sample_weight, None, num_scores,
+        None if sorts_rows(candidates, candidate_weights) else max_bins,
+    )  # fmt: skip
     if state.scores.shape[1] != len(data.weights):
         raise ValueError(
             f"binned must have {state.scores.shape[1]} rows, as the state has, got "
@@ -149,8 +154,9 @@ def boost_step(
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
-        interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
-        implementation=implementation,
+        interactions=interactions, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
+        leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
     run = compiled(_step, traced, method)
@@ -183,6 +189,8 @@ def boost(
     max_leaves: int | None = None,
     monotone: Any = None,
     interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -216,8 +224,9 @@ def boost(
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     rates = jnp.asarray(checks.learning_rates(learning_rate, num_rounds))
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, num_scores, max_bins
-    )
+        binned, y, loss, sample_weight, offset, num_scores,
+        None if sorts_rows(candidates, candidate_weights) else max_bins,
+    )  # fmt: skip
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
         max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
@@ -226,8 +235,9 @@ def boost(
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
-        interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
-        implementation=implementation,
+        interactions=interactions, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
+        leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)
     run = compiled(_boost, traced, method)
@@ -256,6 +266,8 @@ def make_settings(
     max_leaves: int | None,
     monotone: Any,
     interactions: Any,
+    candidates: Candidates,
+    candidate_weights: CandidateWeights,
     curvature: Curvature,
     leaf_solver: LeafSolver,
     implementation: str | None,
@@ -265,6 +277,7 @@ def make_settings(
     max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
+    sorts_rows(candidates, candidate_weights)
     checks.check_word("curvature", curvature, checks.CURVATURES)
     checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
     check_implementation(implementation)
@@ -293,10 +306,13 @@ def make_settings(
         leaf_solver=leaf_solver,
         regularization=regularization,
         max_depth=max_depth,
-        num_bins=max_bins,
+        # A size for histograms alone: in sorted growth it is just a number.
+        num_bins=max_bins if candidates == "global" else MOST_CODES,
         max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
         max_leaves=_check_leaves(max_leaves, max_depth),
         uniform=uniform,
+        candidates=candidates,
+        candidate_weights=candidate_weights,
         implementation=implementation,
     ).resolve(loss)
     limits = TreeLimits(
@@ -312,6 +328,7 @@ def make_settings(
     samples = samples if isinstance(samples, Tracer) else np.int32(samples)
     limits = limits._replace(
         min_child_samples=_minimum(samples, num_rows),
+        max_bins=np.int32(max_bins),
         values=_limit_values(
             l1,
             max_delta_step,
@@ -346,6 +363,23 @@ def _check_leaves(max_leaves, max_depth):
         return None
     max_leaves = checks.check_integer("max_leaves", max_leaves, least=2)
     return max_leaves if max_leaves < 2**max_depth else None
+
+
+def sorts_rows(candidates: Any, candidate_weights: Any) -> bool:
+    """Whether trees are grown from sorted rows, with a code for every value.
+
+    Raises:
+      ValueError: words that are not known, or do not go together.
+    """
+    checks.check_word("candidates", candidates, checks.CANDIDATES)
+    words = checks.CANDIDATE_WEIGHTS
+    checks.check_word("candidate_weights", candidate_weights, words)
+    if candidates == "exact" and candidate_weights != "samples":
+        raise ValueError(
+            "candidate_weights must be 'samples' with candidates='exact', which tries "
+            f"every value whatever it weighs, got {candidate_weights!r}"
+        )
+    return candidates != "global" or candidate_weights != "samples"
 
 
 def _as_float(number) -> Any:
@@ -407,10 +441,16 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     """Checks data that is already on codes, and traces the loss for it."""
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
     codes = jnp.asarray(binned)
-    if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16):
+    if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16, jnp.uint32):
         raise ValueError(
-            "binned must be a matrix of uint8 or uint16 codes from apply_bins, got "
-            f"{codes.shape=} and {codes.dtype=}"
+            "binned must be a matrix of uint8, uint16 or uint32 codes from apply_bins, "
+            f"got {codes.shape=} and {codes.dtype=}"
+        )
+    if max_bins is not None and codes.dtype == jnp.uint32:
+        raise ValueError(
+            "binned must hold uint8 or uint16 codes for histograms (candidates="
+            "'global', candidate_weights='samples'), got uint32; fit bins with "
+            "max_bins, or choose other candidates"
         )
     if max_bins is not None and codes.size and not isinstance(binned, Tracer):
         highest = int(np.asarray(binned).max())
@@ -435,6 +475,8 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
 
 def _by_column(data, method):
     columns = data.columns.T
+    if method.sorts_rows:
+        return data._replace(columns=columns, order=sort_rows(columns))
     packed = pack_codes(columns, method.num_bins, method.implementation)
     return data._replace(columns=columns, packed=packed)
 

@@ -19,6 +19,8 @@ from jboost.binning import column_names
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
 LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search")
+CANDIDATES: Words = ("global", "local", "exact")
+CANDIDATE_WEIGHTS: Words = ("samples", "curvature")
 REGULARIZATIONS: Words = ("relative", "absolute")
 
 

@@ -22,7 +22,7 @@ from jboost.floats import exponent_above, power_of_two, sum_rows
 from jboost.kernels import grow_cpu, leaves_cpu, leaves_xla, xla
 from jboost.kernels.library import choose
 
-Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
+Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"]
 _NEAREST_BITS = (
     16  # bits left for a row above which rounding to nearest is exact enough
 )

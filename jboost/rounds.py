@@ -14,6 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
+from jboost.candidates import (
+    Candidates,
+    CandidateWeights,
+    measure,
+    propose,
+    restore_thresholds,
+)
 from jboost.curvature import (
     Curvature,
     Kinks,
@@ -37,6 +44,7 @@ from jboost.leaves import (
     solve_leaves,
 )
 from jboost.sampling import sample
+from jboost.sorted_growth import grow_sorted_tree
 from jboost.splitting import UNBOUNDED
 from jboost.tracing import TracedLoss
 from jboost.tree import LeafSums, Tree, TreeLimits, grow_tree, predict_tree
@@ -62,7 +70,14 @@ class Method:
     max_nodes: int = 1 << 30
     max_leaves: int | None = None
     uniform: bool = False
+    candidates: Candidates = "global"
+    candidate_weights: CandidateWeights = "samples"
     implementation: str | None = None
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Whether trees are grown from sorted rows and codes of every value."""
+        return self.candidates != "global" or self.candidate_weights != "samples"
 
     def resolve(self, loss: TracedLoss) -> "Method":
         """Replaces each "auto" by what it stands for with this loss."""
@@ -98,12 +113,15 @@ class Data(NamedTuple):
       weights: 0 for rows that do not count, which may hold anything.
       packed: the codes by row, where kernels want them; see
         :func:`jboost.tree.pack_codes`.
+      order: the rows in order of each feature, where the method sorts rows; see
+        :func:`jboost.candidates.sort_rows`.
     """
 
     columns: Codes
     targets: Any
     weights: Float[Array, " N"]
     packed: Shaped[Array, "blocks N W"] | None = None
+    order: Int32[Array, "F N"] | None = None
 
 
 class BoostState(NamedTuple):
@@ -285,20 +303,39 @@ def grow_structure(
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """The splits of one of ``now.trees()``, and the leaf of every row."""
     _, seed, shape, fitted = one
-    return grow_tree(
-        data.columns,
-        *shaping_derivatives(data, now, shape),
-        now.in_bag,
-        seed,
-        _shaping_limits(now.limits, shape, fitted),
+    gradient, curvature = shaping_derivatives(data, now, shape)
+    limits = _shaping_limits(now.limits, shape, fitted)
+    rows: Any = (gradient, curvature, now.in_bag, seed, limits)
+    sizes: Any = dict(
         max_depth=method.max_depth,
-        num_bins=method.num_bins,
         max_nodes=method.max_nodes,
         max_leaves=method.max_leaves,
         uniform=method.uniform,
-        packed=data.packed,
-        implementation=method.implementation,
     )
+    grow = partial(
+        grow_tree, num_bins=method.num_bins, implementation=method.implementation
+    )
+    if not method.sorts_rows:
+        return grow(data.columns, *rows, packed=data.packed, **sizes)
+    assert data.order is not None
+    mass = None
+    if method.candidates != "exact":
+        mass = _measure_candidates(method, data, now, curvature)
+    if method.candidates != "global":
+        return grow_sorted_tree(data.columns, data.order, *rows, mass=mass, **sizes)
+    assert mass is not None
+    proposal = propose(data.columns, data.order, mass, num_bins=method.num_bins)
+    tree, leaf = grow(proposal.columns, *rows, **sizes)
+    threshold = restore_thresholds(proposal, tree.feature, tree.threshold)
+    return tree._replace(threshold=threshold), leaf
+
+
+def _measure_candidates(method, data, now, curvature):
+    """What each row counts in the quantiles that candidates are taken from."""
+    values = curvature
+    if method.candidate_weights == "samples":
+        values = jnp.where(now.in_bag, data.weights, 0.0)
+    return measure(values, jnp.sum(now.in_bag))
 
 
 def _shaping_limits(limits, shape, fitted):

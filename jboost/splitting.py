@@ -100,7 +100,7 @@ def find_split(
     limits = least_weight, least_count
     num_bins = sums.shape[2]
     if values is None:
-        gain_of = partial(_gain, _score(total, unit, l2), unit, l2)
+        gain_of = partial(cut_gain, node_score(total, unit, l2), unit, l2)
     else:
         gain_of = partial(_limited_gain, total, unit, l2, values)
     # Code 0 is no threshold: "all values right" mirrors "all values left".
@@ -110,7 +110,7 @@ def find_split(
         """Missing rows right (0) or left (1), all features and thresholds."""
         left = cumulative - (1 - direction) * missing
         right = total - left
-        admissible = allowed & _are_large_enough(left, right, unit, limits)
+        admissible = allowed & are_large_enough(left, right, unit, limits)
         flat = jnp.where(admissible, gain_of(left, right), -jnp.inf).reshape(-1)
         gain = jnp.max(flat)
         # Maximum, then first match: XLA's argmax is several times slower on CPU.
@@ -126,7 +126,7 @@ def find_split(
     feature = jax.lax.div(first, jnp.int32(num_bins))
     threshold = jax.lax.rem(first, jnp.int32(num_bins))
     if values is None:
-        noise, child_bounds = _score(total, unit, l2), None
+        noise, child_bounds = node_score(total, unit, l2), None
     else:
         noise = _limited_score(total, unit, l2, values)[2]
         cut = cumulative[:, feature, threshold]
@@ -143,12 +143,17 @@ def find_split(
         threshold=threshold,
         missing_left=left,
         gain=best - min_gain,
-        found=(best > min_gain) & (2 * best > _LEAST_GAIN * noise[0, 0]),
+        found=is_worth(best, noise[0, 0], min_gain),
         child_bounds=child_bounds,
     )
 
 
-def _are_large_enough(left, right, unit, limits):
+def is_worth(gain, parent, min_gain):
+    """Whether a gain pays for a leaf, and is more than rounding."""
+    return (gain > min_gain) & (2 * gain > _LEAST_GAIN * parent)
+
+
+def are_large_enough(left, right, unit, limits):
     """Whether both children are, of every cut; from integer sums [C, F, B]."""
     least_weight, least_count = limits
     lighter = jnp.minimum(left[1], right[1]).astype(jnp.float32) * unit[1]
@@ -156,11 +161,12 @@ def _are_large_enough(left, right, unit, limits):
     return enough & (jnp.minimum(left[-1], right[-1]) >= least_count)
 
 
-def _gain(parent, unit, l2, left, right):
-    return (_score(left, unit, l2) + _score(right, unit, l2) - parent) / 2
+def cut_gain(parent, unit, l2, left, right):
+    """Gain of every cut, without limits on leaf values."""
+    return (node_score(left, unit, l2) + node_score(right, unit, l2) - parent) / 2
 
 
-def _score(sums, unit, l2):
+def node_score(sums, unit, l2):
     """G^2 / (H + l2), and 0 for a side without weight.
 
     l2 is added in units of H's integers: no product then feeds a sum, which some

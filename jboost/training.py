@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from jboost import checks, losses
 from jboost.binning import as_matrix, fit_bins, warn_of_collisions
-from jboost.boosting import initial_scores, make_settings
+from jboost.boosting import initial_scores, make_settings, sorts_rows
+from jboost.candidates import Candidates, CandidateWeights
 from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
@@ -59,6 +60,8 @@ def fit(
     max_leaves: int | None = None,
     monotone: Any = None,
     interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -179,12 +182,17 @@ def fit(
     if weights is not None:
         weights = checks.check_weights(weights, len(matrix), "sample_weight")
     check_implementation(implementation)
+    sorts = sorts_rows(candidates, candidate_weights)
     bins = fit_bins(
-        matrix, max_bins=max_bins, sample_weight=weights, implementation=implementation
+        matrix,
+        max_bins=None if sorts else max_bins,
+        sample_weight=weights,
+        implementation=implementation,
     )
     rows = make_rows(
         bins, matrix, y, weights, offset, num_scores, padded, "", implementation
     )
+    rows = rows.sorted() if sorts else rows
     sets = make_sets(
         validation, bins, num_scores, padded, offset is not None, implementation
     )
@@ -196,14 +204,15 @@ def fit(
     implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(
         traced, rows.data, uniform=weights is None, max_depth=max_depth,
-        max_bins=bins.num_bins, num_features=matrix.shape[1], l1=l1, l2=l2,
-        max_delta_step=max_delta_step, min_gain=min_gain,
+        max_bins=max_bins if sorts else bins.num_bins, num_features=matrix.shape[1],
+        l1=l1, l2=l2, max_delta_step=max_delta_step, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
-        interactions=interactions, curvature=curvature, leaf_solver=leaf_solver,
-        implementation=implementation, feature_names=names,
+        interactions=interactions, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
+        leaf_solver=leaf_solver, implementation=implementation, feature_names=names,
     )  # fmt: skip
     job = Job(
         traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)

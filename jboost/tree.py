@@ -101,6 +101,7 @@ class TreeLimits(NamedTuple):
     colsample_bynode: Float[Array, ""] | float = 1.0
     values: ValueLimits | None = None
     groups: Bool[Array, "G F"] | None = None
+    max_bins: Int32[Array, ""] | int = 256
 
 
 class _Level(NamedTuple):
@@ -114,8 +115,13 @@ class _Level(NamedTuple):
     paths: Paths
 
 
-class _Rows(NamedTuple):
-    """What a tree is grown from; constant over its levels."""
+class RoundedRows(NamedTuple):
+    """What a tree is grown from; constant over its levels.
+
+    Attributes:
+      channels: integers: gradient, curvature, and a count unless curvature is one.
+      unit: what one integer of gradient and of curvature stands for.
+    """
 
     columns: Codes
     channels: Int32[Array, "N C"]
@@ -201,6 +207,8 @@ def predict_tree(
     tree: Tree, columns: Codes, implementation: str | None = None
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes."""
+    if columns.dtype == jnp.uint32:  # wider than any histogram: no kernel takes them
+        return _descend(tree, columns)
     find = choose(implementation, cpu=_find_leaves_with_kernels, xla=_descend)
     return find(tree, columns)
 
@@ -244,7 +252,7 @@ def _grow_with_kernels(
             min_child_samples=jnp.int32(limits.min_child_samples),
         ),
         _fractions(limits),
-        _start_paths(limits, max_leaves, slots, max_depth),
+        start_paths(limits, max_leaves, slots, max_depth),
         limits.values,
         max_depth=max_depth,
         num_bins=num_bins,
@@ -266,7 +274,7 @@ def _grow_in_xla(
     *, max_depth, num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
     """The definition: what the kernels do, in plain XLA."""
-    rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
+    rows = make_rows(columns, gradient, curvature, in_bag, words, uniform)
 
     def grow_level(level, state, slots):
         split = _find_splits(level, state, rows, words, limits)
@@ -284,7 +292,7 @@ def _grow_in_xla(
     node = jnp.where(in_bag, 0, -1)
     build = partial(build_histogram, implementation="xla")
     root = _sum_nodes(build, rows, node, 1, limits, num_bins)
-    path = _start_paths(limits, max_leaves, slots, max_depth)
+    path = start_paths(limits, max_leaves, slots, max_depth)
     state = _make_root(root, columns.shape[1], max_depth, num_bins, slots, path)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(level, state, slots), state
@@ -294,14 +302,15 @@ def _grow_in_xla(
     return state.tree._replace(bounds=state.paths.leaf_bounds), state.row_position
 
 
-def _start_paths(limits, max_leaves, slots, max_depth):
+def start_paths(limits, max_leaves, slots, max_depth):
+    """What the root hands down to its children."""
     bounds = None if limits.values is None else limits.values.bounds
     return paths.start(
         bounds, limits.groups, max_leaves, slots=slots, max_depth=max_depth
     )
 
 
-def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
+def make_rows(columns, gradient, curvature, in_bag, words, uniform):
     """Rounds the rows' derivatives to integers."""
     values = jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
     num_in_bag = jnp.sum(in_bag)
@@ -314,22 +323,27 @@ def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
         channels = jnp.stack([channels[:, 0], count], axis=1)
     else:
         channels = jnp.concatenate([channels, count[:, None]], axis=1)
-    return _Rows(columns, channels, in_bag, num_in_bag, unit)
+    return RoundedRows(columns, channels, in_bag, num_in_bag, unit)
 
 
 def _make_root(root, num_rows, max_depth, num_bins, slots, path):
     """The first level: the root in slot 0, the other slots empty."""
+    tree = make_leaf(max_depth, num_bins)
+    histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
+    position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
+    start = jnp.zeros(num_rows, jnp.int32)
+    return _Level(histogram, position, start, start, tree, path)
+
+
+def make_leaf(max_depth, num_bins):
+    """A tree without a split."""
     num_nodes = 2**max_depth - 1
-    tree = Tree(
+    return Tree(
         feature=jnp.zeros(num_nodes, jnp.int32),
         threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
         missing_left=jnp.ones(num_nodes, bool),
         leaf_value=jnp.zeros(num_nodes + 1, jnp.float32),
     )
-    histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
-    position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
-    start = jnp.zeros(num_rows, jnp.int32)
-    return _Level(histogram, position, start, start, tree, path)
 
 
 def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
@@ -351,9 +365,9 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
 def _find_splits(level, state, rows, words, limits):
     """The best split of each slot; none for empty slots."""
     slots = state.position.shape[0]
-    masks = _sample_features(words, level, slots, state.histogram.shape[1], limits)
+    masks = sample_features(words, level, slots, state.histogram.shape[1], limits)
     masks = paths.allow(state.paths, masks)
-    least = _least_samples(limits, rows.num_in_bag)
+    least = least_samples(limits, rows.num_in_bag)
 
     def find(histogram, mask, bounds):
         values = limits.values
@@ -375,14 +389,14 @@ def _find_splits(level, state, rows, words, limits):
     return split._replace(found=paths.keep_best(state.paths, split.gain, found))
 
 
-def _least_samples(limits, num_in_bag):
+def least_samples(limits, num_in_bag):
     """What to ask of counts: a child without rows gives no gain, so 1 asks nothing
     (and counts may be missing: see _sum_nodes)."""
     least = jnp.asarray(limits.min_child_samples, jnp.int32)
     return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
 
 
-def _sample_features(words, level, slots, num_features, limits):
+def sample_features(words, level, slots, num_features, limits):
     """Masks [M, F]: some of the tree's features, of those the level's, the node's."""
     fractions = _fractions(limits)
     stage = jnp.arange(3, dtype=jnp.int32)[:, None]
@@ -415,18 +429,10 @@ def _fractions(limits):
 
 def _split_nodes(level, last, state, split, rows, limits, slots, num_bins, max_depth):
     """Writes the splits down, routes the rows, and sums the next level's nodes."""
-    split, right, left_smaller = _route(state, split, rows, num_bins)
-    tree = _write_splits(level, state, split)
-    # The children of the r-th split node take slots 2r and 2r + 1; source[r] is its
-    # own slot.
-    num_found = jnp.sum(split.found)
-    every = jnp.arange(state.position.shape[0], dtype=jnp.int32)
-    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
-    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
-    parent = jnp.stack([state.position[source]] * 2, axis=1).reshape(-1)[:slots]
-    slot = jnp.arange(slots, dtype=jnp.int32)
-    position = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
-    row_pair = _lookup(pair, state.row_slot, slots)
+    split, right, left_smaller = route(state, split, rows, num_bins)
+    tree = write_splits(level, state, split)
+    pair, source, position = assign_slots(state, split, slots)
+    row_pair = lookup(pair, state.row_slot, slots)
     row_slot = jnp.minimum(2 * row_pair + right, slots)
     row_position = 2 * state.row_position + right
     path = paths.descend(
@@ -435,7 +441,7 @@ def _split_nodes(level, last, state, split, rows, limits, slots, num_bins, max_d
     )  # fmt: skip
 
     def sum_children(histogram):
-        smaller = (right == 0) == _lookup(left_smaller, state.row_slot, False)
+        smaller = (right == 0) == lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, row_pair, -1)
         pairs = source.shape[0]
         small = _sum_nodes(build_child_histogram, rows, node, pairs, limits, num_bins)
@@ -454,7 +460,24 @@ def _split_nodes(level, last, state, split, rows, limits, slots, num_bins, max_d
     return _Level(histogram, position, row_slot, row_position, tree, path)
 
 
-def _route(state, split, rows, num_bins):
+def assign_slots(state, split, slots):
+    """The children of the r-th split node take slots 2r and 2r + 1.
+
+    Returns:
+      r for each slot (``slots`` where it is not split), the slot of each r, and the
+      positions of the next level's slots.
+    """
+    num_found = jnp.sum(split.found)
+    every = jnp.arange(state.position.shape[0], dtype=jnp.int32)
+    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
+    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
+    parent = jnp.stack([state.position[source]] * 2, axis=1).reshape(-1)[:slots]
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    position = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
+    return pair, source, position
+
+
+def route(state, split, rows, num_bins):
     """Decides where missing values go, and which rows go right.
 
     Returns:
@@ -464,8 +487,8 @@ def _route(state, split, rows, num_bins):
     slots = state.position.shape[0]
     threshold = jnp.where(split.found, split.threshold, num_bins - 1)
     slot = state.row_slot
-    codes = _row_codes(rows.columns, _lookup(split.feature, slot, 0))
-    above = (codes > _lookup(threshold, slot, num_bins - 1)).astype(jnp.int32)
+    codes = _row_codes(rows.columns, lookup(split.feature, slot, 0))
+    above = (codes > lookup(threshold, slot, num_bins - 1)).astype(jnp.int32)
     kind = jnp.where(codes == MISSING, 2, above)
     group = jnp.where(rows.in_bag & (slot < slots), 3 * slot + kind, 3 * slots)
     ones = jnp.ones(slot.shape[0], jnp.int32)
@@ -477,13 +500,14 @@ def _route(state, split, rows, num_bins):
     missing_left = missing_left | ~split.found
     left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
     left_smaller = 2 * left <= jnp.sum(count, axis=1)
-    missing_right = (~_lookup(missing_left, slot, True)).astype(jnp.int32)
+    missing_right = (~lookup(missing_left, slot, True)).astype(jnp.int32)
     right = jnp.where(codes == MISSING, missing_right, above)
     split = split._replace(threshold=threshold, missing_left=missing_left)
     return split, right, left_smaller
 
 
-def _write_splits(level, state, split):
+def write_splits(level, state, split):
+    """The tree with the splits of a level."""
     tree = state.tree
     outside = tree.feature.shape[0]
     node = jnp.where(split.found, 2**level - 1 + state.position, outside)
@@ -494,7 +518,7 @@ def _write_splits(level, state, split):
     return Tree(table[:, 0], table[:, 1], table[:, 2] > 0, tree.leaf_value)
 
 
-def _lookup(table, slot, otherwise):
+def lookup(table, slot, otherwise):
     """table[slot], with a value for rows whose node has stopped growing."""
     return jnp.append(table, jnp.asarray(otherwise, table.dtype))[slot]
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Float32, Float64, Int32, UInt8, UInt16
 from jboost.kernels import library
 from jboost.kernels.grow_cpu import packed_shape
 
+MOST_BINS = 65536  # for codes that the kernels know
 _SMALL = 1 << 20  # bytes that are copied rather than taken from wherever they lie
 
 
@@ -50,8 +51,10 @@ def make_rows(matrix: Float32[Array, "N F"] | Float32[np.ndarray, "N F"]) -> Row
     return Rows(matrix[:head_rows], matrix.reshape(-1)[start:], start)
 
 
-def code_dtype(num_bins: int) -> type[np.uint8] | type[np.uint16]:
+def code_dtype(num_bins: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
     """The narrowest type that holds the codes."""
+    if num_bins > MOST_BINS:
+        return np.uint32
     return np.uint8 if num_bins <= 256 else np.uint16
 
 
