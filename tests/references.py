@@ -87,18 +87,22 @@ def side(gradient, curvature, l2, l1, bounds):
     return -objective(best), best
 
 
-def candidates(sums, features, limits, constraints=FREE, bounds=NO_BOUNDS):
+def candidates(
+    sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None
+):
     """Every admissible cut of one node.
 
     Args:
       sums: [F, B, 3], gradient, curvature and count.
+      thresholds: for each feature, which to try; all if not given.
     """
     shrink = limits.l2, constraints.l1, bounds
     cuts = []
     num_bins = sums.shape[1]
     for feature in np.flatnonzero(features):
         total = sums[feature].sum(axis=0)
-        for threshold, missing_left in product(range(1, num_bins), (False, True)):
+        every = range(1, num_bins) if thresholds is None else thresholds[feature]
+        for threshold, missing_left in product(every, (False, True)):
             left = sums[feature, 1 : threshold + 1].sum(axis=0)
             if missing_left:
                 left = left + sums[feature, 0]
@@ -121,12 +125,36 @@ def candidates(sums, features, limits, constraints=FREE, bounds=NO_BOUNDS):
     return cuts
 
 
-def find_split(sums, features, limits, constraints=FREE, bounds=NO_BOUNDS):
+def find_bins(values, mass, num_bins):
+    """The bin of each distinct value: where the middle of its mass lies."""
+    distinct = sorted(set(values))
+    each = [
+        sum(m for v, m in zip(values, mass, strict=True) if v == d) for d in distinct
+    ]
+    total = max(sum(each), 1)
+    bins, below = {}, 0.0
+    for value, own in zip(distinct, each, strict=True):
+        bins[value] = min(int((below + own / 2) * num_bins / total), num_bins - 1)
+        below += own
+    return bins
+
+
+def local_thresholds(codes, mass, num_bins):
+    """Highest codes of the bins of a node's values, and 1: all values may go right."""
+    present = codes > 0
+    bins = find_bins(codes[present].tolist(), mass[present].tolist(), num_bins)
+    ends = {found: code for code, found in sorted(bins.items())}
+    return sorted({1, *ends.values()} if 1 not in bins else set(ends.values()))
+
+
+def find_split(
+    sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None
+):
     """The best cut, or None.
 
     Ties go to the lowest feature, then the lowest threshold, then missing right.
     """
-    cuts = candidates(sums, features, limits, constraints, bounds)
+    cuts = candidates(sums, features, limits, constraints, bounds, thresholds)
     if not cuts:
         return None
     best = max(cuts, key=lambda cut: cut.gain)  # the first of the largest
@@ -185,9 +213,14 @@ class GrownTree(NamedTuple):
 
 
 def grow_tree(
-    columns, gradient, curvature, in_bag, limits, max_depth, num_bins, constraints=FREE
-):
-    """Grows level by level; every node looks at its own rows."""
+    columns, gradient, curvature, in_bag, limits, max_depth, num_bins, constraints=FREE,
+    local=None,
+):  # fmt: skip
+    """Grows level by level; every node looks at its own rows.
+
+    ``local`` is a pair (mass of each row, number of bins): each node then tries only
+    the ends of its own bins.
+    """
     num_features, num_rows = columns.shape
     feature = np.zeros(2**max_depth - 1, np.int64)
     threshold = np.full(2**max_depth - 1, num_bins - 1)
@@ -208,7 +241,16 @@ def grow_tree(
             for f in range(num_features):
                 np.add.at(sums[here][f], columns[f, learnt], values[learnt])
             usable = may_use(paths[here], constraints.groups, num_features)
-            cut = find_split(sums[here], usable, limits, constraints, bounds[here])
+            thresholds = None
+            if local is not None:
+                mass, bins = local
+                thresholds = [
+                    local_thresholds(column[learnt], mass[learnt], bins)
+                    for column in columns
+                ]
+            cut = find_split(
+                sums[here], usable, limits, constraints, bounds[here], thresholds
+            )
             if cut is not None:
                 cuts[here] = cut
         best_first = sorted(cuts, key=lambda here: -cuts[here].gain)  # stable
