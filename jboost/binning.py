@@ -91,7 +91,8 @@ def fit_bins(
     if max_bins is not None:
         check_max_bins(max_bins)
     matrix = np.asarray(as_matrix(x, "x"))
-    most = matrix.shape[0] + 2 if max_bins is None else int(max_bins)
+    # A power of two above the number of rows holds a code for each.
+    most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
     weight = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if weight is not None and weight.shape != (matrix.shape[0],):
         raise ValueError(

@@ -337,6 +337,11 @@ def make_settings(
         ),
         groups=checks.check_interactions(interactions, num_features, feature_names),
     )
+    if candidates != "global" and limits.values is not None:
+        raise ValueError(
+            "candidates must be 'global' with l1, max_delta_step or monotone, which "
+            f"searches of sorted rows do not know, got {candidates!r}"
+        )
     return method, Numbers(limits, _as_float(subsample))
 
 

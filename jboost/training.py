@@ -97,7 +97,7 @@ def fit(
       learning_rate: a number, or a schedule: round -> number, as in optax.
       max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
         functions of one feature each, depth 2 of two.
-      max_bins: codes per feature, the missing one included.
+      max_bins: codes per feature, the missing one included; see ``candidates``.
       l1: alpha: moves the sum of a leaf's gradients towards 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
         the mean curvature). Leaves that are order statistics take neither l1 nor l2.
@@ -126,6 +126,15 @@ def fit(
       interactions: groups of features by place or name, [[0, 1], [1, 2, 3]]: on a
         path from root to leaf all features must be of one group. A feature of no
         group splits alone.
+      candidates: thresholds that may split a node, eps = 1 / (max_bins - 1) of the
+        weight apart (Chen and Guestrin 2016, section 3.2): "global" (chosen once,
+        before training), "local" (chosen in each node from its own rows), or "exact"
+        (every distinct value, whatever ``max_bins``). The last two sort the rows of
+        each feature once and cost several times the time of histograms; they hold
+        9 to 16 bytes for each cell of x.
+      candidate_weights: what rows weigh for candidates: "samples" (their
+        sample_weight) or "curvature" (that of the loss, times it); "global" ones are
+        then chosen anew for each tree, as by XGBoost's "approx".
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.

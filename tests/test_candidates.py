@@ -47,6 +47,7 @@ SETTINGS = {
     "free": dict(l2=0.0, min_child_weight=0.0),
     "priced": dict(min_gain=0.3, min_child_weight=7.5),
     "samples": dict(subsample=0.6),
+    "constrained": dict(interactions=[[0, 1], [1, 2, 3], [4]], max_leaves=7),
     "columns": dict(colsample_bytree=0.8, colsample_bylevel=0.7, colsample_bynode=0.6),
 }
 
@@ -72,7 +73,10 @@ def test_every_value_is_tried_as_by_histograms(settings, weighted):
 def test_several_scores_and_counted_rows():
     x, y = make_few(1)
     group = np.digitize(y, [-0.3, 0.2])
-    settings = dict(num_scores=3, num_rounds=2, max_depth=3, min_child_samples=6)
+    settings = dict(
+        num_scores=3, num_rounds=2, max_depth=3, min_child_samples=6,
+        curvature="exact", leaf_solver="newton", init_score=0.0,
+    )  # fmt: skip
     expected, _ = jb.fit(x, group, jb.losses.softmax, **settings)
     found, _ = jb.fit(x, group, jb.losses.softmax, candidates="exact", **settings)
     assert_same(found, expected)
@@ -260,7 +264,7 @@ def test_more_values_than_any_histogram_has_bins():
     new = np.array([[43_210.4], [43_210.6], [-5], [1e9], [np.nan]])
     model, history = jb.fit(
         x, y, num_rounds=1, max_depth=1, learning_rate=1.0, l2=0.0,
-        candidates="exact", validation=(new, [-1, 1, -1, 1, -1]),
+        candidates="exact", validation=(new, np.array([-1.0, 1, -1, 1, -1])),
     )  # fmt: skip
     assert model.threshold[0, 0, 0] == 43_210.5
     np.testing.assert_allclose(jb.predict(model, new)[:4], [-1, 1, -1, 1], atol=1e-5)
@@ -315,6 +319,14 @@ def test_rows_are_sorted_alike_on_the_host_and_by_jax(dtype):
         (
             dict(candidates="exact", candidate_weights="curvature"),
             "candidate_weights must be 'samples' with candidates='exact'.*'curvature'",
+        ),
+        (
+            dict(candidates="local", l1=0.5),
+            "candidates must be 'global' with l1, max_delta_step or monotone.*'local'",
+        ),
+        (
+            dict(candidates="exact", monotone=[1, 0, 0]),
+            "candidates must be 'global' with l1, max_delta_step or monotone.*'exact'",
         ),
     ],
 )
