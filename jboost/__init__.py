@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient boosting for any differentiable loss, as pure functions on JAX arrays."""
 
-from jboost import losses
+from jboost import losses, recipes
 from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
@@ -97,6 +97,7 @@ __all__ = [
     "prune_summary",
     "pruning_path",
     "query_ranks",
+    "recipes",
     "staged_predict",
     "summarize_sketch",
     "to_ensemble",

@@ -20,6 +20,7 @@ from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
+from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
 from jboost.losses import Adaptive
@@ -75,8 +76,8 @@ def init(
       sample_weight: >= 0.
       offset: [N] or [N, K], added to the score.
       num_scores: K.
-      init_score: where to start: ``"auto"`` = argmin_c of the weighted loss, or a
-        number or K numbers.
+      init_score: where to start: ``"auto"`` = argmin_c of the weighted loss,
+        ``"median"`` of the rows' own minimisers, or a number or K numbers.
 
     Raises:
       TypeError, ValueError: for arguments that do not fit together.
@@ -280,6 +281,12 @@ def make_settings(
     sorts_rows(candidates, candidate_weights)
     checks.check_word("curvature", curvature, checks.CURVATURES)
     checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
+    if leaf_solver == "median_step" and loss.quadratic:
+        better = "exact" if loss.straight else "newton"
+        raise ValueError(
+            "leaf_solver='median_step' needs a loss whose second derivative changes "
+            f"with the score, as Huber's; this one has its minimum by {better!r}"
+        )
     check_implementation(implementation)
     for name, value in (
         ("l1", l1), ("l2", l2), ("min_gain", min_gain),
@@ -410,16 +417,16 @@ def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
     return checks.check_integer("min_child_samples", min_child_samples, least=1)
 
 
-def initial_scores(init_score: Any, num_scores: int) -> Array | None:
-    """The initial scores [K], or None where they are to be found."""
+def initial_scores(init_score: Any, num_scores: int) -> Array | MedianStart | None:
+    """The initial scores [K], or how to find them: None asks for the argmin."""
     if isinstance(init_score, str):
-        checks.check_word("init_score", init_score, ("auto",))
-        return None
+        checks.check_word("init_score", init_score, ("auto", "median"))
+        return MedianStart() if init_score == "median" else None
     array = jnp.asarray(init_score, jnp.float32)
     if array.shape not in ((), (num_scores,)):
         raise ValueError(
-            f"init_score must be 'auto', a number or {num_scores} numbers, got shape "
-            f"{array.shape}"
+            f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
+            f"got shape {array.shape}"
         )
     if not isinstance(array, Tracer) and not np.isfinite(array).all():
         raise ValueError(f"init_score must be finite, got {init_score!r}")
@@ -488,7 +495,10 @@ def _by_column(data, method):
 
 def _step(loss, method, constants, numbers, learning_rate, data, state):
     data = _by_column(data, method)
-    return grow_round(loss, constants, method, numbers, learning_rate, data, state)
+    state, trees, _ = grow_round(
+        loss, constants, method, numbers, learning_rate, data, state
+    )
+    return state, trees
 
 
 def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
@@ -498,7 +508,7 @@ def _boost(loss, method, constants, numbers, rates, data, offset, init_score, wo
     data = _by_column(data, method)
 
     def one_round(state, rate):
-        return grow_round(loss, constants, method, numbers, rate, data, state)
+        return grow_round(loss, constants, method, numbers, rate, data, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
     scores = final.scores[0] if final.scores.shape[0] == 1 else final.scores.T

@@ -18,7 +18,7 @@ from jboost.binning import column_names
 
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
-LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search")
+LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search", "median_step")
 CANDIDATES: Words = ("global", "local", "exact")
 CANDIDATE_WEIGHTS: Words = ("samples", "curvature")
 REGULARIZATIONS: Words = ("relative", "absolute")

@@ -200,10 +200,14 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
     kind = jnp.where(jnp.all(one | ~counts), jnp.where(same, 2, 1), 0)
     slopes = jnp.where(counts & one, weights * (left + right), 0.0)
-    total = sum_rows(slopes, objective.implementation)
-    # The scaled sum stays below 2^39; rounding adds at most 1 a row.
-    scale = power_of_two(jnp.clip(39 - exponent_above(total), -126, 126))
+    scale = exact_scale(sum_rows(slopes, objective.implementation))
     return Kinks(kind, ends[0][1], ends[1][1], scale)
+
+
+def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
+    """A power of two; what sums to ``total`` then sums to less than 2^40."""
+    # The scaled sum stays below 2^39; rounding adds at most 1 a row.
+    return power_of_two(jnp.clip(39 - exponent_above(total), -126, 126))
 
 
 def smoothing_scale(

@@ -21,18 +21,22 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.curvature import (
     Kinks,
     Objective,
+    exact_scale,
     gradients,
+    hessians,
     kink_slopes,
     loss_values,
     mean_of_rows,
 )
+from jboost.floats import sum_rows
 from jboost.histogram import sum_channels
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.minimum import find_minimum
 
-LeafSolver = Literal["auto", "newton", "exact", "line_search"]
-Fitted = Literal["newton", "guarded", "exact", "line_search"]  # "auto" resolved
+LeafSolver = Literal["auto", "newton", "exact", "line_search", "median_step"]
+# "auto" resolved
+Fitted = Literal["newton", "guarded", "exact", "line_search", "median_step"]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
@@ -163,6 +167,7 @@ def solve_leaves(
     ``"guarded"``: the exact value in leaves whose loss falls by less than a quarter
     of what the Newton step promised, else the step. ``"line_search"``: the steps
     times one number per tree, the argmin of the loss (Friedman 2001, algorithm 1).
+    ``"median_step"``: one step from the median, see :func:`step_from_median`.
 
     Args:
       newton: gives what :func:`newton_step` returns.
@@ -197,6 +202,8 @@ def _solve_freely(objective, groups, newton, leaf_solver):
     """Leaf values that nothing bounds, found leaf by leaf."""
     if leaf_solver == "exact":
         return _solve_exactly(objective, groups, newton)
+    if leaf_solver == "median_step":
+        return step_from_median(objective, groups)
     step, promised = newton()
     if leaf_solver == "newton":
         return step
@@ -208,6 +215,52 @@ def _solve_freely(objective, groups, newton, leaf_solver):
         return solve_groups(objective, groups, step, ~kept)
 
     return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+
+
+def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+    """The middle of all c that minimise sum_i w_i |F*_i - F_i - c|, group by group.
+
+    The weighted median of the rows' own minimisers F*; rows without one do not count.
+    """
+    assert objective.minimiser is not None
+    minimiser, run = objective.minimiser[groups.k], objective.implementation
+    known = jnp.isfinite(minimiser)
+    weights = jnp.where(known, groups.weights, 0.0)
+    slopes = (jnp.float32(1), jnp.float32(2))
+    return middle_minimisers(
+        jnp.where(known, minimiser, 0.0), groups.scores[groups.k], weights, slopes,
+        exact_scale(2 * sum_rows(weights, run)), groups.group,
+        groups.penalty.shape[0], run,
+    )  # fmt: skip
+
+
+def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+    """m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i), m from :func:`find_medians`.
+
+    For Huber's loss m + mean of sign(r - m) min(delta, |r - m|), the leaf of
+    M_TreeBoost (Friedman 2001, algorithm 4; Huber 1964). A robust loss curves most at
+    its minimum, so that this step lowers the leaf's loss; where it would not, m
+    stays. NaN where a row that counts has a slope but no minimum F*.
+    """
+    assert objective.minimiser is not None
+    middle = find_medians(objective, groups)
+    known = jnp.isfinite(objective.minimiser[groups.k])
+    slope = gradients(objective, _shift(objective, groups, middle))[groups.k]
+    curvature = hessians(objective, objective.minimiser)[groups.k]
+    lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
+    channels = [
+        jnp.where(groups.weights > 0, groups.weights * values, 0.0)
+        for values in (slope, jnp.where(known, curvature, 0.0), lost)
+    ]
+    slope, weight, doubt = sum_channels(
+        channels, groups.group, middle.shape[0], objective.implementation
+    )
+    stepped = middle - slope / jnp.where(weight > 0, weight, jnp.inf)
+    (of_middle, noise), (of_stepped, _) = _loss_changes(
+        objective, groups, [middle, stepped]
+    )
+    # A change that is not a number fails this comparison, as it should.
+    return jnp.where(of_stepped <= of_middle + noise, stepped, middle) + doubt
 
 
 def _solve_exactly(objective, groups, newton):

@@ -34,7 +34,7 @@ from jboost.curvature import (
     needs_minimiser,
 )
 from jboost.histogram import Codes, derive, sum_channels
-from jboost.initial import initial_score
+from jboost.initial import MedianStart, initial_score, median_score
 from jboost.leaves import (
     Fitted,
     Groups,
@@ -156,30 +156,32 @@ def init_state(
     constants: tuple[Any, ...],
     data: Data,
     offset: Float[Array, "K N"],
-    init_score: Float[Array, " K"] | None,
+    init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
     implementation: str | None = None,
 ) -> BoostState:
     """Finds the rows' minimisers and the initial score; None asks for the argmin."""
-    scores = offset if init_score is None else offset + init_score[:, None]
+    start = None if isinstance(init_score, MedianStart) else init_score
+    scores = offset if start is None else offset + start[:, None]
     parameters = _estimate(loss, constants, data, scores)
     objective = Objective(
         loss, constants, data.targets, parameters, None, implementation=implementation
     )
     if needs_minimiser(loss):
         objective = _find_minima(objective, data)
-    if init_score is None:
-        init_score = initial_score(objective, offset, data.weights)
-        scores = offset + init_score[:, None]
+    if start is None:
+        find = initial_score if init_score is None else median_score
+        start = find(objective, offset, data.weights)
+        scores = offset + start[:, None]
         parameters = _estimate(loss, constants, data, scores)
     return BoostState(
         scores=scores,
         minimiser=objective.minimiser,
         kinks=objective.kinks,
-        init_score=init_score if init_score.shape[0] > 1 else init_score[0],
+        init_score=start if start.shape[0] > 1 else start[0],
         parameters=parameters,
         pointed=is_pointed(objective, scores, data.weights),
-        first_mean=jnp.zeros(init_score.shape, jnp.float32),
+        first_mean=jnp.zeros(start.shape, jnp.float32),
         words=words,
         round=jnp.int32(0),
     )
@@ -233,8 +235,11 @@ def grow_round(
     learning_rate: Float[ArrayLike, ""],
     data: Data,
     state: BoostState,
-) -> tuple[BoostState, Tree]:
-    """One round: K trees, one for each score. ``method`` must be resolved."""
+) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
+    """One round: K trees, one for each score, and the rows they learnt from.
+
+    ``method`` must be resolved.
+    """
     state, now = begin_round(loss, constants, method, numbers, data, state)
 
     def grow(one):
@@ -249,7 +254,7 @@ def grow_round(
     else:  # the same without a batch axis, which would cost speed
         first = jax.tree.map(lambda a: a[0], now.trees())
         trees, leaf = jax.tree.map(lambda a: a[None], grow(first))
-    return end_round(method, state, now, trees, leaf), trees
+    return end_round(method, state, now, trees, leaf), trees, now.in_bag
 
 
 def begin_round(
@@ -367,7 +372,8 @@ def fit_leaves(
     num_leaves = tree.leaf_value.shape[0]
     penalty, values = now.limits.l2 * fitted.mean, now.limits.values
     l1 = None if values is None else values.l1 * fitted.mean
-    if loss.straight and method.leaf_solver == "exact":
+    ordered = loss.straight and method.leaf_solver == "exact"
+    if ordered or method.leaf_solver == "median_step":
         penalty, l1 = jnp.float32(0), None  # an order statistic is not shrunk
     gradient, curvature = (
         _weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
@@ -432,6 +438,24 @@ def mean_loss(
     return mean_of_rows(objective, loss_values(objective, scores), weights)
 
 
+def mean_improvement(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    parameters: Any,
+    data: Data,
+    rows: Bool[Array, " N"],
+    before: Float[Array, "K N"],
+    after: Float[Array, "K N"],
+    implementation: str | None = None,
+) -> Float[Array, ""]:
+    """The weighted mean loss of some rows before, minus after; NaN without rows."""
+    objective = Objective(
+        loss, constants, data.targets, parameters, None, implementation=implementation
+    )
+    change = loss_values(objective, before) - loss_values(objective, after)
+    return mean_of_rows(objective, change, jnp.where(rows, data.weights, 0.0))
+
+
 def add_tree(
     tree: Tree,
     columns: Codes,
@@ -470,7 +494,8 @@ def _row_derivatives(objective, state, weights, method):
     """Derivatives that shape the tree, and those that its leaves are fitted with.
 
     They differ for unit curvature only: rows then count alike in the search for
-    splits, but a Newton leaf of unit curvature would diverge for a steep loss.
+    splits, but a Newton leaf of unit curvature would diverge for a steep loss. A line
+    search scales the tree that was fitted to -g by least squares, whatever its size.
     """
 
     def evaluate(curvature):
@@ -490,7 +515,7 @@ def _row_derivatives(objective, state, weights, method):
         return RowDerivatives(gradient, positive, mean, jnp.ones_like(mean))
 
     shape = evaluate(method.curvature)
-    if method.curvature != "unit":
+    if method.curvature != "unit" or method.leaf_solver == "line_search":
         return shape, shape
     fitted = evaluate("auto")
     mean = mean_of_rows(objective, fitted.curvature, weights)

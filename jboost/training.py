@@ -114,7 +114,8 @@ def fit(
         of this round or the first, whichever is larger (for scores that compete for
         a row, as in softmax, by its sum over them), so that a loss times a million
         trains the same model; "absolute" leaves the loss's units.
-      subsample: share of rows per round, without replacement.
+      subsample: share of rows per round, without replacement; below 1 the history
+        tells each round's improvement on the others.
       colsample_bytree, colsample_bylevel, colsample_bynode: share of columns.
       max_leaves: of a tree; None: as many as ``max_depth`` allows. Trees grow level
         by level all the same: on each level the best splits are made first, until
@@ -139,10 +140,12 @@ def fit(
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
       leaf_solver: "newton", "exact" (argmin of the leaf's loss), "line_search" (one
-        multiplier per tree) or "auto": exact for piecewise linear losses and their
-        like, Newton for quadratic ones, else Newton with the exact value where its
-        step fails.
-      init_score: "auto" = argmin_c of the weighted loss, a number, or K numbers.
+        multiplier per tree), "median_step" (one step from the median of the rows'
+        own minimisers, without l2; for Huber and its like) or "auto": exact for
+        piecewise linear losses and their like, Newton for quadratic ones, else Newton
+        with the exact value where its step fails.
+      init_score: "auto" = argmin_c of the weighted loss, "median" of the rows' own
+        minimisers (the targets, where a loss is least there), a number, or K numbers.
       early_stopping_rounds: stop when the first validation set's loss has not
         improved for so many rounds; the model is then that of the best round.
       seed: of everything random.
@@ -243,6 +246,7 @@ def fit(
             num_bins=bins.num_bins,
         ),
         feature_names=names,
+        bagged=bool(numbers.subsample < 1),
     )
     with tqdm(total=num_rounds, disable=not progress, unit="round") as bar:
         kept = _train(job, state, record, early_stopping_rounds, watchers, bar)
@@ -260,8 +264,9 @@ def _train(job, state, record, patience, watchers, bar):
         begun = time.perf_counter()
         chunk = run_chunk(job, state, set_scores, record.num_rounds, count)
         state, set_scores = chunk.state, chunk.set_scores
-        seen = jax.device_get((chunk.trees, chunk.losses, chunk.snapshots))
-        chunk = chunk._replace(trees=seen[0], losses=seen[1], snapshots=seen[2])
+        fields = ("trees", "losses", "snapshots", "improvement")
+        seen = jax.device_get({name: getattr(chunk, name) for name in fields})
+        chunk = chunk._replace(**seen)
         for entry in range(count):
             stop = _look(job, chunk, entry, record, patience, watchers, bar)
             if stop:
@@ -300,6 +305,8 @@ def _look(job, chunk, entry, record, patience, watchers, bar):
     record.train_loss.append(train_loss)
     record.set_losses.append(np.array(set_losses))
     record.metrics.append(values)
+    if chunk.improvement is not None:
+        record.improvement.append(float(chunk.improvement[entry]))
     shown = {"train": f"{train_loss:.5g}"}
     shown |= {n: f"{v:.5g}" for n, v in zip(job.sets, set_losses, strict=True)}
     bar.set_postfix(shown, refresh=False)

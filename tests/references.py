@@ -383,3 +383,245 @@ def pruned_costs(node):
         pairs = product(pruned_costs(node.left), pruned_costs(node.right))
         costs += [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
     return costs
+
+
+LEAST_DROP = 1e-9  # of a node's cost: less is rounding
+
+
+def least_squares(responses, weights):
+    """The cost of a node, sum w (response - mean)^2, as a function of its rows."""
+
+    def cost(rows):
+        mean = np.average(responses[rows], weights=weights[rows])
+        return np.sum(weights[rows] * (responses[rows] - mean) ** 2)
+
+    return cost
+
+
+def second_order(gradient, hessian, limits):
+    """-1/2 G^2 / (H + lambda) + gamma (Chen and Guestrin 2016, eq. 6, of one leaf)."""
+
+    def cost(rows):
+        total, weight = gradient[rows].sum(), hessian[rows].sum()
+        if weight < limits.min_child_weight:
+            return np.inf
+        return -(total**2) / (weight + limits.l2) / 2 + limits.min_gain
+
+    return cost
+
+
+def exhaustive_tree(x, cost, in_bag, depth):
+    """Tries every feature and every midpoint of distinct values, in every node.
+
+    Returns:
+      The leaf of each row as in heap order, a node without split sending all left; and
+      the least lead, relative to its own drop of the cost, of a chosen cut over one
+      that parts the rows otherwise: how far the data are from a tie.
+    """
+    node, lead = np.zeros(len(x), np.int64), np.inf
+    values = [np.unique(column) for column in x.T]
+    middles = [v[:-1] / 2 + v[1:] / 2 for v in values]
+    cuts = [(k, middle) for k, some in enumerate(middles) for middle in some]
+    for here in range(2**depth - 1):
+        rows = np.flatnonzero(node == here)
+        learnt = rows[in_bag[rows]]
+        tried = []
+        for feature, threshold in cuts:
+            left = x[learnt, feature] <= threshold
+            if 0 < left.sum() < len(learnt):
+                total = cost(learnt[left]) + cost(learnt[~left])
+                tried.append((total, feature, threshold, left))
+        best = min(tried, key=lambda cut: cut[0], default=(np.inf,))
+        drop = cost(learnt) - best[0] if len(learnt) else -np.inf
+        node[rows] = 2 * here + 1
+        if drop > LEAST_DROP * (1 + abs(best[0])):
+            right = x[rows, best[1]] > best[2]
+            node[rows[right]] = 2 * here + 2
+            # The same two parts, left and right exchanged or not, gain the same.
+            others = [
+                total for total, _, _, left in tried if len({*(left == best[3])}) > 1
+            ]
+            lead = min([lead, *((total - best[0]) / drop for total in others)])
+    return node - (2**depth - 1), lead
+
+
+class Boosted(NamedTuple):
+    """Scores [R, N] or [R, N, K] and leaves [R, K, N] of each round; see ``lead``."""
+
+    scores: np.ndarray
+    leaves: np.ndarray
+    lead: float
+
+
+class Plan(NamedTuple):
+    """How to boost, and which rows each round learns from."""
+
+    rate: float
+    depth: int
+    bags: np.ndarray  # [R, N]
+
+
+def tree_boost(x, w, start, respond, leaf_value, plan):
+    """Friedman 2001, algorithms 2 to 5: they differ in start, response and leaf.
+
+    Args:
+      respond: scores -> pseudo-responses of all rows.
+      leaf_value: (scores, the rows of a leaf that are in the bag) -> gamma.
+    """
+    scores, stages, leaves, leads = np.full(len(x), float(start)), [], [], []
+    for bag in plan.bags:
+        now = scores.copy()
+        cost = least_squares(respond(now), w)
+        leaf, lead = exhaustive_tree(x, cost, bag, plan.depth)
+        for j in np.unique(leaf[bag]):
+            gamma = leaf_value(now, np.flatnonzero(bag & (leaf == j)))
+            scores[leaf == j] += plan.rate * gamma
+        stages.append(scores.copy())
+        leaves.append([leaf])
+        leads.append(lead)
+    return Boosted(np.array(stages), np.array(leaves), min(leads))
+
+
+def ls_tree_boost(x, y, w, plan):
+    """Algorithm 2, with weights."""
+
+    def mean_residual(scores, rows):
+        return np.average(y[rows] - scores[rows], weights=w[rows])
+
+    start = np.average(y, weights=w)
+    return tree_boost(x, w, start, lambda scores: y - scores, mean_residual, plan)
+
+
+def median(values, weights):
+    """Midpoint of all c with at most half the weight on either side."""
+    order = np.argsort(values)
+    order = order[weights[order] > 0]
+    below = np.cumsum(weights[order], dtype=np.float64)
+    half = below[-1] / 2
+    first = np.flatnonzero(below >= half * (1 - 1e-12))[0]
+    last = np.flatnonzero(below > half * (1 + 1e-12))[0]
+    return (values[order[first]] + values[order[last]]) / 2
+
+
+def lad_tree_boost(x, y, w, plan):
+    """Algorithm 3, with weights."""
+
+    def median_residual(scores, rows):
+        return median(y[rows] - scores[rows], w[rows])
+
+    def signs(scores):
+        return np.sign(y - scores)
+
+    return tree_boost(x, w, median(y, w), signs, median_residual, plan)
+
+
+def upper_size(residual, weights, alpha):
+    """The least size with a share alpha of the weight at or below it: delta."""
+    order = np.argsort(abs(residual))
+    below = np.cumsum(weights[order], dtype=np.float64)
+    return abs(residual)[order[np.argmax(below >= alpha * below[-1])]]
+
+
+def m_tree_boost(x, y, w, plan, alpha):
+    """Algorithm 4, with weights."""
+
+    def clip(residual, delta):
+        return np.sign(residual) * np.minimum(delta, abs(residual))
+
+    def respond(scores):
+        return clip(y - scores, upper_size(y - scores, w, alpha))
+
+    def one_step(scores, rows):
+        residual, delta = y[rows] - scores[rows], upper_size(y - scores, w, alpha)
+        middle = median(residual, w[rows])
+        return middle + np.average(clip(residual - middle, delta), weights=w[rows])
+
+    return tree_boost(x, w, median(y, w), respond, one_step, plan)
+
+
+def l2_tree_boost(x, y, w, plan):
+    """Algorithm 5 as printed: targets -1 and +1, F half the log-odds; with weights."""
+    sign = 2 * y - 1
+
+    def respond(scores):
+        return 2 * sign / (1 + np.exp(2 * sign * scores))
+
+    def newton(scores, rows):
+        response = respond(scores)[rows]
+        size = np.sum(w[rows] * abs(response) * (2 - abs(response)))
+        return np.sum(w[rows] * response) / size
+
+    mean = np.average(sign, weights=w)
+    start = np.log((1 + mean) / (1 - mean)) / 2
+    return tree_boost(x, w, start, respond, newton, plan)
+
+
+def l2_tree_boost_multiclass(x, y, num_classes, w, plan):
+    """Algorithm 6 as printed, with weights; F_k0 = 0."""
+    scores = np.zeros((len(x), num_classes))
+    stages, leaves, leads = [], [], []
+    for bag in plan.bags:
+        odds = np.exp(scores)
+        p = odds / odds.sum(axis=1, keepdims=True)
+        leaves.append([])
+        for k in range(num_classes):
+            response = (y == k) - p[:, k]
+            cost = least_squares(response, w)
+            leaf, lead = exhaustive_tree(x, cost, bag, plan.depth)
+            for j in np.unique(leaf[bag]):
+                rows = np.flatnonzero(bag & (leaf == j))
+                size = abs(response[rows])
+                gamma = np.sum(w[rows] * response[rows])
+                gamma /= np.sum(w[rows] * size * (1 - size))
+                gamma *= (num_classes - 1) / num_classes
+                scores[leaf == j, k] += plan.rate * gamma
+            leaves[-1].append(leaf)
+            leads.append(lead)
+        stages.append(scores.copy())
+    return Boosted(np.array(stages), np.array(leaves), min(leads))
+
+
+def gradient_boost(x, w, start, negative_gradient, multiplier, plan):
+    """Algorithm 1 with a least squares tree, and the multiplier of each round.
+
+    Args:
+      negative_gradient: scores -> pseudo-responses of all rows.
+      multiplier: (scores, the tree's values, rows in the bag) -> rho.
+    """
+    scores = np.full(len(x), float(start))
+    stages, leaves, leads, rhos = [], [], [], []
+    for bag in plan.bags:
+        response = negative_gradient(scores)
+        leaf, lead = exhaustive_tree(x, least_squares(response, w), bag, plan.depth)
+        values = np.zeros(len(x))
+        for j in np.unique(leaf[bag]):
+            rows = np.flatnonzero(bag & (leaf == j))
+            values[leaf == j] = np.average(response[rows], weights=w[rows])
+        rhos.append(multiplier(scores, values, np.flatnonzero(bag)))
+        scores = scores + plan.rate * rhos[-1] * values
+        stages.append(scores)
+        leaves.append([leaf])
+        leads.append(lead)
+    return Boosted(np.array(stages), np.array(leaves), min(leads)), rhos
+
+
+def xgboost(x, w, start, derivatives, limits, plan):
+    """Chen and Guestrin 2016, section 2, by exact greedy search.
+
+    Args:
+      derivatives: scores -> gradient and hessian of all rows.
+    """
+    scores = np.full(len(x), float(start))
+    stages, leaves, leads = [], [], []
+    for bag in plan.bags:
+        gradient, hessian = (w * values for values in derivatives(scores))
+        cost = second_order(gradient, hessian, limits)
+        leaf, lead = exhaustive_tree(x, cost, bag, plan.depth)
+        for j in np.unique(leaf[bag]):
+            rows = np.flatnonzero(bag & (leaf == j))
+            value = -gradient[rows].sum() / (hessian[rows].sum() + limits.l2)
+            scores[leaf == j] += plan.rate * value
+        stages.append(scores.copy())
+        leaves.append([leaf])
+        leads.append(lead)
+    return Boosted(np.array(stages), np.array(leaves), min(leads))

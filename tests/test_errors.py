@@ -184,6 +184,23 @@ OTHERS = {
     "init_score shape": (
         dict(init_score=[1.0, 2.0]), ValueError, r"init_score must be .*shape \(2,\)",
     ),
+    "init_score median": (
+        dict(init_score="median", loss=jb.losses.logistic, y=Y > 1), ValueError,
+        r"init_score='median' needs .* minimum of its own .* got none in row 0 for "
+        r"target (True|False)",
+    ),
+    "median_step without minimum": (
+        dict(leaf_solver="median_step", loss=jb.losses.logistic, y=Y > 1), ValueError,
+        r"leaf_solver='median_step' needs .* minimum of its own .* got none in row 0",
+    ),
+    "median_step straight": (
+        dict(leaf_solver="median_step", loss=jb.losses.absolute_error), ValueError,
+        r"leaf_solver='median_step' needs .*second derivative.* by 'exact'",
+    ),
+    "median_step quadratic": (
+        dict(leaf_solver="median_step"), ValueError,
+        r"leaf_solver='median_step' needs .*second derivative.* by 'newton'",
+    ),
     "stopping without validation": (
         dict(early_stopping_rounds=3), ValueError,
         r"early_stopping_rounds needs validation",
