@@ -208,7 +208,7 @@ MODELS = {
     "huber by a line": (
         partial(jb.losses.huber, delta=0.5), dict(leaf_solver="line_search"),
     ),
-    "softmax": (softmax, dict(num_scores=3, max_depth=4)),
+    "softmax": (softmax, dict(num_scores=3, max_depth=4, leaf_solver="newton")),
 }  # fmt: skip
 
 
