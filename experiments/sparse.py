@@ -24,6 +24,7 @@ import scipy.sparse
 from tqdm import tqdm
 
 LIBRARIES = ("jboost", "xgboost", "lightgbm")
+PACKAGES = ("jax", "xgboost-cpu", "lightgbm", "scipy")
 DEPTH, RATE, BINS = 6, 0.1, 256
 
 
@@ -190,7 +191,7 @@ def main():
         sizes = (asked.rows, asked.columns, asked.densities[0])
         print(json.dumps(measure(asked.turn, *sizes, asked.rounds, asked.threads)))
         return
-    versions = ", ".join(f"{name} {version(_package(name))}" for name in LIBRARIES)
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     print(f"{platform.processor() or platform.machine()}, {asked.threads} threads")
     print(f"{versions}; {asked.rows} rows, {asked.columns} columns, depth {DEPTH}")
     asked.output.mkdir(parents=True, exist_ok=True)
@@ -208,10 +209,6 @@ def main():
     (asked.output / "sparse.json").write_text(json.dumps(numbers, indent=1))
     draw(summary, asked.output / "sparse.png")
     print(f"written: {asked.output / 'sparse.json'}, {asked.output / 'sparse.png'}")
-
-
-def _package(library):
-    return "xgboost-cpu" if library == "xgboost" else library
 
 
 if __name__ == "__main__":
