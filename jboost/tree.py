@@ -209,7 +209,8 @@ def predict_tree(
     tree: Tree, columns: Codes, implementation: str | None = None
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes."""
-    if columns.dtype == jnp.uint32:  # wider than any histogram: no kernel takes them
+    wide = not isinstance(columns, SparseCodes) and columns.dtype == jnp.uint32
+    if wide:  # wider than any histogram: no kernel takes them
         return _descend(tree, columns)
     find = choose(implementation, cpu=_find_leaves_with_kernels, xla=_descend)
     return find(tree, columns)
