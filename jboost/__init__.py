@@ -39,6 +39,7 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
+from jboost.sparse import SparseCodes
 from jboost.splitting import find_split
 from jboost.summary import (
     QuantileSummary,
@@ -65,6 +66,7 @@ __all__ = [
     "QuantileSketch",
     "QuantileSummary",
     "RegressionTree",
+    "SparseCodes",
     "TrainingError",
     "Tree",
     "apply_bins",

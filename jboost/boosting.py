@@ -35,12 +35,14 @@ from jboost.rounds import (
     init_state,
 )
 from jboost.sorted_growth import MOST_CODES
+from jboost.sparse import SparseCodes, SparseMatrix
 from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tracing import TracedLoss, trace_loss
 from jboost.tree import Tree, TreeLimits, pack_codes
 
 _MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
+_MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB
 
 
 class BoostedTrees(NamedTuple):
@@ -56,7 +58,7 @@ class BoostedTrees(NamedTuple):
 
 
 def init(
-    binned: Shaped[ArrayLike, "N F"],
+    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
@@ -69,7 +71,7 @@ def init(
     """Makes the state before the first round.
 
     Args:
-      binned: codes from :func:`jboost.apply_bins`.
+      binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix.
       y: targets: an array with N rows, or a pytree of such.
       loss: ``loss(score, target) -> scalar`` for one row.
       key: from ``jax.random.key``; seeds all that is random.
@@ -92,7 +94,7 @@ def init(
 
 def boost_step(
     state: BoostState,
-    binned: Shaped[ArrayLike, "N F"],
+    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     *,
@@ -138,7 +140,7 @@ def boost_step(
     num_scores = state.scores.shape[0]
     traced, constants, data, _ = _bind(
         binned, y, loss, sample_weight, None, num_scores,
-        None if sorts_rows(candidates, candidate_weights) else max_bins,
+        None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
     )  # fmt: skip
     if state.scores.shape[1] != len(data.weights):
         raise ValueError(
@@ -165,7 +167,7 @@ def boost_step(
 
 
 def boost(
-    binned: Shaped[ArrayLike, "N F"],
+    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
@@ -226,7 +228,7 @@ def boost(
     rates = jnp.asarray(checks.learning_rates(learning_rate, num_rounds))
     traced, constants, data, offset = _bind(
         binned, y, loss, sample_weight, offset, num_scores,
-        None if sorts_rows(candidates, candidate_weights) else max_bins,
+        None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
     )  # fmt: skip
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
@@ -278,7 +280,7 @@ def make_settings(
     max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
-    sorts_rows(candidates, candidate_weights)
+    sorts_rows(candidates, candidate_weights, data.columns)
     checks.check_word("curvature", curvature, checks.CURVATURES)
     checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
     if leaf_solver == "median_step" and loss.quadratic:
@@ -300,11 +302,6 @@ def make_settings(
         ("colsample_bynode", colsample_bynode),
     ):  # fmt: skip
         checks.check_number(name, value, above=0.0, most=1.0)
-    if data.columns.size >= 2**31:
-        raise ValueError(
-            "x must have fewer than 2^31 cells (rows, padded, times columns), got "
-            f"{data.columns.size}"
-        )
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
     known = not isinstance(samples, Tracer) and samples > 0
     largest: Any = num_rows // samples if known else num_rows
@@ -322,6 +319,7 @@ def make_settings(
         candidate_weights=candidate_weights,
         implementation=implementation,
     ).resolve(loss)
+    _check_size(data.columns, method)
     limits = TreeLimits(
         l2=l2,
         min_gain=min_gain,
@@ -377,11 +375,11 @@ def _check_leaves(max_leaves, max_depth):
     return max_leaves if max_leaves < 2**max_depth else None
 
 
-def sorts_rows(candidates: Any, candidate_weights: Any) -> bool:
+def sorts_rows(candidates: Any, candidate_weights: Any, data: Any) -> bool:
     """Whether trees are grown from sorted rows, with a code for every value.
 
     Raises:
-      ValueError: words that are not known, or do not go together.
+      ValueError: words that are not known, or do not go together, or with sparse data.
     """
     checks.check_word("candidates", candidates, checks.CANDIDATES)
     words = checks.CANDIDATE_WEIGHTS
@@ -391,7 +389,33 @@ def sorts_rows(candidates: Any, candidate_weights: Any) -> bool:
             "candidate_weights must be 'samples' with candidates='exact', which tries "
             f"every value whatever it weighs, got {candidate_weights!r}"
         )
-    return candidates != "global" or candidate_weights != "samples"
+    sorts = candidates != "global" or candidate_weights != "samples"
+    if sorts and isinstance(data, SparseCodes | SparseMatrix):
+        raise ValueError(
+            "candidates must be 'global' and candidate_weights 'samples' for sparse "
+            f"data, got {candidates!r} and {candidate_weights!r}"
+        )
+    return sorts
+
+
+def _check_size(columns, method):
+    """Refuses what cannot be addressed, or hardly held."""
+    if not isinstance(columns, SparseCodes):
+        if columns.size >= 2**31:
+            raise ValueError(
+                "x must have fewer than 2^31 cells (rows, padded, times columns), got "
+                f"{columns.size}"
+            )
+        return
+    # Stored entries may be few, but every node has a sum for each feature and code.
+    nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)
+    sizes = (nodes, columns.num_features, method.num_bins, 3)
+    if np.prod(sizes, dtype=np.float64) > _MOST_CELLS:
+        raise ValueError(
+            "a level's histograms must have at most 2^30 cells (4 GiB), got nodes x "
+            f"features x codes x channels = {' x '.join(map(str, sizes))}; use a "
+            "smaller max_depth or max_bins, or a larger min_child_samples"
+        )
 
 
 def _as_float(number) -> Any:
@@ -452,25 +476,7 @@ def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
 def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     """Checks data that is already on codes, and traces the loss for it."""
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
-    codes = jnp.asarray(binned)
-    if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16, jnp.uint32):
-        raise ValueError(
-            "binned must be a matrix of uint8, uint16 or uint32 codes from apply_bins, "
-            f"got {codes.shape=} and {codes.dtype=}"
-        )
-    if max_bins is not None and codes.dtype == jnp.uint32:
-        raise ValueError(
-            "binned must hold uint8 or uint16 codes for histograms (candidates="
-            "'global', candidate_weights='samples'), got uint32; fit bins with "
-            "max_bins, or choose other candidates"
-        )
-    if max_bins is not None and codes.size and not isinstance(binned, Tracer):
-        highest = int(np.asarray(binned).max())
-        if highest >= max_bins:
-            raise ValueError(
-                f"binned must hold codes below max_bins={max_bins}, got {highest}; "
-                "pass the max_bins that the bins were made with"
-            )
+    codes = _check_codes(binned, max_bins)
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
@@ -485,7 +491,40 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     return traced, constants, data, offset
 
 
+def _check_codes(binned, max_bins):
+    """Codes as arrays of JAX's, all below ``max_bins``."""
+    if isinstance(binned, SparseCodes):
+        codes, parts = binned, (binned.codes, binned.absent)
+    else:
+        codes, parts = jnp.asarray(binned), (binned,)
+        if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16, jnp.uint32):
+            raise ValueError(
+                "binned must be a matrix of uint8, uint16 or uint32 codes from "
+                f"apply_bins, got {codes.shape=} and {codes.dtype=}"
+            )
+        if max_bins is not None and codes.dtype == jnp.uint32:
+            raise ValueError(
+                "binned must hold uint8 or uint16 codes for histograms (candidates="
+                "'global', candidate_weights='samples'), got uint32; fit bins with "
+                "max_bins, or choose other candidates"
+            )
+    if max_bins is None:
+        return codes
+    for part in parts:
+        if isinstance(part, Tracer) or not np.size(part):
+            continue
+        highest = int(np.asarray(part).max())
+        if highest >= max_bins:
+            raise ValueError(
+                f"binned must hold codes below max_bins={max_bins}, got {highest}; "
+                "pass the max_bins that the bins were made with"
+            )
+    return codes
+
+
 def _by_column(data, method):
+    if isinstance(data.columns, SparseCodes):
+        return data
     columns = data.columns.T
     if method.sorts_rows:
         return data._replace(columns=columns, order=sort_rows(columns))

@@ -27,6 +27,7 @@ from jboost.history import History, Record, TrainingError
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.sparse import Absent
 from jboost.tables import make_rows, make_sets
 from jboost.tracing import trace_loss
 
@@ -34,7 +35,7 @@ _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 
 
 def fit(
-    x: Shaped[ArrayLike, "N F"],
+    x: Any,
     y: Any,
     loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
     *,
@@ -46,6 +47,7 @@ def fit(
     learning_rate: Any = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
+    absent: Absent = "missing",
     l1: float = 0.0,
     l2: float = 1.0,
     max_delta_step: float = float("inf"),
@@ -81,7 +83,9 @@ def fit(
     ``leaf_solver`` say.
 
     Args:
-      x: numbers, NaN = missing; computed with in float32.
+      x: numbers [N, F], NaN = missing; computed with in float32. May be sparse (a
+        ``scipy.sparse`` matrix, or BCOO or BCSR of ``jax.experimental.sparse``): the
+        cost then grows with its stored entries.
       y: targets: an array [N] or [N, ...], or a pytree of such; one row of it is
         what the loss gets.
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, or what
@@ -98,6 +102,9 @@ def fit(
       max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
         functions of one feature each, depth 2 of two.
       max_bins: codes per feature, the missing one included; see ``candidates``.
+      absent: what the entries are that a sparse matrix does not store: "missing", so
+        that they take the direction learnt at each split, or "zero". The model keeps
+        it for prediction; the result is that of the dense matrix with NaN or 0 there.
       l1: alpha: moves the sum of a leaf's gradients towards 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
         the mean curvature). Leaves that are order statistics take neither l1 nor l2.
@@ -181,7 +188,7 @@ def fit(
             "x must be an array of numbers, got a traced value: fit runs on the host; "
             "inside jit, vmap or grad call jb.boost"
         )
-    matrix = as_matrix(x, "x")
+    matrix = as_matrix(x, "x", sparse=True)
     warn_of_collisions(x)
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
@@ -194,13 +201,14 @@ def fit(
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
     weights = sample_weight
     if weights is not None:
-        weights = checks.check_weights(weights, len(matrix), "sample_weight")
+        weights = checks.check_weights(weights, matrix.shape[0], "sample_weight")
     check_implementation(implementation)
-    sorts = sorts_rows(candidates, candidate_weights)
+    sorts = sorts_rows(candidates, candidate_weights, matrix)
     bins = fit_bins(
         matrix,
         max_bins=None if sorts else max_bins,
         sample_weight=weights,
+        absent=absent,
         implementation=implementation,
     )
     rows = make_rows(

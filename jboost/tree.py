@@ -25,14 +25,16 @@ from jboost.histogram import (
     build_child_histogram,
     build_histogram,
     choose_scale,
+    count_rows,
     derive,
     quantise,
     sum_by_group,
 )
-from jboost.kernels import grow_cpu, paths
+from jboost.kernels import grow_cpu, paths, sparse_xla
 from jboost.kernels.library import choose, may_run
 from jboost.kernels.paths import Paths
 from jboost.sampling import sample
+from jboost.sparse import SparseCodes
 from jboost.splitting import WEIGHT_SLACK, ValueLimits, find_split
 
 _sample_in_xla = partial(sample, implementation="xla")
@@ -152,7 +154,7 @@ def grow_tree(
     are those of the smaller child of each split, and parent minus child.
 
     Args:
-      columns: codes, one row per feature.
+      columns: codes, one row per feature; or those of a sparse matrix.
       gradient, curvature: of each row, times its weight.
       in_bag: rows to learn from; the others are only routed.
       words: seed of column sampling and stochastic rounding.
@@ -172,7 +174,7 @@ def grow_tree(
       The tree and the leaf of every row. Where leaf values are limited, the tree
       has the bounds of its leaves.
     """
-    num_rows = columns.shape[1]
+    num_rows = gradient.shape[0]
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)
     most = 1 << (max(1, most) - 1).bit_length()
     sizes: Any = dict(
@@ -192,7 +194,7 @@ def pack_codes(
     columns: Codes, num_bins: int, implementation: str | None = None
 ) -> Shaped[Array, "blocks N W"] | None:
     """Codes by row, where the kernels that want them may run; else None."""
-    if not may_run(implementation):
+    if not may_run(implementation) or isinstance(columns, SparseCodes):
         return None
 
     def nothing(columns):
@@ -207,17 +209,25 @@ def predict_tree(
     tree: Tree, columns: Codes, implementation: str | None = None
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes."""
-    if columns.dtype == jnp.uint32:  # wider than any histogram: no kernel takes them
+    wide = not isinstance(columns, SparseCodes) and columns.dtype == jnp.uint32
+    if wide:  # wider than any histogram: no kernel takes them
         return _descend(tree, columns)
     find = choose(implementation, cpu=_find_leaves_with_kernels, xla=_descend)
     return find(tree, columns)
 
 
 def _find_leaves_with_kernels(tree, columns):
-    num_rows = columns.shape[1]
+    num_rows = count_rows(columns)
     structure = (tree.feature, tree.threshold, tree.missing_left)
     nobody, anywhere = jnp.zeros(num_rows, bool), jnp.zeros(num_rows, jnp.int32)
-    return grow_cpu.find_leaves(columns, *structure, nobody, anywhere)
+    return grow_cpu.find_leaves(_source(columns, None), *structure, nobody, anywhere)
+
+
+def _source(columns, packed):
+    """The codes as the kernels' operands."""
+    if isinstance(columns, SparseCodes):
+        return grow_cpu.sparse_source(*columns.arrays, num_rows=columns.num_rows)
+    return grow_cpu.dense_source(columns, packed)
 
 
 def _descend(tree, columns):
@@ -227,7 +237,7 @@ def _descend(tree, columns):
         right = jnp.where(codes == MISSING, ~tree.missing_left[node], above)
         return 2 * node + 1 + right.astype(jnp.int32)
 
-    start = jnp.zeros(columns.shape[1], jnp.int32)
+    start = jnp.zeros(count_rows(columns), jnp.int32)
     node = jax.lax.fori_loop(0, tree.max_depth, descend, start)
     return node - (2**tree.max_depth - 1)
 
@@ -237,9 +247,10 @@ def _grow_with_kernels(
     *, max_depth, num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
     slots = min(2 ** (max_depth - 1), most)
+    if packed is None and not isinstance(columns, SparseCodes):
+        packed = grow_cpu.pack(columns, num_bins)
     grown = grow_cpu.grow(
-        columns,
-        grow_cpu.pack(columns, num_bins) if packed is None else packed,
+        _source(columns, packed),
         gradient,
         curvature,
         in_bag,
@@ -293,7 +304,7 @@ def _grow_in_xla(
     build = partial(build_histogram, implementation="xla")
     root = _sum_nodes(build, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
-    state = _make_root(root, columns.shape[1], max_depth, num_bins, slots, path)
+    state = _make_root(root, gradient.shape[0], max_depth, num_bins, slots, path)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(level, state, slots), state
     )
@@ -525,6 +536,8 @@ def lookup(table, slot, otherwise):
 
 def _row_codes(columns, feature):
     """The code of each row in a feature of its own."""
+    if isinstance(columns, SparseCodes):
+        return sparse_xla.row_codes(*columns.arrays, feature)
     num_rows = columns.shape[1]
     index = feature * num_rows + jnp.arange(num_rows, dtype=jnp.int32)
     return columns.reshape(-1)[index].astype(jnp.int32)

@@ -63,6 +63,42 @@ class _State(NamedTuple):
     leaf: Int32[Array, " N"]
 
 
+class Source(NamedTuple):
+    """Codes, as operands of the kernels.
+
+    Attributes:
+      columns: by feature [F, N]; of a sparse matrix those of its entries [1, E].
+      packed: what sums are made of: codes by row, or the arrays of a sparse matrix.
+      entries: of a sparse matrix, starts, rows and absent codes; else empty.
+      shape: (F, N).
+    """
+
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"]
+    packed: tuple[Array | None, ...]
+    entries: tuple[Array, ...]
+    shape: tuple[int, int]
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of kernels that sum."""
+        return "sparse_" if self.entries else ""
+
+
+def dense_source(columns: Array, packed: Array | None) -> Source:
+    """Codes by feature and, for sums, by row."""
+    num_features, num_rows = columns.shape
+    return Source(columns, (packed,), (), (num_features, num_rows))
+
+
+def sparse_source(
+    starts: Array, rows: Array, codes: Array, absent: Array, *, num_rows: int
+) -> Source:
+    """The arrays of :class:`jboost.sparse.SparseCodes`."""
+    arrays = (starts, rows, codes, absent)
+    entries = (starts, rows, absent)
+    return Source(codes[None], arrays, entries, (absent.shape[0], num_rows))
+
+
 def packed_shape(num_features: int, num_rows: int) -> tuple[int, int, int]:
     """The shape [blocks, N, width] of packed codes.
 
@@ -82,15 +118,21 @@ def pack(columns: UInt8[Array, "F N"] | UInt16[Array, "F N"], num_bins: int) -> 
     return call("pack", result, columns, num_bins=num_bins)
 
 
-def histogram(columns, channels, node, *, num_nodes, num_bins):
-    """See :func:`jboost.histogram.build_histogram`."""
-    shape = (num_nodes, columns.shape[0], num_bins, channels.shape[1])
-    result = jax.ShapeDtypeStruct(shape, jnp.int32)
-    return call("histogram", result, columns, channels, node)
+def histogram(*operands, num_nodes, num_bins):
+    """See :func:`jboost.histogram.build_histogram`.
+
+    The operands are columns, channels and node; or the arrays of sparse codes instead
+    of the columns.
+    """
+    *codes, channels, _ = operands
+    name = "sparse_histogram" if len(codes) > 1 else "histogram"
+    num_features = codes[-1 if len(codes) > 1 else 0].shape[0]
+    shape = (num_nodes, num_features, num_bins, channels.shape[1])
+    return call(name, jax.ShapeDtypeStruct(shape, jnp.int32), *operands)
 
 
 def find_leaves(
-    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
+    source: Source,
     feature: Int32[Array, " I"],
     threshold: Int32[Array, " I"],
     missing_left: Bool[Array, " I"],
@@ -98,13 +140,13 @@ def find_leaves(
     leaf: Int32[Array, " N"],
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes; rows with ``skip`` keep theirs."""
-    operands = (columns, feature, threshold, missing_left, skip, leaf)
+    operands = (source.columns, feature, threshold, missing_left, skip, leaf)
+    operands += source.entries
     return call("find_leaves", _like(leaf), *operands, aliases={5: 0})
 
 
 def grow(
-    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
-    packed: Array,
+    source: Source,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
@@ -126,7 +168,7 @@ def grow(
       path: what is open at the root.
       values: what holds leaf values back; see :class:`jboost.splitting.ValueLimits`.
     """
-    num_features, num_rows = columns.shape
+    num_features, num_rows = source.shape
     shapes = (
         jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
         jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
@@ -138,9 +180,10 @@ def grow(
     )
     channels = 2 if uniform else 3
     shape = (slots, channels, num_features, num_bins)
-    sums = call(
-        "sum_root", jax.ShapeDtypeStruct(shape, jnp.int32), packed, *rows,
-        limits.min_child_samples,
+    sums, *_ = call(
+        f"{source.prefix}sum_root",
+        (jax.ShapeDtypeStruct(shape, jnp.int32), *_room(source)),
+        *source.packed, *rows, limits.min_child_samples,
     )  # fmt: skip
     num_nodes = 2**max_depth - 1
     state = _State(
@@ -163,17 +206,17 @@ def grow(
         split = _find_splits(operands, limits, path.bounds, values)
         found = paths.keep_best(path, split.gain, split.found)
         split, position = split._replace(found=found), state.position
-        state, source, left_smaller = _split_rows(
-            columns, level, split, state, max_depth
+        state, parent, left_smaller = _split_rows(
+            source, level, split, state, max_depth
         )
         path = paths.descend(
             path, level, position, split.feature, found, split.child_bounds,
-            jnp.maximum(source, 0), slots=slots, max_depth=max_depth,
+            jnp.maximum(parent, 0), slots=slots, max_depth=max_depth,
         )  # fmt: skip
         if path.free is not None:  # none: nobody looks at the next level's sums
-            source = jnp.where(path.free > 0, source, -1)
+            parent = jnp.where(path.free > 0, parent, -1)
         place, sums = _sum_children(
-            packed, state, limits, source, left_smaller, place, sums
+            source, state, limits, parent, left_smaller, place, sums
         )
         return level + 1, state, path, place, sums
 
@@ -182,7 +225,7 @@ def grow(
     carry = (jnp.int32(0), *start, sums)
     _, state, path, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
-    leaf = find_leaves(columns, *tree, in_bag, state.leaf)
+    leaf = find_leaves(source, *tree, in_bag, state.leaf)
     return Grown(*tree, leaf, path.leaf_bounds)
 
 
@@ -199,7 +242,7 @@ def _find_splits(operands, limits, bounds, values):
     return _Splits(*call("find_limited_splits", results, *operands, *limits, *more))
 
 
-def _split_rows(columns, level, split, state, max_depth):
+def _split_rows(source, level, split, state, max_depth):
     feature, threshold, missing_left, _, found, _ = split
     pairs = max(1, state.position.shape[0] // 2)
     results = (
@@ -209,17 +252,28 @@ def _split_rows(columns, level, split, state, max_depth):
     )
     first = 6  # operands before the state
     new = call(
-        "split_rows", results, columns, level, feature, threshold, missing_left, found,
-        *state, aliases={first + i: i for i in range(len(state))}, max_depth=max_depth,
+        "split_rows", results, source.columns, level, feature, threshold, missing_left,
+        found, *state, *source.entries,
+        aliases={first + i: i for i in range(len(state))}, max_depth=max_depth,
     )  # fmt: skip
     return _State(*new[: len(state)]), *new[len(state) :]
 
 
-def _sum_children(packed, state, limits, source, left_smaller, place, sums):
+def _sum_children(source, state, limits, parent, left_smaller, place, sums):
     rows = (state.words, state.order, state.segments)
     samples = limits.min_child_samples
-    operands = (packed, *rows, samples, source, left_smaller, place, sums)
-    return call("sum_children", (_like(place), _like(sums)), *operands, aliases={8: 1})
+    operands = (*source.packed, *rows, samples, parent, left_smaller, place, sums)
+    place, sums, *_ = call(
+        f"{source.prefix}sum_children", (_like(place), _like(sums), *_room(source)),
+        *operands, aliases={len(operands) - 1: 1},
+    )  # fmt: skip
+    return place, sums
+
+
+def _room(source):
+    """What sums of a sparse matrix need: a word and a place for each row."""
+    room = jax.ShapeDtypeStruct((source.shape[1], 4), jnp.int32)
+    return (room,) if source.entries else ()
 
 
 def _like(array):

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "limited.h"
+#include "sparse.h"
 #include "tree_sum.h"
 
 namespace jboost {
@@ -93,46 +94,6 @@ std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_n
     }
   }
   return tasks;
-}
-
-// From packed sums [F, row] to cumulative channels, and the sibling by subtraction.
-void Finish(const int64_t* scratch, int64_t row, const Histograms& histograms,
-            const NodeSum& node, int64_t first_feature, int64_t used,
-            int64_t num_features) {
-  int64_t bins = histograms.num_bins, channels = histograms.num_channels;
-  int64_t plane = num_features * bins;
-  int32_t* own = histograms.sums + node.place * channels * plane;
-  int32_t* sibling = node.sibling_place < 0
-                         ? nullptr
-                         : histograms.sums + node.sibling_place * channels * plane;
-  int64_t stride = histograms.counted ? 2 : 1;
-  for (int64_t f = 0; f < used; ++f) {
-    const int64_t* cells = scratch + f * row * stride;
-    int64_t at = (first_feature + f) * bins;
-    int32_t* gradient = own + at;
-    int32_t* curvature = own + plane + at;
-    int64_t word = 0;
-    for (int64_t b = 0; b < bins; ++b) {
-      word += cells[b * stride];
-      int32_t low = static_cast<int32_t>(word);
-      gradient[b] = low;
-      curvature[b] = static_cast<int32_t>((word - low) >> 32);
-    }
-    if (histograms.counted) {
-      int64_t count = 0;
-      for (int64_t b = 0; b < bins; ++b) {
-        count += cells[b * 2 + 1];
-        own[2 * plane + at + b] = static_cast<int32_t>(count);
-      }
-    }
-    if (sibling == nullptr) continue;
-    int64_t filled = histograms.counted ? channels : 2;
-    for (int64_t c = 0; c < filled; ++c) {
-      const int32_t* mine = own + c * plane + at;
-      int32_t* other = sibling + c * plane + at;
-      for (int64_t b = 0; b < bins; ++b) other[b] -= mine[b];
-    }
-  }
 }
 
 // A power of two with which a sum of magnitudes stays below 2^30, and its inverse.
@@ -295,6 +256,45 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
   });
 }
 
+void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
+                const NodeSum& node, int64_t first_feature, int64_t used,
+                int64_t num_features) {
+  int64_t bins = histograms.num_bins, channels = histograms.num_channels;
+  int64_t plane = num_features * bins;
+  int32_t* own = histograms.sums + node.place * channels * plane;
+  int32_t* sibling = node.sibling_place < 0
+                         ? nullptr
+                         : histograms.sums + node.sibling_place * channels * plane;
+  int64_t stride = histograms.counted ? 2 : 1;
+  for (int64_t f = 0; f < used; ++f) {
+    const int64_t* cells = scratch + f * row * stride;
+    int64_t at = (first_feature + f) * bins;
+    int32_t* gradient = own + at;
+    int32_t* curvature = own + plane + at;
+    int64_t word = 0;
+    for (int64_t b = 0; b < bins; ++b) {
+      word += cells[b * stride];
+      int32_t low = static_cast<int32_t>(word);
+      gradient[b] = low;
+      curvature[b] = static_cast<int32_t>((word - low) >> 32);
+    }
+    if (histograms.counted) {
+      int64_t count = 0;
+      for (int64_t b = 0; b < bins; ++b) {
+        count += cells[b * 2 + 1];
+        own[2 * plane + at + b] = static_cast<int32_t>(count);
+      }
+    }
+    if (sibling == nullptr) continue;
+    int64_t filled = histograms.counted ? channels : 2;
+    for (int64_t c = 0; c < filled; ++c) {
+      const int32_t* mine = own + c * plane + at;
+      int32_t* other = sibling + c * plane + at;
+      for (int64_t b = 0; b < bins; ++b) other[b] -= mine[b];
+    }
+  }
+}
+
 void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms) {
   const GrowLoops& loops = ChooseGrowLoops();
@@ -353,8 +353,8 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       chunk = 0;
       if (summed == 0) continue;
       if (summed == counts[node]) {
-        Finish(scratch.get(), stride, histograms, nodes[node], block * codes.width,
-               used, codes.num_features);
+        FinishNode(scratch.get(), stride, histograms, nodes[node],
+                   block * codes.width, used, codes.num_features);
         if (left > 0) std::fill(scratch.get(), scratch.get() + cells, 0);
       } else {
         pieces[number].push_back({node, std::move(scratch)});
@@ -386,8 +386,8 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       }
     }
     if (total != nullptr) {
-      Finish(total, stride, histograms, nodes[node], block * codes.width, used,
-             codes.num_features);
+      FinishNode(total, stride, histograms, nodes[node], block * codes.width, used,
+                 codes.num_features);
     }
   });
 }
@@ -483,6 +483,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
     std::fill(segments, segments + num_slots, Segment{0, 0});
     std::unique_ptr<uint16_t[]> index_room;
     std::unique_ptr<int64_t[]> words_room;
+    ColumnReader reader(codes, chunk);
     for (int64_t slot = 0; slot < num_slots; ++slot) {
       if (position[slot] < 0) continue;
       Segment segment = before[slot];
@@ -493,9 +494,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
         for (int64_t i = 0; i < count; ++i) leaf[first + index[i]] = value;
         continue;
       }
-      const char* column =
-          static_cast<const char*>(codes.columns) +
-          (splits.feature[slot] * codes.num_rows + first) * codes.code_size();
+      const void* column = reader.Read(splits.feature[slot]);
       uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
       bool missing_left = splits.missing_left[slot] != 0;
       int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;

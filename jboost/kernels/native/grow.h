@@ -27,13 +27,21 @@ struct Segment {
   int32_t begin, end;
 };
 
+// What goes with stored codes where not all are: see sparse.h.
+struct SparseColumns {
+  const int32_t* starts;  // [F + 1]
+  const int32_t* rows;    // [E]
+  const void* absent;     // [F], codes
+};
+
 // Codes in two layouts: by feature, for routing; and in rows of `width` features, for
 // sums. More than 32 features are cut into blocks of 16.
 struct Codes {
-  const void* columns;  // [F, N]
+  const void* columns;  // [F, N]; where `sparse` is set, the stored ones [E]
   const void* packed;   // [blocks, N, width]
   int64_t num_rows, num_features, num_blocks, width;
   bool wide;  // uint16 instead of uint8
+  const SparseColumns* sparse;
 
   int64_t code_size() const { return wide ? 2 : 1; }
 };
@@ -155,6 +163,11 @@ struct NodeSum {
   int64_t place;  // where its histogram goes
   int64_t sibling_place;  // holds the parent, gets parent minus slot; -1: none
 };
+
+// From packed sums [F, row] to cumulative channels, and the sibling by subtraction.
+void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
+                const NodeSum& node, int64_t first_feature, int64_t used,
+                int64_t num_features);
 
 void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms);
