@@ -182,6 +182,34 @@ def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
     return jax.tree.map(check, y)
 
 
+def match_targets(targets: Any, training: Any, name: str) -> Any:
+    """Targets of a validation set as the loss takes them: like those of training."""
+    expected, got = jax.tree.structure(training), jax.tree.structure(targets)
+    if expected != got:
+        raise ValueError(f"{name} must be built like y, {expected}, got {got}")
+
+    def match(array, like):
+        if array.shape[1:] != like.shape[1:]:
+            raise ValueError(
+                f"{name} must have rows of shape {like.shape[1:]}, as y has, got "
+                f"{array.shape[1:]}"
+            )
+        if array.dtype == like.dtype:
+            return array
+        host = np.asarray(array)
+        with np.errstate(invalid="ignore"):
+            cast = host.astype(like.dtype)
+        lost = np.isfinite(host) & (cast.astype(host.dtype) != host)
+        if lost.any():
+            raise ValueError(
+                f"{name} must hold values that {like.dtype}, the type of y, can hold, "
+                f"got {host[lost][0]}"
+            )
+        return cast
+
+    return jax.tree.map(match, targets, training)
+
+
 def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
     """Float32 weights >= 0, not all zero."""
     array = weights if isinstance(weights, Tracer) else _as_array(weights, name)

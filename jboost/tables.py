@@ -82,12 +82,13 @@ def make_rows(
 def make_sets(
     validation: Any,
     bins: Bins,
+    training: Any,
     num_scores: int,
     padded: bool,
     with_offset: bool,
     implementation: str | None,
 ) -> dict[str, Rows]:
-    """Checks the validation sets: {name: rows}."""
+    """Checks the validation sets: {name: rows}; ``training`` are the other targets."""
     if validation is None:
         return {}
     named = isinstance(validation, dict)
@@ -122,6 +123,8 @@ def make_sets(
             weights = checks.check_weights(
                 weights, matrix.shape[0], f"{place} sample_weight"
             )
+        y = checks.check_targets(y, matrix.shape[0], weights, f"{place} y")
+        y = checks.match_targets(y, training, f"{place} y")
         sets[name] = make_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{place} ",
             implementation,

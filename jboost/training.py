@@ -216,8 +216,9 @@ def fit(
     )
     rows = rows.sorted() if sorts else rows
     sets = make_sets(
-        validation, bins, num_scores, padded, offset is not None, implementation
-    )
+        validation, bins, rows.data.targets, num_scores, padded, offset is not None,
+        implementation,
+    )  # fmt: skip
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
         if not sets:

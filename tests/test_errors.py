@@ -217,6 +217,17 @@ OTHERS = {
         dict(validation={"a": (X, Y[:9])}), ValueError,
         r"validation\['a'\] y must have",
     ),
+    "validation of other targets": (
+        dict(validation=(X, (Y, Y))), ValueError, r"validation y must be built like y",
+    ),
+    "validation of wider targets": (
+        dict(validation=(X, np.stack([Y, Y], axis=1))), ValueError,
+        r"validation y must have rows of shape \(\), as y has, got \(2,\)",
+    ),
+    "validation of fractions": (
+        dict(y=np.arange(len(Y)) % 3, validation=(X, Y + 0.25)), ValueError,
+        r"validation y must hold values that int32, the type of y, can hold",
+    ),
     "validation of one": (
         dict(validation=(X,)), ValueError, r"validation must be \(x, y\).*tuple of 1",
     ),

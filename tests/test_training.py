@@ -249,6 +249,14 @@ def test_compilations_are_counted():
     assert any("_chunk" in name for name in compilations.names)
 
 
+def test_validation_targets_take_the_type_of_training_targets():
+    counts = np.arange(ROWS) % 3
+    _, floats = fit(y=counts.astype(np.float32), validation=(X, counts))
+    _, integers = fit(y=counts, validation=(X, counts.astype(np.float64)))
+    np.testing.assert_array_equal(floats.validation_loss, floats.train_loss)
+    np.testing.assert_array_equal(integers.validation_loss, integers.train_loss)
+
+
 @pytest.mark.parametrize(
     "change",
     [
