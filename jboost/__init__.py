@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient boosting for any differentiable loss, as pure functions on JAX arrays."""
 
-from jboost import losses
+from jboost import losses, recipes
 from jboost.batches import array_batches, parquet_batches
 from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.blocks import BlockError
 from jboost.boosting import BoostedTrees, boost, boost_step, init
+from jboost.cart import RegressionTree, fit_tree
 from jboost.ensemble import (
     Ensemble,
     leaf_indices,
@@ -16,8 +17,21 @@ from jboost.ensemble import (
 )
 from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
+from jboost.importance import (
+    Importance,
+    feature_importance,
+    permutation_importance,
+)
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
+from jboost.levels import Tree
+from jboost.pruning import (
+    AlphaChoice,
+    PruningPath,
+    cross_validate_alpha,
+    prune,
+    pruning_path,
+)
 from jboost.rounds import BoostState
 from jboost.sketch import (
     QuantileSketch,
@@ -28,6 +42,7 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
+from jboost.sparse import SparseCodes
 from jboost.splitting import find_split
 from jboost.streaming import Stream, stream
 from jboost.summary import (
@@ -40,18 +55,23 @@ from jboost.summary import (
     query_ranks,
 )
 from jboost.training import fit
-from jboost.tree import Tree, grow_tree
+from jboost.tree import grow_tree
 
 __all__ = [
+    "AlphaChoice",
     "Bins",
     "BlockError",
     "BoostState",
     "BoostedTrees",
     "Ensemble",
     "History",
+    "Importance",
     "LossReport",
+    "PruningPath",
     "QuantileSketch",
     "QuantileSummary",
+    "RegressionTree",
+    "SparseCodes",
     "Stream",
     "TrainingError",
     "Tree",
@@ -62,11 +82,14 @@ __all__ = [
     "boost_step",
     "bound_ranks",
     "build_histogram",
+    "cross_validate_alpha",
+    "feature_importance",
     "find_candidates",
     "find_split",
     "find_thresholds",
     "fit",
     "fit_bins",
+    "fit_tree",
     "grow_tree",
     "implementations",
     "init",
@@ -78,9 +101,13 @@ __all__ = [
     "merge_sketches",
     "merge_summaries",
     "parquet_batches",
+    "permutation_importance",
     "predict",
+    "prune",
     "prune_summary",
+    "pruning_path",
     "query_ranks",
+    "recipes",
     "staged_predict",
     "stream",
     "summarize_sketch",

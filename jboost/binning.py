@@ -9,14 +9,26 @@ says that the value lies above threshold c - 2 and at or below threshold c - 1.
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, Shaped, UInt8, UInt16
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped, UInt8, UInt16, UInt32
 
 from jboost.kernels import binning_cpu, library
+from jboost.kernels.binning_cpu import MOST_BINS
+from jboost.sparse import (
+    Absent,
+    SparseCodes,
+    SparseMatrix,
+    check_absent,
+    is_sparse,
+    read_columns,
+    sort_entries,
+)
 
 MISSING = 0  # the code of a missing value
 TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
@@ -25,15 +37,20 @@ _COLLISION_SHARE = 0.01  # of a column's distinct values: more than this is repo
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
-class Bins(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Bins:
     """Thresholds per feature.
 
     Attributes:
       thresholds: ascending along a row and padded with +inf; the last column is
         always +inf, so that every value has a code.
+      absent: what entries are that a sparse matrix does not store: "missing" or
+        "zero".
     """
 
     thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
+    absent: Absent = field(default="missing", metadata=dict(static=True))
 
     @property
     def num_features(self) -> int:
@@ -47,10 +64,11 @@ class Bins(NamedTuple):
 
 
 def fit_bins(
-    x: Shaped[ArrayLike, "N F"],
+    x: Any,
     *,
-    max_bins: int = 256,
+    max_bins: int | None = 256,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    absent: Absent = "missing",
     implementation: str | None = None,
 ) -> Bins:
     """Chooses thresholds: midpoints of distinct values, or weighted quantiles.
@@ -65,9 +83,15 @@ def fit_bins(
     [lo, hi), else lo; ``x <= threshold`` goes left.
 
     Args:
-      x: numbers; NaN is missing, infinities are values.
-      max_bins: the most codes a feature may use, the missing one included.
+      x: numbers [N, F]; NaN is missing, infinities are values. A sparse matrix
+        (``scipy.sparse``, BCOO or BCSR of ``jax.experimental.sparse``) gives the
+        thresholds of the dense one, in a time that grows with its stored entries.
+      max_bins: the most codes a feature may use, the missing one included; None for
+        a bin for every distinct value, however many there are (candidates "local" and
+        "exact" of :func:`jboost.boost` choose among them).
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
+      absent: what the entries are that a sparse matrix does not store: "missing", as
+        NaN, or "zero".
       implementation: "xla" (here NumPy, the definition), "cpu" (the compiled kernel),
         or None for the faster one; all give the same thresholds.
 
@@ -76,8 +100,8 @@ def fit_bins(
       that similar data shares compiled programs), at most ``max_bins``.
 
     Raises:
-      TypeError, ValueError: x is not a numeric matrix, max_bins is not in
-        [2, 65536], or there is no such implementation.
+      TypeError, ValueError: x is not a numeric matrix, max_bins is neither None nor
+        in [2, 65536], or there is no such implementation.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -85,52 +109,67 @@ def fit_bins(
       >>> np.asarray(bins.thresholds)
       array([[1.5, 3. , inf]], dtype=float32)
     """
-    check_max_bins(max_bins)
-    matrix = np.asarray(as_matrix(x, "x"))
+    if max_bins is not None:
+        check_max_bins(max_bins)
+    check_absent(absent)
+    matrix = as_matrix(x, "x", sparse=True)
+    # A power of two above the number of rows holds a code for each.
+    most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
     weight = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if weight is not None and weight.shape != (matrix.shape[0],):
         raise ValueError(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
-    rows = _find_thresholds(matrix, weight, int(max_bins), implementation)
-    return pad_thresholds(rows, int(max_bins))
+    library.check_implementation(implementation)
+    if isinstance(matrix, SparseMatrix):
+        rows = _find_sparse_thresholds(matrix, weight, most, absent)
+    else:
+        matrix = np.asarray(matrix)
+        rows = _find_thresholds(matrix, weight, most, implementation)
+    return pad_thresholds(rows, most, absent)
 
 
-def pad_thresholds(rows: Sequence[Float[np.ndarray, " _"]], max_bins: int) -> Bins:
+def pad_thresholds(
+    rows: Sequence[Float[np.ndarray, " _"]], max_bins: int, absent: Absent = "missing"
+) -> Bins:
     """Bins of as many codes as the longest row needs, rounded up to a power of two.
 
     Args:
       rows: ascending thresholds of each feature, without the final +inf; at most
         ``max_bins - 2`` of them.
       max_bins: the most codes.
+      absent: see :class:`Bins`.
     """
     needed = max(len(row) for row in rows) + 2
     num_bins = min(max_bins, max(4, 1 << (needed - 1).bit_length()))
     thresholds = np.full((len(rows), num_bins - 1), np.inf, np.float32)
     for feature, row in enumerate(rows):
         thresholds[feature, : len(row)] = row
-    return Bins(thresholds=thresholds)
+    return Bins(thresholds=thresholds, absent=absent)
 
 
 def apply_bins(
-    bins: Bins, x: Shaped[ArrayLike, "N F"], *, implementation: str | None = None
-) -> UInt8[Array, "N F"] | UInt16[Array, "N F"]:
+    bins: Bins, x: Any, *, implementation: str | None = None
+) -> UInt8[Array, "N F"] | UInt16[Array, "N F"] | UInt32[Array, "N F"] | SparseCodes:
     """Codes of values: 0 if missing, else 1 + #{thresholds < x}.
 
-    Traceable: may be called under ``jax.jit`` and ``jax.vmap``.
+    Traceable: may be called under ``jax.jit`` and ``jax.vmap``, but for sparse ``x``.
 
     Args:
       bins: from :func:`fit_bins`.
-      x: numbers, with as many columns as ``bins``.
+      x: numbers [N, F], with as many columns as ``bins``; or a sparse matrix, as for
+        :func:`fit_bins`.
       implementation: "xla", "cpu" (the compiled kernel), or None for the best where
         the program runs; all give the same codes.
 
     Returns:
-      uint8 codes for up to 256 bins, else uint16.
+      uint8 codes for up to 256 bins, uint16 for up to 65536, else uint32. Of a
+      sparse matrix the codes of its stored entries, which :func:`jboost.boost` takes
+      as well (up to 65536 bins).
 
     Raises:
       TypeError, ValueError: x is not a numeric matrix with that many columns, or
-        there is no such implementation.
+        there is no such implementation; a sparse x is traced.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -138,12 +177,15 @@ def apply_bins(
       >>> jb.apply_bins(jb.fit_bins(x), x).tolist()
       [[1], [2], [0]]
     """
-    matrix = as_matrix(x, "x")
+    matrix = as_matrix(x, "x", sparse=True)
     if matrix.shape[1] != bins.num_features:
         raise ValueError(
             f"x must have {bins.num_features} columns, as the bins have, "
             f"got {matrix.shape[1]}"
         )
+    if isinstance(matrix, SparseMatrix):
+        library.check_implementation(implementation)
+        return bin_entries(bins, matrix)
     codes = _apply_bins(bins.thresholds, matrix, implementation=implementation)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
@@ -155,10 +197,10 @@ class Columns(NamedTuple):
     Attributes:
       columns: by feature.
       packed: the same in rows, as the CPU's kernels take them (the layout is that of
-        :func:`jboost.kernels.binning_cpu.packed_shape`); None where none of them runs.
+        :func:`jboost.kernels.grow_cpu.packed_shape`); None where none of them runs.
     """
 
-    columns: UInt8[Array, "F M"] | UInt16[Array, "F M"]
+    columns: UInt8[Array, "F M"] | UInt16[Array, "F M"] | UInt32[Array, "F M"]
     packed: UInt8[Array, "blocks M width"] | UInt16[Array, "blocks M width"] | None
 
 
@@ -179,7 +221,8 @@ def bin_columns(
     """
     num_rows = matrix.shape[0] if num_rows is None else num_rows
     device = _host() if library.may_run(implementation) else None
-    if device is None or (implementation is None and jax.default_backend() != "cpu"):
+    elsewhere = implementation is None and jax.default_backend() != "cpu"
+    if device is None or elsewhere or bins.num_bins > MOST_BINS:
         matrix = jnp.asarray(matrix)
         return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)
     with jax.default_device(device):
@@ -188,8 +231,63 @@ def bin_columns(
     return Columns(*jax.block_until_ready(found))
 
 
-def as_matrix(x: ArrayLike, name: str) -> np.ndarray | Array:
-    """Checks that ``x`` is a numeric matrix and makes it float32, where it lives."""
+def bin_entries(
+    bins: Bins,
+    matrix: SparseMatrix,
+    num_rows: int | None = None,
+    num_entries: int | None = None,
+) -> SparseCodes:
+    """Codes of the stored entries; no more rows are stored, and no more entries count.
+
+    Args:
+      bins: from :func:`fit_bins`, with F features.
+      matrix: by column, from :func:`as_matrix`.
+      num_rows: at least N; N if not given.
+      num_entries: at least E; E if not given (but at least 1).
+    """
+    if isinstance(bins.thresholds, Tracer):
+        raise TypeError(
+            "bins must not be traced where x is sparse: its entries are sorted and "
+            "binned on the host"
+        )
+    if bins.num_bins > MOST_BINS:
+        raise ValueError(
+            f"bins must have at most {MOST_BINS} codes where x is sparse, got "
+            f"{bins.num_bins}; fit them with max_bins, and with candidates other than "
+            "'global' use dense matrices alone"
+        )
+    thresholds = np.asarray(bins.thresholds)
+    size = max(1, matrix.num_entries if num_entries is None else num_entries)
+    codes = np.zeros(size, binning_cpu.code_dtype(bins.num_bins))
+    rows = np.zeros(size, np.int32)
+    rows[: matrix.num_entries] = matrix.places
+    values = np.where(np.abs(matrix.values) < TINY, np.float32(0), matrix.values)
+    for feature in np.flatnonzero(np.diff(matrix.starts)):
+        part = slice(*matrix.starts[feature : feature + 2])
+        codes[part] = 1 + np.searchsorted(thresholds[feature], values[part])
+    codes[: matrix.num_entries][np.isnan(values)] = MISSING
+    absent = np.full(bins.num_features, MISSING, codes.dtype)
+    if bins.absent == "zero":
+        absent = (1 + np.sum(thresholds < 0, axis=1)).astype(codes.dtype)
+    starts, rows, codes, absent = jax.device_put((matrix.starts, rows, codes, absent))
+    num_rows = matrix.shape[0] if num_rows is None else num_rows
+    return SparseCodes(starts, rows, codes, absent, num_rows)
+
+
+def as_matrix(x: Any, name: str, *, sparse: bool = False) -> Any:
+    """Checks that ``x`` is a numeric matrix and makes it float32, where it lives.
+
+    A sparse one becomes a :class:`jboost.sparse.SparseMatrix` by column, where the
+    caller can use it.
+    """
+    if is_sparse(x):
+        if sparse:
+            return read_columns(x, name)
+        raise TypeError(
+            f"{name} must be a dense matrix here, got a sparse one, "
+            f"{type(x).__name__}; fit_bins, apply_bins, fit, predict, staged_predict "
+            "and leaf_indices take sparse ones"
+        )
     if isinstance(x, jax.Array):  # a tracer is one, too
         matrix, kind = x, np.dtype(x.dtype).kind
     else:
@@ -215,35 +313,63 @@ def as_matrix(x: ArrayLike, name: str) -> np.ndarray | Array:
         return matrix.astype(np.float32)
 
 
+def column_names(x: Any) -> tuple[str, ...] | None:
+    """The names of a data frame's columns, if ``x`` is one and they are strings."""
+    names: tuple[Any, ...] = tuple(getattr(x, "columns", ()))
+    return names if names and all(isinstance(n, str) for n in names) else None
+
+
 def check_max_bins(max_bins: int) -> None:
     """An integer such that codes fit 16 bits."""
     if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
         raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
 
 
-def warn_of_collisions(x: ArrayLike) -> None:
+def warn_of_collisions(x: Any) -> None:
     """Warns once if distinct 64-bit values of a column become equal in float32."""
-    matrix = np.asarray(x)
-    if matrix.dtype.kind not in "fiu" or matrix.dtype.itemsize < 4:
+    matrix = x if is_sparse(x) else np.asarray(x)
+    dtype = np.dtype(matrix.dtype)
+    if dtype.kind not in "fiu" or dtype.itemsize < 4 or dtype == np.float32:
         return
-    if matrix.dtype == np.float32:
-        return
-    for feature in range(matrix.shape[1]):
-        column = matrix[:_COLLISION_ROWS, feature]
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = column.astype(np.float32)
-        if np.array_equal(rounded.astype(matrix.dtype), column):
-            continue
-        before, after = len(np.unique(column)), len(np.unique(rounded))
+    count = _count_stored if is_sparse(x) else _count_columns
+    for feature, looked_at, before, after in count(matrix):
         if before - after > _COLLISION_SHARE * before:
             warnings.warn(
-                f"column {feature} of x has {before} distinct {matrix.dtype} values "
-                f"(in its first {len(column)} rows) but {after} in float32, in which "
+                f"column {feature} of x has {before:.0f} distinct {dtype} values "
+                f"(in its first {looked_at} rows) but {after:.0f} in float32, in which "
                 "jboost computes; subtract an offset or rescale the column to keep "
                 "them apart",
                 stacklevel=3,
             )
             return
+
+
+def _count_columns(matrix):
+    """Feature, rows looked at, their distinct values before and after rounding."""
+    for feature in range(matrix.shape[1]):
+        column = matrix[:_COLLISION_ROWS, feature]
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = column.astype(np.float32)
+        if not np.array_equal(rounded.astype(matrix.dtype), column):
+            before, after = len(np.unique(column)), len(np.unique(rounded))
+            yield feature, len(column), before, after
+
+
+def _count_stored(x):
+    """The same of stored entries, of all features at once."""
+    stored = sort_entries(x, "x", by_column=True)
+    sizes = np.diff(stored.starts)
+    feature = np.repeat(np.arange(stored.shape[1]), sizes)
+    order = np.lexsort((stored.values, feature))
+    values, new = stored.values[order], feature[1:] != feature[:-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = values.astype(np.float32)
+
+    def count(values):
+        first = np.append([True], new | (values[1:] != values[:-1]))
+        return np.bincount(feature, first[: len(feature)], minlength=len(sizes))
+
+    return zip(range(len(sizes)), sizes, count(values), count(rounded), strict=True)
 
 
 def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -253,6 +379,8 @@ def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 @functools.partial(jax.jit, static_argnames="implementation")
 def _apply_bins(thresholds, matrix, *, implementation=None):
+    if thresholds.shape[1] >= MOST_BINS:
+        return _find_codes(thresholds, matrix)
     run = library.choose(implementation, binning_cpu.find_codes, _find_codes)
     return run(thresholds, matrix)
 
@@ -295,15 +423,72 @@ def _find_thresholds(matrix, weight, max_bins, implementation):
     return [midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
 
 
+def _find_sparse_thresholds(matrix, weight, max_bins, absent):
+    """Thresholds of each feature, from its stored entries alone.
+
+    Where absent entries are zeros, their weight is that of all rows minus that of the
+    stored ones. Sums of rows, or of weights of similar size, are exact in float64, and
+    the thresholds are then those of the dense matrix.
+    """
+    ones = np.ones(matrix.shape[0])
+    kept = ones if weight is None else np.where(weight > 0, weight, 0)
+    total, number = np.sum(kept), np.count_nonzero(kept)
+    least = np.min(kept[kept > 0], initial=np.inf)
+
+    def weigh_absent(rows):
+        own = kept[rows]
+        if number == np.count_nonzero(own):
+            return 0.0
+        # At least one row's, whatever rounding makes of the difference.
+        return max(least, total - np.sum(own))
+
+    sizes = np.diff(matrix.starts)
+    small = sizes < max_bins - 1  # even with a zero, each value has a bin
+    thresholds = _separate_values(matrix, small, kept > 0, absent == "zero")
+    for feature in np.flatnonzero(~small & (sizes > 0)):
+        part = slice(*matrix.starts[feature : feature + 2])
+        rows = matrix.places[part]
+        zeros = weigh_absent(rows) if absent == "zero" else 0.0
+        own = None if weight is None else weight[rows]
+        cuts = find_cuts(matrix.values[part], own, max_bins, zeros)
+        thresholds[feature] = midpoints(*cuts)
+    return thresholds
+
+
+def _separate_values(matrix, features, rows, with_zeros):
+    """Thresholds between all distinct values of some features; none of the others.
+
+    Of all at once: there may be a million columns of a few entries each.
+    """
+    num_features = matrix.shape[1]
+    feature = np.repeat(np.arange(num_features), np.diff(matrix.starts))
+    kept = features[feature] & rows[matrix.places]
+    feature, values = feature[kept], matrix.values[kept]
+    stored = np.bincount(feature, minlength=num_features)
+    values = np.where(np.abs(values) < TINY, np.float32(0), values)
+    feature, values = feature[~np.isnan(values)], values[~np.isnan(values)]
+    if with_zeros:
+        zero = np.flatnonzero(features & (stored > 0) & (stored < np.sum(rows)))
+        feature = np.concatenate([feature, zero])
+        values = np.concatenate([values, np.zeros(len(zero), np.float32)])
+    order = np.lexsort((values, feature))
+    feature, values = feature[order], values[order]
+    cut = (feature[1:] == feature[:-1]) & (values[1:] > values[:-1])
+    middles = midpoints(values[:-1][cut], values[1:][cut])
+    ends = np.cumsum(np.bincount(feature[1:][cut], minlength=num_features))
+    return np.split(middles, ends[:-1])
+
+
 def find_cuts(
     column: Float[np.ndarray, " N"],
     weight: Float[np.ndarray, " N"] | None,
     max_bins: int,
+    zeros: float = 0.0,
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
     """Neighbouring distinct values with a threshold between them; the definition.
 
     Sums run value by value, each value's weight row by row, so that a kernel can
-    round as they do.
+    round as they do. ``zeros`` is the weight of zeros that are not in the column.
     """
     keep = ~np.isnan(column)
     if weight is not None:
@@ -315,6 +500,11 @@ def find_cuts(
     else:
         order = np.argsort(values, kind="stable")
         distinct, mass = count_distinct(values[order], weight[keep][order])
+    if zeros:
+        place = np.searchsorted(distinct, 0)
+        if place == len(distinct) or distinct[place] != 0:
+            distinct, mass = np.insert(distinct, place, 0), np.insert(mass, place, 0)
+        mass[place] += zeros
     if len(distinct) < 2:
         return np.zeros(0, np.float32), np.zeros(0, np.float32)
     lower = np.arange(len(distinct) - 1)

@@ -27,6 +27,8 @@ from jboost.block_trees import (
 )
 from jboost.blocks import NUM_BUFFERS, BlockReader, aligned_empty
 from jboost.chunks import Chunk, Job, no_trees, start_program
+from jboost.initial import MedianStart
+from jboost.levels import measure_rows
 from jboost.rounds import (
     BoostState,
     add_tree,
@@ -34,11 +36,12 @@ from jboost.rounds import (
     end_round,
     fit_leaves,
     init_state,
+    mean_improvement,
     mean_loss,
     shaping_derivatives,
+    shaping_limits,
 )
 from jboost.streaming import Stream, Table, as_text
-from jboost.tree import measure_rows
 
 
 class Plan(NamedTuple):
@@ -60,7 +63,7 @@ class Plan(NamedTuple):
 
 
 def plan_run(
-    job: Job, table: Table, stream: Stream, init_score: Array | None
+    job: Job, table: Table, stream: Stream, init_score: Array | MedianStart | None
 ) -> "BlockRun":
     """Finds out what memory a run takes, from its compiled programs.
 
@@ -102,7 +105,7 @@ def _make_plan(job, blocks, init_score):
     return Plan(
         rows=count_bytes((data, job.rows.scores)) + kept[0] + 4 * num_scores * num_rows,
         rounds=rounds,
-        nodes=count_node_bytes(way, job.numbers.limits),
+        nodes=count_node_bytes(way, job.method, job.numbers.limits),
         blocks=buffers + way.pass_bytes(most, dtype),
         validation=count_bytes(sets),
     )
@@ -122,6 +125,9 @@ def _plan_programs(job):
     measure = (data, now, number)
     trees = jax.tree.map(lambda array: array[0], no_trees(method, num_scores, 1))
     tree = jax.tree.map(lambda array: array[0], trees)._replace(sums=None)
+    if job.numbers.limits.values is not None:
+        bounds = shape((*tree.leaf_value.shape, 2), np.float32)
+        tree = tree._replace(bounds=bounds)
     leaf = shape((num_rows,), np.int32)
     fit = (job.constants, rate, data, state, now, number, tree, leaf)
     sets = tuple(rows.data for rows in job.sets.values())
@@ -135,7 +141,7 @@ def _plan_programs(job):
         begin=added_bytes(started),
         measure=added_bytes(program(_measure, (method,), *measure)),
         fit=added_bytes(program(_fit, static, *fit)),
-        end=added_bytes(program(_end, (*static, bool(job.metrics)), *end)),
+        end=added_bytes(program(_end, (*static, *_reports(job)), *end)),
     )
 
 
@@ -163,13 +169,13 @@ class BlockRun:
         for k, leaf in enumerate(self._leaf):
             each, words = np.int32(k), np.asarray(now.seeds)[k]
             measure = partial(run, _measure, (method,), data, now, each)
-            tree = grow_blocks(self.reader, method, now.limits, words, measure, leaf)
+            tree = grow_blocks(self.reader, method, words, measure, leaf)
             operands = (job.constants, rate, data, state, now, each, tree, leaf)
             trees.append(run(_fit, static, *operands))
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
-        state, set_scores, losses, snapshots = run(
-            _end, (*static, bool(job.metrics)),
+        state, set_scores, losses, snapshots, improvement = run(
+            _end, (*static, *_reports(job)),
             job.constants, data, sets, state, set_scores, now, trees, self._leaf,
         )  # fmt: skip
 
@@ -182,7 +188,13 @@ class BlockRun:
             trees=jax.tree.map(alone, trees),
             losses=alone(losses),
             snapshots=jax.tree.map(alone, snapshots),
+            improvement=None if improvement is None else alone(improvement),
         )
+
+
+def _reports(job):
+    """Whether scores are kept for metrics, and whether rows are left out of the bag."""
+    return bool(job.metrics), bool(job.numbers.subsample < 1)
 
 
 def _begin(loss, method, constants, numbers, data, state):
@@ -194,10 +206,15 @@ def _pick(now, k):
 
 
 def _measure(method, data, now, k):
-    _, _, shape, _ = _pick(now, k)
+    _, _, shape, fitted = _pick(now, k)
     gradient, curvature = shaping_derivatives(data, now, shape)
-    measure = measure_rows(gradient, curvature, now.in_bag, method.uniform)
-    return Derivatives(gradient, curvature, now.in_bag, measure)
+    return Derivatives(
+        gradient,
+        curvature,
+        now.in_bag,
+        measure=measure_rows(gradient, curvature, now.in_bag, method.uniform),
+        limits=shaping_limits(now.limits, shape, fitted),
+    )
 
 
 def _fit(loss, method, constants, rate, data, state, now, k, tree, leaf):
@@ -206,9 +223,11 @@ def _fit(loss, method, constants, rate, data, state, now, k, tree, leaf):
 
 
 def _end(
-    loss, method, keep, constants, data, sets, state, set_scores, now, trees, leaf
-):
+    loss, method, keep, bagged,
+    constants, data, sets, state, set_scores, now, trees, leaf,
+):  # fmt: skip
     """The state after a round, and the losses of every set of rows."""
+    before, parameters = state.scores, state.parameters
     state = end_round(method, state, now, trees, leaf)
     set_scores = tuple(
         add_tree(trees, rows.columns, scores, method.implementation)
@@ -223,4 +242,10 @@ def _end(
         for rows, scores in every
     ]  # fmt: skip
     snapshots = (state.scores, *set_scores) if keep else ()
-    return state, set_scores, jnp.stack(losses), snapshots
+    improvement = None
+    if bagged:
+        improvement = mean_improvement(
+            loss, constants, parameters, data, ~now.in_bag, before, state.scores,
+            method.implementation,
+        )  # fmt: skip
+    return state, set_scores, jnp.stack(losses), snapshots, improvement

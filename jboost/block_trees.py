@@ -28,21 +28,25 @@ from jboost.binning import MISSING
 from jboost.blocks import BlockReader, BlockSet
 from jboost.histogram import FixedPoint, build_histogram
 from jboost.kernels import grow_cpu
-from jboost.rounds import Method
-from jboost.splitting import Split
-from jboost.tree import (
+from jboost.kernels.paths import Paths
+from jboost.levels import (
     Measure,
     Pairs,
     Tree,
     TreeLimits,
     find_splits,
     join_children,
+    make_leaf,
     pair_children,
+    pass_paths,
     round_rows,
     route_rows,
     settle_splits,
+    start_paths,
     write_splits,
 )
+from jboost.rounds import Method
+from jboost.splitting import Split
 
 _MOST_PROGRAMS = 128
 _LEAST_COLUMNS = 8  # that are read where fewer are needed: few shapes are compiled
@@ -54,6 +58,7 @@ class Nodes(NamedTuple):
     histogram: Int32[Array, "M F B C"]
     position: Int32[Array, " M"]
     tree: Tree
+    paths: Paths
 
 
 class Step(NamedTuple):
@@ -64,6 +69,7 @@ class Step(NamedTuple):
     pairs: Pairs
     num_found: Int32[Array, ""]
     tree: Tree
+    paths: Paths
 
 
 class Derivatives(NamedTuple):
@@ -73,6 +79,7 @@ class Derivatives(NamedTuple):
     curvature: Float[Array, " N"]
     in_bag: Bool[Array, " N"]
     measure: Measure
+    limits: TreeLimits
 
 
 def program(
@@ -109,7 +116,6 @@ def run(
 def grow_blocks(
     reader: BlockReader,
     method: Method,
-    limits: TreeLimits,
     words: UInt32[Array, "2"],
     measure_all: Callable[[], Derivatives],
     leaf: Int32[np.ndarray, " N"],
@@ -125,14 +131,15 @@ def grow_blocks(
     way, blocks = make_way(method, reader.set, len(leaf)), reader.set.blocks
     sizes, rows = way.sizes, measure_all()
     states = [way.prepare(rows, words, block) for block in blocks]
-    measure = rows.measure
+    measure, limits = rows.measure, rows.limits
     del rows
 
     sums = way.zeros()
     for block, codes in reader.read():
         # Waiting, because the buffer of the codes is used again after the next block.
         sums = jax.block_until_ready(way.sum_all(states[block.number], codes, sums))
-    nodes, level = run(_make_root, (way.unpack, *sizes), sums), 0
+    start = (way.unpack, method.max_leaves, *sizes)
+    nodes, level = run(_make_root, start, sums, limits), 0
     while True:
         step = run(_step, sizes, np.int32(level), nodes, measure, words, limits)
         if int(step.num_found) == 0 or level == method.max_depth - 1:
@@ -151,7 +158,7 @@ def grow_blocks(
             states[block.number], codes, level, nodes, step, wanted
         )
     leaf[reader.set.num_rows :] = leaf[0]  # these rows repeat the first one
-    return step.tree
+    return step.tree._replace(bounds=step.paths.leaf_bounds)
 
 
 def make_way(method: Method, blocks: BlockSet, num_rows: int) -> Any:
@@ -163,11 +170,11 @@ def make_way(method: Method, blocks: BlockSet, num_rows: int) -> Any:
     return make(sizes, method.uniform, blocks.num_features)
 
 
-def count_node_bytes(way: Any, limits: TreeLimits) -> int:
+def count_node_bytes(way: Any, method: Method, limits: TreeLimits) -> int:
     """What a level's histograms take while splits are found and the next are made."""
     sums = jax.eval_shape(way.zeros)
-    make = partial(_make_root, way.unpack, *way.sizes)
-    nodes = jax.eval_shape(make, sums)
+    make = partial(_make_root, way.unpack, method.max_leaves, *way.sizes)
+    nodes = jax.eval_shape(make, sums, limits)
     scalar: Any = np.int32(0)
     some: Any = np.zeros(2, np.float32)
     words: Any = np.zeros(2, np.uint32)
@@ -197,33 +204,34 @@ def added_bytes(executable: Any) -> int:
     return max(0, results) + found.temp_size_in_bytes
 
 
-def _make_root(unpack, max_depth, num_bins, slots, sums):
+def _make_root(unpack, max_leaves, max_depth, num_bins, slots, sums, limits):
     """The first level: the root in slot 0, the other slots empty."""
     sums = unpack(sums)
-    num_nodes = 2**max_depth - 1
-    tree = Tree(
-        feature=jnp.zeros(num_nodes, jnp.int32),
-        threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
-        missing_left=jnp.ones(num_nodes, bool),
-        leaf_value=jnp.zeros(num_nodes + 1, jnp.float32),
+    return Nodes(
+        histogram=jnp.zeros((slots, *sums.shape[1:]), jnp.int32).at[0].set(sums[0]),
+        position=jnp.full(slots, -1, jnp.int32).at[0].set(0),
+        tree=make_leaf(max_depth, num_bins),
+        paths=start_paths(limits, max_leaves, slots, max_depth),
     )
-    histogram = jnp.zeros((slots, *sums.shape[1:]), jnp.int32).at[0].set(sums[0])
-    return Nodes(histogram, jnp.full(slots, -1, jnp.int32).at[0].set(0), tree)
 
 
 def _step(max_depth, num_bins, slots, level, nodes, measure, words, limits):
     split = find_splits(
-        level, nodes.histogram, nodes.position, measure.unit, measure.num_in_bag, words,
-        limits,
+        level, nodes.histogram, nodes.position, nodes.paths, measure.unit,
+        measure.num_in_bag, words, limits,
     )  # fmt: skip
     count = _count_sides(nodes.histogram, split)
     split, left_smaller = settle_splits(split, count, num_bins)
+    pairs = pair_children(nodes.position, split, slots)
     return Step(
         split=split,
         left_smaller=left_smaller,
-        pairs=pair_children(nodes.position, split, slots),
+        pairs=pairs,
         num_found=jnp.sum(split.found, dtype=jnp.int32),
         tree=write_splits(level, nodes.position, nodes.tree, split),
+        paths=pass_paths(
+            nodes.paths, level, nodes.position, split, pairs.source, slots, max_depth
+        ),
     )
 
 
@@ -245,7 +253,7 @@ def _join(unpack, slots, histogram, step, sums):
     joined = join_children(
         histogram, pairs.source, step.left_smaller, unpack(sums), slots
     )
-    return Nodes(joined, pairs.position, step.tree)
+    return Nodes(joined, pairs.position, step.tree, step.paths)
 
 
 def _read_some(reader, features):
@@ -494,7 +502,7 @@ def _find_leaves_in_kernels(max_depth, columns, state, level, position, split, t
         columns, state.rows, level, split, position, max_depth=max_depth
     )
     return grow_cpu.find_leaves(
-        columns,
+        grow_cpu.dense_source(columns, None),
         tree.feature,
         tree.threshold,
         tree.missing_left,

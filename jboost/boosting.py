@@ -17,10 +17,13 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
 
 from jboost import checks
+from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
+from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
+from jboost.levels import Tree, TreeLimits
 from jboost.losses import Adaptive
 from jboost.rounds import (
     ORDER_STATISTIC_SAMPLES,
@@ -32,11 +35,15 @@ from jboost.rounds import (
     grow_round,
     init_state,
 )
+from jboost.sorted_growth import MOST_CODES
+from jboost.sparse import SparseCodes, SparseMatrix
+from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tracing import TracedLoss, trace_loss
-from jboost.tree import Tree, TreeLimits, pack_codes
+from jboost.tree import pack_codes
 
 _MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
+_MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB
 
 
 class BoostedTrees(NamedTuple):
@@ -52,7 +59,7 @@ class BoostedTrees(NamedTuple):
 
 
 def init(
-    binned: Shaped[ArrayLike, "N F"],
+    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
@@ -65,15 +72,15 @@ def init(
     """Makes the state before the first round.
 
     Args:
-      binned: codes from :func:`jboost.apply_bins`.
+      binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix.
       y: targets: an array with N rows, or a pytree of such.
       loss: ``loss(score, target) -> scalar`` for one row.
       key: from ``jax.random.key``; seeds all that is random.
       sample_weight: >= 0.
       offset: [N] or [N, K], added to the score.
       num_scores: K.
-      init_score: where to start: ``"auto"`` = argmin_c of the weighted loss, or a
-        number or K numbers.
+      init_score: where to start: ``"auto"`` = argmin_c of the weighted loss,
+        ``"median"`` of the rows' own minimisers, or a number or K numbers.
 
     Raises:
       TypeError, ValueError: for arguments that do not fit together.
@@ -88,7 +95,7 @@ def init(
 
 def boost_step(
     state: BoostState,
-    binned: Shaped[ArrayLike, "N F"],
+    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     *,
@@ -96,7 +103,9 @@ def boost_step(
     learning_rate: Float[ArrayLike, ""] | float = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
+    l1: Float[ArrayLike, ""] | float = 0.0,
     l2: Float[ArrayLike, ""] | float = 1.0,
+    max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
     min_gain: Float[ArrayLike, ""] | float = 0.0,
     min_child_weight: Float[ArrayLike, ""] | float = 1.0,
     min_child_samples: Any = "auto",
@@ -105,6 +114,11 @@ def boost_step(
     colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
     colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     implementation: str | None = None,
@@ -126,8 +140,9 @@ def boost_step(
     """
     num_scores = state.scores.shape[0]
     traced, constants, data, _ = _bind(
-        binned, y, loss, sample_weight, None, num_scores, max_bins
-    )
+        binned, y, loss, sample_weight, None, num_scores,
+        None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
+    )  # fmt: skip
     if state.scores.shape[1] != len(data.weights):
         raise ValueError(
             f"binned must have {state.scores.shape[1]} rows, as the state has, got "
@@ -137,11 +152,14 @@ def boost_step(
         raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
-        max_bins=max_bins, l2=l2, min_gain=min_gain,
+        max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
+        max_delta_step=max_delta_step, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, curvature=curvature,
+        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
+        interactions=interactions, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
         leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
@@ -150,7 +168,7 @@ def boost_step(
 
 
 def boost(
-    binned: Shaped[ArrayLike, "N F"],
+    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
@@ -161,7 +179,9 @@ def boost(
     learning_rate: Any = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
+    l1: Float[ArrayLike, ""] | float = 0.0,
     l2: Float[ArrayLike, ""] | float = 1.0,
+    max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
     min_gain: Float[ArrayLike, ""] | float = 0.0,
     min_child_weight: Float[ArrayLike, ""] | float = 1.0,
     min_child_samples: Any = "auto",
@@ -170,6 +190,11 @@ def boost(
     colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
     colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
     colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -203,15 +228,19 @@ def boost(
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     rates = jnp.asarray(checks.learning_rates(learning_rate, num_rounds))
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, num_scores, max_bins
-    )
+        binned, y, loss, sample_weight, offset, num_scores,
+        None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
+    )  # fmt: skip
     method, numbers = make_settings(
         traced, data, uniform=sample_weight is None, max_depth=max_depth,
-        max_bins=max_bins, l2=l2, min_gain=min_gain,
+        max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
+        max_delta_step=max_delta_step, min_gain=min_gain,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
         regularization=regularization, subsample=subsample,
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, curvature=curvature,
+        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
+        interactions=interactions, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
         leaf_solver=leaf_solver, implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)
@@ -226,7 +255,10 @@ def make_settings(
     uniform: bool,
     max_depth: int,
     max_bins: int,
+    num_features: int,
+    l1: Any,
     l2: Any,
+    max_delta_step: Any,
     min_gain: Any,
     min_child_weight: Any,
     min_child_samples: Any,
@@ -235,32 +267,42 @@ def make_settings(
     colsample_bytree: Any,
     colsample_bylevel: Any,
     colsample_bynode: Any,
+    max_leaves: int | None,
+    monotone: Any,
+    interactions: Any,
+    candidates: Candidates,
+    candidate_weights: CandidateWeights,
     curvature: Curvature,
     leaf_solver: LeafSolver,
     implementation: str | None,
+    feature_names: Any = None,
 ) -> tuple[Method, Numbers]:
     """Checks what shapes training and sorts it into what is static and what is not."""
     max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
+    sorts_rows(candidates, candidate_weights, data.columns)
     checks.check_word("curvature", curvature, checks.CURVATURES)
     checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
+    if leaf_solver == "median_step" and loss.quadratic:
+        better = "exact" if loss.straight else "newton"
+        raise ValueError(
+            "leaf_solver='median_step' needs a loss whose second derivative changes "
+            f"with the score, as Huber's; this one has its minimum by {better!r}"
+        )
     check_implementation(implementation)
     for name, value in (
-        ("l2", l2), ("min_gain", min_gain), ("min_child_weight", min_child_weight),
+        ("l1", l1), ("l2", l2), ("min_gain", min_gain),
+        ("min_child_weight", min_child_weight),
     ):  # fmt: skip
         checks.check_number(name, value, least=0.0)
+    checks.check_number("max_delta_step", max_delta_step, least=0.0, finite=False)
     for name, value in (
         ("subsample", subsample), ("colsample_bytree", colsample_bytree),
         ("colsample_bylevel", colsample_bylevel),
         ("colsample_bynode", colsample_bynode),
     ):  # fmt: skip
         checks.check_number(name, value, above=0.0, most=1.0)
-    if data.columns.size >= 2**31:
-        raise ValueError(
-            "x must have fewer than 2^31 cells (rows, padded, times columns), got "
-            f"{data.columns.size}"
-        )
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
     known = not isinstance(samples, Tracer) and samples > 0
     largest: Any = num_rows // samples if known else num_rows
@@ -269,11 +311,16 @@ def make_settings(
         leaf_solver=leaf_solver,
         regularization=regularization,
         max_depth=max_depth,
-        num_bins=max_bins,
+        # A size for histograms alone: in sorted growth it is just a number.
+        num_bins=max_bins if candidates == "global" else MOST_CODES,
         max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
+        max_leaves=_check_leaves(max_leaves, max_depth),
         uniform=uniform,
+        candidates=candidates,
+        candidate_weights=candidate_weights,
         implementation=implementation,
     ).resolve(loss)
+    _check_size(data.columns, method)
     limits = TreeLimits(
         l2=l2,
         min_gain=min_gain,
@@ -285,8 +332,91 @@ def make_settings(
     )
     limits = jax.tree.map(_as_float, limits)
     samples = samples if isinstance(samples, Tracer) else np.int32(samples)
-    limits = limits._replace(min_child_samples=_minimum(samples, num_rows))
+    limits = limits._replace(
+        min_child_samples=_minimum(samples, num_rows),
+        max_bins=np.int32(max_bins),
+        values=_limit_values(
+            l1,
+            max_delta_step,
+            checks.check_monotone(monotone, num_features, feature_names),
+            num_features,
+        ),
+        groups=checks.check_interactions(interactions, num_features, feature_names),
+    )
+    if candidates != "global" and limits.values is not None:
+        raise ValueError(
+            "candidates must be 'global' with l1, max_delta_step or monotone, which "
+            f"searches of sorted rows do not know, got {candidates!r}"
+        )
     return method, Numbers(limits, _as_float(subsample))
+
+
+def _limit_values(l1, max_delta_step, signs: Any, num_features):
+    """What holds leaf values back; None if nothing does, which is known here.
+
+    A traced number may be anything: it is taken for a limit.
+    """
+    known = not isinstance(l1, Tracer) and not isinstance(max_delta_step, Tracer)
+    if signs is None and known and l1 == 0 and max_delta_step in (0, np.inf):
+        return None
+    step = _as_float(max_delta_step)
+    numpy: Any = jnp if isinstance(step, jax.Array) else np
+    most = numpy.float32(UNBOUNDED)
+    step = numpy.where(step == 0, most, numpy.minimum(step, most))
+    bounds = numpy.stack([-step, step])
+    signs = np.zeros(num_features, np.int32) if signs is None else signs
+    return ValueLimits(_as_float(l1), bounds, signs)
+
+
+def _check_leaves(max_leaves, max_depth):
+    """None where every tree of that depth has as few leaves."""
+    if max_leaves is None:
+        return None
+    max_leaves = checks.check_integer("max_leaves", max_leaves, least=2)
+    return max_leaves if max_leaves < 2**max_depth else None
+
+
+def sorts_rows(candidates: Any, candidate_weights: Any, data: Any) -> bool:
+    """Whether trees are grown from sorted rows, with a code for every value.
+
+    Raises:
+      ValueError: words that are not known, or do not go together, or with sparse data.
+    """
+    checks.check_word("candidates", candidates, checks.CANDIDATES)
+    words = checks.CANDIDATE_WEIGHTS
+    checks.check_word("candidate_weights", candidate_weights, words)
+    if candidates == "exact" and candidate_weights != "samples":
+        raise ValueError(
+            "candidate_weights must be 'samples' with candidates='exact', which tries "
+            f"every value whatever it weighs, got {candidate_weights!r}"
+        )
+    sorts = candidates != "global" or candidate_weights != "samples"
+    if sorts and isinstance(data, SparseCodes | SparseMatrix):
+        raise ValueError(
+            "candidates must be 'global' and candidate_weights 'samples' for sparse "
+            f"data, got {candidates!r} and {candidate_weights!r}"
+        )
+    return sorts
+
+
+def _check_size(columns, method):
+    """Refuses what cannot be addressed, or hardly held."""
+    if not isinstance(columns, SparseCodes):
+        if columns.size >= 2**31:
+            raise ValueError(
+                "x must have fewer than 2^31 cells (rows, padded, times columns), got "
+                f"{columns.size}"
+            )
+        return
+    # Stored entries may be few, but every node has a sum for each feature and code.
+    nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)
+    sizes = (nodes, columns.num_features, method.num_bins, 3)
+    if np.prod(sizes, dtype=np.float64) > _MOST_CELLS:
+        raise ValueError(
+            "a level's histograms must have at most 2^30 cells (4 GiB), got nodes x "
+            f"features x codes x channels = {' x '.join(map(str, sizes))}; use a "
+            "smaller max_depth or max_bins, or a larger min_child_samples"
+        )
 
 
 def _as_float(number) -> Any:
@@ -312,16 +442,16 @@ def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
     return checks.check_integer("min_child_samples", min_child_samples, least=1)
 
 
-def initial_scores(init_score: Any, num_scores: int) -> Array | None:
-    """The initial scores [K], or None where they are to be found."""
+def initial_scores(init_score: Any, num_scores: int) -> Array | MedianStart | None:
+    """The initial scores [K], or how to find them: None asks for the argmin."""
     if isinstance(init_score, str):
-        checks.check_word("init_score", init_score, ("auto",))
-        return None
+        checks.check_word("init_score", init_score, ("auto", "median"))
+        return MedianStart() if init_score == "median" else None
     array = jnp.asarray(init_score, jnp.float32)
     if array.shape not in ((), (num_scores,)):
         raise ValueError(
-            f"init_score must be 'auto', a number or {num_scores} numbers, got shape "
-            f"{array.shape}"
+            f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
+            f"got shape {array.shape}"
         )
     if not isinstance(array, Tracer) and not np.isfinite(array).all():
         raise ValueError(f"init_score must be finite, got {init_score!r}")
@@ -347,19 +477,7 @@ def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
 def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     """Checks data that is already on codes, and traces the loss for it."""
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
-    codes = jnp.asarray(binned)
-    if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16):
-        raise ValueError(
-            "binned must be a matrix of uint8 or uint16 codes from apply_bins, got "
-            f"{codes.shape=} and {codes.dtype=}"
-        )
-    if max_bins is not None and codes.size and not isinstance(binned, Tracer):
-        highest = int(np.asarray(binned).max())
-        if highest >= max_bins:
-            raise ValueError(
-                f"binned must hold codes below max_bins={max_bins}, got {highest}; "
-                "pass the max_bins that the bins were made with"
-            )
+    codes = _check_codes(binned, max_bins)
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
@@ -374,15 +492,53 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     return traced, constants, data, offset
 
 
+def _check_codes(binned, max_bins):
+    """Codes as arrays of JAX's, all below ``max_bins``."""
+    if isinstance(binned, SparseCodes):
+        codes, parts = binned, (binned.codes, binned.absent)
+    else:
+        codes, parts = jnp.asarray(binned), (binned,)
+        if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16, jnp.uint32):
+            raise ValueError(
+                "binned must be a matrix of uint8, uint16 or uint32 codes from "
+                f"apply_bins, got {codes.shape=} and {codes.dtype=}"
+            )
+        if max_bins is not None and codes.dtype == jnp.uint32:
+            raise ValueError(
+                "binned must hold uint8 or uint16 codes for histograms (candidates="
+                "'global', candidate_weights='samples'), got uint32; fit bins with "
+                "max_bins, or choose other candidates"
+            )
+    if max_bins is None:
+        return codes
+    for part in parts:
+        if isinstance(part, Tracer) or not np.size(part):
+            continue
+        highest = int(np.asarray(part).max())
+        if highest >= max_bins:
+            raise ValueError(
+                f"binned must hold codes below max_bins={max_bins}, got {highest}; "
+                "pass the max_bins that the bins were made with"
+            )
+    return codes
+
+
 def _by_column(data, method):
+    if isinstance(data.columns, SparseCodes):
+        return data
     columns = data.columns.T
+    if method.sorts_rows:
+        return data._replace(columns=columns, order=sort_rows(columns))
     packed = pack_codes(columns, method.num_bins, method.implementation)
     return data._replace(columns=columns, packed=packed)
 
 
 def _step(loss, method, constants, numbers, learning_rate, data, state):
     data = _by_column(data, method)
-    return grow_round(loss, constants, method, numbers, learning_rate, data, state)
+    state, trees, _ = grow_round(
+        loss, constants, method, numbers, learning_rate, data, state
+    )
+    return state, trees
 
 
 def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
@@ -392,7 +548,7 @@ def _boost(loss, method, constants, numbers, rates, data, offset, init_score, wo
     data = _by_column(data, method)
 
     def one_round(state, rate):
-        return grow_round(loss, constants, method, numbers, rate, data, state)
+        return grow_round(loss, constants, method, numbers, rate, data, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
     scores = final.scores[0] if final.scores.shape[0] == 1 else final.scores.T

@@ -14,9 +14,13 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jboost.binning import column_names
+
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
-LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search")
+LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search", "median_step")
+CANDIDATES: Words = ("global", "local", "exact")
+CANDIDATE_WEIGHTS: Words = ("samples", "curvature")
 REGULARIZATIONS: Words = ("relative", "absolute")
 
 
@@ -33,8 +37,9 @@ def check_number(
     least: float = -np.inf,
     most: float = np.inf,
     above: float | None = None,
+    finite: bool = True,
 ) -> None:
-    """A finite scalar number with least <= value <= most, and value > above."""
+    """A scalar number with least <= value <= most, and value > above."""
     if isinstance(value, Tracer):
         if value.ndim != 0:
             raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
@@ -51,7 +56,7 @@ def check_number(
         raise TypeError(f"{expected}, got {value!r}")
     number = float(array)
     inside = least <= number <= most and (above is None or number > above)
-    if not inside or not np.isfinite(number):
+    if not inside or (finite and not np.isfinite(number)):
         raise ValueError(f"{expected}, got {value!r}")
 
 
@@ -65,6 +70,87 @@ def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -
     if not least <= value <= most:
         raise ValueError(f"{expected}, got {value!r}")
     return int(value)
+
+
+def check_feature(
+    name: str, feature: Any, num_features: int, feature_names: Any = None
+) -> int:
+    """The place of a feature, from its place or its name."""
+    expected = f"{name} must name features by integers from 0 to {num_features - 1}"
+    if feature_names is not None:
+        expected += f" or by one of {tuple(feature_names)}"
+        if isinstance(feature, str) and feature in feature_names:
+            return list(feature_names).index(feature)
+    if isinstance(feature, bool) or not isinstance(feature, int | np.integer):
+        raise TypeError(f"{expected}, got {feature!r}")
+    if not 0 <= feature < num_features:
+        raise ValueError(f"{expected}, got {feature!r}")
+    return int(feature)
+
+
+def check_monotone(
+    monotone: Any, num_features: int, feature_names: Any = None
+) -> Array | np.ndarray | None:
+    """Signs [F] from {feature: sign} or a sequence; None where all are 0."""
+    if monotone is None:
+        return None
+    expected = (
+        f"monotone must be {{feature: sign}} or {num_features} signs, each of them "
+        "-1, 0 or 1"
+    )
+    if isinstance(monotone, dict):
+        signs = np.zeros(num_features, np.int32)
+        places = [
+            check_feature("monotone", key, num_features, feature_names)
+            for key in monotone
+        ]
+        values = [*monotone.values()]
+    else:
+        signs, places, values = np.zeros(0, np.int32), None, monotone
+    if not isinstance(values, jax.Array):
+        try:
+            values = np.asarray(values)
+        except (TypeError, ValueError):
+            raise TypeError(f"{expected}, got {monotone!r}") from None
+    if values.dtype.kind not in "fiu" and values.size:
+        raise TypeError(f"{expected}, got {monotone!r}")
+    if places is None and values.shape != (num_features,):
+        raise ValueError(f"{expected}, got shape {values.shape}")
+    if isinstance(values, Tracer):
+        return values.astype(jnp.int32)
+    values = np.asarray(values)
+    if not np.all(np.isin(values, (-1, 0, 1))):
+        raise ValueError(f"{expected}, got {monotone!r}")
+    if places is None:
+        signs = values.astype(np.int32)
+    else:
+        signs[places] = values
+    return signs if signs.any() else None
+
+
+def check_interactions(
+    interactions: Any, num_features: int, feature_names: Any = None
+) -> np.ndarray | None:
+    """Groups of features as a mask [G, F]."""
+    if interactions is None:
+        return None
+    kinds = list | tuple | set | frozenset | np.ndarray
+    expected = "interactions must be a sequence of groups of features"
+    if not isinstance(interactions, list | tuple):
+        raise TypeError(f"{expected}, got {interactions!r}")
+    if not interactions:
+        raise ValueError(f"{expected}, at least one, got {interactions!r}")
+    mask = np.zeros((len(interactions), num_features), bool)
+    for number, group in enumerate(interactions):
+        name = f"interactions[{number}]"
+        if not isinstance(group, kinds):
+            raise TypeError(f"{name} must be a group of features, got {group!r}")
+        if len(group) == 0:
+            raise ValueError(f"{name} must hold at least one feature, got {group!r}")
+        for feature in group:
+            place = check_feature(name, feature, num_features, feature_names)
+            mask[number, place] = True
+    return mask
 
 
 def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
@@ -94,6 +180,34 @@ def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
         return array
 
     return jax.tree.map(check, y)
+
+
+def match_targets(targets: Any, training: Any, name: str) -> Any:
+    """Targets of a validation set as the loss takes them: like those of training."""
+    expected, got = jax.tree.structure(training), jax.tree.structure(targets)
+    if expected != got:
+        raise ValueError(f"{name} must be built like y, {expected}, got {got}")
+
+    def match(array, like):
+        if array.shape[1:] != like.shape[1:]:
+            raise ValueError(
+                f"{name} must have rows of shape {like.shape[1:]}, as y has, got "
+                f"{array.shape[1:]}"
+            )
+        if array.dtype == like.dtype:
+            return array
+        host = np.asarray(array)
+        with np.errstate(invalid="ignore"):
+            cast = host.astype(like.dtype)
+        lost = np.isfinite(host) & (cast.astype(host.dtype) != host)
+        if lost.any():
+            raise ValueError(
+                f"{name} must hold values that {like.dtype}, the type of y, can hold, "
+                f"got {host[lost][0]}"
+            )
+        return cast
+
+    return jax.tree.map(match, targets, training)
 
 
 def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
@@ -149,6 +263,35 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
     if not callable(value):
         raise TypeError(f"{name} must be callable as {signature}, got {value!r}")
     return value
+
+
+def check_names(
+    feature_names: Any, x: Any, num_features: int
+) -> tuple[str, ...] | None:
+    """Names of features as they were given, or else those of a data frame's columns."""
+    names = column_names(x) if feature_names is None else feature_names
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"feature_names must be a sequence of strings, got {names!r}")
+    if len(names) != num_features or len({*names}) < num_features:
+        raise ValueError(
+            f"feature_names must be {num_features} different names, one for each "
+            f"column of x, got {names!r}"
+        )
+    return tuple(names)
+
+
+def check_columns(feature_names: tuple[str, ...] | None, x: Any) -> None:
+    """A data frame has the columns of training, in their order."""
+    names = column_names(x) if feature_names else None
+    if names and names != feature_names:
+        pairs = zip(names, feature_names or (), strict=True)
+        got, expected = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            "x must have the columns of training in the same order, expected "
+            f"{expected!r}, got {got!r}"
+        )
 
 
 def _as_array(values, name):

@@ -15,7 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.boosting import compiled
-from jboost.curvature import Objective, loss_values
+from jboost.curvature import Objective, gradients, loss_values
+from jboost.initial import MedianStart
+from jboost.levels import LeafSums, Tree
 from jboost.rounds import (
     BoostState,
     Method,
@@ -23,11 +25,11 @@ from jboost.rounds import (
     add_tree,
     grow_round,
     init_state,
+    mean_improvement,
     mean_loss,
 )
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
-from jboost.tree import LeafSums, Tree
 
 MOST_ROUNDS = 16  # in one call of the compiled program
 
@@ -40,6 +42,7 @@ class Chunk(NamedTuple):
     trees: Tree
     losses: Float[Array, "R S"]  # of the training rows, then of each set
     snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
+    improvement: Float[Array, " R"] | None  # out of the bag; None if all rows are in
 
 
 class Job(NamedTuple):
@@ -65,8 +68,8 @@ def run_chunk(
     """Makes ``count`` rounds from round ``first`` on."""
     rates = np.zeros(MOST_ROUNDS, np.float32)
     rates[:count] = job.rates[first : first + count]
-    keep = bool(job.metrics)
-    run = compiled(_chunk, job.loss, job.method, keep)
+    keep, bagged = bool(job.metrics), bool(job.numbers.subsample < 1)
+    run = compiled(_chunk, job.loss, job.method, keep, bagged)
     sets = tuple(rows.data for rows in job.sets.values())
     data = job.rows.data
     return run(
@@ -82,8 +85,9 @@ def run_chunk(
 
 
 def _chunk(
-    loss, method, keep, constants, numbers, rates, count, data, sets, state, set_scores
-):
+    loss, method, keep, bagged,
+    constants, numbers, rates, count, data, sets, state, set_scores,
+):  # fmt: skip
     """Up to 16 rounds, traced."""
     parameters = state.parameters
 
@@ -103,8 +107,14 @@ def _chunk(
         ]
         return jnp.stack(values)
 
+    def improvement_of(in_bag, before, after):
+        return mean_improvement(
+            loss, constants, parameters, data, ~in_bag, before, after,
+            method.implementation,
+        )  # fmt: skip
+
     def one_round(number, chunk):
-        state, trees = grow_round(
+        state, trees, in_bag = grow_round(
             loss, constants, method, numbers, rates[number], data, chunk.state
         )
         set_scores = tuple(
@@ -122,6 +132,12 @@ def _chunk(
             trees=jax.tree.map(store, chunk.trees, trees),
             losses=store(chunk.losses, losses_of(state, set_scores)),
             snapshots=jax.tree.map(store, chunk.snapshots, scores),
+            improvement=store(
+                chunk.improvement,
+                improvement_of(in_bag, chunk.state.scores, state.scores),
+            )
+            if bagged
+            else None,
         )
 
     def buffers(tree):
@@ -134,16 +150,21 @@ def _chunk(
         trees=buffers(jax.tree.map(lambda a: a[0], no_trees(method, num_scores, 1))),
         losses=jnp.zeros((MOST_ROUNDS, 1 + len(sets)), jnp.float32),
         snapshots=buffers((state.scores, *set_scores) if keep else ()),
+        improvement=jnp.zeros(MOST_ROUNDS, jnp.float32) if bagged else None,
     )
     return jax.lax.fori_loop(0, count, one_round, empty)
 
 
-def start(job: Job, init_score: Array | None, seed: int) -> BoostState:
+def start(job: Job, init_score: Array | MedianStart | None, seed: int) -> BoostState:
     """The state before the first round; the loss must be finite there."""
     words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
     run, operands = start_program(job, init_score, words)
     state, values = run(*operands)
     data, offset = job.rows.data, job.rows.scores
+    if isinstance(init_score, MedianStart):
+        _check_minimisers(job, state, "init_score='median'")
+    if job.method.leaf_solver == "median_step":
+        _check_minimisers(job, state, "leaf_solver='median_step'")
     _check_values("the data", data, values, offset, state.init_score)
     for name, rows in job.sets.items():
         scores = rows.scores + state.init_score.reshape(-1, 1)
@@ -154,11 +175,28 @@ def start(job: Job, init_score: Array | None, seed: int) -> BoostState:
 
 
 def start_program(
-    job: Job, init_score: Array | None, words: np.ndarray
+    job: Job, init_score: Array | MedianStart | None, words: np.ndarray
 ) -> tuple[Any, tuple[Any, ...]]:
     """The compiled program of the start, and its operands."""
     run = compiled(_start_program, job.loss, job.method.implementation)
     return run, (job.constants, job.rows.data, job.rows.scores, init_score, words)
+
+
+def _check_minimisers(job, state, setting):
+    """Raises for the first row of positive weight that slopes, but has no minimum."""
+    if state.minimiser is None:
+        return
+    data, run = job.rows.data, compiled(_slopes_program, job.loss)
+    slopes = np.asarray(run(job.constants, data, state.scores, state.parameters))
+    missing = ~np.isfinite(np.asarray(state.minimiser)) & (slopes != 0)
+    bad = missing.any(axis=0) & (np.asarray(data.weights) > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+        raise ValueError(
+            f"{setting} needs a loss that has a minimum of its own in every row, got "
+            f"none in row {row} for target {target}"
+        )
 
 
 def _check_values(place, data, values, offset, init_score):
@@ -184,6 +222,11 @@ def _start_program(loss, implementation, constants, data, offset, init_score, wo
 def _values_program(loss, constants, data, scores, parameters):
     objective = Objective(loss, constants, data.targets, parameters, None)
     return loss_values(objective, scores)
+
+
+def _slopes_program(loss, constants, data, scores, parameters):
+    objective = Objective(loss, constants, data.targets, parameters, None)
+    return gradients(objective, scores)
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.floats import sum_rows
+from jboost.floats import exponent_above, power_of_two, sum_rows
 from jboost.minimum import bisect_minimum
 from jboost.tracing import Program, TracedLoss
 
@@ -200,12 +200,14 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
     kind = jnp.where(jnp.all(one | ~counts), jnp.where(same, 2, 1), 0)
     slopes = jnp.where(counts & one, weights * (left + right), 0.0)
-    total = sum_rows(slopes, objective.implementation)
-    # total < 2^e, by bits: e + 126. Rounding adds at most 1 a row.
-    biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23
-    exponent = jnp.clip(39 + 126 - biased, -126, 126)
-    scale = jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+    scale = exact_scale(sum_rows(slopes, objective.implementation))
     return Kinks(kind, ends[0][1], ends[1][1], scale)
+
+
+def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
+    """A power of two; what sums to ``total`` then sums to less than 2^40."""
+    # The scaled sum stays below 2^39; rounding adds at most 1 a row.
+    return power_of_two(jnp.clip(39 - exponent_above(total), -126, 126))
 
 
 def smoothing_scale(

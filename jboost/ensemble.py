@@ -19,13 +19,17 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 from jboost import checks
 from jboost.binning import Bins, as_matrix, flush_denormals
 from jboost.boosting import BoostedTrees
+from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import check_implementation, choose, may_run, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
-from jboost.tree import LeafSums
+from jboost.levels import LeafSums
+from jboost.padding import padded_size
+from jboost.sparse import Absent, is_sparse, read_rows
 
 FORMAT_VERSION = 1
 _PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
+_BLOCK_CELLS = 2**21  # of the columns in use of a sparse x, at a time
 
 
 @jax.tree_util.register_dataclass
@@ -41,6 +45,9 @@ class Ensemble:
       init_score: [] for one score per row, else [K].
       num_features: how many columns ``predict`` expects.
       format_version: of this layout.
+      feature_names: of the columns, where they are known.
+      absent: what the entries are that a sparse matrix does not store: "missing" or
+        "zero".
       sums: what the leaves were fitted to, for :func:`jboost.feature_importance`;
         None where that is not known.
     """
@@ -52,6 +59,10 @@ class Ensemble:
     init_score: Float[Array, "*K"]
     num_features: int = field(metadata=dict(static=True))
     format_version: int = field(default=FORMAT_VERSION, metadata=dict(static=True))
+    feature_names: tuple[str, ...] | None = field(
+        default=None, metadata=dict(static=True)
+    )
+    absent: Absent = field(default="missing", metadata=dict(static=True))
     sums: LeafSums | None = None
 
     @property
@@ -93,12 +104,13 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     return Ensemble(
         **(jax.device_put(arrays) if host else arrays),
         num_features=bins.num_features,
+        absent=bins.absent,
     )
 
 
 def predict(
-    model: Ensemble,
-    x: Shaped[ArrayLike, "N F"],
+    model: Ensemble | RegressionTree,
+    x: Any,
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     implementation: str | None = None,
@@ -106,9 +118,13 @@ def predict(
     """The raw score F(x) = init_score + sum of leaf values (+ offset).
 
     Args:
-      model: from :func:`jboost.fit`.
-      x: numbers, NaN = missing, with the columns that the model was trained on. A
-        float32 NumPy array without gaps is read where it lies.
+      model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`, whose
+        score is the value of the row's leaf.
+      x: numbers [N, F], NaN = missing, with the columns that the model was trained
+        on. A float32 NumPy array without gaps is read where it lies. A sparse matrix
+        (as for :func:`jboost.fit`) is worked through in blocks of rows, of which only
+        the columns that the model uses are looked at; not under ``jit``, and not by a
+        tree from :func:`jboost.fit_tree`.
       offset: [N] or [N, K], added to the score, as in training.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; the results are equal to the bit.
@@ -120,7 +136,8 @@ def predict(
 
     Raises:
       TypeError, ValueError: the model is not an Ensemble, x is no numeric matrix, or
-        has another number of columns, or the implementation is not there.
+        has another number of columns, or the implementation is not there; x is
+        sparse, and it or the model is traced.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -129,6 +146,11 @@ def predict(
       >>> jb.predict(model, x).shape
       (40,)
     """
+    if isinstance(model, RegressionTree):
+        return tree_scores(model, x, offset, implementation)
+    if is_sparse(x):
+        run = partial(predict, implementation=implementation)
+        return _in_blocks(run, model, x, offset, rows_axis=0)
     task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
     scores = _predict(task.model, task.rows, base, task.implementation, staged=False)
@@ -137,12 +159,15 @@ def predict(
 
 def staged_predict(
     model: Ensemble,
-    x: Shaped[ArrayLike, "N F"],
+    x: Any,
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "R N *K"]:
     """The score after each round, [R, N] or [R, N, K]; see :func:`predict`."""
+    if is_sparse(x):
+        run = partial(staged_predict, implementation=implementation)
+        return _in_blocks(run, model, x, offset, rows_axis=1)
     task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
     stages = _predict(task.model, task.rows, base, task.implementation, staged=True)
@@ -150,15 +175,88 @@ def staged_predict(
 
 
 def leaf_indices(
-    model: Ensemble,
-    x: Shaped[ArrayLike, "N F"],
+    model: Ensemble | RegressionTree,
+    x: Any,
     *,
     implementation: str | None = None,
-) -> Int32[Array, "N R *K"]:
-    """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)]."""
+) -> Int32[Array, "N R *K"] | Int32[Array, " N"]:
+    """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)].
+
+    In a tree from :func:`jboost.fit_tree` it is the number of the node: [N].
+    """
+    if isinstance(model, RegressionTree):
+        return tree_leaves(model, x, implementation)
+    if is_sparse(x):
+        run = partial(leaf_indices, implementation=implementation)
+        return _in_blocks(run, model, x, None, rows_axis=0)
     task = _door(model, x, implementation)
     leaves = _leaf_indices(task.model, task.rows, task.implementation)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
+
+
+def _in_blocks(run, model, x, offset, rows_axis):
+    """Puts a sparse matrix before ``run(model, block)``, some rows at a time.
+
+    A block is dense in the columns that some node looks at. It is filled with what
+    absent entries are once; after that only stored entries are written, and undone.
+    """
+    _check_model(model)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
+        raise TypeError(
+            "model and offset must not be traced where x is sparse: its rows are "
+            "looked at on the host; inside jit, vmap or grad pass a dense x"
+        )
+    matrix = read_rows(x, "x")
+    _check_columns(model, matrix.shape[1])
+    num_rows = matrix.shape[0]
+    if offset is not None:
+        offset = checks.check_offset(offset, num_rows, model.num_scores)
+        offset = np.asarray(offset[0] if model.num_scores == 1 else offset.T)
+    model, place, width = _keep_used_features(model)
+    size = padded_size(min(num_rows, max(1, _BLOCK_CELLS // width)))
+    block = np.full((size, width), np.nan if model.absent == "missing" else 0)
+    block = block.astype(np.float32)
+    fill = block[0, 0]
+    results = []
+    for first in range(0, num_rows, size):
+        count = min(size, num_rows - first)
+        starts = matrix.starts[first : first + count + 1]
+        entries = slice(starts[0], starts[-1])
+        rows = np.repeat(np.arange(count), np.diff(starts))
+        column = place[matrix.places[entries]]
+        used = column < width
+        cells = rows[used], column[used]
+        block[cells] = matrix.values[entries][used]
+        if offset is None:
+            result = run(model, block)
+        else:
+            part = offset[first : first + count]
+            rest = np.zeros((size - count, *part.shape[1:]), np.float32)
+            result = run(model, block, offset=np.concatenate([part, rest]))
+        # Into NumPy: the block may be written to again only when it has been read.
+        results.append(np.take(np.asarray(result), np.arange(count), axis=rows_axis))
+        block[cells] = fill
+    return jnp.asarray(np.concatenate(results, axis=rows_axis))
+
+
+def _keep_used_features(model):
+    """The model on the features that it uses, their places, and how many there are.
+
+    A feature that is not used has the place after the last. Their number is padded,
+    so that models share compiled programs.
+    """
+    feature, threshold = np.asarray(model.feature), np.asarray(model.threshold)
+    split = np.isfinite(threshold) | ~np.asarray(model.missing_left)
+    used = np.unique(feature[split])
+    width = padded_size(len(used), least=8)
+    place = np.full(model.num_features, width, np.int32)
+    place[used] = np.arange(len(used))
+    # Where a node is not split, any feature does: all rows go left.
+    feature = jnp.asarray(np.where(split, place[feature], 0))
+    model = replace(
+        model, feature=feature, num_features=width, feature_names=None, sums=None
+    )
+    return model, place, width
 
 
 def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
@@ -175,14 +273,6 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     )
 
 
-def padded_size(size: int, least: int = 64) -> int:
-    """The next of 8 sizes per octave: nearby sizes share compiled programs."""
-    if size <= least:
-        return least
-    step = 1 << max(0, (size - 1).bit_length() - 4)
-    return -(-size // step) * step
-
-
 def _check_model(model):
     if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
         raise TypeError(
@@ -191,6 +281,14 @@ def _check_model(model):
         )
     if not isinstance(model, Ensemble):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
+
+
+def _check_columns(model, num_columns):
+    if num_columns != model.num_features:
+        raise ValueError(
+            f"x must have {model.num_features} columns, as in training, got "
+            f"{num_columns}"
+        )
 
 
 class _Task(NamedTuple):
@@ -232,14 +330,12 @@ def _door(model, x, implementation, offset=None):
     _check_model(model)
     plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
     matrix = x if plain and x.size else as_matrix(x, "x")
-    if matrix.shape[1] != model.num_features:
-        raise ValueError(
-            f"x must have {model.num_features} columns, as in training, got "
-            f"{matrix.shape[1]}"
-        )
+    _check_columns(model, matrix.shape[1])
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
-    model = replace(model, sums=None)
+    checks.check_columns(model.feature_names, x)
+    # What prediction does not need: other names would compile another program.
+    model = replace(model, sums=None, feature_names=None, absent="missing")
     rows, num_rounds = matrix.shape[0], model.num_rounds
     if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
         return _kernel_task(model, matrix)

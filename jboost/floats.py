@@ -6,7 +6,7 @@ In: arrays of float32. Out: sums in a fixed order; the float halfway between two
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from jboost.kernels import reduce_cpu
 from jboost.kernels.library import choose
@@ -43,6 +43,16 @@ def _sum_groups(values):
         half = sums.shape[-1] // 2
         sums = sums[..., :half] + sums[..., half:]
     return jax.lax.optimization_barrier(sums[..., 0])
+
+
+def power_of_two(exponent: Int32[Array, "*n"]) -> Float[Array, "*n"]:
+    """2^exponent for -126 <= exponent <= 127; exp2 is not exact everywhere."""
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def exponent_above(value: Float[Array, "*n"]) -> Int32[Array, "*n"]:
+    """The e with 2^(e-1) <= value < 2^e, for normal positive values."""
+    return (jax.lax.bitcast_convert_type(value, jnp.int32) >> 23) - 126
 
 
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):

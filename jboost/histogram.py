@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
-from jboost.floats import sum_rows
-from jboost.kernels import grow_cpu, leaves_cpu, leaves_xla, xla
+from jboost.floats import exponent_above, power_of_two, sum_rows
+from jboost.kernels import grow_cpu, leaves_cpu, leaves_xla, sparse_xla, xla
 from jboost.kernels.library import choose
+from jboost.sparse import SparseCodes
 
-Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"]
+Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"] | SparseCodes
 _NEAREST_BITS = (
     16  # bits left for a row above which rounding to nearest is exact enough
 )
@@ -44,7 +44,8 @@ def build_histogram(
     columns[f, i] = b. Under ``vmap`` the batch is worked through one by one.
 
     Args:
-      columns: codes, one row per feature.
+      columns: codes, one row per feature; or those of a sparse matrix, of which only
+        stored entries are summed: the others' sum is the node's minus theirs.
       channels: what is summed.
       node: in [0, num_nodes); a row with any other value is left out.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
@@ -65,12 +66,14 @@ def build_histogram(
     """
     _check_rows(columns, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+    sparse = isinstance(columns, SparseCodes)
+    define = sparse_xla.histogram if sparse else xla.histogram
     build = choose(
         implementation,
         cpu=partial(grow_cpu.histogram, **sizes),
-        xla=sequential_vmap(partial(xla.histogram, **sizes)),
+        xla=sequential_vmap(partial(define, **sizes)),
     )
-    return build(columns, channels, node)
+    return build(*(columns.arrays if sparse else (columns,)), channels, node)
 
 
 def build_child_histogram(
@@ -84,8 +87,11 @@ def build_child_histogram(
     """As :func:`build_histogram` in plain XLA, where at most N // 2 rows have a node.
 
     That holds for the smaller children of a level: they are gathered first, which
-    halves the work.
+    halves the work. (Of sparse codes every stored entry is looked at.)
     """
+    if isinstance(columns, SparseCodes):
+        sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+        return build_histogram(columns, channels, node, **sizes, implementation="xla")
     _check_rows(columns, channels, node)
 
     def build(columns, channels, node):
@@ -173,14 +179,12 @@ def choose_scale(
     """
     total = sum_rows(jnp.abs(values), implementation)
     total = jnp.maximum(total, jnp.float32(1e-30))
-    # total < 2^e, so that the scaled sum stays below 2^30; rounding adds at most 1 a
-    # row. By bits, because exp2 and log2 of whole numbers are not exact everywhere.
-    biased = jax.lax.bitcast_convert_type(total, jnp.int32) >> 23  # e + 126
-    exponent = jnp.clip(156 - biased, -126, 126)
+    # The scaled sum stays below 2^30; rounding adds at most 1 a row.
+    exponent = jnp.clip(30 - exponent_above(total), -126, 126)
     exponent = jnp.where(jnp.isfinite(total), exponent, -126)  # a row is below 2^2
     return FixedPoint(
-        scale=_power_of_two(exponent),
-        unit=_power_of_two(-exponent),
+        scale=power_of_two(exponent),
+        unit=power_of_two(-exponent),
         stochastic=num_rows > 2 ** (31 - _NEAREST_BITS),
     )
 
@@ -213,10 +217,6 @@ def quantise(
     return jnp.floor(scaled + offset).astype(jnp.int32)
 
 
-def _power_of_two(exponent):
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-
-
 def hash_words(
     word: UInt32[Array, "*shape"], words: UInt32[Array, "2"]
 ) -> UInt32[Array, "*shape"]:
@@ -243,8 +243,14 @@ def derive(
     return hash_words(number + pair.reshape((1,) * (number.ndim - 1) + (2,)), words)
 
 
+def count_rows(columns: Codes) -> int:
+    """N."""
+    sparse = isinstance(columns, SparseCodes)
+    return columns.num_rows if sparse else columns.shape[1]
+
+
 def _check_rows(columns, channels, node):
-    if not columns.shape[1] == channels.shape[0] == node.shape[0]:
+    if not count_rows(columns) == channels.shape[0] == node.shape[0]:
         raise ValueError(
             f"{columns.shape=}, {channels.shape=} and {node.shape=} differ in N"
         )

@@ -5,7 +5,7 @@ In: trees and losses, round by round. Out: a History, and the model after any nu
 of rounds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
 from jboost.ensemble import Ensemble, to_ensemble
-from jboost.tree import Tree
+from jboost.levels import Tree
 
 UNNAMED = "validation"  # the name of a set that was given without one
 
@@ -31,6 +31,11 @@ class History:
       best_round: the round (from 0) of least loss on the first validation set, or
         the last one without a validation set; -1 if there was no round.
       choices: what each "auto" stood for, and the initial score.
+      oob_improvement: with ``subsample`` < 1, by how much each round lowered the
+        weighted mean loss of the rows out of its bag, [R] (Friedman 2002; as in
+        scikit-learn); else None. Its running sum is largest after the number of
+        rounds that it advises, ``np.cumsum(history.oob_improvement).argmax() + 1``,
+        usually too few. NaN where a bag of so few rows holds them all.
     """
 
     train_loss: np.ndarray
@@ -38,6 +43,7 @@ class History:
     metrics: dict[str, dict[str, np.ndarray]]
     best_round: int
     choices: dict[str, Any]
+    oob_improvement: np.ndarray | None = None
 
 
 class TrainingError(RuntimeError):
@@ -66,10 +72,13 @@ class Record:
     named: bool  # whether the sets were given by name
     no_trees: Tree  # arrays of zero rounds
     choices: dict[str, Any]
+    bagged: bool  # whether rounds leave rows out
+    feature_names: tuple[str, ...] | None = None
     trees: list[Tree] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     set_losses: list[np.ndarray] = field(default_factory=list)
     metrics: list[dict[str, dict[str, float]]] = field(default_factory=list)
+    improvement: list[float] = field(default_factory=list)
 
     @property
     def num_rounds(self) -> int:
@@ -89,7 +98,8 @@ class Record:
         if num_rounds:
             stack = lambda *arrays: np.stack(arrays)  # noqa: E731
             trees = jax.tree.map(stack, *self.trees[:num_rounds])
-        return to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
+        model = to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
+        return replace(model, feature_names=self.feature_names)
 
     def history(self, num_rounds: int) -> History:
         """The history of the first ``num_rounds`` rounds."""
@@ -109,4 +119,7 @@ class Record:
             },
             best_round=self.best_round(num_rounds),
             choices=self.choices,
+            oob_improvement=np.array(self.improvement[:num_rounds])
+            if self.bagged
+            else None,
         )

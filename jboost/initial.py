@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The score that training starts from.
 
-In: a loss bound to its data, offsets. Out: argmin_c of the weighted loss, one number
-or K: the problem of ``leaves`` with one group.
+In: a loss bound to its data, offsets. Out: argmin_c of the weighted loss, or the
+median of the rows' own minimisers, one number or K: the problem of ``leaves`` with
+one group.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +14,20 @@ from jaxtyping import Array, Float
 
 from jboost.curvature import (
     Objective,
+    find_minimisers,
     gradients,
     hessian_matrices,
     loss_values,
     mean_of_rows,
 )
-from jboost.leaves import Groups, solve_at_kinks, solve_groups
+from jboost.leaves import Groups, find_medians, solve_at_kinks, solve_groups
 
 _STARTS = 33  # where the search may begin
 _NEWTON_STEPS = 50  # at most, for K numbers
+
+
+class MedianStart(NamedTuple):
+    """Asks for :func:`median_score`; a pytree without arrays, so that jit sees it."""
 
 
 def initial_score(
@@ -53,12 +61,37 @@ def initial_score(
     return jax.lax.cond(jnp.all(known), separately, jointly, offset)
 
 
-def _initial_along(objective, offset, weights, k):
-    rows = offset.shape[1]
-    groups = Groups(
-        jnp.int32(k), offset, weights, None, jnp.zeros(rows, jnp.int32),
+def median_score(
+    objective: Objective,
+    offset: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+) -> Float[Array, " K"]:
+    """The weighted median of the rows' own minimisers F* - offset, for each score.
+
+    NaN where a row that counts has a slope, but no minimum.
+    """
+    minimiser = objective.minimiser
+    if minimiser is None:  # a quadratic, which training needs none for
+        minimiser = find_minimisers(objective, weights.shape[0])
+        objective = objective._replace(minimiser=minimiser)
+    flat = gradients(objective, offset) == 0
+    known = jnp.all(jnp.isfinite(minimiser) | flat | (weights <= 0)[None, :], axis=1)
+    medians = [
+        find_medians(objective, _one_group(offset, weights, k))[0]
+        for k in range(offset.shape[0])
+    ]
+    return jnp.where(known, jnp.stack(medians), jnp.nan)
+
+
+def _one_group(offset, weights, k):
+    return Groups(
+        jnp.int32(k), offset, weights, None, jnp.zeros(offset.shape[1], jnp.int32),
         jnp.zeros(1, jnp.float32),
     )  # fmt: skip
+
+
+def _initial_along(objective, offset, weights, k):
+    groups = _one_group(offset, weights, k)
     if objective.minimiser is None:  # a quadratic: one step, one more against rounding
         start = jnp.float32(0)
         for _ in range(2):

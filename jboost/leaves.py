@@ -4,7 +4,7 @@
 In: a loss bound to its data, current scores, the leaf of each row. Out: one value
 per leaf. A problem is always the same: minimise over c
 
-    sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2      over the rows i of a group,
+    sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 + l1 |c|   over a group's rows i,
 
 with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one group
 (one multiplier per tree), or d = 1 and one group (the initial score).
@@ -21,18 +21,22 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.curvature import (
     Kinks,
     Objective,
+    exact_scale,
     gradients,
+    hessians,
     kink_slopes,
     loss_values,
     mean_of_rows,
 )
+from jboost.floats import sum_rows
 from jboost.histogram import sum_channels
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.minimum import find_minimum
 
-LeafSolver = Literal["auto", "newton", "exact", "line_search"]
-Fitted = Literal["newton", "guarded", "exact", "line_search"]  # "auto" resolved
+LeafSolver = Literal["auto", "newton", "exact", "line_search", "median_step"]
+# "auto" resolved
+Fitted = Literal["newton", "guarded", "exact", "line_search", "median_step"]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
@@ -47,6 +51,7 @@ class Groups(NamedTuple):
       direction: d above; None for 1.
       group: of each row.
       penalty: of each problem.
+      l1: of every problem; None for 0.
     """
 
     k: Int32[Array, ""]
@@ -55,22 +60,27 @@ class Groups(NamedTuple):
     direction: Float[Array, " N"] | None
     group: Int32[Array, " N"]
     penalty: Float[Array, " G"]
+    l1: Float[Array, ""] | None = None
 
 
 def newton_step(
     gradient: Float[Array, " L"],
     curvature: Float[Array, " L"],
     penalty: Float[Array, ""],
+    l1: Float[Array, ""] | None = None,
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     """-G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
     Args:
       gradient, curvature: G and H, weighted sums over the leaf's rows.
+      l1: what G is moved by towards 0 first, as an l1 |c| in the objective asks.
 
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
     """
     weight = curvature + penalty
+    if l1 is not None:
+        gradient = gradient - jnp.clip(gradient, -l1, l1)
     value = -gradient / jnp.where(weight > 0, weight, jnp.inf)
     return value, -gradient * value / 2
 
@@ -148,6 +158,7 @@ def solve_leaves(
     groups: Groups,
     newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
     leaf_solver: LeafSolver | Fitted,
+    bounds: Float[Array, "L 2"] | None = None,
 ) -> Float[Array, " L"]:
     """Leaf values from Newton steps, which are made where they are needed.
 
@@ -156,25 +167,46 @@ def solve_leaves(
     ``"guarded"``: the exact value in leaves whose loss falls by less than a quarter
     of what the Newton step promised, else the step. ``"line_search"``: the steps
     times one number per tree, the argmin of the loss (Friedman 2001, algorithm 1).
+    ``"median_step"``: one step from the median, see :func:`step_from_median`.
 
     Args:
       newton: gives what :func:`newton_step` returns.
+      bounds: least and greatest value of each leaf. The nearest value within is
+        taken, which for a convex loss is the best one. With "line_search" the steps
+        are, and their multiple is no less than 0, so that their order stays.
     """
+    if leaf_solver == "line_search":
+        return _search_line(objective, groups, _within(newton()[0], bounds), bounds)
+    return _within(_solve_freely(objective, groups, newton, leaf_solver), bounds)
+
+
+def _within(value, bounds):
+    return value if bounds is None else jnp.clip(value, bounds[:, 0], bounds[:, 1])
+
+
+def _search_line(objective, groups, step, bounds):
+    """The steps times the argmin of the tree's loss."""
+    along = step[groups.group]
+    if groups.direction is not None:
+        along = along * groups.direction
+    one = Groups(
+        groups.k, groups.scores, groups.weights, along,
+        jnp.zeros_like(groups.group), jnp.zeros(1, jnp.float32),
+    )  # fmt: skip
+    start, everything = jnp.ones(1, jnp.float32), jnp.ones(1, bool)
+    multiple = solve_groups(objective, one, start, everything)[0]
+    return step * (multiple if bounds is None else jnp.maximum(multiple, 0.0))
+
+
+def _solve_freely(objective, groups, newton, leaf_solver):
+    """Leaf values that nothing bounds, found leaf by leaf."""
     if leaf_solver == "exact":
         return _solve_exactly(objective, groups, newton)
+    if leaf_solver == "median_step":
+        return step_from_median(objective, groups)
     step, promised = newton()
     if leaf_solver == "newton":
         return step
-    if leaf_solver == "line_search":
-        along = step[groups.group]
-        if groups.direction is not None:
-            along = along * groups.direction
-        one = Groups(
-            groups.k, groups.scores, groups.weights, along,
-            jnp.zeros_like(groups.group), jnp.zeros(1, jnp.float32),
-        )  # fmt: skip
-        start, everything = jnp.ones(1, jnp.float32), jnp.ones(1, bool)
-        return step * solve_groups(objective, one, start, everything)[0]
     (change, noise), *_ = _loss_changes(objective, groups, [step])
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
@@ -183,6 +215,52 @@ def solve_leaves(
         return solve_groups(objective, groups, step, ~kept)
 
     return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+
+
+def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+    """The middle of all c that minimise sum_i w_i |F*_i - F_i - c|, group by group.
+
+    The weighted median of the rows' own minimisers F*; rows without one do not count.
+    """
+    assert objective.minimiser is not None
+    minimiser, run = objective.minimiser[groups.k], objective.implementation
+    known = jnp.isfinite(minimiser)
+    weights = jnp.where(known, groups.weights, 0.0)
+    slopes = (jnp.float32(1), jnp.float32(2))
+    return middle_minimisers(
+        jnp.where(known, minimiser, 0.0), groups.scores[groups.k], weights, slopes,
+        exact_scale(2 * sum_rows(weights, run)), groups.group,
+        groups.penalty.shape[0], run,
+    )  # fmt: skip
+
+
+def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]:
+    """m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i), m from :func:`find_medians`.
+
+    For Huber's loss m + mean of sign(r - m) min(delta, |r - m|), the leaf of
+    M_TreeBoost (Friedman 2001, algorithm 4; Huber 1964). A robust loss curves most at
+    its minimum, so that this step lowers the leaf's loss; where it would not, m
+    stays. NaN where a row that counts has a slope but no minimum F*.
+    """
+    assert objective.minimiser is not None
+    middle = find_medians(objective, groups)
+    known = jnp.isfinite(objective.minimiser[groups.k])
+    slope = gradients(objective, _shift(objective, groups, middle))[groups.k]
+    curvature = hessians(objective, objective.minimiser)[groups.k]
+    lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
+    channels = [
+        jnp.where(groups.weights > 0, groups.weights * values, 0.0)
+        for values in (slope, jnp.where(known, curvature, 0.0), lost)
+    ]
+    slope, weight, doubt = sum_channels(
+        channels, groups.group, middle.shape[0], objective.implementation
+    )
+    stepped = middle - slope / jnp.where(weight > 0, weight, jnp.inf)
+    (of_middle, noise), (of_stepped, _) = _loss_changes(
+        objective, groups, [middle, stepped]
+    )
+    # A change that is not a number fails this comparison, as it should.
+    return jnp.where(of_stepped <= of_middle + noise, stepped, middle) + doubt
 
 
 def _solve_exactly(objective, groups, newton):
@@ -239,17 +317,25 @@ def solve_groups(
     loss with several minima the one found may be a poor one.
     """
     low, high = _bounds(objective, groups)
+    side, moves = None, wanted
+    if groups.l1 is not None:
+        # |c| has a kink at 0. If the minimum is not there, it lies downhill, where the
+        # slope of |c| is known.
+        at_zero, _ = _slope(objective, groups, jnp.zeros_like(step))
+        side = jnp.where(at_zero < 0, groups.l1, -groups.l1)
+        moves = wanted & ~(jnp.abs(at_zero) <= groups.l1)
     size = mean_of_rows(objective, jnp.abs(groups.scores[groups.k]), groups.weights)
     probe = jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
+
+    def slope(c):
+        value, noise = _slope(objective, groups, c)
+        return (value if side is None else value + side), noise
+
     found = find_minimum(
-        lambda c: _slope(objective, groups, c),
-        jnp.zeros_like(step),
-        probe,
-        low=low,
-        high=high,
-        wanted=wanted,
+        slope, jnp.zeros_like(step), probe, low=low, high=high, wanted=moves
     )
-    root = jnp.where(wanted & (found.strict | found.jump), found.point, step)
+    root = jnp.where(moves & (found.strict | found.jump), found.point, step)
+    root = jnp.where(wanted & ~moves, 0.0, root)
     (of_root, noise), (of_step, _) = _loss_changes(objective, groups, [root, step])
     of_step = jnp.where(jnp.isfinite(of_step), of_step, jnp.inf)
     fallback = jnp.where(of_step <= 0, step, 0.0)
@@ -301,9 +387,14 @@ def _loss_changes(
     num_groups = groups.penalty.shape[0]
     sums = sum_channels(channels, groups.group, num_groups, objective.implementation)
     return [
-        (sums[2 * i] + groups.penalty * jnp.square(c) / 2, _NOISE * sums[2 * i + 1])
+        (sums[2 * i] + _penalty(groups, c), _NOISE * sums[2 * i + 1])
         for i, c in enumerate(steps)
     ]
+
+
+def _penalty(groups, c):
+    quadratic = groups.penalty * jnp.square(c) / 2
+    return quadratic if groups.l1 is None else quadratic + groups.l1 * jnp.abs(c)
 
 
 def _bounds(objective, groups):

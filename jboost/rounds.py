@@ -14,6 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
+from jboost.candidates import (
+    Candidates,
+    CandidateWeights,
+    measure,
+    propose,
+    restore_thresholds,
+)
 from jboost.curvature import (
     Curvature,
     Kinks,
@@ -27,7 +34,7 @@ from jboost.curvature import (
     needs_minimiser,
 )
 from jboost.histogram import Codes, derive, sum_channels
-from jboost.initial import initial_score
+from jboost.initial import MedianStart, initial_score, median_score
 from jboost.leaves import (
     Fitted,
     Groups,
@@ -36,9 +43,12 @@ from jboost.leaves import (
     newton_step,
     solve_leaves,
 )
+from jboost.levels import LeafSums, Tree, TreeLimits
 from jboost.sampling import sample
+from jboost.sorted_growth import grow_sorted_tree
+from jboost.splitting import UNBOUNDED
 from jboost.tracing import TracedLoss
-from jboost.tree import LeafSums, Tree, TreeLimits, grow_tree, predict_tree
+from jboost.tree import grow_tree, predict_tree
 
 Regularization = Literal["relative", "absolute"]
 
@@ -59,8 +69,16 @@ class Method:
     max_depth: int = 6
     num_bins: int = 256
     max_nodes: int = 1 << 30
+    max_leaves: int | None = None
     uniform: bool = False
+    candidates: Candidates = "global"
+    candidate_weights: CandidateWeights = "samples"
     implementation: str | None = None
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Whether trees are grown from sorted rows and codes of every value."""
+        return self.candidates != "global" or self.candidate_weights != "samples"
 
     def resolve(self, loss: TracedLoss) -> "Method":
         """Replaces each "auto" by what it stands for with this loss."""
@@ -96,12 +114,15 @@ class Data(NamedTuple):
       weights: 0 for rows that do not count, which may hold anything.
       packed: the codes by row, where kernels want them; see
         :func:`jboost.tree.pack_codes`.
+      order: the rows in order of each feature, where the method sorts rows; see
+        :func:`jboost.candidates.sort_rows`.
     """
 
     columns: Codes
     targets: Any
     weights: Float[Array, " N"]
     packed: Shaped[Array, "blocks N W"] | None = None
+    order: Int32[Array, "F N"] | None = None
 
 
 class BoostState(NamedTuple):
@@ -136,30 +157,32 @@ def init_state(
     constants: tuple[Any, ...],
     data: Data,
     offset: Float[Array, "K N"],
-    init_score: Float[Array, " K"] | None,
+    init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
     implementation: str | None = None,
 ) -> BoostState:
     """Finds the rows' minimisers and the initial score; None asks for the argmin."""
-    scores = offset if init_score is None else offset + init_score[:, None]
+    start = None if isinstance(init_score, MedianStart) else init_score
+    scores = offset if start is None else offset + start[:, None]
     parameters = _estimate(loss, constants, data, scores)
     objective = Objective(
         loss, constants, data.targets, parameters, None, implementation=implementation
     )
     if needs_minimiser(loss):
         objective = _find_minima(objective, data)
-    if init_score is None:
-        init_score = initial_score(objective, offset, data.weights)
-        scores = offset + init_score[:, None]
+    if start is None:
+        find = initial_score if init_score is None else median_score
+        start = find(objective, offset, data.weights)
+        scores = offset + start[:, None]
         parameters = _estimate(loss, constants, data, scores)
     return BoostState(
         scores=scores,
         minimiser=objective.minimiser,
         kinks=objective.kinks,
-        init_score=init_score if init_score.shape[0] > 1 else init_score[0],
+        init_score=start if start.shape[0] > 1 else start[0],
         parameters=parameters,
         pointed=is_pointed(objective, scores, data.weights),
-        first_mean=jnp.zeros(init_score.shape, jnp.float32),
+        first_mean=jnp.zeros(start.shape, jnp.float32),
         words=words,
         round=jnp.int32(0),
     )
@@ -192,11 +215,17 @@ class Round(NamedTuple):
 
 
 class RowDerivatives(NamedTuple):
-    """Derivatives of every row, before weights, and what "relative" divides by."""
+    """Derivatives of every row, before weights.
+
+    Attributes:
+      mean: what "relative" divides by.
+      value_unit: leaf values fitted with these, for one as the splits see it.
+    """
 
     gradient: Float[Array, "*K N"]
     curvature: Float[Array, "*K N"]
     mean: Float[Array, "*K"]
+    value_unit: Float[Array, "*K"]
 
 
 def grow_round(
@@ -207,8 +236,11 @@ def grow_round(
     learning_rate: Float[ArrayLike, ""],
     data: Data,
     state: BoostState,
-) -> tuple[BoostState, Tree]:
-    """One round: K trees, one for each score. ``method`` must be resolved."""
+) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
+    """One round: K trees, one for each score, and the rows they learnt from.
+
+    ``method`` must be resolved.
+    """
     state, now = begin_round(loss, constants, method, numbers, data, state)
 
     def grow(one):
@@ -223,7 +255,7 @@ def grow_round(
     else:  # the same without a batch axis, which would cost speed
         first = jax.tree.map(lambda a: a[0], now.trees())
         trees, leaf = jax.tree.map(lambda a: a[None], grow(first))
-    return end_round(method, state, now, trees, leaf), trees
+    return end_round(method, state, now, trees, leaf), trees, now.in_bag
 
 
 def begin_round(
@@ -276,20 +308,52 @@ def grow_structure(
     method: Method, data: Data, now: Round, one: tuple[Any, ...]
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """The splits of one of ``now.trees()``, and the leaf of every row."""
-    _, seed, shape, _ = one
-    return grow_tree(
-        data.columns,
-        *shaping_derivatives(data, now, shape),
-        now.in_bag,
-        seed,
-        now.limits,
+    _, seed, shape, fitted = one
+    gradient, curvature = shaping_derivatives(data, now, shape)
+    limits = shaping_limits(now.limits, shape, fitted)
+    rows: Any = (gradient, curvature, now.in_bag, seed, limits)
+    sizes: Any = dict(
         max_depth=method.max_depth,
-        num_bins=method.num_bins,
         max_nodes=method.max_nodes,
+        max_leaves=method.max_leaves,
         uniform=method.uniform,
-        packed=data.packed,
-        implementation=method.implementation,
     )
+    grow = partial(
+        grow_tree, num_bins=method.num_bins, implementation=method.implementation
+    )
+    if not method.sorts_rows:
+        return grow(data.columns, *rows, packed=data.packed, **sizes)
+    assert data.order is not None
+    mass = None
+    if method.candidates != "exact":
+        mass = _measure_candidates(method, data, now, curvature)
+    if method.candidates != "global":
+        return grow_sorted_tree(data.columns, data.order, *rows, mass=mass, **sizes)
+    assert mass is not None
+    proposal = propose(data.columns, data.order, mass, num_bins=method.num_bins)
+    tree, leaf = grow(proposal.columns, *rows, **sizes)
+    threshold = restore_thresholds(proposal, tree.feature, tree.threshold)
+    return tree._replace(threshold=threshold), leaf
+
+
+def _measure_candidates(method, data, now, curvature):
+    """What each row counts in the quantiles that candidates are taken from."""
+    values = curvature
+    if method.candidate_weights == "samples":
+        values = jnp.where(now.in_bag, data.weights, 0.0)
+    return measure(values, jnp.sum(now.in_bag))
+
+
+def shaping_limits(
+    limits: TreeLimits, shape: RowDerivatives, fitted: RowDerivatives
+) -> TreeLimits:
+    """The limits in the units of the derivatives that shape the tree."""
+    values = limits.values
+    if values is None:
+        return limits
+    l1 = values.l1 * (fitted.mean / shape.mean)
+    bounds = jnp.clip(values.bounds / fitted.value_unit, -UNBOUNDED, UNBOUNDED)
+    return limits._replace(values=values._replace(l1=l1, bounds=bounds))
 
 
 def fit_leaves(
@@ -309,9 +373,11 @@ def fit_leaves(
     objective = _bind(loss, constants, method, data, state, now.parameters)
     weights = jnp.where(now.in_bag, data.weights, 0.0)
     num_leaves = tree.leaf_value.shape[0]
-    penalty = now.limits.l2 * fitted.mean
-    if loss.straight and method.leaf_solver == "exact":
-        penalty = jnp.float32(0)  # an order statistic is not shrunk
+    penalty, values = now.limits.l2 * fitted.mean, now.limits.values
+    l1 = None if values is None else values.l1 * fitted.mean
+    ordered = loss.straight and method.leaf_solver == "exact"
+    if ordered or method.leaf_solver == "median_step":
+        penalty, l1 = jnp.float32(0), None  # an order statistic is not shrunk
     gradient, curvature = (
         _weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
     )
@@ -319,7 +385,7 @@ def fit_leaves(
     sums = sum_channels(channels, leaf, num_leaves, method.implementation)
 
     def newton():
-        step, promised = newton_step(sums[0], sums[1], penalty)
+        step, promised = newton_step(sums[0], sums[1], penalty, l1)
         return step, jnp.where(state.pointed, jnp.inf, promised)  # trust no step
 
     groups = Groups(
@@ -329,10 +395,16 @@ def fit_leaves(
         direction=None,
         group=leaf,
         penalty=jnp.broadcast_to(penalty, num_leaves),
+        l1=l1,
     )
-    value = solve_leaves(objective, groups, newton, method.leaf_solver)
+    bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
+    value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if values is not None:  # what a line search may have passed
+        value = jnp.clip(value, *values.bounds)
     return tree._replace(
-        leaf_value=learning_rate * value, sums=LeafSums(*sums, l2=penalty)
+        leaf_value=learning_rate * value,
+        sums=LeafSums(*sums, l2=now.limits.l2 * fitted.mean),
+        bounds=None,
     )
 
 
@@ -367,6 +439,24 @@ def mean_loss(
         loss, constants, targets, parameters, None, implementation=implementation
     )
     return mean_of_rows(objective, loss_values(objective, scores), weights)
+
+
+def mean_improvement(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    parameters: Any,
+    data: Data,
+    rows: Bool[Array, " N"],
+    before: Float[Array, "K N"],
+    after: Float[Array, "K N"],
+    implementation: str | None = None,
+) -> Float[Array, ""]:
+    """The weighted mean loss of some rows before, minus after; NaN without rows."""
+    objective = Objective(
+        loss, constants, data.targets, parameters, None, implementation=implementation
+    )
+    change = loss_values(objective, before) - loss_values(objective, after)
+    return mean_of_rows(objective, change, jnp.where(rows, data.weights, 0.0))
 
 
 def add_tree(
@@ -407,7 +497,8 @@ def _row_derivatives(objective, state, weights, method):
     """Derivatives that shape the tree, and those that its leaves are fitted with.
 
     They differ for unit curvature only: rows then count alike in the search for
-    splits, but a Newton leaf of unit curvature would diverge for a steep loss.
+    splits, but a Newton leaf of unit curvature would diverge for a steep loss. A line
+    search scales the tree that was fitted to -g by least squares, whatever its size.
     """
 
     def evaluate(curvature):
@@ -424,10 +515,15 @@ def _row_derivatives(objective, state, weights, method):
                 mean = jnp.where(coupled, jnp.sum(mean), mean)
             mean = jnp.maximum(mean, state.first_mean)
             mean = jnp.where(mean > 0, mean, 1.0)
-        return RowDerivatives(gradient, positive, mean)
+        return RowDerivatives(gradient, positive, mean, jnp.ones_like(mean))
 
     shape = evaluate(method.curvature)
-    return shape, evaluate("auto") if method.curvature == "unit" else shape
+    if method.curvature != "unit" or method.leaf_solver == "line_search":
+        return shape, shape
+    fitted = evaluate("auto")
+    mean = mean_of_rows(objective, fitted.curvature, weights)
+    unit = 1 / jnp.where(mean > 0, mean, 1.0)
+    return shape, fitted._replace(value_unit=unit)
 
 
 def _weigh(weights, values):

@@ -4,16 +4,33 @@
 In: integer sums [F, B, C] of one node; the caller maps over nodes. Out: a Split.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.binning import MISSING
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake
 WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
+UNBOUNDED = float(np.finfo(np.float32).max)  # finite: bounds are averaged
+
+
+class ValueLimits(NamedTuple):
+    """What holds the leaf values below a node back.
+
+    Attributes:
+      l1: by how much sums of gradients are moved towards 0.
+      bounds: least and greatest leaf value.
+      monotone: of each feature: 1 rising, -1 falling, 0 either.
+    """
+
+    l1: Float[Array, ""]
+    bounds: Float[Array, "2"]
+    monotone: Int32[Array, " F"]
 
 
 class Split(NamedTuple):
@@ -25,6 +42,8 @@ class Split(NamedTuple):
       missing_left: whether rows with code 0 go left.
       gain: what the regularised objective falls by, before learning rate.
       found: whether there is an admissible split of positive gain.
+      child_bounds: least and greatest leaf value below the left and the right child,
+        where leaf values are limited.
     """
 
     feature: Int32[Array, "*M"]
@@ -32,6 +51,7 @@ class Split(NamedTuple):
     missing_left: Bool[Array, "*M"]
     gain: Float[Array, "*M"]
     found: Bool[Array, "*M"]
+    child_bounds: Float[Array, "*M 2 2"] | None = None
 
 
 def find_split(
@@ -43,11 +63,18 @@ def find_split(
     min_gain: Float[Array, ""] | float = 0.0,
     min_child_weight: Float[Array, ""] | float = 1.0,
     min_child_samples: Int32[Array, ""] | int = 1,
+    values: ValueLimits | None = None,
 ) -> Split:
     """Searches every feature, threshold and direction of the missing rows.
 
     gain = [G_L^2/(H_L+l2) + G_R^2/(H_R+l2) - G^2/(H+l2)] / 2 - min_gain (Chen and
     Guestrin 2016, eq. 7).
+
+    With limits on leaf values, each of the three terms is -min over w in the node's
+    bounds of 2 G w + (H + l2) w^2 + 2 l1 |w|, which is the above without limits; and
+    where a feature is monotone, only cuts with w_L <= w_R (or >=) are admissible.
+    Leaf values below such a cut are kept apart by (w_L + w_R) / 2. Of values and
+    missing ones either may be the greater.
 
     Missing rows are tried on both sides. Where a threshold is above all values,
     values are split from missing ones. Equal gains go to the lowest feature, then
@@ -62,27 +89,29 @@ def find_split(
       min_gain: kappa, the price of a leaf.
       min_child_weight: least sum of curvature of a child.
       min_child_samples: least number of rows of a child.
+      values: what holds leaf values back, if anything.
     """
     # Channels in front: long rows of bins vectorise, pairs of channels do not.
     sums = jnp.moveaxis(histogram, -1, 0)
     cumulative = jnp.cumsum(sums, axis=2)
     total, missing = cumulative[:, :1, -1:], sums[:, :, MISSING, None]
     least_count = jnp.asarray(min_child_samples, jnp.int32)
-    limits = (
-        l2,
-        jnp.float32(min_child_weight) * jnp.float32(WEIGHT_SLACK),
-        least_count,
-    )
-    parent = _score(total, unit, l2)
+    least_weight = jnp.float32(min_child_weight) * jnp.float32(WEIGHT_SLACK)
+    limits = least_weight, least_count
     num_bins = sums.shape[2]
+    if values is None:
+        gain_of = partial(cut_gain, node_score(total, unit, l2), unit, l2)
+    else:
+        gain_of = partial(_limited_gain, total, unit, l2, values)
     # Code 0 is no threshold: "all values right" mirrors "all values left".
     allowed = features[:, None] & (jnp.arange(num_bins) > MISSING)[None, :]
 
     def try_direction(direction, best):
         """Missing rows right (0) or left (1), all features and thresholds."""
         left = cumulative - (1 - direction) * missing
-        gains = _gains(left, total - left, parent, unit, limits)
-        flat = jnp.where(allowed, gains, -jnp.inf).reshape(-1)
+        right = total - left
+        admissible = allowed & are_large_enough(left, right, unit, limits)
+        flat = jnp.where(admissible, gain_of(left, right), -jnp.inf).reshape(-1)
         gain = jnp.max(flat)
         # Maximum, then first match: XLA's argmax is several times slower on CPU.
         position = jnp.arange(flat.size, dtype=jnp.int32)
@@ -94,31 +123,108 @@ def find_split(
     nothing = (jnp.float32(-jnp.inf), jnp.int32(allowed.size), jnp.asarray(False))
     directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
     best, first, left = jax.lax.fori_loop(0, directions, try_direction, nothing)
+    feature = jax.lax.div(first, jnp.int32(num_bins))
+    threshold = jax.lax.rem(first, jnp.int32(num_bins))
+    if values is None:
+        noise, child_bounds = node_score(total, unit, l2), None
+    else:
+        noise = _limited_score(total, unit, l2, values)[2]
+        cut = cumulative[:, feature, threshold]
+        cut -= jnp.where(left, 0, missing[:, feature, 0])
+        child_bounds = _child_bounds(
+            _limited_score(cut, unit, l2, values)[1],
+            _limited_score(total[:, 0, 0] - cut, unit, l2, values)[1],
+            values.monotone[feature],
+            threshold == num_bins - 1,
+            values.bounds,
+        )
     return Split(
-        feature=jax.lax.div(first, jnp.int32(num_bins)),
-        threshold=jax.lax.rem(first, jnp.int32(num_bins)),
+        feature=feature,
+        threshold=threshold,
         missing_left=left,
         gain=best - min_gain,
-        found=(best > min_gain) & (2 * best > _LEAST_GAIN * parent[0, 0]),
+        found=is_worth(best, noise[0, 0], min_gain),
+        child_bounds=child_bounds,
     )
 
 
-def _gains(left, right, parent, unit, limits):
-    """Gain of every cut from integer sums [C, F, B]; -inf where not admissible."""
-    l2, least_weight, least_count = limits
-    gain = (_score(left, unit, l2) + _score(right, unit, l2) - parent) / 2
+def is_worth(gain, parent, min_gain):
+    """Whether a gain pays for a leaf, and is more than rounding."""
+    return (gain > min_gain) & (2 * gain > _LEAST_GAIN * parent)
+
+
+def are_large_enough(left, right, unit, limits):
+    """Whether both children are, of every cut; from integer sums [C, F, B]."""
+    least_weight, least_count = limits
     lighter = jnp.minimum(left[1], right[1]).astype(jnp.float32) * unit[1]
-    admissible = lighter >= least_weight
-    admissible &= jnp.minimum(left[-1], right[-1]) >= least_count
-    return jnp.where(admissible, gain, -jnp.inf)
+    enough = lighter >= least_weight
+    return enough & (jnp.minimum(left[-1], right[-1]) >= least_count)
 
 
-def _score(sums, unit, l2):
+def cut_gain(parent, unit, l2, left, right):
+    """Gain of every cut, without limits on leaf values."""
+    return (node_score(left, unit, l2) + node_score(right, unit, l2) - parent) / 2
+
+
+def node_score(sums, unit, l2):
     """G^2 / (H + l2), and 0 for a side without weight.
 
     l2 is added in units of H's integers: no product then feeds a sum, which some
     compilers would contract and others not, and gains are the same bits everywhere.
     """
-    gradient = sums[0].astype(jnp.float32) * unit[0]
-    weight = (sums[1].astype(jnp.float32) + l2 / unit[1]) * unit[1]
+    gradient, weight = _sums_of(sums, unit, l2)
     return jnp.square(gradient) / jnp.where(weight > 0, weight, jnp.inf)
+
+
+def _sums_of(sums, unit, l2):
+    """G and H + l2 from integers."""
+    gradient = sums[0].astype(jnp.float32) * unit[0]
+    return gradient, (sums[1].astype(jnp.float32) + l2 / unit[1]) * unit[1]
+
+
+def _limited_gain(total, unit, l2, values, left, right):
+    parent, _, _ = _limited_score(total, unit, l2, values)
+    left_score, left_value, _ = _limited_score(left, unit, l2, values)
+    right_score, right_value, _ = _limited_score(right, unit, l2, values)
+    gain = (left_score + right_score - parent) / 2
+    sign = values.monotone[:, None]
+    wrong = (sign > 0) & (left_value > right_value)
+    wrong |= (sign < 0) & (left_value < right_value)
+    # Above the last threshold are no values, only missing ones.
+    wrong &= (jnp.arange(left.shape[2]) < left.shape[2] - 1)[None, :]
+    return jnp.where(wrong, -jnp.inf, gain)
+
+
+def _limited_score(sums, unit, l2, values):
+    """The score of a side, its leaf value, and how large the score's terms are.
+
+    With D = H + l2, w the leaf value and p = -(G + l1 sign(w)) / D:
+    -(2 G w + D w^2 + 2 l1 |w|) = D w (2 p - w). Multiplying by 2 or by a sign is
+    exact, so that contraction changes nothing; the last product would feed a sum but
+    for the maximum, which changes nothing either. 0 for a side without weight.
+    """
+    gradient, weight = _sums_of(sums, unit, l2)
+    usable = (weight > 0) & (weight < jnp.inf)
+    divisor, factor = jnp.where(usable, weight, jnp.inf), jnp.where(usable, weight, 0.0)
+    shrunk = jnp.maximum(jnp.abs(gradient) - values.l1, 0.0)
+    value = jnp.where(gradient > 0, -shrunk, shrunk) / divisor
+    value = jnp.minimum(jnp.maximum(value, values.bounds[0]), values.bounds[1])
+    pulled = -(gradient + values.l1 * jnp.sign(value)) / divisor
+    score = (factor * value) * (2 * pulled - value)
+    size = (factor * jnp.abs(value)) * jnp.maximum(jnp.abs(pulled), jnp.abs(value))
+    return jnp.maximum(score, -UNBOUNDED), value, size
+
+
+def _child_bounds(left, right, sign, is_missing, bounds):
+    """Bounds [2, 2] of the children whose leaf values would be ``left``, ``right``."""
+    middle = left / 2 + right / 2
+    low, high = bounds
+    free, rising = sign == 0, jnp.where(is_missing, left <= right, sign > 0)
+    return jnp.stack(
+        [
+            jnp.where(free | rising, low, middle),
+            jnp.where(free | ~rising, high, middle),
+            jnp.where(free | ~rising, low, middle),
+            jnp.where(free | rising, high, middle),
+        ]
+    ).reshape(2, 2)

@@ -12,10 +12,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix, bin_columns
-from jboost.ensemble import padded_size
+from jboost.binning import Bins, as_matrix, bin_columns, bin_entries
+from jboost.candidates import sort_rows
 from jboost.history import UNNAMED
+from jboost.padding import padded_size
 from jboost.rounds import Data
+from jboost.sparse import SparseMatrix
 
 
 class Rows(NamedTuple):
@@ -24,6 +26,11 @@ class Rows(NamedTuple):
     data: Data
     scores: Float[Array, "K N"]
     size: int
+
+    def sorted(self) -> "Rows":
+        """The same with the order of each feature, instead of codes by row."""
+        order = sort_rows(np.asarray(self.data.columns))
+        return self._replace(data=self.data._replace(packed=None, order=order))
 
 
 def make_rows(
@@ -40,7 +47,7 @@ def make_rows(
     """Checks one set of rows and puts it on the device.
 
     Padding repeats row 0 at weight 0, so that whatever the loss computes there is
-    as harmless as in row 0.
+    as harmless as in row 0. (Of a sparse matrix such rows store nothing.)
     """
     size = matrix.shape[0]
     targets = checks.check_targets(y, size, weights, f"{prefix}y")
@@ -55,10 +62,17 @@ def make_rows(
         first = np.broadcast_to(array[:1], (total - size, *array.shape[1:]))
         return np.concatenate([array, first]) if total > size else array
 
-    codes = bin_columns(bins, matrix, num_rows=total, implementation=implementation)
+    if isinstance(matrix, SparseMatrix):
+        entries = matrix.num_entries
+        entries = padded_size(entries) if padded else entries
+        columns, packed = bin_entries(bins, matrix, total, entries), None
+    else:
+        columns, packed = bin_columns(
+            bins, matrix, total, implementation=implementation
+        )
     data = Data(
-        columns=codes.columns,
-        packed=codes.packed,
+        columns=columns,
+        packed=packed,
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
     )
@@ -68,12 +82,13 @@ def make_rows(
 def make_sets(
     validation: Any,
     bins: Bins,
+    training: Any,
     num_scores: int,
     padded: bool,
     with_offset: bool,
     implementation: str | None,
 ) -> dict[str, Rows]:
-    """Checks the validation sets: {name: rows}."""
+    """Checks the validation sets: {name: rows}; ``training`` are the other targets."""
     if validation is None:
         return {}
     named = isinstance(validation, dict)
@@ -98,7 +113,7 @@ def make_sets(
                 f"{place} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if fit is given one (sample_weight may be None)"
             )
-        matrix = as_matrix(x, f"{place} x")
+        matrix = as_matrix(x, f"{place} x", sparse=True)
         if matrix.shape[1] != bins.num_features:
             raise ValueError(
                 f"{place} x must have {bins.num_features} columns, as x has, got "
@@ -106,8 +121,10 @@ def make_sets(
             )
         if weights is not None:
             weights = checks.check_weights(
-                weights, len(matrix), f"{place} sample_weight"
+                weights, matrix.shape[0], f"{place} sample_weight"
             )
+        y = checks.check_targets(y, matrix.shape[0], weights, f"{place} y")
+        y = checks.match_targets(y, training, f"{place} y")
         sets[name] = make_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{place} ",
             implementation,

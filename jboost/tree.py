@@ -22,75 +22,35 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 from jboost.binning import MISSING
 from jboost.histogram import (
     Codes,
-    FixedPoint,
     build_child_histogram,
     build_histogram,
-    choose_scale,
-    derive,
-    quantise,
-    sum_by_group,
+    count_rows,
 )
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose, may_run
-from jboost.sampling import sample
-from jboost.splitting import WEIGHT_SLACK, Split, find_split
+from jboost.kernels.paths import Paths
+from jboost.levels import (
+    Tree,
+    TreeLimits,
+    column_fractions,
+    count_sides,
+    find_splits,
+    join_children,
+    lookup,
+    make_leaf,
+    make_rows,
+    pair_children,
+    pass_paths,
+    route_rows,
+    row_codes,
+    settle_splits,
+    start_paths,
+    write_splits,
+)
+from jboost.sparse import SparseCodes
+from jboost.splitting import WEIGHT_SLACK
 
-_sample_in_xla = partial(sample, implementation="xla")
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
-
-
-class LeafSums(NamedTuple):
-    """What a tree's leaves were fitted to: sums over the rows it learnt from.
-
-    Attributes:
-      gradient, curvature: weighted, in the loss's units.
-      weight: of the rows.
-      l2: what was added to each leaf's curvature.
-    """
-
-    gradient: Float[Array, "*T L"]
-    curvature: Float[Array, "*T L"]
-    weight: Float[Array, "*T L"]
-    l2: Float[Array, "*T"]
-
-
-class Tree(NamedTuple):
-    """A tree on codes; more axes in front for more trees.
-
-    Attributes:
-      feature: 0 where a node is not split.
-      threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
-        a node is not split.
-      missing_left: where code 0 goes. True where a node is not split.
-      leaf_value: what each leaf adds to the score.
-      sums: what its leaves were fitted to; None in a tree that was only grown.
-    """
-
-    feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
-    threshold: Int32[Array, "*T I"]
-    missing_left: Bool[Array, "*T I"]
-    leaf_value: Float[Array, "*T I+1"]
-    sums: LeafSums | None = None
-
-    @property
-    def max_depth(self) -> int:
-        """D, levels of splits."""
-        return self.leaf_value.shape[-1].bit_length() - 1
-
-
-class TreeLimits(NamedTuple):
-    """The numbers that shape a tree; all may be traced.
-
-    See :func:`jboost.fit` for their meaning.
-    """
-
-    l2: Float[Array, ""] | float = 1.0
-    min_gain: Float[Array, ""] | float = 0.0
-    min_child_weight: Float[Array, ""] | float = 1.0
-    min_child_samples: Int32[Array, ""] | int = 1
-    colsample_bytree: Float[Array, ""] | float = 1.0
-    colsample_bylevel: Float[Array, ""] | float = 1.0
-    colsample_bynode: Float[Array, ""] | float = 1.0
 
 
 class _Level(NamedTuple):
@@ -101,16 +61,7 @@ class _Level(NamedTuple):
     row_slot: Int32[Array, " N"]  # M: the row's node has stopped growing
     row_position: Int32[Array, " N"]
     tree: Tree
-
-
-class _Rows(NamedTuple):
-    """What a tree is grown from; constant over its levels."""
-
-    columns: Codes
-    channels: Int32[Array, "N C"]
-    in_bag: Bool[Array, " N"]
-    num_in_bag: Int32[Array, ""]
-    unit: Float[Array, "2"]
+    paths: Paths
 
 
 def grow_tree(
@@ -124,6 +75,7 @@ def grow_tree(
     max_depth: int,
     num_bins: int,
     max_nodes: int | None = None,
+    max_leaves: int | None = None,
     uniform: bool = False,
     packed: Shaped[Array, "blocks N W"] | None = None,
     implementation: str | None = None,
@@ -134,7 +86,7 @@ def grow_tree(
     are those of the smaller child of each split, and parent minus child.
 
     Args:
-      columns: codes, one row per feature.
+      columns: codes, one row per feature; or those of a sparse matrix.
       gradient, curvature: of each row, times its weight.
       in_bag: rows to learn from; the others are only routed.
       words: seed of column sampling and stochastic rounding.
@@ -143,19 +95,24 @@ def grow_tree(
       num_bins: number of codes.
       max_nodes: the most nodes a level can have, if known to be less than N: N over
         ``min_child_samples``.
+      max_leaves: the most leaves: on each level the splits of the highest gain are
+        made first, those of equal gain from left to right.
       uniform: all rows in the bag have the same curvature, so that counts of rows
         follow from it.
       packed: the same codes by row, from :func:`pack_codes`; made here if needed.
       implementation: as for :func:`jboost.histogram.build_histogram`.
 
     Returns:
-      The tree and the leaf of every row.
+      The tree and the leaf of every row. Where leaf values are limited, the tree
+      has the bounds of its leaves.
     """
-    num_rows = columns.shape[1]
-    most = 1 << (max(1, min(max_nodes or num_rows, num_rows)) - 1).bit_length()
+    num_rows = gradient.shape[0]
+    most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)
+    most = 1 << (max(1, most) - 1).bit_length()
     sizes: Any = dict(
-        max_depth=max_depth, num_bins=num_bins, most=most, uniform=uniform
-    )
+        max_depth=max_depth, num_bins=num_bins, most=most, max_leaves=max_leaves,
+        uniform=uniform,
+    )  # fmt: skip
     grow = choose(
         implementation,
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
@@ -169,7 +126,7 @@ def pack_codes(
     columns: Codes, num_bins: int, implementation: str | None = None
 ) -> Shaped[Array, "blocks N W"] | None:
     """Codes by row, where the kernels that want them may run; else None."""
-    if not may_run(implementation):
+    if not may_run(implementation) or isinstance(columns, SparseCodes):
         return None
 
     def nothing(columns):
@@ -184,36 +141,48 @@ def predict_tree(
     tree: Tree, columns: Codes, implementation: str | None = None
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes."""
+    wide = not isinstance(columns, SparseCodes) and columns.dtype == jnp.uint32
+    if wide:  # wider than any histogram: no kernel takes them
+        return _descend(tree, columns)
     find = choose(implementation, cpu=_find_leaves_with_kernels, xla=_descend)
     return find(tree, columns)
 
 
 def _find_leaves_with_kernels(tree, columns):
-    num_rows = columns.shape[1]
+    num_rows = count_rows(columns)
     structure = (tree.feature, tree.threshold, tree.missing_left)
     nobody, anywhere = jnp.zeros(num_rows, bool), jnp.zeros(num_rows, jnp.int32)
-    return grow_cpu.find_leaves(columns, *structure, nobody, anywhere)
+    return grow_cpu.find_leaves(_source(columns, None), *structure, nobody, anywhere)
+
+
+def _source(columns, packed):
+    """The codes as the kernels' operands."""
+    if isinstance(columns, SparseCodes):
+        return grow_cpu.sparse_source(*columns.arrays, num_rows=columns.num_rows)
+    return grow_cpu.dense_source(columns, packed)
 
 
 def _descend(tree, columns):
     def descend(_, node):
-        codes = _row_codes(columns, tree.feature[node])
+        codes = row_codes(columns, tree.feature[node])
         above = codes > tree.threshold[node]
         right = jnp.where(codes == MISSING, ~tree.missing_left[node], above)
         return 2 * node + 1 + right.astype(jnp.int32)
 
-    start = jnp.zeros(columns.shape[1], jnp.int32)
+    start = jnp.zeros(count_rows(columns), jnp.int32)
     node = jax.lax.fori_loop(0, tree.max_depth, descend, start)
     return node - (2**tree.max_depth - 1)
 
 
 def _grow_with_kernels(
     packed, columns, gradient, curvature, in_bag, words, limits,
-    *, max_depth, num_bins, most, uniform,
+    *, max_depth, num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
+    slots = min(2 ** (max_depth - 1), most)
+    if packed is None and not isinstance(columns, SparseCodes):
+        packed = grow_cpu.pack(columns, num_bins)
     grown = grow_cpu.grow(
-        columns,
-        grow_cpu.pack(columns, num_bins) if packed is None else packed,
+        _source(columns, packed),
         gradient,
         curvature,
         in_bag,
@@ -225,31 +194,40 @@ def _grow_with_kernels(
             * jnp.float32(WEIGHT_SLACK),
             min_child_samples=jnp.int32(limits.min_child_samples),
         ),
-        _fractions(limits),
+        column_fractions(limits),
+        start_paths(limits, max_leaves, slots, max_depth),
+        limits.values,
         max_depth=max_depth,
         num_bins=num_bins,
-        slots=min(2 ** (max_depth - 1), most),
+        slots=slots,
         uniform=uniform,
     )
-    empty = jnp.zeros(2**max_depth, jnp.float32)
-    tree = Tree(grown.feature, grown.threshold, grown.missing_left, empty)
+    tree = Tree(
+        grown.feature,
+        grown.threshold,
+        grown.missing_left,
+        leaf_value=jnp.zeros(2**max_depth, jnp.float32),
+        bounds=grown.bounds,
+    )
     return tree, grown.leaf
 
 
 def _grow_in_xla(
     packed, columns, gradient, curvature, in_bag, words, limits,
-    *, max_depth, num_bins, most, uniform,
+    *, max_depth, num_bins, most, max_leaves, uniform,
 ):  # fmt: skip
     """The definition: what the kernels do, in plain XLA."""
-    rows = _make_rows(columns, gradient, curvature, in_bag, words, uniform)
+    rows = make_rows(columns, gradient, curvature, in_bag, words, uniform)
 
     def grow_level(level, state, slots):
         split = find_splits(
-            level, state.histogram, state.position, rows.unit, rows.num_in_bag, words,
-            limits,
+            level, state.histogram, state.position, state.paths, rows.unit,
+            rows.num_in_bag, words, limits,
         )  # fmt: skip
         last = jnp.asarray(level == max_depth - 1)
-        return _split_nodes(level, last, state, split, rows, limits, slots, num_bins)
+        return _split_nodes(
+            level, last, state, split, rows, limits, slots, num_bins, max_depth
+        )
 
     # Levels of few nodes share one loop body, with slots for the largest of them: it
     # compiles once, and empty slots cost little. Deeper levels would pay for them,
@@ -260,80 +238,23 @@ def _grow_in_xla(
     node = jnp.where(in_bag, 0, -1)
     build = partial(build_histogram, implementation="xla")
     root = _sum_nodes(build, rows, node, 1, limits, num_bins)
-    state = _make_root(root, columns.shape[1], max_depth, num_bins, slots)
+    path = start_paths(limits, max_leaves, slots, max_depth)
+    state = _make_root(root, gradient.shape[0], max_depth, num_bins, slots, path)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(level, state, slots), state
     )
     for level in range(shared, max_depth):
         state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
-    return state.tree, state.row_position
+    return state.tree._replace(bounds=state.paths.leaf_bounds), state.row_position
 
 
-def _make_rows(columns, gradient, curvature, in_bag, words, uniform):
-    """Rounds the rows' derivatives to integers."""
-    measure = measure_rows(gradient, curvature, in_bag, uniform)
-    channels = round_rows(gradient, curvature, in_bag, words, measure, uniform)
-    return _Rows(columns, channels, in_bag, measure.num_in_bag, measure.unit)
-
-
-class Measure(NamedTuple):
-    """How all rows' derivatives become integers; see :class:`FixedPoint`."""
-
-    fixed: FixedPoint
-    unit: Float[Array, "2"]
-    num_in_bag: Int32[Array, ""]
-
-
-def measure_rows(
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
-    uniform: bool,
-) -> Measure:
-    """Looks at all rows before they are rounded."""
-    values = _mask_rows(gradient, curvature, in_bag)
-    num_in_bag = jnp.sum(in_bag)
-    fixed = choose_scale(values, num_in_bag, implementation="xla")
-    unit = fixed.unit
-    if uniform:  # curvature in units of a row: a count, exact however it is rounded
-        largest = jnp.maximum(jnp.max(values[1]), jnp.float32(1e-30))
-        unit = jnp.stack([unit[0], largest])
-    return Measure(fixed, unit, num_in_bag)
-
-
-def round_rows(
-    gradient: Float[Array, " n"],
-    curvature: Float[Array, " n"],
-    in_bag: Bool[Array, " n"],
-    words: UInt32[Array, "2"],
-    measure: Measure,
-    uniform: bool,
-    first_row: Int32[Array, ""] | int = 0,
-) -> Int32[Array, "n C"]:
-    """Integers of these rows, ``first_row`` being the number of the first one."""
-    values = _mask_rows(gradient, curvature, in_bag)
-    channels = quantise(values.T, measure.fixed, words, first_row)
-    count = in_bag.astype(jnp.int32)[:, None]
-    return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
-
-
-def _mask_rows(gradient, curvature, in_bag):
-    return jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
-
-
-def _make_root(root, num_rows, max_depth, num_bins, slots):
+def _make_root(root, num_rows, max_depth, num_bins, slots, path):
     """The first level: the root in slot 0, the other slots empty."""
-    num_nodes = 2**max_depth - 1
-    tree = Tree(
-        feature=jnp.zeros(num_nodes, jnp.int32),
-        threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
-        missing_left=jnp.ones(num_nodes, bool),
-        leaf_value=jnp.zeros(num_nodes + 1, jnp.float32),
-    )
+    tree = make_leaf(max_depth, num_bins)
     histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
     position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
     start = jnp.zeros(num_rows, jnp.int32)
-    return _Level(histogram, position, start, start, tree)
+    return _Level(histogram, position, start, start, tree, path)
 
 
 def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
@@ -352,85 +273,21 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
     return jnp.concatenate([sums, counts], axis=-1)
 
 
-def find_splits(
-    level: Int32[Array, ""] | int,
-    histogram: Int32[Array, "M F B C"],
-    position: Int32[Array, " M"],
-    unit: Float[Array, "2"],
-    num_in_bag: Int32[Array, ""],
-    words: UInt32[Array, "2"],
-    limits: TreeLimits,
-) -> Split:
-    """The best split of each slot; none for empty slots."""
-    slots = position.shape[0]
-    masks = _sample_features(words, level, slots, histogram.shape[1], limits)
-    least = _least_samples(limits, num_in_bag)
-
-    def find(histogram, mask):
-        return find_split(
-            histogram,
-            unit,
-            mask,
-            l2=limits.l2,
-            min_gain=limits.min_gain,
-            min_child_weight=limits.min_child_weight,
-            min_child_samples=least,
-        )
-
-    split = jax.vmap(find)(histogram, masks)
-    return split._replace(found=split.found & (position >= 0))
-
-
-def _least_samples(limits, num_in_bag):
-    """What to ask of counts: a child without rows gives no gain, so 1 asks nothing
-    (and counts may be missing: see _sum_nodes)."""
-    least = jnp.asarray(limits.min_child_samples, jnp.int32)
-    return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
-
-
-def _sample_features(words, level, slots, num_features, limits):
-    """Masks [M, F]: some of the tree's features, of those the level's, the node's."""
-    fractions = _fractions(limits)
-    stage = jnp.arange(3, dtype=jnp.int32)[:, None]
-    slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
-    # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
-    node = 64 + 2**level + slot
-    use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
-    seeds = derive(words, use)
-
-    def narrow(stage, masks):  # one body for all three: it is compiled
-        return jax.vmap(_sample_in_xla, (0, 0, None))(
-            seeds[stage], masks, fractions[stage]
-        )
-
-    every = jnp.ones((slots, num_features), bool)
-    return jax.lax.cond(
-        jnp.min(fractions) < 1,
-        lambda masks: jax.lax.fori_loop(0, 3, narrow, masks),
-        lambda masks: masks,
-        every,
-    )
-
-
-def _fractions(limits):
-    shares = (
-        limits.colsample_bytree, limits.colsample_bylevel, limits.colsample_bynode
-    )  # fmt: skip
-    return jnp.stack([jnp.asarray(share, jnp.float32) for share in shares])
-
-
-def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
+def _split_nodes(level, last, state, split, rows, limits, slots, num_bins, max_depth):
     """Writes the splits down, routes the rows, and sums the next level's nodes."""
-    count = _count_sides(state, split, rows)
+    count = count_sides(rows.columns, split, state.row_slot, rows.in_bag)
     split, left_smaller = settle_splits(split, count, num_bins)
     tree = write_splits(level, state.position, state.tree, split)
     pairs = pair_children(state.position, split, slots)
     moved = route_rows(
         rows.columns, split, pairs.pair, state.row_slot, state.row_position, slots
     )
+    path = pass_paths(
+        state.paths, level, state.position, split, pairs.source, slots, max_depth
+    )
 
     def sum_children(histogram):
-        smaller = (moved.right == 0) == _lookup(left_smaller, state.row_slot, False)
+        smaller = (moved.right == 0) == lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
         size = pairs.source.shape[0]
         small = _sum_nodes(build_child_histogram, rows, node, size, limits, num_bins)
@@ -440,136 +297,7 @@ def _split_nodes(level, last, state, split, rows, limits, slots, num_bins):
         return jnp.zeros((slots, *histogram.shape[1:]), jnp.int32)
 
     done = last | ~jnp.any(split.found)
+    if path.free is not None:
+        done |= path.free == 0
     histogram = jax.lax.cond(done, stop, sum_children, state.histogram)
-    return _Level(histogram, pairs.position, moved.slot, moved.position, tree)
-
-
-def _count_sides(state, split, rows):
-    """Rows in the bag of each slot: at or below the threshold, above it, missing."""
-    slots, slot = state.position.shape[0], state.row_slot
-    codes = _row_codes(rows.columns, _lookup(split.feature, slot, 0))
-    above = (codes > _lookup(split.threshold, slot, 0)).astype(jnp.int32)
-    kind = jnp.where(codes == MISSING, 2, above)
-    group = jnp.where(rows.in_bag & (slot < slots), 3 * slot + kind, 3 * slots)
-    ones = jnp.ones(slot.shape[0], jnp.int32)
-    return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
-
-
-def settle_splits(
-    split: Split, count: Int32[Array, "M 3"], num_bins: int
-) -> tuple[Split, Bool[Array, " M"]]:
-    """Decides where missing values go, given the rows left, right and missing.
-
-    Returns:
-      The splits as they are to be written, and whether each left child has no more
-      rows than the right one.
-    """
-    threshold = jnp.where(split.found, split.threshold, num_bins - 1)
-    # Where training saw no missing value, missing goes to the child with more rows.
-    missing_left = jnp.where(
-        count[:, 2] > 0, split.missing_left, count[:, 0] >= count[:, 1]
-    )
-    missing_left = missing_left | ~split.found
-    left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
-    left_smaller = 2 * left <= jnp.sum(count, axis=1)
-    return split._replace(threshold=threshold, missing_left=missing_left), left_smaller
-
-
-class Pairs(NamedTuple):
-    """The children of the r-th split node take slots 2r and 2r + 1.
-
-    Attributes:
-      source: slot of the r-th split node; 0 beyond those found.
-      pair: r of each slot; the number of slots where it is not split.
-      position: of each slot's node on the next level; -1 where it is empty.
-    """
-
-    source: Int32[Array, " pairs"]
-    pair: Int32[Array, " M"]
-    position: Int32[Array, " slots"]
-
-
-def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pairs:
-    """Gives the children slots, of which the next level has so many."""
-    num_found = jnp.sum(split.found)
-    every = jnp.arange(position.shape[0], dtype=jnp.int32)
-    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
-    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
-    parent = jnp.stack([position[source]] * 2, axis=1).reshape(-1)[:slots]
-    slot = jnp.arange(slots, dtype=jnp.int32)
-    after = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
-    return Pairs(source, pair, after)
-
-
-class Moved(NamedTuple):
-    """Where a level's splits send the rows."""
-
-    right: Int32[Array, " N"]
-    pair: Int32[Array, " N"]  # as in Pairs, of the row's node
-    slot: Int32[Array, " N"]
-    position: Int32[Array, " N"]
-
-
-def route_rows(
-    columns: Codes,
-    split: Split,
-    pair: Int32[Array, " M"],
-    row_slot: Int32[Array, " N"],
-    row_position: Int32[Array, " N"],
-    slots: int,
-) -> Moved:
-    """Sends rows down by splits from :func:`settle_splits`."""
-    highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
-    codes = _row_codes(columns, _lookup(split.feature, row_slot, 0))
-    above = (codes > _lookup(split.threshold, row_slot, highest)).astype(jnp.int32)
-    missing_right = (~_lookup(split.missing_left, row_slot, True)).astype(jnp.int32)
-    right = jnp.where(codes == MISSING, missing_right, above)
-    row_pair = _lookup(pair, row_slot, slots)
-    return Moved(
-        right=right,
-        pair=row_pair,
-        slot=jnp.minimum(2 * row_pair + right, slots),
-        position=2 * row_position + right,
-    )
-
-
-def join_children(
-    histogram: Int32[Array, "M F B C"],
-    source: Int32[Array, " pairs"],
-    left_smaller: Bool[Array, " M"],
-    small: Int32[Array, "pairs F B C"],
-    slots: int,
-) -> Int32[Array, "slots F B C"]:
-    """A level's histograms from their parents' and those of the smaller children."""
-    large = histogram[source] - small
-    first = left_smaller[source][:, None, None, None]
-    both = jnp.where(first, small, large), jnp.where(first, large, small)
-    return jnp.stack(both, axis=1).reshape(-1, *histogram.shape[1:])[:slots]
-
-
-def write_splits(
-    level: Int32[Array, ""] | int,
-    position: Int32[Array, " M"],
-    tree: Tree,
-    split: Split,
-) -> Tree:
-    """Enters a level's splits into the tree."""
-    outside = tree.feature.shape[0]
-    node = jnp.where(split.found, 2**level - 1 + position, outside)
-    # One scatter of triples: three of single numbers take longer to compile.
-    fields = (split.feature, split.threshold, split.missing_left.astype(jnp.int32))
-    table = (tree.feature, tree.threshold, tree.missing_left.astype(jnp.int32))
-    table = jnp.stack(table, axis=1).at[node].set(jnp.stack(fields, 1), mode="drop")
-    return Tree(table[:, 0], table[:, 1], table[:, 2] > 0, tree.leaf_value)
-
-
-def _lookup(table, slot, otherwise):
-    """table[slot], with a value for rows whose node has stopped growing."""
-    return jnp.append(table, jnp.asarray(otherwise, table.dtype))[slot]
-
-
-def _row_codes(columns, feature):
-    """The code of each row in a feature of its own."""
-    num_rows = columns.shape[1]
-    index = feature * num_rows + jnp.arange(num_rows, dtype=jnp.int32)
-    return columns.reshape(-1)[index].astype(jnp.int32)
+    return _Level(histogram, pairs.position, moved.slot, moved.position, tree, path)

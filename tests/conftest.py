@@ -10,7 +10,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Installed before jboost is imported. The other modules are doors: they check their
 # arguments themselves, and the tests look at what they say.
 INNER = (
-    "chunks", "curvature", "histogram", "initial", "kernels", "leaves", "minimum",
-    "rounds", "sampling", "splitting", "tracing", "tree",
+    "chunks", "curvature", "histogram", "initial", "kernels", "least_squares", "leaves",
+    "minimum", "padding", "rounds", "sampling", "splitting", "tracing", "tree",
 )  # fmt: skip
 install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")

@@ -13,7 +13,7 @@ import references
 
 import jboost as jb
 from jboost import binning
-from jboost.kernels import binning_cpu, library
+from jboost.kernels import binning_cpu, grow_cpu, library
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the CPU kernels were not built"
@@ -263,7 +263,7 @@ def test_thresholds_at_zero_are_not_below_what_counts_as_zero(isa):
     ],
 )
 def test_packed_shape(num_features, shape):
-    assert binning_cpu.packed_shape(num_features, 9) == shape
+    assert grow_cpu.packed_shape(num_features, 9) == shape
 
 
 @pytest.mark.parametrize("num_bins", [256, 300])
@@ -279,7 +279,7 @@ def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows
     np.testing.assert_array_equal(columns[:, size:], first)
     assert packed is not None
     assert packed.dtype == columns.dtype
-    assert packed.shape == binning_cpu.packed_shape(num_features, num_rows)
+    assert packed.shape == grow_cpu.packed_shape(num_features, num_rows)
     rows = np.moveaxis(np.asarray(packed), 0, 1).reshape(num_rows, -1)
     np.testing.assert_array_equal(rows[:, :num_features].T, columns)
     assert not rows[:, num_features:].any()

@@ -184,6 +184,23 @@ OTHERS = {
     "init_score shape": (
         dict(init_score=[1.0, 2.0]), ValueError, r"init_score must be .*shape \(2,\)",
     ),
+    "init_score median": (
+        dict(init_score="median", loss=jb.losses.logistic, y=Y > 1), ValueError,
+        r"init_score='median' needs .* minimum of its own .* got none in row 0 for "
+        r"target (True|False)",
+    ),
+    "median_step without minimum": (
+        dict(leaf_solver="median_step", loss=jb.losses.logistic, y=Y > 1), ValueError,
+        r"leaf_solver='median_step' needs .* minimum of its own .* got none in row 0",
+    ),
+    "median_step straight": (
+        dict(leaf_solver="median_step", loss=jb.losses.absolute_error), ValueError,
+        r"leaf_solver='median_step' needs .*second derivative.* by 'exact'",
+    ),
+    "median_step quadratic": (
+        dict(leaf_solver="median_step"), ValueError,
+        r"leaf_solver='median_step' needs .*second derivative.* by 'newton'",
+    ),
     "stopping without validation": (
         dict(early_stopping_rounds=3), ValueError,
         r"early_stopping_rounds needs validation",
@@ -199,6 +216,17 @@ OTHERS = {
     "validation rows": (
         dict(validation={"a": (X, Y[:9])}), ValueError,
         r"validation\['a'\] y must have",
+    ),
+    "validation of other targets": (
+        dict(validation=(X, (Y, Y))), ValueError, r"validation y must be built like y",
+    ),
+    "validation of wider targets": (
+        dict(validation=(X, np.stack([Y, Y], axis=1))), ValueError,
+        r"validation y must have rows of shape \(\), as y has, got \(2,\)",
+    ),
+    "validation of fractions": (
+        dict(y=np.arange(len(Y)) % 3, validation=(X, Y + 0.25)), ValueError,
+        r"validation y must hold values that int32, the type of y, can hold",
     ),
     "validation of one": (
         dict(validation=(X,)), ValueError, r"validation must be \(x, y\).*tuple of 1",

@@ -15,8 +15,10 @@ import jboost as jb
 from jboost.floats import sum_rows
 from jboost.histogram import choose_scale, quantise
 from jboost.kernels import grow_cpu, library
+from jboost.levels import TreeLimits
 from jboost.sampling import sample
-from jboost.tree import TreeLimits, grow_tree, pack_codes, predict_tree
+from jboost.splitting import UNBOUNDED, ValueLimits
+from jboost.tree import grow_tree, pack_codes, predict_tree
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -108,6 +110,39 @@ def test_trees_are_those_of_plain_xla(name, isa):
     assert_equal(grown, expected)
     if name not in ("one row", "hardly any in the bag", "a feature of missing values"):
         assert len(np.unique(grown[1])) > 1  # there was something to compare
+
+
+def limit_values(l1, most, num_features):
+    signs = jnp.arange(num_features, dtype=jnp.int32) % 3 - 1
+    bounds = jnp.array([-most, most], jnp.float32)
+    return ValueLimits(jnp.float32(l1), bounds, signs)
+
+
+# The same, then l1 and the largest leaf value, groups of features, leaves.
+CONSTRAINED = {
+    "values": ((20000, 9, 64, 6, DEFAULT, 0.1, 1.0, False), (3.0, 0.4), 0, None),
+    "wide": ((20000, 6, 300, 5, COUNTED, 0.2, 0.8, True), (0.0, UNBOUNDED), 0, None),
+    "all": ((9000, 8, 32, 6, COUNTED, 0.1, 1.0, False), (1.0, UNBOUNDED), 3, 20),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_constrained_trees_are_those_of_plain_xla(name):
+    """With the bounds of their leaves."""
+    shape, numbers, num_groups, max_leaves = CONSTRAINED[name]
+    num_rows, features, bins, depth, limits, missing, bag, uniform = shape
+    rows = make_rows(num_rows, features, bins, missing, bag, uniform)
+    limits = limits._replace(values=limit_values(*numbers, features))
+    if num_groups:
+        groups = np.random.default_rng(0).random((num_groups, features)) < 0.5
+        limits = limits._replace(groups=jnp.asarray(groups))
+    sizes = dict(max_depth=depth, num_bins=bins, max_leaves=max_leaves, uniform=uniform)
+    expected = grow(rows, limits, "xla", **sizes)
+    assert len(np.unique(expected[0].bounds)) > 4
+    for name in ISAS:
+        library.set_isa(name)
+        assert_equal(grow(rows, limits, "cpu", **sizes), expected)
+    library.set_isa(library.best_isa())
 
 
 def test_at_most_so_many_nodes_as_rows_allow():
@@ -274,7 +309,8 @@ def test_the_same_bytes_for_any_threads_and_instructions():
 DEADLOCK = """
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
-from jboost.tree import TreeLimits, grow_tree
+from jboost.levels import TreeLimits
+from jboost.tree import grow_tree
 rng = np.random.default_rng(0)
 grow = partial(grow_tree, max_depth=5, num_bins=64, implementation="cpu")
 words, rows = jnp.array([1, 2], jnp.uint32), 60_000
@@ -308,7 +344,8 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import Mesh, PartitionSpec as P
-from jboost.tree import TreeLimits, grow_tree
+from jboost.levels import TreeLimits
+from jboost.tree import grow_tree
 assert len(jax.devices()) == 2
 rng = np.random.default_rng(0)
 columns = jnp.asarray(rng.integers(1, 32, (5, 2000)), jnp.uint8)
@@ -335,6 +372,40 @@ print("equal")
 def test_two_devices_under_shard_map():
     flags = "--xla_force_host_platform_device_count=2"
     assert run_alone(SHARDED, XLA_FLAGS=flags).strip() == "equal"
+
+
+SHARDED_TRAINING = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import jboost as jb
+rng = np.random.default_rng(0)
+x = jnp.asarray(rng.normal(size=(600, 3)), jnp.float32)
+y = x[:, 0] + jnp.asarray(rng.standard_t(2, size=600), jnp.float32)
+bins, key = jb.fit_bins(x), jax.random.key(0)
+
+def train(x, y):
+    binned = jb.apply_bins(bins, x, implementation="cpu")
+    return jb.boost(
+        binned, y, jb.losses.absolute_error, key, num_rounds=2, max_depth=3,
+        subsample=0.7, colsample_bynode=0.7, implementation="cpu",
+    )[1]
+
+# A loss is recorded as a program outside the map, which JAX cannot check inside.
+spread = jax.shard_map(
+    train, mesh=Mesh(np.array(jax.devices()), ("rows",)),
+    in_specs=(P("rows"), P("rows")), out_specs=P("rows"), check_vma=False,
+)
+together = np.asarray(jax.jit(spread)(x, y))
+for half in (slice(0, 300), slice(300, 600)):
+    np.testing.assert_array_equal(together[half], jax.jit(train)(x[half], y[half]))
+print("equal")
+"""
+
+
+def test_training_on_two_devices_under_shard_map():
+    """Kernels of binning, sampling, sums, growth and leaves."""
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_alone(SHARDED_TRAINING, XLA_FLAGS=flags).strip() == "equal"
 
 
 # The choice.

@@ -361,6 +361,42 @@ def test_line_search_finds_the_best_multiplier():
     assert total(rho) <= best * (1 + 1e-6)
 
 
+def scaled_pseudo_huber(score, target):
+    return 1e4 * L.pseudo_huber(score, target)
+
+
+def quartic(score, target):  # without curvature at its minimum
+    return jnp.square(jnp.square(score - target))
+
+
+@pytest.mark.parametrize("loss", [L.pseudo_huber, scaled_pseudo_huber])
+def test_median_step_is_one_newton_step_of_the_curvature_at_the_minimum(loss):
+    generator = np.random.default_rng(3)
+    targets, scores = 3 * generator.standard_t(2, size=(2, ROWS)).astype(np.float32)
+    weights, leaf = generator.uniform(0.5, 2, ROWS), np.arange(ROWS) % 2
+    values, _ = solve(loss, targets, leaf, weights, scores, kind="median_step")
+    for number in range(2):
+        inside = leaf == number
+        residual, w = (targets - scores)[inside].astype(float), weights[inside]
+        middle = middle_quantile(residual, w, 0.5)
+        slope = (residual - middle) / np.sqrt(1 + (residual - middle) ** 2)
+        expected = middle + np.average(slope, weights=w)
+        np.testing.assert_allclose(values[number], expected, rtol=1e-5)  # float32
+    assert values[2] == 0  # an empty leaf
+
+
+def test_median_step_stays_at_the_median_where_it_would_not_help():
+    targets = np.arange(ROWS) ** 2 / 10
+    values, _ = solve(quartic, targets, kind="median_step")
+    np.testing.assert_allclose(values[0], np.median(targets), rtol=1e-6)
+
+
+def test_median_step_needs_minima():
+    targets = np.arange(ROWS) % 2
+    values, _ = solve(L.logistic, targets, kind="median_step")
+    assert np.isnan(values[0])
+
+
 @partial(jax.jit, static_argnums=0)
 def compiled_start(traced, constants, targets, offset, weights):
     objective = Objective(traced, constants, targets, (), None)

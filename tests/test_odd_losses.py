@@ -5,6 +5,7 @@ On held-out rows, the model trained on a loss must beat the best constant, and b
 worse, within 2 %, than the model trained on squared error.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -157,5 +158,6 @@ def test_a_scaled_loss_trains_the_same_model():
     first, second = (
         jb.fit(X[:ROWS], Y[:ROWS], square(f))[0] for f in (1.0, float(2**20))
     )
+    first, second = (replace(model, sums=None) for model in (first, second))
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import jboost as jb
+from jboost.summary import spread_between
 
 STRICT = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 INF = np.inf
@@ -95,6 +96,7 @@ def test_pruning_adds_at_most_one_share(rows, num_ranks):
     assert pruned.num_entries <= num_ranks + 1
     check_bounds(pruned, values, weight, weight.sum() / num_ranks)
     laws_of_entries(pruned)
+    assert pruned.weight.sum() + spread_between(pruned).sum() == weight.sum()
     if weight.sum():
         assert pruned.value[0] == values[weight > 0].min()
         assert pruned.value[-1] == values[weight > 0].max()
@@ -211,6 +213,15 @@ def test_fractional_weights_err_by_rounding_only():
     assert merged.error <= weight.sum() / 5 * (1 + 1e-12)
 
 
+def test_exact_parts_stay_exact_despite_rounding():
+    weight = np.random.default_rng(0).random((2, 500))
+    parts = [jb.make_summary(np.arange(500) % (200 + i), weight[i]) for i in (0, 1)]
+    merged = jb.merge_summaries(*parts)
+    assert merged.is_exact
+    assert merged.error == 0
+    assert not spread_between(merged).any()
+
+
 def test_weights_too_far_apart_to_be_added_still_prune():
     weight = np.ones(1000) * 1e-12
     weight[[3, 500]] = 1e12
@@ -266,13 +277,13 @@ def test_bad_columns_are_refused(values, weight, error, message):
 
 @pytest.mark.parametrize("eps", [0.0, -0.1, 1.5, np.nan])
 def test_bad_eps_is_refused(eps):
-    with pytest.raises(ValueError, match="eps must be a number > 0.0 and <= 1.0"):
+    with pytest.raises(ValueError, match=r"eps must be a number > 0.0 and <= 1.0"):
         jb.find_candidates(jb.make_summary([1.0]), eps=eps)
 
 
 def test_eps_below_the_error_is_refused():
     pruned = jb.prune_summary(jb.make_summary(np.arange(1000)), 10)
-    with pytest.raises(ValueError, match="at least twice the error .* 0.099 of its"):
+    with pytest.raises(ValueError, match=r"at least twice the error .* 0.099 of its"):
         jb.find_candidates(pruned, eps=0.15)
 
 

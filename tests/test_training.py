@@ -249,6 +249,14 @@ def test_compilations_are_counted():
     assert any("_chunk" in name for name in compilations.names)
 
 
+def test_validation_targets_take_the_type_of_training_targets():
+    counts = np.arange(ROWS) % 3
+    _, floats = fit(y=counts.astype(np.float32), validation=(X, counts))
+    _, integers = fit(y=counts, validation=(X, counts.astype(np.float64)))
+    np.testing.assert_array_equal(floats.validation_loss, floats.train_loss)
+    np.testing.assert_array_equal(integers.validation_loss, integers.train_loss)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -268,8 +276,8 @@ def test_compilations_are_counted():
     ids=lambda change: ", ".join(change) or "fresh lambda",
 )
 def test_nothing_is_compiled_again(change):
-    """All of these are numbers, not sizes."""
-    fit_huber()
+    """All of these are numbers, not sizes; whether rows are sampled is no number."""
+    fit_huber(subsample=0.9 if "subsample" in change else 1.0)
     with Compilations() as compilations:
         fit_huber(**change)
     names = " ".join(compilations.names)

@@ -68,13 +68,13 @@ def make_data(missing):
     return x.astype(np.float32), (1 / (1 + np.exp(-noisy))).astype(np.float32), weight
 
 
-def train_xgboost(x, y, weight, problem, settings):
+def train_xgboost(x, y, weight, problem, settings, **more):
     l2, min_gain, min_child_weight = settings
     parameters = {
         "objective": problem.objective, "base_score": problem.base_score,
         "tree_method": "hist", "max_bin": 256, "max_depth": MAX_DEPTH, "eta": RATE,
         "lambda": l2, "gamma": 2 * min_gain, "min_child_weight": min_child_weight,
-        "nthread": 1,
+        "nthread": 1, **more,
     }  # fmt: skip
     matrix = xgb.DMatrix(x, y, weight=weight)
     booster = xgb.train(parameters, matrix, NUM_ROUNDS)
@@ -93,13 +93,14 @@ def leaf_values(node):
         yield from leaf_values(child)
 
 
-def train_jboost(x, y, weight, problem, settings):
+def train_jboost(x, y, weight, problem, settings, **more):
     l2, min_gain, min_child_weight = settings
     model, _ = jb.fit(
         x, y, problem.loss, sample_weight=weight, num_rounds=NUM_ROUNDS,
         learning_rate=RATE, max_depth=MAX_DEPTH, l2=l2, min_gain=min_gain,
         min_child_weight=min_child_weight, regularization="absolute",
         curvature="exact", leaf_solver="newton", init_score=problem.init_score,
+        **more,
     )  # fmt: skip
     return model
 
@@ -118,8 +119,46 @@ def test_trees_are_those_of_xgboost(problem, missing, weighted, settings):
     x, y, weight = make_data(missing)
     weight = weight if weighted else None
     run = x, y, weight, PROBLEMS[problem], SETTINGS[settings]
-    expected, expected_values, expected_scores = train_xgboost(*run)
-    model = train_jboost(*run)
+    assert_same_trees(x, train_jboost(*run), *train_xgboost(*run))
+
+
+CONSTRAINTS = {  # ours, and the same in XGBoost's words
+    "l1": (dict(l1=2.5), dict(alpha=2.5)),
+    "max_delta_step": (dict(max_delta_step=0.2), dict(max_delta_step=0.2)),
+    "monotone": (
+        dict(monotone=(1, 0, -1, 1, -1)),
+        dict(monotone_constraints=(1, 0, -1, 1, -1)),
+    ),
+    "interactions": (
+        dict(interactions=[[0, 3], [3, 4], [1, 2, 4]]),
+        dict(interaction_constraints="[[0, 3], [3, 4], [1, 2, 4]]"),
+    ),
+    "features of no group": (
+        dict(interactions=[[2, 3]]), dict(interaction_constraints="[[2, 3]]"),
+    ),
+    "monotone in groups, steps": (
+        dict(interactions=[[0, 3, 4], [1, 2]], monotone={3: -1}, max_delta_step=0.3),
+        dict(interaction_constraints="[[0, 3, 4], [1, 2]]", max_delta_step=0.3,
+             monotone_constraints=(0, 0, 0, -1, 0)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_constrained_trees_are_those_of_xgboost(problem, missing, name):
+    """Not so l1 together with bounds: XGBoost's gain then leaves out 2 l1 |w|."""
+    x, y, weight = make_data(missing)
+    run = x, y, weight, PROBLEMS[problem], SETTINGS["plain"]
+    ours, theirs = CONSTRAINTS[name]
+    model = train_jboost(*run, **ours)
+    assert_same_trees(x, model, *train_xgboost(*run, **theirs))
+    free = np.asarray(jb.predict(train_jboost(*run), x))
+    assert np.abs(free - np.asarray(jb.predict(model, x))).max() > 0.05
+
+
+def assert_same_trees(x, model, expected, expected_values, expected_scores):
     leaves = np.asarray(jb.leaf_indices(model, x))
     for number in range(NUM_ROUNDS):
         ours, theirs = leaves[:, number], expected[:, number]

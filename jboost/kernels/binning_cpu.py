@@ -3,7 +3,7 @@
 
 In: rows of float32 in host memory, or an array inside a program. Out: the distinct
 values around each threshold; codes by feature [F, N], and in rows as the sums over
-rows take them (see ``packed_shape``).
+rows take them (see ``grow_cpu.packed_shape``).
 """
 
 import functools
@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Float64, Int32, UInt8, UInt16
 
 from jboost.kernels import library
+from jboost.kernels.grow_cpu import packed_shape
 
-_ALIGNMENT = 64  # bytes: XLA takes host memory without a copy only from such addresses
+MOST_BINS = 65536  # for codes that the kernels know
 _SMALL = 1 << 20  # bytes that are copied rather than taken from wherever they lie
 
 
@@ -45,23 +46,15 @@ def make_rows(matrix: Float32[Array, "N F"] | Float32[np.ndarray, "N F"]) -> Row
     if isinstance(matrix, np.ndarray):
         matrix = np.ascontiguousarray(matrix)
         if matrix.nbytes >= _SMALL and matrix.flags.aligned:
-            start = -matrix.ctypes.data % _ALIGNMENT // matrix.itemsize
+            start = library.count_unaligned(matrix)
     head_rows = -(-start // matrix.shape[1])
     return Rows(matrix[:head_rows], matrix.reshape(-1)[start:], start)
 
 
-def packed_shape(num_features: int, num_rows: int) -> tuple[int, int, int]:
-    """The shape [blocks, N, width] of packed codes.
-
-    Up to 32 features lie side by side in rows of 8, 16 or 32 codes; more are cut into
-    blocks of 16. Codes beyond the last feature are 0.
-    """
-    width = next((w for w in (8, 16, 32) if num_features <= w), 16)
-    return -(-num_features // width), num_rows, width
-
-
-def code_dtype(num_bins: int) -> type[np.uint8] | type[np.uint16]:
+def code_dtype(num_bins: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
     """The narrowest type that holds the codes."""
+    if num_bins > MOST_BINS:
+        return np.uint32
     return np.uint8 if num_bins <= 256 else np.uint16
 
 

@@ -6,13 +6,15 @@ leaf, the same to the bit as those of plain XLA. Per level four calls: sample fe
 search, split, sum; XLA's own part is the loop around them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
+from jboost.kernels import paths
 from jboost.kernels.library import call, vary
+from jboost.kernels.paths import Paths
 from jboost.kernels.sampling_cpu import sample_features
 
 CHUNK = 16384  # kChunk of native/grow.h
@@ -25,6 +27,7 @@ class Grown(NamedTuple):
     threshold: Int32[Array, " I"]
     missing_left: Bool[Array, " I"]
     leaf: Int32[Array, " N"]
+    bounds: Float[Array, "I+1 2"] | None  # of leaf values, where they are limited
 
 
 class Limits(NamedTuple):
@@ -34,6 +37,17 @@ class Limits(NamedTuple):
     min_gain: Float[Array, ""]
     min_child_weight: Float[Array, ""]
     min_child_samples: Int32[Array, ""]
+
+
+class _Splits(NamedTuple):
+    """See :class:`jboost.splitting.Split`."""
+
+    feature: Int32[Array, " M"]
+    threshold: Int32[Array, " M"]
+    missing_left: Bool[Array, " M"]
+    gain: Float[Array, " M"]
+    found: Bool[Array, " M"]
+    child_bounds: Float[Array, "M 2 2"] | None
 
 
 class _State(NamedTuple):
@@ -49,8 +63,48 @@ class _State(NamedTuple):
     leaf: Int32[Array, " N"]
 
 
+class Source(NamedTuple):
+    """Codes, as operands of the kernels.
+
+    Attributes:
+      columns: by feature [F, N]; of a sparse matrix those of its entries [1, E].
+      packed: what sums are made of: codes by row, or the arrays of a sparse matrix.
+      entries: of a sparse matrix, starts, rows and absent codes; else empty.
+      shape: (F, N).
+    """
+
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"]
+    packed: tuple[Array | None, ...]
+    entries: tuple[Array, ...]
+    shape: tuple[int, int]
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of kernels that sum."""
+        return "sparse_" if self.entries else ""
+
+
+def dense_source(columns: Array, packed: Array | None) -> Source:
+    """Codes by feature and, for sums, by row."""
+    num_features, num_rows = columns.shape
+    return Source(columns, (packed,), (), (num_features, num_rows))
+
+
+def sparse_source(
+    starts: Array, rows: Array, codes: Array, absent: Array, *, num_rows: int
+) -> Source:
+    """The arrays of :class:`jboost.sparse.SparseCodes`."""
+    arrays = (starts, rows, codes, absent)
+    entries = (starts, rows, absent)
+    return Source(codes[None], arrays, entries, (absent.shape[0], num_rows))
+
+
 def packed_shape(num_features: int, num_rows: int) -> tuple[int, int, int]:
-    """[blocks, N, width] of the codes by row: aligned rows of at most 32 codes."""
+    """The shape [blocks, N, width] of packed codes.
+
+    Up to 32 features lie side by side in rows of 8, 16 or 32 codes; more are cut into
+    blocks of 16. Codes beyond the last feature are 0.
+    """
     width = 16 if num_features > 32 else max(8, 1 << (num_features - 1).bit_length())
     return -(-num_features // width), num_rows, width
 
@@ -64,15 +118,21 @@ def pack(columns: UInt8[Array, "F N"] | UInt16[Array, "F N"], num_bins: int) -> 
     return call("pack", result, columns, num_bins=num_bins)
 
 
-def histogram(columns, channels, node, *, num_nodes, num_bins):
-    """See :func:`jboost.histogram.build_histogram`."""
-    shape = (num_nodes, columns.shape[0], num_bins, channels.shape[1])
-    result = jax.ShapeDtypeStruct(shape, jnp.int32)
-    return call("histogram", result, columns, channels, node)
+def histogram(*operands, num_nodes, num_bins):
+    """See :func:`jboost.histogram.build_histogram`.
+
+    The operands are columns, channels and node; or the arrays of sparse codes instead
+    of the columns.
+    """
+    *codes, channels, _ = operands
+    name = "sparse_histogram" if len(codes) > 1 else "histogram"
+    num_features = codes[-1 if len(codes) > 1 else 0].shape[0]
+    shape = (num_nodes, num_features, num_bins, channels.shape[1])
+    return call(name, jax.ShapeDtypeStruct(shape, jnp.int32), *operands)
 
 
 def find_leaves(
-    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
+    source: Source,
     feature: Int32[Array, " I"],
     threshold: Int32[Array, " I"],
     missing_left: Bool[Array, " I"],
@@ -80,27 +140,35 @@ def find_leaves(
     leaf: Int32[Array, " N"],
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes; rows with ``skip`` keep theirs."""
-    operands = (columns, feature, threshold, missing_left, skip, leaf)
+    operands = (source.columns, feature, threshold, missing_left, skip, leaf)
+    operands += source.entries
     return call("find_leaves", _like(leaf), *operands, aliases={5: 0})
 
 
 def grow(
-    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
-    packed: Array,
+    source: Source,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: Limits,
     fractions: Float[Array, "3"],
+    path: Paths,
+    values: Any = None,
     *,
     max_depth: int,
     num_bins: int,
     slots: int,
     uniform: bool,
 ) -> Grown:
-    """Grows the tree; ``fractions`` of features by tree, level and node are used."""
-    num_features, num_rows = columns.shape
+    """Grows the tree.
+
+    Args:
+      fractions: of features, by tree, level and node.
+      path: what is open at the root.
+      values: what holds leaf values back; see :class:`jboost.splitting.ValueLimits`.
+    """
+    num_features, num_rows = source.shape
     shapes = (
         jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
         jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
@@ -112,9 +180,10 @@ def grow(
     )
     channels = 2 if uniform else 3
     shape = (slots, channels, num_features, num_bins)
-    sums = call(
-        "sum_root", jax.ShapeDtypeStruct(shape, jnp.int32), packed, *rows,
-        limits.min_child_samples,
+    sums, *_ = call(
+        f"{source.prefix}sum_root",
+        (jax.ShapeDtypeStruct(shape, jnp.int32), *_room(source)),
+        *source.packed, *rows, limits.min_child_samples,
     )  # fmt: skip
     num_nodes = 2**max_depth - 1
     state = _State(
@@ -127,40 +196,54 @@ def grow(
     )
 
     def unfinished(carry):
-        level, state, _, _ = carry
+        level, state, *_ = carry
         return (level < max_depth) & (state.position[0] >= 0)
 
     def grow_level(carry):
-        level, state, place, sums = carry
+        level, state, path, place, sums = carry
         masks = sample_features(seed, level, fractions, slots, num_features)
-        split = _find_splits(sums, place, state.position, masks, units, limits)
-        state, source, left_smaller = _split_rows(
-            columns, level, split, state, max_depth
+        operands = (sums, place, state.position, paths.allow(path, masks), units)
+        split = _find_splits(operands, limits, path.bounds, values)
+        found = paths.keep_best(path, split.gain, split.found)
+        split, position = split._replace(found=found), state.position
+        state, parent, left_smaller = _split_rows(
+            source, level, split, state, max_depth
         )
+        path = paths.descend(
+            path, level, position, split.feature, found, split.child_bounds,
+            jnp.maximum(parent, 0), slots=slots, max_depth=max_depth,
+        )  # fmt: skip
+        if path.free is not None:  # none: nobody looks at the next level's sums
+            parent = jnp.where(path.free > 0, parent, -1)
         place, sums = _sum_children(
-            packed, state, limits, source, left_smaller, place, sums
+            source, state, limits, parent, left_smaller, place, sums
         )
-        return level + 1, state, place, sums
+        return level + 1, state, path, place, sums
 
     places = jnp.zeros(slots, jnp.int32)
-    state, places = jax.tree.map(lambda a: vary(a, sums), (state, places))
-    carry = (jnp.int32(0), state, places, sums)
-    _, state, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
+    start = jax.tree.map(lambda a: vary(a, sums), (state, path, places))
+    carry = (jnp.int32(0), *start, sums)
+    _, state, path, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
-    return Grown(*tree, find_leaves(columns, *tree, in_bag, state.leaf))
+    leaf = find_leaves(source, *tree, in_bag, state.leaf)
+    return Grown(*tree, leaf, path.leaf_bounds)
 
 
-def _find_splits(sums, place, position, masks, units, limits):
-    """Feature, threshold, missing_left, gain, found of each slot."""
-    slots = position.shape[0]
+def _find_splits(operands, limits, bounds, values):
+    """The best split of each slot, within ``bounds`` where there are any."""
+    slots = operands[0].shape[0]
     kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
     results = tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
-    operands = (sums, place, position, masks, units, *limits)
-    return call("find_splits", results, *operands)
+    if values is None:
+        found = call("find_splits", results, *operands, *limits)
+        return _Splits(*found, child_bounds=None)
+    results = (*results, jax.ShapeDtypeStruct((slots, 2, 2), jnp.float32))
+    more = (values.l1, bounds, values.monotone)
+    return _Splits(*call("find_limited_splits", results, *operands, *limits, *more))
 
 
-def _split_rows(columns, level, split, state, max_depth):
-    feature, threshold, missing_left, _, found = split
+def _split_rows(source, level, split, state, max_depth):
+    feature, threshold, missing_left, _, found, _ = split
     pairs = max(1, state.position.shape[0] // 2)
     results = (
         *map(_like, state),
@@ -169,17 +252,28 @@ def _split_rows(columns, level, split, state, max_depth):
     )
     first = 6  # operands before the state
     new = call(
-        "split_rows", results, columns, level, feature, threshold, missing_left, found,
-        *state, aliases={first + i: i for i in range(len(state))}, max_depth=max_depth,
+        "split_rows", results, source.columns, level, feature, threshold, missing_left,
+        found, *state, *source.entries,
+        aliases={first + i: i for i in range(len(state))}, max_depth=max_depth,
     )  # fmt: skip
     return _State(*new[: len(state)]), *new[len(state) :]
 
 
-def _sum_children(packed, state, limits, source, left_smaller, place, sums):
+def _sum_children(source, state, limits, parent, left_smaller, place, sums):
     rows = (state.words, state.order, state.segments)
     samples = limits.min_child_samples
-    operands = (packed, *rows, samples, source, left_smaller, place, sums)
-    return call("sum_children", (_like(place), _like(sums)), *operands, aliases={8: 1})
+    operands = (*source.packed, *rows, samples, parent, left_smaller, place, sums)
+    place, sums, *_ = call(
+        f"{source.prefix}sum_children", (_like(place), _like(sums), *_room(source)),
+        *operands, aliases={len(operands) - 1: 1},
+    )  # fmt: skip
+    return place, sums
+
+
+def _room(source):
+    """What sums of a sparse matrix need: a word and a place for each row."""
+    room = jax.ShapeDtypeStruct((source.shape[1], 4), jnp.int32)
+    return (room,) if source.entries else ()
 
 
 def _like(array):
@@ -211,7 +305,8 @@ def split_block(columns, rows, level, split, position, *, max_depth):
         rows.words, rows.order, rows.segments, nothing, nothing,
         jnp.zeros(num_nodes, bool), position, rows.leaf,
     )  # fmt: skip
-    state, _, _ = _split_rows(columns, level, split, state, max_depth)
+    source = dense_source(columns, None)
+    state, _, _ = _split_rows(source, level, split, state, max_depth)
     return BlockRows(state.words, state.order, state.segments, state.leaf)
 
 

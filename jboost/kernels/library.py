@@ -21,6 +21,7 @@ from jaxtyping import Array, ArrayLike
 
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")
+_ALIGNMENT = 64  # bytes: XLA copies host memory that begins elsewhere
 _FILE = "jboost_kernels.so"
 _registered: set[str] = set()
 
@@ -198,6 +199,11 @@ def call(
         *operands, **{key: np.int64(value) for key, value in attributes.items()}
     )
     return jax.tree.map(lambda value: vary(value, *operands), values)
+
+
+def count_unaligned(array: np.ndarray) -> int:
+    """How many numbers lie before the first from which XLA borrows memory."""
+    return -array.ctypes.data % _ALIGNMENT // array.itemsize
 
 
 def vary(value: Array, *others: ArrayLike) -> Array:

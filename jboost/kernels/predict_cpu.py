@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.kernels.library import call
-
-_ALIGNMENT = 64  # bytes: XLA copies memory that begins elsewhere
+from jboost.kernels.library import call, count_unaligned
 
 
 class Trees(NamedTuple):
@@ -65,7 +63,7 @@ def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
     by_column = matrix.flags.f_contiguous and not matrix.flags.c_contiguous
     flat = np.require(matrix.T if by_column else matrix, requirements=["C", "A"])
     flat, (num_rows, num_features) = flat.reshape(-1), matrix.shape
-    first = -flat.ctypes.data % _ALIGNMENT // flat.itemsize
+    first = count_unaligned(flat)
     return Rows(flat[:first].copy(), flat[first:], num_rows, num_features, by_column)
 
 

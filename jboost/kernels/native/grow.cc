@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "limited.h"
+#include "sparse.h"
 #include "tree_sum.h"
 
 namespace jboost {
@@ -107,46 +109,6 @@ std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_n
   return tasks;
 }
 
-// From packed sums [F, row] to cumulative channels, and the sibling by subtraction.
-void Finish(const int64_t* scratch, int64_t row, const Histograms& histograms,
-            const NodeSum& node, int64_t first_feature, int64_t used,
-            int64_t num_features) {
-  int64_t bins = histograms.num_bins, channels = histograms.num_channels;
-  int64_t plane = num_features * bins;
-  int32_t* own = histograms.sums + node.place * channels * plane;
-  int32_t* sibling = node.sibling_place < 0
-                         ? nullptr
-                         : histograms.sums + node.sibling_place * channels * plane;
-  int64_t stride = histograms.counted ? 2 : 1;
-  for (int64_t f = 0; f < used; ++f) {
-    const int64_t* cells = scratch + f * row * stride;
-    int64_t at = (first_feature + f) * bins;
-    int32_t* gradient = own + at;
-    int32_t* curvature = own + plane + at;
-    int64_t word = 0;
-    for (int64_t b = 0; b < bins; ++b) {
-      word += cells[b * stride];
-      int32_t low = static_cast<int32_t>(word);
-      gradient[b] = low;
-      curvature[b] = static_cast<int32_t>((word - low) >> 32);
-    }
-    if (histograms.counted) {
-      int64_t count = 0;
-      for (int64_t b = 0; b < bins; ++b) {
-        count += cells[b * 2 + 1];
-        own[2 * plane + at + b] = static_cast<int32_t>(count);
-      }
-    }
-    if (sibling == nullptr) continue;
-    int64_t filled = histograms.counted ? channels : 2;
-    for (int64_t c = 0; c < filled; ++c) {
-      const int32_t* mine = own + c * plane + at;
-      int32_t* other = sibling + c * plane + at;
-      for (int64_t b = 0; b < bins; ++b) other[b] -= mine[b];
-    }
-  }
-}
-
 // A power of two with which a sum of magnitudes stays below 2^30, and its inverse.
 void ChooseScale(float total, float* scale, float* unit) {
   int32_t exponent = -126;  // of a sum beyond float32
@@ -159,6 +121,32 @@ void ChooseScale(float total, float* scale, float* unit) {
   int32_t up = (exponent + 127) << 23, down = (127 - exponent) << 23;
   std::memcpy(scale, &up, sizeof up);
   std::memcpy(unit, &down, sizeof down);
+}
+
+Sums AddUnits(const int32_t sums[2], const SplitLimits& limits) {
+  float weight = (static_cast<float>(sums[1]) + limits.l2 / limits.curvature_unit) *
+                 limits.curvature_unit;
+  return {static_cast<float>(sums[0]) * limits.gradient_unit, weight};
+}
+
+// Bounds of both children's leaf values; `sums` are those of the left child and of the
+// node. See _child_bounds of jboost.splitting.
+void WriteChildBounds(const int32_t left[2], const int32_t total[2],
+                      const SplitLimits& limits, const ValueLimits& values,
+                      int32_t sign, bool is_missing, float* bounds) {
+  const int32_t right[2] = {total[0] - left[0], total[1] - left[1]};
+  Sums sides[2] = {AddUnits(left, limits), AddUnits(right, limits)};
+  float best[2];
+  for (int i = 0; i < 2; ++i) {
+    best[i] = LimitedValue(sides[i], values, Divisor(sides[i].weight));
+  }
+  float middle = best[0] / 2.0f + best[1] / 2.0f;
+  bool free = sign == 0, rising = is_missing ? best[0] <= best[1] : sign > 0;
+  bounds[0] = bounds[2] = values.low;
+  bounds[1] = bounds[3] = values.high;
+  if (free) return;
+  bounds[rising ? 1 : 0] = middle;
+  bounds[rising ? 2 : 3] = middle;
 }
 
 }  // namespace
@@ -281,6 +269,45 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
   });
 }
 
+void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
+                const NodeSum& node, int64_t first_feature, int64_t used,
+                int64_t num_features) {
+  int64_t bins = histograms.num_bins, channels = histograms.num_channels;
+  int64_t plane = num_features * bins;
+  int32_t* own = histograms.sums + node.place * channels * plane;
+  int32_t* sibling = node.sibling_place < 0
+                         ? nullptr
+                         : histograms.sums + node.sibling_place * channels * plane;
+  int64_t stride = histograms.counted ? 2 : 1;
+  for (int64_t f = 0; f < used; ++f) {
+    const int64_t* cells = scratch + f * row * stride;
+    int64_t at = (first_feature + f) * bins;
+    int32_t* gradient = own + at;
+    int32_t* curvature = own + plane + at;
+    int64_t word = 0;
+    for (int64_t b = 0; b < bins; ++b) {
+      word += cells[b * stride];
+      int32_t low = static_cast<int32_t>(word);
+      gradient[b] = low;
+      curvature[b] = static_cast<int32_t>((word - low) >> 32);
+    }
+    if (histograms.counted) {
+      int64_t count = 0;
+      for (int64_t b = 0; b < bins; ++b) {
+        count += cells[b * 2 + 1];
+        own[2 * plane + at + b] = static_cast<int32_t>(count);
+      }
+    }
+    if (sibling == nullptr) continue;
+    int64_t filled = histograms.counted ? channels : 2;
+    for (int64_t c = 0; c < filled; ++c) {
+      const int32_t* mine = own + c * plane + at;
+      int32_t* other = sibling + c * plane + at;
+      for (int64_t b = 0; b < bins; ++b) other[b] -= mine[b];
+    }
+  }
+}
+
 void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms) {
   const GrowLoops& loops = ChooseGrowLoops();
@@ -339,8 +366,8 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       chunk = 0;
       if (summed == 0) continue;
       if (summed == counts[node]) {
-        Finish(scratch.get(), stride, histograms, nodes[node], block * codes.width,
-               used, codes.num_features);
+        FinishNode(scratch.get(), stride, histograms, nodes[node],
+                   block * codes.width, used, codes.num_features);
         if (left > 0) std::fill(scratch.get(), scratch.get() + cells, 0);
       } else {
         pieces[number].push_back({node, std::move(scratch)});
@@ -372,15 +399,16 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       }
     }
     if (total != nullptr) {
-      Finish(total, stride, histograms, nodes[node], block * codes.width, used,
-             codes.num_features);
+      FinishNode(total, stride, histograms, nodes[node], block * codes.width, used,
+                 codes.num_features);
     }
   });
 }
 
 void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
                 const int32_t* place, const int32_t* position, const uint8_t* masks,
-                const SplitLimits& limits, float min_gain, const SplitOutput& splits) {
+                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+                const SplitOutput& splits) {
   const GrowLoops& loops = ChooseGrowLoops();
   int64_t bins = histograms.num_bins, plane = num_features * bins;
   int64_t live = 0;
@@ -389,6 +417,7 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     splits.feature[slot] = splits.threshold[slot] = 0;
     splits.missing_left[slot] = splits.found[slot] = 0;
     splits.gain[slot] = -__builtin_inff();
+    if (slots != nullptr) std::fill_n(slots->child_bounds + 4 * slot, 4, 0.0f);
   }
   auto search = [&](int64_t slot) {
     if (position[slot] < 0) return;
@@ -399,24 +428,47 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1], 0};
     if (limits.min_count > 0) total[2] = count[bins - 1];
-    float weight = (static_cast<float>(total[1]) + limits.l2 / limits.curvature_unit) *
-                   limits.curvature_unit;
-    float sum = static_cast<float>(total[0]) * limits.gradient_unit;
-    float parent = weight > 0.0f ? sum * sum / weight : 0.0f;
+    Sums whole = AddUnits(total, limits);
+    float parent = whole.weight > 0.0f
+                       ? whole.gradient * whole.gradient / whole.weight
+                       : 0.0f;
+    float size = parent, value;  // of the terms in the parent's score
+    ValueLimits values{};
+    if (slots != nullptr) {
+      values = {slots->l1, slots->bounds[2 * slot], slots->bounds[2 * slot + 1]};
+      parent = LimitedScore(whole, values, &value);
+      size = LimitedSize(whole, values);
+    }
     std::unique_ptr<float[]> room(new float[bins]);
     BestSplit best{-__builtin_inff(), 0, 0, false};
     for (int64_t f = 0; f < num_features; ++f) {
       if (!masks[slot * num_features + f]) continue;
-      loops.search_feature(gradient + f * bins, curvature + f * bins, count + f * bins,
-                           bins, total, parent, limits, static_cast<int32_t>(f),
-                           room.get(), &best);
+      int32_t feature = static_cast<int32_t>(f);
+      if (slots == nullptr) {
+        loops.search_feature(gradient + f * bins, curvature + f * bins,
+                             count + f * bins, bins, total, parent, limits, feature,
+                             room.get(), &best);
+      } else {
+        loops.search_limited_feature(
+            gradient + f * bins, curvature + f * bins, count + f * bins, bins, total,
+            parent, limits, values, slots->monotone[f], feature, room.get(), &best);
+      }
     }
     splits.feature[slot] = best.feature;
     splits.threshold[slot] = best.threshold;
     splits.missing_left[slot] = best.missing_left;
     splits.gain[slot] = best.gain - min_gain;
     // A gain below 1e-6 of the parent's score can be rounding.
-    splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * parent;
+    splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * size;
+    if (slots == nullptr) return;
+    int64_t row = best.feature * bins, cut = row + best.threshold;
+    int32_t left[2] = {gradient[cut], curvature[cut]};
+    if (!best.missing_left) {
+      left[0] -= gradient[row];
+      left[1] -= curvature[row];
+    }
+    WriteChildBounds(left, total, limits, values, slots->monotone[best.feature],
+                     best.threshold == bins - 1, slots->child_bounds + 4 * slot);
   };
   ParallelFor(Threads(pool, live * plane), histograms.num_slots, search);
 }
@@ -444,6 +496,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
     std::fill(segments, segments + num_slots, Segment{0, 0});
     std::unique_ptr<uint16_t[]> index_room;
     std::unique_ptr<int64_t[]> words_room;
+    ColumnReader reader(codes, chunk);
     for (int64_t slot = 0; slot < num_slots; ++slot) {
       if (position[slot] < 0) continue;
       Segment segment = before[slot];
@@ -454,9 +507,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
         for (int64_t i = 0; i < count; ++i) leaf[first + index[i]] = value;
         continue;
       }
-      const char* column =
-          static_cast<const char*>(codes.columns) +
-          (splits.feature[slot] * codes.num_rows + first) * codes.code_size();
+      const void* column = reader.Read(splits.feature[slot]);
       uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
       bool missing_left = splits.missing_left[slot] != 0;
       int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;

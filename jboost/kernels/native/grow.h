@@ -27,13 +27,21 @@ struct Segment {
   int32_t begin, end;
 };
 
+// What goes with stored codes where not all are: see sparse.h.
+struct SparseColumns {
+  const int32_t* starts;  // [F + 1]
+  const int32_t* rows;    // [E]
+  const void* absent;     // [F], codes
+};
+
 // Codes in two layouts: by feature, for routing; and in rows of `width` features, for
 // sums. More than 32 features are cut into blocks of 16.
 struct Codes {
-  const void* columns;  // [F, N]
+  const void* columns;  // [F, N]; where `sparse` is set, the stored ones [E]
   const void* packed;   // [blocks, N, width]
   int64_t num_rows, num_features, num_blocks, width;
   bool wide;  // uint16 instead of uint8
+  const SparseColumns* sparse;
 
   int64_t code_size() const { return wide ? 2 : 1; }
 };
@@ -60,6 +68,11 @@ struct BestSplit {
 struct SplitLimits {
   float gradient_unit, curvature_unit, l2, min_weight;
   int32_t min_count;  // 0 asks for none
+};
+
+// What holds the leaf values below one node back.
+struct ValueLimits {
+  float l1, low, high;
 };
 
 struct GrowLoops {
@@ -91,6 +104,14 @@ struct GrowLoops {
                          const int32_t total[3], float parent,
                          const SplitLimits& limits, int32_t feature, float* room,
                          BestSplit* best);
+  // The same where leaf values are limited; `sign`: 1 if they must rise with the
+  // feature, -1 if they must fall.
+  void (*search_limited_feature)(const int32_t* gradient, const int32_t* curvature,
+                                 const int32_t* count, int64_t num_bins,
+                                 const int32_t total[3], float parent,
+                                 const SplitLimits& limits, const ValueLimits& values,
+                                 int32_t sign, int32_t feature, float* room,
+                                 BestSplit* best);
 };
 
 namespace baseline {
@@ -143,6 +164,11 @@ struct NodeSum {
   int64_t sibling_place;  // holds the parent, gets parent minus slot; -1: none
 };
 
+// From packed sums [F, row] to cumulative channels, and the sibling by subtraction.
+void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
+                const NodeSum& node, int64_t first_feature, int64_t used,
+                int64_t num_features);
+
 void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms);
 
@@ -161,9 +187,19 @@ struct SplitOutput {  // [slots]
   uint8_t* found;
 };
 
+// Limits on leaf values, and what they are for the children of each split.
+struct LimitsOfSlots {
+  float l1;
+  const float* bounds;      // [slots, 2]
+  const int32_t* monotone;  // [F]
+  float* child_bounds;      // [slots, 2, 2]
+};
+
+// The best split of each slot; `slots` may be null.
 void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
                 const int32_t* place, const int32_t* position, const uint8_t* masks,
-                const SplitLimits& limits, float min_gain, const SplitOutput& splits);
+                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+                const SplitOutput& splits);
 
 struct TreeArrays {
   int32_t* feature;

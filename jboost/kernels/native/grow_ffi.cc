@@ -4,25 +4,11 @@
 
 #include "ffi.h"
 #include "grow.h"
+#include "grow_ffi.h"
+#include "sparse.h"
 
 namespace jboost {
 namespace {
-
-using Int = ffi::Buffer<ffi::S32>;
-using Float = ffi::Buffer<ffi::F32>;
-using Bool = ffi::Buffer<ffi::PRED>;
-using UInt = ffi::Buffer<ffi::U32>;
-using Index = ffi::Buffer<ffi::U16>;
-
-template <class Buffer>
-uint8_t* Bytes(Buffer& buffer) {
-  return reinterpret_cast<uint8_t*>(buffer.typed_data());
-}
-
-bool AreCodes(const ffi::AnyBuffer& buffer, size_t rank) {
-  return buffer.dimensions().size() == rank &&
-         (buffer.element_type() == ffi::U8 || buffer.element_type() == ffi::U16);
-}
 
 Codes MakeCodes(const ffi::AnyBuffer& columns) {
   Codes codes{};
@@ -40,11 +26,22 @@ void SetPacked(Codes& codes, void* packed, ffi::AnyBuffer::Dimensions shape) {
   codes.width = shape[2];
 }
 
-bool Has(const ffi::AnyBuffer::Dimensions& shape, std::vector<int64_t> expected) {
-  return std::vector<int64_t>(shape.begin(), shape.end()) == expected;
+// Codes by feature. Of sparse ones `columns` holds the stored codes [1, E], and
+// `entries` their starts, rows and absent codes.
+ffi::Error GetColumns(ffi::AnyBuffer columns, ffi::RemainingArgs entries,
+                      int64_t num_rows, SparseColumns* sparse, Codes* codes) {
+  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
+  if (entries.size() == 0) {
+    *codes = MakeCodes(columns);
+    JBOOST_CHECK(codes->num_rows == num_rows, "codes must be [F, N]");
+    return ffi::Error::Success();
+  }
+  auto starts = entries.get<Int>(0), rows = entries.get<Int>(1);
+  auto absent = entries.get<ffi::AnyBuffer>(2);
+  JBOOST_CHECK(starts && rows && absent, "entries must be starts, rows, absent codes");
+  return MakeSparse(columns, columns.dimensions()[1], *starts, *rows, *absent, num_rows,
+                    sparse, codes);
 }
-
-int64_t Chunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
 
 ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
                     ffi::Result<ffi::AnyBuffer> packed, int64_t num_bins) {
@@ -107,32 +104,19 @@ ffi::Error GetRows(ffi::AnyBuffer packed, Int words, Index index, Int segments,
   JBOOST_CHECK(AreCodes(packed, 3), "packed must be [blocks, N, width]");
   codes->wide = packed.element_type() == ffi::U16;
   SetPacked(*codes, packed.untyped_data(), packed.dimensions());
-  int64_t num_rows = codes->num_rows;
-  JBOOST_CHECK(Has(words.dimensions(), {num_rows, 2}), "words must be [N, 2]");
-  JBOOST_CHECK(Has(index.dimensions(), {num_rows}), "index must be [N]");
-  JBOOST_CHECK(segments.dimensions().size() == 3 &&
-                   segments.dimensions()[0] == Chunks(num_rows) &&
-                   segments.dimensions()[2] == 2,
-               "segments must be [chunks, slots, 2]");
-  *rows = Rows{reinterpret_cast<int64_t*>(words.typed_data()), index.typed_data(),
-               reinterpret_cast<Segment*>(segments.typed_data()),
-               segments.dimensions()[1]};
-  return ffi::Error::Success();
+  return GetSegments(codes->num_rows, words, index, segments, rows);
 }
 
-ffi::Error GetHistograms(Int sums, const Rows& rows, Codes* codes, bool counted,
-                         Histograms* histograms) {
-  auto shape = sums.dimensions();
-  JBOOST_CHECK(shape.size() == 4 && shape[0] == rows.num_slots &&
-                   (shape[1] == 2 || shape[1] == 3) && shape[2] > 0,
-               "histograms must be [slots, channels, F, B]");
-  codes->num_features = shape[2];
-  JBOOST_CHECK(codes->num_blocks * codes->width >= shape[2] &&
-                   (codes->num_blocks - 1) * codes->width < shape[2],
+ffi::Error GetSums(Int sums, Int min_count, const Rows& rows, Codes* codes,
+                   Histograms* histograms) {
+  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
+  JBOOST_CHECK(sums.dimensions().size() == 4, "sums must be [slots, channels, F, B]");
+  codes->num_features = sums.dimensions()[2];
+  JBOOST_CHECK(codes->num_blocks * codes->width >= codes->num_features &&
+                   (codes->num_blocks - 1) * codes->width < codes->num_features,
                "packed must hold F features");
-  *histograms = Histograms{sums.typed_data(), shape[0], shape[1], shape[3],
-                           counted && shape[1] == 3};
-  return ffi::Error::Success();
+  return GetHistograms(sums, rows, codes->num_features, *min_count.typed_data() > 1,
+                       histograms);
 }
 
 ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
@@ -142,9 +126,8 @@ ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words
   Rows rows;
   ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
   if (error.failure()) return error;
-  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
   Histograms histograms;
-  error = GetHistograms(*sums, rows, &codes, *min_count.typed_data() > 1, &histograms);
+  error = GetSums(*sums, min_count, rows, &codes, &histograms);
   if (error.failure()) return error;
   NodeSum root{0, 0, -1};
   SumNodes(MakePool(threads), codes, rows, &root, 1, histograms);
@@ -159,47 +142,24 @@ ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int w
   Rows rows;
   ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
   if (error.failure()) return error;
-  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
   Histograms histograms;
-  error = GetHistograms(*sums, rows, &codes, *min_count.typed_data() > 1, &histograms);
+  error = GetSums(*sums, min_count, rows, &codes, &histograms);
   if (error.failure()) return error;
   JBOOST_CHECK(old_sums.typed_data() == sums->typed_data(), "sums must be aliased");
-  int64_t slots = rows.num_slots, pairs = std::max<int64_t>(1, slots / 2);
-  JBOOST_CHECK(Has(source.dimensions(), {pairs}), "source must be [slots / 2]");
-  JBOOST_CHECK(Has(left_smaller.dimensions(), {pairs}), "left_smaller: [slots / 2]");
-  JBOOST_CHECK(Has(old_place.dimensions(), {slots}), "place must be [slots]");
-  JBOOST_CHECK(Has(place->dimensions(), {slots}), "place must be [slots]");
-  // The larger child takes its parent's place, the smaller one a place that no parent
-  // holds.
-  std::vector<int32_t> before(old_place.typed_data(), old_place.typed_data() + slots);
-  std::vector<uint8_t> taken(slots, 0);
   std::vector<NodeSum> nodes;
-  int32_t* after = place->typed_data();
-  for (int64_t slot = 0; slot < slots; ++slot) after[slot] = 0;
-  for (int64_t pair = 0; pair < pairs && source.typed_data()[pair] >= 0; ++pair) {
-    taken[before[source.typed_data()[pair]]] = 1;
-  }
-  int64_t free_place = 0;
-  for (int64_t pair = 0; pair < pairs && source.typed_data()[pair] >= 0; ++pair) {
-    while (taken[free_place]) ++free_place;
-    int32_t parent = before[source.typed_data()[pair]];
-    bool left = Bytes(left_smaller)[pair] != 0;
-    int64_t small = 2 * pair + !left, large = 2 * pair + left;
-    after[small] = static_cast<int32_t>(free_place);
-    after[large] = parent;
-    nodes.push_back({small, free_place++, parent});
-  }
+  error = PlaceChildren(rows.num_slots, source, left_smaller, old_place, *place, &nodes);
+  if (error.failure()) return error;
   SumNodes(MakePool(threads), codes, rows, nodes.data(),
            static_cast<int64_t>(nodes.size()), histograms);
   return ffi::Error::Success();
 }
 
-ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
-                          Bool masks, Float units, Float l2, Float min_gain,
-                          Float min_weight, Int min_count,
-                          ffi::Result<Int> feature, ffi::Result<Int> threshold,
-                          ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
-                          ffi::Result<Bool> found) {
+ffi::Error FindSplitsWithin(const LimitsOfSlots* values, ffi::ThreadPool threads,
+                            Int sums, Int place, Int position, Bool masks, Float units,
+                            Float l2, Float min_gain, Float min_weight, Int min_count,
+                            ffi::Result<Int> feature, ffi::Result<Int> threshold,
+                            ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
+                            ffi::Result<Bool> found) {
   auto shape = sums.dimensions();
   JBOOST_CHECK(shape.size() == 4 && (shape[1] == 2 || shape[1] == 3),
                "histograms must be [slots, channels, F, B]");
@@ -221,24 +181,57 @@ ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int posi
   SplitOutput output{feature->typed_data(), threshold->typed_data(),
                      Bytes(*missing_left), gain->typed_data(), Bytes(*found)};
   FindSplits(MakePool(threads), histograms, shape[2], place.typed_data(),
-             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(),
+             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(), values,
              output);
   return ffi::Error::Success();
+}
+
+ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
+                          Bool masks, Float units, Float l2, Float min_gain,
+                          Float min_weight, Int min_count, ffi::Result<Int> feature,
+                          ffi::Result<Int> threshold, ffi::Result<Bool> missing_left,
+                          ffi::Result<Float> gain, ffi::Result<Bool> found) {
+  return FindSplitsWithin(nullptr, threads, sums, place, position, masks, units, l2,
+                          min_gain, min_weight, min_count, feature, threshold,
+                          missing_left, gain, found);
+}
+
+ffi::Error FindLimitedSplitsImpl(
+    ffi::ThreadPool threads, Int sums, Int place, Int position, Bool masks, Float units,
+    Float l2, Float min_gain, Float min_weight, Int min_count, Float l1, Float bounds,
+    Int monotone, ffi::Result<Int> feature, ffi::Result<Int> threshold,
+    ffi::Result<Bool> missing_left, ffi::Result<Float> gain, ffi::Result<Bool> found,
+    ffi::Result<Float> child_bounds) {
+  auto shape = sums.dimensions();
+  JBOOST_CHECK(shape.size() == 4, "histograms must be [slots, channels, F, B]");
+  JBOOST_CHECK(l1.dimensions().size() == 0, "l1 must be a scalar");
+  JBOOST_CHECK(Has(bounds.dimensions(), {shape[0], 2}), "bounds must be [slots, 2]");
+  JBOOST_CHECK(Has(monotone.dimensions(), {shape[2]}), "monotone must be [F]");
+  JBOOST_CHECK(Has(child_bounds->dimensions(), {shape[0], 2, 2}),
+               "child_bounds must be [slots, 2, 2]");
+  LimitsOfSlots values{*l1.typed_data(), bounds.typed_data(), monotone.typed_data(),
+                       child_bounds->typed_data()};
+  return FindSplitsWithin(&values, threads, sums, place, position, masks, units, l2,
+                          min_gain, min_weight, min_count, feature, threshold,
+                          missing_left, gain, found);
 }
 
 ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
                          Int feature, Int threshold, Bool missing_left, Bool found,
                          Int, Index, Int, Int, Int, Bool, Int, Int,
-                         ffi::Result<Int> words, ffi::Result<Index> index,
+                         ffi::RemainingArgs entries, ffi::Result<Int> words, ffi::Result<Index> index,
                          ffi::Result<Int> segments, ffi::Result<Int> tree_feature,
                          ffi::Result<Int> tree_threshold,
                          ffi::Result<Bool> tree_missing_left,
                          ffi::Result<Int> position, ffi::Result<Int> leaf,
                          ffi::Result<Int> source, ffi::Result<Bool> left_smaller,
                          int64_t max_depth) {
-  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
-  Codes codes = MakeCodes(columns);
-  int64_t num_rows = codes.num_rows, nodes = (int64_t{1} << max_depth) - 1;
+  JBOOST_CHECK(leaf->dimensions().size() == 1, "leaf must be [N]");
+  int64_t num_rows = leaf->dimensions()[0], nodes = (int64_t{1} << max_depth) - 1;
+  SparseColumns sparse;
+  Codes codes{};
+  ffi::Error error = GetColumns(columns, entries, num_rows, &sparse, &codes);
+  if (error.failure()) return error;
   JBOOST_CHECK(level.dimensions().size() == 0, "level must be a scalar");
   JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
   JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
@@ -256,7 +249,6 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int le
                    Has(tree_threshold->dimensions(), {nodes}) &&
                    Has(tree_missing_left->dimensions(), {nodes}),
                "tree must be [2^max_depth - 1]");
-  JBOOST_CHECK(Has(leaf->dimensions(), {num_rows}), "leaf must be [N]");
   JBOOST_CHECK(Has(source->dimensions(), {std::max<int64_t>(1, slots / 2)}),
                "source must be [slots / 2]");
   Rows rows{reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
@@ -273,9 +265,13 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int le
 
 ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int feature,
                           Int threshold, Bool missing_left, Bool skip, Int,
-                          ffi::Result<Int> leaf) {
-  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
-  Codes codes = MakeCodes(columns);
+                          ffi::RemainingArgs entries, ffi::Result<Int> leaf) {
+  JBOOST_CHECK(leaf->dimensions().size() == 1, "leaf must be [N]");
+  SparseColumns sparse;
+  Codes codes{};
+  ffi::Error error =
+      GetColumns(columns, entries, leaf->dimensions()[0], &sparse, &codes);
+  if (error.failure()) return error;
   JBOOST_CHECK(feature.dimensions().size() == 1, "tree must be [2^max_depth - 1]");
   int64_t nodes = feature.dimensions()[0], max_depth = 0;
   while ((int64_t{1} << max_depth) - 1 < nodes) ++max_depth;
@@ -284,10 +280,9 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int f
                    (int64_t{1} << max_depth) - 1 == nodes,
                "tree must be [2^max_depth - 1]");
   JBOOST_CHECK(Has(skip.dimensions(), {codes.num_rows}), "skip must be [N]");
-  JBOOST_CHECK(Has(leaf->dimensions(), {codes.num_rows}), "leaf must be [N]");
   TreeArrays tree{feature.typed_data(), threshold.typed_data(), Bytes(missing_left)};
-  FindLeaves(MakePool(threads), codes, tree, max_depth, Bytes(skip),
-             leaf->typed_data());
+  auto find = codes.sparse == nullptr ? FindLeaves : FindSparseLeaves;
+  find(MakePool(threads), codes, tree, max_depth, Bytes(skip), leaf->typed_data());
   return ffi::Error::Success();
 }
 
@@ -364,6 +359,28 @@ JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
                                   .Ret<Float>()    // gain
                                   .Ret<Bool>());   // found
 
+JBOOST_HANDLER(jboost_find_limited_splits, FindLimitedSplitsImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Int>()      // sums
+                                  .Arg<Int>()      // place
+                                  .Arg<Int>()      // position
+                                  .Arg<Bool>()     // masks
+                                  .Arg<Float>()    // units
+                                  .Arg<Float>()    // l2
+                                  .Arg<Float>()    // min_gain
+                                  .Arg<Float>()    // min_child_weight
+                                  .Arg<Int>()      // min_count
+                                  .Arg<Float>()    // l1
+                                  .Arg<Float>()    // bounds
+                                  .Arg<Int>()      // monotone
+                                  .Ret<Int>()      // feature
+                                  .Ret<Int>()      // threshold
+                                  .Ret<Bool>()     // missing_left
+                                  .Ret<Float>()    // gain
+                                  .Ret<Bool>()     // found
+                                  .Ret<Float>());  // child_bounds
+
 JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
@@ -381,6 +398,7 @@ JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
                                   .Arg<Bool>()            // tree missing_left
                                   .Arg<Int>()             // position
                                   .Arg<Int>()             // leaf
+                                  .RemainingArgs()        // starts, rows, absent
                                   .Ret<Int>()             // words
                                   .Ret<Index>()           // index
                                   .Ret<Int>()             // segments
@@ -402,6 +420,7 @@ JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl,
                                   .Arg<Bool>()            // missing_left
                                   .Arg<Bool>()            // skip
                                   .Arg<Int>()             // leaf
+                                  .RemainingArgs()        // starts, rows, absent
                                   .Ret<Int>());           // leaf
 
 }  // namespace jboost

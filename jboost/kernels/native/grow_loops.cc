@@ -7,6 +7,7 @@
 
 #include "grow.h"
 #include "hash.h"
+#include "limited.h"
 #include "tree_sum.h"
 
 #if defined(__AVX512VBMI2__)
@@ -328,18 +329,57 @@ void FindGains(const int32_t* __restrict gradient, const int32_t* __restrict cur
   }
 }
 
-void SearchFeature(const int32_t* gradient, const int32_t* curvature,
-                   const int32_t* count, int64_t num_bins, const int32_t total[3],
-                   float parent, const SplitLimits& limits, int32_t feature,
-                   float* room, BestSplit* best) {
-  bool counted = limits.min_count > 0;
-  const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
+// The same where leaf values are limited: `sign` says how they must be ordered.
+template <bool kCounted>
+void FindLimitedGains(const int32_t* __restrict gradient,
+                      const int32_t* __restrict curvature,
+                      const int32_t* __restrict count, int64_t begin, int64_t end,
+                      const int32_t total[3], const int32_t away[3], float parent,
+                      const SplitLimits& limits, const ValueLimits& node,
+                      int32_t sign,
+                      float* __restrict gains) {
+  const float gradient_unit = limits.gradient_unit;
+  const float curvature_unit = limits.curvature_unit;
+  const float l2 = limits.l2 / curvature_unit, min_weight = limits.min_weight;
+  const float infinity = __builtin_inff();
+  const ValueLimits values = node;
+  const bool rising = sign > 0, falling = sign < 0;
+  const int32_t away_g = away[0], away_h = away[1], away_n = away[2];
+  const int32_t total_g = total[0], total_h = total[1], total_n = total[2];
+  const int32_t min_count = limits.min_count;
+  for (int64_t b = begin; b < end; ++b) {
+    int32_t left_g = gradient[b] - away_g, left_h = curvature[b] - away_h;
+    float left_h_float = static_cast<float>(left_h);
+    float right_h_float = static_cast<float>(total_h - left_h);
+    Sums left{static_cast<float>(left_g) * gradient_unit,
+              (left_h_float + l2) * curvature_unit};
+    Sums right{static_cast<float>(total_g - left_g) * gradient_unit,
+               (right_h_float + l2) * curvature_unit};
+    float left_value, right_value;
+    float gain = LimitedScore(left, values, &left_value);
+    gain = gain + LimitedScore(right, values, &right_value) - parent;
+    gain *= 0.5f;
+    float lighter = left_h_float < right_h_float ? left_h_float : right_h_float;
+    bool admissible = lighter * curvature_unit >= min_weight;
+    admissible &= !(rising & (left_value > right_value));
+    admissible &= !(falling & (left_value < right_value));
+    if (kCounted) {
+      int32_t left_n = count[b] - away_n, right_n = total_n - left_n;
+      admissible &= (left_n < right_n ? left_n : right_n) >= min_count;
+    }
+    gains[b] = admissible ? gain : -infinity;
+  }
+}
+
+// Takes the first of the highest gains in both directions of missing values, which
+// `find_gains` writes to `room`.
+template <class FindGains>
+void TakeBest(const FindGains& find_gains, const int32_t missing[3], int64_t num_bins,
+              int32_t feature, float* room, BestSplit* best) {
   const int32_t nothing[3] = {0, 0, 0};
   bool has_missing = missing[0] != 0 || missing[1] != 0 || missing[2] != 0;
-  auto find_gains = counted ? FindGains<true> : FindGains<false>;
   for (int direction = 0; direction < (has_missing ? 2 : 1); ++direction) {
-    find_gains(gradient, curvature, count, num_bins, total,
-               direction == 0 ? missing : nothing, parent, limits, room);
+    find_gains(direction == 0 ? missing : nothing);
     int32_t highest = Ordered(-__builtin_inff());
     for (int64_t b = 1; b < num_bins; ++b) {
       int32_t key = Ordered(room[b]);
@@ -362,10 +402,43 @@ void SearchFeature(const int32_t* gradient, const int32_t* curvature,
   }
 }
 
+void SearchFeature(const int32_t* gradient, const int32_t* curvature,
+                   const int32_t* count, int64_t num_bins, const int32_t total[3],
+                   float parent, const SplitLimits& limits, int32_t feature,
+                   float* room, BestSplit* best) {
+  bool counted = limits.min_count > 0;
+  const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
+  auto find_gains = counted ? FindGains<true> : FindGains<false>;
+  auto find = [&](const int32_t away[3]) {
+    find_gains(gradient, curvature, count, num_bins, total, away, parent, limits, room);
+  };
+  TakeBest(find, missing, num_bins, feature, room, best);
+}
+
+void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
+                          const int32_t* count, int64_t num_bins,
+                          const int32_t total[3], float parent,
+                          const SplitLimits& limits, const ValueLimits& values,
+                          int32_t sign, int32_t feature, float* room,
+                          BestSplit* best) {
+  bool counted = limits.min_count > 0;
+  const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
+  auto find_gains = counted ? FindLimitedGains<true> : FindLimitedGains<false>;
+  int64_t last = num_bins - 1;  // above it are no values, only missing ones
+  auto find = [&](const int32_t away[3]) {
+    find_gains(gradient, curvature, count, 0, last, total, away, parent, limits, values,
+               sign, room);
+    find_gains(gradient, curvature, count, last, num_bins, total, away, parent, limits,
+               values, 0, room);
+  };
+  TakeBest(find, missing, num_bins, feature, room, best);
+}
+
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {SumWords,      SumWordsAndCounts, Partition,    WriteLeaves,
-                              SumMagnitudes, Quantise,          SearchFeature};
+const GrowLoops kGrowLoops = {SumWords,      SumWordsAndCounts, Partition,
+                              WriteLeaves,   SumMagnitudes,     Quantise,
+                              SearchFeature, SearchLimitedFeature};
 
 }  // namespace jboost::JBOOST_ISA

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How coarse may split candidates be? Held-out loss against eps.
+
+Candidates that are chosen once ("global"), once per tree by curvature ("per tree"),
+or anew in each node ("local") lie a share eps of the weight apart; "exact" tries every
+distinct value. Chen and Guestrin (2016, figure 3) found on Higgs that local candidates
+may be coarser than global ones, and that fine ones are as good as all of them.
+
+    python experiments/split_candidates.py
+    python experiments/split_candidates.py --data FILE --target COLUMN --rounds 200
+
+Without --data each seed draws a new table: two classes, in features of skewed
+distribution, told apart by narrow bands of them. FILE is CSV or parquet with columns
+of numbers; each seed splits it anew. A target of two values is learnt by the logistic
+loss, any other by squared error. Written to --out: a PNG with curves of held-out loss
+and the final loss against eps, and a JSON with every number, the versions and the
+device.
+
+- Candidates are the ends of at most round(1 / eps) bins.
+- Seeds are paired: all methods see the same rows. Errors are standard errors over
+  seeds; with --data, whose splits share rows, they are those of Nadeau and Bengio
+  (2003).
+- Times are of whole calls of fit, compiled before, divided by the number of rounds;
+  the table shows the median over seeds of their ratio to the finest global one. The
+  methods of one seed run one after the other, so that a busy machine slows all.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import matplotlib
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+import jboost as jb
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+KINDS = {
+    "global": dict(candidates="global"),
+    "per tree": dict(candidates="global", candidate_weights="curvature"),
+    "local": dict(candidates="local", candidate_weights="curvature"),
+}
+# Okabe and Ito's colours can be told apart by colour-blind readers.
+COLOURS = {"global": "#0072B2", "per tree": "#009E73", "local": "#D55E00"}
+DASHES = ("-", "--", "-.", ":")
+EXACT = ("exact", 0.0)
+
+
+class Table(NamedTuple):
+    """Rows to train on and rows held out; NaN = missing."""
+
+    x: np.ndarray
+    target: np.ndarray
+    test_x: np.ndarray
+    test_target: np.ndarray
+
+
+# ---- data ---------------------------------------------------------------------------
+
+
+def draw_table(seed: int, num_rows: int, num_test: int) -> Table:
+    """Returns a new table: log-normal features, classes by narrow bands of them."""
+    rng = np.random.default_rng(seed)
+    size = num_rows + num_test
+    latent = rng.normal(size=(size, 8))
+    waves = np.sin(9 * latent[:, 0]) * (latent[:, 1] > 0) + np.sin(7 * latent[:, 2])
+    score = 1.5 * waves + latent[:, 3] * latent[:, 4] + 0.5 * latent[:, 5]
+    y = (rng.random(size) < 1 / (1 + np.exp(-2 * score))).astype(np.float32)
+    x = np.exp(latent).astype(np.float32)
+    return Table(x[:num_rows], y[:num_rows], x[num_rows:], y[num_rows:])
+
+
+def load_frame(path: Path, target: str) -> pd.DataFrame:
+    """Returns a file's columns of numbers, without rows that lack the target."""
+    frame = pd.read_csv(path) if ".csv" in path.suffixes else pd.read_parquet(path)
+    frame = frame.select_dtypes("number")
+    if target not in frame:
+        raise SystemExit(f"--target must be one of {list(frame)}, got {target!r}")
+    return frame[frame[target].notna()]
+
+
+def split_frame(frame: pd.DataFrame, target: str, seed: int, share: float) -> Table:
+    """Returns a random split of a file's rows."""
+    order = np.random.default_rng(seed).permutation(len(frame))
+    cut = max(1, round(share * len(frame)))
+    x = frame.drop(columns=target).to_numpy(np.float32)[order]
+    y = frame[target].to_numpy(np.float32)[order]
+    if len(np.unique(y)) == 2:
+        y = (y == y.max()).astype(np.float32)
+    return Table(x[cut:], y[cut:], x[:cut], y[:cut])
+
+
+# ---- training -----------------------------------------------------------------------
+
+
+def train(table: Table, method: tuple, rounds: int, options: argparse.Namespace):
+    """Returns held-out loss by round, and seconds per round."""
+    kind, eps = method
+    words = dict(candidates="exact") if method == EXACT else KINDS[kind]
+    bins = {} if method == EXACT else {"max_bins": 1 + round(1 / eps)}
+    binary = len(np.unique(table.target)) == 2
+    start = time.perf_counter()
+    _, history = jb.fit(
+        table.x,
+        table.target,
+        jb.losses.logistic if binary else jb.losses.squared_error,
+        validation=(table.test_x, table.test_target),
+        num_rounds=rounds,
+        learning_rate=options.learning_rate,
+        max_depth=options.max_depth,
+        curvature="exact",
+        leaf_solver="newton",
+        **words,
+        **bins,
+    )
+    return history.validation_loss, (time.perf_counter() - start) / rounds
+
+
+def run(options: argparse.Namespace) -> tuple[dict, dict]:
+    """Returns {method: [seed, round]} of losses and {method: [seed]} of seconds."""
+    methods = [(kind, eps) for kind in KINDS for eps in options.eps] + [EXACT]
+    frame = load_frame(options.data, options.target) if options.data else None
+    losses = {method: [] for method in methods}
+    seconds = {method: [] for method in methods}
+    bar = tqdm(total=options.seeds * len(methods), unit="fit", smoothing=0)
+    for seed in range(options.seeds):
+        if frame is None:
+            table = draw_table(seed, options.rows, options.test_rows)
+        else:
+            table = split_frame(frame, options.target, seed, options.test_share)
+        for method in methods:
+            bar.set_description(f"seed {seed}, {name(method)}")
+            if seed == 0:
+                train(table, method, 1, options)  # compiles
+            curve, spent = train(table, method, options.rounds, options)
+            losses[method].append(curve)
+            seconds[method].append(spent)
+            bar.update()
+    bar.close()
+    return {m: np.stack(c) for m, c in losses.items()}, seconds
+
+
+# ---- the report ---------------------------------------------------------------------
+
+
+def name(method: tuple) -> str:
+    """Returns a method in words."""
+    return "exact" if method == EXACT else f"{method[0]}, eps {method[1]:g}"
+
+
+def standard_error(values: np.ndarray, shared: float) -> np.ndarray:
+    """Returns the standard error of the mean over axis 0."""
+    return np.sqrt((1 / len(values) + shared) * np.var(values, axis=0, ddof=1))
+
+
+def summarise(losses: dict, seconds: dict, shared: float) -> list[dict]:
+    """Returns a row per method: final loss, difference to exact, time."""
+    finest = min((m for m in losses if m[0] == "global"), key=lambda m: m[1])
+    base = np.array(seconds[finest])
+    rows = []
+    for method, curve in losses.items():
+        last, difference = curve[:, -1], curve[:, -1] - losses[EXACT][:, -1]
+        rows.append(
+            {
+                "method": name(method),
+                "loss": last.mean(),
+                "error": standard_error(last, shared),
+                "minus_exact": difference.mean(),
+                "minus_exact_error": standard_error(difference, shared),
+                "best_loss": curve.mean(axis=0).min(),
+                "time_ratio": float(np.median(np.array(seconds[method]) / base)),
+                "seconds_per_round": float(np.median(seconds[method])),
+                "curve": curve.mean(axis=0).tolist(),
+            }
+        )
+    return rows
+
+
+def print_report(rows: list[dict]) -> None:
+    """Prints the table."""
+    print(f"\n{'':20}{'held-out loss':>22}{'minus exact':>24}{'time':>8}")
+    for row in rows:
+        loss = f"{row['loss']:.5f} +- {row['error']:.5f}"
+        difference = f"{row['minus_exact']:+.5f} +- {row['minus_exact_error']:.5f}"
+        print(f"{row['method']:20}{loss:>22}{difference:>24}{row['time_ratio']:8.2f}")
+    print("\ntime: per round, as a ratio to the finest global candidates")
+
+
+def plot(losses: dict, shared: float, title: str, path: Path) -> None:
+    """Draws curves of each kind, and the final loss against eps."""
+    figure, axes = plt.subplots(1, len(KINDS) + 1, figsize=(16, 4.4))
+    exact = losses[EXACT]
+    for axis, kind in zip(axes, KINDS, strict=False):
+        chosen = [method for method in losses if method[0] == kind]
+        for i, method in enumerate(chosen):
+            draw_curve(axis, losses[method], COLOURS[kind], DASHES[i % 4], method[1])
+        draw_curve(axis, exact, "#000000", "-", None)
+        axis.set_title(kind, fontsize=11)
+        axis.set_xlabel("round")
+        axis.set_ylim(*late_limits(losses))
+        axis.legend(frameon=False, fontsize=9)
+    draw_final(axes[-1], losses, shared)
+    axes[0].set_ylabel("held-out loss")
+    for axis in axes:
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=12)
+    figure.set_layout_engine("constrained")
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
+def draw_curve(axis, curve: np.ndarray, colour: str, dashes: str, eps) -> None:
+    """Draws the mean over seeds by round."""
+    label = "exact" if eps is None else f"eps {eps:g}"
+    rounds = np.arange(1, curve.shape[1] + 1)
+    axis.plot(rounds, curve.mean(axis=0), dashes, color=colour, lw=1.8, label=label)
+
+
+def draw_final(axis, losses: dict, shared: float) -> None:
+    """Draws the loss after the last round against eps, minus that of exact."""
+    exact = losses[EXACT][:, -1]
+    for number, kind in enumerate(KINDS):
+        chosen = sorted(method for method in losses if method[0] == kind)
+        eps = np.array([method[1] for method in chosen]) * 1.04 ** (number - 1)
+        gaps = np.stack([losses[method][:, -1] - exact for method in chosen], axis=1)
+        error = standard_error(gaps, shared)
+        style = dict(color=COLOURS[kind], marker="o", ms=4, capsize=3, label=kind)
+        axis.errorbar(eps, gaps.mean(axis=0), error, **style)
+    axis.axhline(0, color="#000000", lw=1)
+    axis.set_xscale("log")
+    axis.set_title("after the last round, minus exact", fontsize=11)
+    axis.set_xlabel("eps")
+    axis.legend(frameon=False, fontsize=9)
+
+
+def late_limits(losses: dict) -> tuple[float, float]:
+    """Returns y limits that leave out the first, steep tenth of the rounds."""
+    mean = np.stack([curve.mean(axis=0) for curve in losses.values()])
+    late = mean[:, mean.shape[1] // 10 :]
+    room = 0.05 * float(np.ptp(late)) or 1.0
+    return float(late.min()) - room, float(late.max()) + room
+
+
+def describe_machine() -> dict:
+    """Returns the versions and the device that the numbers come from."""
+    versions = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "numpy"):
+        versions[package] = importlib.metadata.version(package)
+    device = jax.devices()[0]
+    return {"versions": versions, "device": f"{device.platform}: {device.device_kind}"}
+
+
+def parse_options() -> argparse.Namespace:
+    """Returns the command line's options, checked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, help="CSV or parquet file (default: generated)")
+    add("--target", help="the column to predict, with --data")
+    add("--test-share", type=float, default=0.3, help="of the rows, with --data")
+    add("--rows", type=int, default=10_000, help="to train on, without --data")
+    add("--test-rows", type=int, default=20_000, help="held out, without --data")
+    add("--eps", type=float, nargs="+", default=[0.3, 0.1, 0.05, 0.01])
+    add("--seeds", type=int, default=4, help="at least 2")
+    add("--rounds", type=int, default=80)
+    add("--learning-rate", type=float, default=0.15)
+    add("--max-depth", type=int, default=5)
+    add("--out", type=Path, default=Path("results"), help="folder to write to")
+    options = parser.parse_args()
+    if (options.data is None) != (options.target is None):
+        parser.error("--data and --target go together")
+    if options.seeds < 2 or options.rounds < 1:
+        parser.error("--seeds must be at least 2, and --rounds at least 1")
+    if not all(0.0001 <= eps <= 1 for eps in options.eps):
+        parser.error("--eps must lie in [0.0001, 1]")
+    if not 0 < options.test_share < 1:
+        parser.error("--test-share must lie in (0, 1)")
+    return options
+
+
+def main() -> None:
+    """Trains everything, prints the table, and writes the PNG and the JSON."""
+    options = parse_options()
+    losses, seconds = run(options)
+    share = options.test_share
+    shared = share / (1 - share) if options.data else 0.0
+    rows = summarise(losses, seconds, shared)
+    print_report(rows)
+    options.out.mkdir(parents=True, exist_ok=True)
+    base = options.out / "split_candidates"
+    arguments = {key: value for key, value in vars(options).items() if key != "out"}
+    result = {"arguments": arguments, **describe_machine(), "results": rows}
+    base.with_suffix(".json").write_text(json.dumps(result, indent=1, default=str))
+    where = options.data.stem if options.data else "generated rows"
+    title = f"Split candidates, {where}: mean of {options.seeds} seeds"
+    plot(losses, shared, title, base.with_suffix(".png"))
+    print(f"\nwritten: {base}.json, {base}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which features a model uses, and how much they matter.
+
+In: a trained model or tree, and for permutation importance held-out data. Out: an
+Importance, one number per feature. Sums of gradient, curvature and weight are known of
+every leaf from training; those of inner nodes are sums over the leaves below.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import ArrayLike, Bool, Float, Shaped
+
+from jboost import checks, losses
+from jboost.binning import as_matrix
+from jboost.boosting import compiled
+from jboost.cart import RegressionTree
+from jboost.ensemble import Ensemble, predict
+from jboost.least_squares import LEAF
+from jboost.rounds import mean_loss
+from jboost.tracing import trace_loss
+
+ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
+KINDS = ("improvement", "gain", "cover", "splits")
+
+
+class Importance(NamedTuple):
+    """One number per feature, the larger the more important.
+
+    Attributes:
+      names: of the features; their numbers, as text, where no names are known.
+      values: what was asked for.
+      deviations: standard deviations over repeats, for permutation importance.
+    """
+
+    names: tuple[str, ...]
+    values: Float[np.ndarray, " F"]
+    deviations: Float[np.ndarray, " F"] | None = None
+
+    def as_dict(self) -> dict[str, float]:
+        """{name: value}, the most important first."""
+        order = np.argsort(-self.values, kind="stable")
+        return {self.names[f]: float(self.values[f]) for f in order}
+
+    def __str__(self) -> str:
+        """A table, the most important first."""
+        width = max(map(len, self.names))
+        lines = [f"{name:<{width}}  {v:12.6g}" for name, v in self.as_dict().items()]
+        if self.deviations is None:
+            return "\n".join(lines)
+        spread = self.deviations[np.argsort(-self.values, kind="stable")]
+        pairs = zip(lines, spread, strict=True)
+        return "\n".join(f"{line} +- {deviation:.2g}" for line, deviation in pairs)
+
+
+class _Nodes(NamedTuple):
+    """Sums over the rows of every node, in float64."""
+
+    gradient: Float[np.ndarray, "R K 2I+1"]
+    curvature: Float[np.ndarray, "R K 2I+1"]
+    weight: Float[np.ndarray, "R K 2I+1"]
+
+
+def feature_importance(
+    model: Ensemble | RegressionTree,
+    kind: ImportanceKind = "improvement",
+    *,
+    per_split: bool = False,
+) -> Importance:
+    """Importance of each feature from what the trees did in training.
+
+    Over the nodes t that split on the feature, with sums over the rows that the tree
+    learnt from (L and R are the children's):
+
+    ``"improvement"``: the average over trees of sum_t i_t^2 with
+    i_t^2 = SSE(t) - SSE(L) - SSE(R), the least-squares improvement (Breiman et al.
+    1984; Friedman 2001, eq. 44 and 45) in fitting the pseudo-responses -gradient,
+    divided by the tree's mean curvature: for squared error the residuals.
+    ``"gain"``: the sum of [G_L^2/(H_L+l2) + G_R^2/(H_R+l2) - G^2/(H+l2)] / 2 (Chen and
+    Guestrin 2016, eq. 7, before the price of a leaf), in units of the loss times
+    weight; with ``regularization="absolute"`` half of XGBoost's total_gain.
+    ``"cover"``: the sum of curvature over the rows of the nodes (XGBoost's
+    total_cover). ``"splits"``: the number of nodes.
+
+    Of a RegressionTree, improvement and gain are the same, and curvature is weight.
+
+    Args:
+      model: from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
+        :func:`jboost.fit_tree`.
+      kind: see above.
+      per_split: divide by the number of splits on the feature (XGBoost's "gain" and
+        "cover" are such averages).
+
+    Returns:
+      Values in the order of the features; 0 for those that no tree splits on.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, or a model whose training sums are not
+        known ("splits" is always possible).
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> model, _ = jb.fit(x, 3 * x[:, 1] + x[:, 2], num_rounds=20)
+      >>> list(jb.feature_importance(model).as_dict())
+      ['1', '2', '0']
+    """
+    _check_model(model)
+    checks.check_word("kind", kind, KINDS)
+    split = _split_nodes(model)
+    values = split.astype(np.float64)
+    if kind != "splits":
+        values = np.where(split, _measure_nodes(model, kind), 0.0)
+    features = np.asarray(model.feature)
+    total = _sum_by_feature(features, values, model.num_features)
+    if per_split:
+        counts = _sum_by_feature(features, split, model.num_features)
+        total = total / np.maximum(counts, 1)
+    elif kind == "improvement" and isinstance(model, Ensemble):
+        total = total / max(1, model.num_rounds * model.num_scores)
+    return Importance(_names(model), total)
+
+
+def permutation_importance(
+    model: Ensemble | RegressionTree,
+    x: Shaped[ArrayLike, "N F"],
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    metric: Callable[..., Any] | None = None,
+    num_repeats: int = 5,
+    seed: int = 0,
+) -> Importance:
+    """By how much the mean loss rises when a column of ``x`` is shuffled.
+
+    Breiman 2001 (Random Forests), section 10, on data of the caller's choice, which
+    should be held out: L(permuted) - L(x), averaged over ``num_repeats`` permutations.
+    Columns that no tree uses get 0 without being tried.
+
+    Args:
+      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`.
+      x, y: as for :func:`jboost.fit`.
+      loss: what the rise is measured in; that of training, usually.
+      sample_weight: of the rows, in the mean.
+      offset: as for ``predict``.
+      metric: ``f(scores, targets, weights) -> number`` to use instead of the loss;
+        the rise of a metric that should be large is negative.
+      num_repeats: permutations of each column.
+      seed: of the permutations.
+
+    Returns:
+      Mean rises with their standard deviations over repeats.
+
+    Raises:
+      TypeError, ValueError: for arguments that do not fit together.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(300, 2))
+      >>> y = x[:, 0]
+      >>> model, _ = jb.fit(x[:200], y[:200], num_rounds=20)
+      >>> found = jb.permutation_importance(model, x[200:], y[200:])
+      >>> bool(found.values[0] > 10 * abs(found.values[1]))
+      True
+    """
+    _check_model(model)
+    checks.check_integer("num_repeats", num_repeats, least=1)
+    checks.check_integer("seed", seed, least=0)
+    matrix = np.array(as_matrix(x, "x"))  # a copy: its columns will be shuffled
+    measure = _make_measure(model, matrix, y, loss, sample_weight, offset, metric)
+    rises = np.zeros((num_repeats, model.num_features))
+    before = measure()
+    for feature in np.unique(np.asarray(model.feature)[_split_nodes(model)]):
+        column = matrix[:, feature].copy()
+        for repeat in range(num_repeats):
+            # A seed for each: the same shuffle whatever other columns there are.
+            random = np.random.default_rng((seed, int(feature), repeat))
+            matrix[:, feature] = random.permutation(column)
+            rises[repeat, feature] = measure() - before
+        matrix[:, feature] = column
+    return Importance(_names(model), rises.mean(axis=0), rises.std(axis=0))
+
+
+def _check_model(model):
+    if not isinstance(model, Ensemble | RegressionTree):
+        raise TypeError(
+            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+        )
+
+
+def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
+    """() -> the mean loss, or the metric, on what the matrix holds by then."""
+    num_rows, num_scores = len(matrix), model.num_scores
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
+    targets = checks.check_targets(y, num_rows, weights, "y")
+
+    def scores():
+        return predict(model, matrix, offset=offset)
+
+    if metric is not None:
+        checks.check_callable("metric", metric, "f(scores, targets, weights)")
+        return lambda: float(metric(np.asarray(scores()), targets, weights))
+    traced, constants = trace_loss(loss, targets, num_scores)
+    parameters = ()
+    if traced.estimate is not None:
+        parameters = traced.estimate(constants, scores(), targets, weights)
+    run = compiled(mean_loss, traced)
+
+    def measure():
+        by_score = scores()[None] if num_scores == 1 else scores().T
+        return float(run(constants, parameters, targets, weights, by_score))
+
+    return measure
+
+
+def _measure_nodes(model, kind) -> Float[np.ndarray, "*nodes"]:
+    """Improvement, gain or cover of every inner node, as if it were split."""
+    if isinstance(model, RegressionTree):
+        return np.asarray(model.weight if kind == "cover" else model.gain)
+    if model.sums is None:
+        raise ValueError(
+            f"model must know the sums of its leaves for kind={kind!r}, got one that "
+            "was not trained by jboost; kind='splits' needs none"
+        )
+    nodes = _Nodes(*(_sum_up(np.asarray(s, np.float64)) for s in model.sums[:3]))
+    if kind == "cover":
+        return nodes.curvature[..., : model.feature.shape[2]]
+    if kind == "gain":
+        mass = nodes.curvature + np.asarray(model.sums.l2, np.float64)[..., None]
+        return _gain(nodes.gradient, mass) / 2
+    root_curvature, root_weight = nodes.curvature[..., :1], nodes.weight[..., :1]
+    scale = _divide(root_weight, root_curvature)
+    return _gain(nodes.gradient * scale, nodes.weight)
+
+
+def _gain(gradient, mass):
+    """Children's G^2 / mass minus the parent's, for every inner node of a heap."""
+    score = _divide(np.square(gradient), mass)
+    inner = np.arange(score.shape[-1] // 2)
+    return score[..., 2 * inner + 1] + score[..., 2 * inner + 2] - score[..., inner]
+
+
+def _divide(numerator, denominator):
+    return np.where(
+        denominator > 0, numerator / np.where(denominator > 0, denominator, 1), 0
+    )
+
+
+def _sum_up(leaves):
+    """Sums of all nodes in heap order, from those of the leaves (the last level)."""
+    levels = [leaves]
+    while levels[0].shape[-1] > 1:
+        below = levels[0]
+        levels.insert(0, below[..., 0::2] + below[..., 1::2])
+    return np.concatenate(levels, axis=-1)
+
+
+def _split_nodes(model) -> Bool[np.ndarray, "*nodes"]:
+    """Nodes that are split: the others send everything left, missing values too."""
+    if isinstance(model, RegressionTree):
+        return np.asarray(model.left) != LEAF
+    threshold, missing_left = map(np.asarray, (model.threshold, model.missing_left))
+    return np.isfinite(threshold) | ~missing_left
+
+
+def _sum_by_feature(feature, values, num_features):
+    return np.bincount(feature.ravel(), values.ravel(), minlength=num_features)
+
+
+def _names(model):
+    return model.feature_names or tuple(map(str, range(model.num_features)))

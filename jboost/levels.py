@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all ways of growing a tree share: the tree, and the steps of one level.
+
+In: sums of a level's nodes. Out: its splits, where rows go, the next level's nodes.
+M slots hold the nodes of a level that are still growing; rows in a node that has
+stopped have slot M.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
+
+from jboost.binning import MISSING
+from jboost.histogram import (
+    Codes,
+    FixedPoint,
+    choose_scale,
+    derive,
+    quantise,
+    sum_by_group,
+)
+from jboost.kernels import paths, sparse_xla
+from jboost.kernels.paths import Paths
+from jboost.sampling import sample
+from jboost.sparse import SparseCodes
+from jboost.splitting import Split, ValueLimits, find_split
+
+_sample_in_xla = partial(sample, implementation="xla")
+
+
+class LeafSums(NamedTuple):
+    """What a tree's leaves were fitted to: sums over the rows it learnt from.
+
+    Attributes:
+      gradient, curvature: weighted, in the loss's units.
+      weight: of the rows.
+      l2: what is added to a node's curvature in a gain.
+    """
+
+    gradient: Float[Array, "*T L"]
+    curvature: Float[Array, "*T L"]
+    weight: Float[Array, "*T L"]
+    l2: Float[Array, "*T"]
+
+
+class Tree(NamedTuple):
+    """A tree on codes; more axes in front for more trees.
+
+    Attributes:
+      feature: 0 where a node is not split.
+      threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
+        a node is not split.
+      missing_left: where code 0 goes. True where a node is not split.
+      leaf_value: what each leaf adds to the score.
+      sums: what its leaves were fitted to; None in a tree that was only grown.
+      bounds: least and greatest value of each leaf; None where leaf values are not
+        limited, and in a tree that has its values.
+    """
+
+    feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
+    threshold: Int32[Array, "*T I"]
+    missing_left: Bool[Array, "*T I"]
+    leaf_value: Float[Array, "*T I+1"]
+    sums: LeafSums | None = None
+    bounds: Float[Array, "*T I+1 2"] | None = None
+
+    @property
+    def max_depth(self) -> int:
+        """D, levels of splits."""
+        return self.leaf_value.shape[-1].bit_length() - 1
+
+
+class TreeLimits(NamedTuple):
+    """The numbers that shape a tree; all may be traced.
+
+    See :func:`jboost.fit` for their meaning. The last two are None for no limit.
+
+    Attributes:
+      values: what holds leaf values back; at the root the bounds are those of
+        ``max_delta_step``.
+      groups: features that may meet on a path (``interactions``).
+    """
+
+    l2: Float[Array, ""] | float = 1.0
+    min_gain: Float[Array, ""] | float = 0.0
+    min_child_weight: Float[Array, ""] | float = 1.0
+    min_child_samples: Int32[Array, ""] | int = 1
+    colsample_bytree: Float[Array, ""] | float = 1.0
+    colsample_bylevel: Float[Array, ""] | float = 1.0
+    colsample_bynode: Float[Array, ""] | float = 1.0
+    values: ValueLimits | None = None
+    groups: Bool[Array, "G F"] | None = None
+    max_bins: Int32[Array, ""] | int = 256
+
+
+class RoundedRows(NamedTuple):
+    """What a tree is grown from; constant over its levels.
+
+    Attributes:
+      channels: integers: gradient, curvature, and a count unless curvature is one.
+      unit: what one integer of gradient and of curvature stands for.
+    """
+
+    columns: Codes
+    channels: Int32[Array, "N C"]
+    in_bag: Bool[Array, " N"]
+    num_in_bag: Int32[Array, ""]
+    unit: Float[Array, "2"]
+
+
+class Measure(NamedTuple):
+    """How all rows' derivatives become integers; see :class:`FixedPoint`."""
+
+    fixed: FixedPoint
+    unit: Float[Array, "2"]
+    num_in_bag: Int32[Array, ""]
+
+
+def measure_rows(
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    uniform: bool,
+) -> Measure:
+    """Looks at all rows before they are rounded."""
+    values = _mask_rows(gradient, curvature, in_bag)
+    num_in_bag = jnp.sum(in_bag)
+    fixed = choose_scale(values, num_in_bag, implementation="xla")
+    unit = fixed.unit
+    if uniform:  # curvature in units of a row: a count, exact however it is rounded
+        largest = jnp.maximum(jnp.max(values[1]), jnp.float32(1e-30))
+        unit = jnp.stack([unit[0], largest])
+    return Measure(fixed, unit, num_in_bag)
+
+
+def round_rows(
+    gradient: Float[Array, " n"],
+    curvature: Float[Array, " n"],
+    in_bag: Bool[Array, " n"],
+    words: UInt32[Array, "2"],
+    measure: Measure,
+    uniform: bool,
+    first_row: Int32[Array, ""] | int = 0,
+) -> Int32[Array, "n C"]:
+    """Integers of these rows, ``first_row`` being the number of the first one."""
+    values = _mask_rows(gradient, curvature, in_bag)
+    channels = quantise(values.T, measure.fixed, words, first_row)
+    count = in_bag.astype(jnp.int32)[:, None]
+    return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
+
+
+def make_rows(
+    columns: Codes,
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    words: UInt32[Array, "2"],
+    uniform: bool,
+) -> RoundedRows:
+    """Rounds all rows' derivatives to integers."""
+    measure = measure_rows(gradient, curvature, in_bag, uniform)
+    channels = round_rows(gradient, curvature, in_bag, words, measure, uniform)
+    return RoundedRows(columns, channels, in_bag, measure.num_in_bag, measure.unit)
+
+
+def _mask_rows(gradient, curvature, in_bag):
+    return jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
+
+
+def make_leaf(max_depth: int, num_bins: int) -> Tree:
+    """A tree without a split."""
+    num_nodes = 2**max_depth - 1
+    return Tree(
+        feature=jnp.zeros(num_nodes, jnp.int32),
+        threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
+        missing_left=jnp.ones(num_nodes, bool),
+        leaf_value=jnp.zeros(num_nodes + 1, jnp.float32),
+    )
+
+
+def start_paths(
+    limits: TreeLimits, max_leaves: int | None, slots: int, max_depth: int
+) -> Paths:
+    """What the root hands down to its children."""
+    bounds = None if limits.values is None else limits.values.bounds
+    return paths.start(
+        bounds, limits.groups, max_leaves, slots=slots, max_depth=max_depth
+    )
+
+
+def find_splits(
+    level: Int32[Array, ""] | int,
+    histogram: Int32[Array, "M F B C"],
+    position: Int32[Array, " M"],
+    path: Paths,
+    unit: Float[Array, "2"],
+    num_in_bag: Int32[Array, ""],
+    words: UInt32[Array, "2"],
+    limits: TreeLimits,
+) -> Split:
+    """The best split of each slot; none for empty slots."""
+    slots = position.shape[0]
+    masks = sample_features(words, level, slots, histogram.shape[1], limits)
+    masks = paths.allow(path, masks)
+    least = least_samples(limits, num_in_bag)
+
+    def find(histogram, mask, bounds):
+        values = limits.values
+        if values is not None:
+            values = values._replace(bounds=bounds)
+        return find_split(
+            histogram,
+            unit,
+            mask,
+            l2=limits.l2,
+            min_gain=limits.min_gain,
+            min_child_weight=limits.min_child_weight,
+            min_child_samples=least,
+            values=values,
+        )
+
+    split = jax.vmap(find)(histogram, masks, path.bounds)
+    found = split.found & (position >= 0)
+    return split._replace(found=paths.keep_best(path, split.gain, found))
+
+
+def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:
+    """What to ask of counts: a child without rows gives no gain, so 1 asks nothing
+    (and where nothing is asked, counts need not be summed)."""
+    least = jnp.asarray(limits.min_child_samples, jnp.int32)
+    return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
+
+
+def sample_features(
+    words: UInt32[Array, "2"],
+    level: Int32[Array, ""] | int,
+    slots: int,
+    num_features: int,
+    limits: TreeLimits,
+) -> Bool[Array, "M F"]:
+    """Some of the tree's features, of those the level's, of those the node's."""
+    fractions = column_fractions(limits)
+    stage = jnp.arange(3, dtype=jnp.int32)[:, None]
+    slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
+    # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
+    node = 64 + 2**level + slot
+    use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
+    seeds = derive(words, use)
+
+    def narrow(stage, masks):  # one body for all three: it is compiled
+        return jax.vmap(_sample_in_xla, (0, 0, None))(
+            seeds[stage], masks, fractions[stage]
+        )
+
+    every = jnp.ones((slots, num_features), bool)
+    return jax.lax.cond(
+        jnp.min(fractions) < 1,
+        lambda masks: jax.lax.fori_loop(0, 3, narrow, masks),
+        lambda masks: masks,
+        every,
+    )
+
+
+def column_fractions(limits: TreeLimits) -> Float[Array, "3"]:
+    """By tree, level and node."""
+    shares = (
+        limits.colsample_bytree, limits.colsample_bylevel, limits.colsample_bynode
+    )  # fmt: skip
+    return jnp.stack([jnp.asarray(share, jnp.float32) for share in shares])
+
+
+def count_sides(
+    columns: Codes,
+    split: Split,
+    row_slot: Int32[Array, " N"],
+    in_bag: Bool[Array, " N"],
+) -> Int32[Array, "M 3"]:
+    """Rows in the bag of each slot: at or below the threshold, above it, missing."""
+    slots = split.feature.shape[0]
+    codes = row_codes(columns, lookup(split.feature, row_slot, 0))
+    above = (codes > lookup(split.threshold, row_slot, 0)).astype(jnp.int32)
+    kind = jnp.where(codes == MISSING, 2, above)
+    group = jnp.where(in_bag & (row_slot < slots), 3 * row_slot + kind, 3 * slots)
+    ones = jnp.ones(row_slot.shape[0], jnp.int32)
+    return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
+
+
+def settle_splits(
+    split: Split, count: Int32[Array, "M 3"], num_bins: int
+) -> tuple[Split, Bool[Array, " M"]]:
+    """Decides where missing values go, given the rows left, right and missing.
+
+    Returns:
+      The splits as they are to be written, and whether each left child has no more
+      rows than the right one.
+    """
+    threshold = jnp.where(split.found, split.threshold, num_bins - 1)
+    # Where training saw no missing value, missing goes to the child with more rows.
+    missing_left = jnp.where(
+        count[:, 2] > 0, split.missing_left, count[:, 0] >= count[:, 1]
+    )
+    missing_left = missing_left | ~split.found
+    left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
+    left_smaller = 2 * left <= jnp.sum(count, axis=1)
+    return split._replace(threshold=threshold, missing_left=missing_left), left_smaller
+
+
+class Pairs(NamedTuple):
+    """The children of the r-th split node take slots 2r and 2r + 1.
+
+    Attributes:
+      source: slot of the r-th split node; 0 beyond those found.
+      pair: r of each slot; the number of slots where it is not split.
+      position: of each slot's node on the next level; -1 where it is empty.
+    """
+
+    source: Int32[Array, " pairs"]
+    pair: Int32[Array, " M"]
+    position: Int32[Array, " slots"]
+
+
+def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pairs:
+    """Gives the children slots, of which the next level has so many."""
+    num_found = jnp.sum(split.found)
+    every = jnp.arange(position.shape[0], dtype=jnp.int32)
+    pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
+    source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")
+    parent = jnp.stack([position[source]] * 2, axis=1).reshape(-1)[:slots]
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    after = jnp.where(slot < 2 * num_found, 2 * parent + (slot & 1), -1)
+    return Pairs(source, pair, after)
+
+
+def pass_paths(
+    path: Paths,
+    level: Int32[Array, ""] | int,
+    position: Int32[Array, " M"],
+    split: Split,
+    source: Int32[Array, " pairs"],
+    slots: int,
+    max_depth: int,
+) -> Paths:
+    """What a level's nodes hand down to those of the next."""
+    return paths.descend(
+        path, level, position, split.feature, split.found, split.child_bounds, source,
+        slots=slots, max_depth=max_depth,
+    )  # fmt: skip
+
+
+class Moved(NamedTuple):
+    """Where a level's splits send the rows."""
+
+    right: Int32[Array, " N"]
+    pair: Int32[Array, " N"]  # as in Pairs, of the row's node
+    slot: Int32[Array, " N"]
+    position: Int32[Array, " N"]
+
+
+def route_rows(
+    columns: Codes,
+    split: Split,
+    pair: Int32[Array, " M"],
+    row_slot: Int32[Array, " N"],
+    row_position: Int32[Array, " N"],
+    slots: int,
+) -> Moved:
+    """Sends rows down by splits from :func:`settle_splits`."""
+    highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
+    codes = row_codes(columns, lookup(split.feature, row_slot, 0))
+    above = (codes > lookup(split.threshold, row_slot, highest)).astype(jnp.int32)
+    missing_right = (~lookup(split.missing_left, row_slot, True)).astype(jnp.int32)
+    right = jnp.where(codes == MISSING, missing_right, above)
+    row_pair = lookup(pair, row_slot, slots)
+    return Moved(
+        right=right,
+        pair=row_pair,
+        slot=jnp.minimum(2 * row_pair + right, slots),
+        position=2 * row_position + right,
+    )
+
+
+def join_children(
+    histogram: Int32[Array, "M F B C"],
+    source: Int32[Array, " pairs"],
+    left_smaller: Bool[Array, " M"],
+    small: Int32[Array, "pairs F B C"],
+    slots: int,
+) -> Int32[Array, "slots F B C"]:
+    """A level's histograms from their parents' and those of the smaller children."""
+    large = histogram[source] - small
+    first = left_smaller[source][:, None, None, None]
+    both = jnp.where(first, small, large), jnp.where(first, large, small)
+    return jnp.stack(both, axis=1).reshape(-1, *histogram.shape[1:])[:slots]
+
+
+def write_splits(
+    level: Int32[Array, ""] | int,
+    position: Int32[Array, " M"],
+    tree: Tree,
+    split: Split,
+) -> Tree:
+    """Enters a level's splits into the tree."""
+    outside = tree.feature.shape[0]
+    node = jnp.where(split.found, 2**level - 1 + position, outside)
+    # One scatter of triples: three of single numbers take longer to compile.
+    fields = (split.feature, split.threshold, split.missing_left.astype(jnp.int32))
+    table = (tree.feature, tree.threshold, tree.missing_left.astype(jnp.int32))
+    table = jnp.stack(table, axis=1).at[node].set(jnp.stack(fields, 1), mode="drop")
+    return Tree(table[:, 0], table[:, 1], table[:, 2] > 0, tree.leaf_value)
+
+
+def lookup(
+    table: Shaped[Array, " M"], slot: Int32[Array, " N"], otherwise: int | bool
+) -> Shaped[Array, " N"]:
+    """table[slot], with a value for rows whose node has stopped growing."""
+    return jnp.append(table, jnp.asarray(otherwise, table.dtype))[slot]
+
+
+def row_codes(columns: Codes, feature: Int32[Array, " N"]) -> Int32[Array, " N"]:
+    """The code of each row in a feature of its own."""
+    if isinstance(columns, SparseCodes):
+        return sparse_xla.row_codes(*columns.arrays, feature)
+    num_rows = columns.shape[1]
+    index = feature * num_rows + jnp.arange(num_rows, dtype=jnp.int32)
+    return columns.reshape(-1)[index].astype(jnp.int32)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weakest-link pruning: the nested sequence of subtrees, and which of them to take.
+
+In: a RegressionTree, or a table. Out: the sequence with its alphas, a pruned tree, the
+cross-validated error at every alpha. Everything rests on one number a node: the
+alpha from which on it is a leaf.
+"""
+
+import heapq
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import ArrayLike, Float, Int, Shaped
+
+from jboost import checks
+from jboost.binning import TINY, warn_of_collisions
+from jboost.cart import (
+    RegressionTree,
+    check_known,
+    check_table,
+    check_tree,
+    grow_tree,
+    make_rules,
+    make_tree,
+)
+from jboost.least_squares import LEAF
+
+_SAME = 1e-10  # relative: alphas closer than this differ by rounding only
+
+
+class PruningPath(NamedTuple):
+    """The S subtrees that are best for some alpha, from the largest to the root.
+
+    Attributes:
+      alphas: ascending; subtree i is the best from alphas[i] up to alphas[i + 1]. The
+        first is 0: the smallest subtree with the error of the whole tree.
+      num_leaves: falling to 1.
+      squared_error: of each subtree, the weighted sum over its leaves.
+    """
+
+    alphas: Float[np.ndarray, " S"]
+    num_leaves: Int[np.ndarray, " S"]
+    squared_error: Float[np.ndarray, " S"]
+
+
+def pruning_path(tree: RegressionTree) -> PruningPath:
+    """Finds every subtree that minimises the cost for some alpha.
+
+        C_alpha(T) = sum of leaves' squared errors + alpha * number of leaves
+
+    (Breiman et al. 1984, section 3.3). Collapsing again and again the inner node t of
+    least g(t) = (error of t - error of its leaves) / (its leaves - 1) gives them in
+    turn; the alphas are the g at which that happens.
+
+    Errors are weighted sums, so that alpha is in units of the target squared times
+    weight; scikit-learn's ``ccp_alpha`` is alpha over the total weight.
+
+    Args:
+      tree: from :func:`jboost.fit_tree`.
+
+    Returns:
+      A PruningPath. Law: ``prune(tree, path.alphas[i])`` has ``path.num_leaves[i]``
+      leaves.
+
+    Raises:
+      TypeError: the tree is not a RegressionTree, or is being traced.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> tree = jb.fit_tree(np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0]))
+      >>> jb.pruning_path(tree).alphas
+      array([ 0.  ,  0.5 , 20.25])
+    """
+    check_tree(tree)
+    alpha, is_split = _collapse_alphas(tree), np.asarray(tree.left) != LEAF
+    order = np.argsort(alpha[is_split])
+    alpha, gain = (a[is_split][order] for a in (alpha, np.asarray(tree.gain)))
+    # What collapses at one alpha, up to rounding, is one step. Its alpha is the last,
+    # so that pruning by it takes them all.
+    step = np.append(alpha[1:] > alpha[:-1] * (1 + _SAME), True)[: len(alpha)]
+    step &= alpha > 0
+    ends = np.flatnonzero(step) + 1
+    first = int(np.sum(alpha <= 0))
+    removed = np.append(first, ends)
+    error = np.asarray(tree.squared_error)[~is_split].sum()
+    return PruningPath(
+        alphas=np.append(0.0, alpha[ends - 1]),
+        num_leaves=1 + len(alpha) - removed,
+        squared_error=error + np.append(0.0, np.cumsum(gain))[removed],
+    )
+
+
+def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
+    """The smallest subtree that minimises C_alpha; see :func:`pruning_path`.
+
+    Args:
+      tree: from :func:`jboost.fit_tree`.
+      alpha: the price of a leaf, at least 0; infinity leaves the root.
+
+    Returns:
+      A RegressionTree of only the nodes that are left. Law: ``prune(prune(tree, a),
+      b)`` is ``prune(tree, max(a, b))``.
+
+    Raises:
+      TypeError, ValueError: no RegressionTree, or alpha is no number >= 0.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> tree = jb.fit_tree(np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0]))
+      >>> jb.prune(tree, 1.0).value
+      array([2.75, 0.5 , 5.  ])
+    """
+    check_tree(tree)
+    if isinstance(alpha, Tracer) or not np.array_equal(alpha, np.inf):
+        alpha = check_known("alpha", alpha)
+    left = np.asarray(tree.left)
+    keeps_split = (left != LEAF) & (_collapse_alphas(tree) > alpha)
+    stays = np.zeros(len(left), bool)
+    stays[0] = True
+    stays[left[keeps_split]] = stays[left[keeps_split] + 1] = True
+    number = np.cumsum(stays) - 1  # breadth first as before, sisters side by side
+
+    def cut(field, leaf):
+        return np.where(keeps_split, field, np.asarray(leaf, field.dtype))[stays]
+
+    return make_tree(
+        left=cut(number[left].astype(np.int32), LEAF),
+        feature=cut(np.asarray(tree.feature), 0),
+        threshold=cut(np.asarray(tree.threshold), np.inf),
+        missing_left=cut(np.asarray(tree.missing_left), True),
+        value=np.asarray(tree.value)[stays],
+        gain=cut(np.asarray(tree.gain), 0),
+        squared_error=np.asarray(tree.squared_error)[stays],
+        weight=np.asarray(tree.weight)[stays],
+        num_rows=np.asarray(tree.num_rows)[stays],
+        num_features=tree.num_features,
+        feature_names=tree.feature_names,
+    )
+
+
+class AlphaChoice(NamedTuple):
+    """Cross-validated errors of the subtrees, and two choices among them.
+
+    Attributes:
+      tree: fitted to all rows, not pruned.
+      alphas: one for each of the S subtrees of ``pruning_path(tree)``: the geometric
+        mean of the two alphas between which it is the best; infinity for the root.
+      num_leaves: of the subtrees.
+      mean_error: weighted mean of the squared errors of held-out rows.
+      standard_error: of that mean.
+      best_alpha: of least mean error; of equal errors the largest alpha.
+      one_se_alpha: the largest whose mean error is at most one standard error above
+        the least.
+    """
+
+    tree: RegressionTree
+    alphas: Float[np.ndarray, " S"]
+    num_leaves: Int[np.ndarray, " S"]
+    mean_error: Float[np.ndarray, " S"]
+    standard_error: Float[np.ndarray, " S"]
+    best_alpha: float
+    one_se_alpha: float
+
+
+def cross_validate_alpha(
+    x: Shaped[ArrayLike, "N F"],
+    y: Shaped[ArrayLike, "N *K"],
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    folds: int | Shaped[ArrayLike, " N"] = 10,
+    seed: int = 0,
+    max_depth: int | None = None,
+    min_child_samples: int = 1,
+    min_split_samples: int = 2,
+    min_child_weight: float = 0.0,
+    min_gain: float = 0.0,
+) -> AlphaChoice:
+    """Cross-validates the alpha of weakest-link pruning.
+
+    Breiman et al. 1984, sections 3.4.2 and 8.5: for each fold a tree is fitted to the
+    other rows and pruned by every candidate alpha (times the share of the weight that
+    those rows have, because alpha is a sum over rows); its squared errors e on the fold
+    are averaged over all rows. With weights w, mean R = sum w e / sum w has standard
+    error sqrt(sum w^2 (e - R)^2) / sum w: s / sqrt(N) for equal ones.
+
+    Args:
+      x, y, sample_weight: as for :func:`jboost.fit_tree`.
+      folds: how many, drawn at random and of equal size; or a label for each row, for
+        rows that belong together. Rows of one label are held out together.
+      seed: of the draw.
+      max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain: as
+        for :func:`jboost.fit_tree`.
+
+    Returns:
+      An AlphaChoice; ``prune(choice.tree, choice.one_se_alpha)`` is the tree to use.
+
+    Raises:
+      TypeError, ValueError: as :func:`jboost.fit_tree`; or there are fewer than two
+        folds, or more than rows of positive weight.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> rng = np.random.default_rng(0)
+      >>> x = rng.uniform(size=(300, 2))
+      >>> y = np.where(x[:, 0] < 0.5, 1.0, 3.0) + rng.normal(size=300)
+      >>> choice = jb.cross_validate_alpha(x, y)
+      >>> jb.prune(choice.tree, choice.one_se_alpha).num_leaves
+      2
+    """
+    rules = make_rules(
+        max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
+    )
+    matrix, targets, weights = check_table(x, y, sample_weight)
+    warn_of_collisions(x)
+    weights = np.ones(len(matrix)) if weights is None else weights
+    used = weights > 0
+    labels = _draw_folds(folds, seed, used)
+    matrix, targets, weights = matrix[used], targets[used], weights[used]
+    tree = grow_tree(matrix, targets, weights, rules)
+    tree = replace(tree, feature_names=checks.check_names(None, x, matrix.shape[1]))
+    path = pruning_path(tree)
+    alphas = np.append(np.sqrt(path.alphas[:-1] * path.alphas[1:]), np.inf)
+    sums = np.zeros((3, len(alphas)))
+    for label in range(labels.max() + 1):
+        rest, held = labels != label, labels == label
+        other = grow_tree(matrix[rest], targets[rest], weights[rest], rules)
+        share = weights[rest].sum() / weights.sum()
+        sums += _add_errors(
+            other, alphas * share, matrix[held], targets[held], weights[held]
+        )
+    mean, error = _average(sums, weights)
+    best = np.flatnonzero(mean <= mean.min() * (1 + _SAME))[-1]
+    simplest = np.flatnonzero(mean <= mean[best] + error[best])[-1]
+    return AlphaChoice(
+        tree=tree,
+        alphas=alphas,
+        num_leaves=path.num_leaves,
+        mean_error=mean,
+        standard_error=error,
+        best_alpha=float(alphas[best]),
+        one_se_alpha=float(alphas[simplest]),
+    )
+
+
+def _collapse_alphas(tree):
+    """The alpha from which on each node is a leaf; 0 of those that are.
+
+    g(t) is the mean gain of the splits that are left at and below t. So splits fall
+    into blocks that collapse together: from the bottom up, each takes in the blocks
+    that hang under it, while their mean gain is not below its own. (This is isotonic
+    regression of the gains on the tree, by pooling adjacent violators.)
+    """
+    left, gain = np.asarray(tree.left).tolist(), np.asarray(tree.gain).tolist()
+    size, head, alpha = [1] * len(left), list(range(len(left))), [0.0] * len(left)
+    under: dict[int, list] = {}  # heaps of the blocks that hang under a block
+    splits = [node for node, child in enumerate(left) if child != LEAF]
+    for node in reversed(splits):
+        children = (left[node], left[node] + 1)
+        heap = [(-alpha[child], child) for child in children if child in under]
+        heapq.heapify(heap)
+        alpha[node] = gain[node]
+        while heap and -heap[0][0] >= alpha[node]:
+            block = heapq.heappop(heap)[1]
+            head[block] = node
+            gain[node] += gain[block]
+            size[node] += size[block]
+            alpha[node] = gain[node] / size[node]
+            small, heap = sorted((heap, under[block]), key=len)
+            for entry in small:
+                heapq.heappush(heap, entry)
+        under[node] = heap
+    for node in splits:
+        alpha[node] = alpha[head[node]]
+    return np.array(alpha)
+
+
+def _draw_folds(folds, seed, used):
+    """A fold, from 0, for each row that is used."""
+    num_rows = int(used.sum())
+    seed = checks.check_integer("seed", seed, least=0, most=2**63 - 1)
+    if np.ndim(folds) == 0:
+        if num_rows < 2:
+            raise ValueError(
+                f"x must have at least 2 rows of positive weight, got {num_rows}"
+            )
+        folds = checks.check_integer("folds", folds, least=2, most=num_rows)
+        return np.random.default_rng(seed).permutation(num_rows) % folds
+    labels = np.asarray(folds)
+    if labels.shape != used.shape:
+        raise ValueError(
+            f"folds must be an integer or have shape {used.shape}, got {labels.shape}"
+        )
+    names, labels = np.unique(labels[used], return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"folds must hold at least 2 labels, got {names.tolist()}")
+    return labels
+
+
+def _average(sums, weights):
+    """The mean error and its standard error, from the sums of :func:`_add_errors`."""
+    mean = sums[0] / weights.sum()
+    variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
+    return mean, np.sqrt(np.maximum(variance, 0)) / weights.sum()
+
+
+def _add_errors(tree, alphas, matrix, targets, weights):
+    """Sums of w e, w^2 e and w^2 e^2 over rows, for the tree pruned by each alpha.
+
+    On its way down a row passes the leaves of all pruned trees: a node is one from its
+    own alpha up to its parent's.
+    """
+    matrix = np.where(np.abs(matrix) < TINY, np.float32(0), matrix)
+    sums = np.zeros((3, tree.num_nodes))
+    rows, node = np.arange(len(matrix)), np.zeros(len(matrix), np.int64)
+    while len(rows):
+        residual = (targets[rows] - tree.value[node]).reshape(len(rows), -1)
+        error, weight = np.square(residual).sum(axis=1), weights[rows]
+        terms = weight * error, weight**2 * error, np.square(weight * error)
+        sums += [np.bincount(node, term, tree.num_nodes) for term in terms]
+        inner = tree.left[node] != LEAF
+        rows, node = rows[inner], node[inner]
+        value = matrix[rows, tree.feature[node]]
+        right = value > tree.threshold[node]
+        right = np.where(np.isnan(value), ~tree.missing_left[node], right)
+        node = tree.left[node] + right
+    alpha, is_split = _collapse_alphas(tree), tree.left != LEAF
+    parent = np.full(tree.num_nodes, np.inf)
+    parent[tree.left[is_split]] = parent[tree.left[is_split] + 1] = alpha[is_split]
+    first, end = np.searchsorted(alphas, alpha), np.searchsorted(alphas, parent)
+    # The root is a leaf at infinity, too.
+    end[0] = len(alphas)
+    size = len(alphas) + 1
+    steps = [np.bincount(first, s, size) - np.bincount(end, s, size) for s in sums]
+    return np.maximum(np.cumsum(steps, axis=1)[:, :-1], 0)  # below 0 by rounding

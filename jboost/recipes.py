@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of the literature by name: keyword arguments for ``fit``.
+
+In: a method's own parameters. Out: a dict with the loss and the words that make
+``fit``, or ``boost``, that method; the rest (``num_rounds``, ``learning_rate``,
+``max_depth``) is yours:
+
+    model, history = jb.fit(x, y, **jb.recipes.lad_tree_boost(), num_rounds=200)
+    trees, scores = jb.boost(binned, y, key=key, **jb.recipes.lad_tree_boost())
+
+A recipe is a plain dict: ``{**jb.recipes.ls_tree_boost(), "min_child_samples": 10}``
+is one as well. ``fit`` minimises, so that Friedman's pseudo-responses are -g, minus the
+loss's derivative in the score F; R_j are the rows of leaf j, w_i their weights.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jboost.checks import check_integer, check_number
+from jboost.losses import (
+    Adaptive,
+    absolute_error,
+    logistic,
+    make_adaptive_huber,
+    softmax,
+    squared_error,
+)
+
+Recipe = dict[str, Any]
+Loss = Callable[..., Any] | Adaptive
+
+# Trees are fitted to -g by least squares: the split of largest (sum_L w g)^2 / w_L +
+# (sum_R w g)^2 / w_R, in nodes of any size. Leaves are not shrunk.
+_LEAST_SQUARES: Recipe = dict(
+    curvature="unit", l2=0.0, min_gain=0.0, min_child_weight=0.0, min_child_samples=1
+)
+
+
+def ls_tree_boost() -> Recipe:
+    """LS_TreeBoost, also called GBRT and MART: squared error.
+
+    F_0 = mean(y); trees fit the residuals y - F by least squares; gamma_j =
+    mean_{R_j} (y - F).
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> model, _ = jb.fit(x, x[:, 0] ** 2, **jb.recipes.ls_tree_boost(), num_rounds=3)
+      >>> float(model.init_score)
+      17.5
+
+    References:
+      Friedman 2001, Greedy function approximation: a gradient boosting machine,
+      algorithm 2.
+    """
+    return dict(loss=squared_error, leaf_solver="newton", **_LEAST_SQUARES)
+
+
+def lad_tree_boost() -> Recipe:
+    """LAD_TreeBoost: absolute error.
+
+    F_0 = median(y); trees fit sign(y - F) by least squares; gamma_j =
+    median_{R_j} (y - F), of an even count the midpoint.
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> recipe = jb.recipes.lad_tree_boost()
+      >>> model, _ = jb.fit(x, x[:, 0] ** 2, **recipe, num_rounds=3)
+      >>> float(model.init_score)
+      12.5
+
+    References:
+      Friedman 2001, algorithm 3.
+    """
+    return dict(loss=absolute_error, leaf_solver="exact", **_LEAST_SQUARES)
+
+
+def m_tree_boost(*, alpha: float = 0.9) -> Recipe:
+    """M_TreeBoost: Huber's loss, its delta taken anew each round.
+
+    F_0 = median(y); delta = the alpha-quantile of |y - F|; trees fit sign(r)
+    min(delta, |r|), r = y - F, by least squares; gamma_j = m + mean_{R_j} sign(r - m)
+    min(delta, |r - m|) with m = median_{R_j} (r): one step of the Huber estimate of
+    location. With ``stochastic``, delta is still taken over all rows.
+
+    Args:
+      alpha: 1 - alpha is the share of outliers that do no harm (the breakdown point).
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Raises:
+      ValueError: alpha is not inside (0, 1).
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> recipe = jb.recipes.m_tree_boost(alpha=0.8)
+      >>> model, _ = jb.fit(x, x[:, 0] ** 2, **recipe, num_rounds=3)
+      >>> float(model.init_score)
+      12.5
+
+    References:
+      Friedman 2001, algorithm 4; Huber 1964, Robust estimation of a location parameter.
+    """
+    return dict(
+        loss=make_adaptive_huber(alpha=alpha), leaf_solver="median_step",
+        init_score="median", **_LEAST_SQUARES,
+    )  # fmt: skip
+
+
+def l2_tree_boost() -> Recipe:
+    """L2_TreeBoost: the binomial log-likelihood of targets 0 and 1.
+
+    F_0 = log(mean(y) / (1 - mean(y))); trees fit y - p, p = sigmoid(F), by least
+    squares; gamma_j = sum_{R_j} (y - p) / sum_{R_j} p (1 - p), one Newton step.
+
+    Friedman codes targets as -1 and 1, and his F is half the log-odds: twice his F,
+    and his leaf values, are those here. Nothing else differs.
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(8.0)[:, None], np.arange(8) % 4 == 0
+      >>> model, _ = jb.fit(x, y, **jb.recipes.l2_tree_boost(), num_rounds=3)
+      >>> round(float(model.init_score), 4)  # log(1 / 3)
+      -1.0986
+
+    References:
+      Friedman 2001, algorithm 5.
+    """
+    return dict(loss=logistic, leaf_solver="newton", **_LEAST_SQUARES)
+
+
+def l2_tree_boost_multiclass(num_classes: int, *, learning_rate: Any = 0.1) -> Recipe:
+    """L_K_TreeBoost: the multinomial log-likelihood of classes 0 .. K - 1.
+
+    F_k0 = 0; with p = softmax(F), K trees a round fit y_k - p_k by least squares, all
+    at the same F; gamma_jk = (K - 1) / K * sum_{R_jk} (y_k - p_k) / sum_{R_jk} p_k
+    (1 - p_k).
+
+    The Newton step of ``fit`` divides by sum 2 p_k (1 - p_k), the row sums of the
+    Hessian's magnitudes. So the recipe multiplies the learning rate by 2 (K - 1) / K:
+    the scores are Friedman's, ``leaf_value`` includes the factor.
+
+    Args:
+      num_classes: K.
+      learning_rate: Friedman's nu, a number or a schedule; it belongs to the recipe and
+        is not to be given to ``fit`` again.
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Raises:
+      TypeError, ValueError: num_classes or learning_rate is not what it should be.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(9.0)[:, None], np.arange(9) // 3
+      >>> recipe = jb.recipes.l2_tree_boost_multiclass(3, learning_rate=0.3)
+      >>> model, _ = jb.fit(x, y, **recipe, num_rounds=3)
+      >>> np.argmax(jb.predict(model, x), axis=1).tolist()
+      [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+    References:
+      Friedman 2001, algorithm 6.
+    """
+    num_classes = check_integer("num_classes", num_classes, least=2)
+    factor = 2 * (num_classes - 1) / num_classes
+    if callable(learning_rate):
+        schedule: Callable[[int], Any] = learning_rate
+        rate: Any = lambda number: factor * schedule(number)  # noqa: E731
+    else:
+        check_number("learning_rate", learning_rate, above=0.0)
+        rate = factor * learning_rate
+    return dict(
+        loss=softmax, num_scores=num_classes, init_score=0.0, learning_rate=rate,
+        leaf_solver="newton", **_LEAST_SQUARES,
+    )  # fmt: skip
+
+
+def gradient_boost(loss: Loss) -> Recipe:
+    """Gradient_Boost: steepest descent for any loss, one multiplier per tree.
+
+    F_0 = argmin_c sum w l(c, y); a tree f fits -g by least squares, with its own leaf
+    means; rho = argmin sum w l(F + rho f, y); F + nu rho f. For squared error rho =
+    sum w r f / sum w f^2, r = y - F.
+
+    Args:
+      loss: as for :func:`jboost.fit`.
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> recipe = jb.recipes.gradient_boost(jb.losses.log_cosh)
+      >>> _, history = jb.fit(x, x[:, 0] ** 2, **recipe, num_rounds=3)
+      >>> bool(history.train_loss[2] < history.train_loss[0])
+      True
+
+    References:
+      Friedman 2001, algorithm 1.
+    """
+    return dict(loss=loss, leaf_solver="line_search", **_LEAST_SQUARES)
+
+
+def xgboost(
+    loss: Loss,
+    *,
+    base_score: Any = 0.5,
+    l2: float = 1.0,
+    min_gain: float = 0.0,
+    min_child_weight: float = 1.0,
+) -> Recipe:
+    """XGBoost's second-order form, in the units of the loss.
+
+    F_0 = base_score; splits of the largest 1/2 [G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2)
+    - G^2 / (H + l2)] - min_gain; gamma_j = -G_j / (H_j + l2), with G and H the sums of
+    w l' and w l'' (of K scores: of the row sums of the Hessian's magnitudes).
+
+    The paper's lambda is ``l2``, its gamma ``min_gain``; the program's gamma is 2
+    ``min_gain``. The program's squared error is r^2 / 2, half of
+    :func:`jboost.losses.squared_error`: with that loss, double all three numbers.
+
+    Args:
+      loss: as for :func:`jboost.fit`; its second derivative should be positive.
+      base_score: the initial score, a number or K, as the loss takes it (for the
+        logistic loss log-odds, where XGBoost asks for a probability), or "auto".
+      l2, min_gain, min_child_weight: as for :func:`jboost.fit`.
+
+    Returns:
+      Keyword arguments of :func:`jboost.fit`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x, y = np.arange(8.0)[:, None], np.arange(8) > 3
+      >>> recipe = jb.recipes.xgboost(jb.losses.logistic, base_score=0.0)
+      >>> model, _ = jb.fit(x, y, **recipe, num_rounds=3)
+      >>> bool(jb.predict(model, x)[7] > 0)
+      True
+
+    References:
+      Chen and Guestrin 2016, XGBoost: a scalable tree boosting system, equations 2
+      to 7.
+    """
+    return dict(
+        loss=loss, curvature="exact", leaf_solver="newton", regularization="absolute",
+        init_score=base_score, l2=l2, min_gain=min_gain,
+        min_child_weight=min_child_weight, min_child_samples=1,
+    )  # fmt: skip
+
+
+def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:
+    """Stochastic gradient boosting: a recipe on a random part of the rows each round.
+
+    Each round's trees and leaf values come from max(1, round(subsample N)) rows, drawn
+    without replacement. ``history.oob_improvement`` tells how much each round improved
+    the others; the number of rounds that it advises is where its sum is largest:
+
+        advised = int(np.cumsum(history.oob_improvement).argmax()) + 1
+        model = jb.truncate(model, advised)
+
+    Args:
+      recipe: any of this module.
+      subsample: the share; Friedman recommends about one half.
+
+    Returns:
+      The recipe with that share.
+
+    Raises:
+      TypeError, ValueError: subsample is not a number in (0, 1].
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(8.0)[:, None]
+      >>> recipe = jb.recipes.stochastic(jb.recipes.m_tree_boost())
+      >>> _, history = jb.fit(x, x[:, 0] ** 2, **recipe, num_rounds=3)
+      >>> history.oob_improvement.shape
+      (3,)
+
+    References:
+      Friedman 2002, Stochastic gradient boosting, algorithm 1.
+    """
+    check_number("subsample", subsample, above=0.0, most=1.0)
+    return dict(recipe, subsample=subsample)

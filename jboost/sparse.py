@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices of which only some entries are stored, and their codes.
+
+In: a matrix of ``scipy.sparse`` or ``jax.experimental.sparse``. Out: its stored
+entries in order, by column or by row (SparseMatrix); what training takes instead of a
+matrix of codes (SparseCodes). Neither package is imported: whoever has such a matrix
+has imported its package.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Int32, UInt8, UInt16
+
+Absent = Literal["missing", "zero"]
+ABSENT = ("missing", "zero")
+
+
+class SparseMatrix(NamedTuple):
+    """Stored entries, those of one column (or row) after those of another.
+
+    Attributes:
+      starts: where the entries of each column (row) begin, then their number: [F + 1].
+      places: the row (column) of each entry, ascending within a column (row): [E].
+      values: float32; NaN is missing, 0 is a value: [E].
+      shape: (N, F).
+    """
+
+    starts: np.ndarray
+    places: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    @property
+    def num_entries(self) -> int:
+        """E."""
+        return self.values.shape[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SparseCodes:
+    """The codes of a matrix by feature, of which only some entries are stored.
+
+    Attributes:
+      starts: where the entries of each feature begin; from the last one on, entries
+        mean nothing.
+      rows: of the entries, ascending within a feature.
+      codes: of the entries.
+      absent: the code of entries that are not stored: 0 where they are missing, that
+        of 0.0 where they are zero.
+      num_rows: N.
+    """
+
+    starts: Int32[Array, "F+1"]
+    rows: Int32[Array, " E"]
+    codes: UInt8[Array, " E"] | UInt16[Array, " E"]
+    absent: UInt8[Array, " F"] | UInt16[Array, " F"]
+    num_rows: int = field(metadata=dict(static=True))
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.absent.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, F), as that of the matrix."""
+        return self.num_rows, self.num_features
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """Starts, rows, codes, absent: the operands of kernels."""
+        return self.starts, self.rows, self.codes, self.absent
+
+
+def check_absent(absent: Any) -> None:
+    """One of the two words."""
+    if absent not in ABSENT:
+        raise ValueError(f"absent must be one of {ABSENT}, got {absent!r}")
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether ``x`` is a sparse matrix of one of the known kinds."""
+    return isinstance(x, SparseMatrix) or _is_scipy(x) or _is_jax(x)
+
+
+def read_columns(x: Any, name: str) -> SparseMatrix:
+    """The stored entries by column, duplicates summed; see :func:`read_rows`."""
+    if isinstance(x, SparseMatrix):
+        return x
+    return _as_float32(sort_entries(x, name, by_column=True))
+
+
+def read_rows(x: Any, name: str) -> SparseMatrix:
+    """The stored entries by row, duplicates summed, in float32.
+
+    Args:
+      x: what :func:`is_sparse` accepts.
+      name: of the argument, for errors.
+
+    Raises:
+      TypeError, ValueError: ``x`` is traced, holds no numbers, is not 2-D, empty, or
+        stores 2^31 entries or more.
+    """
+    if isinstance(x, SparseMatrix):
+        row = np.argsort(x.places, kind="stable")
+        columns = np.repeat(np.arange(x.shape[1], dtype=np.int32), np.diff(x.starts))
+        starts = _count_starts(x.places, x.shape[0])
+        return SparseMatrix(starts, columns[row], x.values[row], x.shape)
+    return _as_float32(sort_entries(x, name, by_column=False))
+
+
+def sort_entries(x: Any, name: str, *, by_column: bool) -> SparseMatrix:
+    """The stored entries in order, in the type that ``x`` has."""
+    if len(x.shape) != 2:
+        raise ValueError(f"{name} must be 2-D [rows, features], got {x.shape=}")
+    if 0 in x.shape:
+        raise ValueError(
+            f"{name} must have at least one row and one column, got {x.shape=}"
+        )
+    kind = np.dtype(x.dtype).kind if str(x.dtype) != "bfloat16" else "f"
+    if kind not in "fiub":
+        raise TypeError(
+            f"{name} must hold numbers (NaN for missing), got a sparse matrix of dtype "
+            f"{x.dtype}"
+        )
+    found = _sort_scipy(x, by_column) if _is_scipy(x) else _sort_jax(x, name, by_column)
+    if max(found.num_entries, *found.shape) >= 2**31 - 1:
+        raise ValueError(
+            f"{name} must store fewer than 2^31 entries and have fewer rows and "
+            f"columns, got {found.num_entries} entries, {x.shape=}"
+        )
+    return found
+
+
+def _as_float32(found):
+    with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
+        values = found.values.astype(np.float32, copy=False)
+    starts, places = (a.astype(np.int32, copy=False) for a in found[:2])
+    return SparseMatrix(starts, places, values, found.shape)
+
+
+def _is_scipy(x):
+    scipy = sys.modules.get("scipy.sparse")
+    return scipy is not None and scipy.issparse(x)
+
+
+def _is_jax(x):
+    kinds = sys.modules.get("jax.experimental.sparse")
+    return kinds is not None and isinstance(x, kinds.JAXSparse)
+
+
+def _sort_scipy(x, by_column):
+    found = x.tocsc() if by_column else x.tocsr()
+    if not found.has_canonical_format:
+        found = found.copy()  # the caller's matrix stays as it is
+        found.sum_duplicates()
+    return SparseMatrix(found.indptr, found.indices, found.data, tuple(x.shape))
+
+
+def _sort_jax(x, name, by_column):
+    """Entries of BCOO and BCSR; those out of bounds are padding."""
+    kinds = sys.modules["jax.experimental.sparse"]
+    if not isinstance(x, kinds.BCOO | kinds.BCSR) or x.n_batch or x.n_dense:
+        raise TypeError(
+            f"{name} must be a scipy.sparse matrix, or a BCOO or BCSR without batch or "
+            f"dense dimensions, got {x!r}"
+        )
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x)):
+        raise TypeError(
+            f"{name} must not be traced where it is sparse: its entries are sorted on "
+            "the host; inside jit, vmap or grad use the codes from apply_bins, or a "
+            f"dense matrix ({name}.todense())"
+        )
+    values, places = np.asarray(x.data), np.asarray(x.indices)
+    if isinstance(x, kinds.BCSR):
+        starts = np.asarray(x.indptr, np.int64)
+        rows = np.repeat(np.arange(x.shape[0]), np.diff(starts))
+        values, columns = values[: len(rows)], places[: len(rows)]
+    else:
+        rows, columns = places[:, 0], places[:, 1]
+    inside = (rows >= 0) & (rows < x.shape[0])
+    inside &= (columns >= 0) & (columns < x.shape[1])
+    major, minor = (columns, rows) if by_column else (rows, columns)
+    return _sort_triples(
+        major[inside], minor[inside], values[inside], tuple(x.shape), by_column
+    )
+
+
+def _sort_triples(major, minor, values, shape, by_column):
+    """Sorts entries by two indices and sums those that have both in common."""
+    order = np.lexsort((minor, major))
+    major, minor, values = major[order], minor[order], values[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (major[1:] != major[:-1]) | (minor[1:] != minor[:-1])
+    if not new.all():
+        values = np.add.reduceat(values, np.flatnonzero(new))
+        major, minor = major[new], minor[new]
+    starts = _count_starts(major, shape[1 if by_column else 0])
+    return SparseMatrix(starts, minor, values, shape)
+
+
+def _count_starts(major, size):
+    counts = np.bincount(major, minlength=size)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where trees may split: every value, or quantiles of a node's or a tree's rows.
+
+Codes have few values where they are compared with histograms, which then try every
+value, too; else against literal versions, and XGBoost's own exact search.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import test_xgboost_parity as parity
+import xgboost as xgb
+from tables import make_regression
+
+import jboost as jb
+from jboost.candidates import measure, propose, sort_rows
+from jboost.levels import TreeLimits
+from jboost.sorted_growth import grow_sorted_tree
+
+N = 256
+
+
+def make_few(seed=0):
+    """Five features of 2 to 100 values, with missing ones; a target that needs them."""
+    rng = np.random.default_rng(seed)
+    counts = (2, 5, 12, 40, 100)
+    x = np.stack([rng.integers(0, count, N) / count for count in counts], axis=1)
+    y = 2 * x[:, 3] * x[:, 4] - x[:, 2] + 0.5 * x[:, 0] + rng.normal(0, 0.3, N)
+    x[rng.random(x.shape) < [0.3, 0.1, 0.0, 0.2, 0.05]] = np.nan
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def assert_same(one, other):
+    for first, second in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+# Against histograms, where both try every value.
+
+FEW = dict(num_rounds=4, max_depth=4)
+SETTINGS = {
+    "plain": {},
+    "free": dict(l2=0.0, min_child_weight=0.0),
+    "priced": dict(min_gain=0.3, min_child_weight=7.5),
+    "samples": dict(subsample=0.6),
+    "constrained": dict(interactions=[[0, 1], [1, 2, 3], [4]], max_leaves=7),
+    "columns": dict(colsample_bytree=0.8, colsample_bylevel=0.7, colsample_bynode=0.6),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "weighted"),
+    [(name, False) for name in SETTINGS]
+    + [(name, True) for name in SETTINGS if name != "constrained"],  # compiles
+)
+def test_every_value_is_tried_as_by_histograms(settings, weighted):
+    x, y = make_few()
+    weight = None
+    if weighted:
+        weight = np.random.default_rng(1).integers(0, 4, N) / 2
+    train = partial(jb.fit, x, y, sample_weight=weight, **FEW, **SETTINGS[settings])
+    expected, expected_history = train()
+    found, history = train(candidates="exact")
+    assert_same(found, expected)
+    np.testing.assert_array_equal(history.train_loss, expected_history.train_loss)
+    assert np.sum(np.isfinite(found.threshold)) > 12
+    if not weighted:  # as many bins as rows: every value is every node's candidate
+        local, _ = train(candidates="local", max_bins=4096)
+        assert_same(local, expected)
+
+
+def test_several_scores_and_counted_rows():
+    x, y = make_few(1)
+    group = np.digitize(y, [-0.3, 0.2])
+    settings = dict(
+        num_scores=3, num_rounds=2, max_depth=3, min_child_samples=6,
+        curvature="exact", leaf_solver="newton", init_score=0.0,
+    )  # fmt: skip
+    expected, _ = jb.fit(x, group, jb.losses.softmax, **settings)
+    found, _ = jb.fit(x, group, jb.losses.softmax, candidates="exact", **settings)
+    assert_same(found, expected)
+
+
+def test_a_tree_s_own_candidates_may_be_every_value():
+    x, y = make_few()
+    expected, _ = jb.fit(x, y, **FEW)
+    found, _ = jb.fit(x, y, candidate_weights="curvature", max_bins=4096, **FEW)
+    assert_same(found, expected)
+
+
+# Against literal versions.
+
+
+def make_rows(seed, num_values=60, missing=0.15):
+    rng = np.random.default_rng(seed)
+    columns = rng.integers(1, num_values + 1, (3, N)).astype(np.uint8)
+    columns[rng.random(columns.shape) < missing] = 0
+    gradient = rng.normal(size=N).astype(np.float32)
+    curvature = rng.integers(1, 9, N).astype(np.float32)
+    in_bag = rng.random(N) < 0.9
+    return columns, gradient, curvature, in_bag
+
+
+@partial(jax.jit, static_argnames="max_depth")
+def grow_locally(columns, gradient, curvature, in_bag, mass, limits, max_depth=4):
+    order = sort_rows(columns)
+    return grow_sorted_tree(
+        columns, order, gradient, curvature, in_bag, jnp.zeros(2, jnp.uint32), limits,
+        measure(jnp.where(in_bag, mass, 0), jnp.sum(in_bag)), max_depth=max_depth,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.15])
+@pytest.mark.parametrize("num_bins", [1, 2, 3, 5, 16, 64])
+@pytest.mark.parametrize("by_curvature", [False, True])
+def test_nodes_propose_from_their_own_rows(num_bins, missing, by_curvature):
+    rows = make_rows(num_bins, missing=missing)
+    columns, gradient, curvature, in_bag = rows
+    mass = curvature if by_curvature else np.ones(N, np.float32)
+    limits = TreeLimits(max_bins=jnp.int32(num_bins + 1))
+    tree, leaf = grow_locally(*map(jnp.asarray, rows), jnp.asarray(mass), limits)
+    expected = references.grow_tree(
+        columns, gradient, curvature, in_bag, references.Limits(), 4, 256,
+        local=(mass, num_bins),
+    )  # fmt: skip
+    np.testing.assert_array_equal(leaf, expected.leaf)
+    np.testing.assert_array_equal(tree.feature, expected.feature)
+    split = expected.threshold < 255
+    np.testing.assert_array_equal(
+        np.where(split, tree.threshold, 255), expected.threshold
+    )
+    np.testing.assert_array_equal(tree.missing_left, expected.missing_left)
+    if num_bins > 1:
+        assert np.sum(split) > 6
+
+
+MASSES = {
+    "equal": lambda rng: np.ones(N),
+    "whole": lambda rng: rng.integers(0, 9, N),
+    "heavy": lambda rng: np.where(np.arange(N) % 50 == 7, 300, 1),
+    "one": lambda rng: np.where(np.arange(N) == 100, 5000, 1),
+    "steep": lambda rng: np.floor(1.04 ** np.arange(N)),
+    "none": lambda rng: np.zeros(N),
+}
+
+
+@pytest.mark.parametrize("masses", MASSES)
+@pytest.mark.parametrize("num_bins", [3, 11, 32])
+def test_candidates_are_less_than_eps_apart(num_bins, masses):
+    """Between candidates lies less than eps and half of the outermost values."""
+    rng = np.random.default_rng(2)
+    codes = np.stack([rng.permutation(N) // 2 + 1, rng.integers(0, 30, N)])
+    mass = MASSES[masses](rng).astype(np.int32)
+    columns = jnp.asarray(codes.astype(np.uint8))
+    proposal = propose(
+        columns, sort_rows(columns), jnp.asarray(mass), num_bins=num_bins + 1
+    )
+    for feature, (found, highest) in enumerate(zip(*proposal, strict=True)):
+        own = codes[feature]
+        values, known = np.unique(own[own > 0]), own > 0
+        expected = references.find_bins(
+            own[known].tolist(), mass[known].tolist(), num_bins
+        )
+        np.testing.assert_array_equal(
+            found, [1 + expected[code] if code else 0 for code in own.tolist()]
+        )
+        each = np.array([mass[own == value].sum() for value in values])
+        bins, eps = np.array([expected[v] for v in values.tolist()]), 1 / num_bins
+        assert bins.min() >= 0 and bins.max() < num_bins
+        for number in range(num_bins):
+            inside = each[bins == number]
+            if len(inside) and each.sum():
+                edges = (inside[0] + inside[-1]) / 2 if len(inside) > 1 else inside[0]
+                assert inside.sum() < eps * each.sum() + edges + 1e-9
+                assert len(inside) == 1 or inside.max() < 2 * eps * each.sum()
+            upto = values[bins <= number]
+            assert highest[1 + number] == (upto[-1] if len(upto) else 0)
+
+
+def test_a_tree_s_candidates_follow_the_curvature_of_its_round():
+    """Each round's thresholds are ends of bins of p (1 - p), and they move."""
+    x, y = make_few()
+    x = np.random.default_rng(3).normal(size=(N, 2)).astype(np.float32)
+    x[:9, 1] = np.nan
+    y = (y > 0).astype(np.float32)
+    settings = dict(num_rounds=6, max_depth=3, learning_rate=1.0, max_bins=6, l2=0.1)
+    model, _ = jb.fit(
+        x, y, jb.losses.logistic, curvature="exact", regularization="absolute",
+        min_child_weight=0.0, candidate_weights="curvature", **settings,
+    )  # fmt: skip
+    scores = np.concatenate(
+        [[np.full(N, model.init_score)], jb.staged_predict(model, x)]
+    )
+    used = []
+    for number in range(6):
+        p = 1 / (1 + np.exp(-scores[number].astype(np.float64)))
+        tree = (
+            np.asarray(model.feature)[number, 0],
+            np.asarray(model.threshold)[number, 0],
+        )
+        for feature in (0, 1):
+            known = ~np.isnan(x[:, feature])
+            values = np.sort(x[known, feature])
+            mass = (p * (1 - p))[known][np.argsort(x[known, feature])]
+            bins = references.find_bins(values.tolist(), mass.tolist(), 5)
+            ends = np.flatnonzero(np.diff([bins[v] for v in values.tolist()]))
+            allowed = {np.inf, *(values[ends] / 2 + values[ends + 1] / 2).tolist()}
+            mine = set(tree[1][tree[0] == feature].tolist())
+            assert mine <= allowed
+            used += mine - {np.inf}
+    assert len(set(used)) > 12  # 8 candidates would do if they stayed
+
+
+# Against XGBoost.
+
+
+def test_trees_are_those_of_xgboost_s_exact_search():
+    """Features are continuous; thresholds differ, in the gap between two rows."""
+    x, y, _ = parity.make_data(missing=True)
+    noise = np.random.default_rng(4).normal(0, 0.2, x.shape)
+    x = (x + noise).astype(np.float32)
+    l2, min_gain, min_child_weight = parity.SETTINGS["heavy children"]
+    chosen = parity.PROBLEMS["logistic"]
+    parameters = {
+        "objective": chosen.objective, "base_score": chosen.base_score,
+        "tree_method": "exact", "max_depth": 4, "eta": parity.RATE, "lambda": l2,
+        "gamma": 2 * min_gain, "min_child_weight": min_child_weight, "nthread": 1,
+    }  # fmt: skip
+    matrix = xgb.DMatrix(x, y)
+    booster = xgb.train(parameters, matrix, 6)
+    expected = booster.predict(matrix, pred_leaf=True).astype(int)
+    model, _ = jb.fit(
+        x, y, chosen.loss, num_rounds=6, learning_rate=parity.RATE, max_depth=4, l2=l2,
+        min_gain=min_gain, min_child_weight=min_child_weight, candidates="exact",
+        regularization="absolute", curvature="exact", leaf_solver="newton",
+        init_score=chosen.init_score,
+    )  # fmt: skip
+    leaves = np.asarray(jb.leaf_indices(model, x))
+    for number in range(6):
+        np.testing.assert_array_equal(
+            parity.group_rows(leaves[:, number]),
+            parity.group_rows(expected[:, number]),
+            f"tree {number}",
+        )
+    np.testing.assert_allclose(
+        jb.predict(model, x),
+        booster.predict(matrix, output_margin=True),
+        rtol=0,
+        atol=parity.TOLERANCE,
+    )
+    assert max(len(np.unique(tree)) for tree in leaves.T) > 8
+
+
+# Codes of any number.
+
+
+def test_more_values_than_any_histogram_has_bins():
+    """The planted step is between two of 70,000 values; new rows find their side."""
+    rng = np.random.default_rng(5)
+    x = rng.permutation(70_000).astype(np.float32)[:, None]
+    y = np.where(x[:, 0] > 43_210, 1.0, -1.0)
+    new = np.array([[43_210.4], [43_210.6], [-5], [1e9], [np.nan]])
+    model, history = jb.fit(
+        x, y, num_rounds=1, max_depth=1, learning_rate=1.0, l2=0.0,
+        candidates="exact", validation=(new, np.array([-1.0, 1, -1, 1, -1])),
+    )  # fmt: skip
+    assert model.threshold[0, 0, 0] == 43_210.5
+    np.testing.assert_allclose(jb.predict(model, new)[:4], [-1, 1, -1, 1], atol=1e-5)
+    expected = np.mean((np.asarray(jb.predict(model, new)) - [-1, 1, -1, 1, -1]) ** 2)
+    np.testing.assert_allclose(history.validation_loss, [expected], atol=1e-6)
+
+
+def test_boost_is_pure_and_learns_as_fit_does():
+    x, y = make_few()
+    bins = jb.fit_bins(x, max_bins=None)
+    binned = jb.apply_bins(bins, x)
+    assert bins.num_bins == 128 and binned.dtype == jnp.uint8
+
+    def train(learning_rate):
+        return jb.boost(
+            binned, y, jb.losses.squared_error, jax.random.key(0), **FEW,
+            learning_rate=learning_rate, candidates="local", max_bins=12,
+        )  # fmt: skip
+
+    trees, scores = jax.jit(jax.vmap(train))(jnp.array([0.1, 0.5]))
+    for number, rate in enumerate((0.1, 0.5)):
+        model, _ = jb.fit(
+            x, y, **FEW, learning_rate=rate, candidates="local", max_bins=12
+        )
+        ensemble = jb.to_ensemble(jax.tree.map(lambda a, n=number: a[n], trees), bins)
+        np.testing.assert_array_equal(ensemble.feature, model.feature)
+        np.testing.assert_array_equal(ensemble.threshold, model.threshold)
+        # Two programs, in which products feed sums in their own ways.
+        np.testing.assert_allclose(scores[number], jb.predict(model, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint32])
+def test_rows_are_sorted_alike_on_the_host_and_by_jax(dtype):
+    codes = np.random.default_rng(6).integers(0, 20, (3, 500)).astype(dtype)
+    expected = [sorted(range(500), key=row.__getitem__) for row in codes.tolist()]
+    np.testing.assert_array_equal(sort_rows(codes), expected)
+    np.testing.assert_array_equal(jax.jit(sort_rows)(jnp.asarray(codes)), expected)
+
+
+# At the door.
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (dict(candidates="all"), r"candidates must be one of .*'exact'.*got 'all'"),
+        (dict(candidate_weights="hessian"), "candidate_weights must be one of .*hessi"),
+        (
+            dict(candidates="exact", candidate_weights="curvature"),
+            "candidate_weights must be 'samples' with candidates='exact'.*'curvature'",
+        ),
+        (
+            dict(candidates="local", l1=0.5),
+            "candidates must be 'global' with l1, max_delta_step or monotone.*'local'",
+        ),
+        (
+            dict(candidates="exact", monotone=[1, 0, 0]),
+            "candidates must be 'global' with l1, max_delta_step or monotone.*'exact'",
+        ),
+    ],
+)
+def test_words_are_checked(words, message):
+    x, y = make_regression()
+    with pytest.raises(ValueError, match=message):
+        jb.fit(x, y, num_rounds=1, **words)
+    with pytest.raises(ValueError, match=message):
+        jb.boost(
+            jb.apply_bins(jb.fit_bins(x), x), y, jb.losses.squared_error,
+            jax.random.key(0), num_rounds=1, **words,
+        )  # fmt: skip
+
+
+def test_histograms_refuse_wide_codes():
+    codes = jnp.ones((5, 1), jnp.uint32)
+    with pytest.raises(ValueError, match=r"binned must hold uint8 or uint16.*uint32"):
+        jb.boost(codes, jnp.ones(5), jb.losses.squared_error, jax.random.key(0))

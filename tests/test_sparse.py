@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse matrices give the bits of the dense ones that they stand for."""
+
+import subprocess
+import sys
+
+import jax
+import jax.experimental.sparse as jsparse
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+import xgboost
+from references import histogram as naive_histogram
+
+import jboost as jb
+from jboost.binning import warn_of_collisions
+from jboost.kernels import library
+
+FILL = {"missing": np.nan, "zero": 0.0}
+KERNELS = ("xla", "cpu") if library.available() else ("xla",)
+ROWS, COLUMNS = 200, 6
+QUICK = dict(num_rounds=4, max_depth=3)
+
+
+def make_sparse(seed=0, rows=ROWS, columns=COLUMNS, density=0.3):
+    """Normal values of both signs; stored zeros, NaN, infinities and a denormal; a
+    column of which nothing is stored, and one of which everything is."""
+    rng = np.random.default_rng(seed)
+    stored = rng.random((rows, columns)) < density
+    stored[:, 1], stored[:, 2] = False, True
+    row, column = np.nonzero(stored)
+    values = rng.normal(size=len(row)).astype(np.float32)
+    values[rng.random(len(row)) < 0.05] = np.nan
+    values[rng.random(len(row)) < 0.05] = 0.0
+    values[[5, 6, 7]] = np.inf, -np.inf, 1e-40
+    return scipy.sparse.csr_matrix((values, (row, column)), shape=(rows, columns))
+
+
+def densify(x, absent):
+    """The definition: NaN or 0 where nothing is stored."""
+    x = x.tocoo()
+    dense = np.full(x.shape, FILL[absent], np.float32)
+    dense[x.row, x.col] = x.data
+    return dense
+
+
+def make_targets(x, seed=1):
+    noise = np.random.default_rng(seed).normal(size=x.shape[0])
+    values = np.nan_to_num(densify(x, "zero"), posinf=2.0, neginf=-2.0)
+    missing = np.isnan(densify(x, "missing"))[:, 0]
+    return (values[:, 0] - values[:, 2] + missing + 0.3 * noise).astype(np.float32)
+
+
+def expand(codes):
+    """The matrix of codes that SparseCodes stand for."""
+    starts, rows, stored, absent = map(np.asarray, codes.arrays)
+    full = np.tile(absent, (codes.num_rows, 1))
+    for feature in range(codes.num_features):
+        part = slice(starts[feature], starts[feature + 1])
+        full[rows[part], feature] = stored[part]
+    return full
+
+
+def assert_same_bits(first, second):
+    first, second = jax.tree.leaves(first), jax.tree.leaves(second)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_same_model(first, second):
+    """But for what they take absent entries for."""
+    for name in ("feature", "threshold", "missing_left", "leaf_value", "init_score"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
+# Bins and codes.
+
+WEIGHTS = {
+    "none": None,
+    "weights": np.random.default_rng(3).uniform(0.5, 3, ROWS).astype(np.float32),
+    "some rows of weight 0": np.random.default_rng(4).integers(0, 3, ROWS) / 4,
+}
+
+
+@pytest.mark.parametrize("absent", FILL)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("max_bins", [256, 300, 9, 2])
+def test_thresholds_and_codes_are_those_of_the_dense_matrix(absent, weights, max_bins):
+    x, weight = make_sparse(), WEIGHTS[weights]
+    dense = densify(x, absent)
+    bins = jb.fit_bins(x, max_bins=max_bins, sample_weight=weight, absent=absent)
+    expected = jb.fit_bins(
+        dense, max_bins=max_bins, sample_weight=weight, implementation="xla"
+    )
+    np.testing.assert_array_equal(bins.thresholds, expected.thresholds)
+    codes = jb.apply_bins(bins, x)
+    assert codes.shape == x.shape
+    np.testing.assert_array_equal(expand(codes), jb.apply_bins(expected, dense))
+
+
+def test_a_column_of_zeros_that_few_rows_store():
+    """The weight of absent zeros fills one bin; the others share what is left."""
+    rng = np.random.default_rng(0)
+    dense = np.zeros((5000, 1), np.float32)
+    dense[:400, 0] = rng.normal(size=400)
+    weight = rng.integers(0, 4, 5000).astype(np.float32)
+    bins = jb.fit_bins(
+        scipy.sparse.csc_array(dense), max_bins=16, sample_weight=weight, absent="zero"
+    )
+    expected = jb.fit_bins(dense, max_bins=16, sample_weight=weight)
+    np.testing.assert_array_equal(bins.thresholds, expected.thresholds)
+
+
+def test_all_kinds_of_sparse_matrices():
+    x = make_sparse()
+    expected = jb.apply_bins(jb.fit_bins(x), x)
+    coo = x.tocoo()
+    indices = np.stack([coo.row, coo.col], axis=1)
+    order = np.random.default_rng(0).permutation(x.nnz)
+    padding = np.array([[ROWS, COLUMNS]] * 3)  # as BCOO pads: out of bounds
+    bcoo = jsparse.BCOO(
+        (
+            jnp.asarray(np.append(coo.data[order], [9, 9, 9]).astype(np.float32)),
+            jnp.asarray(np.concatenate([indices[order], padding])),
+        ),
+        shape=x.shape,
+    )
+    bcsr = jsparse.BCSR((x.data, x.indices, x.indptr), shape=x.shape)
+    kinds = [x.tocsc(), coo, x.tolil(), x.astype(np.float64), bcoo, bcsr]
+    kinds += [scipy.sparse.csr_array(x), scipy.sparse.coo_array(x)]
+    for kind in kinds:
+        assert_same_bits(jb.apply_bins(jb.fit_bins(kind), kind), expected)
+
+
+def test_duplicates_are_summed_and_the_matrix_is_left_alone():
+    data, row = np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 0, 1, 2])
+    column = np.array([0, 0, 0, 1])
+    summed = scipy.sparse.csr_matrix(np.array([[3.0, 0], [4, 0], [0, 8]]))
+    coo = scipy.sparse.coo_matrix((data, (row, column)), shape=(3, 2))
+    csr = scipy.sparse.csr_matrix((data, column, np.array([0, 2, 3, 4])), shape=(3, 2))
+    bcoo = jsparse.BCOO((data, np.stack([row, column], axis=1)), shape=(3, 2))
+    expected = jb.fit_bins(summed).thresholds
+    for x in (coo, csr, bcoo):
+        np.testing.assert_array_equal(jb.fit_bins(x).thresholds, expected)
+    assert csr.nnz == 4
+
+
+def test_integers_and_booleans():
+    x = scipy.sparse.random(50, 3, 0.5, random_state=0).tocsr()
+    for dtype in (np.int64, np.int8, bool):
+        typed = (10 * x).astype(dtype)
+        dense = typed.toarray().astype(np.float32)
+        expected = jb.fit_bins(dense).thresholds
+        bins = jb.fit_bins(typed, absent="zero")
+        np.testing.assert_array_equal(bins.thresholds, expected)
+
+
+def test_values_that_float32_cannot_tell_apart_are_reported():
+    x = scipy.sparse.csc_matrix(1e9 + np.arange(1, 101.0)[:, None])
+    with pytest.warns(UserWarning, match="column 0 of x has 100 distinct float64"):
+        warn_of_collisions(x)
+
+
+# Histograms.
+
+
+@pytest.mark.parametrize("absent", FILL)
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("max_bins", [16, 300])
+def test_histograms_against_a_loop(absent, implementation, max_bins):
+    x = make_sparse()
+    codes = jb.apply_bins(jb.fit_bins(x, max_bins=max_bins, absent=absent), x)
+    rng = np.random.default_rng(0)
+    channels = rng.integers(-1000, 1000, (ROWS, 3)).astype(np.int32)
+    node = rng.integers(-1, 4, ROWS).astype(np.int32)
+    sums = jb.build_histogram(
+        codes, jnp.asarray(channels), jnp.asarray(node), num_nodes=3,
+        num_bins=max_bins, implementation=implementation,
+    )  # fmt: skip
+    expected = naive_histogram(expand(codes).T, channels, node, 3, max_bins)
+    np.testing.assert_array_equal(sums, expected)
+
+
+# Training and prediction.
+
+SETTINGS = {
+    "plain": {},
+    "weights": dict(sample_weight=WEIGHTS["weights"]),
+    "rows of weight 0": dict(sample_weight=WEIGHTS["some rows of weight 0"]),
+    "samples": dict(
+        subsample=0.7, colsample_bytree=0.8, colsample_bylevel=0.8,
+        colsample_bynode=0.7, seed=5,
+    ),
+    "counts": dict(min_child_samples=15, loss=jb.losses.pseudo_huber),
+    "medians": dict(loss=jb.losses.absolute_error),
+    "few bins": dict(max_bins=7),
+    "two bytes": dict(max_bins=300),
+    "deep": dict(max_depth=8, num_rounds=2),
+    "constraints": dict(
+        monotone=[1, 0, -1, 0, 0, 0], interactions=[[0, 2], [2, 3]], max_leaves=5,
+        l1=0.1,
+    ),
+    "adaptive": dict(loss=jb.losses.make_adaptive_huber(), num_rounds=2),
+}  # fmt: skip
+
+
+def train_both(settings, absent, implementation):
+    x = make_sparse()
+    arguments = QUICK | dict(absent=absent, implementation=implementation) | settings
+    dense = densify(x, absent)
+    pairs = []
+    for matrix in (x, dense):
+        pairs.append(jb.fit(matrix, make_targets(x), **arguments))
+    return x, dense, pairs
+
+
+@pytest.mark.parametrize("absent", FILL)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_model_of_the_dense_matrix(name, absent):
+    x, dense, pairs = train_both(SETTINGS[name], absent, KERNELS[-1])
+    (sparse_model, sparse_history), (model, history) = pairs
+    assert np.any(np.isfinite(model.threshold))
+    assert_same_bits(sparse_model, model)
+    np.testing.assert_array_equal(sparse_history.train_loss, history.train_loss)
+    score = jb.predict(model, dense)
+    np.testing.assert_array_equal(jb.predict(sparse_model, x), score)
+    np.testing.assert_array_equal(jb.predict(sparse_model, dense), score)
+
+
+@pytest.mark.parametrize("absent", FILL)
+@pytest.mark.parametrize("name", ["plain", "samples", "counts"])
+def test_plain_xla_is_the_definition(name, absent):
+    x, _, pairs = train_both(SETTINGS[name], absent, "xla")
+    assert_same_bits(pairs[0][0], pairs[1][0])
+    for implementation in KERNELS:
+        score = jb.predict(pairs[0][0], x, implementation=implementation)
+        np.testing.assert_array_equal(score, jb.predict(pairs[1][0], x))
+
+
+def test_several_scores_validation_sets_and_offsets():
+    x, other = make_sparse(), make_sparse(seed=7, rows=150)
+    y, target = (np.stack([make_targets(m, s) for s in (1, 2)], 1) for m in (x, other))
+    rng = np.random.default_rng(0)
+    offset, far = (rng.normal(size=(n, 2)) for n in (ROWS, 150))
+
+    def loss(score, target):
+        return jnp.sum((score - target) ** 2)
+
+    def run(first, second):
+        validation = {"held out": (second, target, np.linspace(0, 1, 150), far)}
+        return jb.fit(
+            first, y, loss, offset=offset, validation=validation, num_scores=2,
+            absent="zero", early_stopping_rounds=3, **QUICK,
+        )  # fmt: skip
+
+    # Training rows and held-out rows need not be of one kind.
+    model, history = run(x, densify(other, "zero"))
+    expected = run(densify(x, "zero"), other)
+    assert_same_bits(model, expected[0])
+    assert_same_bits(history.validation_loss, expected[1].validation_loss)
+    for function in (jb.predict, jb.staged_predict):
+        np.testing.assert_array_equal(
+            function(model, other, offset=far),
+            function(model, densify(other, "zero"), offset=far),
+        )
+    np.testing.assert_array_equal(
+        jb.leaf_indices(model, other), jb.leaf_indices(model, densify(other, "zero"))
+    )
+
+
+def test_more_rows_than_a_chunk_and_a_block(monkeypatch):
+    """Kernels work in chunks of 16,384 rows; predict in blocks of rows."""
+    from jboost import ensemble
+
+    x = make_sparse(rows=40_001, columns=5, density=0.02)
+    for absent in FILL:
+        arguments = dict(
+            absent=absent, num_rounds=2, max_depth=5, subsample=0.5, max_bins=64
+        )
+        model, _ = jb.fit(x, make_targets(x), **arguments)
+        dense = densify(x, absent)
+        expected, _ = jb.fit(dense, make_targets(x), **arguments)
+        assert_same_bits(model, expected)
+        scores = jb.predict(expected, dense)
+        for cells in (ensemble._BLOCK_CELLS, 100_000):
+            monkeypatch.setattr(ensemble, "_BLOCK_CELLS", cells)
+            np.testing.assert_array_equal(jb.predict(model, x), scores)
+
+
+def test_a_model_trained_on_a_dense_matrix_says_what_absent_means():
+    x = make_sparse()
+    for absent in FILL:
+        dense = densify(x, absent)
+        model, _ = jb.fit(dense, make_targets(x), absent=absent, **QUICK)
+        np.testing.assert_array_equal(jb.predict(model, x), jb.predict(model, dense))
+        assert jb.truncate(model, 2).absent == absent
+
+
+def test_nothing_stored_at_all():
+    empty = scipy.sparse.csr_matrix((ROWS, COLUMNS), dtype=np.float32)
+    y = np.arange(ROWS, dtype=np.float32)
+    model, _ = jb.fit(empty, y, **QUICK)
+    np.testing.assert_allclose(jb.predict(model, empty), y.mean(), rtol=1e-6)
+
+
+def test_features_beyond_those_in_use_cost_nothing():
+    """A million columns, which no dense block could hold."""
+    x = make_sparse()
+    wide = scipy.sparse.csr_matrix((x.data, x.indices, x.indptr), (ROWS, 1_000_000))
+    y = make_targets(x)
+    arguments = QUICK | dict(max_depth=2, max_bins=8)
+    model, _ = jb.fit(x, y, **arguments)
+    wider, _ = jb.fit(wide, y, **arguments)
+    assert_same_model(wider, model)
+    np.testing.assert_array_equal(jb.predict(wider, wide), jb.predict(model, x))
+
+
+# The traceable loop.
+
+
+def test_boost_jit_and_vmap():
+    x = make_sparse()
+    y, bins = make_targets(x), jb.fit_bins(x)
+    dense_codes = jb.apply_bins(bins, densify(x, "missing"))
+
+    def train(codes, rate):
+        return jb.boost(
+            codes, y, jb.losses.squared_error, jax.random.key(0), learning_rate=rate,
+            num_rounds=3, max_depth=3,
+        )  # fmt: skip
+
+    rates = jnp.array([0.1, 0.5])
+    codes = jb.apply_bins(bins, x)
+    expected = train(dense_codes, rates[0])
+    assert_same_bits(train(codes, rates[0]), expected)
+    assert_same_bits(jax.jit(train)(codes, rates[0]), expected)
+    mapped = jax.vmap(train, (None, 0))(codes, rates)
+    assert_same_bits(jax.tree.map(lambda a: a[0], mapped), expected)
+    # A batch of matrices, too, where they store the same number of entries.
+    both = jax.tree.map(lambda a: jnp.stack([a, a]), codes)
+    mapped = jax.vmap(train, (0, 0))(both, rates)
+    assert_same_bits(jax.tree.map(lambda a: a[0], mapped), expected)
+
+
+def test_single_rounds():
+    x = make_sparse()
+    y, bins = make_targets(x), jb.fit_bins(x, absent="zero")
+    loss, results = jb.losses.squared_error, []
+    for codes in (jb.apply_bins(bins, x), jb.apply_bins(bins, densify(x, "zero"))):
+        state = jb.init(codes, y, loss, jax.random.key(0))
+        for _ in range(2):
+            state, tree = jb.boost_step(state, codes, y, loss, max_depth=3)
+        results.append((state, tree))
+    assert_same_bits(*results)
+
+
+# Peers.
+
+
+def test_xgboost_takes_absent_entries_the_same_way():
+    """Same splits: few distinct values, so that both search all of them."""
+    rng = np.random.default_rng(0)
+    x = scipy.sparse.random(400, 5, 0.3, random_state=0, format="csr")
+    x.data = rng.integers(1, 6, x.nnz).astype(np.float32)
+    missing = np.isnan(densify(x, "missing"))
+    y = missing[:, 0] + 0.3 * densify(x, "zero")[:, 1] + 0.1 * rng.normal(size=400)
+    y = y.astype(np.float32)
+    arguments = dict(num_rounds=5, max_depth=3, learning_rate=0.3, init_score=0.5)
+    for absent, matrix in (("missing", x), ("zero", densify(x, "zero"))):
+        model, _ = jb.fit(
+            x, y, lambda score, target: (score - target) ** 2 / 2, absent=absent,
+            regularization="absolute", **arguments,
+        )  # fmt: skip
+        peer = xgboost.train(
+            dict(tree_method="hist", max_depth=3, eta=0.3, base_score=0.5, nthread=1),
+            xgboost.DMatrix(matrix, y),
+            5,
+        )
+        # Sums of leaves in float32, in another order.
+        score, expected = jb.predict(model, x), peer.predict(xgboost.DMatrix(matrix))
+        np.testing.assert_allclose(score, expected, atol=1e-5)
+
+
+# Errors at the door.
+
+
+def bad_inputs():
+    x = make_sparse()
+    complex_x = x.astype(np.complex64)
+    batched = jsparse.BCOO.fromdense(np.ones((2, 3, 4)), n_batch=1)
+    dense_part = jsparse.BCOO.fromdense(np.ones((3, 4)), n_dense=1)
+    flat = scipy.sparse.coo_array(np.arange(5.0))
+    nobody = scipy.sparse.csr_matrix((0, 3))
+    return [
+        (complex_x, TypeError, "x must hold numbers .* dtype complex64"),
+        (batched, ValueError, "x must be 2-D"),
+        (dense_part, TypeError, "BCOO or BCSR without batch or dense dimensions"),
+        (jsparse.COO.fromdense(np.ones((3, 4))), TypeError, "a BCOO or BCSR"),
+        (flat, ValueError, "x must be 2-D"),
+        (nobody, ValueError, "at least one row and one column"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_bad_matrices(case):
+    x, error, message = bad_inputs()[case]
+    model, _ = jb.fit(make_sparse(), np.zeros(ROWS), num_rounds=0)
+    with pytest.raises(error, match=message):
+        jb.fit_bins(x)
+    with pytest.raises(error, match=message):
+        jb.fit(x, np.zeros(3))
+    with pytest.raises(error, match=message):
+        jb.predict(model, x)
+
+
+def test_other_refusals():
+    x = make_sparse()
+    y, bins = make_targets(x), jb.fit_bins(x)
+    model, _ = jb.fit(x, y, num_rounds=1)
+    with pytest.raises(ValueError, match=r"absent must be one of .*'zeros'"):
+        jb.fit(x, y, absent="zeros")
+    with pytest.raises(ValueError, match=f"x must have {COLUMNS} columns"):
+        jb.predict(model, x[:, :3])
+    with pytest.raises(ValueError, match=f"x must have {COLUMNS} columns"):
+        jb.apply_bins(bins, x[:, :3])
+    with pytest.raises(ValueError, match=f"validation x must have {COLUMNS} columns"):
+        jb.fit(x, y, validation=(x[:, :3], y))
+    with pytest.raises(ValueError, match="binned must hold codes below max_bins=8"):
+        jb.boost(
+            jb.apply_bins(bins, x), y, jb.losses.squared_error, jax.random.key(0),
+            max_bins=8,
+        )  # fmt: skip
+    for more in (dict(candidates="local"), dict(candidate_weights="curvature")):
+        with pytest.raises(ValueError, match="'samples' for sparse data, got"):
+            jb.fit(x, y, **more)
+    with pytest.raises(ValueError, match="y must have 200 rows"):
+        jb.fit(x, y[:-1])
+    with pytest.raises(TypeError, match="x must be a dense matrix here"):
+        jb.permutation_importance(model, x, y)
+    bcoo = jsparse.BCOO.fromdense(np.ones((4, COLUMNS), np.float32))
+    with pytest.raises(TypeError, match="x must not be traced where it is sparse"):
+        jax.jit(lambda x: jb.predict(model, x))(bcoo)
+    with pytest.raises(TypeError, match="model and offset must not be traced"):
+        jax.jit(lambda model: jb.predict(model, x))(model)
+
+
+def test_histograms_that_nothing_could_hold():
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, 3000, 300_000), rng.integers(0, 100_000, 300_000)
+    wide = scipy.sparse.csr_matrix((rng.normal(size=300_000), places), (3000, 100_000))
+    with pytest.raises(ValueError, match="histograms must have at most 2\\^30 cells"):
+        jb.fit(wide, np.zeros(3000), max_depth=10)
+
+
+WITHOUT_SCIPY = """
+import sys
+sys.modules["scipy.sparse"] = None  # an import of it fails
+import numpy as np, jboost as jb
+x = np.arange(20.0)[:, None]
+jb.fit(x, x[:, 0], num_rounds=1)
+assert "jax.experimental.sparse" not in sys.modules
+print("trained")
+"""
+
+
+def test_no_sparse_package_is_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SCIPY], capture_output=True, text=True,
+        check=False, timeout=200,
+    )  # fmt: skip
+    assert done.stdout.strip() == "trained", done.stderr[-2000:]
