@@ -10,7 +10,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Installed before jboost is imported. The other modules are doors: they check their
 # arguments themselves, and the tests look at what they say.
 INNER = (
-    "chunks", "curvature", "histogram", "initial", "kernels", "least_squares", "leaves",
-    "minimum", "padding", "rounds", "sampling", "splitting", "tracing", "tree",
+    "candidates", "chunks", "curvature", "histogram", "initial",
+    "kernels", "least_squares", "leaves", "levels", "minimum", "padding", "rounds",
+    "sampling", "sorted_growth", "splitting", "tracing", "tree",
 )  # fmt: skip
 install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")

@@ -73,6 +73,10 @@ def assert_same_training(x, y, weights=None, offset=None, **settings):
     assert_same_model(model, expected[0])
     np.testing.assert_array_equal(history.train_loss, expected[1].train_loss)
     assert history.choices == expected[1].choices
+    if "subsample" in settings:
+        improvements = history.oob_improvement, expected[1].oob_improvement
+        np.testing.assert_array_equal(*improvements)
+        assert np.isfinite(improvements[0]).all()
 
 
 def three_classes(y):
@@ -101,6 +105,14 @@ def test_logistic_loss_is_the_same_to_the_bit(table):
     x, y, _ = table
     target = (y > 1).astype(np.float32)
     assert_same_training(x, target, loss=jb.losses.logistic, subsample=0.5)
+
+
+def test_constrained_trees_are_the_same_to_the_bit(table):
+    x, y, _ = table
+    assert_same_training(
+        x, y, l1=0.5, max_delta_step=1.5, max_leaves=9, monotone={0: 1, 3: 1},
+        interactions=[[0, 1, 2], [1, 3, 4, 5]],
+    )  # fmt: skip
 
 
 def test_softmax_is_the_same_to_the_bit(table):
@@ -465,6 +477,11 @@ def test_the_door_says_what_it_expects(table):
     for name in ("y", "sample_weight", "offset"):
         with pytest.raises(ValueError, match=f"{name} must not be given"):
             jb.fit(rows, **{name: y})
+    for name, value in dict(
+        absent="zero", candidates="exact", candidate_weights="curvature"
+    ).items():
+        with pytest.raises(ValueError, match=rf"{name} must be .* where x is a stream"):
+            jb.fit(rows, **{name: value})
     with pytest.raises(TypeError, match="can be read again"):
         jb.stream(iter([(x, y)]), memory=MEMORY)
     with pytest.raises(TypeError, match="source must be a callable"):
