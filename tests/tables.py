@@ -24,6 +24,11 @@ def make_regression(seed=0, noise=0.3):
     return x, y.astype(np.float32)
 
 
+def squared_distance(scores, target):
+    """Of several scores; a loss whose programs are small."""
+    return jnp.sum(jnp.square(scores - target))
+
+
 def mean_loss(loss, scores, targets, weights=None):
     """The weighted mean of a loss, evaluated row by row."""
     values = np.array(
