@@ -15,18 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jboost.block_trees import (
-    Derivatives,
-    added_bytes,
-    count_bytes,
-    count_node_bytes,
-    grow_blocks,
-    make_way,
-    program,
-    run,
-)
+from jboost.block_rows import Derivatives, make_way
+from jboost.block_trees import count_node_bytes, grow_blocks
 from jboost.blocks import NUM_BUFFERS, BlockReader, aligned_empty
 from jboost.chunks import Chunk, Job, no_trees, start_program
+from jboost.executables import added_bytes, count_bytes, program, run
 from jboost.initial import MedianStart
 from jboost.levels import measure_rows
 from jboost.rounds import (

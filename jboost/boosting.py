@@ -20,30 +20,22 @@ from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
-from jboost.initial import MedianStart
-from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
-from jboost.levels import Tree, TreeLimits
+from jboost.levels import Tree
 from jboost.losses import Adaptive
 from jboost.rounds import (
-    ORDER_STATISTIC_SAMPLES,
     BoostState,
     Data,
-    Method,
-    Numbers,
     Regularization,
     grow_round,
     init_state,
 )
-from jboost.sorted_growth import MOST_CODES
-from jboost.sparse import SparseCodes, SparseMatrix
-from jboost.splitting import UNBOUNDED, ValueLimits
-from jboost.tracing import TracedLoss, trace_loss
+from jboost.settings import initial_scores, make_settings, sorts_rows
+from jboost.sparse import SparseCodes
+from jboost.tracing import trace_loss
 from jboost.tree import pack_codes
 
 _MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
-_MOST_DEPTH = 20  # a heap of 2^20 leaves
-_MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB
 
 
 class BoostedTrees(NamedTuple):
@@ -246,216 +238,6 @@ def boost(
     begin = initial_scores(init_score, num_scores)
     run = compiled(_boost, traced, method)
     return run(constants, numbers, rates, data, offset, begin, seed_words(key))
-
-
-def make_settings(
-    loss: TracedLoss,
-    data: Data,
-    *,
-    uniform: bool,
-    max_depth: int,
-    max_bins: int,
-    num_features: int,
-    l1: Any,
-    l2: Any,
-    max_delta_step: Any,
-    min_gain: Any,
-    min_child_weight: Any,
-    min_child_samples: Any,
-    regularization: Regularization,
-    subsample: Any,
-    colsample_bytree: Any,
-    colsample_bylevel: Any,
-    colsample_bynode: Any,
-    max_leaves: int | None,
-    monotone: Any,
-    interactions: Any,
-    candidates: Candidates,
-    candidate_weights: CandidateWeights,
-    curvature: Curvature,
-    leaf_solver: LeafSolver,
-    implementation: str | None,
-    feature_names: Any = None,
-) -> tuple[Method, Numbers]:
-    """Checks what shapes training and sorts it into what is static and what is not."""
-    max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
-    max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
-    checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
-    sorts_rows(candidates, candidate_weights, data.columns)
-    checks.check_word("curvature", curvature, checks.CURVATURES)
-    checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
-    if leaf_solver == "median_step" and loss.quadratic:
-        better = "exact" if loss.straight else "newton"
-        raise ValueError(
-            "leaf_solver='median_step' needs a loss whose second derivative changes "
-            f"with the score, as Huber's; this one has its minimum by {better!r}"
-        )
-    check_implementation(implementation)
-    for name, value in (
-        ("l1", l1), ("l2", l2), ("min_gain", min_gain),
-        ("min_child_weight", min_child_weight),
-    ):  # fmt: skip
-        checks.check_number(name, value, least=0.0)
-    checks.check_number("max_delta_step", max_delta_step, least=0.0, finite=False)
-    for name, value in (
-        ("subsample", subsample), ("colsample_bytree", colsample_bytree),
-        ("colsample_bylevel", colsample_bylevel),
-        ("colsample_bynode", colsample_bynode),
-    ):  # fmt: skip
-        checks.check_number(name, value, above=0.0, most=1.0)
-    samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
-    known = not isinstance(samples, Tracer) and samples > 0
-    largest: Any = num_rows // samples if known else num_rows
-    method = Method(
-        curvature=curvature,
-        leaf_solver=leaf_solver,
-        regularization=regularization,
-        max_depth=max_depth,
-        # A size for histograms alone: in sorted growth it is just a number.
-        num_bins=max_bins if candidates == "global" else MOST_CODES,
-        max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
-        max_leaves=_check_leaves(max_leaves, max_depth),
-        uniform=uniform,
-        candidates=candidates,
-        candidate_weights=candidate_weights,
-        implementation=implementation,
-    ).resolve(loss)
-    _check_size(data.columns, method)
-    limits = TreeLimits(
-        l2=l2,
-        min_gain=min_gain,
-        min_child_weight=min_child_weight,
-        min_child_samples=samples,
-        colsample_bytree=colsample_bytree,
-        colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode,
-    )
-    limits = jax.tree.map(_as_float, limits)
-    samples = samples if isinstance(samples, Tracer) else np.int32(samples)
-    limits = limits._replace(
-        min_child_samples=_minimum(samples, num_rows),
-        max_bins=np.int32(max_bins),
-        values=_limit_values(
-            l1,
-            max_delta_step,
-            checks.check_monotone(monotone, num_features, feature_names),
-            num_features,
-        ),
-        groups=checks.check_interactions(interactions, num_features, feature_names),
-    )
-    if candidates != "global" and limits.values is not None:
-        raise ValueError(
-            "candidates must be 'global' with l1, max_delta_step or monotone, which "
-            f"searches of sorted rows do not know, got {candidates!r}"
-        )
-    return method, Numbers(limits, _as_float(subsample))
-
-
-def _limit_values(l1, max_delta_step, signs: Any, num_features):
-    """What holds leaf values back; None if nothing does, which is known here.
-
-    A traced number may be anything: it is taken for a limit.
-    """
-    known = not isinstance(l1, Tracer) and not isinstance(max_delta_step, Tracer)
-    if signs is None and known and l1 == 0 and max_delta_step in (0, np.inf):
-        return None
-    step = _as_float(max_delta_step)
-    numpy: Any = jnp if isinstance(step, jax.Array) else np
-    most = numpy.float32(UNBOUNDED)
-    step = numpy.where(step == 0, most, numpy.minimum(step, most))
-    bounds = numpy.stack([-step, step])
-    signs = np.zeros(num_features, np.int32) if signs is None else signs
-    return ValueLimits(_as_float(l1), bounds, signs)
-
-
-def _check_leaves(max_leaves, max_depth):
-    """None where every tree of that depth has as few leaves."""
-    if max_leaves is None:
-        return None
-    max_leaves = checks.check_integer("max_leaves", max_leaves, least=2)
-    return max_leaves if max_leaves < 2**max_depth else None
-
-
-def sorts_rows(candidates: Any, candidate_weights: Any, data: Any) -> bool:
-    """Whether trees are grown from sorted rows, with a code for every value.
-
-    Raises:
-      ValueError: words that are not known, or do not go together, or with sparse data.
-    """
-    checks.check_word("candidates", candidates, checks.CANDIDATES)
-    words = checks.CANDIDATE_WEIGHTS
-    checks.check_word("candidate_weights", candidate_weights, words)
-    if candidates == "exact" and candidate_weights != "samples":
-        raise ValueError(
-            "candidate_weights must be 'samples' with candidates='exact', which tries "
-            f"every value whatever it weighs, got {candidate_weights!r}"
-        )
-    sorts = candidates != "global" or candidate_weights != "samples"
-    if sorts and isinstance(data, SparseCodes | SparseMatrix):
-        raise ValueError(
-            "candidates must be 'global' and candidate_weights 'samples' for sparse "
-            f"data, got {candidates!r} and {candidate_weights!r}"
-        )
-    return sorts
-
-
-def _check_size(columns, method):
-    """Refuses what cannot be addressed, or hardly held."""
-    if not isinstance(columns, SparseCodes):
-        if columns.size >= 2**31:
-            raise ValueError(
-                "x must have fewer than 2^31 cells (rows, padded, times columns), got "
-                f"{columns.size}"
-            )
-        return
-    # Stored entries may be few, but every node has a sum for each feature and code.
-    nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)
-    sizes = (nodes, columns.num_features, method.num_bins, 3)
-    if np.prod(sizes, dtype=np.float64) > _MOST_CELLS:
-        raise ValueError(
-            "a level's histograms must have at most 2^30 cells (4 GiB), got nodes x "
-            f"features x codes x channels = {' x '.join(map(str, sizes))}; use a "
-            "smaller max_depth or max_bins, or a larger min_child_samples"
-        )
-
-
-def _as_float(number) -> Any:
-    """float32, by NumPy where that can be: it compiles nothing."""
-    if isinstance(number, jax.Array):
-        return number.astype(jnp.float32)
-    return np.float32(number)
-
-
-def _minimum(samples, num_rows):
-    if isinstance(samples, Tracer):
-        return jnp.minimum(samples, num_rows).astype(jnp.int32)
-    return np.minimum(samples, np.int32(num_rows))
-
-
-def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
-    """A number; for "auto" 20 where leaves are medians, else 0: the rows decide."""
-    if isinstance(min_child_samples, str):
-        checks.check_word("min_child_samples", min_child_samples, ("auto",))
-        return ORDER_STATISTIC_SAMPLES if loss.straight else 0
-    if isinstance(min_child_samples, Tracer):
-        return min_child_samples
-    return checks.check_integer("min_child_samples", min_child_samples, least=1)
-
-
-def initial_scores(init_score: Any, num_scores: int) -> Array | MedianStart | None:
-    """The initial scores [K], or how to find them: None asks for the argmin."""
-    if isinstance(init_score, str):
-        checks.check_word("init_score", init_score, ("auto", "median"))
-        return MedianStart() if init_score == "median" else None
-    array = jnp.asarray(init_score, jnp.float32)
-    if array.shape not in ((), (num_scores,)):
-        raise ValueError(
-            f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
-            f"got shape {array.shape}"
-        )
-    if not isinstance(array, Tracer) and not np.isfinite(array).all():
-        raise ValueError(f"init_score must be finite, got {init_score!r}")
-    return jnp.broadcast_to(array, (num_scores,))
 
 
 def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:

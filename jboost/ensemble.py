@@ -17,14 +17,14 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix, flush_denormals
+from jboost.binning import Bins, as_matrix
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
-from jboost.kernels import predict_cpu
-from jboost.kernels.library import check_implementation, choose, may_run, vary
-from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
+from jboost.kernels.library import check_implementation, may_run
+from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
 from jboost.padding import padded_size
+from jboost.scores import find_row_leaves, score_rows
 from jboost.sparse import Absent, is_sparse, read_rows
 
 FORMAT_VERSION = 1
@@ -153,7 +153,7 @@ def predict(
         return _in_blocks(run, model, x, offset, rows_axis=0)
     task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
-    scores = _predict(task.model, task.rows, base, task.implementation, staged=False)
+    scores = score_rows(task.model, task.rows, base, task.implementation, staged=False)
     return task.cut(scores, rows_axis=0)
 
 
@@ -170,7 +170,7 @@ def staged_predict(
         return _in_blocks(run, model, x, offset, rows_axis=1)
     task = _door(model, x, implementation, offset)
     base = task.pad_offset(offset, model.num_scores)
-    stages = _predict(task.model, task.rows, base, task.implementation, staged=True)
+    stages = score_rows(task.model, task.rows, base, task.implementation, staged=True)
     return task.cut(stages, rows_axis=1, rounds_axis=0)
 
 
@@ -190,7 +190,7 @@ def leaf_indices(
         run = partial(leaf_indices, implementation=implementation)
         return _in_blocks(run, model, x, None, rows_axis=0)
     task = _door(model, x, implementation)
-    leaves = _leaf_indices(task.model, task.rows, task.implementation)
+    leaves = find_row_leaves(task.model, task.rows, task.implementation)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
 
 
@@ -411,114 +411,3 @@ def _cut_rows(result, num_rows, axis):
 
 def _is_on_cpu(array):
     return all(device.platform == "cpu" for device in array.devices())
-
-
-@partial(jax.jit, static_argnames=("implementation", "staged"))
-def _predict(model, rows, offset, implementation, staged):
-    values = (model.leaf_value, model.init_score.reshape(-1))
-    rows = rows if isinstance(rows, Rows) else as_rows(rows)
-    # The definition keeps its own derivative.
-    run = _scores_in_xla if implementation == "xla" else _scores
-    scores = run(implementation, staged, values, _structure(model), rows)
-    if offset is not None:
-        scores += offset[None] if staged else offset
-    return scores[..., 0] if model.init_score.ndim == 0 else scores
-
-
-@partial(jax.jit, static_argnames="implementation")
-def _leaf_indices(model, rows, implementation):
-    rows = rows if isinstance(rows, Rows) else as_rows(rows)
-    leaves = _leaves(implementation, _structure(model), rows)
-    return leaves[..., 0] if model.init_score.ndim == 0 else leaves
-
-
-def _structure(model):
-    return Trees(model.feature, model.threshold, model.missing_left)
-
-
-def _leaves(implementation, trees, rows):
-    """[N, R, K]."""
-
-    def in_xla(rows, trees):
-        columns = flush_denormals(rows.matrix()).T
-        leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns), trees)
-        return jnp.moveaxis(leaves, 2, 0)
-
-    run = choose(implementation, cpu=predict_cpu.leaf_indices, xla=in_xla)
-    return run(rows, trees)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _scores(implementation, staged, values, trees, rows):
-    """[N, K], or [R, N, K] after each round; linear in ``values``."""
-    cpu = predict_cpu.staged_predict if staged else predict_cpu.predict
-
-    def in_xla(rows, trees, *values):
-        return _scores_in_xla(implementation, staged, values, trees, rows)
-
-    return choose(implementation, cpu=cpu, xla=in_xla)(rows, trees, *values)
-
-
-@_scores.defjvp
-def _change_scores(implementation, staged, primals, tangents):
-    """Values change the scores of the rows in their leaves; all else is locally flat.
-
-    Plain gathers, so that JAX can transpose and differentiate them again.
-    """
-    values, trees, rows = primals
-    leaves = _leaves(implementation, trees, rows)
-    by_round = jnp.moveaxis(leaves, 0, 2)
-    size = rows.num_rows
-    change = _add_rounds(staged, size, tangents[0], by_round, lambda leaf: leaf, leaves)
-    return _scores(implementation, staged, values, trees, rows), change
-
-
-def _scores_in_xla(implementation, staged, values, trees, rows):
-    """The definition."""
-    del implementation
-    columns = flush_denormals(rows.matrix()).T
-
-    def find(trees):
-        return _round_leaves(trees, columns)
-
-    return _add_rounds(staged, rows.num_rows, values, trees, find, columns, *trees)
-
-
-def _add_rounds(staged, num_rows, values, steps, find, *varying):
-    """Adds leaf values round by round; ``find(step)`` gives the leaves [K, N].
-
-    ``varying`` is what the leaves depend on.
-    """
-    leaf_value, init_score = values
-    shape = (init_score.shape[0], num_rows)
-
-    def add_round(scores, step):
-        value, step = step
-        scores += jax.vmap(lambda value, leaf: value[leaf])(value, find(step))
-        return scores, scores if staged else None
-
-    start = vary(jnp.broadcast_to(init_score[:, None], shape), leaf_value, *varying)
-    scores, stages = jax.lax.scan(add_round, start, (leaf_value, steps))
-    return scores.T if stages is None else jnp.swapaxes(stages, 1, 2)
-
-
-def _round_leaves(trees, columns):
-    """The leaves [K, N] in the trees of one round on raw values [F, N]."""
-    return jax.vmap(_tree_leaves, (0, None))(trees, columns)
-
-
-def _tree_leaves(tree, columns):
-    """The leaf of every row in one tree."""
-    feature, threshold, missing_left = tree
-    num_rows = columns.shape[1]
-    flat, rows = columns.reshape(-1), jnp.arange(num_rows, dtype=jnp.int32)
-
-    def descend(_, node):
-        value = flat[feature[node] * num_rows + rows]
-        above = value > threshold[node]
-        right = jnp.where(jnp.isnan(value), ~missing_left[node], above)
-        return 2 * node + 1 + right.astype(jnp.int32)
-
-    depth = (feature.shape[0] + 1).bit_length() - 1
-    start = vary(jnp.zeros(num_rows, jnp.int32), *tree, columns)
-    return jax.lax.fori_loop(0, depth, descend, start) - feature.shape[0]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.boosting import compiled, resolve_samples
+from jboost.boosting import compiled
 from jboost.checks import check_integer
 from jboost.curvature import (
     Objective,
@@ -26,6 +26,7 @@ from jboost.curvature import (
 )
 from jboost.losses import Adaptive
 from jboost.rounds import Method
+from jboost.settings import resolve_samples
 from jboost.tracing import trace_loss
 
 _POINTS = 400  # scores looked at on either side

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from jboost import checks
-from jboost.binning import TINY, warn_of_collisions
+from jboost.binning import warn_of_collisions
 from jboost.cart import (
     RegressionTree,
     check_known,
@@ -26,6 +26,7 @@ from jboost.cart import (
     make_tree,
 )
 from jboost.least_squares import LEAF
+from jboost.thresholds import TINY
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only
 

@@ -16,8 +16,6 @@ from jboost.binning import (
     Bins,
     as_matrix,
     check_max_bins,
-    cut_positions,
-    midpoints,
     pad_thresholds,
 )
 from jboost.summary import (
@@ -31,6 +29,7 @@ from jboost.summary import (
     spread_between,
     summarize_column,
 )
+from jboost.thresholds import cut_positions, midpoints
 
 FAN = 8  # a level takes at least so many summaries before it is pruned
 LEAST_SHARE = 4  # of a bin's share of the weight, the error is at most 1/4

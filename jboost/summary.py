@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
-from jboost.binning import TINY, as_matrix, count_distinct
+from jboost.binning import as_matrix
+from jboost.thresholds import TINY, count_distinct
 
 
 class QuantileSummary(NamedTuple):

@@ -20,7 +20,6 @@ from jboost import checks, losses
 from jboost.binning import Bins, as_matrix, fit_bins, warn_of_collisions
 from jboost.block_rounds import plan_run
 from jboost.blocks import BlockError
-from jboost.boosting import initial_scores, make_settings, sorts_rows
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
 from jboost.curvature import Curvature
@@ -29,6 +28,7 @@ from jboost.history import History, Record, TrainingError
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.settings import initial_scores, make_settings, sorts_rows
 from jboost.sparse import Absent
 from jboost.streaming import Stream, load_rows
 from jboost.tables import Rows, make_rows, make_sets

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a block: moved down a tree and summed, by the CPU kernels or in plain XLA.
+
+In: codes of a block, what is known of a level. Out: where its rows are, and sums of
+the smaller children. Both ways give the same integers.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.blocks import BlockSet
+from jboost.executables import added_bytes, count_bytes, program, run
+from jboost.histogram import build_histogram
+from jboost.kernels import grow_cpu
+from jboost.kernels.paths import Paths
+from jboost.levels import (
+    Measure,
+    Pairs,
+    Tree,
+    TreeLimits,
+    round_rows,
+    route_rows,
+)
+from jboost.rounds import Method
+from jboost.splitting import Split
+
+_LEAST_COLUMNS = 8  # that are read where fewer are needed: few shapes are compiled
+
+
+class Nodes(NamedTuple):
+    """The nodes of a level, in slots."""
+
+    histogram: Int32[Array, "M F B C"]
+    position: Int32[Array, " M"]
+    tree: Tree
+    paths: Paths
+
+
+class Step(NamedTuple):
+    """What is known of a level before its rows move."""
+
+    split: Split
+    left_smaller: Bool[Array, " M"]
+    pairs: Pairs
+    num_found: Int32[Array, ""]
+    tree: Tree
+    paths: Paths
+
+
+class Derivatives(NamedTuple):
+    """Of all rows, as a tree's splits see them."""
+
+    gradient: Float[Array, " N"]
+    curvature: Float[Array, " N"]
+    in_bag: Bool[Array, " N"]
+    measure: Measure
+    limits: TreeLimits
+
+
+def make_way(method: Method, blocks: BlockSet, num_rows: int) -> Any:
+    """How the rows of a block are moved and summed: with kernels, or in plain XLA."""
+    most = min(method.max_nodes, 1 << (max(1, num_rows) - 1).bit_length())
+    slots = max(2, min(2 ** (method.max_depth - 1), most))  # at least a pair
+    make = _Kernels if method.implementation == "cpu" else _PlainXla
+    sizes = (method.max_depth, method.num_bins, slots)
+    return make(sizes, method.uniform, blocks.num_features)
+
+
+class _PlainXla:
+    """Rows of a block in plain XLA: the definition."""
+
+    class State(NamedTuple):
+        channels: Int32[Array, "n C"]
+        in_bag: Bool[Array, " n"]
+        slot: Int32[Array, " n"]
+        position: Int32[Array, " n"]
+
+    def __init__(self, sizes, uniform, num_features):
+        self.sizes, self._uniform = sizes, uniform
+        _, num_bins, slots = sizes
+        self._shape = (slots // 2, num_features, num_bins, 2 if uniform else 3)
+
+    def prepare(self, rows, words, block):
+        static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
+        channels, in_bag = run(_cut_rows, static, rows, words, first)
+        start = jnp.zeros(block.num_rows, jnp.int32)
+        return self.State(channels, in_bag, start, start)
+
+    def zeros(self):
+        return jnp.zeros(self._shape, jnp.int32)
+
+    def row_bytes(self):
+        return 4 * self._shape[3] + 1 + 4 + 4
+
+    def pass_bytes(self, num_rows, dtype):
+        """What it takes to move and sum the rows of a block."""
+        shape: Any = jax.ShapeDtypeStruct
+        rows = shape((num_rows,), np.int32)
+        channels = shape((num_rows, self._shape[3]), np.int32)
+        state = self.State(channels, shape((num_rows,), bool), rows, rows)
+        codes = shape((self._shape[1], num_rows), dtype)
+        sums = shape(self._shape, np.int32)
+        return added_bytes(program(_sum_all, (), state, codes, sums)) + count_bytes(
+            rows
+        )
+
+    def sum_all(self, state, codes, sums):
+        return run(_sum_all, (), state, codes, sums)
+
+    def move(self, state, codes, level, nodes, step, sums):
+        del level, nodes
+        return run(_move, self.sizes, state, codes, step, sums)
+
+    @staticmethod
+    def unpack(sums):
+        return sums
+
+    def features_of_leaves(self, step, others):
+        del others
+        found = np.asarray(step.split.found)
+        return _widen(np.asarray(step.split.feature)[found], self._shape[1])
+
+    def find_leaves(self, state, codes, level, nodes, step, wanted):
+        del nodes
+        feature = _renumber(np.asarray(step.split.feature), wanted)
+        step = step._replace(split=step.split._replace(feature=feature))
+        return run(_find_leaves, self.sizes, state, codes, np.int32(level), step)
+
+
+def _cut_rows(uniform, size, rows, words, first_row):
+    """A block's integers, and which of its rows are in the bag."""
+    parts = (rows.gradient, rows.curvature, rows.in_bag)
+    gradient, curvature, in_bag = (
+        jax.lax.dynamic_slice(part, (first_row,), (size,)) for part in parts
+    )
+    channels = round_rows(
+        gradient, curvature, in_bag, words, rows.measure, uniform, first_row
+    )
+    return channels, in_bag
+
+
+def _sum_all(state, columns, sums):
+    node = jnp.where(state.in_bag, 0, -1)
+    return sums + _sum(columns, state.channels, node, sums)
+
+
+def _sum(columns, channels, node, sums):
+    num_nodes, _, num_bins, _ = sums.shape
+    return build_histogram(
+        columns, channels, node, num_nodes=num_nodes, num_bins=num_bins,
+        implementation="xla",
+    )  # fmt: skip
+
+
+def _route(slots, state, columns, step):
+    return route_rows(
+        columns, step.split, step.pairs.pair, state.slot, state.position, slots
+    )
+
+
+def _move(max_depth, num_bins, slots, state, columns, step, sums):
+    moved = _route(slots, state, columns, step)
+    left_smaller = jnp.append(step.left_smaller, False)[state.slot]
+    smaller = (moved.right == 0) == left_smaller
+    node = jnp.where(state.in_bag & smaller, moved.pair, -1)
+    sums = sums + _sum(columns, state.channels, node, sums)
+    return state._replace(slot=moved.slot, position=moved.position), sums
+
+
+def _find_leaves(max_depth, num_bins, slots, state, columns, level, step):
+    moved = _route(slots, state, columns, step)
+    return moved.position << (max_depth - 1 - level)
+
+
+class _Kernels:
+    """Rows of a block in the layout of the CPU kernels; see kernels/native/grow.h."""
+
+    class State(NamedTuple):
+        rows: grow_cpu.BlockRows
+        in_bag: Bool[Array, " n"]
+
+    def __init__(self, sizes, uniform, num_features):
+        self.sizes, self._uniform = sizes, uniform
+        _, num_bins, slots = sizes
+        self._shape = (slots, 2 if uniform else 3, num_features, num_bins)
+
+    def prepare(self, rows, words, block):
+        static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
+        pairs, in_bag = run(_cut_words, static, rows, words, first)
+        bag = np.asarray(in_bag)
+        grouped = _group_rows(np.asarray(pairs), bag, self.sizes[2])
+        nowhere = np.zeros(block.num_rows, np.int32)
+        rows = grow_cpu.BlockRows(*map(jnp.asarray, (*grouped, nowhere)))
+        return self.State(rows, in_bag)
+
+    def zeros(self):
+        return jnp.zeros(self._shape, jnp.int32)
+
+    def row_bytes(self):
+        return 8 + 2 + 4 + 1
+
+    def pass_bytes(self, num_rows, dtype):
+        """What it takes to move and sum the rows of a block: their codes by row."""
+        packed = grow_cpu.packed_shape(self._shape[2], num_rows)
+        return math.prod(packed) * np.dtype(dtype).itemsize
+
+    def sum_all(self, state, codes, sums):
+        every = np.ones(self.sizes[2] // 2, bool)
+        operands = (codes, state.rows, np.int32(1), every, sums)
+        return run(_sum_in_kernels, self.sizes[1:2], *operands, donate=(4,))
+
+    def move(self, state, codes, level, nodes, step, sums):
+        operands = (codes, state.rows, np.int32(level), nodes.position, step, sums)
+        rows, sums = run(_move_in_kernels, self.sizes, *operands, donate=(1, 5))
+        return state._replace(rows=rows), sums
+
+    @staticmethod
+    def unpack(sums):
+        """From the negative sums, cumulative over bins, of the upper half."""
+        sums = -sums[sums.shape[0] // 2 :]
+        before = jnp.pad(sums, ((0, 0), (0, 0), (0, 0), (1, 0)))[..., :-1]
+        return jnp.moveaxis(sums - before, 1, -1)
+
+    def features_of_leaves(self, step, others):
+        feature = np.asarray(step.split.feature)[np.asarray(step.split.found)]
+        if others:  # rows that were not routed
+            feature = np.append(feature, np.asarray(step.tree.feature))
+        return _widen(feature, self._shape[2])
+
+    def find_leaves(self, state, codes, level, nodes, step, wanted):
+        split = step.split
+        split = split._replace(feature=_renumber(np.asarray(split.feature), wanted))
+        tree = step.tree
+        tree = tree._replace(feature=_renumber(np.asarray(tree.feature), wanted))
+        operands = (codes, state, np.int32(level), nodes.position, split, tree)
+        return run(_find_leaves_in_kernels, self.sizes[:1], *operands)
+
+
+def _cut_words(uniform, size, rows, words, first_row):
+    """A block's rows as words (curvature << 32) + gradient, and who is in the bag."""
+    channels, in_bag = _cut_rows(uniform, size, rows, words, first_row)
+    gradient = channels[:, 0]
+    borrowed = channels[:, 1] - (gradient < 0).astype(jnp.int32)
+    return jnp.stack([gradient, borrowed], axis=1), in_bag
+
+
+def _group_rows(words, in_bag, slots):
+    """Rows in the bag first, chunk by chunk, all of them in slot 0."""
+    size, chunk = len(in_bag), grow_cpu.CHUNK
+    num_chunks = -(-size // chunk)
+    segments = np.zeros((num_chunks, slots, 2), np.int32)
+    order = (np.arange(size) % chunk).astype(np.uint16)
+    if in_bag.all():
+        segments[:, 0, 1] = np.minimum(chunk, size - chunk * np.arange(num_chunks))
+        return words, order, segments
+    words = words.copy()
+    for number, first in enumerate(range(0, size, chunk)):
+        kept = np.flatnonzero(in_bag[first : first + chunk])
+        order[first : first + len(kept)] = kept
+        words[first : first + len(kept)] = words[first + kept]
+        segments[number, 0, 1] = len(kept)
+    return words, order, segments
+
+
+def _sum_in_kernels(num_bins, columns, rows, num_pairs, left_smaller, sums):
+    return grow_cpu.sum_block(
+        columns, rows, num_pairs, left_smaller, sums, num_bins=num_bins
+    )
+
+
+def _move_in_kernels(
+    max_depth, num_bins, slots, columns, rows, level, position, step, sums
+):
+    rows = grow_cpu.split_block(
+        columns, rows, level, step.split, position, max_depth=max_depth
+    )
+    left_smaller = step.left_smaller[step.pairs.source]
+    return rows, grow_cpu.sum_block(
+        columns, rows, step.num_found, left_smaller, sums, num_bins=num_bins
+    )
+
+
+def _find_leaves_in_kernels(max_depth, columns, state, level, position, split, tree):
+    rows = grow_cpu.split_block(
+        columns, state.rows, level, split, position, max_depth=max_depth
+    )
+    return grow_cpu.find_leaves(
+        grow_cpu.dense_source(columns, None),
+        tree.feature,
+        tree.threshold,
+        tree.missing_left,
+        state.in_bag,
+        rows.leaf,
+    )
+
+
+def _widen(features, num_features):
+    """Features in order, some more than once so that few shapes are compiled."""
+    wanted = sorted({int(feature) for feature in features})
+    size = max(_LEAST_COLUMNS, 1 << (len(wanted) - 1).bit_length()) if wanted else 0
+    if size >= num_features:
+        return list(range(num_features))
+    return wanted + wanted[:1] * (size - len(wanted))
+
+
+def _renumber(features, wanted):
+    """Where features lie in the columns that were read; 0 for those that were not."""
+    place = np.zeros(int(np.max(features, initial=0)) + 1, np.int32)
+    for number, feature in reversed(list(enumerate(wanted))):
+        if feature < len(place):
+            place[feature] = number
+    return place[features]

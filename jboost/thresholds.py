@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a column of values is cut into bins: the definition.
+
+In: a column, weights of its rows, a number of bins. Out: neighbouring distinct values
+with a threshold between them, and the threshold. All in float64 on the host; see
+:func:`jboost.fit_bins` for the rule.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jboost.sparse import Absent, SparseMatrix
+
+TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
+
+
+def find_cuts(
+    column: Float[np.ndarray, " N"],
+    weight: Float[np.ndarray, " N"] | None,
+    max_bins: int,
+    zeros: float = 0.0,
+) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
+    """Neighbouring distinct values with a threshold between them; the definition.
+
+    Sums run value by value, each value's weight row by row, so that a kernel can
+    round as they do. ``zeros`` is the weight of zeros that are not in the column.
+    """
+    keep = ~np.isnan(column)
+    if weight is not None:
+        keep &= weight > 0
+    values = column[keep]
+    values = np.where(np.abs(values) < TINY, np.float32(0), values)
+    if weight is None:
+        distinct, mass = count_distinct(np.sort(values))
+    else:
+        order = np.argsort(values, kind="stable")
+        distinct, mass = count_distinct(values[order], weight[keep][order])
+    if zeros:
+        place = np.searchsorted(distinct, 0)
+        if place == len(distinct) or distinct[place] != 0:
+            distinct, mass = np.insert(distinct, place, 0), np.insert(mass, place, 0)
+        mass[place] += zeros
+    if len(distinct) < 2:
+        return np.zeros(0, np.float32), np.zeros(0, np.float32)
+    lower = np.arange(len(distinct) - 1)
+    if len(distinct) > max_bins - 1:
+        lower = cut_positions(mass, max_bins - 1)
+    return distinct[lower], distinct[lower + 1]
+
+
+def count_distinct(
+    ordered: Float[np.ndarray, " N"], weight: Float[np.ndarray, " N"] | None = None
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Distinct values of a sorted column and the weight of each."""
+    if len(ordered) == 0:
+        return ordered, np.zeros(0)
+    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    ends = np.r_[first[1:], len(ordered)]
+    if weight is None:
+        return ordered[first], (ends - first).astype(np.float64)
+    group = np.repeat(np.arange(len(first)), ends - first)
+    return ordered[first], np.bincount(group, weight)
+
+
+def cut_positions(
+    mass: Float[np.ndarray, " n"],
+    num_value_bins: int,
+    spread: Float[np.ndarray, " n"] | float = 0.0,
+) -> Int[np.ndarray, " C"]:
+    """Positions p such that a threshold goes between distinct values p and p + 1.
+
+    Solves sum_i min(mass_i, cap) = cap * num_value_bins for the cap: each value
+    heavier than the cap fills one bin, and the lighter ones share the rest. A value
+    belongs to the bin in which the middle of its capped mass lies. A quantile
+    summary adds the ``spread`` about a value, of unknown values and never capped.
+    """
+    with np.errstate(all="ignore"):  # weights may overflow, or differ by too much
+        cap = _find_cap(mass, num_value_bins, np.sum(spread))
+        capped = np.minimum(mass, cap) + spread
+        middle = np.cumsum(capped) - capped / 2
+        # fmax, fmin: what is not a number counts as 0.
+        share = np.fmin(np.fmax(middle / cap, 0), num_value_bins - 1)
+    code = share.astype(np.int64)
+    return np.flatnonzero(code[1:] != code[:-1])
+
+
+def _find_cap(mass, num_value_bins, spread):
+    heaviest = np.sort(mass)[::-1][: num_value_bins - 1]
+    rest = np.cumsum(mass)[-1] - np.r_[0.0, np.cumsum(heaviest)] + spread
+    caps = rest / (num_value_bins - np.arange(len(rest)))
+    # The first count of heavy values whose cap no remaining value exceeds.
+    return caps[np.argmax(np.r_[heaviest <= caps[:-1], True])]
+
+
+def midpoints(
+    low: Float[np.ndarray, " C"], high: Float[np.ndarray, " C"]
+) -> Float[np.ndarray, " C"]:
+    """Thresholds between neighbours low < high, by the rule of :func:`fit_bins`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        middle = low / 2 + high / 2
+    middle = np.where(np.abs(middle) < TINY, np.float32(0), middle)
+    return np.where((low <= middle) & (middle < high), middle, low)
+
+
+def find_sparse_thresholds(
+    matrix: SparseMatrix,
+    weight: Float[np.ndarray, " N"] | None,
+    max_bins: int,
+    absent: Absent,
+) -> list[Float[np.ndarray, " _"]]:
+    """Thresholds of each feature, from its stored entries alone.
+
+    Where absent entries are zeros, their weight is that of all rows minus that of the
+    stored ones. Sums of rows, or of weights of similar size, are exact in float64, and
+    the thresholds are then those of the dense matrix.
+    """
+    ones = np.ones(matrix.shape[0])
+    kept = ones if weight is None else np.where(weight > 0, weight, 0)
+    total, number = np.sum(kept), np.count_nonzero(kept)
+    least = np.min(kept[kept > 0], initial=np.inf)
+
+    def weigh_absent(rows):
+        own = kept[rows]
+        if number == np.count_nonzero(own):
+            return 0.0
+        # At least one row's, whatever rounding makes of the difference.
+        return max(least, total - np.sum(own))
+
+    sizes = np.diff(matrix.starts)
+    small = sizes < max_bins - 1  # even with a zero, each value has a bin
+    thresholds = _separate_values(matrix, small, kept > 0, absent == "zero")
+    for feature in np.flatnonzero(~small & (sizes > 0)):
+        part = slice(*matrix.starts[feature : feature + 2])
+        rows = matrix.places[part]
+        zeros = weigh_absent(rows) if absent == "zero" else 0.0
+        own = None if weight is None else weight[rows]
+        cuts = find_cuts(matrix.values[part], own, max_bins, zeros)
+        thresholds[feature] = midpoints(*cuts)
+    return thresholds
+
+
+def _separate_values(matrix, features, rows, with_zeros):
+    """Thresholds between all distinct values of some features; none of the others.
+
+    Of all at once: there may be a million columns of a few entries each.
+    """
+    num_features = matrix.shape[1]
+    feature = np.repeat(np.arange(num_features), np.diff(matrix.starts))
+    kept = features[feature] & rows[matrix.places]
+    feature, values = feature[kept], matrix.values[kept]
+    stored = np.bincount(feature, minlength=num_features)
+    values = np.where(np.abs(values) < TINY, np.float32(0), values)
+    feature, values = feature[~np.isnan(values)], values[~np.isnan(values)]
+    if with_zeros:
+        zero = np.flatnonzero(features & (stored > 0) & (stored < np.sum(rows)))
+        feature = np.concatenate([feature, zero])
+        values = np.concatenate([values, np.zeros(len(zero), np.float32)])
+    order = np.lexsort((values, feature))
+    feature, values = feature[order], values[order]
+    cut = (feature[1:] == feature[:-1]) & (values[1:] > values[:-1])
+    middles = midpoints(values[:-1][cut], values[1:][cut])
+    ends = np.cumsum(np.bincount(feature[1:][cut], minlength=num_features))
+    return np.split(middles, ends[:-1])
