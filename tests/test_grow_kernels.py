@@ -293,7 +293,7 @@ import hashlib, numpy as np, jax, jboost as jb
 rng = np.random.default_rng(0)
 x = rng.normal(size=(40000, 6)).astype(np.float32)
 y = (x[:, 0] * x[:, 1] + rng.normal(size=40000)).astype(np.float32)
-model, _ = jb.fit(x, y, jb.losses.huber, num_rounds=5, subsample=0.7, seed=3)
+model, _ = jb.fit(x, y, num_rounds=5, subsample=0.7, seed=3)
 score = jb.predict(model, x)
 leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((model, score))]
 print(hashlib.sha256(b"".join(leaves)).hexdigest())

@@ -442,7 +442,10 @@ def test_targets_that_a_loss_is_not_defined_for(loss, good, bad):
 def test_classes_beyond_the_scores_are_refused():
     x = np.zeros((60, 1), np.float32)
     with pytest.raises(ValueError, match="row 2 for target 3"):
-        jb.fit(x, np.tile([0, 1, 3], 20), jb.losses.softmax, num_scores=3, num_rounds=1)
+        jb.fit(
+            x, np.tile([0, 1, 3], 20), jb.losses.softmax, num_scores=3, num_rounds=1,
+            init_score=0.0,
+        )  # fmt: skip
 
 
 def test_a_set_named_like_the_unnamed_one_stays_named():
