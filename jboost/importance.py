@@ -79,7 +79,8 @@ def feature_importance(
     divided by the tree's mean curvature: for squared error the residuals.
     ``"gain"``: the sum of [G_L^2/(H_L+l2) + G_R^2/(H_R+l2) - G^2/(H+l2)] / 2 (Chen and
     Guestrin 2016, eq. 7, before the price of a leaf), in units of the loss times
-    weight; with ``regularization="absolute"`` half of XGBoost's total_gain.
+    weight; with ``regularization="absolute"`` half of XGBoost's total_gain. Limits of
+    leaf values and l1 are left out of it.
     ``"cover"``: the sum of curvature over the rows of the nodes (XGBoost's
     total_cover). ``"splits"``: the number of nodes.
 

@@ -129,9 +129,10 @@ def stream(
 
     The codes of the features (a byte per value, or less) go to disk and are read
     once for every level of a tree. In memory stay a few numbers for each row: target,
-    weight, score, derivatives, some 60 bytes in all for one score. With
-    the same thresholds (``bins``) the model is the same, bit for bit, as that of
-    ``fit`` on arrays.
+    weight, score, derivatives, some 60 bytes in all for one score. With the same
+    thresholds (``bins``) the model is the same, bit for bit, as that of ``fit`` on
+    arrays; in plain XLA, which compiles the parts of a round apart, the last bits of
+    leaf values may differ.
 
     Args:
       source: a callable that gives a new iterator of batches (x, y), (x, y,
