@@ -14,7 +14,7 @@ import pytest
 import references
 import test_xgboost_parity as parity
 import xgboost as xgb
-from tables import make_regression, squared_distance
+from tables import make_regression
 
 import jboost as jb
 from jboost.candidates import measure, propose, sort_rows
@@ -73,16 +73,6 @@ def test_every_value_is_tried_as_by_histograms(settings, weighted):
     ):  # as many bins as rows: every value is every node's candidate
         local, _ = train(candidates="local", max_bins=4096)
         assert_same(local, expected)
-
-
-def test_several_scores_and_counted_rows():
-    x, y = make_few(1)
-    targets = np.stack([y, np.abs(y)], axis=1)
-    settings = dict(num_scores=2, num_rounds=2, max_depth=3, min_child_samples=6)
-    train = partial(jb.fit, x, targets, squared_distance, **settings)
-    expected, _ = train()
-    found, _ = train(candidates="exact")
-    assert_same(found, expected)
 
 
 def test_a_tree_s_own_candidates_may_be_every_value():

@@ -12,6 +12,7 @@ import pytest
 
 import jboost as jb
 from jboost.kernels import library, predict_cpu
+from jboost.scores import score_rows
 
 if not library.available():
     pytest.skip("the kernels were not built", allow_module_level=True)
@@ -268,10 +269,10 @@ def test_a_program_does_not_keep_memory_of_the_callers():
 def test_nearby_sizes_share_programs():
     model = make_model(3, 3, 4)
     jb.predict(model, make_rows(130, 4))
-    before = jb.ensemble._predict._cache_size()
+    before = score_rows._cache_size()
     for num_rows in range(129, 145):
         assert jb.predict(model, make_rows(num_rows, 4)).shape == (num_rows,)
-    assert jb.ensemble._predict._cache_size() == before
+    assert score_rows._cache_size() == before
 
 
 @pytest.mark.parametrize("num_rows", [50, LARGE // 4])

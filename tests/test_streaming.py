@@ -101,12 +101,6 @@ def test_absolute_error_is_the_same_to_the_bit(table):
     assert_same_training(x, y, weights, loss=jb.losses.absolute_error)
 
 
-def test_logistic_loss_is_the_same_to_the_bit(table):
-    x, y, _ = table
-    target = (y > 1).astype(np.float32)
-    assert_same_training(x, target, loss=jb.losses.logistic, subsample=0.5)
-
-
 def test_constrained_trees_are_the_same_to_the_bit(table):
     x, y, _ = table
     assert_same_training(
