@@ -22,8 +22,12 @@ install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")
 
 
 def pytest_configure(config):
-    """The processes that share the tests share what they compile, for this run."""
-    if not hasattr(config, "workerinput"):
+    """The processes that share the tests share what they compile, for this run.
+
+    Where JAX is told to keep programs for longer, it does.
+    """
+    kept = "JAX_COMPILATION_CACHE_DIR" in os.environ
+    if not kept and not hasattr(config, "workerinput"):
         config.programs = tempfile.mkdtemp(prefix="jboost-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.programs
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
