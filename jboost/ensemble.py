@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost import checks
 from jboost.binning import Bins, as_matrix
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
+from jboost.categories import Categories
 from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
@@ -34,12 +35,33 @@ _BLOCK_CELLS = 2**21  # of the columns in use of a sparse x, at a time
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Links:
+    """Where the nodes of trees are that are not in heap order.
+
+    Models of other libraries may be too deep for heaps.
+
+    Attributes:
+      left_child: the number of a node's left child, which its right child follows; a
+        leaf is its own left child, as all rows go left in it.
+      max_depth: the most steps from a root to a leaf.
+    """
+
+    left_child: Int32[Array, "R K I"]
+    max_depth: int = field(metadata=dict(static=True))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Ensemble:
-    """A trained model. R rounds of K trees in heap order, I = 2^max_depth - 1.
+    """A trained model: R rounds of K trees.
+
+    In heap order node i has the children 2i + 1 and 2i + 2, I = 2^max_depth - 1 nodes
+    stand above L = I + 1 leaves. In linked trees leaves are nodes, and L = I.
 
     Attributes:
       feature: 0 where a node is not split.
-      threshold: ``x <= threshold`` goes left; +inf where a node is not split.
+      threshold: ``x <= threshold`` goes left; +inf where a node is not split; NaN where
+        ``left_codes`` decides.
       missing_left: where NaN goes; True where a node is not split.
       leaf_value: learning rate included.
       init_score: [] for one score per row, else [K].
@@ -50,12 +72,16 @@ class Ensemble:
         "zero".
       sums: what the leaves were fitted to, for :func:`jboost.feature_importance`;
         None where that is not known.
+      left_codes: the codes of categories that go left, as bits (code c is bit c % 32
+        of word c // 32); None where no feature is categorical.
+      categories: the categorical features; None where there are none.
+      links: None for trees in heap order.
     """
 
     feature: Int32[Array, "R K I"]
     threshold: Float[Array, "R K I"]
     missing_left: Bool[Array, "R K I"]
-    leaf_value: Float[Array, "R K I+1"]
+    leaf_value: Float[Array, "R K L"]
     init_score: Float[Array, "*K"]
     num_features: int = field(metadata=dict(static=True))
     format_version: int = field(default=FORMAT_VERSION, metadata=dict(static=True))
@@ -64,6 +90,9 @@ class Ensemble:
     )
     absent: Absent = field(default="missing", metadata=dict(static=True))
     sums: LeafSums | None = None
+    left_codes: UInt32[Array, "R K I W"] | None = None
+    categories: Categories | None = None
+    links: Links | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -78,7 +107,14 @@ class Ensemble:
     @property
     def max_depth(self) -> int:
         """D, levels of splits."""
+        if self.links is not None:
+            return self.links.max_depth
         return self.leaf_value.shape[2].bit_length() - 1
+
+    @property
+    def is_split(self) -> Bool[Array, "R K I"]:
+        """Which nodes are split: the others send everything left, NaN too."""
+        return ~((self.threshold == np.inf) & self.missing_left)
 
 
 def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
@@ -182,7 +218,8 @@ def leaf_indices(
 ) -> Int32[Array, "N R *K"] | Int32[Array, " N"]:
     """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)].
 
-    In a tree from :func:`jboost.fit_tree` it is the number of the node: [N].
+    In linked trees it is the number of the node, as in a tree from
+    :func:`jboost.fit_tree`: [N].
     """
     if isinstance(model, RegressionTree):
         return tree_leaves(model, x, implementation)
@@ -245,17 +282,24 @@ def _keep_used_features(model):
     A feature that is not used has the place after the last. Their number is padded,
     so that models share compiled programs.
     """
-    feature, threshold = np.asarray(model.feature), np.asarray(model.threshold)
-    split = np.isfinite(threshold) | ~np.asarray(model.missing_left)
+    feature, split = np.asarray(model.feature), np.asarray(model.is_split)
     used = np.unique(feature[split])
     width = padded_size(len(used), least=8)
     place = np.full(model.num_features, width, np.int32)
     place[used] = np.arange(len(used))
     # Where a node is not split, any feature does: all rows go left.
     feature = jnp.asarray(np.where(split, place[feature], 0))
+    categories = model.categories
+    if categories is not None:
+        kept = np.isin(categories.features, used)
+        categories = Categories(
+            codes=np.asarray(categories.codes)[kept],
+            features=tuple(place[np.array(categories.features)[kept]].tolist()),
+        )
     model = replace(
-        model, feature=feature, num_features=width, feature_names=None, sums=None
-    )
+        model, feature=feature, num_features=width, feature_names=None, sums=None,
+        categories=categories,
+    )  # fmt: skip
     return model, place, width
 
 
@@ -263,14 +307,17 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     """The model after its first ``num_rounds`` rounds."""
     _check_model(model)
     checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
-    return replace(
-        model,
-        feature=model.feature[:num_rounds],
-        threshold=model.threshold[:num_rounds],
-        missing_left=model.missing_left[:num_rounds],
-        leaf_value=model.leaf_value[:num_rounds],
-        sums=jax.tree.map(lambda array: array[:num_rounds], model.sums),
-    )
+    return _map_rounds(lambda array: array[:num_rounds], model)
+
+
+def _map_rounds(change, model):
+    """The model with ``change`` made to every array that has a place per round."""
+    names = (
+        "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
+        "links",
+    )  # fmt: skip
+    parts = {name: getattr(model, name) for name in names}
+    return replace(model, **jax.tree.map(change, parts))
 
 
 def _check_model(model):
@@ -336,8 +383,11 @@ def _door(model, x, implementation, offset=None):
     checks.check_columns(model.feature_names, x)
     # What prediction does not need: other names would compile another program.
     model = replace(model, sums=None, feature_names=None, absent="missing")
+    if model.categories is not None:
+        model = replace(model, categories=replace(model.categories, values=None))
     rows, num_rounds = matrix.shape[0], model.num_rounds
-    if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
+    simple = model.left_codes is None and model.links is None
+    if simple and may_run(implementation) and _runs_on_cpu(model, matrix, offset):
         return _kernel_task(model, matrix)
     size = rows
     if not isinstance(matrix, Tracer):
@@ -390,15 +440,10 @@ def _pad_rounds(model):
     short = padded_size(model.num_rounds, least=8) - model.num_rounds
 
     def pad(array):
-        return np.pad(np.asarray(array), ((0, short), (0, 0), (0, 0)))
+        array = np.asarray(array)
+        return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
 
-    return replace(
-        model,
-        feature=pad(model.feature),
-        threshold=pad(model.threshold),
-        missing_left=pad(model.missing_left),
-        leaf_value=pad(model.leaf_value),
-    )
+    return _map_rounds(pad, model)
 
 
 def _cut_rows(result, num_rows, axis):

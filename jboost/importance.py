@@ -265,8 +265,7 @@ def _split_nodes(model) -> Bool[np.ndarray, "*nodes"]:
     """Nodes that are split: the others send everything left, missing values too."""
     if isinstance(model, RegressionTree):
         return np.asarray(model.left) != LEAF
-    threshold, missing_left = map(np.asarray, (model.threshold, model.missing_left))
-    return np.isfinite(threshold) | ~missing_left
+    return np.asarray(model.is_split)
 
 
 def _sum_by_feature(feature, values, num_features):

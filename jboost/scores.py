@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.binning import flush_denormals
+from jboost.categories import encode, goes_left
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
@@ -34,10 +35,11 @@ def score_rows(
       rows: Rows, or a matrix [N, F].
     """
     values = (model.leaf_value, model.init_score.reshape(-1))
-    rows = rows if isinstance(rows, Rows) else as_rows(rows)
+    rows, trees = _read(model, rows)
+    implementation = _limit(implementation, trees)
     # The definition keeps its own derivative.
     run = _scores_in_xla if implementation == "xla" else _scores
-    scores = run(implementation, staged, values, _structure(model), rows)
+    scores = run(implementation, staged, model.max_depth, values, trees, rows)
     if offset is not None:
         scores += offset[None] if staged else offset
     return scores[..., 0] if model.init_score.ndim == 0 else scores
@@ -46,61 +48,71 @@ def score_rows(
 @partial(jax.jit, static_argnames="implementation")
 def find_row_leaves(model: Any, rows: Any, implementation: str | None) -> Array:
     """The leaf of each row in each tree, [N, R] or [N, R, K]."""
-    rows = rows if isinstance(rows, Rows) else as_rows(rows)
-    leaves = _leaves(implementation, _structure(model), rows)
+    rows, trees = _read(model, rows)
+    leaves = _leaves(_limit(implementation, trees), model.max_depth, trees, rows)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
 
 
-def _structure(model):
-    return Trees(model.feature, model.threshold, model.missing_left)
+def _read(model, rows):
+    """The rows, categories as codes, and the trees."""
+    rows = rows if isinstance(rows, Rows) else as_rows(rows)
+    if model.categories is not None:
+        rows = as_rows(encode(model.categories, rows.matrix()))
+    left_child = None if model.links is None else model.links.left_child
+    structure = (model.feature, model.threshold, model.missing_left)
+    return rows, Trees(*structure, model.left_codes, left_child)
 
 
-def _leaves(implementation, trees, rows):
+def _limit(implementation, trees):
+    return implementation if trees.plain else "xla"
+
+
+def _leaves(implementation, depth, trees, rows):
     """[N, R, K]."""
 
     def in_xla(rows, trees):
         columns = flush_denormals(rows.matrix()).T
-        leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns), trees)
+        leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns, depth), trees)
         return jnp.moveaxis(leaves, 2, 0)
 
     run = choose(implementation, cpu=predict_cpu.leaf_indices, xla=in_xla)
     return run(rows, trees)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _scores(implementation, staged, values, trees, rows):
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _scores(implementation, staged, depth, values, trees, rows):
     """[N, K], or [R, N, K] after each round; linear in ``values``."""
     cpu = predict_cpu.staged_predict if staged else predict_cpu.predict
 
     def in_xla(rows, trees, *values):
-        return _scores_in_xla(implementation, staged, values, trees, rows)
+        return _scores_in_xla(implementation, staged, depth, values, trees, rows)
 
     return choose(implementation, cpu=cpu, xla=in_xla)(rows, trees, *values)
 
 
 @_scores.defjvp
-def _change_scores(implementation, staged, primals, tangents):
+def _change_scores(implementation, staged, depth, primals, tangents):
     """Values change the scores of the rows in their leaves; all else is locally flat.
 
     Plain gathers, so that JAX can transpose and differentiate them again.
     """
     values, trees, rows = primals
-    leaves = _leaves(implementation, trees, rows)
+    leaves = _leaves(implementation, depth, trees, rows)
     by_round = jnp.moveaxis(leaves, 0, 2)
     size = rows.num_rows
     change = _add_rounds(staged, size, tangents[0], by_round, lambda leaf: leaf, leaves)
-    return _scores(implementation, staged, values, trees, rows), change
+    return _scores(implementation, staged, depth, values, trees, rows), change
 
 
-def _scores_in_xla(implementation, staged, values, trees, rows):
+def _scores_in_xla(implementation, staged, depth, values, trees, rows):
     """The definition."""
     del implementation
     columns = flush_denormals(rows.matrix()).T
 
     def find(trees):
-        return _round_leaves(trees, columns)
+        return _round_leaves(trees, columns, depth)
 
-    return _add_rounds(staged, rows.num_rows, values, trees, find, columns, *trees)
+    return _add_rounds(staged, rows.num_rows, values, trees, find, columns, *trees[:3])
 
 
 def _add_rounds(staged, num_rows, values, steps, find, *varying):
@@ -121,23 +133,27 @@ def _add_rounds(staged, num_rows, values, steps, find, *varying):
     return scores.T if stages is None else jnp.swapaxes(stages, 1, 2)
 
 
-def _round_leaves(trees, columns):
+def _round_leaves(trees, columns, depth):
     """The leaves [K, N] in the trees of one round on raw values [F, N]."""
-    return jax.vmap(_tree_leaves, (0, None))(trees, columns)
+    return jax.vmap(lambda tree: _tree_leaves(tree, columns, depth))(trees)
 
 
-def _tree_leaves(tree, columns):
+def _tree_leaves(tree, columns, depth):
     """The leaf of every row in one tree."""
-    feature, threshold, missing_left = tree
     num_rows = columns.shape[1]
     flat, rows = columns.reshape(-1), jnp.arange(num_rows, dtype=jnp.int32)
 
     def descend(_, node):
-        value = flat[feature[node] * num_rows + rows]
-        above = value > threshold[node]
-        right = jnp.where(jnp.isnan(value), ~missing_left[node], above)
-        return 2 * node + 1 + right.astype(jnp.int32)
+        value = flat[tree.feature[node] * num_rows + rows]
+        right = value > tree.threshold[node]
+        if tree.left_codes is not None:
+            code = jnp.nan_to_num(value, posinf=0, neginf=0).astype(jnp.int32)
+            elsewhere = ~goes_left(tree.left_codes[node], code)
+            right = jnp.where(jnp.isnan(tree.threshold[node]), elsewhere, right)
+        right = jnp.where(jnp.isnan(value), ~tree.missing_left[node], right)
+        left = 2 * node + 1 if tree.left_child is None else tree.left_child[node]
+        return left + right.astype(jnp.int32)
 
-    depth = (feature.shape[0] + 1).bit_length() - 1
-    start = vary(jnp.zeros(num_rows, jnp.int32), *tree, columns)
-    return jax.lax.fori_loop(0, depth, descend, start) - feature.shape[0]
+    start = vary(jnp.zeros(num_rows, jnp.int32), *tree[:3], columns)
+    node = jax.lax.fori_loop(0, depth, descend, start)
+    return node - tree.feature.shape[0] if tree.left_child is None else node

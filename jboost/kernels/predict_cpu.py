@@ -11,17 +11,29 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.kernels.library import call, count_unaligned
 
 
 class Trees(NamedTuple):
-    """R rounds of K trees in heap order; see :class:`jboost.Ensemble`."""
+    """R rounds of K trees; see :class:`jboost.Ensemble`.
+
+    Attributes:
+      left_codes: None where no feature is categorical.
+      left_child: None where the trees are in heap order.
+    """
 
     feature: Int32[Array, "R K I"]
     threshold: Float[Array, "R K I"]
     missing_left: Bool[Array, "R K I"]
+    left_codes: UInt32[Array, "R K I W"] | None = None
+    left_child: Int32[Array, "R K I"] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all splits are numeric, and all trees in heap order."""
+        return self.left_codes is None and self.left_child is None
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +87,9 @@ def predict(
 ) -> Float[Array, "N K"]:
     """The score of each row."""
     shape = (rows.num_rows, trees.feature.shape[1])
-    return _call("predict", shape, jnp.float32, rows, *trees, leaf_value, init_score)
+    return _call(
+        "predict", shape, jnp.float32, rows, *trees[:3], leaf_value, init_score
+    )
 
 
 def staged_predict(
@@ -87,14 +101,14 @@ def staged_predict(
     """The scores after each round."""
     num_rounds, num_scores = trees.feature.shape[:2]
     shape = (num_rounds, rows.num_rows, num_scores)
-    operands = (*trees, leaf_value, init_score)
+    operands = (*trees[:3], leaf_value, init_score)
     return _call("staged_predict", shape, jnp.float32, rows, *operands)
 
 
 def leaf_indices(rows: Rows, trees: Trees) -> Int32[Array, "N R K"]:
     """The leaf of each row in each tree."""
     shape = (rows.num_rows, *trees.feature.shape[:2])
-    return _call("leaf_indices", shape, jnp.int32, rows, *trees)
+    return _call("leaf_indices", shape, jnp.int32, rows, *trees[:3])
 
 
 def _call(name, shape, dtype, rows, *operands):

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Categorical features: which they are, and the codes of their categories.
+
+In: a matrix whose categorical columns hold integers 0, 1, 2, ..., NaN where missing.
+Out: the same with codes in their place, which the trees' sets of categories speak of.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+Category = str | int | float | bool
+WORD = 32  # codes in one word of a set
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Categories:
+    """The categorical features of a model.
+
+    Attributes:
+      codes: of feature ``features[g]``, value v (an integer in [0, V)) has the code
+        ``codes[g, v] >= 1``; 0 where training did not see it, which is then missing.
+      features: their places, ascending.
+      values: the categories that v = 0, 1, ... of each feature stand for, where they
+        came with a data frame.
+    """
+
+    codes: Int32[Array, "G V"] | Int32[np.ndarray, "G V"]
+    features: tuple[int, ...] = field(metadata=dict(static=True))
+    values: tuple[tuple[Category, ...] | None, ...] | None = field(
+        default=None, metadata=dict(static=True)
+    )
+
+
+def encode(categories: Categories, matrix: Float[Array, "N F"]) -> Float[Array, "N F"]:
+    """The matrix with codes in its categorical columns; traceable.
+
+    What is no value of a category that training saw (fractions and negative numbers,
+    too) becomes NaN, as if it were missing.
+    """
+    places = np.array(categories.features)
+    codes = jnp.asarray(categories.codes)
+    column = matrix[:, places]
+    known = (column >= 0) & (column < codes.shape[1]) & (column == jnp.floor(column))
+    value = jnp.where(known, column, 0).astype(jnp.int32)
+    code = codes[np.arange(len(places))[None, :], value].astype(matrix.dtype)
+    return matrix.at[:, places].set(jnp.where(known & (code > 0), code, jnp.nan))
+
+
+def goes_left(
+    left_codes: UInt32[Array, "*nodes W"], code: Int32[Array, " *nodes"]
+) -> Bool[Array, " *nodes"]:
+    """Whether a code is in its node's set: bit c % 32 of word c // 32."""
+    word = jnp.take_along_axis(left_codes, (code // WORD)[..., None], axis=-1)[..., 0]
+    return (word >> (code % WORD).astype(jnp.uint32)) & 1 == 1
