@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees as lists of nodes, which is how other libraries keep them.
+
+In: trees, a list of nodes each. Out: an Ensemble; and back, the nodes of an Ensemble
+without those that are not split.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int32, UInt32
+
+from jboost.categories import Categories
+from jboost.ensemble import Ensemble, Links
+from jboost.levels import LeafSums
+
+LEAF = -1
+# Up to here trees become heaps: their kernel is the faster one, and the nodes that are
+# not split take a bearable amount of memory.
+_HEAP_DEPTH = 8
+_OF_LEAVES = ("value", "gradient", "curvature", "weight")
+
+
+class Nodes(NamedTuple):
+    """One tree; node 0 is the root.
+
+    Attributes:
+      left, right: the numbers of a node's children; LEAF in a leaf.
+      feature: 0 in a leaf.
+      threshold: ``x <= threshold`` goes left; NaN where ``left_codes`` decides.
+      missing_left: where NaN goes.
+      value: of a leaf; what it is of other nodes does not matter.
+      gradient, curvature, weight: sums over the rows of the node that the tree learnt
+        from; NaN where that is not known.
+      left_codes: as in :class:`jboost.Ensemble`; None where no split is categorical.
+    """
+
+    left: Int32[np.ndarray, " M"]
+    right: Int32[np.ndarray, " M"]
+    feature: Int32[np.ndarray, " M"]
+    threshold: Float32[np.ndarray, " M"]
+    missing_left: Bool[np.ndarray, " M"]
+    value: Float32[np.ndarray, " M"]
+    gradient: Float[np.ndarray, " M"]
+    curvature: Float[np.ndarray, " M"]
+    weight: Float[np.ndarray, " M"]
+    left_codes: UInt32[np.ndarray, "M W"] | None = None
+
+    @property
+    def is_leaf(self) -> Bool[np.ndarray, " M"]:
+        """Which nodes are leaves."""
+        return self.left == LEAF
+
+
+def sort_nodes(tree: Nodes) -> tuple[Nodes, int]:
+    """The nodes level by level, a right child behind its left one; and the depth.
+
+    Nodes that the root does not lead to are dropped.
+
+    Raises:
+      ValueError: the nodes form no tree.
+    """
+    levels, seen = [np.zeros(1, np.int64)], 1
+    while True:
+        inner = levels[-1][~tree.is_leaf[levels[-1]]]
+        if not inner.size:
+            break
+        below = np.stack([tree.left[inner], tree.right[inner]], axis=1).reshape(-1)
+        seen += below.size
+        if below.min() < 0 or below.max() >= len(tree.left) or seen > len(tree.left):
+            raise ValueError(
+                "the nodes of a tree must form one, each child below one parent; these "
+                f"{len(tree.left)} do not"
+            )
+        levels.append(below)
+    order = np.concatenate(levels)
+    place = np.full(len(tree.left), LEAF, np.int32)
+    place[order] = np.arange(order.size)
+    tree = jax.tree.map(lambda array: array[order], tree)
+    left = np.where(tree.is_leaf, LEAF, place[tree.left])
+    right = np.where(tree.is_leaf, LEAF, left + 1).astype(np.int32)
+    return tree._replace(left=left, right=right), len(levels) - 1
+
+
+def list_trees(model: Ensemble) -> list[Nodes]:
+    """The trees of a model in the order of rounds, K each, sorted.
+
+    Without nodes that are not split. The sums of inner nodes are those of the leaves
+    below.
+    """
+    model = jax.device_get(model)
+    places = np.ndindex(model.num_rounds, model.num_scores)
+    return [_list_nodes(model, at) for at in places]
+
+
+def _list_nodes(model, at):
+    split = model.is_split[at]
+    if model.links is None:
+        left, leaf_place = _open_heap(split)
+    else:
+        left = model.links.left_child[at]
+        leaf_place = np.arange(len(left))
+        left = np.where(left == leaf_place, LEAF, left)
+    inner = np.minimum(np.arange(len(left)), len(split) - 1)
+
+    def sums(name):
+        if model.sums is None:
+            return np.full(len(left), np.nan)
+        return getattr(model.sums, name)[at].astype(np.float64)[leaf_place]
+
+    codes = model.left_codes
+    tree = Nodes(
+        left=left.astype(np.int32),
+        right=np.where(left == LEAF, LEAF, left + 1).astype(np.int32),
+        feature=model.feature[at][inner],
+        threshold=model.threshold[at][inner],
+        missing_left=model.missing_left[at][inner],
+        value=model.leaf_value[at][leaf_place],
+        gradient=sums("gradient"),
+        curvature=sums("curvature"),
+        weight=sums("weight"),
+        left_codes=None if codes is None else codes[at][inner],
+    )
+    tree, _ = sort_nodes(tree)
+    for name in ("gradient", "curvature", "weight"):
+        _sum_up(tree.left, getattr(tree, name))
+    return tree
+
+
+def _open_heap(split):
+    """Left children in a heap and its leaves, LEAF where none, and all nodes' leaves.
+
+    What is not split hands all down to the leftmost leaf below.
+    """
+    num_inner = len(split)
+    leftmost = np.arange(2 * num_inner + 1)
+    left = np.where(np.append(split, [False] * (num_inner + 1)), 2 * leftmost + 1, LEAF)
+    while leftmost[0] < num_inner:
+        leftmost = np.where(leftmost < num_inner, 2 * leftmost + 1, leftmost)
+    return left, leftmost - num_inner
+
+
+def _sum_up(left, sums):
+    """Gives each node that is no leaf, later ones first, the sum of its children."""
+    for node in np.flatnonzero(left != LEAF)[::-1]:
+        sums[node] = sums[left[node]] + sums[left[node] + 1]
+
+
+def build_ensemble(
+    trees: Sequence[Nodes],
+    *,
+    init_score: Float32[np.ndarray, " K"],
+    num_features: int,
+    feature_names: tuple[str, ...] | None = None,
+    categories: Categories | None = None,
+) -> Ensemble:
+    """A model of trees in the order of rounds, K trees each.
+
+    In heap order where the deepest has at most 8 levels, else linked.
+
+    Args:
+      init_score: [K]; K = 1 makes a model of one score a row.
+
+    Raises:
+      ValueError: the nodes of a tree form none.
+    """
+    pairs = [sort_nodes(tree) for tree in trees]
+    depth = max([1, *(depth for _, depth in pairs)])
+    linked = depth > _HEAP_DEPTH
+    arrays = _allocate([tree for tree, _ in pairs], depth, linked)
+    for number, (tree, _) in enumerate(pairs):
+        inner, leaves = _find_places(tree, depth, linked)
+        for name, array in arrays.items():
+            place = leaves if name in _OF_LEAVES else inner
+            kept = tree.is_leaf if name in _OF_LEAVES else ~tree.is_leaf
+            own = getattr(tree, name)
+            if own is not None:
+                array[number, place[kept]] = own[kept]
+    shape = (len(trees) // len(init_score), len(init_score))
+    arrays = {key: a.reshape(*shape, *a.shape[1:]) for key, a in arrays.items()}
+    model = Ensemble(
+        feature=arrays["feature"],
+        threshold=arrays["threshold"],
+        missing_left=arrays["missing_left"],
+        leaf_value=arrays["value"],
+        init_score=jnp.asarray(init_score if len(init_score) > 1 else init_score[0]),
+        num_features=num_features,
+        feature_names=feature_names,
+        sums=LeafSums(
+            gradient=arrays["gradient"],
+            curvature=arrays["curvature"],
+            weight=arrays["weight"],
+            l2=jnp.full(shape, jnp.nan),
+        ),
+        left_codes=arrays.get("left_codes"),
+        categories=categories,
+        links=Links(arrays["left"], depth) if linked else None,
+    )
+    return jax.device_put(model)
+
+
+def _allocate(trees, depth, linked) -> dict[str, Any]:
+    """Arrays [trees, ...] in which no node is split and no leaf has a value."""
+    num_inner, num_leaves = 2**depth - 1, 2**depth
+    if linked:
+        num_inner = num_leaves = max(len(tree.left) for tree in trees)
+    inner, leaves = (len(trees), num_inner), (len(trees), num_leaves)
+    arrays: dict[str, Any] = dict(
+        left=np.tile(np.arange(num_inner, dtype=np.int32), (len(trees), 1)),
+        feature=np.zeros(inner, np.int32),
+        threshold=np.full(inner, np.inf, np.float32),
+        missing_left=np.ones(inner, bool),
+        **{name: np.zeros(leaves, np.float32) for name in _OF_LEAVES},
+    )
+    sets = [tree.left_codes for tree in trees if tree.left_codes is not None]
+    if sets:
+        arrays["left_codes"] = np.zeros((*inner, sets[0].shape[1]), np.uint32)
+    return arrays
+
+
+def _find_places(tree, depth, linked):
+    """Where the nodes of a sorted tree go, as inner nodes and as leaves."""
+    place = np.arange(len(tree.left))
+    if linked:
+        return place, place
+    place[:] = 0
+    for node in np.flatnonzero(~tree.is_leaf):
+        place[tree.left[node]] = 2 * place[node] + 1
+        place[tree.right[node]] = 2 * place[node] + 2
+    # Node i lies on level l = floor(log2(i + 1)), as number i + 1 - 2^l.
+    level = np.log2(place + 1).astype(np.int64)
+    return place, (place + 1 - (1 << level)) << (depth - level)
