@@ -41,8 +41,9 @@ class Links:
     Models of other libraries may be too deep for heaps.
 
     Attributes:
-      left_child: the number of a node's left child, which its right child follows; a
-        leaf is its own left child, as all rows go left in it.
+      left_child: the number of a node's left child, which its right child follows; both
+        are higher than their parent's. A leaf is its own left child, as all rows go
+        left in it.
       max_depth: the most steps from a root to a leaf.
     """
 

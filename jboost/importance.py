@@ -57,9 +57,9 @@ class Importance(NamedTuple):
 class _Nodes(NamedTuple):
     """Sums over the rows of every node, in float64."""
 
-    gradient: Float[np.ndarray, "R K 2I+1"]
-    curvature: Float[np.ndarray, "R K 2I+1"]
-    weight: Float[np.ndarray, "R K 2I+1"]
+    gradient: Float[np.ndarray, "R K nodes"]
+    curvature: Float[np.ndarray, "R K nodes"]
+    weight: Float[np.ndarray, "R K nodes"]
 
 
 def feature_importance(
@@ -228,22 +228,45 @@ def _measure_nodes(model, kind) -> Float[np.ndarray, "*nodes"]:
             f"model must know the sums of its leaves for kind={kind!r}, got one that "
             "was not trained by jboost; kind='splits' needs none"
         )
-    nodes = _Nodes(*(_sum_up(np.asarray(s, np.float64)) for s in model.sums[:3]))
+    sums = [np.asarray(array, np.float64) for array in model.sums]
+    _check_known(sums, model.is_split, kind)
+    nodes = _Nodes(*(_sum_up(array, model.links) for array in sums[:3]))
+    left = np.arange(model.feature.shape[2])[None, None, :] * 2 + 1
+    if model.links is not None:
+        left = np.asarray(model.links.left_child)
     if kind == "cover":
         return nodes.curvature[..., : model.feature.shape[2]]
     if kind == "gain":
-        mass = nodes.curvature + np.asarray(model.sums.l2, np.float64)[..., None]
-        return _gain(nodes.gradient, mass) / 2
+        return _gain(nodes.gradient, nodes.curvature + sums[3][..., None], left) / 2
     root_curvature, root_weight = nodes.curvature[..., :1], nodes.weight[..., :1]
     scale = _divide(root_weight, root_curvature)
-    return _gain(nodes.gradient * scale, nodes.weight)
+    return _gain(nodes.gradient * scale, nodes.weight, left)
 
 
-def _gain(gradient, mass):
-    """Children's G^2 / mass minus the parent's, for every inner node of a heap."""
+def _check_known(sums, is_split, kind):
+    """Models of other libraries know some sums."""
+    gradient, curvature, weight, l2 = sums
+    needed = [gradient, curvature, weight]
+    if kind != "improvement":
+        needed = [curvature] if kind == "cover" else [gradient, curvature, l2]
+    if np.any(is_split) and any(np.any(np.isnan(array)) for array in needed):
+        raise ValueError(
+            f"model must know the sums of its leaves for kind={kind!r}, got one of "
+            "another library that does not tell them all; 'splits' needs none, and "
+            "'cover' only those of the curvature"
+        )
+
+
+def _gain(gradient, mass, left):
+    """Children's G^2 / mass minus the parent's, for every inner node."""
     score = _divide(np.square(gradient), mass)
-    inner = np.arange(score.shape[-1] // 2)
-    return score[..., 2 * inner + 1] + score[..., 2 * inner + 2] - score[..., inner]
+    last = score.shape[-1] - 1  # a linked leaf there has no right child
+
+    def child(side):
+        place = np.broadcast_to(left + side, (*score.shape[:2], left.shape[2]))
+        return np.take_along_axis(score, np.minimum(place, last), axis=-1)
+
+    return child(0) + child(1) - score[..., : left.shape[2]]
 
 
 def _divide(numerator, denominator):
@@ -252,13 +275,25 @@ def _divide(numerator, denominator):
     )
 
 
-def _sum_up(leaves):
-    """Sums of all nodes in heap order, from those of the leaves (the last level)."""
+def _sum_up(leaves, links):
+    """Sums of all nodes, from those of the leaves."""
+    if links is not None:
+        return _sum_links(leaves.copy(), np.asarray(links.left_child))
     levels = [leaves]
     while levels[0].shape[-1] > 1:
         below = levels[0]
         levels.insert(0, below[..., 0::2] + below[..., 1::2])
     return np.concatenate(levels, axis=-1)
+
+
+def _sum_links(sums, left):
+    """The same in linked trees, whose parents come before their children."""
+    for node in range(left.shape[2] - 2, -1, -1):
+        pair = left[..., node, None] + np.arange(2)
+        inner = left[..., node] != node
+        below = np.take_along_axis(sums, np.minimum(pair, left.shape[2] - 1), axis=-1)
+        sums[..., node] = np.where(inner, below.sum(-1), sums[..., node])
+    return sums
 
 
 def _split_nodes(model) -> Bool[np.ndarray, "*nodes"]:

@@ -12,6 +12,8 @@ import xgboost as xgb
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
+from jboost.ensemble import Links
+from jboost.levels import LeafSums
 
 X, Y = make_regression()
 WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, ROWS).astype(np.float32)
@@ -215,3 +217,46 @@ def test_bad_arguments_are_refused():
         jb.permutation_importance(MODEL, X, Y[:-1])
     with pytest.raises(ValueError, match="x must have 3 columns"):
         jb.permutation_importance(MODEL, X[:, :2], Y)
+
+
+def _as_linked(model):
+    """The same trees, each node of the heap linked to its children."""
+    inner = model.feature.shape[2]
+    left = np.arange(2 * inner + 1)
+    left[:inner] = 2 * left[:inner] + 1
+    shape = (*model.feature.shape[:2], len(left))
+
+    def extend(array, value):
+        return np.concatenate(
+            [np.asarray(array), np.full((*shape[:2], inner + 1), value)], axis=2
+        ).astype(array.dtype)
+
+    def move(array):  # what leaves have
+        array = np.asarray(array)
+        return np.concatenate([np.zeros_like(array[..., 1:]), array], axis=2)
+
+    return replace(
+        model,
+        feature=extend(model.feature, 0),
+        threshold=extend(model.threshold, np.inf),
+        missing_left=extend(model.missing_left, True),
+        leaf_value=move(model.leaf_value),
+        sums=LeafSums(*map(move, model.sums[:3]), l2=model.sums.l2),
+        links=Links(np.broadcast_to(left, shape).astype(np.int32), model.max_depth),
+    )
+
+
+@pytest.mark.parametrize("kind", ["improvement", "gain", "cover", "splits"])
+def test_the_layout_of_trees_does_not_matter(kind):
+    found = jb.feature_importance(_as_linked(MODEL), kind).values
+    expected = jb.feature_importance(MODEL, kind).values
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_sums_that_are_not_known_are_said():
+    gradient = np.full_like(MODEL.sums.gradient, np.nan)
+    foreign = replace(MODEL, sums=MODEL.sums._replace(gradient=gradient))
+    with pytest.raises(ValueError, match="another library"):
+        jb.feature_importance(foreign, "gain")
+    cover = jb.feature_importance(foreign, "cover").values
+    np.testing.assert_array_equal(cover, jb.feature_importance(MODEL, "cover").values)
