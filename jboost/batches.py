@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost import checks
-from jboost.binning import as_matrix, warn_of_collisions
+from jboost.binning import warn_of_collisions
+from jboost.frames import read_frame, read_values
 
 BATCH_ROWS = 65536  # in a batch that is cut here
 
@@ -172,7 +173,7 @@ def checked_batches(source: Callable[[], Iterator[Any]]) -> Iterator[Batch]:
       TypeError, ValueError: what the source gives is not such a batch; names it.
       Exception: whatever the source itself raises, with a note on the batch.
     """
-    first, number = None, 0
+    first, schema, number = None, None, 0
     batches = _start(source)
     while True:
         try:
@@ -182,12 +183,12 @@ def checked_batches(source: Callable[[], Iterator[Any]]) -> Iterator[Batch]:
         except Exception as error:
             error.add_note(f"raised by the source of batches, in batch {number}")
             raise
-        batch = _check_batch(given, number)
+        batch, own = _check_batch(given, number, schema)
         number += 1
         if batch is None:
             continue
         if first is None:
-            first = jax.tree.map(lambda array: array[:1], batch)
+            first, schema = jax.tree.map(lambda array: array[:1], batch), own
             warn_of_collisions(given[0])
         _check_alike(first, batch, number - 1)
         yield batch
@@ -234,7 +235,8 @@ def _start(source):
     return iter(batches)
 
 
-def _check_batch(given, number):
+def _check_batch(given, number, schema):
+    """A batch, or None where it has no rows; and what is known of its columns."""
     place = f"of batch {number}"
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 4:
         raise TypeError(
@@ -243,9 +245,11 @@ def _check_batch(given, number):
         )
     parts: Any = (*given, None, None)[:4]
     x, y, weights, offset = parts
-    if np.ndim(x) == 2 and np.shape(x)[0] == 0:
-        return None
-    matrix = np.asarray(as_matrix(x, f"x {place}"))
+    shape = x.shape if hasattr(x, "shape") else np.shape(x)
+    if len(shape) == 2 and shape[0] == 0:
+        return None, schema
+    frame = read_frame(x, f"x {place}", schema=schema)
+    matrix = np.asarray(frame.matrix)
     size = len(matrix)
     if weights is not None:
         weights = _check_weights(weights, size, f"sample_weight {place}")
@@ -253,15 +257,16 @@ def _check_batch(given, number):
         np.asarray, checks.check_targets(y, size, weights, f"y {place}")
     )
     if offset is not None:
+        offset = read_values(offset, f"offset {place}")
         num_scores = 1 if np.ndim(offset) == 1 else np.shape(offset)[-1]
         offset = checks.check_offset(offset, size, num_scores, f"offset {place}")
         offset = np.asarray(offset)
-    return Batch(matrix, targets, weights, offset)
+    return Batch(matrix, targets, weights, offset), frame.schema
 
 
 def _check_weights(weights, size, name):
-    array = np.asarray(weights)
-    if array.shape == (size,) and array.dtype.kind in "fiub" and not array.any():
+    array = np.asarray(read_values(weights, name))
+    if array.shape == (size,) and not array.any():
         return np.zeros(size, np.float32)  # other batches may hold positive ones
     return np.asarray(checks.check_weights(weights, size, name))
 

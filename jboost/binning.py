@@ -18,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
+from jboost.frames import first_rows, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
 from jboost.sparse import (
@@ -26,7 +27,6 @@ from jboost.sparse import (
     SparseMatrix,
     check_absent,
     is_sparse,
-    read_columns,
     sort_entries,
 )
 from jboost.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
@@ -112,10 +112,12 @@ def fit_bins(
     if max_bins is not None:
         check_max_bins(max_bins)
     check_absent(absent)
-    matrix = as_matrix(x, "x", sparse=True)
+    matrix = read_frame(x, "x", sparse=True).matrix
     # A power of two above the number of rows holds a code for each.
     most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
-    weight = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+    weight = sample_weight
+    if weight is not None:
+        weight = np.asarray(read_values(weight, "sample_weight"), np.float64)
     if weight is not None and weight.shape != (matrix.shape[0],):
         raise ValueError(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
@@ -177,7 +179,7 @@ def apply_bins(
       >>> jb.apply_bins(jb.fit_bins(x), x).tolist()
       [[1], [2], [0]]
     """
-    matrix = as_matrix(x, "x", sparse=True)
+    matrix = read_frame(x, "x", sparse=True).matrix
     if matrix.shape[1] != bins.num_features:
         raise ValueError(
             f"x must have {bins.num_features} columns, as the bins have, "
@@ -215,7 +217,7 @@ def bin_columns(
 
     Args:
       bins: from :func:`fit_bins`, with F features.
-      matrix: from :func:`as_matrix`; read where it lies, not copied.
+      matrix: from :func:`jboost.frames.read_frame`; read where it lies, not copied.
       num_rows: M >= N; N if not given.
       implementation: as in :func:`apply_bins`.
     """
@@ -241,7 +243,7 @@ def bin_entries(
 
     Args:
       bins: from :func:`fit_bins`, with F features.
-      matrix: by column, from :func:`as_matrix`.
+      matrix: by column, from :func:`jboost.frames.read_frame`.
       num_rows: at least N; N if not given.
       num_entries: at least E; E if not given (but at least 1).
     """
@@ -274,51 +276,6 @@ def bin_entries(
     return SparseCodes(starts, rows, codes, absent, num_rows)
 
 
-def as_matrix(x: Any, name: str, *, sparse: bool = False) -> Any:
-    """Checks that ``x`` is a numeric matrix and makes it float32, where it lives.
-
-    A sparse one becomes a :class:`jboost.sparse.SparseMatrix` by column, where the
-    caller can use it.
-    """
-    if is_sparse(x):
-        if sparse:
-            return read_columns(x, name)
-        raise TypeError(
-            f"{name} must be a dense matrix here, got a sparse one, "
-            f"{type(x).__name__}; fit_bins, apply_bins, fit, predict, staged_predict "
-            "and leaf_indices take sparse ones"
-        )
-    if isinstance(x, jax.Array):  # a tracer is one, too
-        matrix, kind = x, np.dtype(x.dtype).kind
-    else:
-        try:
-            matrix = np.asarray(x)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} must be a matrix of numbers: {error}") from None
-        kind = matrix.dtype.kind
-    if kind not in "fiub" and str(matrix.dtype) != "bfloat16":
-        raise TypeError(
-            f"{name} must hold numbers (NaN for missing), got dtype {matrix.dtype}; "
-            "encode strings and objects as numbers first"
-        )
-    if matrix.ndim != 2:
-        raise ValueError(f"{name} must be 2-D [rows, features], got {matrix.shape=}")
-    if 0 in matrix.shape:
-        raise ValueError(
-            f"{name} must have at least one row and one column, got {matrix.shape=}"
-        )
-    with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
-        if isinstance(matrix, np.ndarray):
-            return matrix.astype(np.float32, order="C", copy=False)
-        return matrix.astype(np.float32)
-
-
-def column_names(x: Any) -> tuple[str, ...] | None:
-    """The names of a data frame's columns, if ``x`` is one and they are strings."""
-    names: tuple[Any, ...] = tuple(getattr(x, "columns", ()))
-    return names if names and all(isinstance(n, str) for n in names) else None
-
-
 def check_max_bins(max_bins: int) -> None:
     """An integer such that codes fit 16 bits."""
     if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
@@ -327,15 +284,11 @@ def check_max_bins(max_bins: int) -> None:
 
 def warn_of_collisions(x: Any) -> None:
     """Warns once if distinct 64-bit values of a column become equal in float32."""
-    matrix = x if is_sparse(x) else np.asarray(x)
-    dtype = np.dtype(matrix.dtype)
-    if dtype.kind not in "fiu" or dtype.itemsize < 4 or dtype == np.float32:
-        return
     count = _count_stored if is_sparse(x) else _count_columns
-    for feature, looked_at, before, after in count(matrix):
+    for feature, dtype, looked_at, before, after in count(x):
         if before - after > _COLLISION_SHARE * before:
             warnings.warn(
-                f"column {feature} of x has {before:.0f} distinct {dtype} values "
+                f"column {feature!r} of x has {before:.0f} distinct {dtype} values "
                 f"(in its first {looked_at} rows) but {after:.0f} in float32, in which "
                 "jboost computes; subtract an offset or rescale the column to keep "
                 "them apart",
@@ -344,19 +297,26 @@ def warn_of_collisions(x: Any) -> None:
             return
 
 
-def _count_columns(matrix):
-    """Feature, rows looked at, their distinct values before and after rounding."""
-    for feature in range(matrix.shape[1]):
-        column = matrix[:_COLLISION_ROWS, feature]
+def _may_collide(dtype):
+    return dtype.kind in "fiu" and dtype.itemsize >= 4 and dtype != np.float32
+
+
+def _count_columns(x):
+    """Feature, type, rows looked at, distinct values before and after rounding."""
+    for feature, column in first_rows(x, _COLLISION_ROWS):
+        if not _may_collide(column.dtype):
+            continue
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = column.astype(np.float32)
-        if not np.array_equal(rounded.astype(matrix.dtype), column):
+        if not np.array_equal(rounded.astype(column.dtype), column):
             before, after = len(np.unique(column)), len(np.unique(rounded))
-            yield feature, len(column), before, after
+            yield feature, column.dtype, len(column), before, after
 
 
 def _count_stored(x):
     """The same of stored entries, of all features at once."""
+    if not _may_collide(np.dtype(x.dtype)):
+        return ()
     stored = sort_entries(x, "x", by_column=True)
     sizes = np.diff(stored.starts)
     feature = np.repeat(np.arange(stored.shape[1]), sizes)
@@ -369,7 +329,8 @@ def _count_stored(x):
         first = np.append([True], new | (values[1:] != values[:-1]))
         return np.bincount(feature, first[: len(feature)], minlength=len(sizes))
 
-    return zip(range(len(sizes)), sizes, count(values), count(rounded), strict=True)
+    pairs = zip(sizes, count(values), count(rounded), strict=True)
+    return ((feature, x.dtype, *pair) for feature, pair in enumerate(pairs))
 
 
 def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

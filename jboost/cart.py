@@ -14,7 +14,7 @@ index of children, so that depth costs nothing where there are no nodes:
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
-from jboost.binning import as_matrix, flush_denormals, warn_of_collisions
+from jboost.binning import flush_denormals, warn_of_collisions
+from jboost.frames import Schema, read_frame, read_values
 from jboost.kernels.library import vary
 from jboost.least_squares import LEAF, Rules, grow
 from jboost.padding import padded_size
@@ -73,6 +74,11 @@ class RegressionTree:
     feature_names: tuple[str, ...] | None = field(
         default=None, metadata=dict(static=True)
     )
+
+    @property
+    def schema(self) -> Schema:
+        """What tables to predict from must be like."""
+        return Schema(self.feature_names)
 
     @property
     def num_nodes(self) -> int:
@@ -162,10 +168,10 @@ def fit_tree(
     rules = make_rules(
         max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
     )
-    table = check_table(x, y, sample_weight)
+    table = check_table(x, y, sample_weight, feature_names)
     warn_of_collisions(x)
-    names = checks.check_names(feature_names, x, table[0].shape[1])
-    return replace(grow_tree(*table, rules), feature_names=names)
+    tree = grow_tree(table.matrix, table.targets, table.weights, rules)
+    return replace(tree, feature_names=table.names)
 
 
 def make_rules(
@@ -197,22 +203,32 @@ def check_known(name: str, value: Any) -> float:
     return float(value)
 
 
+class Table(NamedTuple):
+    """What a tree is fitted to: x in float32, y and weights in float64."""
+
+    matrix: Float[np.ndarray, "N F"]
+    targets: Float[np.ndarray, "N *K"]
+    weights: Float[np.ndarray, " N"] | None
+    names: tuple[str, ...] | None
+
+
 def check_table(
-    x: Any, y: Any, sample_weight: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Checks what a tree is fitted to: x in float32, y and weights in float64."""
+    x: Any, y: Any, sample_weight: Any, feature_names: Sequence[str] | None = None
+) -> Table:
+    """Checks the arguments of the same names."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((x, y, sample_weight))):
         raise TypeError(
             "x, y and sample_weight must hold numbers, got traced arrays: a single "
             "tree is fitted on the host; jboost.boost can be traced"
         )
-    matrix = np.asarray(as_matrix(x, "x"))
+    frame = read_frame(x, "x")
+    matrix = np.asarray(frame.matrix)
     num_rows = len(matrix)
     weights = None
     if sample_weight is not None:
         with np.errstate(over="ignore"):  # is an infinity, which is refused
             checks.check_weights(sample_weight, num_rows, "sample_weight")
-        weights = np.asarray(sample_weight, np.float64)
+        weights = np.asarray(read_values(sample_weight, "sample_weight"), np.float64)
     if isinstance(y, tuple | dict) or (isinstance(y, list) and not len(y)):
         raise TypeError(
             f"y must be an array of numbers, one row per row of x, got "
@@ -223,7 +239,12 @@ def check_table(
     if targets.ndim > 2 or 0 in targets.shape:
         raise ValueError(f"y must be [N] or [N, K], got shape {targets.shape}")
     # Checked as float32, in which scores are, but used as they came.
-    return matrix, np.asarray(y, np.float64), weights
+    return Table(
+        matrix,
+        np.asarray(y if isinstance(y, list) else read_values(y, "y"), np.float64),
+        weights,
+        checks.check_names(feature_names, frame.names, matrix.shape[1]),
+    )
 
 
 def grow_tree(
@@ -288,14 +309,13 @@ def _apply(function, tree, x, implementation):
             f'implementation must be None or "xla" for a RegressionTree, got '
             f"{implementation!r}"
         )
-    matrix = as_matrix(x, "x")
+    matrix = read_frame(x, "x", schema=tree.schema).matrix
     num_rows, num_columns = matrix.shape
     if num_columns != tree.num_features:
         raise ValueError(
             f"x must have {tree.num_features} columns, as in training, got "
             f"{num_columns}"
         )
-    checks.check_columns(tree.feature_names, x)
     # Statistics stay on the host.
     nodes = (tree.left, tree.feature, tree.threshold, tree.missing_left, tree.value)
     if all(isinstance(array, np.ndarray) for array in nodes):

@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.binning import column_names
+from jboost.frames import read_values
 
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
@@ -167,7 +167,7 @@ def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
         raise ValueError(f"{name} must hold at least one array, got {y!r}")
 
     def check(leaf):
-        array = leaf if isinstance(leaf, jax.Array) else _as_array(leaf, name)
+        array = read_values(leaf, name)
         if jnp.issubdtype(array.dtype, np.floating):
             array = array.astype(np.float32)
         elif array.dtype.itemsize == 8:
@@ -212,7 +212,8 @@ def match_targets(targets: Any, training: Any, name: str) -> Any:
 
 def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
     """Float32 weights >= 0, not all zero."""
-    array = weights if isinstance(weights, Tracer) else _as_array(weights, name)
+    array = read_values(weights, name)
+    array = array if isinstance(array, Tracer) else np.asarray(array)
     if array.shape != (num_rows,):
         raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
     array = array.astype(np.float32)
@@ -233,7 +234,7 @@ def check_offset(
 ) -> Array | np.ndarray:
     """Float32 scores [N], or [N, K] for K > 1, returned as [K, N]."""
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
-    array = offset if isinstance(offset, jax.Array) else _as_array(offset, name)
+    array = read_values(offset, name)
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     array = array.astype(np.float32)
@@ -266,42 +267,25 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
 
 
 def check_names(
-    feature_names: Any, x: Any, num_features: int
+    feature_names: Any, names: tuple[str, ...] | None, num_features: int
 ) -> tuple[str, ...] | None:
-    """Names of features as they were given, or else those of a data frame's columns."""
-    names = column_names(x) if feature_names is None else feature_names
-    if names is None:
+    """Names of features as they were given, or else those of a data frame."""
+    given = names if feature_names is None else feature_names
+    if given is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"feature_names must be a sequence of strings, got {names!r}")
-    if len(names) != num_features or len({*names}) < num_features:
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"feature_names must be a sequence of strings, got {given!r}")
+    if len(given) != num_features or len({*given}) < num_features:
         raise ValueError(
             f"feature_names must be {num_features} different names, one for each "
-            f"column of x, got {names!r}"
+            f"column of x, got {given!r}"
         )
-    return tuple(names)
-
-
-def check_columns(feature_names: tuple[str, ...] | None, x: Any) -> None:
-    """A data frame has the columns of training, in their order."""
-    names = column_names(x) if feature_names else None
-    if names and names != feature_names:
-        pairs = zip(names, feature_names or (), strict=True)
-        got, expected = next(pair for pair in pairs if pair[0] != pair[1])
+    if names is not None and tuple(given) != names:
         raise ValueError(
-            "x must have the columns of training in the same order, expected "
-            f"{expected!r}, got {got!r}"
+            "feature_names must not be given where the columns of x have names of "
+            f"their own, {names}, got {given!r}; rename the columns"
         )
-
-
-def _as_array(values, name):
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must hold numbers: {error}") from None
-    if array.dtype.kind not in "fiub" and str(array.dtype) != "bfloat16":
-        raise TypeError(f"{name} must hold numbers, got dtype {array.dtype}")
-    return array
+    return tuple(given)
 
 
 def _stack_list(y, name):

@@ -17,10 +17,11 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix
+from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.categories import Categories
+from jboost.frames import Schema, read_frame
 from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
@@ -111,6 +112,16 @@ class Ensemble:
         if self.links is not None:
             return self.links.max_depth
         return self.leaf_value.shape[2].bit_length() - 1
+
+    @property
+    def schema(self) -> Schema:
+        """What tables to predict from must be like."""
+        values: list[Any] = [None] * self.num_features
+        if self.categories is not None and self.categories.values is not None:
+            named = zip(self.categories.features, self.categories.values, strict=True)
+            for place, known in named:
+                values[place] = known
+        return Schema(self.feature_names, tuple(values))
 
     @property
     def is_split(self) -> Bool[Array, "R K I"]:
@@ -331,6 +342,10 @@ def _check_model(model):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
 
 
+def _read_rows(model, x):
+    return read_frame(x, "x", schema=model.schema, categorical=True).matrix
+
+
 def _check_columns(model, num_columns):
     if num_columns != model.num_features:
         raise ValueError(
@@ -377,11 +392,10 @@ def _door(model, x, implementation, offset=None):
     check_implementation(implementation)
     _check_model(model)
     plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
-    matrix = x if plain and x.size else as_matrix(x, "x")
+    matrix = x if plain and x.size else _read_rows(model, x)
     _check_columns(model, matrix.shape[1])
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
-    checks.check_columns(model.feature_names, x)
     # What prediction does not need: other names would compile another program.
     model = replace(model, sums=None, feature_names=None, absent="missing")
     if model.categories is not None:

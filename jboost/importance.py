@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import checks, losses
-from jboost.binning import as_matrix
 from jboost.boosting import compiled
 from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, predict
+from jboost.frames import read_frame
 from jboost.least_squares import LEAF
 from jboost.rounds import mean_loss
 from jboost.tracing import trace_loss
@@ -170,7 +170,8 @@ def permutation_importance(
     _check_model(model)
     checks.check_integer("num_repeats", num_repeats, least=1)
     checks.check_integer("seed", seed, least=0)
-    matrix = np.array(as_matrix(x, "x"))  # a copy: its columns will be shuffled
+    frame = read_frame(x, "x", schema=model.schema, categorical=True)
+    matrix = np.array(frame.matrix)  # a copy: its columns will be shuffled
     measure = _make_measure(model, matrix, y, loss, sample_weight, offset, metric)
     rises = np.zeros((num_repeats, model.num_features))
     before = measure()

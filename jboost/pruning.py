@@ -213,14 +213,14 @@ def cross_validate_alpha(
     rules = make_rules(
         max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain
     )
-    matrix, targets, weights = check_table(x, y, sample_weight)
+    matrix, targets, weights, names = check_table(x, y, sample_weight)
     warn_of_collisions(x)
     weights = np.ones(len(matrix)) if weights is None else weights
     used = weights > 0
     labels = _draw_folds(folds, seed, used)
     matrix, targets, weights = matrix[used], targets[used], weights[used]
     tree = grow_tree(matrix, targets, weights, rules)
-    tree = replace(tree, feature_names=checks.check_names(None, x, matrix.shape[1]))
+    tree = replace(tree, feature_names=names)
     path = pruning_path(tree)
     alphas = np.append(np.sqrt(path.alphas[:-1] * path.alphas[1:]), np.inf)
     sums = np.zeros((3, len(alphas)))

@@ -14,10 +14,10 @@ from jaxtyping import ArrayLike, Float, Shaped
 from jboost import checks
 from jboost.binning import (
     Bins,
-    as_matrix,
     check_max_bins,
     pad_thresholds,
 )
+from jboost.frames import read_frame
 from jboost.summary import (
     QuantileSummary,
     check_eps,
@@ -152,7 +152,7 @@ def update_sketch(
       TypeError, ValueError: x is not a numeric matrix with the sketch's number of
         columns, or the weights are not such.
     """
-    matrix = np.asarray(as_matrix(x, "x"))
+    matrix = np.asarray(read_frame(x, "x").matrix)
     if matrix.shape[1] != sketch.num_features:
         raise ValueError(
             f"x must have {sketch.num_features} columns, as the sketch has, got "

@@ -83,6 +83,11 @@ class Stream:
         self._table: Table | None = None
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of the features, where the source knows them."""
+        return getattr(self._source, "names", None)
+
+    @property
     def memory(self) -> int:
         """The budget in bytes."""
         return self._memory

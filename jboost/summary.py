@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
-from jboost.binning import as_matrix
+from jboost.frames import read_frame, read_values
 from jboost.thresholds import TINY, count_distinct
 
 
@@ -300,9 +300,7 @@ def check_weight(
     weight: Shaped[ArrayLike, " N"], num_rows: int, name: str
 ) -> Float[np.ndarray, " N"]:
     """Float64 weights, finite and >= 0; all may be zero, as rows come in batches."""
-    array = np.asarray(weight)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold numbers, got dtype {array.dtype}")
+    array = np.asarray(read_values(weight, name))
     if array.shape != (num_rows,):
         raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
     array = array.astype(np.float64)
@@ -319,7 +317,8 @@ def _as_values(values, name):
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.float32)
-    return np.asarray(as_matrix(array.reshape(-1, 1), name)).reshape(array.shape)
+    column = read_frame(array.reshape(-1, 1), name).matrix
+    return np.asarray(column).reshape(array.shape)
 
 
 def _accumulate(value, weight):

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost import checks
-from jboost.binning import Bins, as_matrix, bin_columns, bin_entries
+from jboost.binning import Bins, bin_columns, bin_entries
 from jboost.candidates import sort_rows
+from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
 from jboost.padding import padded_size
 from jboost.rounds import Data
@@ -82,13 +83,17 @@ def make_rows(
 def make_sets(
     validation: Any,
     bins: Bins,
+    schema: Schema,
     training: Any,
     num_scores: int,
     padded: bool,
     with_offset: bool,
     implementation: str | None,
 ) -> dict[str, Rows]:
-    """Checks the validation sets: {name: rows}; ``training`` are the other targets."""
+    """Checks the validation sets: {name: rows}; ``training`` are the other targets.
+
+    ``schema`` is that of the training rows.
+    """
     if validation is None:
         return {}
     named = isinstance(validation, dict)
@@ -113,7 +118,7 @@ def make_sets(
                 f"{place} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if fit is given one (sample_weight may be None)"
             )
-        matrix = as_matrix(x, f"{place} x", sparse=True)
+        matrix = read_frame(x, f"{place} x", schema=schema, sparse=True).matrix
         if matrix.shape[1] != bins.num_features:
             raise ValueError(
                 f"{place} x must have {bins.num_features} columns, as x has, got "

@@ -17,13 +17,14 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
-from jboost.binning import Bins, as_matrix, fit_bins, warn_of_collisions
+from jboost.binning import Bins, fit_bins, warn_of_collisions
 from jboost.block_rounds import plan_run
 from jboost.blocks import BlockError
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
+from jboost.frames import Schema, read_frame
 from jboost.history import History, Record, TrainingError
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
@@ -208,7 +209,7 @@ def fit(
     if isinstance(x, Stream):
         _check_streamed(y=y, sample_weight=sample_weight, offset=offset, **others)
         table = x.prepare(max_bins, progress)
-        given = _read_stream(table, num_scores, padded)
+        given = _read_stream(table, x.names, num_scores, padded)
     else:
         table = None
         given = _bin_arrays(
@@ -216,10 +217,10 @@ def fit(
             **others,
         )  # fmt: skip
     bins, rows = given.bins, given.rows
-    names = checks.check_names(feature_names, x, bins.num_features)
+    names = checks.check_names(feature_names, given.schema.names, bins.num_features)
     sets = make_sets(
-        validation, bins, rows.data.targets, num_scores, padded, given.with_offset,
-        implementation,
+        validation, bins, given.schema._replace(names=names), rows.data.targets,
+        num_scores, padded, given.with_offset, implementation,
     )  # fmt: skip
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
@@ -277,6 +278,7 @@ class _Given(NamedTuple):
       uniform: whether no weights were given.
       with_offset: whether an offset was.
       sorted: whether trees are grown on sorted rows.
+      schema: what their columns are.
     """
 
     bins: Bins
@@ -284,6 +286,7 @@ class _Given(NamedTuple):
     uniform: bool
     with_offset: bool
     sorted: bool
+    schema: Schema
 
 
 def _check_streamed(y, sample_weight, offset, absent, candidates, candidate_weights):
@@ -305,9 +308,12 @@ def _check_streamed(y, sample_weight, offset, absent, candidates, candidate_weig
             )
 
 
-def _read_stream(table, num_scores, padded):
+def _read_stream(table, names, num_scores, padded):
     rows = load_rows(table, num_scores, padded)
-    return _Given(table.bins, rows, not table.weighted, table.num_offsets > 0, False)
+    return _Given(
+        table.bins, rows, not table.weighted, table.num_offsets > 0, False,
+        Schema(names),
+    )  # fmt: skip
 
 
 def _bin_arrays(
@@ -315,7 +321,8 @@ def _bin_arrays(
     *, absent, candidates, candidate_weights,
 ):  # fmt: skip
     """Thresholds, and the rows on the device."""
-    matrix = as_matrix(x, "x", sparse=True)
+    frame = read_frame(x, "x", sparse=True)
+    matrix = frame.matrix
     if y is None:
         raise ValueError("y must be given where x is an array, got None")
     warn_of_collisions(x)
@@ -334,7 +341,7 @@ def _bin_arrays(
         bins, matrix, y, weights, offset, num_scores, padded, "", implementation
     )
     rows = rows.sorted() if sorts else rows
-    return _Given(bins, rows, weights is None, offset is not None, sorts)
+    return _Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
 
 
 def _train(job, blocks, state, record, patience, watchers, bar):

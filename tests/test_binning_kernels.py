@@ -12,7 +12,7 @@ import pytest
 import references
 
 import jboost as jb
-from jboost import binning
+from jboost import binning, frames
 from jboost.kernels import binning_cpu, grow_cpu, library
 
 pytestmark = pytest.mark.skipif(
@@ -200,7 +200,7 @@ def test_implementations_agree_through_the_door(order, dtype):
 def test_the_door_does_not_copy_or_change_what_it_need_not():
     x = np.random.default_rng(0).normal(size=(1000, 300)).astype(np.float32)
     before = x.copy()
-    assert np.shares_memory(binning.as_matrix(x, "x"), x)
+    assert np.shares_memory(frames.read_frame(x, "x").matrix, x)
     jb.apply_bins(jb.fit_bins(x, implementation="cpu"), x, implementation="cpu")
     np.testing.assert_array_equal(x, before)
 

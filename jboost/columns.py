@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cells of one column are: numbers, categories, or neither.
+
+In: a series of a data frame, or a field of a structured array. Out: numbers as a NumPy
+array; of categories, the places of their values in a tuple of all that occur.
+"""
+
+import datetime
+from collections.abc import Callable
+from decimal import Decimal
+from numbers import Real
+from typing import Any, NamedTuple
+
+import narwhals.stable.v2 as nw
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from jboost.categories import Category
+
+Values = tuple[Category, ...]
+
+_NUMBERS = (Real, Decimal, np.bool_)
+_DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
+_KINDS = (str, int, float, bool)  # of categories
+_NO_ARRAY = (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)  # until they are floats
+
+
+class Column(NamedTuple):
+    """A series or an array [N], and what errors call it."""
+
+    place: str
+    cells: Any
+
+    @property
+    def dtype(self) -> Any:
+        """Of narwhals or of NumPy."""
+        return self.cells.dtype
+
+
+class _Labels(NamedTuple):
+    """Cells that are no numbers.
+
+    Attributes:
+      distinct: what occurs, in no order, without the missing ones.
+      replace: from a number for each of these to an array [N], NaN where missing.
+      declared: whether the column says that it holds categories.
+    """
+
+    distinct: list[Any]
+    replace: Callable[[list[float]], Float[np.ndarray, " N"]]
+    declared: bool
+
+
+def read_cells(
+    column: Column, known: Values | None, *, new: bool
+) -> tuple[Shaped[np.ndarray, " N"], Values | None]:
+    """A column of x: numbers and None, or places of categories and their values.
+
+    A column without any value goes with every kind.
+
+    Args:
+      column: the cells.
+      known: the values that training saw; None if it saw numbers.
+      new: whether this is training.
+
+    Raises:
+      TypeError: the cells are neither; or of the other kind than in training.
+    """
+    cells = _sort_out(column)
+    if isinstance(cells, np.ndarray):
+        if known is not None and not np.isnan(cells).all():
+            raise TypeError(
+                f"{column.place} must hold categories, as in training, got numbers "
+                f"({column.dtype})"
+            )
+        return cells, known
+    values = _check_values(cells.distinct, column)
+    if not values and not (new and cells.declared):
+        return cells.replace([]), known
+    if new:
+        known = tuple(sorted(values))
+    elif known is None:
+        raise TypeError(
+            f"{column.place} must hold numbers, as in training, got categories "
+            f"({column.dtype}), such as {values[0]!r}"
+        )
+    if known and values and isinstance(known[0], str) != isinstance(values[0], str):
+        raise TypeError(
+            f"{column.place} must hold categories such as {known[0]!r}, as in "
+            f"training, got {values[0]!r}"
+        )
+    places = {value: float(place) for place, value in enumerate(known)}
+    return cells.replace([places.get(value, np.nan) for value in values]), known
+
+
+def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
+    """Numbers in the type that fits them, NaN where a cell is missing.
+
+    Raises:
+      TypeError: the cells are no numbers.
+    """
+    cells = _sort_out(column)
+    if isinstance(cells, np.ndarray):
+        return cells
+    if cells.distinct or cells.declared:
+        raise TypeError(
+            f"{column.place} must hold numbers, got {column.dtype}; encode strings "
+            "and categories as numbers first"
+        )
+    return cells.replace([])
+
+
+def _sort_out(column):
+    """Numbers [N], or _Labels."""
+    cells, dtype = column.cells, column.dtype
+    if isinstance(cells, np.ndarray):
+        return _sort_out_array(column)
+    if dtype.is_temporal():
+        raise _refuse_dates(column, dtype)
+    if isinstance(dtype, _NO_ARRAY):
+        has_gaps = isinstance(dtype, nw.Boolean) and not cells.is_null().any()
+        return cells.to_numpy() if has_gaps else cells.cast(nw.Float64).to_numpy()
+    if dtype.is_numeric():
+        return cells.to_numpy()
+    if isinstance(dtype, nw.String | nw.Categorical | nw.Enum):
+        if cells.implementation.is_pyarrow() and isinstance(dtype, nw.String):
+            cells = cells.cast(nw.String)  # arrow's string views know few operations
+        found = cells.unique()
+        found = found.filter(~found.is_null()).to_list()
+        return _Labels(
+            found,
+            lambda numbers: _replace_series(cells, found, numbers),
+            declared=not isinstance(dtype, nw.String),
+        )
+    if isinstance(dtype, nw.Unknown):  # arrow's nulls, or sparse columns of pandas
+        array = cells.to_numpy()
+        if array.dtype.kind in "fiub":
+            return array
+    return _sort_out_objects(column, cells.to_list(), cells.is_null().to_list())
+
+
+def _sort_out_array(column):
+    """The same of a field of a structured array."""
+    cells, kind = column.cells, column.dtype.kind
+    if cells.ndim != 1:
+        raise TypeError(
+            f"{column.place} must hold one number or category in each row, got cells "
+            f"of shape {cells.shape[1:]}"
+        )
+    if kind in "fiub":
+        return cells
+    if kind in "mM":
+        raise _refuse_dates(column, column.dtype)
+    values = (np.strings.decode(cells, "utf-8") if kind == "S" else cells).tolist()
+    gaps = [v is None or (isinstance(v, float) and v != v) for v in values]
+    return _sort_out_objects(column, values, gaps)
+
+
+def _sort_out_objects(column, values, gaps):
+    """Python objects are looked at one by one."""
+    present = [value for value, gap in zip(values, gaps, strict=True) if not gap]
+    kinds = {type(value) for value in present}
+    if kinds and all(issubclass(kind, _NUMBERS) for kind in kinds):
+        numbers = [np.nan if g else float(v) for v, g in zip(values, gaps, strict=True)]
+        return np.array(numbers)
+    if any(issubclass(kind, _DATES) for kind in kinds):
+        raise _refuse_dates(column, _names(kinds))
+    if not all(issubclass(kind, str) for kind in kinds):
+        raise TypeError(
+            f"{column.place} must hold one kind of numbers or strings, got "
+            f"{column.dtype} cells that are {_names(kinds)}"
+        )
+    found = [*{*present}]
+
+    def replace(numbers):
+        places: Any = _Places(zip(found, numbers, strict=True))
+        return np.fromiter(map(places.__getitem__, values), np.float64, len(values))
+
+    return _Labels(found, replace, declared=False)
+
+
+class _Places(dict):
+    """Of values; what is not known has none."""
+
+    def __missing__(self, value):
+        return np.nan
+
+
+def _replace_series(cells, found, numbers):
+    if not found:
+        return np.full(len(cells), np.nan)
+    return cells.replace_strict(found, numbers, return_dtype=nw.Float64).to_numpy()
+
+
+def _check_values(distinct, column) -> list[Any]:
+    """Values as Python's, all of one kind."""
+    values = [v.item() if isinstance(v, np.generic) else v for v in distinct]
+    kinds = {type(value) for value in values}
+    if any(issubclass(kind, _DATES) for kind in kinds):
+        raise _refuse_dates(column, _names(kinds))
+    if len(kinds) > 1 or not kinds <= {*_KINDS}:
+        raise TypeError(
+            f"{column.place} must hold categories of one kind, strings, numbers or "
+            f"booleans, got {_names(kinds)}; make them strings first"
+        )
+    return values
+
+
+def _refuse_dates(column, got):
+    return TypeError(
+        f"{column.place} must hold numbers or categories, got dates or times ({got}); "
+        "put what matters of them into columns of their own: the year, the month, the "
+        "day of the week, the hour, or the days (seconds) since an event"
+    )
+
+
+def _names(kinds):
+    return " and ".join(sorted(kind.__name__ for kind in kinds))

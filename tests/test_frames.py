@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of every library train the model that their numbers train."""
+
+import datetime
+import warnings
+from dataclasses import replace
+from decimal import Decimal
+
+import jax
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from tables import ROWS, SMALL, make_regression
+
+import jboost as jb
+from jboost.frames import Frame, Schema, read_frame, read_values
+
+X, Y = make_regression()
+X = np.where(np.random.default_rng(3).uniform(size=X.shape) < 0.1, np.float32("nan"), X)
+NAMES = ("a", "b", "c")
+MODEL, HISTORY = jb.fit(X, Y, **SMALL, feature_names=NAMES)
+UNNAMED = replace(MODEL, feature_names=None)
+NULLS = [[None if np.isnan(cell) else float(cell) for cell in row] for row in X.T]
+COLUMNS = dict(zip(NAMES, NULLS, strict=True))
+STRUCTURED = np.array([tuple(row) for row in X], [(name, "f4") for name in NAMES])
+TABLES = dict(
+    pandas=pd.DataFrame(X, columns=NAMES),
+    pandas_float64=pd.DataFrame(X.astype(np.float64), columns=NAMES),
+    pandas_by_column=pd.DataFrame({n: X[:, i] for i, n in enumerate(NAMES)}),
+    pandas_nullable=pd.DataFrame(COLUMNS, dtype="Float64"),
+    pandas_arrow=pd.DataFrame(COLUMNS, dtype="double[pyarrow]"),
+    pandas_objects=pd.DataFrame(COLUMNS, dtype=object),
+    pandas_index=pd.DataFrame(X, columns=NAMES, index=np.arange(ROWS)[::-1]),
+    polars=pl.DataFrame(COLUMNS),
+    polars_float32=pl.DataFrame(X, schema=list(NAMES)),
+    arrow=pa.table(COLUMNS),
+    arrow_batch=pa.record_batch(COLUMNS),
+    structured=STRUCTURED,
+)
+
+
+def assert_same(model, other):
+    jax.tree.map(np.testing.assert_array_equal, model, other)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_trains_the_model_of_its_numbers(name):
+    table = TABLES[name]
+    model, history = jb.fit(table, Y, **SMALL, validation=(table, Y))
+    assert_same(model, MODEL)
+    assert model.feature_names == NAMES
+    np.testing.assert_array_equal(history.train_loss, HISTORY.train_loss)
+    np.testing.assert_array_equal(history.validation_loss, history.train_loss)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_function_of_rows_takes_tables(name):
+    table = TABLES[name]
+    for function in (jb.predict, jb.staged_predict, jb.leaf_indices):
+        np.testing.assert_array_equal(function(MODEL, table), function(MODEL, X))
+    bins = jb.fit_bins(table)
+    np.testing.assert_array_equal(bins.thresholds, jb.fit_bins(X).thresholds)
+    np.testing.assert_array_equal(jb.apply_bins(bins, table), jb.apply_bins(bins, X))
+
+
+def test_single_trees_importance_sketches_and_streams_take_tables():
+    table = TABLES["polars"]
+    tree = jb.fit_tree(table, Y, max_depth=3)
+    assert_same(tree, jb.fit_tree(X, Y, max_depth=3, feature_names=NAMES))
+    np.testing.assert_array_equal(jb.predict(tree, table), jb.predict(tree, X))
+    with pytest.raises(ValueError, match=r"lacks \['c'\]"):
+        jb.predict(tree, table.select("a", "b"))
+    assert jb.cross_validate_alpha(table, Y, max_depth=2).tree.feature_names == NAMES
+    found = jb.permutation_importance(MODEL, table, Y, num_repeats=1)
+    expected = jb.permutation_importance(MODEL, X, Y, num_repeats=1)
+    np.testing.assert_array_equal(found.values, expected.values)
+    sketches = [jb.update_sketch(jb.make_sketch(3), x) for x in (table, X)]
+    rows = [jb.bins_from_sketch(sketch).thresholds for sketch in sketches]
+    np.testing.assert_array_equal(*rows)
+
+
+def test_batches_of_a_stream_may_be_tables_with_the_same_columns():
+    frame = TABLES["pandas"]
+
+    def batches():
+        for rows in (slice(0, 90), slice(90, None)):
+            yield frame[rows], pd.Series(Y[rows])
+
+    bins = jb.fit_bins(X)
+    model, _ = jb.fit(jb.stream(batches, memory="1 MiB", bins=bins), **SMALL)
+    for array, expected in zip(
+        jax.tree.leaves(model), jax.tree.leaves(jb.fit(X, Y, **SMALL)[0]), strict=True
+    ):
+        np.testing.assert_allclose(array, expected, rtol=1e-5)  # sums in another order
+    wrong = [(frame, Y), (frame.rename(columns=dict(a="z")), Y)]
+    with pytest.raises(ValueError, match=r"batch 1 must .* lacks \['a'\], has \['z'\]"):
+        jb.fit(jb.stream(wrong, memory="1 MiB", bins=bins), **SMALL)
+
+
+# What single columns hold.
+
+CELLS = {
+    "integers": (pd.Series([3, -1, 2]), [3, -1, 2]),
+    "Int64": (pd.array([3, None, 2], dtype="Int64"), [3, np.nan, 2]),
+    "UInt8": (pd.array([3, None, 255], dtype="UInt8"), [3, np.nan, 255]),
+    "Float32": (pd.array([0.5, None, 2], dtype="Float32"), [0.5, np.nan, 2]),
+    "arrow in pandas": (
+        pd.array([3, None, 2], dtype="int64[pyarrow]"), [3, np.nan, 2],
+    ),
+    "bool": (pd.Series([True, False, True]), [1, 0, 1]),
+    "boolean": (pd.array([True, None, False], dtype="boolean"), [1, np.nan, 0]),
+    "bool objects": (pd.Series([True, None, False], dtype=object), [1, np.nan, 0]),
+    "number objects": (pd.Series([1, None, 2.5], dtype=object), [1, np.nan, 2.5]),
+    "decimal objects": (pd.Series([Decimal("1.5"), None, 1]), [1.5, np.nan, 1]),
+    "nothing": (pd.Series([None, None, None], dtype=object), [np.nan] * 3),
+    "sparse pandas": (pd.arrays.SparseArray([0.0, 1.0, 0.0]), [0, 1, 0]),
+    "half": (np.array([1, 2, 3], np.float16), [1, 2, 3]),
+    "infinite": (pd.Series([np.inf, -np.inf, 1e300]), [np.inf, -np.inf, np.inf]),
+    "polars integers": (pl.Series([3, None, 2]), [3, np.nan, 2]),
+    "polars booleans": (pl.Series([True, None, False]), [1, np.nan, 0]),
+    "polars decimals": (pl.Series([Decimal("1.5"), None, Decimal(2)]), [1.5, np.nan, 2]),
+    "polars Int128": (pl.Series([1, 2, 3], dtype=pl.Int128), [1, 2, 3]),
+    "polars nulls": (pl.Series([None] * 3), [np.nan] * 3),
+    "arrow integers": (pa.array([3, None, 2]), [3, np.nan, 2]),
+    "arrow booleans": (pa.array([True, None, False]), [1, np.nan, 0]),
+    "arrow nulls": (pa.nulls(3), [np.nan] * 3),
+    "arrow decimals": (pa.array([Decimal("1.5"), None, Decimal(2)]), [1.5, np.nan, 2]),
+}  # fmt: skip
+
+
+def frame_of(column, name="z"):
+    """A data frame of one column, in the library of the column."""
+    if isinstance(column, pl.Series):
+        return pl.DataFrame({name: column})
+    return (
+        pa.table({name: column})
+        if isinstance(column, pa.Array)
+        else (pd.DataFrame({name: column}))
+    )
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_numbers_of_every_kind(name):
+    column, expected = CELLS[name]
+    frame = read_frame(frame_of(column), "x")
+    assert frame.matrix.dtype == np.float32
+    assert frame.names == ("z",) and frame.categories is None
+    np.testing.assert_array_equal(frame.matrix[:, 0], np.float32(expected))
+
+
+WORDS = ["q", None, "p", "q"]
+CATEGORIES = {
+    "pandas str": pd.Series(WORDS, dtype="str"),
+    "pandas string": pd.Series(WORDS, dtype="string"),
+    "pandas objects": pd.Series(WORDS, dtype=object),
+    "pandas category": pd.Series(pd.Categorical(WORDS, categories=["r", "q", "p"])),
+    "pandas ordered": pd.Series(
+        pd.Categorical(WORDS, categories=["r", "q", "p"], ordered=True)
+    ),
+    "pandas arrow": pd.Series(
+        WORDS, dtype=pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string()))
+    ),
+    "polars": pl.Series(WORDS),
+    "polars Categorical": pl.Series(WORDS, dtype=pl.Categorical),
+    "polars Enum": pl.Series(WORDS, dtype=pl.Enum(["r", "q", "p"])),
+    "arrow": pa.array(WORDS),
+    "arrow large": pa.array(WORDS, pa.large_string()),
+    "arrow view": pa.array(WORDS, pa.string_view()),
+    "arrow dictionary": pa.array(WORDS).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("name", CATEGORIES)
+def test_categories_are_the_sorted_values_that_occur(name):
+    table = frame_of(CATEGORIES[name])
+    frame = read_frame(table, "x", categorical=True)
+    assert frame.categories == (("p", "q"),)
+    np.testing.assert_array_equal(frame.matrix[:, 0], [1, np.nan, 0, 1])
+    # With the places that training gave them; what it did not see is missing.
+    schema = Schema(("z",), (("a", "q", "z"),))
+    later = read_frame(table, "x", schema=schema, categorical=True)
+    np.testing.assert_array_equal(later.matrix[:, 0], [1, np.nan, np.nan, 1])
+    assert later.categories == schema.categories
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (pd.Categorical([3, None, 1]), (1, 3)),
+        (pd.Categorical([2.5, None, 1.5]), (1.5, 2.5)),
+        (pd.Categorical([True, None, False]), (False, True)),
+        (pa.array([3, None, 1]).dictionary_encode(), (1, 3)),
+    ],
+    ids=["integers", "floats", "booleans", "arrow"],
+)
+def test_categories_may_be_numbers(column, values):
+    table = frame_of(column)
+    frame = read_frame(table, "x", categorical=True)
+    assert frame.categories == (values,)
+    assert [type(v) for v in frame.categories[0]] == [type(values[0])] * 2
+    np.testing.assert_array_equal(frame.matrix[:, 0], [1, np.nan, 0])
+    later = read_frame(table, "x", schema=frame.schema, categorical=True)
+    np.testing.assert_array_equal(later.matrix, frame.matrix)
+
+
+def test_a_table_of_numbers_and_categories_keeps_its_columns():
+    table = pl.DataFrame(dict(a=[1.5, 2.5], b=["x", "w"], c=[True, False]))
+    frame = read_frame(table, "x", categorical=True)
+    assert frame.schema == Schema(("a", "b", "c"), (None, ("w", "x"), None))
+    np.testing.assert_array_equal(frame.matrix, [[1.5, 1, 1], [2.5, 0, 0]])
+    fields = [("a", "f8"), ("b", "U1"), ("c", "?")]
+    for kind in ("U1", "S1", "O"):
+        fields[1] = ("b", kind)
+        rows = [(1.5, np.array("x").astype(kind).item(), True), (2.5, "w", False)]
+        if kind == "S1":
+            rows[1] = (2.5, b"w", False)
+        same = read_frame(np.array(rows, fields), "x", categorical=True)
+        np.testing.assert_array_equal(same.matrix, frame.matrix)
+        assert same.schema == frame.schema
+
+
+def test_what_was_numeric_stays_numeric_and_the_reverse():
+    words, numbers = pd.DataFrame(dict(z=["p", "q"])), pd.DataFrame(dict(z=[1.0, 2.0]))
+    schema = read_frame(words, "x", categorical=True).schema
+
+    def read(x, schema):
+        return read_frame(x, "x", schema=schema, categorical=True).matrix
+
+    with pytest.raises(TypeError, match="column 'z' of x must hold categories, as in"):
+        read(numbers, schema)
+    with pytest.raises(TypeError, match="column 'z' of x must hold numbers, as in tr"):
+        read(words, Schema(("z",), (None,)))
+    with pytest.raises(TypeError, match="'z' .* such as 'p', as in training, got 1"):
+        read(numbers.astype(int).astype("category"), schema)
+    for nothing in ([None, None], [np.nan, np.nan]):  # goes with both
+        empty = pd.DataFrame(dict(z=nothing))
+        for known in (schema, Schema(("z",), None)):
+            assert np.isnan(read(empty, known)).all()
+
+
+DATE, DAY = datetime.datetime(2020, 1, 1), datetime.timedelta(days=1)
+REFUSED = {
+    "dates": (
+        pd.Series([DATE, None]),
+        r"dates or times \(Datetime.*the day of the wee",
+    ),
+    "date objects": (
+        pd.Series([DATE.date()], dtype=object),
+        r"dates or times \(date\)",
+    ),
+    "durations": (pd.Series([DAY]), r"dates or times \(Duration"),
+    "polars dates": (pl.Series([DATE.date()]), r"dates or times \(Date\)"),
+    "polars times": (pl.Series([DATE.time()]), r"dates or times \(Time\)"),
+    "arrow dates": (pa.array([DATE]), r"dates or times \(Datetime"),
+    "date categories": (pd.Categorical([DATE]), r"dates or times \(Timestamp\)"),
+    "mixed": (pd.Series([1, "p", None], dtype=object), "cells that are int and str"),
+    "mixed categories": (pd.Categorical([1, "p"]), "of one kind.*got int and str"),
+    "intervals": (pd.cut([1, 2, 3], 2), "of one kind.*got Interval; make them str"),
+    "periods": (pd.period_range("2020", periods=2, freq="M"), "that are Period"),
+    "complex": (pd.Series([1j]), "that are complex"),
+    "lists": (pd.Series([[1], [2]]), "that are list"),
+    "polars lists": (pl.Series([[1], [2]]), "that are list"),
+    "polars structs": (pl.Series([{"p": 1}]), "that are dict"),
+    "bytes": (pl.Series([b"p"]), "that are bytes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_number_is_refused_by_name(name):
+    column, message = REFUSED[name]
+    with pytest.raises(TypeError, match=f"column 'z' of x must hold .*{message}"):
+        read_frame(frame_of(column), "x", categorical=True)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (pl.LazyFrame({"a": [1.0]}), TypeError, "x must be in memory, got a LazyFrame"),
+        (pd.DataFrame(X, columns=["a", "b", "a"]), ValueError, "different names: .*'a'"),
+        (pd.DataFrame(X, columns=["a", 1, 2]), TypeError, "all named by strings, or no"),
+        (pd.DataFrame({"a": []}), ValueError, "at least one row .* shape=\\(0, 1\\)"),
+        (pl.DataFrame(), ValueError, "at least one row and one column"),
+        (pd.Series([1.0]), ValueError, "x must be 2-D"),
+        (STRUCTURED[None], ValueError, "x must be 1-D where it is a structured array"),
+        (np.zeros(2, [("a", "f4", 2)]), TypeError, "column 'a' .* cells of shape"),
+        (np.zeros(2, [("a", "M8[D]")]), TypeError, r"dates or times \(datetime64"),
+    ],
+)  # fmt: skip
+def test_tables_that_are_none_are_refused(x, error, message):
+    for read in (jb.fit_bins, lambda x: jb.predict(UNNAMED, x)):
+        with pytest.raises(error, match=message):
+            read(x)
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["b", "a", "c"], r"same order, expected 'a', got 'b'; put them in order"),
+        (["a", "b"], r"lacks \['c'\]"),
+        (["a", "b", "c", "d"], r"has \['d'\] besides"),
+        (["a", "b", "z"], r"lacks \['c'\], has \['z'\] besides"),
+    ],
+)
+def test_other_columns_than_in_training_are_named(columns, message):
+    table = pl.DataFrame({name: np.zeros(4) for name in columns})
+    with pytest.raises(ValueError, match=f"^x must have the columns of .*{message}"):
+        jb.predict(MODEL, table)
+    with pytest.raises(ValueError, match=f"^validation x must .*{message}"):
+        jb.fit(TABLES["arrow"], Y, validation=(table, np.zeros(4)), **SMALL)
+
+
+def test_tables_without_names_and_models_without_names():
+    unnamed = pd.DataFrame(X)
+    assert read_frame(unnamed, "x") == Frame(pytest.approx(X, nan_ok=True), None, None)
+    np.testing.assert_array_equal(jb.predict(MODEL, unnamed), jb.predict(MODEL, X))
+    model, _ = jb.fit(unnamed, Y, **SMALL)
+    assert model.feature_names is None
+    np.testing.assert_array_equal(
+        jb.predict(model, TABLES["pandas"]), jb.predict(MODEL, X)
+    )
+    with pytest.raises(ValueError, match="x must have 3 columns"):
+        jb.predict(model, unnamed[[0, 1]])
+    with pytest.raises(
+        ValueError, match="feature_names must not be given .*'a', 'b', 'c'"
+    ):
+        jb.fit(TABLES["pandas"], Y, feature_names=["p", "q", "r"])
+
+
+def test_a_column_that_collides_in_float32_is_named():
+    wide = pd.DataFrame(dict(a=X[:, 0], b=1e9 + np.arange(ROWS)))
+    with pytest.warns(UserWarning, match="column 'b' of x has 200 distinct float64"):
+        jb.fit(wide, Y, **SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jb.fit(wide.assign(b=np.arange(ROWS)), Y, **SMALL)
+
+
+# Targets, weights, offsets.
+
+TARGETS = dict(
+    pandas=pd.Series(Y, index=np.arange(ROWS)[::-1]),
+    nullable=pd.Series(Y, dtype="Float32"),
+    objects=pd.Series(Y.tolist(), dtype=object),
+    index=pd.Index(Y),
+    frame=pd.DataFrame(dict(y=Y)),
+    polars=pl.Series(Y),
+    polars_frame=pl.DataFrame(dict(y=Y)),
+    arrow=pa.array(Y),
+    arrow_chunks=pa.chunked_array([Y[:50], Y[50:]]),
+    arrow_table=pa.table(dict(y=Y)),
+)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_weights_and_offsets_of_every_kind(name):
+    y = TARGETS[name]
+    given = read_values(y, "y")
+    assert given.shape == (ROWS,)
+    np.testing.assert_array_equal(given, Y)
+    weight = type(y)(np.abs(Y)) if name in ("pandas", "polars") else np.abs(Y)
+    model, _ = jb.fit(X, y, sample_weight=weight, offset=y, **SMALL)
+    expected, _ = jb.fit(X, Y, sample_weight=np.abs(Y), offset=Y, **SMALL)
+    assert_same(model, expected)
+    scores = jb.predict(model, X, offset=y)
+    np.testing.assert_array_equal(scores, jb.predict(expected, X, offset=Y))
+    tree = jb.fit_tree(X, y, sample_weight=weight, max_depth=2)
+    assert_same(tree, jb.fit_tree(X, Y, sample_weight=np.abs(Y), max_depth=2))
+
+
+def test_targets_keep_their_type_and_their_columns():
+    assert read_values(pd.Series([1, 2], dtype="Int64"), "y").dtype == np.int64
+    assert read_values(pd.Series([True], dtype="boolean"), "y").dtype == bool
+    missing = read_values(pl.Series([1, None]), "y")
+    np.testing.assert_array_equal(missing, [1, np.nan])
+    pairs = read_values(pl.DataFrame(dict(p=[1, 2], q=[0.5, None])), "y")
+    np.testing.assert_array_equal(pairs, [[1, 0.5], [2, np.nan]])
+    with pytest.raises(TypeError, match="y must hold numbers, got String"):
+        jb.fit(X, pl.Series(["p"] * ROWS))
+    with pytest.raises(TypeError, match=r"y must hold .* got dates or times"):
+        jb.fit(X, pd.Series([DATE] * ROWS))
+    with pytest.raises(ValueError, match="y must be finite in every row .* in row 7"):
+        jb.fit(X, pd.Series(Y, dtype="Float32").where(np.arange(ROWS) != 7), **SMALL)
