@@ -83,7 +83,8 @@ def fit_bins(
     [lo, hi), else lo; ``x <= threshold`` goes left.
 
     Args:
-      x: numbers [N, F]; NaN is missing, infinities are values. A sparse matrix
+      x: numbers [N, F], an array or a data frame (see :func:`jboost.fit`); NaN is
+        missing, infinities are values. A sparse matrix
         (``scipy.sparse``, BCOO or BCSR of ``jax.experimental.sparse``) gives the
         thresholds of the dense one, in a time that grows with its stored entries.
       max_bins: the most codes a feature may use, the missing one included; None for

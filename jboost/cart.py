@@ -106,8 +106,8 @@ class RegressionTree:
 
 
 def fit_tree(
-    x: Shaped[ArrayLike, "N F"],
-    y: Shaped[ArrayLike, "N *K"],
+    x: Any,
+    y: Any,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     max_depth: int | None = None,
@@ -139,8 +139,10 @@ def fit_tree(
     rows of each level, on all cores that the process may use.
 
     Args:
-      x: numbers, made float32; NaN is missing, infinities are values.
-      y: finite numbers; for K targets a row, squared errors are summed over them.
+      x: numbers [N, F], an array or a data frame, made float32; NaN is missing,
+        infinities are values.
+      y: finite numbers [N] or [N, K]; for K targets a row, squared errors are summed
+        over them.
       sample_weight: weights of the rows; those of weight 0 are not looked at.
       max_depth: levels of splits; None for as many as it takes.
       min_child_samples: least number of rows of a child.

@@ -169,10 +169,11 @@ def predict(
       model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`, whose
         score is the value of the row's leaf.
       x: numbers [N, F], NaN = missing, with the columns that the model was trained
-        on. A float32 NumPy array without gaps is read where it lies. A sparse matrix
-        (as for :func:`jboost.fit`) is worked through in blocks of rows, of which only
-        the columns that the model uses are looked at; not under ``jit``, and not by a
-        tree from :func:`jboost.fit_tree`.
+        on; those of a data frame in the same order, too. A float32 NumPy array without
+        gaps is read where it lies. A sparse matrix (as for :func:`jboost.fit`) is
+        worked through in blocks of rows, of which only the columns that the model uses
+        are looked at; not under ``jit``, and not by a tree from
+        :func:`jboost.fit_tree`.
       offset: [N] or [N, K], added to the score, as in training.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; the results are equal to the bit.

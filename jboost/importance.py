@@ -125,7 +125,7 @@ def feature_importance(
 
 def permutation_importance(
     model: Ensemble | RegressionTree,
-    x: Shaped[ArrayLike, "N F"],
+    x: Any,
     y: Any,
     loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
     *,

@@ -8,7 +8,7 @@ alpha from which on it is a leaf.
 
 import heapq
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.core import Tracer
@@ -166,8 +166,8 @@ class AlphaChoice(NamedTuple):
 
 
 def cross_validate_alpha(
-    x: Shaped[ArrayLike, "N F"],
-    y: Shaped[ArrayLike, "N *K"],
+    x: Any,
+    y: Any,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     folds: int | Shaped[ArrayLike, " N"] = 10,

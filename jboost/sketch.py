@@ -6,7 +6,7 @@ quantile summary per feature with a proven error, and from it the thresholds. Th
 memory depends on the error asked for and hardly on the number of rows.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
@@ -134,7 +134,7 @@ def make_sketch(num_features: int, *, eps: float = 1 / 2048) -> QuantileSketch:
 
 def update_sketch(
     sketch: QuantileSketch,
-    x: Shaped[ArrayLike, "N F"],
+    x: Any,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
 ) -> QuantileSketch:
     """Adds rows; the sketch given is left as it was.

@@ -87,13 +87,16 @@ def fit(
     ``leaf_solver`` say.
 
     Args:
-      x: numbers [N, F], NaN = missing; computed with in float32. May be sparse (a
+      x: numbers [N, F], NaN = missing; computed with in float32. A matrix, a
+        structured array, or a data frame of pandas, polars, pyarrow or another library
+        that narwhals knows, whose names ``predict`` then checks. May be sparse (a
         ``scipy.sparse`` matrix, or BCOO or BCSR of ``jax.experimental.sparse``): the
         cost then grows with its stored entries. Or rows that are not in memory, from
         :func:`jboost.stream`; then y, sample_weight and offset come with them and are
         not given here.
-      y: targets: an array [N] or [N, ...], or a pytree of such; one row of it is
-        what the loss gets.
+      y: targets: an array [N] or [N, ...], a series or a frame of one column, or a
+        pytree of such; one row of it is what the loss gets. Rows are paired with those
+        of x by their order, whatever their index.
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, or what
         :func:`jboost.losses.adaptive` returns. See :mod:`jboost.losses`.
       sample_weight: >= 0; a row of weight 0 may hold NaN.
