@@ -2,15 +2,12 @@
 """fit: the loop of ``boosting`` with a host around it.
 
 In: raw tables. Out: a model and its history. The host checks input, pads rows to few
-sizes, and runs a compiled program of up to 16 rounds at a time; between two of them
-it looks at losses, early stopping, progress and callbacks. It holds no mathematics.
+sizes, and hands the run to ``loop``. It holds no mathematics.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import ArrayLike, Shaped
@@ -19,23 +16,21 @@ from tqdm import tqdm
 from jboost import checks, losses
 from jboost.binning import Bins, fit_bins, warn_of_collisions
 from jboost.block_rounds import plan_run
-from jboost.blocks import BlockError
 from jboost.candidates import Candidates, CandidateWeights
-from jboost.chunks import MOST_ROUNDS, Job, no_trees, run_chunk, start
+from jboost.chunks import Job, no_trees, start
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.frames import Schema, read_frame
-from jboost.history import History, Record, TrainingError
+from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
+from jboost.loop import first_position, run_rounds
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
 from jboost.settings import initial_scores, make_settings, sorts_rows
 from jboost.sparse import Absent
 from jboost.streaming import Stream, load_rows
 from jboost.tables import Rows, make_rows, make_sets
 from jboost.tracing import trace_loss
-
-_CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 
 
 def fit(
@@ -270,7 +265,10 @@ def fit(
         bagged=bool(numbers.subsample < 1),
     )
     with tqdm(total=num_rounds, disable=not progress, unit="round") as bar:
-        kept = _train(job, blocks, state, record, early_stopping_rounds, watchers, bar)
+        kept = run_rounds(
+            job, blocks, first_position(job, state), record, early_stopping_rounds,
+            watchers, bar,
+        )  # fmt: skip
     return record.model(kept), record.history(record.num_rounds)
 
 
@@ -345,129 +343,6 @@ def _bin_arrays(
     )
     rows = rows.sorted() if sorts else rows
     return _Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
-
-
-def _train(job, blocks, state, record, patience, watchers, bar):
-    """Runs rounds until done or stopped; returns how many the model keeps."""
-    set_scores = tuple(
-        rows.scores + state.init_score.reshape(-1, 1) for rows in job.sets.values()
-    )
-    num_rounds, count = len(job.rates), 1
-    while record.num_rounds < num_rounds:
-        count = min(count, num_rounds - record.num_rounds)
-        begun = time.perf_counter()
-        if blocks is None:
-            chunk = run_chunk(job, state, set_scores, record.num_rounds, count)
-        else:
-            chunk = _run_blocks(blocks, state, set_scores, record)
-        state, set_scores = chunk.state, chunk.set_scores
-        fields = ("trees", "losses", "snapshots", "improvement")
-        seen = jax.device_get({name: getattr(chunk, name) for name in fields})
-        chunk = chunk._replace(**seen)
-        for entry in range(count):
-            stop = _look(job, chunk, entry, record, patience, watchers, bar)
-            if stop:
-                best = record.best_round(record.num_rounds) + 1
-                return best if patience else record.num_rounds
-        seconds = time.perf_counter() - begun
-        if blocks is not None:
-            continue  # one round at a time
-        if seconds < _CHUNK_SECONDS / 2:
-            count = min(MOST_ROUNDS, 2 * count)
-        elif seconds > 2 * _CHUNK_SECONDS:
-            count = max(1, count // 2)
-    best = record.best_round(record.num_rounds) + 1
-    return best if patience else record.num_rounds
-
-
-def _run_blocks(blocks, state, set_scores, record):
-    """One round on blocks; what a damaged file spoils is that round alone."""
-    number = record.num_rounds
-    try:
-        return blocks.run_round(state, set_scores, number)
-    except BlockError as error:
-        raise TrainingError(
-            f"the blocks of the stream could not be read in round {number}: {error}; "
-            "the error's .model and .history hold the rounds before",
-            record,
-            number,
-        ) from error
-
-
-def _look(job, chunk, entry, record, patience, watchers, bar):
-    """Takes one round into the record; says whether to stop after it."""
-    number = record.num_rounds
-    train_loss, *set_losses = np.asarray(chunk.losses[entry]).tolist()
-    if not np.isfinite(train_loss):
-        raise TrainingError(
-            f"the loss of the training rows became {train_loss} in round {number}; "
-            "a smaller learning_rate or a larger l2 may help; the error's .model and "
-            ".history hold the rounds before",
-            record,
-            number,
-        )
-    try:
-        values = _measure(job, chunk, entry)
-    except Exception as error:
-        raise TrainingError(
-            f"a metric failed in round {number}: {error!r}", record, number
-        ) from error
-    record.trees.append(
-        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees)
-    )
-    record.train_loss.append(train_loss)
-    record.set_losses.append(np.array(set_losses))
-    record.metrics.append(values)
-    if chunk.improvement is not None:
-        record.improvement.append(float(chunk.improvement[entry]))
-    shown = {"train": f"{train_loss:.5g}"}
-    shown |= {n: f"{v:.5g}" for n, v in zip(job.sets, set_losses, strict=True)}
-    bar.set_postfix(shown, refresh=False)
-    bar.update()
-    stop = patience and number - record.best_round(number + 1) >= patience
-    return _notify(watchers, number, record) or stop
-
-
-def _notify(watchers, number, record):
-    """Calls every callback; whether one asks to stop."""
-    if not watchers:
-        return False
-    history, model = record.history(number + 1), record.model(number + 1)
-    try:
-        stops = [bool(watch(number, history, model)) for watch in watchers]
-    except Exception as error:
-        raise TrainingError(
-            f"a callback failed in round {number}: {error!r}", record, number
-        ) from error
-    return any(stops)
-
-
-def _measure(job, chunk, entry):
-    """{set: {metric: value}} of one round, on the real rows."""
-    values: dict[str, dict[str, float]] = {}
-    every = {"train": job.rows, **job.sets} if job.metrics else {}
-    for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
-        score = scores[entry, :, : rows.size]
-        score = score[0] if score.shape[0] == 1 else score.T
-        real = jax.tree.map(
-            lambda t, n=rows.size: np.asarray(t)[:n],
-            (rows.data.targets, rows.data.weights),
-        )
-        arguments = (score, *real)
-        values[name] = {
-            metric: _evaluate_metric(function, arguments)
-            for metric, function in job.metrics.items()
-        }
-    return values
-
-
-def _evaluate_metric(function, arguments):
-    """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
-    try:
-        value = jax.jit(function)(*arguments)
-    except (jax.errors.JAXTypeError, TypeError):
-        value = function(*jax.tree.map(np.asarray, arguments))
-    return float(value)
 
 
 def _fitted_solver(method, state):

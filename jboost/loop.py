@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of ``fit``: chunks of rounds, and what the host does between them.
+
+In: a training run before its first round. Out: its rounds, in the record. After each
+round the host looks at losses, metrics, callbacks, progress and early stopping.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+from tqdm import tqdm
+
+from jboost.block_rounds import BlockRun
+from jboost.blocks import BlockError
+from jboost.chunks import MOST_ROUNDS, Job, run_chunk
+from jboost.history import Record, TrainingError
+from jboost.rounds import BoostState
+
+_CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
+
+
+class Position(NamedTuple):
+    """Where a run is: what the next round begins with.
+
+    Attributes:
+      state: of the training rows.
+      set_scores: of each validation set, [K, N].
+    """
+
+    state: BoostState
+    set_scores: tuple[Array, ...]
+
+
+def first_position(job: Job, state: BoostState) -> Position:
+    """Before the first round: all rows have the initial score."""
+    start = state.init_score.reshape(-1, 1)
+    return Position(state, tuple(rows.scores + start for rows in job.sets.values()))
+
+
+def run_rounds(
+    job: Job,
+    blocks: BlockRun | None,
+    position: Position,
+    record: Record,
+    patience: int | None,
+    watchers: tuple[Callable[..., Any], ...],
+    bar: tqdm,
+) -> int:
+    """Runs rounds until done or stopped; returns how many the model keeps."""
+    num_rounds, most = len(job.rates), 1
+    while record.num_rounds < num_rounds:
+        count = min(most, num_rounds - record.num_rounds)
+        begun = time.perf_counter()
+        chunk = _run(job, blocks, position, record, count)
+        position = Position(chunk.state, chunk.set_scores)
+        fields = ("trees", "losses", "snapshots", "improvement")
+        seen = jax.device_get({name: getattr(chunk, name) for name in fields})
+        chunk = chunk._replace(**seen)
+        for entry in range(count):
+            if _look(job, chunk, entry, record, patience, watchers, bar):
+                return _kept(record, patience)
+        seconds = time.perf_counter() - begun
+        if blocks is not None:
+            continue  # one round at a time
+        if seconds < _CHUNK_SECONDS / 2:
+            most = min(MOST_ROUNDS, 2 * most)
+        elif seconds > 2 * _CHUNK_SECONDS:
+            most = max(1, most // 2)
+    return _kept(record, patience)
+
+
+def _kept(record, patience):
+    """With early stopping the rounds up to the best one."""
+    number = record.num_rounds
+    return record.best_round(number) + 1 if patience else number
+
+
+def _run(job, blocks, position, record, count):
+    """Makes rounds; a damaged file of blocks spoils its round alone."""
+    (state, set_scores), number = position, record.num_rounds
+    if blocks is None:
+        return run_chunk(job, state, set_scores, number, count)
+    try:
+        return blocks.run_round(state, set_scores, number)
+    except BlockError as error:
+        raise TrainingError(
+            f"the blocks of the stream could not be read in round {number}: {error}; "
+            "the error's .model and .history hold the rounds before",
+            record,
+            number,
+        ) from error
+
+
+def _look(job, chunk, entry, record, patience, watchers, bar):
+    """Takes one round into the record; says whether to stop after it."""
+    number = record.num_rounds
+    train_loss, *set_losses = np.asarray(chunk.losses[entry]).tolist()
+    if not np.isfinite(train_loss):
+        raise TrainingError(
+            f"the loss of the training rows became {train_loss} in round {number}; "
+            "a smaller learning_rate or a larger l2 may help; the error's .model and "
+            ".history hold the rounds before",
+            record,
+            number,
+        )
+    try:
+        values = _measure(job, chunk, entry)
+    except Exception as error:
+        raise TrainingError(
+            f"a metric failed in round {number}: {error!r}", record, number
+        ) from error
+    record.trees.append(
+        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees)
+    )
+    record.train_loss.append(train_loss)
+    record.set_losses.append(np.array(set_losses))
+    record.metrics.append(values)
+    if chunk.improvement is not None:
+        record.improvement.append(float(chunk.improvement[entry]))
+    shown = {"train": f"{train_loss:.5g}"}
+    shown |= {n: f"{v:.5g}" for n, v in zip(job.sets, set_losses, strict=True)}
+    bar.set_postfix(shown, refresh=False)
+    bar.update()
+    stop = patience and number - record.best_round(number + 1) >= patience
+    return _notify(watchers, number, record) or stop
+
+
+def _notify(watchers, number, record):
+    """Calls every callback; whether one asks to stop."""
+    if not watchers:
+        return False
+    history, model = record.history(number + 1), record.model(number + 1)
+    try:
+        stops = [bool(watch(number, history, model)) for watch in watchers]
+    except Exception as error:
+        raise TrainingError(
+            f"a callback failed in round {number}: {error!r}", record, number
+        ) from error
+    return any(stops)
+
+
+def _measure(job, chunk, entry):
+    """{set: {metric: value}} of one round, on the real rows."""
+    values: dict[str, dict[str, float]] = {}
+    every = {"train": job.rows, **job.sets} if job.metrics else {}
+    for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
+        score = scores[entry, :, : rows.size]
+        score = score[0] if score.shape[0] == 1 else score.T
+        real = jax.tree.map(
+            lambda t, n=rows.size: np.asarray(t)[:n],
+            (rows.data.targets, rows.data.weights),
+        )
+        arguments = (score, *real)
+        values[name] = {
+            metric: _evaluate_metric(function, arguments)
+            for metric, function in job.metrics.items()
+        }
+    return values
+
+
+def _evaluate_metric(function, arguments):
+    """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
+    try:
+        value = jax.jit(function)(*arguments)
+    except (jax.errors.JAXTypeError, TypeError):
+        value = function(*jax.tree.map(np.asarray, arguments))
+    return float(value)
