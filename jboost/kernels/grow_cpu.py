@@ -68,35 +68,29 @@ class Source(NamedTuple):
 
     Attributes:
       columns: by feature [F, N]; of a sparse matrix those of its entries [1, E].
-      packed: what sums are made of: codes by row, or the arrays of a sparse matrix.
+      packed: what sums are made of: codes by row, or ``columns`` of a sparse matrix.
       entries: of a sparse matrix, starts, rows and absent codes; else empty.
       shape: (F, N).
     """
 
     columns: UInt8[Array, "F N"] | UInt16[Array, "F N"]
-    packed: tuple[Array | None, ...]
+    packed: Array | None
     entries: tuple[Array, ...]
     shape: tuple[int, int]
-
-    @property
-    def prefix(self) -> str:
-        """Of the names of kernels that sum."""
-        return "sparse_" if self.entries else ""
 
 
 def dense_source(columns: Array, packed: Array | None) -> Source:
     """Codes by feature and, for sums, by row."""
     num_features, num_rows = columns.shape
-    return Source(columns, (packed,), (), (num_features, num_rows))
+    return Source(columns, packed, (), (num_features, num_rows))
 
 
 def sparse_source(
     starts: Array, rows: Array, codes: Array, absent: Array, *, num_rows: int
 ) -> Source:
     """The arrays of :class:`jboost.sparse.SparseCodes`."""
-    arrays = (starts, rows, codes, absent)
-    entries = (starts, rows, absent)
-    return Source(codes[None], arrays, entries, (absent.shape[0], num_rows))
+    columns, entries = codes[None], (starts, rows, absent)
+    return Source(columns, columns, entries, (absent.shape[0], num_rows))
 
 
 def packed_shape(num_features: int, num_rows: int) -> tuple[int, int, int]:
@@ -124,11 +118,14 @@ def histogram(*operands, num_nodes, num_bins):
     The operands are columns, channels and node; or the arrays of sparse codes instead
     of the columns.
     """
-    *codes, channels, _ = operands
-    name = "sparse_histogram" if len(codes) > 1 else "histogram"
-    num_features = codes[-1 if len(codes) > 1 else 0].shape[0]
-    shape = (num_nodes, num_features, num_bins, channels.shape[1])
-    return call(name, jax.ShapeDtypeStruct(shape, jnp.int32), *operands)
+    *codes, channels, node = operands
+    if len(codes) > 1:
+        source = sparse_source(*codes, num_rows=len(node))
+    else:
+        source = dense_source(codes[0], None)
+    shape = (num_nodes, source.shape[0], num_bins, channels.shape[1])
+    operands = (source.columns, channels, node, *source.entries)
+    return call("histogram", jax.ShapeDtypeStruct(shape, jnp.int32), *operands)
 
 
 def find_leaves(
@@ -181,9 +178,9 @@ def grow(
     channels = 2 if uniform else 3
     shape = (slots, channels, num_features, num_bins)
     sums, *_ = call(
-        f"{source.prefix}sum_root",
+        "sum_root",
         (jax.ShapeDtypeStruct(shape, jnp.int32), *_room(source)),
-        *source.packed, *rows, limits.min_child_samples,
+        source.packed, *rows, limits.min_child_samples, *source.entries,
     )  # fmt: skip
     num_nodes = 2**max_depth - 1
     state = _State(
@@ -262,10 +259,10 @@ def _split_rows(source, level, split, state, max_depth):
 def _sum_children(source, state, limits, parent, left_smaller, place, sums):
     rows = (state.words, state.order, state.segments)
     samples = limits.min_child_samples
-    operands = (*source.packed, *rows, samples, parent, left_smaller, place, sums)
     place, sums, *_ = call(
-        f"{source.prefix}sum_children", (_like(place), _like(sums), *_room(source)),
-        *operands, aliases={len(operands) - 1: 1},
+        "sum_children", (_like(place), _like(sums), *_room(source)),
+        source.packed, *rows, samples, parent, left_smaller, place, sums,
+        *source.entries, aliases={8: 1},
     )  # fmt: skip
     return place, sums
 

@@ -16,7 +16,6 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSerial = 20000;       // values below which threads cost more
 constexpr int64_t kSortedRows = 50000;   // up to here, sorting is faster than counting
 constexpr int64_t kSortedBins = 1024;    // from here, most buckets hold a threshold
 constexpr int64_t kMinSample = 2048;     // rows, and so buckets
@@ -37,21 +36,6 @@ constexpr int64_t kKeyStride = kCodeRows + kPad;
 constexpr int64_t kCodeBlocks = 8;       // blocks of a task
 constexpr int64_t kDiscreteShare = 64;   // of a sample
 constexpr int64_t kMaxRounds = 3;        // then all buckets are opened
-
-const Pool kAlone;
-
-const Pool& Threads(const Pool& pool, int64_t work) {
-  return work < kSerial ? kAlone : pool;
-}
-
-const BinningLoops& ChooseBinningLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kBinningLoops, avx2::kBinningLoops,
-                     avx512::kBinningLoops);
-#else
-  return baseline::kBinningLoops;
-#endif
-}
 
 // XLA's threads may take denormal doubles for 0; sums of weights must not.
 class KeepDenormals {
@@ -78,7 +62,7 @@ class KeepDenormals {
 // matrix repeat row 0.
 void MakeKeys(const Matrix& matrix, int64_t begin, int64_t end, const int32_t* features,
               int64_t num_features, int32_t* keys, int64_t stride) {
-  auto make = ChooseBinningLoops().make_keys;
+  auto make = JBOOST_CHOOSE(BinningLoops).make_keys;
   int64_t width = matrix.num_features;
   const float* first = matrix.head_rows > 0 ? matrix.head : matrix.body;
   for (int64_t row = begin; row < end;) {
@@ -494,7 +478,7 @@ struct Counter {
 
 void CountRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
                int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
-  auto count_keys = ChooseBinningLoops().count;
+  auto count_keys = JBOOST_CHOOSE(BinningLoops).count;
   std::vector<Counter> counters;
   for (int32_t f : group) counters.emplace_back((*features)[f]);
   for (int64_t row = begin; row < end; row += kFlushRows) {
@@ -516,7 +500,7 @@ void CountRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t 
 
 void CollectRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
                  int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
-  auto collect = ChooseBinningLoops().collect;
+  auto collect = JBOOST_CHOOSE(BinningLoops).collect;
   std::vector<std::vector<int32_t>> collected(group.size());
   std::vector<int32_t> room(kBlockRows + 1);
   ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
@@ -562,7 +546,7 @@ void MakeMaps(const Matrix& matrix, int64_t begin, int64_t end,
   int64_t step = (matrix.num_rows - matrix.head_rows) / size, stride = size + kPad;
   std::vector<int32_t> group(end - begin), keys(group.size() * stride);
   std::iota(group.begin(), group.end(), static_cast<int32_t>(begin));
-  ChooseBinningLoops().make_keys(
+  JBOOST_CHOOSE(BinningLoops).make_keys(
       matrix.body + matrix.head_rows * matrix.num_features, step * matrix.num_features,
       size, group.data(), end - begin, keys.data(), stride);
   for (int64_t f = begin; f < end; ++f) {
@@ -598,7 +582,7 @@ void CutByCounting(const Pool& pool, const Matrix& matrix, int64_t max_bins,
 // The key of a threshold: as of a value.
 int32_t ThresholdKey(float threshold) {
   int32_t feature = 0, key;
-  ChooseBinningLoops().make_keys(&threshold, 1, 1, &feature, 1, &key, 1);
+  JBOOST_CHOOSE(BinningLoops).make_keys(&threshold, 1, 1, &feature, 1, &key, 1);
   return key;
 }
 
@@ -655,7 +639,7 @@ CodeBlock WriteColumns(const CodeLayouts& layouts, const std::vector<Lookup>& lo
                                 (first * stride + begin) * size
                           : room;
   for (int64_t f = 0; f < num_features; ++f) {
-    ChooseBinningLoops().find_codes(lookups[first + f].tree, keys + f * kKeyStride,
+    JBOOST_CHOOSE(BinningLoops).find_codes(lookups[first + f].tree, keys + f * kKeyStride,
                                     count, layouts.wide, start + f * stride * size);
   }
   return {start, stride};
@@ -670,7 +654,7 @@ void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t fir
     int64_t place = (((first + f) / width) * layouts.num_rows + begin) * width * size;
     uint8_t* rows = static_cast<uint8_t*>(layouts.packed) + place;
     if (used < width) std::memset(rows, 0, count * width * size);
-    ChooseBinningLoops().transpose(
+    JBOOST_CHOOSE(BinningLoops).transpose(
         static_cast<const uint8_t*>(block.codes) + f * block.stride * size,
         block.stride, used, count, layouts.wide, rows, width);
   }

@@ -74,15 +74,7 @@ struct BinningLoops {
                     int64_t num_rows, bool wide, void* rows, int64_t width);
 };
 
-namespace baseline {
-extern const BinningLoops kBinningLoops;
-}
-namespace avx2 {
-extern const BinningLoops kBinningLoops;
-}
-namespace avx512 {
-extern const BinningLoops kBinningLoops;
-}
+JBOOST_DECLARE_LOOPS(BinningLoops)
 
 // Pairs of neighbouring distinct values with a threshold between them.
 struct Cuts {

@@ -14,19 +14,10 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSerial = 20000;    // units of work below which threads cost more
 constexpr int64_t kPartRows = 4096;   // least rows of a task that sums
 constexpr int64_t kTasksPerThread = 4;
 
 constexpr int64_t kNearestRows = 32768;  // more are rounded stochastically
-
-const Pool kAlone;
-
-const Pool& Threads(const Pool& pool, int64_t work) {
-  return work < kSerial ? kAlone : pool;
-}
-
-int64_t NumChunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
 
 int64_t BlockFeatures(const Codes& codes, int64_t block) {
   return std::min(codes.width, codes.num_features - block * codes.width);
@@ -151,14 +142,6 @@ void WriteChildBounds(const int32_t left[2], const int32_t total[2],
 
 }  // namespace
 
-const GrowLoops& ChooseGrowLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kGrowLoops, avx2::kGrowLoops, avx512::kGrowLoops);
-#else
-  return baseline::kGrowLoops;
-#endif
-}
-
 void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed) {
   int64_t pieces = NumChunks(codes.num_rows);
   ParallelFor(Threads(pool, codes.num_rows * codes.num_features),
@@ -211,7 +194,7 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                bool uniform, int64_t num_slots, int64_t* words, uint16_t* index,
                Segment* segments, float units[2]) {
-  const GrowLoops& loops = ChooseGrowLoops();
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const Pool& threads = Threads(pool, num_rows);
   int64_t num_chunks = NumChunks(num_rows);
   int64_t num_blocks = (num_rows + kSumBlock - 1) / kSumBlock;
@@ -310,7 +293,7 @@ void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histogram
 
 void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms) {
-  const GrowLoops& loops = ChooseGrowLoops();
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   auto sum = histograms.counted ? loops.sum_words_and_counts : loops.sum_words;
   int64_t num_chunks = NumChunks(codes.num_rows);
   std::vector<int64_t> counts = CountRows(rows, nodes, num_nodes, num_chunks);
@@ -409,7 +392,7 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
                 const int32_t* place, const int32_t* position, const uint8_t* masks,
                 const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
                 const SplitOutput& splits) {
-  const GrowLoops& loops = ChooseGrowLoops();
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   int64_t bins = histograms.num_bins, plane = num_features * bins;
   int64_t live = 0;
   for (int64_t slot = 0; slot < histograms.num_slots; ++slot) {
@@ -477,7 +460,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
                const Splits& splits, int64_t level, int64_t max_depth,
                const TreeArrays& tree, int32_t* position, int32_t* leaf,
                int32_t* source, uint8_t* left_smaller) {
-  const GrowLoops& loops = ChooseGrowLoops();
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   int64_t num_slots = rows.num_slots, num_chunks = NumChunks(codes.num_rows);
   bool last = level == max_depth - 1;
   std::vector<int32_t> pair(num_slots, -1);

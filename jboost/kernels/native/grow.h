@@ -23,6 +23,10 @@ namespace jboost {
 
 constexpr int64_t kChunk = 16384;
 
+constexpr int64_t NumChunks(int64_t num_rows) {
+  return (num_rows + kChunk - 1) / kChunk;
+}
+
 struct Segment {
   int32_t begin, end;
 };
@@ -114,17 +118,7 @@ struct GrowLoops {
                                  BestSplit* best);
 };
 
-namespace baseline {
-extern const GrowLoops kGrowLoops;
-}
-namespace avx2 {
-extern const GrowLoops kGrowLoops;
-}
-namespace avx512 {
-extern const GrowLoops kGrowLoops;
-}
-
-const GrowLoops& ChooseGrowLoops();
+JBOOST_DECLARE_LOOPS(GrowLoops)
 
 // packed[b][i][j] = columns[b * width + j][i], at most num_bins - 1; 0 beyond the last
 // feature.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bindings of grow.h: unpack, check every shape, call.
+// Bindings of grow.h and sparse.h: unpack, check every shape, call.
 #include <vector>
 
 #include "ffi.h"
@@ -31,16 +31,40 @@ void SetPacked(Codes& codes, void* packed, ffi::AnyBuffer::Dimensions shape) {
 ffi::Error GetColumns(ffi::AnyBuffer columns, ffi::RemainingArgs entries,
                       int64_t num_rows, SparseColumns* sparse, Codes* codes) {
   JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
+  *codes = MakeCodes(columns);
   if (entries.size() == 0) {
-    *codes = MakeCodes(columns);
     JBOOST_CHECK(codes->num_rows == num_rows, "codes must be [F, N]");
     return ffi::Error::Success();
   }
   auto starts = entries.get<Int>(0), rows = entries.get<Int>(1);
   auto absent = entries.get<ffi::AnyBuffer>(2);
   JBOOST_CHECK(starts && rows && absent, "entries must be starts, rows, absent codes");
-  return MakeSparse(columns, columns.dimensions()[1], *starts, *rows, *absent, num_rows,
-                    sparse, codes);
+  JBOOST_CHECK(AreCodes(*absent, 1) && absent->element_type() == columns.element_type(),
+               "absent codes must be [F]");
+  codes->num_features = absent->dimensions()[0];
+  codes->num_rows = num_rows;
+  JBOOST_CHECK(Has(starts->dimensions(), {codes->num_features + 1}),
+               "starts must be [F + 1]");
+  JBOOST_CHECK(Has(columns.dimensions(), {1, columns.dimensions()[1]}) &&
+                   Has(rows->dimensions(), {columns.dimensions()[1]}),
+               "codes must be [1, E], and rows [E]");
+  *sparse =
+      SparseColumns{starts->typed_data(), rows->typed_data(), absent->untyped_data()};
+  codes->sparse = sparse;
+  return ffi::Error::Success();
+}
+
+// Codes by row, of as many features as `sums` has.
+ffi::Error GetPacked(ffi::AnyBuffer packed, Int sums, Codes* codes) {
+  JBOOST_CHECK(AreCodes(packed, 3), "packed must be [blocks, N, width]");
+  JBOOST_CHECK(sums.dimensions().size() == 4, "sums must be [slots, channels, F, B]");
+  codes->wide = packed.element_type() == ffi::U16;
+  codes->num_features = sums.dimensions()[2];
+  SetPacked(*codes, packed.untyped_data(), packed.dimensions());
+  JBOOST_CHECK(codes->num_blocks * codes->width >= codes->num_features &&
+                   (codes->num_blocks - 1) * codes->width < codes->num_features,
+               "packed must hold F features");
+  return ffi::Error::Success();
 }
 
 ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
@@ -59,19 +83,22 @@ ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
 }
 
 ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int channels,
-                         Int node, ffi::Result<Int> sums) {
-  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
-  Codes codes = MakeCodes(columns);
-  JBOOST_CHECK(channels.dimensions().size() == 2 &&
-                   channels.dimensions()[0] == codes.num_rows,
+                         Int node, ffi::RemainingArgs entries, ffi::Result<Int> sums) {
+  JBOOST_CHECK(node.dimensions().size() == 1, "node must be [N]");
+  int64_t num_rows = node.dimensions()[0];
+  SparseColumns sparse;
+  Codes codes{};
+  ffi::Error error = GetColumns(columns, entries, num_rows, &sparse, &codes);
+  if (error.failure()) return error;
+  JBOOST_CHECK(channels.dimensions().size() == 2 && channels.dimensions()[0] == num_rows,
                "channels must be [N, C]");
-  JBOOST_CHECK(Has(node.dimensions(), {codes.num_rows}), "node must be [N]");
   auto shape = sums->dimensions();
   JBOOST_CHECK(shape.size() == 4 && shape[1] == codes.num_features &&
                    shape[3] == channels.dimensions()[1],
                "sums must be [M, F, B, C]");
-  BuildHistogram(MakePool(threads), codes, channels.typed_data(), shape[3],
-                 node.typed_data(), shape[0], shape[2], sums->typed_data());
+  auto build = codes.sparse == nullptr ? BuildHistogram : BuildSparseHistogram;
+  build(MakePool(threads), codes, channels.typed_data(), shape[3], node.typed_data(),
+        shape[0], shape[2], sums->typed_data());
   return ffi::Error::Success();
 }
 
@@ -87,7 +114,7 @@ ffi::Error StartImpl(ffi::ThreadPool threads, Float gradient, Float curvature,
   JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
   JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
   JBOOST_CHECK(segments->dimensions().size() == 3 &&
-                   segments->dimensions()[0] == Chunks(num_rows) &&
+                   segments->dimensions()[0] == NumChunks(num_rows) &&
                    segments->dimensions()[2] == 2,
                "segments must be [chunks, slots, 2]");
   JBOOST_CHECK(Has(units->dimensions(), {2}), "units must be [2]");
@@ -98,59 +125,78 @@ ffi::Error StartImpl(ffi::ThreadPool threads, Float gradient, Float curvature,
   return ffi::Error::Success();
 }
 
-// The state that sums are made of, checked.
-ffi::Error GetRows(ffi::AnyBuffer packed, Int words, Index index, Int segments,
-                   Codes* codes, Rows* rows) {
-  JBOOST_CHECK(AreCodes(packed, 3), "packed must be [blocks, N, width]");
-  codes->wide = packed.element_type() == ffi::U16;
-  SetPacked(*codes, packed.untyped_data(), packed.dimensions());
-  return GetSegments(codes->num_rows, words, index, segments, rows);
+// What histograms of nodes are made of, and where they go.
+struct Sums {
+  SparseColumns sparse;
+  Codes codes{};
+  Rows rows;
+  Histograms histograms;
+  SparseRow* room = nullptr;  // of sparse codes
+};
+
+// Codes by row; or those of sparse columns, as GetColumns takes them, and room.
+ffi::Error GetSums(ffi::AnyBuffer packed, Int words, Index index, Int segments,
+                   Int min_count, ffi::RemainingArgs entries, Int sums,
+                   ffi::RemainingRets room, Sums* out) {
+  JBOOST_CHECK(words.dimensions().size() == 2, "words must be [N, 2]");
+  int64_t num_rows = words.dimensions()[0];
+  ffi::Error error = ffi::Error::Success();
+  if (entries.size() == 0) {
+    error = GetPacked(packed, sums, &out->codes);
+  } else {
+    error = GetColumns(packed, entries, num_rows, &out->sparse, &out->codes);
+    auto rows = room.get<Int>(0);
+    JBOOST_CHECK(rows && Has((*rows)->dimensions(), {num_rows, 4}),
+                 "room must be [N, 4]");
+    out->room = reinterpret_cast<SparseRow*>((*rows)->typed_data());
+  }
+  if (error.failure()) return error;
+  error = GetSegments(out->codes.num_rows, words, index, segments, &out->rows);
+  if (error.failure()) return error;
+  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
+  return GetHistograms(sums, out->rows, out->codes.num_features,
+                       *min_count.typed_data() > 1, &out->histograms);
 }
 
-ffi::Error GetSums(Int sums, Int min_count, const Rows& rows, Codes* codes,
-                   Histograms* histograms) {
-  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
-  JBOOST_CHECK(sums.dimensions().size() == 4, "sums must be [slots, channels, F, B]");
-  codes->num_features = sums.dimensions()[2];
-  JBOOST_CHECK(codes->num_blocks * codes->width >= codes->num_features &&
-                   (codes->num_blocks - 1) * codes->width < codes->num_features,
-               "packed must hold F features");
-  return GetHistograms(sums, rows, codes->num_features, *min_count.typed_data() > 1,
-                       histograms);
+void Sum(ffi::ThreadPool& threads, const Sums& sums, const NodeSum* nodes,
+         int64_t num_nodes) {
+  if (sums.codes.sparse == nullptr) {
+    SumNodes(MakePool(threads), sums.codes, sums.rows, nodes, num_nodes,
+             sums.histograms);
+  } else {
+    SumSparseNodes(MakePool(threads), sums.codes, sums.rows, nodes, num_nodes,
+                   sums.histograms, sums.room);
+  }
 }
 
 ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
                        Index index, Int segments, Int min_count,
-                       ffi::Result<Int> sums) {
-  Codes codes{};
-  Rows rows;
-  ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
-  if (error.failure()) return error;
-  Histograms histograms;
-  error = GetSums(*sums, min_count, rows, &codes, &histograms);
+                       ffi::RemainingArgs entries, ffi::Result<Int> sums,
+                       ffi::RemainingRets room) {
+  Sums all;
+  ffi::Error error =
+      GetSums(packed, words, index, segments, min_count, entries, *sums, room, &all);
   if (error.failure()) return error;
   NodeSum root{0, 0, -1};
-  SumNodes(MakePool(threads), codes, rows, &root, 1, histograms);
+  Sum(threads, all, &root, 1);
   return ffi::Error::Success();
 }
 
 ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
                            Index index, Int segments, Int min_count, Int source,
                            Bool left_smaller, Int old_place, Int old_sums,
-                           ffi::Result<Int> place, ffi::Result<Int> sums) {
-  Codes codes{};
-  Rows rows;
-  ffi::Error error = GetRows(packed, words, index, segments, &codes, &rows);
-  if (error.failure()) return error;
-  Histograms histograms;
-  error = GetSums(*sums, min_count, rows, &codes, &histograms);
+                           ffi::RemainingArgs entries, ffi::Result<Int> place,
+                           ffi::Result<Int> sums, ffi::RemainingRets room) {
+  Sums all;
+  ffi::Error error =
+      GetSums(packed, words, index, segments, min_count, entries, *sums, room, &all);
   if (error.failure()) return error;
   JBOOST_CHECK(old_sums.typed_data() == sums->typed_data(), "sums must be aliased");
   std::vector<NodeSum> nodes;
-  error = PlaceChildren(rows.num_slots, source, left_smaller, old_place, *place, &nodes);
+  error =
+      PlaceChildren(all.rows.num_slots, source, left_smaller, old_place, *place, &nodes);
   if (error.failure()) return error;
-  SumNodes(MakePool(threads), codes, rows, nodes.data(),
-           static_cast<int64_t>(nodes.size()), histograms);
+  Sum(threads, all, nodes.data(), static_cast<int64_t>(nodes.size()));
   return ffi::Error::Success();
 }
 
@@ -236,7 +282,7 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int le
   JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
   JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
   JBOOST_CHECK(segments->dimensions().size() == 3 &&
-                   segments->dimensions()[0] == Chunks(num_rows),
+                   segments->dimensions()[0] == NumChunks(num_rows),
                "segments must be [chunks, slots, 2]");
   int64_t slots = segments->dimensions()[1];
   JBOOST_CHECK(Has(feature.dimensions(), {slots}) &&
@@ -301,6 +347,7 @@ JBOOST_HANDLER(jboost_histogram, HistogramImpl,
                                   .Arg<ffi::AnyBuffer>()  // columns
                                   .Arg<Int>()             // channels
                                   .Arg<Int>()             // node
+                                  .RemainingArgs()        // starts, rows, absent
                                   .Ret<Int>());           // sums
 
 JBOOST_HANDLER(jboost_start, StartImpl,
@@ -324,7 +371,9 @@ JBOOST_HANDLER(jboost_sum_root, SumRootImpl,
                                   .Arg<Index>()           // index
                                   .Arg<Int>()             // segments
                                   .Arg<Int>()             // min_count
-                                  .Ret<Int>());           // sums
+                                  .RemainingArgs()        // starts, rows, absent
+                                  .Ret<Int>()             // sums
+                                  .RemainingRets());      // room
 
 JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
                               ffi::Ffi::Bind()
@@ -338,8 +387,10 @@ JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
                                   .Arg<Bool>()            // left_smaller
                                   .Arg<Int>()             // place
                                   .Arg<Int>()             // sums
+                                  .RemainingArgs()        // starts, rows, absent
                                   .Ret<Int>()             // place
-                                  .Ret<Int>());           // sums
+                                  .Ret<Int>()             // sums
+                                  .RemainingRets());      // room
 
 JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
                               ffi::Ffi::Bind()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of dense and of sparse growing share: buffers as arguments, checked.
+// What the bindings of growing begin with: buffers as arguments, checked.
 #ifndef JBOOST_GROW_FFI_H_
 #define JBOOST_GROW_FFI_H_
 
@@ -32,33 +32,13 @@ inline bool Has(const ffi::AnyBuffer::Dimensions& shape,
   return std::vector<int64_t>(shape.begin(), shape.end()) == expected;
 }
 
-inline int64_t Chunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
-
-// The arrays of sparse codes, of which `codes` holds E.
-inline ffi::Error MakeSparse(ffi::AnyBuffer codes, int64_t num_entries, Int starts,
-                             Int rows, ffi::AnyBuffer absent, int64_t num_rows,
-                             SparseColumns* sparse, Codes* out) {
-  JBOOST_CHECK(AreCodes(absent, 1) && absent.element_type() == codes.element_type(),
-               "absent codes must be [F]");
-  int64_t num_features = absent.dimensions()[0];
-  JBOOST_CHECK(Has(starts.dimensions(), {num_features + 1}), "starts must be [F + 1]");
-  JBOOST_CHECK(Has(rows.dimensions(), {num_entries}), "rows must be [E]");
-  *sparse = SparseColumns{starts.typed_data(), rows.typed_data(), absent.untyped_data()};
-  out->columns = codes.untyped_data();
-  out->num_features = num_features;
-  out->num_rows = num_rows;
-  out->wide = codes.element_type() == ffi::U16;
-  out->sparse = sparse;
-  return ffi::Error::Success();
-}
-
 // The rows of a level, checked.
 inline ffi::Error GetSegments(int64_t num_rows, Int words, Index index, Int segments,
                               Rows* rows) {
   JBOOST_CHECK(Has(words.dimensions(), {num_rows, 2}), "words must be [N, 2]");
   JBOOST_CHECK(Has(index.dimensions(), {num_rows}), "index must be [N]");
   JBOOST_CHECK(segments.dimensions().size() == 3 &&
-                   segments.dimensions()[0] == Chunks(num_rows) &&
+                   segments.dimensions()[0] == NumChunks(num_rows) &&
                    segments.dimensions()[2] == 2,
                "segments must be [chunks, slots, 2]");
   *rows = Rows{reinterpret_cast<int64_t*>(words.typed_data()), index.typed_data(),

@@ -24,6 +24,26 @@ const Loops& ChooseLoops(const Loops& baseline, const Loops& avx2,
   }
 }
 
+// The copies of a loop table, one of each instruction set.
+#define JBOOST_DECLARE_LOOPS(Loops) \
+  namespace baseline {              \
+  extern const Loops k##Loops;      \
+  }                                 \
+  namespace avx2 {                  \
+  extern const Loops k##Loops;      \
+  }                                 \
+  namespace avx512 {                \
+  extern const Loops k##Loops;      \
+  }
+
+// The copy to be used. A macro, because the tables have names of their own.
+#ifdef JBOOST_X86
+#define JBOOST_CHOOSE(Loops) \
+  ChooseLoops(baseline::k##Loops, avx2::k##Loops, avx512::k##Loops)
+#else
+#define JBOOST_CHOOSE(Loops) baseline::k##Loops
+#endif
+
 }  // namespace jboost
 
 #endif  // JBOOST_ISA_H_

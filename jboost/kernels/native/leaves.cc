@@ -10,20 +10,9 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSerial = 20000;  // rows below which threads cost more
 constexpr int64_t kRowsPerTask = 16384;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNowhere = std::numeric_limits<float>::quiet_NaN();
-
-const LeafLoops& ChooseLeafLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kLeafLoops, avx2::kLeafLoops, avx512::kLeafLoops);
-#else
-  return baseline::kLeafLoops;
-#endif
-}
-
-Pool PoolFor(const Pool& pool, int64_t work) { return work < kSerial ? Pool() : pool; }
 
 // Tasks of rows with a table of groups each: the tables shall not outweigh the rows.
 int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
@@ -36,7 +25,7 @@ int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
 void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_channels,
                 const int32_t* group, int64_t num_rows, int64_t num_groups,
                 float* sums) {
-  const LeafLoops& loops = ChooseLeafLoops();
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   int64_t blocks = std::clamp<int64_t>(
       num_rows / std::max<int64_t>(256, num_groups), 1, 128);
   int64_t length = (num_rows + blocks - 1) / blocks;
@@ -44,7 +33,7 @@ void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_chan
   // In tasks of kLockstep blocks; the last ones may be empty.
   int64_t tasks = (blocks + kLockstep - 1) / kLockstep;
   std::vector<float> tables(tasks * kLockstep * table, 0.0f);
-  ParallelFor(PoolFor(pool, num_rows), tasks, [&](int64_t task) {
+  ParallelFor(Threads(pool, num_rows), tasks, [&](int64_t task) {
     int64_t begin[kLockstep], end[kLockstep];
     float* sums_of[kLockstep];
     for (int64_t b = 0; b < kLockstep; ++b) {
@@ -67,10 +56,10 @@ void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_chan
 
 void RangeByGroup(const Pool& pool, const float* values, const int32_t* group,
                   int64_t num_rows, int64_t num_groups, float* low, float* high) {
-  const LeafLoops& loops = ChooseLeafLoops();
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   int64_t tasks = NumTasks(num_rows, num_groups), table = num_groups + 1;
   std::vector<float> lows(tasks * table, kInfinity), highs(tasks * table, -kInfinity);
-  ParallelFor(PoolFor(pool, num_rows), tasks, [&](int64_t task) {
+  ParallelFor(Threads(pool, num_rows), tasks, [&](int64_t task) {
     int64_t begin = task * num_rows / tasks, end = (task + 1) * num_rows / tasks;
     loops.find_range(values + begin, group + begin, end - begin, num_groups,
                      lows.data() + task * table, highs.data() + task * table);
@@ -88,7 +77,7 @@ void RangeByGroup(const Pool& pool, const float* values, const int32_t* group,
 void AddValues(const Pool& pool, const float* scores, const float* values,
                const int32_t* leaf, int64_t num_scores, int64_t num_rows,
                int64_t num_leaves, float* result) {
-  const LeafLoops& loops = ChooseLeafLoops();
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   int64_t tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
   // One entry more: x + -0 is x, of both zeros, too.
   std::vector<float> tables(num_scores * (num_leaves + 1), -0.0f);
@@ -96,7 +85,7 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
     std::copy_n(values + k * num_leaves, num_leaves,
                 tables.data() + k * (num_leaves + 1));
   }
-  ParallelFor(PoolFor(pool, num_scores * num_rows), num_scores * tasks,
+  ParallelFor(Threads(pool, num_scores * num_rows), num_scores * tasks,
               [&](int64_t number) {
                 int64_t k = number / tasks, begin = number % tasks * kRowsPerTask;
                 int64_t count = std::min(kRowsPerTask, num_rows - begin);
@@ -273,7 +262,7 @@ void MergeParts(Parts* parts, Grouped* grouped) {
 // Every stride-th row.
 void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
                    int64_t stride, Grouped* grouped) {
-  const LeafLoops& loops = ChooseLeafLoops();
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   int64_t samples = (rows.num_rows + stride - 1) / stride, table = num_groups + 1;
   int64_t tasks = NumTasks(samples, num_groups);
   Parts parts{tasks, table, std::vector<uint64_t>(tasks * table),
@@ -351,7 +340,7 @@ bool FindValue(Candidate* list, int64_t n, const KinkGroup& group, float* value)
 
 void MiddleMinimisers(const Pool& all, const KinkRows& rows, int64_t num_groups,
                       float* values) {
-  Pool pool = PoolFor(all, rows.num_rows);
+  const Pool& pool = Threads(all, rows.num_rows);
   Grouped grouped;
   grouped.groups.assign(num_groups, {-kInfinity, kInfinity, 0, 0, 0, 0});
   auto of_group = [&](int64_t g) {

@@ -65,15 +65,7 @@ struct LeafLoops {
                      int64_t num_groups, const KinkSums& sums, Candidate* list);
 };
 
-namespace baseline {
-extern const LeafLoops kLeafLoops;
-}
-namespace avx2 {
-extern const LeafLoops kLeafLoops;
-}
-namespace avx512 {
-extern const LeafLoops kLeafLoops;
-}
+JBOOST_DECLARE_LOOPS(LeafLoops)
 
 // sums[c][g] = sum of channels[c][i] over rows i of group g: rows in order within
 // blocks, then the blocks in order; see jboost.floats.sum_channels.

@@ -26,6 +26,16 @@ struct Pool {
   std::function<void(std::function<void()>)> schedule;
 };
 
+constexpr int64_t kSerial = 20000;  // units of work below which threads cost more
+
+// The pool, or the calling thread alone where there is little to do.
+inline const Pool& Threads(const Pool& pool, int64_t work, int64_t least = kSerial) {
+  // Not a variable of the header: the loops include it, too, and code that runs when
+  // the library is loaded must not be compiled for a newer processor.
+  static const Pool alone;
+  return work < least ? alone : pool;
+}
+
 namespace internal {
 
 struct Loop {

@@ -12,7 +12,6 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSerial = 20000;      // units of work below which threads cost more
 constexpr int64_t kTaskRows = 4096;     // at most
 constexpr int64_t kTile = 16;           // features that are transposed at a time
 constexpr int64_t kPlaneBytes = 24576;  // of codes of a block: most of a first cache
@@ -22,21 +21,6 @@ constexpr int64_t kMaxCodedDepth = 14;
 constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126;
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-const Pool kAlone;
-
-const Pool& Threads(const Pool& pool, int64_t work) {
-  return work < kSerial ? kAlone : pool;
-}
-
-const PredictLoops& ChoosePredictLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kPredictLoops, avx2::kPredictLoops,
-                     avx512::kPredictLoops);
-#else
-  return baseline::kPredictLoops;
-#endif
-}
 
 // Memory at the start of a cache line.
 template <class Number>
@@ -412,7 +396,7 @@ void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
 
 void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble& coded,
                     const Matrix& matrix, const Answer& answer) {
-  const PredictLoops& loops = ChoosePredictLoops();
+  const PredictLoops& loops = JBOOST_CHOOSE(PredictLoops);
   int64_t block_rows = coded.block_rows(), num_rows = matrix.num_rows;
   int64_t task_rows = num_rows / (8 * pool.num_threads) / block_rows * block_rows;
   task_rows = std::max(block_rows, std::min(kTaskRows, task_rows));
@@ -480,7 +464,7 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model, const Matrix& ma
 
 void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& matrix,
                       const Answer& answer) {
-  const PredictLoops& loops = ChoosePredictLoops();
+  const PredictLoops& loops = JBOOST_CHOOSE(PredictLoops);
   int64_t work = matrix.num_rows * model.num_trees() * model.max_depth;
   const Pool& threads = Threads(pool, work);
   int64_t parts = std::min(matrix.num_rows, threads.num_threads * 8);

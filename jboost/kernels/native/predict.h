@@ -89,15 +89,7 @@ struct PredictLoops {
                const float* x, int64_t rows, int64_t num_features, int32_t* leaf);
 };
 
-namespace baseline {
-extern const PredictLoops kPredictLoops;
-}
-namespace avx2 {
-extern const PredictLoops kPredictLoops;
-}
-namespace avx512 {
-extern const PredictLoops kPredictLoops;
-}
+JBOOST_DECLARE_LOOPS(PredictLoops)
 
 // Whether all features that the trees look at are columns of the matrix.
 bool HasFeatures(const Ensemble& model, int64_t num_features);

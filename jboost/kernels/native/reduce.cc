@@ -10,26 +10,16 @@ namespace jboost {
 namespace {
 
 constexpr int64_t kTask = 32 * kSumBlock;  // rows a task
-constexpr int64_t kSerial = 65536;         // rows below which threads cost more
-
-const ReduceLoops& ChooseReduceLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kReduceLoops, avx2::kReduceLoops, avx512::kReduceLoops);
-#else
-  return baseline::kReduceLoops;
-#endif
-}
-
+constexpr int64_t kLeastRows = 65536;      // for threads: a row costs next to nothing
 }  // namespace
 
 void SumRows(const Pool& pool, const float* values, int64_t num_sums, int64_t count,
              float* sums) {
-  const ReduceLoops& loops = ChooseReduceLoops();
+  const ReduceLoops& loops = JBOOST_CHOOSE(ReduceLoops);
   int64_t blocks = (count + kSumBlock - 1) / kSumBlock;
   int64_t tasks = (count + kTask - 1) / kTask;
   std::vector<float> partial(num_sums * blocks);
-  const Pool alone;
-  ParallelFor(num_sums * count < kSerial ? alone : pool, num_sums * tasks,
+  ParallelFor(Threads(pool, num_sums * count, kLeastRows), num_sums * tasks,
               [&](int64_t number) {
                 int64_t k = number / tasks, task = number % tasks;
                 int64_t end = std::min((task + 1) * kTask, count);

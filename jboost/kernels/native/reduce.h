@@ -15,15 +15,7 @@ struct ReduceLoops {
   float (*sum_block)(const float* values, int64_t count);
 };
 
-namespace baseline {
-extern const ReduceLoops kReduceLoops;
-}
-namespace avx2 {
-extern const ReduceLoops kReduceLoops;
-}
-namespace avx512 {
-extern const ReduceLoops kReduceLoops;
-}
+JBOOST_DECLARE_LOOPS(ReduceLoops)
 
 // sums[k] = the sum of values[k * count ...], for k < num_sums.
 void SumRows(const Pool& pool, const float* values, int64_t num_sums, int64_t count,

@@ -12,17 +12,7 @@ namespace jboost {
 namespace {
 
 constexpr int64_t kPiece = 65536;    // rows a task
-constexpr int64_t kSerial = 20000;   // rows below which threads cost more
 constexpr int kShifts[] = {21, 10, 0};  // digits from the top: 11, 11 and 10 bits
-
-const SamplingLoops& ChooseSamplingLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kSamplingLoops, avx2::kSamplingLoops,
-                     avx512::kSamplingLoops);
-#else
-  return baseline::kSamplingLoops;
-#endif
-}
 
 }  // namespace
 
@@ -37,7 +27,7 @@ void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
   // As XLA rounds: half to even, in float32.
   float share = std::nearbyint(fraction * static_cast<float>(number));
   int64_t wanted = std::clamp<int64_t>(static_cast<int64_t>(share), 1, number);
-  const SamplingLoops& loops = ChooseSamplingLoops();
+  const SamplingLoops& loops = JBOOST_CHOOSE(SamplingLoops);
   int64_t pieces = count < kSerial ? 1 : (count + kPiece - 1) / kPiece;
   auto piece_size = [&](int64_t piece) {
     return pieces == 1 ? count : std::min(kPiece, count - piece * kPiece);

@@ -22,15 +22,7 @@ struct SamplingLoops {
                int64_t count, uint32_t bound, uint8_t* chosen);
 };
 
-namespace baseline {
-extern const SamplingLoops kSamplingLoops;
-}
-namespace avx2 {
-extern const SamplingLoops kSamplingLoops;
-}
-namespace avx512 {
-extern const SamplingLoops kSamplingLoops;
-}
+JBOOST_DECLARE_LOOPS(SamplingLoops)
 
 // Chooses max(1, round(fraction * number)) of the eligible entries; all of them where
 // fraction >= 1. See jboost.sampling.sample.

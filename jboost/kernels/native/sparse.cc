@@ -9,17 +9,8 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSerial = 20000;      // units of work below which threads cost more
 constexpr int64_t kTasksPerThread = 64;  // features differ in how much they store
 constexpr int64_t kAhead = 24;          // entries whose rows are fetched beforehand
-
-const Pool kAlone;
-
-const Pool& Threads(const Pool& pool, int64_t work) {
-  return work < kSerial ? kAlone : pool;
-}
-
-int64_t NumChunks(int64_t num_rows) { return (num_rows + kChunk - 1) / kChunk; }
 
 // Calls body(f) for every feature, several in a task.
 template <class MakeBody>
