@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -22,15 +21,13 @@ from jboost.chunks import Chunk, Job, no_trees, start_program
 from jboost.executables import added_bytes, count_bytes, program, run
 from jboost.initial import MedianStart
 from jboost.levels import measure_rows
+from jboost.reports import report_round
 from jboost.rounds import (
     BoostState,
-    add_tree,
     begin_round,
     end_round,
     fit_leaves,
     init_state,
-    mean_improvement,
-    mean_loss,
     shaping_derivatives,
     shaping_limits,
 )
@@ -167,7 +164,7 @@ class BlockRun:
             trees.append(run(_fit, static, *operands))
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
-        state, set_scores, losses, snapshots, improvement = run(
+        state, report = run(
             _end, (*static, *_reports(job)),
             job.constants, data, sets, state, set_scores, now, trees, self._leaf,
         )  # fmt: skip
@@ -177,11 +174,11 @@ class BlockRun:
 
         return Chunk(
             state=state,
-            set_scores=set_scores,
+            set_scores=report.set_scores,
             trees=jax.tree.map(alone, trees),
-            losses=alone(losses),
-            snapshots=jax.tree.map(alone, snapshots),
-            improvement=None if improvement is None else alone(improvement),
+            losses=alone(report.losses),
+            snapshots=jax.tree.map(alone, report.snapshots),
+            improvement=jax.tree.map(alone, report.improvement),
         )
 
 
@@ -219,26 +216,10 @@ def _end(
     loss, method, keep, bagged,
     constants, data, sets, state, set_scores, now, trees, leaf,
 ):  # fmt: skip
-    """The state after a round, and the losses of every set of rows."""
-    before, parameters = state.scores, state.parameters
+    """The state after a round, and what is looked at then."""
+    before = state.scores
     state = end_round(method, state, now, trees, leaf)
-    set_scores = tuple(
-        add_tree(trees, rows.columns, scores, method.implementation)
-        for rows, scores in zip(sets, set_scores, strict=True)
-    )
-    every = ((data, state.scores), *zip(sets, set_scores, strict=True))
-    losses = [
-        mean_loss(
-            loss, constants, state.parameters, rows.targets, rows.weights, scores,
-            method.implementation,
-        )
-        for rows, scores in every
-    ]  # fmt: skip
-    snapshots = (state.scores, *set_scores) if keep else ()
-    improvement = None
-    if bagged:
-        improvement = mean_improvement(
-            loss, constants, parameters, data, ~now.in_bag, before, state.scores,
-            method.implementation,
-        )  # fmt: skip
-    return state, set_scores, jnp.stack(losses), snapshots, improvement
+    return state, report_round(
+        loss, constants, method, keep, data, sets, before, state, set_scores, trees,
+        now.in_bag if bagged else None,
+    )  # fmt: skip

@@ -18,15 +18,13 @@ from jboost.boosting import compiled
 from jboost.curvature import Objective, gradients, loss_values
 from jboost.initial import MedianStart
 from jboost.levels import LeafSums, Tree
+from jboost.reports import report_round
 from jboost.rounds import (
     BoostState,
     Method,
     Numbers,
-    add_tree,
     grow_round,
     init_state,
-    mean_improvement,
-    mean_loss,
 )
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
@@ -89,55 +87,26 @@ def _chunk(
     constants, numbers, rates, count, data, sets, state, set_scores,
 ):  # fmt: skip
     """Up to 16 rounds, traced."""
-    parameters = state.parameters
-
-    def losses_of(state, set_scores):
-        every = ((data, state.scores), *zip(sets, set_scores, strict=True))
-        values = [
-            mean_loss(
-                loss,
-                constants,
-                parameters,
-                rows.targets,
-                rows.weights,
-                scores,
-                method.implementation,
-            )
-            for rows, scores in every
-        ]
-        return jnp.stack(values)
-
-    def improvement_of(in_bag, before, after):
-        return mean_improvement(
-            loss, constants, parameters, data, ~in_bag, before, after,
-            method.implementation,
-        )  # fmt: skip
 
     def one_round(number, chunk):
         state, trees, in_bag = grow_round(
             loss, constants, method, numbers, rates[number], data, chunk.state
         )
-        set_scores = tuple(
-            add_tree(trees, rows.columns, scores, method.implementation)
-            for rows, scores in zip(sets, chunk.set_scores, strict=True)
-        )
-        scores = (state.scores, *set_scores) if keep else ()
+        report = report_round(
+            loss, constants, method, keep, data, sets, chunk.state.scores, state,
+            chunk.set_scores, trees, in_bag if bagged else None,
+        )  # fmt: skip
 
         def store(buffer, value):  # at[].set compiles to more than this
             return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
 
         return Chunk(
             state=state,
-            set_scores=set_scores,
+            set_scores=report.set_scores,
             trees=jax.tree.map(store, chunk.trees, trees),
-            losses=store(chunk.losses, losses_of(state, set_scores)),
-            snapshots=jax.tree.map(store, chunk.snapshots, scores),
-            improvement=store(
-                chunk.improvement,
-                improvement_of(in_bag, chunk.state.scores, state.scores),
-            )
-            if bagged
-            else None,
+            losses=store(chunk.losses, report.losses),
+            snapshots=jax.tree.map(store, chunk.snapshots, report.snapshots),
+            improvement=jax.tree.map(store, chunk.improvement, report.improvement),
         )
 
     def buffers(tree):

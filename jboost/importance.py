@@ -18,7 +18,7 @@ from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, predict
 from jboost.frames import read_frame
 from jboost.least_squares import LEAF
-from jboost.rounds import mean_loss
+from jboost.reports import mean_loss
 from jboost.tracing import trace_loss
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]

@@ -29,7 +29,6 @@ from jboost.curvature import (
     find_kinks,
     find_minimisers,
     is_pointed,
-    loss_values,
     mean_of_rows,
     needs_minimiser,
 )
@@ -48,7 +47,7 @@ from jboost.sampling import sample
 from jboost.sorted_growth import grow_sorted_tree
 from jboost.splitting import UNBOUNDED
 from jboost.tracing import TracedLoss
-from jboost.tree import grow_tree, predict_tree
+from jboost.tree import grow_tree
 
 Regularization = Literal["relative", "absolute"]
 
@@ -423,52 +422,6 @@ def end_round(
         first_mean=jnp.where(state.round == 0, now.fitted.mean, state.first_mean),
         round=state.round + 1,
     )
-
-
-def mean_loss(
-    loss: TracedLoss,
-    constants: tuple[Any, ...],
-    parameters: Any,
-    targets: Any,
-    weights: Float[Array, " N"],
-    scores: Float[Array, "K N"],
-    implementation: str | None = None,
-) -> Float[Array, ""]:
-    """The weighted mean loss; of an adaptive one at the given parameters."""
-    objective = Objective(
-        loss, constants, targets, parameters, None, implementation=implementation
-    )
-    return mean_of_rows(objective, loss_values(objective, scores), weights)
-
-
-def mean_improvement(
-    loss: TracedLoss,
-    constants: tuple[Any, ...],
-    parameters: Any,
-    data: Data,
-    rows: Bool[Array, " N"],
-    before: Float[Array, "K N"],
-    after: Float[Array, "K N"],
-    implementation: str | None = None,
-) -> Float[Array, ""]:
-    """The weighted mean loss of some rows before, minus after; NaN without rows."""
-    objective = Objective(
-        loss, constants, data.targets, parameters, None, implementation=implementation
-    )
-    change = loss_values(objective, before) - loss_values(objective, after)
-    return mean_of_rows(objective, change, jnp.where(rows, data.weights, 0.0))
-
-
-def add_tree(
-    tree: Tree,
-    columns: Codes,
-    scores: Float[Array, "K N"],
-    implementation: str | None = None,
-):
-    """Scores after adding one round of K trees."""
-    find = partial(predict_tree, implementation=implementation)
-    leaf = jax.vmap(find, (0, None))(tree, columns)
-    return add_values(scores, tree.leaf_value, leaf, implementation, in_place=True)
 
 
 def _find_minima(objective, data):

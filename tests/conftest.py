@@ -15,8 +15,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # arguments themselves, and the tests look at what they say.
 INNER = (
     "candidates", "chunks", "curvature", "histogram", "initial",
-    "kernels", "least_squares", "leaves", "levels", "minimum", "padding", "rounds",
-    "sampling", "sorted_growth", "splitting", "tracing", "tree",
+    "kernels", "least_squares", "leaves", "levels", "minimum", "padding", "reports",
+    "rounds", "sampling", "sorted_growth", "splitting", "tracing", "tree",
 )  # fmt: skip
 install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")
 

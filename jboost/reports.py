@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked at after a round: losses, scores, improvement.
+
+In: the state before a round and after it, and its trees. Out: the scores of other sets
+of rows, the losses of all, and what rows outside the bag gained. The same for rows in
+memory (``chunks``) and on disk (``block_rounds``).
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jboost.curvature import Objective, loss_values, mean_of_rows
+from jboost.histogram import Codes
+from jboost.leaves import add_values
+from jboost.levels import Tree
+from jboost.rounds import BoostState, Data, Method
+from jboost.tracing import TracedLoss
+from jboost.tree import predict_tree
+
+
+class Report(NamedTuple):
+    """What one round adds to a chunk, besides trees and state."""
+
+    set_scores: tuple[Float[Array, "K N"], ...]
+    losses: Float[Array, " S"]
+    snapshots: tuple[Float[Array, "K N"], ...]
+    improvement: Float[Array, ""] | None
+
+
+def report_round(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    method: Method,
+    keep: bool,
+    data: Data,
+    sets: tuple[Data, ...],
+    before: Float[Array, "K N"],
+    state: BoostState,
+    set_scores: tuple[Array, ...],
+    trees: Tree,
+    in_bag: Bool[Array, " N"] | None,
+) -> Report:
+    """What is looked at after a round, traced.
+
+    Args:
+      keep: whether metrics need the scores.
+      before: scores of the training rows, and ``set_scores`` those of the others,
+        before the round.
+      state: after it.
+      in_bag: rows that the trees learnt from; None if all did.
+    """
+    implementation, parameters = method.implementation, state.parameters
+    set_scores = tuple(
+        add_tree(trees, rows.columns, scores, implementation)
+        for rows, scores in zip(sets, set_scores, strict=True)
+    )
+    every = ((data, state.scores), *zip(sets, set_scores, strict=True))
+    losses = [
+        mean_loss(
+            loss, constants, parameters, rows.targets, rows.weights, scores,
+            implementation,
+        )
+        for rows, scores in every
+    ]  # fmt: skip
+    improvement = None
+    if in_bag is not None:
+        improvement = mean_improvement(
+            loss, constants, parameters, data, ~in_bag, before, state.scores,
+            implementation,
+        )  # fmt: skip
+    return Report(
+        set_scores=set_scores,
+        losses=jnp.stack(losses),
+        snapshots=(state.scores, *set_scores) if keep else (),
+        improvement=improvement,
+    )
+
+
+def mean_loss(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    parameters: Any,
+    targets: Any,
+    weights: Float[Array, " N"],
+    scores: Float[Array, "K N"],
+    implementation: str | None = None,
+) -> Float[Array, ""]:
+    """The weighted mean loss; of an adaptive one at the given parameters."""
+    objective = Objective(
+        loss, constants, targets, parameters, None, implementation=implementation
+    )
+    return mean_of_rows(objective, loss_values(objective, scores), weights)
+
+
+def mean_improvement(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    parameters: Any,
+    data: Data,
+    rows: Bool[Array, " N"],
+    before: Float[Array, "K N"],
+    after: Float[Array, "K N"],
+    implementation: str | None = None,
+) -> Float[Array, ""]:
+    """The weighted mean loss of some rows before, minus after; NaN without rows."""
+    objective = Objective(
+        loss, constants, data.targets, parameters, None, implementation=implementation
+    )
+    change = loss_values(objective, before) - loss_values(objective, after)
+    return mean_of_rows(objective, change, jnp.where(rows, data.weights, 0.0))
+
+
+def add_tree(
+    tree: Tree,
+    columns: Codes,
+    scores: Float[Array, "K N"],
+    implementation: str | None = None,
+):
+    """Scores after adding one round of K trees."""
+    find = partial(predict_tree, implementation=implementation)
+    leaf = jax.vmap(find, (0, None))(tree, columns)
+    return add_values(scores, tree.leaf_value, leaf, implementation, in_place=True)
