@@ -66,12 +66,18 @@ def make_settings(
     feature_names: Any = None,
 ) -> tuple[Method, Numbers]:
     """Checks what shapes training and sorts it into what is static and what is not."""
-    max_depth = checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
+    check_settings(
+        max_depth=max_depth, l1=l1, l2=l2, max_delta_step=max_delta_step,
+        min_gain=min_gain, min_child_weight=min_child_weight,
+        min_child_samples=min_child_samples, regularization=regularization,
+        subsample=subsample, colsample_bytree=colsample_bytree,
+        colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
+        max_leaves=max_leaves, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
+        leaf_solver=leaf_solver,
+    )  # fmt: skip
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
-    checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
     sorts_rows(candidates, candidate_weights, data.columns)
-    checks.check_word("curvature", curvature, checks.CURVATURES)
-    checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
     if leaf_solver == "median_step" and loss.quadratic:
         better = "exact" if loss.straight else "newton"
         raise ValueError(
@@ -79,18 +85,6 @@ def make_settings(
             f"with the score, as Huber's; this one has its minimum by {better!r}"
         )
     check_implementation(implementation)
-    for name, value in (
-        ("l1", l1), ("l2", l2), ("min_gain", min_gain),
-        ("min_child_weight", min_child_weight),
-    ):  # fmt: skip
-        checks.check_number(name, value, least=0.0)
-    checks.check_number("max_delta_step", max_delta_step, least=0.0, finite=False)
-    for name, value in (
-        ("subsample", subsample), ("colsample_bytree", colsample_bytree),
-        ("colsample_bylevel", colsample_bylevel),
-        ("colsample_bynode", colsample_bynode),
-    ):  # fmt: skip
-        checks.check_number(name, value, above=0.0, most=1.0)
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
     known = not isinstance(samples, Tracer) and samples > 0
     largest: Any = num_rows // samples if known else num_rows
@@ -98,11 +92,12 @@ def make_settings(
         curvature=curvature,
         leaf_solver=leaf_solver,
         regularization=regularization,
-        max_depth=max_depth,
+        max_depth=int(max_depth),
         # A size for histograms alone: in sorted growth it is just a number.
         num_bins=max_bins if candidates == "global" else MOST_CODES,
         max_nodes=min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length()),
-        max_leaves=_check_leaves(max_leaves, max_depth),
+        # None where every tree of that depth has as few.
+        max_leaves=max_leaves if max_leaves and max_leaves < 2**max_depth else None,
         uniform=uniform,
         candidates=candidates,
         candidate_weights=candidate_weights,
@@ -119,7 +114,6 @@ def make_settings(
         colsample_bynode=colsample_bynode,
     )
     limits = jax.tree.map(_as_float, limits)
-    samples = samples if isinstance(samples, Tracer) else np.int32(samples)
     limits = limits._replace(
         min_child_samples=_minimum(samples, num_rows),
         max_bins=np.int32(max_bins),
@@ -139,6 +133,56 @@ def make_settings(
     return method, Numbers(limits, _as_float(subsample))
 
 
+def check_settings(
+    *,
+    max_depth: Any,
+    l1: Any,
+    l2: Any,
+    max_delta_step: Any,
+    min_gain: Any,
+    min_child_weight: Any,
+    min_child_samples: Any,
+    regularization: Any,
+    subsample: Any,
+    colsample_bytree: Any,
+    colsample_bylevel: Any,
+    colsample_bynode: Any,
+    max_leaves: Any,
+    candidates: Any,
+    candidate_weights: Any,
+    curvature: Any,
+    leaf_solver: Any,
+) -> None:
+    """Checks what can be checked before any data are looked at.
+
+    Raises:
+      TypeError, ValueError: for bad arguments.
+    """
+    checks.check_integer("max_depth", max_depth, least=1, most=_MOST_DEPTH)
+    if max_leaves is not None:
+        checks.check_integer("max_leaves", max_leaves, least=2)
+    checks.check_word("regularization", regularization, checks.REGULARIZATIONS)
+    checks.check_word("curvature", curvature, checks.CURVATURES)
+    checks.check_word("leaf_solver", leaf_solver, checks.LEAF_SOLVERS)
+    sorts_rows(candidates, candidate_weights)
+    if isinstance(min_child_samples, str):
+        checks.check_word("min_child_samples", min_child_samples, ("auto",))
+    elif not isinstance(min_child_samples, Tracer):
+        checks.check_integer("min_child_samples", min_child_samples, least=1)
+    for name, value in (
+        ("l1", l1), ("l2", l2), ("min_gain", min_gain),
+        ("min_child_weight", min_child_weight),
+    ):  # fmt: skip
+        checks.check_number(name, value, least=0.0)
+    checks.check_number("max_delta_step", max_delta_step, least=0.0, finite=False)
+    for name, value in (
+        ("subsample", subsample), ("colsample_bytree", colsample_bytree),
+        ("colsample_bylevel", colsample_bylevel),
+        ("colsample_bynode", colsample_bynode),
+    ):  # fmt: skip
+        checks.check_number(name, value, above=0.0, most=1.0)
+
+
 def _limit_values(l1, max_delta_step, signs: Any, num_features):
     """What holds leaf values back; None if nothing does, which is known here.
 
@@ -156,15 +200,7 @@ def _limit_values(l1, max_delta_step, signs: Any, num_features):
     return ValueLimits(_as_float(l1), bounds, signs)
 
 
-def _check_leaves(max_leaves, max_depth):
-    """None where every tree of that depth has as few leaves."""
-    if max_leaves is None:
-        return None
-    max_leaves = checks.check_integer("max_leaves", max_leaves, least=2)
-    return max_leaves if max_leaves < 2**max_depth else None
-
-
-def sorts_rows(candidates: Any, candidate_weights: Any, data: Any) -> bool:
+def sorts_rows(candidates: Any, candidate_weights: Any, data: Any = None) -> bool:
     """Whether trees are grown from sorted rows, with a code for every value.
 
     Raises:
@@ -214,20 +250,18 @@ def _as_float(number) -> Any:
     return np.float32(number)
 
 
-def _minimum(samples, num_rows):
+def _minimum(samples, num_rows) -> Any:
+    """int32, likewise."""
     if isinstance(samples, Tracer):
         return jnp.minimum(samples, num_rows).astype(jnp.int32)
-    return np.minimum(samples, np.int32(num_rows))
+    return np.int32(min(samples, num_rows))
 
 
 def resolve_samples(loss: TracedLoss, min_child_samples: Any) -> Any:
     """A number; for "auto" 20 where leaves are medians, else 0: the rows decide."""
     if isinstance(min_child_samples, str):
-        checks.check_word("min_child_samples", min_child_samples, ("auto",))
         return ORDER_STATISTIC_SAMPLES if loss.straight else 0
-    if isinstance(min_child_samples, Tracer):
-        return min_child_samples
-    return checks.check_integer("min_child_samples", min_child_samples, least=1)
+    return min_child_samples
 
 
 def initial_scores(init_score: Any, num_scores: int) -> Array | MedianStart | None:

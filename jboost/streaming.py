@@ -101,8 +101,16 @@ class Stream:
         """What the files take; 0 before they are written."""
         return 0 if self._table is None else self._table.blocks.num_bytes
 
-    def prepare(self, max_bins: int, progress: bool = False) -> Table:
+    def prepare(
+        self,
+        max_bins: int,
+        progress: bool = False,
+        check: Callable[[int], None] = lambda num_features: None,
+    ) -> Table:
         """Makes the passes over the source, unless blocks are there already.
+
+        Args:
+          check: is told how many features the first batch has, and may refuse.
 
         Raises:
           BlockError: files cannot be written.
@@ -113,7 +121,11 @@ class Stream:
             self._table = None  # removes its files
             seen, bins = None, self._bins
             if bins is None:
-                seen, bins = _sketch(self._source, max_bins, self.memory, progress)
+                seen, bins = _sketch(
+                    self._source, max_bins, self.memory, progress, check
+                )
+            else:
+                check(bins.num_features)
             self._table = _write(self, bins, wanted, seen, progress)
         return self._table
 
@@ -225,13 +237,14 @@ def load_rows(table: Table, num_scores: int, padded: bool) -> Rows:
     return Rows(data, jax.device_put(scores), size)
 
 
-def _sketch(source, max_bins, memory, progress):
+def _sketch(source, max_bins, memory, progress, check):
     """Thresholds from one pass; and how many rows it saw, with their checksums."""
     sketch, num_rows, checksums = None, 0, ()
     eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
     with _bar("sketching", progress) as bar:
         for batch in checked_batches(source):
             if sketch is None:
+                check(batch.x.shape[1])
                 sketch = make_sketch(batch.x.shape[1], eps=eps)
             sketch = update_sketch(sketch, batch.x, batch.weights)
             held = _ENTRY_BYTES * sketch.num_entries

@@ -80,6 +80,32 @@ def make_rows(
     return Rows(data, jax.device_put(pad(np.asarray(scores).T).T), size)
 
 
+def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
+    """The validation sets as they were given: {name: (what errors call it, parts)}.
+
+    Raises:
+      ValueError: they are not such; their data are not looked at.
+    """
+    if validation is None:
+        return {}
+    named, sets = isinstance(validation, dict), {}
+    for name, parts in (validation if named else {UNNAMED: validation}).items():
+        place = f"validation[{name!r}]" if named else "validation"
+        if not isinstance(name, str) or name == "train":
+            raise ValueError(
+                f"validation must name its sets by strings other than 'train', got "
+                f"{name!r}"
+            )
+        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
+            raise ValueError(
+                f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
+                f"sample_weight, offset), got {type(parts).__name__}"
+                + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
+            )
+        sets[name] = place, (*parts, None, None)[:4]
+    return sets
+
+
 def make_sets(
     validation: Any,
     bins: Bins,
@@ -94,24 +120,8 @@ def make_sets(
 
     ``schema`` is that of the training rows.
     """
-    if validation is None:
-        return {}
-    named = isinstance(validation, dict)
     sets = {}
-    for name, parts in (validation if named else {UNNAMED: validation}).items():
-        place = f"validation[{name!r}]" if named else "validation"
-        if not isinstance(name, str) or name == "train":
-            raise ValueError(
-                f"validation must name its sets by strings other than 'train', got "
-                f"{name!r}"
-            )
-        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
-            raise ValueError(
-                f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
-                f"sample_weight, offset), got {type(parts).__name__}"
-                + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
-            )
-        values: Any = (*parts, None, None)[:4]
+    for name, (place, values) in name_sets(validation).items():
         x, y, weights, offset = values
         if with_offset != (offset is not None):
             raise ValueError(

@@ -26,10 +26,15 @@ from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.loop import first_position, run_rounds
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
-from jboost.settings import initial_scores, make_settings, sorts_rows
+from jboost.settings import (
+    check_settings,
+    initial_scores,
+    make_settings,
+    sorts_rows,
+)
 from jboost.sparse import Absent
 from jboost.streaming import Stream, load_rows
-from jboost.tables import Rows, make_rows, make_sets
+from jboost.tables import Rows, make_rows, make_sets, name_sets
 from jboost.tracing import trace_loss
 
 
@@ -204,9 +209,32 @@ def fit(
     others = dict(
         absent=absent, candidates=candidates, candidate_weights=candidate_weights
     )
+    settings: dict[str, Any] = dict(
+        max_depth=max_depth, l1=l1, l2=l2, max_delta_step=max_delta_step,
+        min_gain=min_gain, min_child_weight=min_child_weight,
+        min_child_samples=min_child_samples, regularization=regularization,
+        subsample=subsample, colsample_bytree=colsample_bytree,
+        colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
+        max_leaves=max_leaves, candidates=candidates,
+        candidate_weights=candidate_weights, curvature=curvature,
+        leaf_solver=leaf_solver,
+    )  # fmt: skip
+    check_settings(**settings)
+    metrics = _check_metrics(metrics)
+    given_sets = name_sets(validation)
+    if early_stopping_rounds is not None:
+        checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
+        if not given_sets:
+            raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     if isinstance(x, Stream):
         _check_streamed(y=y, sample_weight=sample_weight, offset=offset, **others)
-        table = x.prepare(max_bins, progress)
+
+        def check_columns(num_features):
+            names = checks.check_names(feature_names, x.names, num_features)
+            checks.check_monotone(monotone, num_features, names)
+            checks.check_interactions(interactions, num_features, names)
+
+        table = x.prepare(max_bins, progress, check_columns)
         given = _read_stream(table, x.names, num_scores, padded)
     else:
         table = None
@@ -220,28 +248,15 @@ def fit(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset, implementation,
     )  # fmt: skip
-    if early_stopping_rounds is not None:
-        checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
-        if not sets:
-            raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
     implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(
-        traced, rows.data, uniform=given.uniform, max_depth=max_depth,
+        traced, rows.data, uniform=given.uniform,
         max_bins=max_bins if given.sorted else bins.num_bins,
-        num_features=bins.num_features,
-        l1=l1, l2=l2, max_delta_step=max_delta_step, min_gain=min_gain,
-        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
-        regularization=regularization, subsample=subsample,
-        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
-        interactions=interactions, candidates=candidates,
-        candidate_weights=candidate_weights, curvature=curvature,
-        leaf_solver=leaf_solver, implementation=implementation, feature_names=names,
+        num_features=bins.num_features, monotone=monotone, interactions=interactions,
+        implementation=implementation, feature_names=names, **settings,
     )  # fmt: skip
-    job = Job(
-        traced, constants, method, numbers, rates, rows, sets, _check_metrics(metrics)
-    )
+    job = Job(traced, constants, method, numbers, rates, rows, sets, metrics)
     blocks = None
     if isinstance(x, Stream) and table is not None:
         blocks = plan_run(job, table, x, begin)

@@ -494,6 +494,36 @@ def test_the_door_says_what_it_expects(table):
         )  # fmt: skip
 
 
+BAD_SETTINGS = dict(
+    max_depth=0, l2=-1.0, max_delta_step="no", subsample=0.0, min_child_samples="few",
+    max_leaves=1, curvature="round", leaf_solver="none", regularization="none",
+    metrics={"a": 1}, early_stopping_rounds=3, validation=(X,), callbacks=1,
+)  # fmt: skip
+BAD_COLUMNS = dict(
+    feature_names=["a"], monotone={2: 1}, interactions=[[0, 5]],
+)  # fmt: skip
+
+
+def test_bad_arguments_are_refused_before_the_data_are_read():
+    """Those about columns as soon as the first batch says how many there are."""
+    read = []
+
+    def source():
+        for number in range(3):
+            read.append(number)
+            yield X, Y
+
+    rows = jb.stream(source, memory=MEMORY)
+    for name, value in BAD_SETTINGS.items():
+        with pytest.raises((TypeError, ValueError), match=name):
+            jb.fit(rows, num_rounds=1, **{name: value})
+    assert read == []
+    for name, value in BAD_COLUMNS.items():
+        with pytest.raises((TypeError, ValueError), match=name):
+            jb.fit(rows, num_rounds=1, **{name: value})
+    assert read == [0] * len(BAD_COLUMNS)
+
+
 def test_budgets_are_read_as_written():
     sizes = {"512 MiB": 512 * 2**20, "1.5 GB": 15 * 10**8, "2GiB": 2**31, 2**22: 2**22}
     for text, size in sizes.items():
