@@ -54,6 +54,11 @@ def encode(categories: Categories, matrix: Float[Array, "N F"]) -> Float[Array, 
 def goes_left(
     left_codes: UInt32[Array, "*nodes W"], code: Int32[Array, " *nodes"]
 ) -> Bool[Array, " *nodes"]:
-    """Whether a code is in its node's set: bit c % 32 of word c // 32."""
+    """Whether a code is in its node's set: bit c % 32 of word c // 32.
+
+    Codes that the set has no bit for are not.
+    """
+    inside = (code >= 0) & (code < WORD * left_codes.shape[-1])
+    code = jnp.where(inside, code, 0)
     word = jnp.take_along_axis(left_codes, (code // WORD)[..., None], axis=-1)[..., 0]
-    return (word >> (code % WORD).astype(jnp.uint32)) & 1 == 1
+    return inside & ((word >> (code % WORD).astype(jnp.uint32)) & 1 == 1)

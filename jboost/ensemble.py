@@ -402,8 +402,7 @@ def _door(model, x, implementation, offset=None):
     if model.categories is not None:
         model = replace(model, categories=replace(model.categories, values=None))
     rows, num_rounds = matrix.shape[0], model.num_rounds
-    simple = model.left_codes is None and model.links is None
-    if simple and may_run(implementation) and _runs_on_cpu(model, matrix, offset):
+    if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
         return _kernel_task(model, matrix)
     size = rows
     if not isinstance(matrix, Tracer):

@@ -5,6 +5,7 @@ In: a checked model and rows. Out: arrays for all rows. Scores are linear in lea
 values and initial scores, and differentiable in them.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.binning import flush_denormals
-from jboost.categories import encode, goes_left
+from jboost.categories import Categories, encode, goes_left
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
@@ -36,7 +37,6 @@ def score_rows(
     """
     values = (model.leaf_value, model.init_score.reshape(-1))
     rows, trees = _read(model, rows)
-    implementation = _limit(implementation, trees)
     # The definition keeps its own derivative.
     run = _scores_in_xla if implementation == "xla" else _scores
     scores = run(implementation, staged, model.max_depth, values, trees, rows)
@@ -49,40 +49,46 @@ def score_rows(
 def find_row_leaves(model: Any, rows: Any, implementation: str | None) -> Array:
     """The leaf of each row in each tree, [N, R] or [N, R, K]."""
     rows, trees = _read(model, rows)
-    leaves = _leaves(_limit(implementation, trees), model.max_depth, trees, rows)
+    leaves = _leaves(implementation, model.max_depth, trees, rows)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
 
 
 def _read(model, rows):
-    """The rows, categories as codes, and the trees."""
+    """The rows, with the codes of their categories, and the trees."""
     rows = rows if isinstance(rows, Rows) else as_rows(rows)
     if model.categories is not None:
-        rows = as_rows(encode(model.categories, rows.matrix()))
+        codes, features = model.categories.codes, model.categories.features
+        rows = replace(rows, codes=codes, coded_features=features)
     left_child = None if model.links is None else model.links.left_child
     structure = (model.feature, model.threshold, model.missing_left)
     return rows, Trees(*structure, model.left_codes, left_child)
 
 
-def _limit(implementation, trees):
-    return implementation if trees.plain else "xla"
+def _columns(rows):
+    """What nodes look at, [F, N]: no denormals, codes in the place of categories."""
+    matrix = flush_denormals(rows.matrix())
+    if rows.codes is not None:
+        matrix = encode(Categories(rows.codes, rows.coded_features), matrix)
+    return matrix.T
 
 
 def _leaves(implementation, depth, trees, rows):
     """[N, R, K]."""
 
     def in_xla(rows, trees):
-        columns = flush_denormals(rows.matrix()).T
+        columns = _columns(rows)
         leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns, depth), trees)
         return jnp.moveaxis(leaves, 2, 0)
 
-    run = choose(implementation, cpu=predict_cpu.leaf_indices, xla=in_xla)
-    return run(rows, trees)
+    cpu = partial(predict_cpu.leaf_indices, max_depth=depth)
+    return choose(implementation, cpu=cpu, xla=in_xla)(rows, trees)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _scores(implementation, staged, depth, values, trees, rows):
     """[N, K], or [R, N, K] after each round; linear in ``values``."""
-    cpu = predict_cpu.staged_predict if staged else predict_cpu.predict
+    kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
+    cpu = partial(kernel, max_depth=depth)
 
     def in_xla(rows, trees, *values):
         return _scores_in_xla(implementation, staged, depth, values, trees, rows)
@@ -107,7 +113,7 @@ def _change_scores(implementation, staged, depth, primals, tangents):
 def _scores_in_xla(implementation, staged, depth, values, trees, rows):
     """The definition."""
     del implementation
-    columns = flush_denormals(rows.matrix()).T
+    columns = _columns(rows)
 
     def find(trees):
         return _round_leaves(trees, columns, depth)

@@ -465,17 +465,22 @@ def test_features_beyond_the_columns_are_refused():
 def call(**changes):
     """The kernel on shapes that fit but for the changes."""
     shapes = dict(
-        head=(0,), body=(20,), feature=(2, 1, 3), threshold=(2, 1, 3),
-        missing_left=(2, 1, 3), leaf_value=(2, 1, 4), init_score=(1,), scores=(5, 1),
+        head=(0,), body=(20,), codes=(0, 0), coded_features=(0,), feature=(2, 1, 3),
+        threshold=(2, 1, 3), missing_left=(2, 1, 3), left_codes=(0,), left_child=(0,),
+        leaf_value=(2, 1, 4), init_score=(1,), scores=(5, 1),
     )  # fmt: skip
     shapes.update(changes)
-    dtypes = dict(feature=jnp.int32, missing_left=jnp.bool_)
+    dtypes = dict(
+        feature=jnp.int32, missing_left=jnp.bool_, codes=jnp.int32,
+        coded_features=jnp.int32, left_codes=jnp.uint32, left_child=jnp.int32,
+    )  # fmt: skip
     *operands, scores = [
         jnp.zeros(shape, dtypes.get(name, jnp.float32))
         for name, shape in shapes.items()
     ]
     result = jax.ShapeDtypeStruct(scores.shape, jnp.float32)
-    scores = library.call("predict", result, *operands, num_features=4, by_column=0)
+    attributes = dict(num_features=4, by_column=0, max_depth=2)
+    scores = library.call("predict", result, *operands, **attributes)
     return scores.block_until_ready()
 
 
@@ -486,6 +491,9 @@ def call(**changes):
         ("feature", (1, 2, 1, 3)), ("threshold", (2, 3)), ("missing_left", (1, 1, 3)),
         ("leaf_value", (2, 1, 3)), ("init_score", (2,)), ("init_score", ()),
         ("scores", (5, 2)), ("scores", (6, 1)), ("scores", (5,)),
+        ("codes", (1, 4)), ("coded_features", (1,)), ("left_codes", (2, 1, 3)),
+        ("left_codes", (2, 1, 3, 0)), ("left_codes", (2, 1, 4, 1)),
+        ("left_child", (2, 1, 3)), ("left_child", (2, 3)),
     ],
 )  # fmt: skip
 def test_shapes_that_do_not_fit_are_refused(name, shape):

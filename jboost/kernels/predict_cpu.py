@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.kernels.library import call, count_unaligned
 
@@ -30,11 +30,6 @@ class Trees(NamedTuple):
     left_codes: UInt32[Array, "R K I W"] | None = None
     left_child: Int32[Array, "R K I"] | None = None
 
-    @property
-    def plain(self) -> bool:
-        """Whether all splits are numeric, and all trees in heap order."""
-        return self.left_codes is None and self.left_child is None
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -45,6 +40,8 @@ class Rows:
       head: its first numbers, copied, so that the others begin at an aligned address.
       body: the others, possibly in memory of the caller's.
       by_column: whether the columns lie one after the other.
+      codes: of the categories in the columns ``coded_features``; see
+        :class:`jboost.categories.Categories`.
     """
 
     head: Float[Array, " H"] | Float[np.ndarray, " H"]
@@ -52,9 +49,12 @@ class Rows:
     num_rows: int = field(metadata=dict(static=True))
     num_features: int = field(metadata=dict(static=True))
     by_column: bool = field(default=False, metadata=dict(static=True))
+    # Integers; derivatives put something else in their place.
+    codes: Shaped[Array, "G V"] | Shaped[np.ndarray, "G V"] | None = None
+    coded_features: tuple[int, ...] = field(default=(), metadata=dict(static=True))
 
     def matrix(self) -> Float[Array, "N F"]:
-        """The matrix."""
+        """The matrix, categories as they came."""
         flat = jnp.concatenate([self.head, self.body])
         if self.by_column:
             return flat.reshape(self.num_features, self.num_rows).T
@@ -84,12 +84,13 @@ def predict(
     trees: Trees,
     leaf_value: Float[Array, "R K L"],
     init_score: Float[Array, " K"],
+    *,
+    max_depth: int,
 ) -> Float[Array, "N K"]:
     """The score of each row."""
     shape = (rows.num_rows, trees.feature.shape[1])
-    return _call(
-        "predict", shape, jnp.float32, rows, *trees[:3], leaf_value, init_score
-    )
+    result = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return _call("predict", result, max_depth, rows, trees, leaf_value, init_score)
 
 
 def staged_predict(
@@ -97,26 +98,39 @@ def staged_predict(
     trees: Trees,
     leaf_value: Float[Array, "R K L"],
     init_score: Float[Array, " K"],
+    *,
+    max_depth: int,
 ) -> Float[Array, "R N K"]:
     """The scores after each round."""
     num_rounds, num_scores = trees.feature.shape[:2]
     shape = (num_rounds, rows.num_rows, num_scores)
-    operands = (*trees[:3], leaf_value, init_score)
-    return _call("staged_predict", shape, jnp.float32, rows, *operands)
+    result = jax.ShapeDtypeStruct(shape, jnp.float32)
+    values = (leaf_value, init_score)
+    return _call("staged_predict", result, max_depth, rows, trees, *values)
 
 
-def leaf_indices(rows: Rows, trees: Trees) -> Int32[Array, "N R K"]:
+def leaf_indices(rows: Rows, trees: Trees, *, max_depth: int) -> Int32[Array, "N R K"]:
     """The leaf of each row in each tree."""
     shape = (rows.num_rows, *trees.feature.shape[:2])
-    return _call("leaf_indices", shape, jnp.int32, rows, *trees[:3])
+    result = jax.ShapeDtypeStruct(shape, jnp.int32)
+    return _call("leaf_indices", result, max_depth, rows, trees)
 
 
-def _call(name, shape, dtype, rows, *operands):
-    operands = (rows.head, rows.body, *operands)
+def _call(name, result, max_depth, rows, trees, *values):
+    """What is not there has the shape [0], or no rows."""
+    codes, left_codes, left_child = rows.codes, trees.left_codes, trees.left_child
     return call(
         name,
-        jax.ShapeDtypeStruct(shape, dtype),
-        *operands,
+        result,
+        rows.head,
+        rows.body,
+        jnp.zeros((0, 0), jnp.int32) if codes is None else codes,
+        np.array(rows.coded_features, np.int32),
+        *trees[:3],
+        jnp.zeros(0, jnp.uint32) if left_codes is None else left_codes,
+        jnp.zeros(0, jnp.int32) if left_child is None else left_child,
+        *values,
         num_features=rows.num_features,
         by_column=int(rows.by_column),
+        max_depth=max_depth,
     )

@@ -18,7 +18,10 @@ constexpr int64_t kPlaneBytes = 24576;  // of codes of a block: most of a first 
 constexpr int64_t kMaxThresholds = 254;  // of a feature that bytes tell apart
 constexpr int64_t kLeastRounds = 4;     // of a run: fewer do not pay for their codes
 constexpr int64_t kMaxCodedDepth = 14;
-constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126;
+constexpr int64_t kMaxSets = 256;  // of a tree: marking more costs more than walking
+constexpr int64_t kPackedNodes = 2048;  // of a tree from which on packing pays
+constexpr int64_t kNarrowWords = 8;     // of a set of codes that are bytes
+constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126, kInSet = -1;
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -93,8 +96,8 @@ class ThresholdSet {
 // values left, 1 right.
 struct Looks {
   std::unique_ptr<ThresholdSet> thresholds;  // none: nobody compares
-  bool wanted[2] = {false, false};
-  int32_t plane[2] = {0, 0};
+  bool wanted[2] = {false, false}, in_sets = false;
+  int32_t plane[2] = {0, 0}, set_plane = -1;
 };
 
 // One feature of a run: its thresholds as a search tree, and where its codes go.
@@ -102,6 +105,7 @@ struct CodedFeature {
   int64_t feature, levels;
   std::vector<float> table;
   int64_t left_plane, right_plane;  // -1: no node wants it
+  int64_t set_plane;                // the first of two, or -1
 };
 
 struct Run {
@@ -112,13 +116,22 @@ struct Run {
 // An ensemble on codes.
 class CodedEnsemble {
  public:
-  // False if the thresholds do not fit bytes.
-  bool Build(const Ensemble& model, int64_t num_features);
+  // False if the thresholds do not fit bytes, or there are too many sets.
+  bool Build(const Ensemble& model, const Matrix& matrix);
 
-  CodedTree Tree(int64_t tree) const {
+  // Marks what the sets of a tree send left in a block of codes.
+  CodedTree Tree(const PredictLoops& loops, int64_t tree, int64_t rows,
+                 int8_t* codes) const {
+    if (!sets_.empty()) {
+      const CategorySet* sets = sets_.data() + first_set_[tree];
+      loops.mark(sets, first_set_[tree + 1] - first_set_[tree], words_.data(), rows,
+                 block_rows_, codes);
+    }
     int64_t first = tree << max_depth_;
     return {offset_.get() + first, threshold_.get() + first, max_depth_};
   }
+  bool wide(int64_t category) const { return num_words_[category] > kNarrowWords; }
+  int64_t category(int64_t feature) const { return category_[feature]; }
   const std::vector<Run>& runs() const { return runs_; }
   int64_t block_rows() const { return block_rows_; }
   int64_t num_planes() const { return num_planes_; }
@@ -129,38 +142,111 @@ class CodedEnsemble {
   bool Collect(const Ensemble& model, const Run& run, std::vector<Looks>* looks);
   void CodeTrees(const Ensemble& model, const Run& run,
                  const std::vector<Looks>& looks);
+  bool ReadCategories(const Ensemble& model, const Matrix& matrix);
+  void AddSet(const Ensemble& model, int64_t at, int32_t plane, int64_t number);
+  void PlaceSets();
 
   int64_t max_depth_ = 0, block_rows_ = 0, num_planes_ = 0;
   std::vector<Run> runs_;
+  std::vector<int64_t> category_;   // of each feature; -1: none
+  std::vector<int64_t> num_words_;  // of the sets of each categorical feature
+  std::vector<CategorySet> sets_;
+  std::vector<uint32_t> words_;
+  std::vector<int64_t> first_set_;  // of each tree
   std::unique_ptr<int32_t[]> offset_;
   std::unique_ptr<int8_t[]> threshold_;
 };
 
-bool CodedEnsemble::Build(const Ensemble& model, int64_t num_features) {
+bool CodedEnsemble::Build(const Ensemble& model, const Matrix& matrix) {
   max_depth_ = model.max_depth;
   int64_t size = model.num_trees() << max_depth_;
+  if (!ReadCategories(model, matrix)) return false;
   offset_.reset(new int32_t[size]);
   threshold_.reset(new int8_t[size + 64]());  // vectors read beyond the last tree
-  if (!Cut(model, num_features, 0, model.num_rounds)) return false;
+  first_set_.push_back(0);
+  if (!Cut(model, matrix.num_features, 0, model.num_rounds)) return false;
   for (const Run& run : runs_) num_planes_ = std::max(num_planes_, run.num_planes);
+  PlaceSets();
   block_rows_ = kBlockRows;
   while (block_rows_ > 64 && num_planes_ * block_rows_ > kPlaneBytes) block_rows_ /= 2;
   for (int64_t i = 0; i < size; ++i) offset_[i] *= static_cast<int32_t>(block_rows_);
+  for (CategorySet& set : sets_) {
+    set.from *= static_cast<int32_t>(block_rows_);
+    set.to *= static_cast<int32_t>(block_rows_);
+  }
   return true;
+}
+
+// Whether a node sends categories left and right.
+bool HasSet(const Ensemble& model, int64_t at) {
+  return model.left_codes != nullptr && std::isnan(model.threshold[at]);
+}
+
+// Which features are categorical. False if the sets are too many, or of a feature that
+// is not.
+bool CodedEnsemble::ReadCategories(const Ensemble& model, const Matrix& matrix) {
+  const Categories& categories = matrix.categories;
+  category_.assign(matrix.num_features, -1);
+  for (int64_t g = 0; g < categories.num_features; ++g) {
+    category_[categories.features[g]] = g;
+    const int32_t* codes = categories.codes + g * categories.num_values;
+    int32_t most = 0;
+    for (int64_t v = 0; v < categories.num_values; ++v) most = std::max(most, codes[v]);
+    if (most > 65535) return false;
+    num_words_.push_back(std::max<int64_t>(kNarrowWords, most / 32 + 1));
+  }
+  if (model.left_codes == nullptr) return true;
+  for (int64_t tree = 0; tree < model.num_trees(); ++tree) {
+    int64_t count = 0, first = tree * model.num_nodes;
+    for (int64_t at = first; at < first + model.num_nodes; ++at) {
+      if (!HasSet(model, at)) continue;
+      if (category_[model.feature[at]] < 0 || ++count > kMaxSets) return false;
+    }
+  }
+  return true;
+}
+
+// The set of a node, to be the tree's plane `number`. A missing value has code 0.
+void CodedEnsemble::AddSet(const Ensemble& model, int64_t at, int32_t plane,
+                           int64_t number) {
+  int64_t size = num_words_[category_[model.feature[at]]];
+  auto first = static_cast<int64_t>(words_.size());
+  words_.resize(first + size);
+  int64_t used = std::min(size, model.num_words);
+  std::copy_n(model.left_codes + at * model.num_words, used, words_.begin() + first);
+  words_[first] = (words_[first] & ~uint32_t{1}) | model.missing_left[at];
+  sets_.push_back({plane, static_cast<int32_t>(number), first, size > kNarrowWords});
+}
+
+// Gives the sets of a tree the planes behind all others.
+void CodedEnsemble::PlaceSets() {
+  auto first = static_cast<int32_t>(num_planes_);
+  for (CategorySet& set : sets_) {
+    set.to += first;
+    num_planes_ = std::max<int64_t>(num_planes_, set.to + 1);
+  }
+  int64_t size = static_cast<int64_t>(first_set_.size() - 1) << max_depth_;
+  for (int64_t i = 0; i < size; ++i) {
+    if (offset_[i] < 0) offset_[i] = first - 1 - offset_[i];
+  }
 }
 
 // Thresholds and planes of the rounds of a run; `offset_` keeps the places of the
 // thresholds. False if they are too many.
 bool CodedEnsemble::Collect(const Ensemble& model, const Run& run,
                             std::vector<Looks>* looks) {
-  int64_t num_nodes = model.num_nodes(), end = run.last_round * model.num_scores;
+  int64_t num_nodes = model.num_nodes, end = run.last_round * model.num_scores;
   for (int64_t tree = run.first_round * model.num_scores; tree < end; ++tree) {
     int32_t* place = offset_.get() + (tree << max_depth_) + 1;
     for (int64_t node = 0; node < num_nodes; ++node) {
       int64_t at = tree * num_nodes + node;
       bool finite = model.threshold[at] < kInfinity, right = !model.missing_left[at];
-      if (!finite && !right) continue;
+      if (!finite && !right && !HasSet(model, at)) continue;
       Looks& own = (*looks)[model.feature[at]];
+      if (HasSet(model, at)) {
+        own.in_sets = true;
+        continue;
+      }
       own.wanted[right] = true;
       if (!finite) continue;
       if (own.thresholds == nullptr) own.thresholds.reset(new ThresholdSet);
@@ -197,7 +283,7 @@ bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
   }
   for (int64_t feature = 0; feature < num_features; ++feature) {
     Looks& own = looks[feature];
-    if (!own.wanted[0] && !own.wanted[1]) continue;
+    if (!own.wanted[0] && !own.wanted[1] && !own.in_sets) continue;
     std::vector<float> sorted;
     if (own.thresholds != nullptr) sorted = own.thresholds->Sort();
     int64_t levels = 0;
@@ -205,8 +291,12 @@ bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
     for (int side : {0, 1}) {
       own.plane[side] = own.wanted[side] ? static_cast<int32_t>(run.num_planes++) : -1;
     }
+    if (own.in_sets) {
+      own.set_plane = static_cast<int32_t>(run.num_planes);
+      run.num_planes += 2;
+    }
     run.features.push_back({feature, levels, MakeTable(sorted, levels), own.plane[0],
-                            own.plane[1]});
+                            own.plane[1], own.set_plane});
   }
   CodeTrees(model, run, looks);
   runs_.push_back(std::move(run));
@@ -216,15 +306,22 @@ bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
 // Gives each node its plane (not yet in bytes) and its threshold in codes.
 void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
                               const std::vector<Looks>& looks) {
-  int64_t num_nodes = model.num_nodes(), end = run.last_round * model.num_scores;
+  int64_t num_nodes = model.num_nodes, end = run.last_round * model.num_scores;
   for (int64_t tree = run.first_round * model.num_scores; tree < end; ++tree) {
     int32_t* offset = offset_.get() + (tree << max_depth_) + 1;
     int8_t* threshold = threshold_.get() + (tree << max_depth_) + 1;
+    int32_t sets = 0;
     offset[-1] = 0;
     for (int64_t node = 0; node < num_nodes; ++node) {
       int64_t at = tree * num_nodes + node;
       bool finite = model.threshold[at] < kInfinity, right = !model.missing_left[at];
       const Looks& own = looks[model.feature[at]];
+      if (HasSet(model, at)) {
+        AddSet(model, at, own.set_plane, sets);
+        threshold[node] = kInSet;
+        offset[node] = -1 - sets++;  // until all planes are known
+        continue;
+      }
       if (finite) {
         threshold[node] = static_cast<int8_t>(own.thresholds->Rank(offset[node]) - 128);
       } else {
@@ -232,6 +329,7 @@ void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
       }
       offset[node] = finite || right ? own.plane[right] : 0;
     }
+    first_set_.push_back(static_cast<int64_t>(sets_.size()));
   }
 }
 
@@ -311,9 +409,19 @@ void LoadColumns(const PredictLoops& loops, const Block& block, int64_t feature,
   }
 }
 
-void CodeBlock(const PredictLoops& loops, const Run& run, int64_t block_rows,
+// The two planes that sets look at; a missing value has code 0.
+void CodeCategories(const float* column, int64_t rows, bool wide, int8_t* first,
+                    int8_t* second) {
+  for (int64_t i = 0; i < rows; ++i) {
+    int32_t code = std::isnan(column[i]) ? 0 : static_cast<int32_t>(column[i]);
+    first[i] = static_cast<int8_t>(wide ? code : code >> 3);
+    second[i] = static_cast<int8_t>(wide ? code >> 8 : 1 << (code & 7));
+  }
+}
+
+void CodeBlock(const PredictLoops& loops, const CodedEnsemble& model, const Run& run,
                const Block& block) {
-  int64_t loaded = -1;
+  int64_t loaded = -1, block_rows = model.block_rows();
   for (const CodedFeature& coded : run.features) {
     int64_t tile = coded.feature / kTile;
     if (tile != loaded) {
@@ -324,9 +432,20 @@ void CodeBlock(const PredictLoops& loops, const Run& run, int64_t block_rows,
     auto plane = [&](int64_t number) {
       return number < 0 ? nullptr : block.codes.get() + number * block_rows;
     };
-    loops.code(block.columns.get() + coded.feature % kTile * kBlockRows, block.rows,
-               coded.table.data(), coded.levels, plane(coded.left_plane),
-               plane(coded.right_plane));
+    float* column = block.columns.get() + coded.feature % kTile * kBlockRows;
+    int64_t category = model.category(coded.feature);
+    if (category >= 0) {
+      for (int64_t i = 0; i < block.rows; ++i) {
+        column[i] = block.matrix.categories.Encode(category, column[i]);
+      }
+    }
+    if (coded.set_plane >= 0) {
+      CodeCategories(column, block.rows, model.wide(category), plane(coded.set_plane),
+                     plane(coded.set_plane + 1));
+    }
+    if (coded.left_plane < 0 && coded.right_plane < 0) continue;
+    loops.code(column, block.rows, coded.table.data(), coded.levels,
+               plane(coded.left_plane), plane(coded.right_plane));
   }
 }
 
@@ -359,11 +478,12 @@ void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
   float* scores = block.scores.get();
   StartScores(model, scores);
   for (const Run& run : coded.runs()) {
-    CodeBlock(loops, run, coded.block_rows(), block);
+    CodeBlock(loops, coded, run, block);
     for (int64_t round = run.first_round; round < run.last_round; ++round) {
       for (int64_t k = 0; k < num_scores; ++k) {
         int64_t tree = round * num_scores + k;
-        loops.add_tree(coded.Tree(tree), block.codes.get(), block.rows,
+        int8_t* codes = block.codes.get();
+        loops.add_tree(coded.Tree(loops, tree, block.rows, codes), codes, block.rows,
                        model.leaf_value + (tree << model.max_depth),
                        scores + k * kBlockRows);
       }
@@ -380,13 +500,14 @@ void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
 void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
                      const CodedEnsemble& coded, const Block& block, int32_t* out) {
   for (const Run& run : coded.runs()) {
-    CodeBlock(loops, run, coded.block_rows(), block);
+    CodeBlock(loops, coded, run, block);
     int64_t end = run.last_round * model.num_scores;
     for (int64_t tree = run.first_round * model.num_scores; tree < end; tree += kTile) {
       int64_t used = std::min(kTile, end - tree);
       for (int64_t t = 0; t < used; ++t) {
-        loops.find_leaves(coded.Tree(tree + t), block.codes.get(), block.rows,
-                          block.leaves.get() + t * kBlockRows);
+        int8_t* codes = block.codes.get();
+        loops.find_leaves(coded.Tree(loops, tree + t, block.rows, codes), codes,
+                          block.rows, block.leaves.get() + t * kBlockRows);
       }
       WriteLeaves(block.leaves.get(), kBlockRows, block.first, block.count, tree, used,
                   model.num_trees(), out);
@@ -430,12 +551,20 @@ struct WalkBlock {
         leaves(rows * trees) {}
 };
 
-void WalkRows(const PredictLoops& loops, const Ensemble& model, const Matrix& matrix,
-              int64_t first, int64_t count, WalkBlock* block, const Answer& answer) {
+void WalkRows(const PredictLoops& loops, const Ensemble& model,
+              const PackedNode* packed, const Matrix& matrix, int64_t first,
+              int64_t count, WalkBlock* block, const Answer& answer) {
   float* x = block->x.data();
   CopyRows(matrix, first, count, count, x);
   for (int64_t i = 0; i < count * matrix.num_features; ++i) {
     x[i] = std::fabs(x[i]) < kTiny ? 0.0f : x[i];
+  }
+  const Categories& categories = matrix.categories;
+  for (int64_t g = 0; g < categories.num_features; ++g) {
+    for (int64_t i = 0; i < count; ++i) {
+      float* cell = x + i * matrix.num_features + categories.features[g];
+      *cell = categories.Encode(g, *cell);
+    }
   }
   int64_t num_scores = model.num_scores, num_trees = model.num_trees();
   float* scores = block->scores.data();
@@ -443,13 +572,13 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model, const Matrix& ma
   for (int64_t tree = 0; tree < num_trees; tree += block->trees) {
     int64_t used = std::min(block->trees, num_trees - tree);
     int32_t* leaves = block->leaves.data();
-    loops.walk(model, tree, used, x, count, matrix.num_features, leaves);
+    loops.walk(model, packed, tree, used, x, count, matrix.num_features, leaves);
     if (answer.leaves != nullptr) {
       WriteLeaves(leaves, count, first, count, tree, used, num_trees, answer.leaves);
       continue;
     }
     for (int64_t t = tree; t < tree + used; ++t, leaves += count) {
-      const float* value = model.leaf_value + (t << model.max_depth);
+      const float* value = model.leaf_value + t * model.num_leaves();
       float* own = scores + t % num_scores * kBlockRows;
       for (int64_t i = 0; i < count; ++i) own[i] += value[leaves[i]];
       if (answer.stages == nullptr || (t + 1) % num_scores != 0) continue;
@@ -462,32 +591,54 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model, const Matrix& ma
   WriteScores(scores, count, num_scores, answer.scores + first * num_scores);
 }
 
+// The nodes of trees that do not fit caches, where enough rows come by.
+std::vector<PackedNode> PackNodes(const Pool& pool, const Ensemble& model,
+                                  int64_t num_rows) {
+  std::vector<PackedNode> packed;
+  if (model.left_child == nullptr || model.num_nodes < kPackedNodes ||
+      num_rows * model.max_depth < model.num_nodes) {
+    return packed;
+  }
+  packed.resize(model.num_trees() * model.num_nodes);
+  ParallelFor(pool, model.num_trees(), [&](int64_t tree) {
+    int64_t end = (tree + 1) * model.num_nodes;
+    for (int64_t at = tree * model.num_nodes; at < end; ++at) {
+      packed[at] = {model.threshold[at], model.feature[at], model.left_child[at],
+                    model.missing_left[at] == 0};
+    }
+  });
+  return packed;
+}
+
 void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& matrix,
                       const Answer& answer) {
   const PredictLoops& loops = JBOOST_CHOOSE(PredictLoops);
   int64_t work = matrix.num_rows * model.num_trees() * model.max_depth;
   const Pool& threads = Threads(pool, work);
+  std::vector<PackedNode> packed = PackNodes(threads, model, matrix.num_rows);
+  const PackedNode* nodes = packed.empty() ? nullptr : packed.data();
   int64_t parts = std::min(matrix.num_rows, threads.num_threads * 8);
   parts = std::max<int64_t>(1, std::min(parts, work / kSerial));
   ParallelFor(threads, parts, [&](int64_t part) {
     WalkBlock block(model, matrix);
     int64_t end = matrix.num_rows * (part + 1) / parts;
     for (int64_t i = matrix.num_rows * part / parts; i < end; i += block.rows) {
-      WalkRows(loops, model, matrix, i, std::min(block.rows, end - i), &block, answer);
+      WalkRows(loops, model, nodes, matrix, i, std::min(block.rows, end - i), &block,
+               answer);
     }
   });
 }
 
 // Coding a node costs about as much as ten steps of a row.
 bool CodesPay(const Ensemble& model, int64_t num_rows) {
-  return model.max_depth <= kMaxCodedDepth && model.num_rounds > 0 &&
-         num_rows * model.max_depth > 10 * model.num_nodes();
+  return model.left_child == nullptr && model.max_depth <= kMaxCodedDepth &&
+         model.num_rounds > 0 && num_rows * model.max_depth > 10 * model.num_nodes;
 }
 
 }  // namespace
 
 bool HasFeatures(const Ensemble& model, int64_t num_features) {
-  int64_t size = model.num_trees() * model.num_nodes();
+  int64_t size = model.num_trees() * model.num_nodes;
   int32_t least = 0, most = 0;
   for (int64_t i = 0; i < size; ++i) {
     least = std::min(least, model.feature[i]);
@@ -496,12 +647,24 @@ bool HasFeatures(const Ensemble& model, int64_t num_features) {
   return least >= 0 && most < num_features;
 }
 
+bool HasChildren(const Ensemble& model) {
+  bool inside = true;
+  for (int64_t tree = 0; tree < model.num_trees(); ++tree) {
+    const int32_t* left = model.left_child + tree * model.num_nodes;
+    for (int64_t node = 0; node < model.num_nodes; ++node) {
+      bool leaf = left[node] == node;
+      inside &= leaf | ((left[node] >= 0) & (left[node] < model.num_nodes - 1));
+    }
+  }
+  return inside;
+}
+
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
              const Answer& answer) {
   if (matrix.num_rows == 0) return;
   CodedEnsemble coded;
   if (CodesPay(model, matrix.num_rows) &&
-      coded.Build(model, matrix.num_features)) {
+      coded.Build(model, matrix)) {
     PredictOnCodes(pool, model, coded, matrix, answer);
   } else {
     PredictByWalking(pool, model, matrix, answer);

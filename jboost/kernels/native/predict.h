@@ -11,12 +11,14 @@
 //          ...                             left), one where it has the highest
 //
 // An ensemble with more thresholds than bytes can tell apart is cut into runs of
-// rounds, each with codes of its own. Few rows, and trees with very many thresholds,
-// walk over the floats instead.
+// rounds, each with codes of its own. A split of categories has a plane of its own while
+// its tree is looked at: which rows it sends left. Few rows, trees with very many
+// thresholds or sets of categories, and linked trees walk over the floats instead.
 #ifndef JBOOST_PREDICT_H_
 #define JBOOST_PREDICT_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "isa.h"
 #include "parallel.h"
@@ -25,17 +27,44 @@ namespace jboost {
 
 constexpr int64_t kBlockRows = 256;  // at most; a multiple of 64
 
-// R rounds of K trees in heap order with I = 2^max_depth - 1 nodes.
+// R rounds of K trees with I nodes each: in heap order with I = 2^max_depth - 1 and
+// L = I + 1 leaves, or linked, where leaves are nodes, L = I.
 struct Ensemble {
   const int32_t* feature;  // [R, K, I]
   const float* threshold;
   const uint8_t* missing_left;
-  const float* leaf_value;  // [R, K, I + 1]; null where only leaves are asked for
+  const float* leaf_value;  // [R, K, L]; null where only leaves are asked for
   const float* init_score;  // [K]; the same
-  int64_t num_rounds, num_scores, max_depth;
+  int64_t num_rounds, num_scores, max_depth, num_nodes;
+  // [R, K, I, W]; null: none. Bit c % 32 of word c / 32 says whether code c goes left
+  // where the threshold is NaN.
+  const uint32_t* left_codes = nullptr;
+  int64_t num_words = 0;
+  // [R, K, I]; null in heap order. The right child follows; a leaf is its own.
+  const int32_t* left_child = nullptr;
 
-  int64_t num_nodes() const { return (int64_t{1} << max_depth) - 1; }
+  int64_t num_leaves() const { return left_child == nullptr ? num_nodes + 1 : num_nodes; }
   int64_t num_trees() const { return num_rounds * num_scores; }
+};
+
+// The categorical columns: value v of column features[g] has code codes[g, v].
+struct Categories {
+  const int32_t* codes;     // [G, V]
+  const int32_t* features;  // [G]
+  int64_t num_features, num_values;
+
+  // The code of a value, as a float; NaN where it has none. Denormals are 0.
+  float Encode(int64_t place, float value) const {
+    if (!(value > -1.0f && value < static_cast<float>(num_values))) return kMissing;
+    auto whole = static_cast<int64_t>(value);
+    bool known = static_cast<float>(whole) == value ||
+                 (value > -kLeastNormal && value < kLeastNormal);
+    int32_t code = known ? codes[place * num_values + whole] : 0;
+    return code > 0 ? static_cast<float>(code) : kMissing;
+  }
+
+  static constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
+  static constexpr float kLeastNormal = std::numeric_limits<float>::min();
 };
 
 // A matrix [N, F], row by row or column by column. Its first elements may lie in
@@ -46,6 +75,7 @@ struct Matrix {
   int64_t head_size;  // in elements
   int64_t num_rows, num_features;
   bool by_column;
+  Categories categories;
 
   float At(int64_t row, int64_t column) const {
     int64_t at = by_column ? column * num_rows + row : row * num_features + column;
@@ -67,6 +97,20 @@ struct CodedTree {
   int64_t max_depth;
 };
 
+// What a node of a linked tree says, in one place of memory.
+struct PackedNode {
+  float threshold;
+  int32_t feature, left_child;
+  int32_t missing_right;
+};
+
+// A split of categories in a coded block: which plane says what it sends left.
+struct CategorySet {
+  int32_t from, to;       // offsets of planes: of the codes (two of them), of the result
+  int64_t words;          // where its set begins
+  bool wide;              // codes beyond a byte
+};
+
 struct PredictLoops {
   // columns[f * kBlockRows + i] = x[i * stride + f] for 16 features; rows is a
   // multiple of 16.
@@ -77,22 +121,31 @@ struct PredictLoops {
   // `right`; one of them may be null.
   void (*code)(const float* column, int64_t rows, const float* table, int64_t levels,
                int8_t* left, int8_t* right);
+  // The planes of sets: -1 where a row's code is in it, else 0; rows is a multiple of
+  // 64. Narrow codes c are two planes, of c / 8 and of 1 << c % 8, and sets have 256
+  // bits; wide ones are a plane of low bytes and one of high bytes, `stride` behind.
+  void (*mark)(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
+               int64_t rows, int64_t stride, int8_t* codes);
   // scores[i] += leaf_value[leaf of row i]; rows is a multiple of 64.
   void (*add_tree)(const CodedTree& tree, const int8_t* codes, int64_t rows,
                    const float* leaf_value, float* scores);
   // The leaf of each row.
   void (*find_leaves)(const CodedTree& tree, const int8_t* codes, int64_t rows,
                       int32_t* leaf);
-  // The leaves of rows x [rows, F] without denormals in several trees: leaf [trees,
-  // rows].
-  void (*walk)(const Ensemble& model, int64_t first_tree, int64_t num_trees,
-               const float* x, int64_t rows, int64_t num_features, int32_t* leaf);
+  // The leaves of rows x [rows, F] without denormals, categories as codes, in several
+  // trees: leaf [trees, rows]. Linked trees may be packed, else null.
+  void (*walk)(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
+               int64_t num_trees, const float* x, int64_t rows, int64_t num_features,
+               int32_t* leaf);
 };
 
 JBOOST_DECLARE_LOOPS(PredictLoops)
 
 // Whether all features that the trees look at are columns of the matrix.
 bool HasFeatures(const Ensemble& model, int64_t num_features);
+
+// Whether all children are nodes.
+bool HasChildren(const Ensemble& model);
 
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
              const Answer& answer);

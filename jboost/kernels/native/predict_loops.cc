@@ -571,14 +571,98 @@ void Code(const float* column, int64_t rows, const float* table, int64_t levels,
   }
 }
 
+// Which rows the sets send left.
+#if defined(__AVX512VBMI__)
+
+JBOOST_INLINE void MarkNarrow(const int8_t* codes, const uint32_t* words, int64_t rows,
+                              int64_t stride, int8_t* out) {
+  __m512i table = _mm512_castsi256_si512(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
+  for (int64_t i = 0; i < rows; i += 64) {
+    __m512i bytes = _mm512_permutexvar_epi8(_mm512_load_si512(codes + i), table);
+    __mmask64 left =
+        _mm512_test_epi8_mask(bytes, _mm512_load_si512(codes + stride + i));
+    _mm512_store_si512(out + i, _mm512_movm_epi8(left));
+  }
+}
+
+#elif defined(__AVX2__)
+
+JBOOST_INLINE void MarkNarrow(const int8_t* codes, const uint32_t* words, int64_t rows,
+                              int64_t stride, int8_t* out) {
+  const auto* halves = reinterpret_cast<const __m128i*>(words);
+  __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128(halves));
+  __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128(halves + 1));
+  for (int64_t i = 0; i < rows; i += 32) {
+    __m256i place = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + i));
+    __m256i bit =
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + stride + i));
+    // Bit 4 of the place says which half.
+    __m256i bytes = _mm256_blendv_epi8(_mm256_shuffle_epi8(low, place),
+                                       _mm256_shuffle_epi8(high, place),
+                                       _mm256_slli_epi16(place, 3));
+    __m256i left = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + i), left);
+  }
+}
+
+#else
+
+JBOOST_INLINE void MarkNarrow(const int8_t* codes, const uint32_t* words, int64_t rows,
+                              int64_t stride, int8_t* out) {
+  for (int64_t i = 0; i < rows; ++i) {
+    uint32_t byte = words[codes[i] >> 2] >> (8 * (codes[i] & 3));
+    out[i] = (byte & static_cast<uint8_t>(codes[stride + i])) != 0 ? -1 : 0;
+  }
+}
+
+#endif
+
+void Mark(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
+          int64_t rows, int64_t stride, int8_t* codes) {
+  for (const CategorySet* set = sets; set < sets + num_sets; ++set) {
+    const int8_t* from = codes + set->from;
+    const uint32_t* own = words + set->words;
+    int8_t* out = codes + set->to;
+    if (!set->wide) {
+      MarkNarrow(from, own, rows, stride, out);
+      continue;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      uint32_t code = static_cast<uint8_t>(from[i]) |
+                      static_cast<uint32_t>(static_cast<uint8_t>(from[stride + i])) << 8;
+      out[i] = (own[code / 32] >> (code % 32)) & 1 ? -1 : 0;
+    }
+  }
+}
+
+// Whether a value is in the set of a node. Codes beyond the set are not.
+JBOOST_INLINE bool InSet(const Ensemble& model, int64_t at, float value) {
+  if (value - value != 0.0f) value = 0.0f;  // infinite
+  if (!(value > -1.0f && value < static_cast<float>(32 * model.num_words))) return false;
+  auto code = static_cast<int64_t>(value);
+  return (model.left_codes[at * model.num_words + code / 32] >> (code % 32)) & 1;
+}
+
+template <bool kSets>
+JBOOST_INLINE bool GoesRight(const Ensemble& model, int64_t at, float value,
+                             float threshold, bool missing_right) {
+  bool right = (value > threshold) | ((value != value) & missing_right);
+  if constexpr (kSets) {
+    if (threshold != threshold && value == value) right = !InSet(model, at, value);
+  }
+  return right;
+}
+
 // One level at a time for all trees and rows, so that many steps overlap.
-void Walk(const Ensemble& model, int64_t first_tree, int64_t num_trees, const float* x,
-          int64_t rows, int64_t num_features, int32_t* leaf) {
-  int64_t num_nodes = model.num_nodes();
+template <bool kSets>
+void WalkHeaps(const Ensemble& model, int64_t first_tree, int64_t num_trees,
+               const float* x, int64_t rows, int64_t num_features, int32_t* leaf) {
   for (int64_t i = 0; i < num_trees * rows; ++i) leaf[i] = 0;
   for (int64_t level = 0; level < model.max_depth; ++level) {
     for (int64_t tree = 0; tree < num_trees; ++tree) {
-      int64_t first = (first_tree + tree) * num_nodes + (int64_t{1} << level) - 1;
+      int64_t first =
+          (first_tree + tree) * model.num_nodes + (int64_t{1} << level) - 1;
       const int32_t* feature = model.feature + first;
       const float* threshold = model.threshold + first;
       const uint8_t* missing_left = model.missing_left + first;
@@ -586,17 +670,93 @@ void Walk(const Ensemble& model, int64_t first_tree, int64_t num_trees, const fl
       for (int64_t i = 0; i < rows; ++i) {
         int32_t at = place[i];
         float value = x[i * num_features + feature[at]];
-        bool right = (value > threshold[at]) |
-                     ((value != value) & (missing_left[at] == 0));
-        place[i] = 2 * at + right;
+        place[i] = 2 * at + GoesRight<kSets>(model, first + at, value, threshold[at],
+                                             missing_left[at] == 0);
       }
     }
+  }
+}
+
+// The nodes of a linked tree where they lie in the model.
+struct ScatteredNodes {
+  const Ensemble& model;
+  int64_t first;
+
+  JBOOST_INLINE PackedNode operator[](int32_t node) const {
+    int64_t at = first + node;
+    return {model.threshold[at], model.feature[at], model.left_child[at],
+            model.missing_left[at] == 0};
+  }
+};
+
+// kGroup rows step together, so that their steps overlap, until none moves.
+template <bool kSets, int kGroup, class Nodes>
+JBOOST_INLINE void WalkGroup(const Ensemble& model, int64_t first, const Nodes& nodes,
+                             const float* x, int64_t num_features, int32_t* leaf) {
+  int32_t place[kGroup] = {};
+  for (int64_t level = 0; level < model.max_depth; ++level) {
+    int32_t moved = 0;
+    for (int j = 0; j < kGroup; ++j) {
+      PackedNode node = nodes[place[j]];
+      bool right =
+          GoesRight<kSets>(model, first + place[j], x[j * num_features + node.feature],
+                           node.threshold, node.missing_right != 0);
+      int32_t next = node.left_child + right;
+      moved |= next ^ place[j];
+      place[j] = next;
+    }
+    if (moved == 0) break;
+  }
+  for (int j = 0; j < kGroup; ++j) leaf[j] = place[j];
+}
+
+template <bool kSets, class Nodes>
+JBOOST_INLINE void WalkTree(const Ensemble& model, int64_t first, const Nodes& nodes,
+                            const float* x, int64_t rows, int64_t num_features,
+                            int32_t* leaf) {
+  constexpr int kGroup = 8;
+  int64_t i = 0;
+  for (; i + kGroup <= rows; i += kGroup) {
+    WalkGroup<kSets, kGroup>(model, first, nodes, x + i * num_features, num_features,
+                             leaf + i);
+  }
+  for (; i < rows; ++i) {
+    WalkGroup<kSets, 1>(model, first, nodes, x + i * num_features, num_features,
+                        leaf + i);
+  }
+}
+
+template <bool kSets>
+void WalkLinks(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
+               int64_t num_trees, const float* x, int64_t rows, int64_t num_features,
+               int32_t* leaf) {
+  for (int64_t tree = first_tree; tree < first_tree + num_trees; ++tree, leaf += rows) {
+    int64_t first = tree * model.num_nodes;
+    if (packed == nullptr) {
+      ScatteredNodes nodes{model, first};
+      WalkTree<kSets>(model, first, nodes, x, rows, num_features, leaf);
+    } else {
+      WalkTree<kSets>(model, first, packed + first, x, rows, num_features, leaf);
+    }
+  }
+}
+
+void Walk(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
+          int64_t num_trees, const float* x, int64_t rows, int64_t num_features,
+          int32_t* leaf) {
+  bool sets = model.left_codes != nullptr;
+  if (model.left_child == nullptr) {
+    auto run = sets ? WalkHeaps<true> : WalkHeaps<false>;
+    run(model, first_tree, num_trees, x, rows, num_features, leaf);
+  } else {
+    auto run = sets ? WalkLinks<true> : WalkLinks<false>;
+    run(model, packed, first_tree, num_trees, x, rows, num_features, leaf);
   }
 }
 
 }  // namespace
 
 extern const PredictLoops kPredictLoops;
-const PredictLoops kPredictLoops = {Transpose, Code, AddTree, FindLeaves, Walk};
+const PredictLoops kPredictLoops = {Transpose, Code, Mark, AddTree, FindLeaves, Walk};
 
 }  // namespace jboost::JBOOST_ISA
