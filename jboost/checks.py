@@ -266,6 +266,27 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
     return value
 
 
+def check_link(
+    inverse_link: Any, score_shape: tuple[int, ...]
+) -> Callable[..., Any] | None:
+    """A function of the score of one row, written in jax.numpy."""
+    if inverse_link is None:
+        return None
+    check_callable("inverse_link", inverse_link, "inverse_link(score)")
+    try:
+        found = jax.eval_shape(
+            inverse_link, jax.ShapeDtypeStruct(score_shape, jnp.float32)
+        )
+    except Exception as error:
+        raise TypeError(
+            "inverse_link must be a function in jax.numpy of the score of one row, "
+            f"here of shape {score_shape}; it raises {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, jax.ShapeDtypeStruct):
+        raise TypeError(f"inverse_link must return one array, got {found!r}")
+    return inverse_link
+
+
 def check_names(
     feature_names: Any, names: tuple[str, ...] | None, num_features: int
 ) -> tuple[str, ...] | None:

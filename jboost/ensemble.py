@@ -6,6 +6,7 @@ immutable pytree of arrays; every function here can be jitted, vmapped and, in l
 values, initial score and offset, differentiated.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
 from jboost.padding import padded_size
-from jboost.scores import find_row_leaves, score_rows
+from jboost.scores import find_row_leaves, score_rows, transform_rows
 from jboost.sparse import Absent, is_sparse, read_rows
 
 FORMAT_VERSION = 1
@@ -161,9 +162,10 @@ def predict(
     x: Any,
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    inverse_link: Callable[..., Any] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "N *K"]:
-    """The raw score F(x) = init_score + sum of leaf values (+ offset).
+    """The raw score F(x) = init_score + sum of leaf values (+ offset), or its link.
 
     Args:
       model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`, whose
@@ -175,13 +177,15 @@ def predict(
         are looked at; not under ``jit``, and not by a tree from
         :func:`jboost.fit_tree`.
       offset: [N] or [N, K], added to the score, as in training.
+      inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
+        what to return instead of the score. ``jax.nn.sigmoid`` for probabilities of
+        logistic, ``jax.nn.softmax`` for softmax, ``jnp.exp`` for means of poisson,
+        gamma and tweedie; :func:`jboost.losses.inverse_link` gives that of a loss.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; the results are equal to the bit.
 
     Returns:
-      [N], or [N, K] for K > 1 scores a row. A probability is a link away:
-      ``jax.nn.sigmoid`` for logistic, ``jax.nn.softmax`` for softmax, ``jnp.exp``
-      for poisson, gamma and tweedie.
+      [N], or [N, K] for K > 1 scores a row; or what ``inverse_link`` makes of them.
 
     Raises:
       TypeError, ValueError: the model is not an Ensemble, x is no numeric matrix, or
@@ -196,14 +200,17 @@ def predict(
       (40,)
     """
     if isinstance(model, RegressionTree):
-        return tree_scores(model, x, offset, implementation)
+        checks.check_link(inverse_link, model.value.shape[1:])
+        scores = tree_scores(model, x, offset, implementation)
+        return transform_rows(inverse_link, scores)
     if is_sparse(x):
-        run = partial(predict, implementation=implementation)
+        run = partial(predict, inverse_link=inverse_link, implementation=implementation)
         return _in_blocks(run, model, x, offset, rows_axis=0)
     task = _door(model, x, implementation, offset)
+    checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     scores = score_rows(task.model, task.rows, base, task.implementation, staged=False)
-    return task.cut(scores, rows_axis=0)
+    return task.cut(transform_rows(inverse_link, scores), rows_axis=0)
 
 
 def staged_predict(
@@ -211,15 +218,20 @@ def staged_predict(
     x: Any,
     *,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    inverse_link: Callable[..., Any] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "R N *K"]:
     """The score after each round, [R, N] or [R, N, K]; see :func:`predict`."""
     if is_sparse(x):
-        run = partial(staged_predict, implementation=implementation)
+        run = partial(
+            staged_predict, inverse_link=inverse_link, implementation=implementation
+        )
         return _in_blocks(run, model, x, offset, rows_axis=1)
     task = _door(model, x, implementation, offset)
+    checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     stages = score_rows(task.model, task.rows, base, task.implementation, staged=True)
+    stages = transform_rows(inverse_link, stages, staged=True)
     return task.cut(stages, rows_axis=1, rounds_axis=0)
 
 

@@ -148,6 +148,11 @@ def read_values(values: Any, name: str) -> Any:
     return array
 
 
+def is_table(x: Any) -> bool:
+    """Whether ``x`` is a data frame or a structured array: its columns differ."""
+    return not is_sparse(x) and _find_columns(x, "x") is not None
+
+
 def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
     """Label and cells of the columns of numbers, as they are before float32."""
     table = _find_columns(x, "x")

@@ -8,7 +8,9 @@ so a loss of your own needs nothing but its formula. Parameters are keyword-only
 bind them with ``functools.partial`` or a closure.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -170,6 +172,68 @@ def cauchy(score, target, *, scale=1.0):
 def welsch(score, target, *, scale=1.0):
     """1 - exp(-(r / scale)^2 / 2) (Barron 2019, alpha = -inf). Not convex, bounded."""
     return -jnp.expm1(-jnp.square(_residual(score, target) / scale) / 2)
+
+
+def _twice_logistic(score):
+    return jax.nn.sigmoid(2 * score)
+
+
+# What a score stands for where that is not the score itself: the mean of the target,
+# or the probability of the class (for exponential: Friedman, Hastie and Tibshirani
+# 2000, lemma 1).
+INVERSE_LINKS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
+    {
+        poisson: jnp.exp,
+        gamma: jnp.exp,
+        tweedie: jnp.exp,
+        logistic: jax.nn.sigmoid,
+        focal: jax.nn.sigmoid,
+        exponential: _twice_logistic,
+        softmax: jax.nn.softmax,
+    }
+)
+
+LOSSES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        loss.__name__: loss
+        for loss in (
+            squared_error, absolute_error, huber, pseudo_huber, log_cosh, quantile,
+            expectile, poisson, gamma, tweedie, logistic, softmax, exponential, focal,
+            hinge, hinge_squared, cauchy, welsch,
+        )
+    }
+)  # fmt: skip
+
+
+def inverse_link(loss: Any) -> Callable[..., Any] | None:
+    """From the score of one row to a mean or a probability, as the loss implies.
+
+    exp for ``poisson``, ``gamma`` and ``tweedie``; sigmoid for ``logistic`` and
+    ``focal``, that of 2 score for ``exponential``; ``jax.nn.softmax`` for ``softmax``.
+
+    Args:
+      loss: one of this module, its parameters bound by ``functools.partial`` or not.
+
+    Returns:
+      What :func:`jboost.predict` takes as ``inverse_link``; None for every other loss,
+      whose score stands for itself.
+
+    Example:
+      >>> import jboost as jb
+      >>> link = jb.losses.inverse_link(jb.losses.poisson)
+      >>> float(link(0.0))
+      1.0
+    """
+    loss = bare_loss(loss)
+    # Not looked up: a loss of one's own need not be hashable.
+    return next((link for known, link in INVERSE_LINKS.items() if known is loss), None)
+
+
+def bare_loss(loss: Any) -> Any:
+    """The function whose parameters ``functools.partial`` binds."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return loss
 
 
 class Adaptive(NamedTuple):

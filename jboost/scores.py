@@ -5,6 +5,7 @@ In: a checked model and rows. Out: arrays for all rows. Scores are linear in lea
 values and initial scores, and differentiable in them.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -51,6 +52,16 @@ def find_row_leaves(model: Any, rows: Any, implementation: str | None) -> Array:
     rows, trees = _read(model, rows)
     leaves = _leaves(implementation, model.max_depth, trees, rows)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
+
+
+def transform_rows(
+    inverse_link: Callable[..., Any] | None, scores: Array, *, staged: bool = False
+) -> Array:
+    """``inverse_link`` of the score of every row (and round)."""
+    if inverse_link is None:
+        return scores
+    over_rows = jax.vmap(inverse_link)
+    return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
 
 
 def _read(model, rows):
