@@ -33,6 +33,7 @@ from jboost.pruning import (
     pruning_path,
 )
 from jboost.rounds import BoostState
+from jboost.shap import ShapValues, shap_interactions, shap_values
 from jboost.sketch import (
     QuantileSketch,
     bins_from_sketch,
@@ -71,6 +72,7 @@ __all__ = [
     "QuantileSketch",
     "QuantileSummary",
     "RegressionTree",
+    "ShapValues",
     "SparseCodes",
     "Stream",
     "TrainingError",
@@ -108,6 +110,8 @@ __all__ = [
     "pruning_path",
     "query_ranks",
     "recipes",
+    "shap_interactions",
+    "shap_values",
     "staged_predict",
     "stream",
     "summarize_sketch",

@@ -205,8 +205,8 @@ def predict(
         return transform_rows(inverse_link, scores)
     if is_sparse(x):
         run = partial(predict, inverse_link=inverse_link, implementation=implementation)
-        return _in_blocks(run, model, x, offset, rows_axis=0)
-    task = _door(model, x, implementation, offset)
+        return in_blocks(run, model, x, offset, rows_axis=0)
+    task = as_task(model, x, implementation, offset)
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     scores = score_rows(task.model, task.rows, base, task.implementation, staged=False)
@@ -226,8 +226,8 @@ def staged_predict(
         run = partial(
             staged_predict, inverse_link=inverse_link, implementation=implementation
         )
-        return _in_blocks(run, model, x, offset, rows_axis=1)
-    task = _door(model, x, implementation, offset)
+        return in_blocks(run, model, x, offset, rows_axis=1)
+    task = as_task(model, x, implementation, offset)
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     stages = score_rows(task.model, task.rows, base, task.implementation, staged=True)
@@ -250,19 +250,19 @@ def leaf_indices(
         return tree_leaves(model, x, implementation)
     if is_sparse(x):
         run = partial(leaf_indices, implementation=implementation)
-        return _in_blocks(run, model, x, None, rows_axis=0)
-    task = _door(model, x, implementation)
+        return in_blocks(run, model, x, None, rows_axis=0)
+    task = as_task(model, x, implementation)
     leaves = find_row_leaves(task.model, task.rows, task.implementation)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
 
 
-def _in_blocks(run, model, x, offset, rows_axis):
+def in_blocks(run, model, x, offset, rows_axis):
     """Puts a sparse matrix before ``run(model, block)``, some rows at a time.
 
     A block is dense in the columns that some node looks at. It is filled with what
     absent entries are once; after that only stored entries are written, and undone.
     """
-    _check_model(model)
+    check_model(model)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
         raise TypeError(
             "model and offset must not be traced where x is sparse: its rows are "
@@ -274,7 +274,7 @@ def _in_blocks(run, model, x, offset, rows_axis):
     if offset is not None:
         offset = checks.check_offset(offset, num_rows, model.num_scores)
         offset = np.asarray(offset[0] if model.num_scores == 1 else offset.T)
-    model, place, width = _keep_used_features(model)
+    model, place, width = keep_used_features(model)
     size = padded_size(min(num_rows, max(1, _BLOCK_CELLS // width)))
     block = np.full((size, width), np.nan if model.absent == "missing" else 0)
     block = block.astype(np.float32)
@@ -301,7 +301,7 @@ def _in_blocks(run, model, x, offset, rows_axis):
     return jnp.asarray(np.concatenate(results, axis=rows_axis))
 
 
-def _keep_used_features(model):
+def keep_used_features(model):
     """The model on the features that it uses, their places, and how many there are.
 
     A feature that is not used has the place after the last. Their number is padded,
@@ -330,7 +330,7 @@ def _keep_used_features(model):
 
 def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     """The model after its first ``num_rounds`` rounds."""
-    _check_model(model)
+    check_model(model)
     checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
     return _map_rounds(lambda array: array[:num_rounds], model)
 
@@ -345,7 +345,7 @@ def _map_rounds(change, model):
     return replace(model, **jax.tree.map(change, parts))
 
 
-def _check_model(model):
+def check_model(model):
     if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
         raise TypeError(
             "model must be an Ensemble, got the pair (model, history) that fit "
@@ -400,17 +400,21 @@ class _Task(NamedTuple):
         return result
 
 
-def _door(model, x, implementation, offset=None):
-    """Checks the arguments; pads or borrows the rows."""
+def as_task(model, x, implementation, offset=None, *, explain=False):
+    """Checks the arguments; pads or borrows the rows.
+
+    To ``explain`` scores needs the sums of leaves, too.
+    """
     check_implementation(implementation)
-    _check_model(model)
+    check_model(model)
     plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
     matrix = x if plain and x.size else _read_rows(model, x)
     _check_columns(model, matrix.shape[1])
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     # What prediction does not need: other names would compile another program.
-    model = replace(model, sums=None, feature_names=None, absent="missing")
+    sums = model.sums if explain else None
+    model = replace(model, sums=sums, feature_names=None, absent="missing")
     if model.categories is not None:
         model = replace(model, categories=replace(model.categories, values=None))
     rows, num_rounds = matrix.shape[0], model.num_rounds

@@ -37,7 +37,7 @@ def score_rows(
       rows: Rows, or a matrix [N, F].
     """
     values = (model.leaf_value, model.init_score.reshape(-1))
-    rows, trees = _read(model, rows)
+    rows, trees = read_trees(model, rows)
     # The definition keeps its own derivative.
     run = _scores_in_xla if implementation == "xla" else _scores
     scores = run(implementation, staged, model.max_depth, values, trees, rows)
@@ -49,7 +49,7 @@ def score_rows(
 @partial(jax.jit, static_argnames="implementation")
 def find_row_leaves(model: Any, rows: Any, implementation: str | None) -> Array:
     """The leaf of each row in each tree, [N, R] or [N, R, K]."""
-    rows, trees = _read(model, rows)
+    rows, trees = read_trees(model, rows)
     leaves = _leaves(implementation, model.max_depth, trees, rows)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
 
@@ -64,7 +64,7 @@ def transform_rows(
     return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
 
 
-def _read(model, rows):
+def read_trees(model, rows):
     """The rows, with the codes of their categories, and the trees."""
     rows = rows if isinstance(rows, Rows) else as_rows(rows)
     if model.categories is not None:
@@ -75,7 +75,7 @@ def _read(model, rows):
     return rows, Trees(*structure, model.left_codes, left_child)
 
 
-def _columns(rows):
+def code_columns(rows):
     """What nodes look at, [F, N]: no denormals, codes in the place of categories."""
     matrix = flush_denormals(rows.matrix())
     if rows.codes is not None:
@@ -87,7 +87,7 @@ def _leaves(implementation, depth, trees, rows):
     """[N, R, K]."""
 
     def in_xla(rows, trees):
-        columns = _columns(rows)
+        columns = code_columns(rows)
         leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns, depth), trees)
         return jnp.moveaxis(leaves, 2, 0)
 
@@ -124,7 +124,7 @@ def _change_scores(implementation, staged, depth, primals, tangents):
 def _scores_in_xla(implementation, staged, depth, values, trees, rows):
     """The definition."""
     del implementation
-    columns = _columns(rows)
+    columns = code_columns(rows)
 
     def find(trees):
         return _round_leaves(trees, columns, depth)

@@ -2,7 +2,8 @@
 """Naive NumPy versions of jboost's parts: literal, slow, in float64; the oracles."""
 
 from fractions import Fraction
-from itertools import product
+from itertools import chain, combinations, product
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -625,3 +626,50 @@ def xgboost(x, w, start, derivatives, limits, plan):
         leaves.append([leaf])
         leads.append(lead)
     return Boosted(np.array(stages), np.array(leaves), min(leads))
+
+
+def tree_game(tree, num_features):
+    """{features that are known: mean value of the leaves}, for one row in one tree.
+
+    A tree is (value, cover) of a leaf, or (feature, the side that the row goes to, the
+    other one). Where there is no cover to share, each side gets a half.
+    """
+
+    def covered(tree):
+        return tree[1] if len(tree) == 2 else covered(tree[1]) + covered(tree[2])
+
+    def expect(tree, known):
+        if len(tree) == 2:
+            return float(tree[0])
+        feature, own, other = tree
+        if feature in known:
+            return expect(own, known)
+        total = covered(own) + covered(other)
+        share = covered(own) / total if total > 0 else 0.5
+        return share * expect(own, known) + (1 - share) * expect(other, known)
+
+    features = range(num_features)
+    sets = [combinations(features, size) for size in range(num_features + 1)]
+    return {frozenset(known): expect(tree, known) for known in chain(*sets)}
+
+
+def shapley_values(game, num_features):
+    """The average over all orders of what each player adds."""
+    values = np.zeros(num_features)
+    for player, known in product(range(num_features), game):
+        if player not in known:
+            factor = 1 / (num_features * comb(num_features - 1, len(known)))
+            values[player] += factor * (game[known | {player}] - game[known])
+    return values
+
+
+def shapley_interactions(game, num_features):
+    """Lundberg et al. 2020, equations 3 to 5."""
+    pairs = np.zeros((num_features, num_features))
+    for i, j, known in product(range(num_features), range(num_features), game):
+        if i != j and not known & {i, j}:
+            factor = 1 / (2 * (num_features - 1) * comb(num_features - 2, len(known)))
+            both = game[known | {i, j}] - game[known | {i}] - game[known | {j}]
+            pairs[i, j] += factor * (both + game[known])
+    np.fill_diagonal(pairs, shapley_values(game, num_features) - pairs.sum(axis=1))
+    return pairs

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled programs of explanation: Shapley values of trees.
+
+In: trees with the cover of their leaves, and columns. Out: what each feature, or pair
+of features, adds to each score. Where the paths of a leaf of value v look at features
+j, z_j is the share of the cover that goes the path's way at the splits on j, and o_j is
+1 where the row itself does, else 0. The leaf is worth v prod_{j in S} o_j prod_{j not in
+S} z_j when the features S are known, and the Shapley value of that game is
+
+    phi_i = v (o_i - z_i) integral_0^1 prod_{j != i} (z_j + t (o_j - z_j)) dt,
+
+which is the multilinear extension of a game (Owen 1972). The integrand is a polynomial
+of degree d - 1 on paths with d features, so that Gauss and Legendre's rule with d / 2
+points is exact. As in Linear TreeSHAP (Yu et al. 2022, which has other points) factors
+are multiplied on the way down and sums added on the way up, edge by edge: an edge takes
+out the factor of the last edge on its feature and puts in its own.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.binning import flush_denormals
+from jboost.categories import goes_left
+from jboost.kernels import shap_cpu
+from jboost.kernels.library import choose
+from jboost.kernels.predict_cpu import Rows, Trees
+
+_BLOCK_CELLS = 2**21  # of one array of a block of rows: 8 MiB
+
+
+class Points(NamedTuple):
+    """Where and with which weights polynomials on [0, 1] are summed."""
+
+    place: Float[np.ndarray, " P"]
+    weight: Float[np.ndarray, " P"]
+
+
+def make_points(max_depth: int, num_features: int) -> Points:
+    """Exact for paths on as many features as there can be in trees this deep."""
+    degree = max(1, min(max_depth, num_features))
+    place, weight = np.polynomial.legendre.leggauss((degree + 1) // 2)
+    return Points(((place + 1) / 2).astype(np.float32), (weight / 2).astype(np.float32))
+
+
+class Edges(NamedTuple):
+    """A tree of M nodes, by the edge that leads to each; the root has none.
+
+    Attributes:
+      order: all nodes but the root, parents before their children.
+      parent: 0 for the root and for nodes that no edge leads to.
+      above: the last node on the path whose edge looks at the same feature; the root,
+        where all is open, if there is none.
+      feature: that the edge looks at.
+      is_left: whether it leads to a left child.
+      value: of a leaf, else 0.
+      share: of its parent's cover.
+      gain_open, gain_shut: by what it multiplies the product of factors, for rows that
+        go its way at all splits on its feature, and for those that do not here but do
+        above.
+      change_open, change_shut: of (o_i - z_i) / factor_i, for the same rows.
+    """
+
+    order: Int32[Array, "M-1"]
+    parent: Int32[Array, " M"]
+    above: Int32[Array, " M"]
+    feature: Int32[Array, " M"]
+    is_left: Bool[Array, " M"]
+    value: Float[Array, " M"]
+    share: Float[Array, " M"]
+    gain_open: Float[Array, "M P"]
+    gain_shut: Float[Array, "M P"]
+    change_open: Float[Array, "M P"]
+    change_shut: Float[Array, "M P"]
+
+
+def explain(
+    rows: Rows,
+    trees: Trees,
+    leaf_value: Float[Array, "R K L"],
+    cover: Float[Array, "R K L"],
+    implementation: str | None,
+    *,
+    max_depth: int,
+    pairs: bool,
+) -> Float[Array, "N *F K"]:
+    """Shapley values [N, F, K], or with ``pairs`` interactions [N, F, F, K]."""
+    points = make_points(max_depth, rows.num_features)
+
+    def in_xla(rows, trees, leaf_value, cover):
+        return _explain_in_xla(
+            rows, trees, leaf_value, cover, points, max_depth=max_depth, pairs=pairs
+        )
+
+    def on_cpu(rows, trees, leaf_value, cover):
+        return shap_cpu.explain(rows, trees, leaf_value, cover, *points, pairs=pairs)
+
+    if max_depth > shap_cpu.DEEPEST:
+        implementation = "xla"
+    run = choose(implementation, cpu=on_cpu, xla=in_xla)
+    return run(rows, trees, leaf_value, cover)
+
+
+def _explain_in_xla(rows, trees, leaf_value, cover, points, *, max_depth, pairs):
+    """The definition.
+
+    Rows are worked through in blocks, for each of which arrays of [M, P, rows] and, for
+    interactions, [K, F, F, rows] are kept.
+    """
+    num_features = rows.num_features
+    columns = flush_denormals(rows.matrix()).T
+    cells = points.place.size * 2 ** (max_depth + 1)
+    if trees.left_child is not None:
+        cells = points.place.size * trees.feature.shape[2]
+    if pairs:
+        cells = max(cells, num_features**2 * trees.feature.shape[1])
+    size = max(1, min(rows.num_rows, _BLOCK_CELLS // cells))
+    short = -rows.num_rows % size
+    blocks = jnp.pad(columns, ((0, 0), (0, short))).reshape(num_features, -1, size)
+
+    def explain_block(block):
+        def add_round(total, step):
+            own = jax.vmap(
+                lambda *tree: _explain_tree(*tree, block, points, max_depth, pairs)
+            )(*step)
+            return total + own, None
+
+        shape = (num_features,) * (2 if pairs else 1)
+        start = jnp.zeros((trees.feature.shape[1], *shape, size))
+        return jax.lax.scan(add_round, start, (trees, leaf_value, cover))[0]
+
+    found = jax.lax.map(explain_block, jnp.swapaxes(blocks, 0, 1))
+    found = jnp.moveaxis(found, (1, -1), (-1, 1))  # blocks, rows, features, K
+    return found.reshape(-1, *found.shape[2:])[: rows.num_rows]
+
+
+def mean_values(
+    trees: Trees,
+    leaf_value: Float[Array, "R K L"],
+    cover: Float[Array, "R K L"],
+    *,
+    max_depth: int,
+) -> Float[Array, " K"]:
+    """Of each score: sums over trees of the mean value of their leaves, by cover."""
+
+    def mean(trees, value, cover):
+        links = _link(trees, value, cover)
+        share, value = _shares(links, max_depth), links.value
+
+        def gather(_, value):
+            below = (share * value)[links.left], (share * value)[links.right]
+            return jnp.where(links.is_leaf, links.value, below[0] + below[1])
+
+        return jax.lax.fori_loop(0, max_depth, gather, value)[0]
+
+    return jnp.sum(jax.vmap(jax.vmap(mean))(trees, leaf_value, cover), axis=0)
+
+
+class _Links(NamedTuple):
+    """A tree of M nodes; see Trees. A leaf is its own child on both sides."""
+
+    left: Int32[Array, " M"]
+    right: Int32[Array, " M"]
+    is_leaf: Bool[Array, " M"]
+    is_split: Bool[Array, " M"]
+    feature: Int32[Array, " M"]
+    value: Float[Array, " M"]
+    cover: Float[Array, " M"]
+
+
+def _link(tree, leaf_value, leaf_cover):
+    """The same form for trees in heap order and linked ones; leaves become nodes."""
+    is_split = ~((tree.threshold == np.inf) & tree.missing_left)
+    if tree.left_child is None:
+        inner = tree.feature.shape[0]
+        node = jnp.arange(2 * inner + 1, dtype=jnp.int32)
+        left = jnp.where(node < inner, 2 * node + 1, node)
+        place = jnp.zeros(inner)
+        value, cover = (jnp.concatenate([place, a]) for a in (leaf_value, leaf_cover))
+        grow = ((0, inner + 1),)
+        is_split, feature = jnp.pad(is_split, grow), jnp.pad(tree.feature, grow)
+    else:
+        left, value, cover = tree.left_child, leaf_value, leaf_cover
+        node = jnp.arange(left.shape[0], dtype=jnp.int32)
+        feature = tree.feature
+    is_leaf = left == node
+    right = jnp.where(is_leaf, node, left + 1)
+    value, cover = (jnp.where(is_leaf, array, 0) for array in (value, cover))
+    return _Links(left, right, is_leaf, is_split, feature, value, cover)
+
+
+def _shares(links, max_depth):
+    """The share of each node in its parent's cover.
+
+    Where there is no cover to share, nothing speaks for either side: a half each. A
+    node that is not split sends all to the left.
+    """
+
+    def gather(_, cover):
+        right = jnp.where(links.is_split, cover[links.right], 0)
+        below = cover[links.left] + right
+        return jnp.where(links.is_leaf, links.cover, below)
+
+    cover = jax.lax.fori_loop(0, max_depth, gather, links.cover)
+    whole = jnp.where(cover > 0, cover, 1)
+
+    def share(child, unsplit):
+        own = jnp.where(cover > 0, cover[child] / whole, 0.5)
+        own = jnp.where(links.is_split, own, unsplit)
+        return _to_children(links, own, child)
+
+    return share(links.left, 1.0) + share(links.right, 0.0)
+
+
+def _to_children(links, values, child):
+    """Hands values of inner nodes on to their children of one side; 0 elsewhere."""
+    place = jnp.where(links.is_leaf, child.shape[0], child)
+    return jnp.zeros_like(values).at[place].set(values, mode="drop")
+
+
+def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
+    """See Edges."""
+    links = _link(tree, leaf_value, leaf_cover)
+    node = jnp.arange(links.left.shape[0], dtype=jnp.int32)
+    parent = _to_children(links, node, links.left)
+    parent += _to_children(links, node, links.right)
+    has_edge = (links.left[parent] == node) | (links.right[parent] == node)
+    has_edge &= node > 0
+    feature, share = links.feature[parent], _shares(links, max_depth)
+
+    def climb(_, state):
+        """One edge up, until one looks at the same feature; counts the steps."""
+        above, place, depth = state
+        found = (above > 0) & (feature[above] == feature)
+        above = jnp.where(found, above, parent[above])
+        depth += (place > 0).astype(jnp.int32)
+        return above, parent[place], depth
+
+    state = (parent, node, jnp.zeros_like(node))
+    above, _, depth = jax.lax.fori_loop(0, max_depth, climb, state)
+    order = jnp.argsort(depth, stable=True)[1:].astype(jnp.int32)
+    whole = jax.lax.fori_loop(
+        0, max_depth, lambda _, z: jnp.where(node > 0, share * z[above], 1.0),
+        jnp.ones_like(share),
+    )  # fmt: skip
+    part, before = whole[:, None], whole[above][:, None]
+    t = points.place[None]
+    factor, last = part * (1 - t) + t, before * (1 - t) + t
+    return Edges(
+        order=order,
+        parent=parent,
+        above=above,
+        feature=feature,
+        is_left=links.left[parent] == node,
+        value=jnp.where(has_edge | (node == 0), links.value, 0),
+        share=share,
+        gain_open=factor / last,
+        gain_shut=part * (1 - t) / last,
+        # The differences of (1 - z) / factor, and of -1 / (1 - t) and that.
+        change_open=(before - part) / (factor * last),
+        change_shut=-1 / ((1 - t) * last),
+    )
+
+
+def _explain_tree(tree, leaf_value, cover, columns, points, max_depth, pairs):
+    """[F, N] or [F, F, N] of one tree."""
+    edges = _make_edges(tree, leaf_value, cover, points, max_depth)
+    open_, product = _go_down(edges, _decide(tree, columns), points)
+    run = _add_pairs if pairs else _add_values
+    return run(edges, open_, product, columns.shape[0], max_depth)
+
+
+def _decide(tree, columns):
+    """Whether each row goes left at each node, [I, N]."""
+
+    def decide(feature, threshold, missing_left, left_codes):
+        value = columns[feature]
+        left = value <= threshold
+        if left_codes is not None:
+            code = jnp.nan_to_num(value, posinf=0, neginf=0).astype(jnp.int32)
+            sets = jnp.broadcast_to(left_codes, (*code.shape, *left_codes.shape))
+            left = jnp.where(jnp.isnan(threshold), goes_left(sets, code), left)
+        return jnp.where(jnp.isnan(value), missing_left, left)
+
+    return jax.vmap(decide)(*tree[:4])
+
+
+def _go_down(edges, left, points):
+    """Which edges are open to which rows, [M, N]; products of factors, [M, P, N]."""
+    num_nodes, num_rows = edges.parent.shape[0], left.shape[1]
+    start = jnp.broadcast_to(points.weight[:, None], (points.weight.size, num_rows))
+
+    def step(state, node):
+        open_, product = state
+        parent, above = edges.parent[node], open_[edges.above[node]]
+        own = above & (left[parent] == edges.is_left[node])
+        gain = jnp.where(
+            own[None], edges.gain_open[node][:, None], edges.gain_shut[node][:, None]
+        )
+        gain = jnp.where(above[None], gain, edges.share[node])
+        return (
+            open_.at[node].set(own),
+            product.at[node].set(product[parent] * gain),
+        ), None
+
+    open_ = jnp.ones((num_nodes, num_rows), bool)
+    product = jnp.zeros((num_nodes, *start.shape)).at[0].set(start)
+    return jax.lax.scan(step, (open_, product), edges.order)[0]
+
+
+def _changes(edges, open_, node):
+    """Of (o_i - z_i) / factor_i at an edge, [P, N]."""
+    own, above = open_[node][None], open_[edges.above[node]][None]
+    shut = jnp.where(above, edges.change_shut[node][:, None], 0)
+    return jnp.where(own, edges.change_open[node][:, None], shut)
+
+
+def _add_values(edges, open_, product, num_features, max_depth):
+    """Sums over leaves, from the last edge up to the root: [F, N]."""
+    del max_depth
+
+    def step(state, node):
+        values, sums = state
+        change = jnp.sum(_changes(edges, open_, node) * sums[node], axis=0)
+        values = values.at[edges.feature[node]].add(change)
+        return (values, sums.at[edges.parent[node]].add(sums[node])), None
+
+    values = jnp.zeros((num_features, open_.shape[1]))
+    sums = product * edges.value[:, None, None]
+    return jax.lax.scan(step, (values, sums), edges.order, reverse=True)[0][0]
+
+
+def _add_pairs(edges, open_, product, num_features, max_depth):
+    """The same for pairs of edges, the other one above: [F, F, N].
+
+    phi_ij = v (o_i - z_i) (o_j - z_j) / 2 integral prod_{k != i, j} (...) dt for i != j
+    (Lundberg et al. 2020, eq. 3); what is left of phi_i is on the diagonal.
+    """
+    node = jnp.arange(edges.parent.shape[0], dtype=jnp.int32)
+    all_changes = jax.vmap(lambda node: _changes(edges, open_, node))(node)
+    all_changes = all_changes.at[0].set(0)
+
+    def step(state, node):
+        halves, values, sums = state
+        own = all_changes[node] * sums[node]
+        values = values.at[edges.feature[node]].add(jnp.sum(own, axis=0))
+
+        def add_above(_, state):
+            halves, other = state
+            both = jnp.sum(all_changes[other] * own, axis=0) / 2
+            place = edges.feature[other], edges.feature[node]
+            both = jnp.where(place[0] == place[1], 0, both)
+            return halves.at[place].add(both), edges.parent[other]
+
+        above = (halves, edges.parent[node])
+        halves, _ = jax.lax.fori_loop(0, max_depth - 1, add_above, above)
+        return (halves, values, sums.at[edges.parent[node]].add(sums[node])), None
+
+    size = open_.shape[1]
+    start = (
+        jnp.zeros((num_features, num_features, size)),
+        jnp.zeros((num_features, size)),
+        product * edges.value[:, None, None],
+    )
+    halves, values, _ = jax.lax.scan(step, start, edges.order, reverse=True)[0]
+    return fill_diagonal(halves + jnp.swapaxes(halves, 0, 1), values)
+
+
+def fill_diagonal(
+    pairs: Float[Array, "F F N"], values: Float[Array, "F N"]
+) -> Float[Array, "F F N"]:
+    """Interactions whose rows sum to the values."""
+    place = jnp.arange(values.shape[0])
+    return pairs.at[place, place].set(values - jnp.sum(pairs, axis=1))

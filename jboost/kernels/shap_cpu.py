@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapley values of trees by the CPU kernel of native/shap.h.
+
+In: the rows of a matrix as flat memory, trees on raw thresholds, the cover of their
+leaves. Out: what features, or pairs of them, add to each score; those of
+``jboost.attributions`` in plain XLA but for rounding.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jboost.kernels.library import call
+from jboost.kernels.predict_cpu import Rows, Trees
+
+DEEPEST = 255  # kMaxShapDepth
+
+
+def explain(
+    rows: Rows,
+    trees: Trees,
+    leaf_value: Float[Array, "R K L"],
+    cover: Float[Array, "R K L"],
+    place: Float[np.ndarray, " P"],
+    weight: Float[np.ndarray, " P"],
+    *,
+    pairs: bool,
+) -> Float[Array, "N *F K"]:
+    """Values [N, F, K], or with ``pairs`` interactions [N, F, F, K].
+
+    ``place`` and ``weight`` are the points of a quadrature on [0, 1].
+    """
+    shape, num_features = trees.feature.shape, rows.num_features
+    sets, links = trees.left_codes, trees.left_child
+    features = (num_features,) * (2 if pairs else 1)
+    return call(
+        "shap",
+        jax.ShapeDtypeStruct((rows.num_rows, *features, shape[1]), jnp.float32),
+        rows.head,
+        rows.body,
+        *trees[:3],
+        jnp.zeros((*shape, 0), jnp.uint32) if sets is None else sets,
+        jnp.zeros((*shape[:2], 0), jnp.int32) if links is None else links,
+        leaf_value,
+        cover,
+        jnp.asarray(place),
+        jnp.asarray(weight),
+        num_features=num_features,
+        by_column=int(rows.by_column),
+        pairs=int(pairs),
+    )
