@@ -7,6 +7,7 @@ from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.blocks import BlockError
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
+from jboost.dependence import PartialDependence, partial_dependence
 from jboost.ensemble import (
     Ensemble,
     leaf_indices,
@@ -68,6 +69,7 @@ __all__ = [
     "History",
     "Importance",
     "LossReport",
+    "PartialDependence",
     "PruningPath",
     "QuantileSketch",
     "QuantileSummary",
@@ -103,6 +105,7 @@ __all__ = [
     "merge_sketches",
     "merge_summaries",
     "parquet_batches",
+    "partial_dependence",
     "permutation_importance",
     "predict",
     "prune",

@@ -110,7 +110,7 @@ def shap_values(
     base = _mean_score(_strip(model))
     if offset is not None:
         offset = checks.check_offset(offset, values.shape[0], model.num_scores)
-        base = base + (offset[0] if model.num_scores == 1 else offset.T)
+        base = base + offset[0] if model.init_score.ndim == 0 else base[None] + offset.T
     return ShapValues(values, base)
 
 
@@ -217,7 +217,9 @@ def _as_ensemble(tree):
         num_features=tree.num_features,
         feature_names=tree.feature_names,
         sums=LeafSums(nothing, cover, cover, nothing[..., 0]),
-        links=Links(each(np.where(is_leaf, node, left).astype(np.int32)), tree.max_depth),
+        links=Links(
+            each(np.where(is_leaf, node, left).astype(np.int32)), tree.max_depth
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SHAP values against sums over all subsets of features, XGBoost, and their laws."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -8,6 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import scipy.sparse
+import test_xgboost_parity as parity
+import xgboost as xgb
+from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
@@ -15,9 +20,13 @@ from jboost.categories import Categories
 from jboost.ensemble import Links
 from jboost.kernels import library
 from jboost.levels import LeafSums
+from jboost.linked import Nodes, build_ensemble
 
-IMPLEMENTATIONS = ["cpu", "xla"]
+IMPLEMENTATIONS = ["xla", "cpu"] if library.available() else ["xla"]
 FEATURES = 4
+X, Y = make_regression()
+WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, ROWS).astype(np.float32)
+MODEL, _ = jb.fit(X, Y, **SMALL)
 # Of the sum over trees of the largest leaf value; see jb.shap_values.
 TOLERANCE = 2.0**-22
 
@@ -168,3 +177,268 @@ def test_values_are_averages_over_all_orders(case, implementation):
     np.testing.assert_allclose(total, scores, **tolerance)
     found = jb.shap_interactions(model, x, implementation=implementation)
     np.testing.assert_allclose(found, pairs, **tolerance)
+
+
+def largest(values):
+    return float(np.abs(np.asarray(values)).max())
+
+
+def below(threshold):
+    """The largest float32 below."""
+    return np.nextafter(threshold, np.float32(-np.inf))
+
+
+def read_booster(booster):
+    """The trees of XGBoost: its split is x < threshold, its cover a sum of Hessians."""
+    learner = json.loads(booster.save_raw("json"))["learner"]
+    trees = []
+    for tree in learner["gradient_booster"]["model"]["trees"]:
+        number = lambda name, tree=tree: np.array(tree[name], np.float32)  # noqa: E731
+        place = lambda name, tree=tree: np.array(tree[name], np.int32)  # noqa: E731
+        left, unknown = place("left_children"), np.full(len(tree["parents"]), np.nan)
+        trees.append(
+            Nodes(
+                left=left, right=place("right_children"),
+                feature=np.where(left < 0, 0, place("split_indices")),
+                threshold=below(number("split_conditions")),
+                missing_left=np.array(tree["default_left"], bool),
+                value=number("split_conditions"), gradient=unknown,
+                curvature=np.array(tree["sum_hessian"]), weight=unknown,
+            )
+        )  # fmt: skip
+    return trees
+
+
+def read_sklearn(tree):
+    """The nodes of one of its trees: x <= threshold, in float64."""
+    threshold = tree.threshold.astype(np.float32)
+    threshold = np.where(threshold > tree.threshold, below(threshold), threshold)
+    left = tree.children_left.astype(np.int32)
+    return Nodes(
+        left=left, right=tree.children_right.astype(np.int32),
+        feature=np.where(left < 0, 0, tree.feature).astype(np.int32),
+        threshold=threshold, missing_left=tree.missing_go_to_left.astype(bool),
+        value=tree.value[:, 0, 0].astype(np.float32),
+        gradient=np.zeros(len(left)), curvature=np.zeros(len(left)),
+        weight=tree.weighted_n_node_samples,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("problem", parity.PROBLEMS)
+def test_values_and_interactions_are_those_of_xgboost(problem, missing):
+    x, y, weight = parity.make_data(missing)
+    chosen, settings = parity.PROBLEMS[problem], parity.SETTINGS["plain"]
+    booster = parity.train_booster(x, y, weight, chosen, settings)
+    start = np.array([chosen.init_score], np.float32)
+    model = build_ensemble(read_booster(booster), init_score=start, num_features=5)
+    rows = xgb.DMatrix(x[:200])
+    found = jb.shap_values(model, x[:200])
+    expected = booster.predict(rows, pred_contribs=True)
+    # XGBoost unwinds paths in float32, for which we have no bound.
+    tolerance = dict(rtol=0, atol=1e-5 * largest(expected))
+    np.testing.assert_allclose(found.values, expected[:, :-1], **tolerance)
+    np.testing.assert_allclose(found.base, expected[0, -1], **tolerance)
+    found = jb.shap_interactions(model, x[:200])
+    expected = booster.predict(rows, pred_interactions=True)[:, :-1, :-1]
+    np.testing.assert_allclose(found, expected, **tolerance)
+
+
+def test_weight_and_curvature_are_different_covers():
+    """Of a logistic loss they are: less curvature where scores are far from 0."""
+    x, y, weight = parity.make_data(False)
+    problem, settings = parity.PROBLEMS["logistic"], parity.SETTINGS["plain"]
+    model = parity.train_jboost(x, y, weight, problem, settings)
+    weighted, curved = (
+        jb.shap_values(model, x, cover=cover) for cover in ("weight", "curvature")
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, weighted, jb.shap_values(model, x, cover="auto")
+    )
+    scores = np.asarray(jb.predict(model, x), np.float64)
+    mean = np.average(scores, weights=weight)
+    np.testing.assert_allclose(weighted.base, mean, rtol=0, atol=allowed(model))
+    assert abs(curved.base - mean) > 100 * allowed(model)
+
+
+def test_a_tree_is_explained_as_by_the_shap_package():
+    shap = pytest.importorskip("shap")
+    theirs = DecisionTreeRegressor(max_depth=5, random_state=0)
+    theirs.fit(X, Y, sample_weight=WEIGHTS)
+    explainer = shap.TreeExplainer(theirs)
+    nodes, start = read_sklearn(theirs.tree_), np.zeros(1, np.float32)
+    model = build_ensemble([nodes], init_score=start, num_features=3)
+    found = jb.shap_values(model, X)
+    expected = explainer.shap_values(X)
+    tolerance = dict(rtol=0, atol=1e-5 * largest(expected))
+    np.testing.assert_allclose(found.values, expected, **tolerance)
+    np.testing.assert_allclose(found.base, explainer.expected_value[0], **tolerance)
+    expected = explainer.shap_interaction_values(X)
+    np.testing.assert_allclose(jb.shap_interactions(model, X), expected, **tolerance)
+
+
+def test_trees_of_several_targets_and_single_leaves():
+    targets = np.stack([Y, X[:, 2] ** 2], axis=1)
+    tree = jb.fit_tree(X, targets, max_depth=3)
+    found = jb.shap_values(tree, X)
+    assert found.values.shape == (ROWS, 3, 2) and found.base.shape == (2,)
+    total = np.asarray(found.values).sum(1) + np.asarray(found.base)
+    np.testing.assert_allclose(total, jb.predict(tree, X), rtol=0, atol=1e-5)
+    leaf = jb.fit_tree(X, Y, max_depth=0)
+    found = jb.shap_values(leaf, X)
+    np.testing.assert_allclose(found.base, Y.mean(), rtol=1e-6)
+    assert not found.values.any() and not jb.shap_interactions(leaf, X).any()
+
+
+@pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
+def test_interactions_keep_their_laws(kind):
+    """On more rows than a block of the kernel, and a number that no vector divides."""
+    model, x = make_model(kind, seed=2), make_rows(kind, 150)
+    values = np.asarray(jb.shap_values(model, x).values)
+    pairs = np.asarray(jb.shap_interactions(model, x))
+    np.testing.assert_array_equal(pairs, np.swapaxes(pairs, 1, 2))
+    tolerance = dict(rtol=0, atol=allowed(model))
+    np.testing.assert_allclose(pairs.sum(2), values, **tolerance)
+
+
+def make_deep(num_features, depth, seed=5):
+    """One chain of splits: a leaf on one side, everything else on the other."""
+    generator = np.random.default_rng(seed)
+    num_nodes = 2 * depth + 1
+    node = np.arange(num_nodes, dtype=np.int32)
+    inner = (node < num_nodes - 2) & ((node % 2 == 0) | (node == 0))
+    feature = np.where(inner, generator.permutation(num_nodes) % num_features, 0)
+    threshold = np.where(inner, generator.normal(size=num_nodes), np.inf)
+    value = generator.normal(size=num_nodes).astype(np.float32)
+    cover = generator.integers(1, 5, num_nodes).astype(np.float32)
+    arrays = dict(
+        feature=feature.astype(np.int32), threshold=threshold.astype(np.float32),
+        missing_left=np.ones(num_nodes, bool), leaf_value=value,
+    )  # fmt: skip
+    left = np.where(inner, node + 1, node)
+    cover = jnp.asarray(cover)[None, None]
+    return jb.Ensemble(
+        **{name: jnp.asarray(a)[None, None] for name, a in arrays.items()},
+        init_score=jnp.float32(1), num_features=num_features,
+        sums=LeafSums(cover, cover, cover, jnp.zeros((1, 1))),
+        links=Links(jnp.asarray(left, jnp.int32)[None, None], depth),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("num_features", "depth"),
+    [(10, 12), (3, 300)],  # more points than the kernel takes at once; too deep for it
+)
+def test_deep_trees(implementation, num_features, depth):
+    model = make_deep(num_features, depth)
+    x = np.random.default_rng(6).normal(size=(2, num_features)).astype(np.float32)
+    found = jb.shap_values(model, x, implementation=implementation)
+    host = jax.tree.map(np.asarray, model)
+    for row, values in zip(x, np.asarray(found.values), strict=True):
+        game = references.tree_game(nest(host, row, (0, 0)), num_features)
+        expected = references.shapley_values(game, num_features)
+        np.testing.assert_allclose(values, expected, rtol=0, atol=allowed(model))
+
+
+@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+@pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
+def test_instruction_sets_give_the_same_bits(kind):
+    model, x = make_model(kind, shape=(5, 1)), make_rows(kind, 77)
+    before, found = library.current_isa(), []
+    for isa in library.ISAS[: library.ISAS.index(library.best_isa()) + 1]:
+        library.set_isa(isa)
+        found.append((jb.shap_values(model, x).values, jb.shap_interactions(model, x)))
+    library.set_isa(before)
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, found[0])
+
+
+def test_traced_calls_agree():
+    """jit, vmap over rows and over models; NaN is seen there, too."""
+    model, x = make_model("heaps", shape=(2, 1)), make_rows("heaps", 5)
+    sums = model.sums._replace(weight=jnp.full_like(model.sums.weight, jnp.nan))
+    foreign = replace(model, sums=sums)
+    expected = jb.shap_values(foreign, x)
+    run = jax.jit(lambda model, x: jb.shap_values(model, x))
+    jax.tree.map(np.testing.assert_array_equal, run(foreign, x), expected)
+    by_row = jax.vmap(lambda row: jb.shap_values(foreign, row[None]).values[0])
+    np.testing.assert_array_equal(by_row(jnp.asarray(x)), expected.values)
+    models = jax.tree.map(lambda *a: jnp.stack(a), model, foreign)
+    both = jax.vmap(lambda m: jb.shap_values(m, x))(models)
+    for number, own in enumerate((model, foreign)):
+        one = jax.tree.map(lambda array, i=number: array[i], both)
+        jax.tree.map(np.testing.assert_array_equal, one, jb.shap_values(own, x))
+
+
+def test_an_offset_belongs_to_the_base():
+    offset = np.linspace(-1, 1, ROWS, dtype=np.float32)
+    found = jb.shap_values(MODEL, X, offset=offset)
+    plain = jb.shap_values(MODEL, X)
+    np.testing.assert_array_equal(found.values, plain.values)
+    np.testing.assert_array_equal(found.base, plain.base + offset)
+    total = np.asarray(found.values).sum(1) + np.asarray(found.base)
+    scores = jb.predict(MODEL, X, offset=offset)
+    np.testing.assert_allclose(total, scores, rtol=0, atol=allowed(MODEL))
+    targets = np.stack([Y, X[:, 2] ** 2], axis=1)
+    model, _ = jb.fit(X, targets, squared_distance, num_scores=2, **SMALL)
+    both = np.stack([offset, -offset], axis=1)
+    found = jb.shap_values(model, X, offset=both)
+    total = np.asarray(found.values).sum(1) + np.asarray(found.base)
+    scores = jb.predict(model, X, offset=both)
+    np.testing.assert_allclose(total, scores, rtol=0, atol=allowed(model))
+
+
+@pytest.mark.parametrize("absent", ["missing", "zero"])
+def test_sparse_rows_have_dense_values(absent):
+    kept = np.random.default_rng(3).random(X.shape) < 0.5
+    wide = np.zeros((ROWS, 40), np.float32)
+    wide[:, [3, 17, 30]] = np.where(kept, X, 0)
+    matrix = scipy.sparse.csr_matrix(wide)
+    if absent == "missing":
+        wide = np.where(wide == 0, np.float32(np.nan), wide)
+    model, _ = jb.fit(matrix, Y, absent=absent, **SMALL)
+    found, dense = jb.shap_values(model, matrix), jb.shap_values(model, wide)
+    assert found.values.shape == wide.shape
+    np.testing.assert_array_equal(found.values, dense.values)
+    np.testing.assert_array_equal(
+        jb.shap_interactions(model, matrix), jb.shap_interactions(model, wide)
+    )
+    used = np.asarray(found.values).any(axis=0)
+    np.testing.assert_array_equal(np.flatnonzero(used), [3, 17, 30])
+
+
+def test_memory_by_column_and_no_rounds():
+    plain = jb.shap_values(MODEL, X)
+    many = np.tile(X, (700, 1))  # more than is copied
+    for x in (many, np.asfortranarray(many)):
+        found = np.asarray(jb.shap_values(MODEL, x).values)
+        np.testing.assert_array_equal(found[-ROWS:], plain.values)
+    empty = jb.shap_values(jb.truncate(MODEL, 0), X)
+    assert not empty.values.any() and empty.base == MODEL.init_score
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="cover must be one of"):
+        jb.shap_values(MODEL, X, cover="rows")
+    with pytest.raises(ValueError, match="sums are None"):
+        jb.shap_values(replace(MODEL, sums=None), X)
+    nothing = jnp.full_like(MODEL.sums.weight, jnp.nan)
+    foreign = replace(MODEL, sums=MODEL.sums._replace(weight=nothing))
+    with pytest.raises(ValueError, match="knows only their 'curvature'"):
+        jb.shap_values(foreign, X, cover="weight")
+    expected = jb.shap_values(MODEL, X, cover="curvature")
+    found = jb.shap_values(foreign, X)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    neither = replace(foreign, sums=foreign.sums._replace(curvature=nothing))
+    with pytest.raises(ValueError, match="knows neither"):
+        jb.shap_interactions(neither, X)
+    negative = replace(MODEL, sums=MODEL.sums._replace(weight=-MODEL.sums.weight))
+    with pytest.raises(ValueError, match="must be >= 0"):
+        jb.shap_values(negative, X)
+    with pytest.raises(ValueError, match="x must have 3 columns"):
+        jb.shap_values(MODEL, X[:, :2])
+    with pytest.raises(TypeError, match="unpack it"):
+        jb.shap_values((MODEL, None), X)
+    with pytest.raises(ValueError, match=r"offset must have shape \(200,\)"):
+        jb.shap_values(MODEL, X, offset=np.zeros(3))

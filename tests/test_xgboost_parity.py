@@ -68,7 +68,7 @@ def make_data(missing):
     return x.astype(np.float32), (1 / (1 + np.exp(-noisy))).astype(np.float32), weight
 
 
-def train_xgboost(x, y, weight, problem, settings, **more):
+def train_booster(x, y, weight, problem, settings, **more):
     l2, min_gain, min_child_weight = settings
     parameters = {
         "objective": problem.objective, "base_score": problem.base_score,
@@ -76,8 +76,12 @@ def train_xgboost(x, y, weight, problem, settings, **more):
         "lambda": l2, "gamma": 2 * min_gain, "min_child_weight": min_child_weight,
         "nthread": 1, **more,
     }  # fmt: skip
-    matrix = xgb.DMatrix(x, y, weight=weight)
-    booster = xgb.train(parameters, matrix, NUM_ROUNDS)
+    return xgb.train(parameters, xgb.DMatrix(x, y, weight=weight), NUM_ROUNDS)
+
+
+def train_xgboost(x, y, weight, problem, settings, **more):
+    booster = train_booster(x, y, weight, problem, settings, **more)
+    matrix = xgb.DMatrix(x)
     scores = booster.predict(matrix, output_margin=True)
     leaf = booster.predict(matrix, pred_leaf=True).astype(int)
     dumped = map(json.loads, booster.get_dump(dump_format="json"))

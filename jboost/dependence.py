@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How scores depend on one or two features: partial dependence and its curves.
+
+In: a trained model or tree, rows, features. Out: a PartialDependence: the scores that
+rows would have with other values of those features, on average and one by one.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, Float, Shaped
+
+from jboost import checks
+from jboost.cart import RegressionTree
+from jboost.ensemble import Ensemble, predict
+from jboost.frames import read_frame
+
+DependenceKind = Literal["average", "individual", "both"]
+KINDS = ("average", "individual", "both")
+_BLOCK_CELLS = 2**21  # of copies of x that are predicted at a time
+
+Feature = int | str
+
+
+class PartialDependence(NamedTuple):
+    """Scores on a grid of values of one or two features.
+
+    Attributes:
+      names: of the features; their numbers, as text, where no names are known.
+      grid: the values of each feature: numbers, or the categories that they stand for.
+      average: [G], or [G, H] for two features; K scores have an axis of their own, the
+        last one. None if it was not asked for.
+      individual: the same for each row, [N, G] or [N, G, H]. None if it was not asked
+        for.
+    """
+
+    names: tuple[str, ...]
+    grid: tuple[np.ndarray, ...]
+    average: Float[np.ndarray, "*grid K"] | Float[np.ndarray, " *grid"] | None
+    individual: Float[np.ndarray, "N *grid K"] | Float[np.ndarray, "N *grid"] | None
+
+    @property
+    def centred(self) -> Float[np.ndarray, "N *grid"]:
+        """Individual curves less their values at the first point of the grid.
+
+        Goldstein et al. 2015, section 3.2: curves that differ in more than their
+        height show an interaction.
+        """
+        if self.individual is None:
+            raise ValueError('individual is None: ask for kind="individual" or "both"')
+        first = (slice(None), *(slice(1) for _ in self.grid))
+        return self.individual - self.individual[first]
+
+
+def partial_dependence(
+    model: Ensemble | RegressionTree,
+    x: Any,
+    features: Feature | Sequence[Feature],
+    *,
+    grid: int | Sequence[Any] = 50,
+    kind: DependenceKind = "average",
+    inverse_link: Callable[[Any], Any] | None = None,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+) -> PartialDependence:
+    """Partial dependence, and individual conditional expectation (ICE).
+
+    The mean over the rows of the score that they would have if the features S had the
+    values z (Friedman 2001, section 8.2):
+
+        average(z) = sum_n w_n F(z_S, x_n without S) / sum_n w_n
+
+    ``individual`` has the curve of each row (Goldstein et al. 2015).
+
+    Args:
+      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`.
+      x: rows as for :func:`jboost.predict`, not sparse.
+      features: one or two, by place or name.
+      grid: how many values of each feature: as many quantiles of its column, at the
+        levels (g + 1/2) / grid, or all values if there are no more; of a categorical
+        feature all categories that training saw. Or the values themselves: a sequence
+        for one feature, a pair of sequences for two; NaN is missing.
+      kind: "average", "individual" or "both".
+      inverse_link: applied to scores before they are averaged, as ``jax.nn.sigmoid``
+        for probabilities: of [M], or [M, K] for K > 1 scores a row, to the same shape.
+      sample_weight: of the rows, in averages and quantiles.
+      offset: as for :func:`jboost.predict`.
+
+    Returns:
+      A PartialDependence of NumPy arrays.
+
+    Raises:
+      TypeError, ValueError: for arguments that do not fit together, or traced ones.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(300, 2))
+      >>> model, _ = jb.fit(x, np.abs(x[:, 0]), num_rounds=30)
+      >>> found = jb.partial_dependence(model, x, 0, grid=[-1.0, 0.0, 1.0])
+      >>> bool(found.average[1] < min(found.average[0], found.average[2]))
+      True
+    """
+    if not isinstance(model, Ensemble | RegressionTree):
+        raise TypeError(
+            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+        )
+    checks.check_word("kind", kind, KINDS)
+    if inverse_link is not None:
+        checks.check_callable("inverse_link", inverse_link, "f(scores)")
+    if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((model, x))):
+        raise TypeError("model and x must hold numbers, got traced arrays")
+    matrix = np.asarray(
+        read_frame(x, "x", schema=model.schema, categorical=True).matrix
+    )
+    num_rows, num_columns = matrix.shape
+    if num_columns != model.num_features:
+        raise ValueError(
+            f"x must have {model.num_features} columns, as in training, got "
+            f"{num_columns}"
+        )
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
+    if offset is not None:
+        offset = np.asarray(checks.check_offset(offset, num_rows, model.num_scores).T)
+        offset = offset.reshape(num_rows, *((-1,) if model.num_scores > 1 else ()))
+    places = _find_features(model, features)
+    axes = [
+        _make_axis(model, place, values, matrix[:, place], np.asarray(weights))
+        for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
+    ]
+    points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
+    average, individual = _evaluate(
+        _Scores(model, inverse_link), matrix, places, points, offset, weights, kind
+    )
+    shape = tuple(len(axis.values) for axis in axes)
+    if average is not None:
+        average = average.reshape(*shape, *average.shape[1:])
+    if individual is not None:
+        individual = individual.reshape(num_rows, *shape, *individual.shape[2:])
+    names = model.feature_names or tuple(map(str, range(num_columns)))
+    return PartialDependence(
+        tuple(names[place] for place in places),
+        tuple(axis.labels for axis in axes),
+        average,
+        individual,
+    )
+
+
+# ---- the grid -----------------------------------------------------------------------
+
+
+class _Axis(NamedTuple):
+    """Values as a matrix holds them, and as they are shown."""
+
+    values: np.ndarray
+    labels: np.ndarray
+
+
+def _find_features(model, features):
+    """One or two places."""
+    single = isinstance(features, str | int | np.integer)
+    given = [features] if single else list(features)
+    if len(given) not in (1, 2):
+        raise ValueError(f"features must be one or two features, got {features!r}")
+    places = [
+        checks.check_feature("features", f, model.num_features, model.feature_names)
+        for f in given
+    ]
+    if len({*places}) < len(places):
+        raise ValueError(f"features must be two different ones, got {features!r}")
+    return places
+
+
+def _split_grid(grid, count):
+    """What is asked for of each feature."""
+    if isinstance(grid, int | np.integer) and not isinstance(grid, bool):
+        return [checks.check_integer("grid", grid, least=1)] * count
+    expected = "grid must be a number of values, or the values themselves"
+    if count == 2:
+        expected += ", a sequence for each of the two features"
+    if isinstance(grid, str) or not hasattr(grid, "__len__"):
+        raise TypeError(f"{expected}, got {grid!r}")
+    parts = [grid] if count == 1 else list(grid)
+    if len(parts) != count or any(isinstance(p, str) or not np.ndim(p) for p in parts):
+        raise ValueError(f"{expected}, got {grid!r}")
+    if not all(len(part) for part in parts):
+        raise ValueError(f"{expected}, at least one, got {grid!r}")
+    return parts
+
+
+def _make_axis(model, place, asked, column, weights):
+    """The grid of one feature, from a number of values or the values."""
+    categories = getattr(model, "categories", None)
+    if categories is not None and place in categories.features:
+        return _make_category_axis(categories, place, asked)
+    if isinstance(asked, int):
+        values = _find_quantiles(column, weights, asked, place)
+        return _Axis(values, values)
+    try:
+        values = np.asarray(asked, np.float32)
+    except (TypeError, ValueError):
+        raise TypeError(f"grid must hold numbers, got {asked!r}") from None
+    if values.ndim != 1:
+        raise ValueError(f"grid must be a sequence of numbers, got {values.shape=}")
+    return _Axis(values, values)
+
+
+def _make_category_axis(categories, place, asked):
+    """All categories that training saw, or those given."""
+    group = categories.features.index(place)
+    codes = np.asarray(categories.codes)[group]
+    known = None if categories.values is None else categories.values[group]
+    if isinstance(asked, int):
+        values = np.flatnonzero(codes > 0)
+        labels = values if known is None else np.array([known[v] for v in values])
+        return _Axis(values.astype(np.float32), labels)
+    labels = np.asarray(asked)
+    if known is None:
+        return _Axis(np.asarray(asked, np.float32), labels)
+    unknown = [label for label in asked if label not in known]
+    if unknown:
+        raise ValueError(f"grid must hold categories of training, got {unknown[0]!r}")
+    return _Axis(np.array([known.index(v) for v in asked], np.float32), labels)
+
+
+def _find_quantiles(column, weights, count, place):
+    """Values of a column: all of them, or quantiles; none is between two values."""
+    used = ~np.isnan(column) & (weights > 0)
+    values, group = np.unique(column[used], return_inverse=True)
+    if len(values) == 0:
+        raise ValueError(f"grid must be given: column {place} of x has no values")
+    if len(values) <= count:
+        return values
+    mass = np.cumsum(np.bincount(group, weights[used]))
+    levels = (np.arange(count) + 0.5) / count * mass[-1]
+    return values[np.unique(np.searchsorted(mass, levels))]
+
+
+# ---- scores -------------------------------------------------------------------------
+
+
+class _Scores(NamedTuple):
+    """Predicts, and applies the link."""
+
+    model: Ensemble | RegressionTree
+    inverse_link: Callable[[Any], Any] | None
+
+    def __call__(self, matrix, offset):
+        scores = predict(self.model, matrix)
+        if offset is not None:
+            scores += offset
+        if self.inverse_link is None:
+            return np.asarray(scores)
+        linked = np.asarray(self.inverse_link(scores))
+        if linked.shape != scores.shape:
+            raise ValueError(
+                f"inverse_link must keep the shape of the scores, {scores.shape}, got "
+                f"{linked.shape}"
+            )
+        return linked
+
+
+def _evaluate(scores, matrix, places, points, offset, weights, kind):
+    """Averages [P, *K] and curves [N, P, *K] at points [P, features].
+
+    Several copies of the matrix are predicted at once; they are made once, and only
+    the columns in question are written again.
+    """
+    num_rows, num_columns = matrix.shape
+    most = max(1, _BLOCK_CELLS // matrix.size)
+    size = -(-len(points) // -(-len(points) // most))  # as equal as can be
+    block = np.tile(matrix, (size, 1, 1))
+    if offset is not None:
+        offset = np.concatenate([offset] * size)
+    share = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
+    averages, curves = [], []
+    for first in range(0, len(points), size):
+        some = points[first : first + size]
+        block[: len(some), :, places] = some[:, None]
+        found = scores(block.reshape(-1, num_columns), offset)
+        found = found.reshape(size, num_rows, *found.shape[1:])[: len(some)]
+        averages.append(np.tensordot(share, found, axes=(0, 1)))
+        if kind != "average":
+            curves.append(found)
+    average = individual = None
+    if kind != "individual":
+        average = np.concatenate(averages).astype(np.float32)
+    if kind != "average":
+        individual = np.moveaxis(np.concatenate(curves), 0, 1)
+    return average, individual
