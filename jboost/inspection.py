@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike, Shaped
 
 from jboost.boosting import compiled
-from jboost.checks import check_integer
+from jboost.checks import CURVATURES, check_integer, check_number, check_word
 from jboost.curvature import (
+    Curvature,
     Objective,
     derivatives,
     find_minimisers,
@@ -44,7 +46,7 @@ class LossReport:
     Attributes:
       scores: where the loss was looked at, ascending, [P].
       value, gradient, hessian: of the loss there.
-      curvature: the positive weight that training would use there ("auto").
+      curvature: the positive weight that training would use there.
       minima: where the gradient turns from negative to positive.
       minimiser: the row's own minimiser as training found it; NaN for none.
       hessian_zero, hessian_negative: intervals of scores.
@@ -87,18 +89,26 @@ def inspect_loss(
     *,
     num_scores: int = 1,
     k: int = 0,
+    scores: Shaped[ArrayLike, " P"] | None = None,
+    reach: float = _REACH,
+    curvature: Curvature = "auto",
 ) -> LossReport:
     """Looks at a loss along one score, the others being 0.
 
-    The scores lie around the minimiser (or 0), densely near it and up to 30 times
-    max(1, |minimiser|) away. The smoothing scale of the "auto" curvature, which in
-    training comes from the data, is here that of these scores.
+    The scores lie around the minimiser (or 0), densely near it and up to ``reach``
+    times max(1, |minimiser|) away. The smoothing scale and the least value of the
+    curvature, which in training come from the data, are here those of scores that
+    are normally distributed about the minimiser, with standard deviation
+    max(1, |minimiser|).
 
     Args:
       loss: as for :func:`jboost.fit`.
       target: of one row: a number, or whatever pytree the loss takes.
       num_scores: K.
       k: along which score.
+      scores: where to look instead, ascending.
+      reach: how far to look.
+      curvature: the policy to look at; see :func:`jboost.fit`.
 
     Raises:
       TypeError, ValueError: as for :func:`jboost.fit`.
@@ -111,7 +121,10 @@ def inspect_loss(
     """
     num_scores = check_integer("num_scores", num_scores, least=1)
     k = check_integer("k", k, least=0, most=num_scores - 1)
-    size = 2 * _POINTS + 1
+    check_word("curvature", curvature, CURVATURES)
+    check_number("reach", reach, above=_CLOSEST)
+    given = None if scores is None else _check_scores(scores)
+    size = 2 * _POINTS + 1 if given is None else len(given)
 
     def repeat(leaf):
         array = np.asarray(leaf)
@@ -120,9 +133,10 @@ def inspect_loss(
 
     targets = jax.tree.map(repeat, target)
     traced, constants = trace_loss(loss, targets, num_scores)
-    points, minimiser, values = compiled(_look_along, traced, k)(constants, targets)
+    look = compiled(_look_along, traced, k, curvature, size)
+    points, minimiser, values = look(constants, targets, given, np.float32(reach))
     points, minimiser = np.asarray(points), float(minimiser)
-    value, gradient, hessian, curvature = (np.asarray(array) for array in values)
+    value, gradient, hessian, positive = (np.asarray(array) for array in values)
     finite = np.isfinite(value) & np.isfinite(gradient) & np.isfinite(hessian)
     noise = _NOISE * np.max(np.abs(hessian[np.isfinite(hessian)]), initial=0)
     method = Method().resolve(traced)
@@ -131,7 +145,7 @@ def inspect_loss(
         value=value,
         gradient=gradient,
         hessian=hessian,
-        curvature=curvature,
+        curvature=positive,
         minima=_minima(points, gradient, minimiser),
         minimiser=minimiser,
         hessian_zero=_intervals(points, np.abs(hessian) <= noise),
@@ -145,9 +159,19 @@ def inspect_loss(
     )
 
 
-def _look_along(loss, k, constants, targets):
+def _check_scores(scores):
+    expected = "scores must be at least two ascending finite numbers"
+    points = np.asarray(scores)
+    if points.ndim != 1 or points.size < 2 or points.dtype.kind not in "fiu":
+        raise ValueError(f"{expected}, got {scores!r}")
+    points = points.astype(np.float32)
+    if not np.isfinite(points).all() or (np.diff(points) < 0).any():
+        raise ValueError(f"{expected}, got {scores!r}")
+    return points
+
+
+def _look_along(loss, k, curvature, size, constants, targets, points, reach):
     """Scores around the minimiser, the minimiser, and what the loss does there."""
-    size = 2 * _POINTS + 1
     origin = jnp.zeros((loss.num_scores, size), jnp.float32)
     parameters = ()
     if loss.estimate is not None:
@@ -159,21 +183,31 @@ def _look_along(loss, k, constants, targets):
     minimiser = own[k, 0]
     centre = jnp.where(jnp.isfinite(minimiser), minimiser, 0.0)
     unit = jnp.maximum(jnp.abs(centre), 1.0)
-    side = jnp.asarray(np.geomspace(_CLOSEST, _REACH, _POINTS), jnp.float32)
-    steps = jnp.concatenate([-side[::-1], jnp.zeros(1, jnp.float32), side])
-    points = centre + unit * steps
+    if points is None:
+        side = _CLOSEST * (reach / _CLOSEST) ** jnp.linspace(0.0, 1.0, _POINTS)
+        steps = jnp.concatenate([-side[::-1], jnp.zeros(1, jnp.float32), side])
+        points = centre + unit * steps
     scores = origin.at[k].set(points)
     if needs_minimiser(loss):
         objective = objective._replace(minimiser=own)
-    method = Method().resolve(loss)
-    _, curvature = derivatives(objective, scores, _ones(size), method.curvature)
+    policy = Method(curvature=curvature).resolve(loss).curvature
+    weights = _normal_weights((points - centre) / unit)
+    _, positive = derivatives(objective, scores, weights, policy)
     values = (
         loss_values(objective, scores),
         gradients(objective, scores)[k],
         hessians(objective, scores)[k],
-        curvature[k],
+        positive[k],
     )
     return points, minimiser, values
+
+
+def _normal_weights(steps):
+    """Of scores that are unevenly spread, as if they were normally distributed."""
+    edges = jnp.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
+    weights = jnp.diff(edges) * jnp.exp(-jnp.square(steps) / 2)
+    # Far from the minimiser they would all be 0.
+    return jnp.where(jnp.sum(weights) > 0, weights, 1.0)
 
 
 def _ones(size):

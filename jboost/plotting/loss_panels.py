@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss, its gradient, its Hessian and the curvature that training makes of it.
+
+In: a loss and one target. Out: three axes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import ArrayLike, Shaped
+
+from jboost.curvature import Curvature
+from jboost.inspection import inspect_loss
+from jboost.losses import Adaptive
+from jboost.plotting.canvas import colours, ink, open_panels, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_REACH = 4.0  # to either side, in units of max(1, |minimiser|)
+_STEEP = 3.0  # curves may leave a panel above so many times what most of them show
+
+
+def loss(
+    loss: Callable[..., Any] | Adaptive,
+    target: Any,
+    scores: Shaped[ArrayLike, " P"] | None = None,
+    *,
+    num_scores: int = 1,
+    k: int = 0,
+    curvature: Curvature | Sequence[Curvature] = "auto",
+    axes: "Sequence[Axes] | np.ndarray | None" = None,
+) -> np.ndarray:
+    """Draws a loss along its score: value, gradient, Hessian and curvature.
+
+    The third panel shows the second derivative as it is, and the positive curvature
+    that training uses in its place; for a quadratic loss the two agree. The dotted line
+    is the row's own minimiser, where it has one. The smoothing scale of the curvature
+    comes from the data in training; for the one that is used here see
+    :func:`jboost.inspect_loss`.
+
+    Args:
+      loss, target, num_scores, k: as for :func:`jboost.inspect_loss`.
+      scores: where to look, ascending; None for 4 max(1, |minimiser|) to both sides.
+      curvature: the policy, or several to compare; see :func:`jboost.fit`.
+      axes: three, or None for a new figure.
+
+    Returns:
+      Three axes: loss, gradient, curvature.
+
+    Raises:
+      TypeError, ValueError: as for :func:`jboost.inspect_loss`.
+
+    Example:
+      >>> import jboost as jb
+      >>> from jboost import plotting
+      >>> axes = plotting.loss(jb.losses.absolute_error, 0.0)
+      >>> [ax.get_title() for ax in axes]
+      ['loss', 'gradient', 'curvature']
+    """
+    policies = (curvature,) if isinstance(curvature, str) else tuple(curvature)
+    if not policies:
+        raise ValueError("curvature must name at least one policy, got none")
+    reports = {
+        policy: inspect_loss(
+            loss, target, num_scores=num_scores, k=k, scores=scores, reach=_REACH,
+            curvature=policy,
+        )
+        for policy in policies
+    }  # fmt: skip
+    report = reports[policies[0]]
+    panels = open_panels(axes, 3, (10, 3.2))
+    own = colours(2 + len(policies))
+    at = report.scores
+    for ax, name, values in (
+        (panels[0], "loss", report.value),
+        (panels[1], "gradient", report.gradient),
+    ):
+        ax.plot(at, _finite(values), color=own[0], linewidth=2)
+        ax.set_title(name)
+    panels[1].axhline(0, color=ink(panels[1]), linewidth=0.8, alpha=0.5)
+    _draw_curvature(panels[2], reports, own)
+    for ax in panels:
+        tidy(ax)
+        ax.set_xlabel("score" if num_scores == 1 else f"score {k}")
+        if at[0] <= report.minimiser <= at[-1]:
+            ax.axvline(report.minimiser, color=ink(ax), linewidth=0.8, linestyle=":")
+    return panels
+
+
+def _finite(values):
+    """Lines have gaps where a derivative is not finite."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _draw_curvature(ax, reports, own):
+    """The Hessian, and what the policies make of it."""
+    report = next(iter(reports.values()))
+    lines = {"Hessian": _finite(report.hessian)}
+    lines |= {f'"{policy}"': _finite(r.curvature) for policy, r in reports.items()}
+    for number, (name, values) in enumerate(lines.items()):
+        style, width = ("--", 1.6) if number == 0 else ("-", 2)
+        # The first policy has the colour of loss and gradient.
+        colour = own[{0: 1, 1: 0}.get(number, number)]
+        ax.plot(
+            report.scores, values, style, color=colour, linewidth=width, label=name,
+            zorder=3 if number == 0 else 2,
+        )  # fmt: skip
+    ax.set_title("curvature")
+    _limit(ax, report.scores, list(lines.values()))
+    ax.legend(frameon=False)
+
+
+def _limit(ax, scores, lines):
+    """The panel has 0 in it, and a pole does not flatten everything else."""
+    even = np.linspace(scores[0], scores[-1], 401)
+    values = np.concatenate([np.interp(even, scores, line) for line in lines])
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return
+    top, usual = values.max(), np.quantile(values, 0.96)
+    if top > _STEEP * usual > 0:
+        top = _STEEP * usual
+    low = min(0.0, values.min())
+    margin = 0.05 * (top - low) or 0.05
+    ax.set_ylim(low - margin, top + margin)

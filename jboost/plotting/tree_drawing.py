@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tree, drawn.
+
+In: a model. Out: axes with a box per node. A unit of the axes is a point (1/72 inch)
+where the picture has its full size; given smaller axes, everything shrinks alike.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from jboost.cart import RegressionTree
+from jboost.checks import check_word
+from jboost.ensemble import Ensemble
+from jboost.plotting.canvas import check_axes, ink, need_matplotlib
+from jboost.plotting.tree_layout import place_across, place_along
+from jboost.plotting.tree_tables import ROOT, TreeTable, node_words, read_tree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Orientation = Literal["horizontal", "vertical"]
+_FONT = 10.0  # points
+_LINE = 1.3 * _FONT
+_PADDING = 6.0  # between words and their box
+_MARGIN = 8.0
+_MOST = 32.0  # inches, beyond which the picture shrinks
+_COLOURS = "RdBu_r"
+_DARKEST = 0.6  # of the half-range of the colours: words are legible on all of them
+
+
+class _Boxes(NamedTuple):
+    """Where everything stands, in points; y goes down."""
+
+    middle: np.ndarray  # [M, 2]
+    size: np.ndarray  # [M, 2]
+    words: list[str]
+
+
+def tree(
+    model: Ensemble | RegressionTree,
+    round: int = 0,
+    score: int = 0,
+    *,
+    ax: "Axes | None" = None,
+    orientation: Orientation = "horizontal",
+    feature_names: Sequence[str] | None = None,
+    max_depth: int | None = None,
+    precision: int = 3,
+) -> "Axes":
+    """Draws one tree: conditions, where missing values go, leaf values, cover.
+
+    Where the condition of a node holds, rows go up (left, if the tree grows downwards);
+    missing values follow the heavy line. In brackets stands the weight of the rows that
+    a node was trained on, or for models read from other libraries the cover that they
+    state. Leaves are red where they raise the score and blue where they lower it; those
+    of a RegressionTree, where they are above and below the mean.
+
+    Args:
+      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`, or read from a file.
+      round, score: which of its trees; negative rounds count from the end.
+      ax: where to draw; None for a new figure as large as the tree needs, up to 32
+        inches, beyond which everything shrinks.
+      orientation: "horizontal" grows to the right and has room for many leaves,
+        "vertical" grows downwards.
+      feature_names: instead of those in the model.
+      max_depth: levels of splits that are drawn; below, leaves are counted.
+      precision: significant digits.
+
+    Returns:
+      The axes.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, named.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from jboost import plotting
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, _ = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=2, max_depth=2)
+      >>> ax = plotting.tree(model, round=1)
+      >>> len(ax.patches)  # seven boxes and the six edges between them
+      13
+    """
+    check_word("orientation", orientation, ("horizontal", "vertical"))
+    table = read_tree(model, round, score, feature_names, max_depth, precision)
+    need_matplotlib()
+    sideways = orientation == "horizontal"
+    boxes = _lay_out(table, sideways, precision)
+    notes = [table.title, _explain(table, sideways)]
+    extent = _extent(boxes, notes)
+    ax = _open(extent) if ax is None else check_axes("ax", ax)
+    ax.set_axis_off()
+    ax.set_aspect("equal")
+    ax.set_xlim(0, extent[0])
+    ax.set_ylim(extent[1], 0)
+    _draw_edges(ax, table, boxes, sideways)
+    _draw_boxes(ax, table, boxes)
+    _write_notes(ax, notes, extent)
+    return ax
+
+
+def _lay_out(table, sideways, precision) -> _Boxes:
+    """Sizes of the words, and where the boxes stand."""
+    from jboost.plotting.scaled_artists import measure_width
+
+    lines = [node_words(node, precision) for node in table.nodes]
+    if sideways:  # ends take one line, so that many fit below each other
+        lines = [
+            words if node.condition else ["  ".join(words)]
+            for node, words in zip(table.nodes, lines, strict=True)
+        ]
+    size = np.array(
+        [
+            (max(measure_width(line, _FONT) for line in words), _LINE * len(words))
+            for words in lines
+        ]
+    )
+    size += [2 * _PADDING, _PADDING]
+    depth = np.array([node.depth for node in table.nodes])
+    parents = [node.parent for node in table.nodes]
+    level, breadth = (0, 1) if sideways else (1, 0)
+    # As much room between levels as edges need to fan out.
+    starts = place_along(depth.tolist(), size[:, level].tolist(), 26.0)
+    middle = np.empty_like(size)
+    middle[:, breadth] = place_across(parents, size[:, breadth].tolist(), 5.0)
+    middle[:, level] = starts[depth] + size[:, level] / 2
+    middle += [_MARGIN, _MARGIN + 1.5 * _LINE * bool(table.title)]
+    return _Boxes(middle, size, ["\n".join(words) for words in lines])
+
+
+def _explain(table, sideways):
+    """How to read the picture, in one line."""
+    notes = []
+    if len(table.nodes) > 1:
+        notes.append("up: yes" if sideways else "left: yes")
+        notes.append("heavy line: missing values")
+    if table.cover_name:
+        notes.append(f"in brackets: {table.cover_name}")
+    return " · ".join(notes)
+
+
+def _extent(boxes, notes):
+    """The size of the whole picture in points."""
+    from jboost.plotting.scaled_artists import measure_width
+
+    ends = (boxes.middle + boxes.size / 2).max(axis=0)
+    widest = max(measure_width(note, _FONT) for note in notes)
+    width = max(ends[0], _MARGIN + widest) + _MARGIN
+    return width, ends[1] + 1.8 * _LINE * bool(notes[1]) + _MARGIN
+
+
+def _open(extent) -> "Axes":
+    from matplotlib import pyplot
+
+    width, height = np.array(extent) / 72 * min(1, _MOST * 72 / max(extent))
+    # Nothing is narrower than a line of text or so.
+    figure = pyplot.figure(figsize=(max(width, 1), max(height, 0.5)))
+    return figure.add_axes((0, 0, 1, 1))
+
+
+def _draw_edges(ax, table, boxes, sideways):
+    """Curves from parents to children, heavy where missing values go."""
+    from matplotlib.path import Path
+
+    from jboost.plotting.scaled_artists import ScaledCurve
+
+    along = np.array([1.0, 0.0] if sideways else [0.0, 1.0])
+    codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    for number, node in enumerate(table.nodes):
+        if node.parent == ROOT:
+            continue
+        start, end = (
+            boxes.middle[place] + sign * along * boxes.size[place] / 2
+            for place, sign in ((node.parent, 1), (number, -1))
+        )
+        half = (end - start) * along / 2
+        heavy = table.nodes[node.parent].missing_left == node.is_left
+        curve = Path([start, start + half, end - half, end], codes)
+        width, alpha = (2.2, 0.75) if heavy else (0.8, 0.6)
+        ax.add_patch(ScaledCurve(width, curve, edgecolor=ink(ax), alpha=alpha))
+
+
+def _draw_boxes(ax, table, boxes):
+    """Boxes with their words."""
+    from jboost.plotting.scaled_artists import ScaledBox, ScaledText
+
+    fills = _colour_leaves(table)
+    rows = zip(table.nodes, boxes.middle, boxes.size, boxes.words, fills, strict=True)
+    for node, middle, size, words, fill in rows:
+        inner = node.condition or node.num_leaves > 1
+        box = ScaledBox(
+            0.8, tuple(middle - size / 2), size[0], size[1],
+            boxstyle="round,pad=0,rounding_size=3",
+            facecolor="none" if inner else fill, edgecolor=ink(ax),
+            linestyle="-" if node.condition or not inner else ":",
+        )  # fmt: skip
+        ax.add_patch(box)
+        label = ScaledText(middle[0], middle[1], words, _FONT, linespacing=1.2)
+        label.set(ha="center", va="center", parse_math=False)
+        label.set_color(ink(ax) if inner else "black")
+        ax.add_artist(label)
+
+
+def _colour_leaves(table: TreeTable) -> list[Any]:
+    """Pale red for high leaves, blue for low ones."""
+    from matplotlib import colormaps
+
+    distance = np.array([node.value for node in table.nodes]) - table.middle
+    largest = np.nanmax(np.abs(distance), initial=0.0)
+    share = np.nan_to_num(distance) / (largest or 1.0)
+    return list(colormaps[_COLOURS](0.5 + 0.5 * _DARKEST * share))
+
+
+def _write_notes(ax, notes, extent):
+    """The title above, and below how to read the picture."""
+    from jboost.plotting.scaled_artists import ScaledText
+
+    title, note = notes
+    style = dict(ha="left", parse_math=False)
+    if title:
+        words = ScaledText(_MARGIN, _MARGIN, title, _FONT, va="top", **style)
+        words.set(color=ink(ax), fontweight="bold")
+        ax.add_artist(words)
+    if note:
+        below = extent[1] - _MARGIN
+        words = ScaledText(_MARGIN, below, note, _FONT, va="bottom", **style)
+        words.set(color=ink(ax), alpha=0.7)
+        ax.add_artist(words)
