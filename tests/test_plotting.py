@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures show the numbers that they are given, on the axes that they are given."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+from tables import SMALL, make_regression
+
+import jboost as jb
+
+matplotlib.use("Agg")
+import itertools
+
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+from jboost import plotting
+from jboost.categories import Categories
+from jboost.ensemble import Links
+from jboost.levels import LeafSums
+from jboost.plotting.tree_layout import place_across, place_along
+
+X, Y = make_regression()
+NAMES = ("income", "$age$", "a name that is far too long to be written at a tick")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    sets = {"one": (X[:50], Y[:50]), "two": (X[50:], Y[50:])}
+    metrics = {"spread": lambda scores, targets, weights: jnp.std(scores)}
+    return jb.fit(X, Y, **SMALL, validation=sets, metrics=metrics, feature_names=NAMES)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    """No figure is left open by a test."""
+    yield
+    pyplot.close("all")
+
+
+@pytest.fixture
+def ax():
+    """Axes that pyplot does not know of."""
+    return Figure().subplots()
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def test_jboost_is_imported_without_matplotlib():
+    code = "import sys, jboost, jboost.plotting; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_absence_of_matplotlib_is_explained(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plotting.learning_curve(trained[1])
+
+
+def test_learning_curve_shows_the_history(trained, ax):
+    history = trained[1]
+    assert plotting.learning_curve(history, ax=ax) is ax
+    train, one, two, best, marker = ax.get_lines()
+    for line, values in (
+        (train, history.train_loss),
+        (one, history.validation_loss["one"]),
+        (two, history.validation_loss["two"]),
+    ):
+        np.testing.assert_array_equal(line.get_ydata(), values)
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(8))
+    place = history.best_round
+    assert best.get_xdata()[0] == marker.get_xdata()[0] == place
+    assert marker.get_ydata()[0] == history.validation_loss["one"][place]
+    assert ax.get_xlabel() == "round" and ax.get_ylabel() == "loss"
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels[:3] == ["train", "one", "two"] and str(place) in labels[3]
+    assert not pyplot.get_fignums()
+
+
+def test_learning_curve_of_a_metric(trained):
+    ax = plotting.learning_curve(trained[1], metric="spread")
+    assert ax.get_ylabel() == "spread" and len(pyplot.get_fignums()) == 1
+    expected = trained[1].metrics["train"]["spread"]
+    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), expected)
+
+
+def test_learning_curve_without_validation_marks_nothing(trained, ax):
+    history = replace(trained[1], validation_loss=None)
+    assert len(plotting.learning_curve(history, ax=ax).get_lines()) == 1
+
+
+def test_one_round_is_a_point_at_a_whole_number(trained, ax):
+    history = replace(
+        trained[1], train_loss=np.array([2.0]), validation_loss=None, best_round=0
+    )
+    plotting.learning_curve(history, ax=ax)
+    assert ax.get_lines()[0].get_marker() == "o"
+    ticks = [tick for tick in ax.get_xticks() if abs(tick) < 0.05]
+    assert ticks == [0]
+
+
+def test_importance_shows_the_largest_on_top(ax):
+    found = jb.Importance(NAMES, np.array([1.0, 5.0, 3.0]), np.array([0.1, 0.5, 0.3]))
+    assert plotting.importance(found, max_features=2, ax=ax) is ax
+    assert [patch.get_width() for patch in ax.patches] == [5, 3]
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[0] == r"\$age\$" and labels[1].startswith("a name that")
+    assert len(labels[1]) < 40
+    error_bars = ax.collections[0].get_segments()
+    np.testing.assert_allclose(error_bars[0][:, 0], [4.5, 5.5])
+    assert "2 of 3 features" in ax.get_xlabel()
+    low, high = ax.get_ylim()
+    assert low > high  # downwards
+
+
+@pytest.mark.parametrize("kind", ["improvement", "splits"])
+def test_importance_of_a_model_is_that_of_feature_importance(trained, kind, ax):
+    plotting.importance(trained[0], kind=kind, ax=ax)
+    expected = sorted(jb.feature_importance(trained[0], kind).values, reverse=True)
+    assert [patch.get_width() for patch in ax.patches] == expected
+    assert kind in ax.get_xlabel()
+
+
+def test_features_without_names_are_called_as_in_x(ax):
+    found = jb.Importance(("0", "1"), np.array([1.0, 2.0]))
+    plotting.importance(found, ax=ax)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["x1", "x0"]
+
+
+def leaf_words(model, round, score=0):
+    """Values of the leaves that rows can come to."""
+    leaves = np.unique(np.asarray(jb.leaf_indices(model, X))[:, round])
+    return [f"{v:.3g}" for v in np.asarray(model.leaf_value)[round, score, leaves]]
+
+
+def test_tree_shows_splits_and_leaves(trained, ax):
+    model = trained[0]
+    assert plotting.tree(model, 2, ax=ax) is ax
+    words = texts(ax)
+    splits = np.flatnonzero(np.asarray(model.is_split[2, 0]))
+    assert len(ax.patches) == 2 * len(splits) + 1 + 2 * len(splits)
+    for node in splits:
+        name = NAMES[int(model.feature[2, 0, node])][:12]
+        place = float(model.threshold[2, 0, node])
+        assert any(w.startswith(name) and f"≤ {place:.3g}\n" in w for w in words)
+    for value in leaf_words(model, 2):
+        assert any(word.startswith(f"{value}  (") for word in words)
+    assert words[0].endswith("\n(200)")  # the root has all rows
+    assert "round 2 of 8" in words
+
+
+def test_rounds_may_be_counted_from_the_end(trained):
+    last, same = (plotting.tree_to_dot(trained[0], r) for r in (-1, 7))
+    assert last == same
+
+
+def test_covers_of_leaves_sum_to_the_rows(trained):
+    dot = plotting.tree_to_dot(trained[0], 1)
+    lines = [line.split('"')[1] for line in dot.splitlines()[2:-1]]
+    leaves = [line for line in lines if line[0] in "-0123456789"]
+    assert sum(int(line.split("(")[1][:-1]) for line in leaves) == len(X)
+    expected = leaf_words(trained[0], 1)
+    assert sorted(line.split("\\n")[0] for line in leaves) == sorted(expected)
+
+
+def test_cut_trees_count_the_leaves_below(trained, ax):
+    plotting.tree(trained[0], max_depth=1, ax=ax)
+    whole = plotting.tree_to_dot(trained[0])
+    leaves = (whole.count(" -> ") + 2) // 2
+    counts = [int(w.split()[1]) for w in texts(ax) if w.startswith("…")]
+    assert sum(counts) + (2 - len(counts)) == leaves
+
+
+@pytest.mark.parametrize("orientation", ["horizontal", "vertical"])
+def test_words_fit_into_their_boxes_and_boxes_do_not_touch(trained, orientation):
+    figure = Figure(figsize=(5, 3))
+    ax = plotting.tree(trained[0], orientation=orientation, ax=figure.subplots())
+    figure.draw_without_rendering()
+    boxes = [p.get_window_extent() for p in ax.patches if hasattr(p, "get_boxstyle")]
+    for number, box in enumerate(boxes):
+        words = ax.texts[number].get_window_extent()
+        assert box.x0 <= words.x0 and words.x1 <= box.x1
+        assert box.y0 - 0.5 <= words.y0 and words.y1 <= box.y1 + 0.5
+        assert not any(box.overlaps(other) for other in boxes[:number])
+
+
+def test_heavy_lines_follow_missing_values():
+    x = np.array([[1.0], [2.0], [np.nan], [np.nan]])
+    single = jb.fit_tree(x, np.array([0.0, 0.0, 5.0, 5.0]))
+    assert "x0 is known" in plotting.tree_to_dot(single)
+    assert '0 -> 2 [label="no, missing"]' in plotting.tree_to_dot(single)
+    ax = plotting.tree(single)
+    ax.get_figure().draw_without_rendering()
+    left, right = (
+        p.get_linewidth() for p in ax.patches if not hasattr(p, "get_boxstyle")
+    )
+    assert right > 2 * left
+
+
+def test_high_leaves_are_red_and_low_ones_blue():
+    single = jb.fit_tree(np.array([[1.0], [2.0]]), np.array([10.0, 20.0]))
+    ax = plotting.tree(single)
+    _, low, high = (p for p in ax.patches if hasattr(p, "get_boxstyle"))
+    assert low.get_facecolor()[2] > low.get_facecolor()[0]
+    assert high.get_facecolor()[0] > high.get_facecolor()[2]
+
+
+def make_categorical():
+    """One split by a set of categories, one by a threshold on its left side."""
+    codes = np.array([[1, 2, 0, 3, 4, 5]], np.int32)
+    values = (("red", "blue", "unseen", "green", "grey", "black"),)
+    return jb.Ensemble(
+        feature=jnp.array([[[1, 0, 0]]]),
+        threshold=jnp.array([[[np.nan, 0.5, np.inf]]]),
+        missing_left=jnp.array([[[False, True, True]]]),
+        leaf_value=jnp.array([[[1.0, 2.0, 3.0, 0.0]]]),
+        init_score=jnp.array(0.0),
+        num_features=2,
+        feature_names=("size", "colour"),
+        left_codes=jnp.array([[[[0b110], [0], [0]]]], jnp.uint32),
+        categories=Categories(codes, (1,), values),
+    )
+
+
+def test_categories_are_named(ax):
+    model = make_categorical()
+    plotting.tree(model, ax=ax)
+    words = texts(ax)
+    assert "colour in {red, blue}" in words and "size ≤ 0.5" in words
+    assert {"1", "2", "3"} <= set(words)
+    other = replace(model, left_codes=jnp.array([[[[0b11110], [0], [0]]]], jnp.uint32))
+    assert "colour not in {black}" in plotting.tree_to_dot(other)
+    plain = replace(model.categories, values=None)
+    assert "colour in {0, 1}" in plotting.tree_to_dot(replace(model, categories=plain))
+
+
+def test_long_sets_of_categories_are_cut():
+    values = tuple(f"category number {i} of many" for i in range(20))
+    categories = Categories(np.arange(1, 21, dtype=np.int32)[None], (1,), (values,))
+    bits = jnp.array([[[[0b111111110], [0], [0]]]], jnp.uint32)
+    model = replace(make_categorical(), categories=categories, left_codes=bits)
+    label = plotting.tree_to_dot(model).splitlines()[2]
+    assert "+5}" in label and label.count("categor") == 3 and len(label) < 90
+
+
+def test_linked_trees_are_drawn_by_their_links(ax):
+    nowhere = np.inf
+    model = jb.Ensemble(
+        feature=jnp.array([[[0, 0, 1, 0, 0]]]),
+        threshold=jnp.array([[[0.5, nowhere, 2.5, nowhere, nowhere]]]),
+        missing_left=jnp.array([[[True, True, False, True, True]]]),
+        leaf_value=jnp.array([[[0.0, -1.0, 0.0, 4.0, 8.0]]]),
+        init_score=jnp.array(0.0),
+        num_features=2,
+        links=Links(jnp.array([[[1, 1, 3, 3, 4]]]), 2),
+        sums=LeafSums(
+            *(jnp.array([[[0.0, 5.0, 0.0, 7.0, 9.0]]]) for _ in range(2)),
+            weight=jnp.full((1, 1, 5), np.nan),
+            l2=jnp.zeros((1, 1)),
+        ),
+    )
+    plotting.tree(model, ax=ax)
+    assert texts(ax)[:5] == [
+        "x0 ≤ 0.5\n(21)",
+        "-1  (5)",
+        "x1 ≤ 2.5\n(16)",
+        "4  (7)",
+        "8  (9)",
+    ]
+    assert "curvature" in texts(ax)[-1]
+
+
+def test_a_chain_of_a_thousand_levels_is_laid_out():
+    chain = jb.fit_tree(np.arange(300.0)[:, None], 4.0 ** -np.arange(300.0))
+    assert chain.max_depth > 200
+    dot = plotting.tree_to_dot(chain)
+    assert dot.count(" -> ") == chain.num_nodes - 1
+    plotting.tree(chain, max_depth=20)
+
+
+def test_a_root_alone_is_a_tree():
+    ax = plotting.tree(jb.fit_tree(np.ones((3, 1)), np.arange(3.0)))
+    assert texts(ax)[0] == "1  (3)" and len(ax.patches) == 1
+
+
+def test_layout_is_tidy():
+    """Parents are midway, sisters in order, and equal subtrees drawn alike."""
+    #        0
+    #      /   \
+    #     1     2       1 and 4 have subtrees of the same shape
+    #    3 4   5 6
+    #     7 8 9 10
+    parents = [-1, 0, 0, 1, 1, 2, 2, 4, 4, 5, 5]
+    sizes = [4.0, 2, 2, 1, 3, 3, 1, 1, 1, 1, 1]
+    places = place_across(parents, sizes, 0.5)
+    assert places[0] == pytest.approx((places[1] + places[2]) / 2)
+    assert places[4] - places[7] == pytest.approx(places[5] - places[9])
+    level = [[1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
+    for nodes in level:
+        for a, b in itertools.pairwise(nodes):
+            room = places[b] - places[a] - (sizes[a] + sizes[b]) / 2
+            assert room >= 0.5 - 1e-9
+    assert min(p - s / 2 for p, s in zip(places, sizes, strict=True)) == 0
+    starts = place_along([0, 1, 1, 2], [3.0, 1.0, 2.0, 9.0], 1.0)
+    assert starts.tolist() == [0, 4, 7]
+
+
+def test_loss_panels_show_value_and_derivatives():
+    scores = np.linspace(-2, 3, 41)
+    axes = plotting.loss(jb.losses.squared_error, 1.0, scores)
+    value, gradient, hessian = (ax.get_lines()[0] for ax in axes)
+    np.testing.assert_allclose(value.get_xdata(), scores, rtol=1e-6)
+    np.testing.assert_allclose(value.get_ydata(), (scores - 1) ** 2, atol=1e-5)
+    np.testing.assert_allclose(gradient.get_ydata(), 2 * (scores - 1), atol=1e-5)
+    np.testing.assert_allclose(hessian.get_ydata(), 2, atol=1e-6)
+    assert [ax.get_xlabel() for ax in axes] == ["score"] * 3
+    low, high = axes[2].get_ylim()
+    assert low <= 0 and high > 2
+
+
+def test_loss_panels_show_the_curvature_of_each_policy():
+    given = Figure().subplots(1, 3)
+    policies = ("auto", "secant", "unit")
+    axes = plotting.loss(jb.losses.absolute_error, 0.0, curvature=policies, axes=given)
+    assert axes[2] is given[2] and not pyplot.get_fignums()
+    hessian, *lines = axes[2].get_lines()[:4]
+    assert not hessian.get_ydata().any()
+    for policy, line in zip(policies, lines, strict=True):
+        report = jb.inspect_loss(
+            jb.losses.absolute_error, 0.0, reach=4.0, curvature=policy
+        )
+        np.testing.assert_array_equal(line.get_ydata(), report.curvature)
+        assert line.get_label() == f'"{policy}"'
+
+
+def test_a_pole_of_the_hessian_does_not_flatten_the_rest():
+    axes = plotting.loss(lambda s, t: jnp.abs(s - t) ** 1.5, 0.0)
+    hessian = axes[2].get_lines()[0].get_ydata()
+    assert np.nanmax(hessian) > 100 and axes[2].get_ylim()[1] < 20
+
+
+def test_curvature_is_inspected_as_of_normal_scores():
+    """Of |r|, "secant" is 1 / sqrt(t^2 + (2 delta)^2), delta = (E sqrt |Z|)^2."""
+    report = jb.inspect_loss(
+        jb.losses.absolute_error, 0.0, scores=np.linspace(-6, 6, 4001),
+        curvature="secant",
+    )  # fmt: skip
+    z = np.random.default_rng(0).normal(size=10**6)
+    delta = 2 * np.mean(np.sqrt(abs(z))) ** 2
+    expected = 1 / np.sqrt(report.scores**2 + delta**2)
+    away = np.abs(report.scores) > 0.01  # at the kink the gradient is 0
+    np.testing.assert_allclose(report.curvature[away], expected[away], rtol=5e-3)
+
+
+def test_dark_styles_have_light_words(trained):
+    with pyplot.style.context("dark_background"):
+        ax = plotting.tree(trained[0])
+        assert ax.texts[0].get_color() == "white"
+        curve = plotting.learning_curve(trained[1])
+        cycle = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
+        assert curve.get_lines()[0].get_color() == cycle[0]
+
+
+BAD = [
+    (lambda m, h: plotting.learning_curve((m, h)), TypeError, "unpack"),
+    (lambda m, h: plotting.learning_curve(h, metric="auc"), ValueError, "'spread'"),
+    (lambda m, h: plotting.learning_curve(h, ax=3), TypeError, "ax must be matplotlib"),
+    (lambda m, h: plotting.importance(h), TypeError, "Importance|Ensemble"),
+    (lambda m, h: plotting.importance(m, max_features=0), ValueError, "max_features"),
+    (lambda m, h: plotting.tree(h), TypeError, "model must be"),
+    (lambda m, h: plotting.tree(m, 8), ValueError, "round must be"),
+    (lambda m, h: plotting.tree(m, score=1), ValueError, "score must be"),
+    (lambda m, h: plotting.tree(m, orientation="up"), ValueError, "orientation"),
+    (lambda m, h: plotting.tree(m, feature_names=["a"]), ValueError, "3 names"),
+    (lambda m, h: plotting.tree(m, max_depth=-1), ValueError, "max_depth"),
+    (lambda m, h: plotting.tree(jb.truncate(m, 0)), ValueError, "at least one round"),
+    (
+        lambda m, h: plotting.loss(jb.losses.huber, 0.0, axes=[3]),
+        ValueError,
+        "axes must be 3",
+    ),
+    (
+        lambda m, h: plotting.loss(jb.losses.huber, 0.0, [1, 0]),
+        ValueError,
+        "scores must be at least two ascending",
+    ),
+    (
+        lambda m, h: plotting.loss(jb.losses.huber, 0.0, curvature="none"),
+        ValueError,
+        "curvature must be",
+    ),
+]
+
+
+@pytest.mark.parametrize("call, error, message", BAD)
+def test_bad_arguments_are_named(trained, call, error, message):
+    with pytest.raises(error, match=message):
+        call(*trained)
