@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the pictures of these pages: ``python docs/make_pictures.py``.
+
+Building the pages draws those that are missing.
+"""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import matplotlib.pyplot
+import numpy as np
+
+import jboost as jb
+from jboost import plotting
+
+FOLDER = Path(__file__).parent / "pictures"
+NAMES = ["rooms", "age", "distance", "noise"]
+
+
+def make_homes():
+    """Rents of homes that do not exist: 500 rows, of which some cells are missing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 4))
+    y = x[:, 0] + np.sin(3 * x[:, 1]) + x[:, 0] * x[:, 2]
+    x[rng.random(x.shape) < 0.05] = np.nan
+    return x, y + 0.3 * rng.standard_t(3, size=500)
+
+
+def train_homes():
+    """A model of 300 rows, and its history on the other 200."""
+    x, y = make_homes()
+    return jb.fit(
+        x[:300], y[:300], validation=(x[300:], y[300:]), num_rounds=100, max_depth=3,
+        feature_names=NAMES,
+    )  # fmt: skip
+
+
+def draw_learning_curve():
+    """Training and validation loss."""
+    return plotting.learning_curve(train_homes()[1]).figure
+
+
+def draw_importance():
+    """Importance of four features."""
+    return plotting.importance(train_homes()[0]).figure
+
+
+def draw_tree():
+    """The first tree."""
+    return plotting.tree(train_homes()[0]).figure
+
+
+def draw_loss_absolute():
+    """|r|, whose Hessian is zero."""
+    return plotting.loss(jb.losses.absolute_error, 0.0)[0].figure
+
+
+def draw_loss_poisson():
+    """A loss with a Hessian to go by."""
+    return plotting.loss(jb.losses.poisson, 3.0, np.linspace(-2, 3, 401))[0].figure
+
+
+def draw_loss_cautious():
+    """The own loss of the page about losses."""
+    return plotting.loss(cautious, 0.0)[0].figure
+
+
+def draw_policies():
+    """A loss that is not convex, with three policies."""
+    policies = ("auto", "secant", "absolute")
+    return plotting.loss(jb.losses.cauchy, 0.0, curvature=policies)[0].figure
+
+
+def draw_leaf():
+    """A Newton step that fails, and the leaf's own minimum."""
+    residuals = np.array([2.5, 3.0, 3.5, 4.0, 5.0, 6.0])
+    values = np.linspace(-1, 12, 600)
+
+    def total(value):
+        return np.log(np.cosh(np.subtract.outer(value, residuals))).sum(axis=-1)
+
+    gradient = np.tanh(-residuals).sum()
+    hessian = (1 - np.tanh(residuals) ** 2).sum()
+    figure, ax = matplotlib.pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    model = total(0.0) + gradient * values + hessian * values**2 / 2
+    ax.plot(values, total(values), color="C0", linewidth=2, label="loss of the leaf")
+    ax.plot(values, model, "--", color="C1", label="second-order model with the Hessian")
+    best = values[total(values).argmin()]
+    ax.plot([best], [total(best)], "o", color="C0", label=f"its minimum, {best:.2f}")
+    ax.plot([0], [total(0.0)], "o", color="0.5", label="before the step")
+    ax.annotate(
+        f"its minimum, {-gradient / hessian:.0f}", (7.1, -21.5), (8.2, -12),
+        color="C1", arrowprops=dict(arrowstyle="->", color="C1"),
+    )  # fmt: skip
+    ax.set(xlabel="leaf value", ylim=(-22, 45))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, loc="upper center")
+    return figure
+
+
+def cautious(score, target):
+    """Outliers count little; too high costs four times as much."""
+    residual = score - target
+    return jnp.where(residual > 0, 4.0, 1.0) * jnp.log1p(residual**2)
+
+
+PICTURES = {
+    name.removeprefix("draw_"): function
+    for name, function in dict(globals()).items()
+    if name.startswith("draw_")
+}
+
+
+def draw_missing(anew: bool = False) -> None:
+    """Writes one SVG for each function above."""
+    FOLDER.mkdir(exist_ok=True)
+    matplotlib.use("Agg")
+    # Equal pictures are equal files.
+    style = {"svg.hashsalt": "jboost", "figure.facecolor": "white"}
+    for name, draw in PICTURES.items():
+        path = FOLDER / f"{name}.svg"
+        if path.exists() and not anew:
+            continue
+        with matplotlib.rc_context(style):
+            figure = draw()
+            figure.savefig(path, metadata={"Date": None})
+            matplotlib.pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    draw_missing(anew=True)

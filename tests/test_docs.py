@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages and the README show runs, and their links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import jax
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+def name(page):
+    return page.stem
+
+
+@pytest.fixture
+def plain_settings():
+    """JAX as its users have it; where it keeps programs is one of the examples."""
+    before = {option: getattr(jax.config, option) for option in CACHE}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+    for option, value in before.items():
+        jax.config.update(option, value)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name
+)
+def test_examples_run(page, plain_settings, tmp_path, monkeypatch):
+    """The blocks of a page, one after the other; each one's line numbers are right."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text, names = page.read_text(), {"__name__": page.stem}
+    for block in BLOCK.finditer(text):
+        lines = text[: block.start(1)].count("\n")
+        exec(compile("\n" * lines + block[1], str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        if not target.startswith("pictures/"):  # are drawn when the pages are built
+            assert (page.parent / target).exists(), target
