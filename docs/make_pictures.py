@@ -84,7 +84,9 @@ def draw_leaf():
     figure, ax = matplotlib.pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
     model = total(0.0) + gradient * values + hessian * values**2 / 2
     ax.plot(values, total(values), color="C0", linewidth=2, label="loss of the leaf")
-    ax.plot(values, model, "--", color="C1", label="second-order model with the Hessian")
+    ax.plot(
+        values, model, "--", color="C1", label="second-order model with the Hessian"
+    )
     best = values[total(values).argmin()]
     ax.plot([best], [total(best)], "o", color="C0", label=f"its minimum, {best:.2f}")
     ax.plot([0], [total(0.0)], "o", color="0.5", label="before the step")

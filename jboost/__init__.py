@@ -7,6 +7,7 @@ from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.blocks import BlockError
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
+from jboost.containers import FileError
 from jboost.dependence import PartialDependence, partial_dependence
 from jboost.ensemble import (
     Ensemble,
@@ -16,6 +17,7 @@ from jboost.ensemble import (
     to_ensemble,
     truncate,
 )
+from jboost.files import load, save
 from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
 from jboost.importance import (
@@ -66,6 +68,7 @@ __all__ = [
     "BoostState",
     "BoostedTrees",
     "Ensemble",
+    "FileError",
     "History",
     "Importance",
     "LossReport",
@@ -99,6 +102,7 @@ __all__ = [
     "init",
     "inspect_loss",
     "leaf_indices",
+    "load",
     "losses",
     "make_sketch",
     "make_summary",
@@ -113,6 +117,7 @@ __all__ = [
     "pruning_path",
     "query_ranks",
     "recipes",
+    "save",
     "shap_interactions",
     "shap_values",
     "staged_predict",

@@ -242,8 +242,10 @@ def check_offset(
     return array[None, :] if num_scores == 1 else array.T
 
 
-def learning_rates(learning_rate: Any, num_rounds: int) -> Array | np.ndarray:
-    """One rate per round, from a number or a schedule."""
+def learning_rates(
+    learning_rate: Any, num_rounds: int, first: int = 0
+) -> Array | np.ndarray:
+    """One rate per round, from a number or a schedule, from round ``first`` on."""
     if not callable(learning_rate):
         check_number("learning_rate", learning_rate, above=0.0)
         if isinstance(learning_rate, Tracer):
@@ -251,7 +253,7 @@ def learning_rates(learning_rate: Any, num_rounds: int) -> Array | np.ndarray:
         return np.full(num_rounds, learning_rate, np.float32)
     rates: list[Any] = []
     with jax.ensure_compile_time_eval():
-        for number in range(num_rounds):
+        for number in range(first, first + num_rounds):
             rates.append(learning_rate(number))
             check_number(f"learning_rate({number})", rates[-1], least=0.0)
     if any(isinstance(rate, Tracer) for rate in rates):

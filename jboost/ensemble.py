@@ -332,10 +332,10 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     """The model after its first ``num_rounds`` rounds."""
     check_model(model)
     checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
-    return _map_rounds(lambda array: array[:num_rounds], model)
+    return map_rounds(lambda array: array[:num_rounds], model)
 
 
-def _map_rounds(change, model):
+def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
     """The model with ``change`` made to every array that has a place per round."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
@@ -345,7 +345,8 @@ def _map_rounds(change, model):
     return replace(model, **jax.tree.map(change, parts))
 
 
-def check_model(model):
+def check_model(model: Any) -> None:
+    """An Ensemble, and not what ``fit`` returns."""
     if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
         raise TypeError(
             "model must be an Ensemble, got the pair (model, history) that fit "
@@ -474,7 +475,7 @@ def _pad_rounds(model):
         array = np.asarray(array)
         return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
 
-    return _map_rounds(pad, model)
+    return map_rounds(pad, model)
 
 
 def _cut_rows(result, num_rows, axis):

@@ -13,7 +13,8 @@ import numpy as np
 
 from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
-from jboost.ensemble import Ensemble, to_ensemble
+from jboost.ensemble import Ensemble, to_ensemble, truncate
+from jboost.joining import append_rounds
 from jboost.levels import Tree
 
 UNNAMED = "validation"  # the name of a set that was given without one
@@ -64,7 +65,11 @@ class TrainingError(RuntimeError):
 
 @dataclass
 class Record:
-    """The rounds so far, as the host keeps them: one list entry per round."""
+    """The rounds so far, as the host keeps them: one list entry per round.
+
+    The trees of ``before`` come first: those of a model that training goes on from, and
+    the first ``restored`` rounds of this run, where it goes on from a checkpoint.
+    """
 
     bins: Bins
     init_score: Any  # [] or [K], NumPy, as the trees
@@ -74,6 +79,9 @@ class Record:
     choices: dict[str, Any]
     bagged: bool  # whether rounds leave rows out
     feature_names: tuple[str, ...] | None = None
+    metric_names: tuple[str, ...] = ()
+    before: Ensemble | None = None
+    restored: int = 0
     trees: list[Tree] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     set_losses: list[np.ndarray] = field(default_factory=list)
@@ -93,13 +101,49 @@ class Record:
         return int(np.argmin(np.where(np.isfinite(first), first, np.inf)))
 
     def model(self, num_rounds: int) -> Ensemble:
-        """The ensemble of the first ``num_rounds`` rounds."""
+        """The ensemble after the first ``num_rounds`` rounds."""
+        before, count = self.before, num_rounds - self.restored
+        if before is not None and count <= 0:
+            return truncate(before, before.num_rounds + count)
         trees = self.no_trees
-        if num_rounds:
+        if count:
             stack = lambda *arrays: np.stack(arrays)  # noqa: E731
-            trees = jax.tree.map(stack, *self.trees[:num_rounds])
+            trees = jax.tree.map(stack, *self.trees[:count])
         model = to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
-        return replace(model, feature_names=self.feature_names)
+        model = replace(model, feature_names=self.feature_names)
+        return model if before is None else append_rounds(before, model)
+
+    def table(self) -> dict[str, np.ndarray]:
+        """The history as arrays, an entry per round."""
+        number, sets = self.num_rounds, ("train", *self.set_names)
+        metrics = [
+            [[row[name][metric] for metric in self.metric_names] for name in sets]
+            for row in self.metrics
+            if self.metric_names
+        ]
+        return {
+            "train_loss": np.array(self.train_loss, np.float64),
+            "set_losses": np.array(self.set_losses, np.float64).reshape(
+                number, len(self.set_names)
+            ),
+            "metrics": np.array(metrics, np.float64),
+            "improvement": np.array(self.improvement, np.float64),
+        }
+
+    def restore(self, model: Ensemble, table: dict[str, np.ndarray]) -> None:
+        """Takes the rounds of another run of the same call as its own first ones."""
+        self.before, self.restored = model, len(table["train_loss"])
+        self.train_loss = table["train_loss"].tolist()
+        self.set_losses = [*table["set_losses"]]
+        self.improvement = table["improvement"].tolist()
+        sets, names = ("train", *self.set_names), self.metric_names
+        self.metrics = [
+            {
+                name: dict(zip(names, values, strict=True))
+                for name, values in zip(sets, row, strict=True)
+            }
+            for row in table["metrics"].tolist()
+        ] or [{} for _ in self.train_loss]
 
     def history(self, num_rounds: int) -> History:
         """The history of the first ``num_rounds`` rounds."""

@@ -2,7 +2,8 @@
 """The loop of ``fit``: chunks of rounds, and what the host does between them.
 
 In: a training run before its first round. Out: its rounds, in the record. After each
-round the host looks at losses, metrics, callbacks, progress and early stopping.
+round the host looks at losses, metrics, callbacks, progress and early stopping; after
+some it writes a checkpoint.
 """
 
 import time
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from jboost.block_rounds import BlockRun
 from jboost.blocks import BlockError
+from jboost.checkpoints import Checkpoint, write_checkpoint
 from jboost.chunks import MOST_ROUNDS, Job, run_chunk
 from jboost.history import Record, TrainingError
 from jboost.rounds import BoostState
@@ -48,21 +50,31 @@ def run_rounds(
     record: Record,
     patience: int | None,
     watchers: tuple[Callable[..., Any], ...],
+    checkpoint: Checkpoint | None,
     bar: tqdm,
 ) -> int:
     """Runs rounds until done or stopped; returns how many the model keeps."""
-    num_rounds, most = len(job.rates), 1
-    while record.num_rounds < num_rounds:
+    num_rounds, most, stopped = len(job.rates), 1, False
+
+    def goes_on(end):
+        return record.num_rounds < end and not (stopped or _is_over(record, patience))
+
+    while goes_on(num_rounds):
         count = min(most, num_rounds - record.num_rounds)
-        begun = time.perf_counter()
+        if checkpoint is not None:  # a chunk ends where the run is written
+            count = min(count, checkpoint.every - record.num_rounds % checkpoint.every)
+        begun, last = time.perf_counter(), record.num_rounds + count
         chunk = _run(job, blocks, position, record, count)
         position = Position(chunk.state, chunk.set_scores)
         fields = ("trees", "losses", "snapshots", "improvement")
         seen = jax.device_get({name: getattr(chunk, name) for name in fields})
         chunk = chunk._replace(**seen)
-        for entry in range(count):
-            if _look(job, chunk, entry, record, patience, watchers, bar):
-                return _kept(record, patience)
+        while goes_on(last):
+            _look(job, chunk, count - last + record.num_rounds, record, bar)
+            stopped = _notify(watchers, record)
+        if checkpoint is not None:
+            here = position if record.num_rounds == last else None
+            _keep(checkpoint, record, here, patience, stopped or last == num_rounds)
         seconds = time.perf_counter() - begun
         if blocks is not None:
             continue  # one round at a time
@@ -70,13 +82,36 @@ def run_rounds(
             most = min(MOST_ROUNDS, 2 * most)
         elif seconds > 2 * _CHUNK_SECONDS:
             most = max(1, most // 2)
-    return _kept(record, patience)
-
-
-def _kept(record, patience):
-    """With early stopping the rounds up to the best one."""
     number = record.num_rounds
     return record.best_round(number) + 1 if patience else number
+
+
+def _is_over(record, patience):
+    """Whether early stopping ends the run."""
+    number = record.num_rounds
+    if not patience or number == 0:
+        return False
+    return number - 1 - record.best_round(number) >= patience
+
+
+def _keep(checkpoint, record, position, patience, final):
+    """Writes the run, if it is time; what is trained outlives a full disk."""
+    if _is_over(record, patience):
+        state, set_scores = None, ()  # no round will follow
+    elif position and (final or record.num_rounds % checkpoint.every == 0):
+        state, set_scores = position
+    else:
+        return
+    try:
+        write_checkpoint(checkpoint, record, state, set_scores)
+    except OSError as error:
+        number = record.num_rounds - 1
+        raise TrainingError(
+            f"the checkpoint could not be written after round {number}: {error}; the "
+            "error's .model and .history hold the rounds until then",
+            record,
+            number,
+        ) from error
 
 
 def _run(job, blocks, position, record, count):
@@ -95,8 +130,8 @@ def _run(job, blocks, position, record, count):
         ) from error
 
 
-def _look(job, chunk, entry, record, patience, watchers, bar):
-    """Takes one round into the record; says whether to stop after it."""
+def _look(job, chunk, entry, record, bar):
+    """Takes one round into the record."""
     number = record.num_rounds
     train_loss, *set_losses = np.asarray(chunk.losses[entry]).tolist()
     if not np.isfinite(train_loss):
@@ -125,15 +160,14 @@ def _look(job, chunk, entry, record, patience, watchers, bar):
     shown |= {n: f"{v:.5g}" for n, v in zip(job.sets, set_losses, strict=True)}
     bar.set_postfix(shown, refresh=False)
     bar.update()
-    stop = patience and number - record.best_round(number + 1) >= patience
-    return _notify(watchers, number, record) or stop
 
 
-def _notify(watchers, number, record):
+def _notify(watchers, record):
     """Calls every callback; whether one asks to stop."""
     if not watchers:
         return False
-    history, model = record.history(number + 1), record.model(number + 1)
+    done = record.num_rounds
+    number, history, model = done - 1, record.history(done), record.model(done)
     try:
         stops = [bool(watch(number, history, model)) for watch in watchers]
     except Exception as error:

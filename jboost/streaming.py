@@ -71,12 +71,13 @@ class Stream:
     Attributes:
       memory: the budget in bytes; may be set to another one.
       plan: after ``fit``, how many bytes of it are used for what.
+      source: gives the batches.
     """
 
     def __init__(self, source, memory, directories, bins, block_rows):
         self.memory = memory
         self.plan: dict[str, int] = {}
-        self._source: Callable[[], Iterator[Any]] = source
+        self.source: Callable[[], Iterator[Any]] = source
         self._directories: Sequence[str | os.PathLike[str]] | None = directories
         self._bins: Bins | None = bins
         self._block_rows: int | None = block_rows
@@ -85,7 +86,7 @@ class Stream:
     @property
     def names(self) -> tuple[str, ...] | None:
         """Of the features, where the source knows them."""
-        return getattr(self._source, "names", None)
+        return getattr(self.source, "names", None)
 
     @property
     def memory(self) -> int:
@@ -122,7 +123,7 @@ class Stream:
             seen, bins = None, self._bins
             if bins is None:
                 seen, bins = _sketch(
-                    self._source, max_bins, self.memory, progress, check
+                    self.source, max_bins, self.memory, progress, check
                 )
             else:
                 check(bins.num_features)
@@ -266,7 +267,7 @@ def _write(stream, bins, max_bins, seen, progress):
     """Writes the blocks in one pass; ``seen`` is what the pass before it saw."""
     writer, num_rows, checksums, weight = None, 0, (), 0.0
     with _bar("writing", progress, seen and seen[0]) as bar:
-        for batch in checked_batches(stream._source):
+        for batch in checked_batches(stream.source):
             if batch.x.shape[1] != bins.num_features:
                 raise ValueError(
                     f"x of the batches must have {bins.num_features} columns, as the "

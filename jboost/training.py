@@ -6,6 +6,7 @@ sizes, and hands the run to ``loop``. It holds no mathematics.
 """
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +18,21 @@ from jboost import checks, losses
 from jboost.binning import Bins, fit_bins, warn_of_collisions
 from jboost.block_rounds import plan_run
 from jboost.candidates import Candidates, CandidateWeights
+from jboost.checkpoints import (
+    Checkpoint,
+    check_checkpoint,
+    resume,
+    take_fingerprint,
+)
 from jboost.chunks import Job, no_trees, start
+from jboost.continuing import check_start, continue_from, match_columns
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.frames import Schema, read_frame
 from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
-from jboost.loop import first_position, run_rounds
+from jboost.loop import Position, first_position, run_rounds
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
 from jboost.settings import (
     check_settings,
@@ -78,6 +86,9 @@ def fit(
     callbacks: Any = (),
     feature_names: Sequence[str] | None = None,
     implementation: str | None = None,
+    model: Ensemble | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    checkpoint_rounds: int = 10,
 ) -> tuple[Ensemble, History]:
     """Trains a model for any differentiable loss.
 
@@ -175,14 +186,26 @@ def fit(
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; all give the same model. See
         :func:`jboost.implementations`.
+      model: training goes on from it, with ``num_rounds`` more rounds; x has its
+        columns. The same call with the same data and settings goes on as if it had
+        not ended: seeds and schedules of the learning rate count the model's rounds,
+        too. The history, early stopping and callbacks see the new rounds only.
+      checkpoint: a path, where the run is kept: if the file is there, the run goes on
+        from it, and its result is that of a run that was never interrupted, bit for
+        bit. Repeat the call that was interrupted; only ``num_rounds`` may be raised.
+        The file stays when the run is over, and the call then returns at once;
+        :func:`jboost.load` gives its model. What metrics and callbacks do is not
+        compared; a run that a callback stopped goes on.
+      checkpoint_rounds: after how many rounds the file is written anew.
 
     Returns:
       The model and its history.
 
     Raises:
-      TypeError, ValueError: for bad arguments, before training.
-      TrainingError: the loss stopped being finite, or a metric or callback failed;
-        carries the model until then.
+      TypeError, ValueError: for bad arguments, before training; the checkpoint is of
+        another run (the error names what differs), or damaged (a FileError).
+      TrainingError: the loss stopped being finite, a metric or callback failed, or a
+        checkpoint cannot be written; carries the model until then.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jboost as jb
@@ -200,7 +223,12 @@ def fit(
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
     seed = checks.check_integer("seed", seed, least=0, most=2**32 - 1)
-    rates = np.asarray(checks.learning_rates(learning_rate, num_rounds))
+    path = check_checkpoint(checkpoint, checkpoint_rounds)
+    earlier = 0
+    if model is not None:
+        earlier = check_start(model, init_score, num_scores, absent)
+        init_score = model.init_score
+    rates = np.asarray(checks.learning_rates(learning_rate, num_rounds, earlier))
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     watchers = _check_callbacks(callbacks)
     begin = initial_scores(init_score, num_scores)
@@ -231,6 +259,8 @@ def fit(
 
         def check_columns(num_features):
             names = checks.check_names(feature_names, x.names, num_features)
+            if model is not None:
+                names = match_columns(model, num_features, names)
             checks.check_monotone(monotone, num_features, names)
             checks.check_interactions(interactions, num_features, names)
 
@@ -244,6 +274,8 @@ def fit(
         )  # fmt: skip
     bins, rows = given.bins, given.rows
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
+    if model is not None:
+        names = match_columns(model, bins.num_features, names)
     sets = make_sets(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset, implementation,
@@ -260,30 +292,28 @@ def fit(
     blocks = None
     if isinstance(x, Stream) and table is not None:
         blocks = plan_run(job, table, x, begin)
-    state = start(job, begin, seed)
-    record = Record(
-        bins=bins,
-        init_score=np.asarray(state.init_score),
-        set_names=tuple(sets),
-        named=isinstance(validation, dict),
-        no_trees=no_trees(method, num_scores),
-        choices=dict(
-            curvature=method.curvature,
-            leaf_solver=_fitted_solver(method, state),
-            regularization=method.regularization,
-            min_child_samples=int(numbers.limits.min_child_samples)
-            or (ORDER_STATISTIC_SAMPLES if state.pointed else 1),
-            init_score=np.asarray(state.init_score).tolist(),
-            num_bins=bins.num_bins,
+    keep = path and Checkpoint(
+        path,
+        checkpoint_rounds,
+        take_fingerprint(
+            job, bins, blocks and blocks.reader, model, begin, seed,
+            early_stopping_rounds, names,
         ),
-        feature_names=names,
-        bagged=bool(numbers.subsample < 1),
-    )
-    with tqdm(total=num_rounds, disable=not progress, unit="round") as bar:
+        rates,
+    )  # fmt: skip
+    position = first_position(job, start(job, begin, seed))
+    record = _start_record(job, bins, position.state, validation, names, model)
+    found = keep and resume(keep, record, *position)
+    if found:
+        position = Position(*found)
+    elif model is not None:
+        position = continue_from(model, job, position, x, validation)
+    with tqdm(
+        total=num_rounds, initial=record.num_rounds, disable=not progress, unit="round"
+    ) as bar:
         kept = run_rounds(
-            job, blocks, first_position(job, state), record, early_stopping_rounds,
-            watchers, bar,
-        )  # fmt: skip
+            job, blocks, position, record, early_stopping_rounds, watchers, keep, bar
+        )
     return record.model(kept), record.history(record.num_rounds)
 
 
@@ -358,6 +388,31 @@ def _bin_arrays(
     )
     rows = rows.sorted() if sorts else rows
     return _Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
+
+
+def _start_record(job, bins, state, validation, names, model):
+    method, numbers = job.method, job.numbers
+    init_score = np.asarray(state.init_score)
+    return Record(
+        bins=bins,
+        init_score=init_score,
+        set_names=tuple(job.sets),
+        named=isinstance(validation, dict),
+        no_trees=no_trees(method, job.rows.scores.shape[0]),
+        choices=dict(
+            curvature=method.curvature,
+            leaf_solver=_fitted_solver(method, state),
+            regularization=method.regularization,
+            min_child_samples=int(numbers.limits.min_child_samples)
+            or (ORDER_STATISTIC_SAMPLES if state.pointed else 1),
+            init_score=init_score.tolist(),
+            num_bins=bins.num_bins,
+        ),
+        feature_names=names,
+        metric_names=tuple(job.metrics),
+        bagged=bool(numbers.subsample < 1),
+        before=model,
+    )
 
 
 def _fitted_solver(method, state):

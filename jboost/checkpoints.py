@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: a run of ``fit`` in a file, from which the same call goes on.
+
+In: a run after some rounds. Out: a file with all that the next round depends on and
+the data does not tell: trees, scores of all rows, history; and with the fingerprint of
+data, loss and settings, so that no other run goes on from it. What early stopping
+knows is in the history, and everything random depends on seed and round alone.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jboost import checks
+from jboost.binning import Bins
+from jboost.blocks import BlockReader
+from jboost.chunks import Job
+from jboost.containers import (
+    Container,
+    FileError,
+    library_version,
+    read_container,
+    remove_parts,
+    write_container,
+)
+from jboost.ensemble import Ensemble
+from jboost.files import pack, unpack
+from jboost.history import Record
+from jboost.initial import MedianStart
+from jboost.rounds import BoostState
+from jboost.sparse import SparseCodes
+from jboost.tables import Rows
+
+_DERIVED = ("num_bins", "max_nodes", "uniform")  # of a Method, from the others
+_NAMES: dict[str, str] = {
+    "bounds": "max_delta_step", "signs": "monotone", "groups": "interactions"
+}  # fmt: skip
+_STATE = ("scores", "init_score", "pointed", "first_mean", "round")
+
+
+class Checkpoint(NamedTuple):
+    """Where a run is kept.
+
+    Attributes:
+      path: of the file.
+      every: after how many rounds it is written.
+      fingerprint: of the run.
+      rates: the learning rate of each round.
+    """
+
+    path: Path
+    every: int
+    fingerprint: dict[str, Any]
+    rates: np.ndarray
+
+
+def check_checkpoint(path: Any, every: Any) -> Path | None:
+    """The path, in a folder that can be written to."""
+    checks.check_integer("checkpoint_rounds", every, least=1)
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"checkpoint must be a path, got {type(path).__name__}")
+    place = Path(os.path.realpath(path))
+    if place.is_dir() or not os.access(place.parent, os.W_OK):
+        raise ValueError(
+            "checkpoint must be a file in a folder that can be written to, got "
+            f"{os.fspath(path)!r}"
+        )
+    return place
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    record: Record,
+    state: BoostState | None,
+    set_scores: tuple[Any, ...],
+) -> None:
+    """Writes a run, in place of what was there; without a state one that is over.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    model = pack(record.model(record.num_rounds), "model.")
+    arrays = dict(model.arrays)
+    arrays["rates"] = checkpoint.rates[: record.num_rounds]
+    for name, value in record.table().items():
+        arrays[f"history.{name}"] = value
+    if state is not None:
+        arrays |= _flatten(state, set_scores)
+    fields = {**model.fields, "fingerprint": checkpoint.fingerprint}
+    write_container(Container("Checkpoint", fields, arrays), checkpoint.path)
+
+
+def resume(
+    checkpoint: Checkpoint,
+    record: Record,
+    state: BoostState,
+    set_scores: tuple[Any, ...],
+) -> tuple[BoostState, tuple[Any, ...]] | None:
+    """Goes on from the file, if it is there: fills the record, returns the position.
+
+    Args:
+      record: before its first round.
+      state, set_scores: before the first round.
+
+    Raises:
+      FileError: the file is damaged or no checkpoint.
+      ValueError: it is of another run.
+    """
+    remove_parts(checkpoint.path)
+    if not checkpoint.path.exists():
+        return None
+    name = repr(os.fspath(checkpoint.path))
+    container = read_container(checkpoint.path)
+    if container.type != "Checkpoint":
+        raise FileError(f"checkpoint {name} holds {container.type}, not a checkpoint")
+    _compare(container.fields.get("fingerprint"), checkpoint.fingerprint, name)
+    arrays = container.arrays
+    try:
+        model = unpack(container)
+        table = {key: arrays[f"history.{key}"] for key in record.table()}
+        rates = arrays["rates"]
+        ended = "state.scores" not in arrays
+        found = _flatten(state, set_scores)
+        if not ended:
+            found = {key: _like(arrays[key], value) for key, value in found.items()}
+    except (KeyError, ValueError) as error:
+        raise FileError(f"checkpoint {name} does not fit this run: {error}") from None
+    _compare_rates(rates, checkpoint.rates, name)
+    record.restore(model, table)
+    return (state, set_scores) if ended else _unflatten(found, state, set_scores)
+
+
+def _compare_rates(old, new, name):
+    """Rounds may be added, but those that were made must be the same."""
+    done = len(old)
+    if done > len(new):
+        raise ValueError(
+            f"num_rounds must be at least {done}, which checkpoint {name} holds, got "
+            f"{len(new)}; jb.truncate(jb.load({name}), num_rounds) takes fewer"
+        )
+    if not np.array_equal(old, new[:done]):
+        number = int(np.argmax(old != new[:done]))
+        raise ValueError(
+            f"learning_rate must be that of the run in checkpoint {name}, "
+            f"{old[number]} in round {number}, got {new[number]}"
+        )
+
+
+def _flatten(state, set_scores):
+    """What the data does not tell by itself, or what is cheap to keep."""
+    arrays = {f"state.{name}": np.asarray(getattr(state, name)) for name in _STATE}
+    for number, leaf in enumerate(jax.tree.leaves(state.parameters)):
+        arrays[f"state.parameters.{number}"] = np.asarray(leaf)
+    for number, scores in enumerate(set_scores):
+        arrays[f"scores.{number}"] = np.asarray(scores)
+    return arrays
+
+
+def _unflatten(arrays, state, set_scores):
+    arrays = {name: jax.device_put(array) for name, array in arrays.items()}
+    leaves, structure = jax.tree.flatten(state.parameters)
+    leaves = [arrays[f"state.parameters.{number}"] for number in range(len(leaves))]
+    state = state._replace(
+        **{name: arrays[f"state.{name}"] for name in _STATE},
+        parameters=jax.tree.unflatten(structure, leaves),
+    )
+    return state, tuple(arrays[f"scores.{n}"] for n in range(len(set_scores)))
+
+
+def _like(array, template):
+    if array.shape != template.shape or array.dtype != template.dtype:
+        raise ValueError(
+            f"shape {array.shape} of {array.dtype}, expected {template.shape} of "
+            f"{template.dtype}"
+        )
+    return array
+
+
+def take_fingerprint(
+    job: Job,
+    bins: Bins,
+    reader: BlockReader | None,
+    model: Ensemble | None,
+    init_score: Any,
+    seed: int,
+    patience: int | None,
+    feature_names: tuple[str, ...] | None,
+) -> dict[str, Any]:
+    """What a run depends on: settings as JSON holds them, data as digests."""
+    loss = job.loss
+    programs = [loss.value, loss.gradient, loss.hessian, loss.estimate]
+    text = repr([program and program.structure for program in programs])
+    described = re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions within
+    settings: dict[str, Any] = {
+        k: v for k, v in asdict(job.method).items() if k not in _DERIVED
+    }
+    for name, value in _name_numbers(job.numbers):
+        settings[name] = value
+    begin = init_score
+    if isinstance(init_score, MedianStart) or init_score is None:
+        begin = "auto" if init_score is None else "median"
+    found = {
+        "jboost": library_version(),
+        "jax": jax.__version__,
+        "thresholds of x": _digest(bins),
+        **_describe_rows("", job.rows, reader),
+        "loss": _digest(described),
+        "numbers in the loss": _digest(job.constants),
+        **settings,
+        "init_score": begin if isinstance(begin, str) else np.asarray(begin).tolist(),
+        "seed": seed,
+        "early_stopping_rounds": patience,
+        "metrics": sorted(job.metrics),
+        "validation": [*job.sets],
+        "feature_names": feature_names and [*feature_names],
+        "model": None if model is None else _digest(model),
+    }
+    for name, rows in job.sets.items():
+        found |= _describe_rows(f"{name} ", rows, None)
+    return json.loads(json.dumps(found))
+
+
+def _name_numbers(numbers: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of every number that the program takes."""
+    for name, value in numbers._asdict().items():
+        if hasattr(value, "_fields"):
+            yield from _name_numbers(value)
+        elif value is not None:
+            yield str(_NAMES.get(name, name)), np.asarray(value).tolist()
+
+
+def _describe_rows(prefix, rows: Rows, reader):
+    """Digests of rows without their padding."""
+    size, data = rows.size, rows.data
+    if reader is not None:
+        parts = (codes for _, codes in reader.read())
+        columns = _digest_columns(parts, reader.set.num_features)
+    elif isinstance(data.columns, SparseCodes):
+        columns = _digest(data.columns)
+    else:
+        codes = np.asarray(data.columns)[:, :size]
+        columns = _digest_columns([codes], len(codes))
+    targets = jax.tree.map(lambda target: np.asarray(target)[:size], data.targets)
+    return {
+        f"{prefix}x": columns,
+        f"{prefix}y": _digest(targets),
+        f"{prefix}sample_weight": _digest(np.asarray(data.weights)[:size]),
+        f"{prefix}offset": _digest(np.asarray(rows.scores)[:, :size]),
+    }
+
+
+def _digest_columns(parts, num_columns):
+    """Of codes by feature, however their rows are divided into parts."""
+    columns = [hashlib.sha256() for _ in range(num_columns)]
+    for part in parts:
+        for column, codes in zip(columns, part, strict=True):
+            column.update(_as_bytes(codes))
+    return _digest([column.hexdigest() for column in columns])
+
+
+def _digest(tree):
+    """Of a pytree: its structure, its arrays and strings."""
+    leaves, structure = jax.tree.flatten(tree)
+    found = hashlib.sha256(str(structure).encode())
+    for leaf in leaves:
+        if isinstance(leaf, str):
+            found.update(leaf.encode("utf-8", "surrogatepass"))
+            continue
+        array = np.asarray(leaf)
+        found.update(f"{array.dtype.name}{array.shape}".encode())
+        found.update(_as_bytes(array))
+    return "sha256:" + found.hexdigest()
+
+
+def _as_bytes(array):
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
+def _compare(old, new, name):
+    """Raises for what differs, by name."""
+    old = old if isinstance(old, dict) else {}
+    differing = []
+    for key in {**new, **old}:
+        before, now = old.get(key), new.get(key)
+        if before == now:
+            continue
+        hidden = str(before).startswith("sha256:") or str(now).startswith("sha256:")
+        differing.append(key if hidden else f"{key} (was {before!r}, is {now!r})")
+    if differing:
+        raise ValueError(
+            f"checkpoint {name} is of another run: what differs is "
+            f"{', '.join(differing)}; repeat the call that wrote it (num_rounds may be "
+            f"raised), or give another path, with model=jb.load({name}) to go on from "
+            "its model"
+        )

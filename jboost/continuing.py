@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training that goes on from a model.
+
+In: a model, a run on new or the same data, before its first round. Out: the run as it
+stands after the model's rounds: their scores, their number (which seeds and schedules
+count on from), and what an average row curved in the first of them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jboost.batches import checked_batches
+from jboost.boosting import compiled
+from jboost.chunks import Job
+from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
+from jboost.loop import Position
+from jboost.rounds import begin_round
+from jboost.streaming import Stream
+from jboost.tables import Rows, name_sets
+
+_MOST_ROUNDS = 16  # whose leaves are found at a time
+_MOST_LEAVES = 2**26  # of all rows
+
+
+def check_start(model: Any, init_score: Any, num_scores: int, absent: str) -> int:
+    """Whether a run may begin with a model; how many rounds it has."""
+    check_model(model)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
+        raise TypeError("model must hold numbers, got traced arrays: fit is not traced")
+    if model.num_scores != num_scores:
+        raise ValueError(
+            f"num_scores must be {model.num_scores}, as the model has, got {num_scores}"
+        )
+    if not isinstance(init_score, str) or init_score != "auto":
+        raise ValueError(
+            "init_score must be 'auto' where a model is given, whose own is kept, got "
+            f"{init_score!r}"
+        )
+    if model.absent != absent:
+        raise ValueError(
+            f"absent must be {model.absent!r}, as the model was trained, got {absent!r}"
+        )
+    return model.num_rounds
+
+
+def match_columns(
+    model: Ensemble, num_features: int, feature_names: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
+    """Whether the columns are those of the model; their names."""
+    if model.num_features != num_features:
+        raise ValueError(
+            f"x must have {model.num_features} columns, as the model was trained on, "
+            f"got {num_features}"
+        )
+    known = model.feature_names
+    if known and feature_names and known != feature_names:
+        pairs = zip(known, feature_names, strict=True)
+        expected, got = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            "x must have the columns of the model in the same order, expected "
+            f"{expected!r}, got {got!r}"
+        )
+    return feature_names or known
+
+
+def continue_from(
+    model: Ensemble, job: Job, position: Position, x: Any, validation: Any
+) -> Position:
+    """The position after the model's rounds.
+
+    Laws: on the same data, ``fit(m rounds)`` and then ``n`` rounds from that model are
+    ``fit(m + n rounds)``; training from a model of no rounds is training.
+    """
+    sets = tuple(
+        _score(model, parts[0], job.sets[name])
+        for name, (_, parts) in name_sets(validation).items()
+    )
+    run = compiled(_average_curvature, job.loss, job.method)
+    data = job.rows.data._replace(columns=None, packed=None, order=None)
+    state = position.state
+    if model.num_rounds:
+        first_mean = run(job.constants, job.numbers, data, state)
+        state = state._replace(
+            scores=_score(model, x, job.rows),
+            first_mean=first_mean,
+            round=jnp.int32(model.num_rounds),
+        )
+    return Position(state, sets)
+
+
+def _average_curvature(loss, method, constants, numbers, data, state):
+    """What "relative" divides by in the first round, which starts at init_score."""
+    _, now = begin_round(loss, constants, method, numbers, data, state)
+    return now.fitted.mean
+
+
+def _score(model, x, rows: Rows):
+    """Scores of padded rows after the model's rounds."""
+    start = np.asarray(model.init_score).reshape(-1, 1)
+    scores = np.asarray(rows.scores) + start
+    real = scores[:, : rows.size]
+    if isinstance(x, Stream):
+        first = 0
+        for batch in checked_batches(x.source):
+            end = first + len(batch.x)
+            _add_rounds(model, batch.x, real[:, first:end])
+            first = end
+    else:
+        _add_rounds(model, x, real)
+    scores[:, rows.size :] = scores[:, :1]  # padding repeats row 0
+    return jax.device_put(scores)
+
+
+def _add_rounds(model, x, scores):
+    """Adds leaf values round by round, in the order of training, and so to its bits."""
+    num_scores, num_rows = scores.shape
+    step = max(1, min(_MOST_ROUNDS, _MOST_LEAVES // (num_scores * num_rows)))
+    values = np.asarray(model.leaf_value)
+    for first in range(0, model.num_rounds, step):
+        part = map_rounds(lambda array, f=first: array[f : f + step], model)
+        leaves = np.asarray(leaf_indices(part, x))
+        leaves = leaves.reshape(num_rows, -1, num_scores)
+        for number in range(leaves.shape[1]):
+            for k in range(num_scores):
+                scores[k] += values[first + number, k][leaves[:, number, k]]
