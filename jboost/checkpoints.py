@@ -100,17 +100,8 @@ def write_checkpoint(
     write_container(Container("Checkpoint", fields, arrays), checkpoint.path)
 
 
-def resume(
-    checkpoint: Checkpoint,
-    record: Record,
-    state: BoostState,
-    set_scores: tuple[Any, ...],
-) -> tuple[BoostState, tuple[Any, ...]] | None:
-    """Goes on from the file, if it is there: fills the record, returns the position.
-
-    Args:
-      record: before its first round.
-      state, set_scores: before the first round.
+def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
+    """What the file holds, if it is there and of this run.
 
     Raises:
       FileError: the file is damaged or no checkpoint.
@@ -124,20 +115,44 @@ def resume(
     if container.type != "Checkpoint":
         raise FileError(f"checkpoint {name} holds {container.type}, not a checkpoint")
     _compare(container.fields.get("fingerprint"), checkpoint.fingerprint, name)
+    if "rates" in container.arrays:
+        _compare_rates(container.arrays["rates"], checkpoint.rates, name)
+    return container
+
+
+def resume(
+    container: Container,
+    record: Record,
+    state: BoostState,
+    set_scores: tuple[Any, ...],
+) -> tuple[BoostState, tuple[Any, ...]]:
+    """Fills the record, and returns the position after its rounds.
+
+    Args:
+      container: from :func:`read_checkpoint`.
+      record: before its first round.
+      state, set_scores: before the first round.
+
+    Raises:
+      FileError: the file does not hold what this run left.
+    """
     arrays = container.arrays
     try:
         model = unpack(container)
         table = {key: arrays[f"history.{key}"] for key in record.table()}
-        rates = arrays["rates"]
-        ended = "state.scores" not in arrays
-        found = _flatten(state, set_scores)
-        if not ended:
-            found = {key: _like(arrays[key], value) for key, value in found.items()}
+        done, before = len(arrays["rates"]), record.before
+        earlier = 0 if before is None else before.num_rounds
+        lengths = {len(table["train_loss"]), len(table["set_losses"])}
+        if lengths != {done} or model.num_rounds != earlier + done:
+            raise ValueError(f"trees or losses are not those of {done} rounds")
+        if "state.scores" in arrays:
+            start = _flatten(state, set_scores)
+            found = {key: _like(arrays[key], value) for key, value in start.items()}
+            state, set_scores = _unflatten(found, state, set_scores)
     except (KeyError, ValueError) as error:
-        raise FileError(f"checkpoint {name} does not fit this run: {error}") from None
-    _compare_rates(rates, checkpoint.rates, name)
+        raise FileError(f"the checkpoint does not fit this run: {error}") from None
     record.restore(model, table)
-    return (state, set_scores) if ended else _unflatten(found, state, set_scores)
+    return state, set_scores
 
 
 def _compare_rates(old, new, name):

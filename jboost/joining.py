@@ -6,6 +6,7 @@ different depth are brought to one layout; no prediction changes by that.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -103,7 +104,8 @@ def _map_leaves(change, sums):
 def _link(model: Ensemble) -> Ensemble:
     """A model whose trees are linked; heaps keep their numbers of nodes.
 
-    A node that a heap does not split is a leaf, and those below it are not reached.
+    A node that a heap does not split is a leaf, and those below it are not reached;
+    unless one is split to which all its rows go on.
     """
     if model.links is not None:
         return model
@@ -112,12 +114,14 @@ def _link(model: Ensemble) -> Ensemble:
     node = np.arange(num_nodes, dtype=np.int32)
     extend = ((0, 0), (0, 0), (0, num_nodes - num_inner))
     inner = np.pad(np.asarray(model.is_split), extend)
+    levels = [slice(2**level - 1, 2 ** (level + 1) - 1) for level in range(depth + 1)]
+    for above, below in reversed([*pairwise(levels)]):
+        inner[:, :, above] |= inner[:, :, below][:, :, ::2]
     reached = np.zeros_like(inner)
     reached[:, :, 0] = True
-    for level in range(depth):
-        above = slice(2**level - 1, 2 ** (level + 1) - 1)
-        below = np.repeat(reached[:, :, above] & inner[:, :, above], 2, axis=2)
-        reached[:, :, 2 ** (level + 1) - 1 : 2 ** (level + 2) - 1] = below
+    for above, below in pairwise(levels):
+        going_on = reached[:, :, above] & inner[:, :, above]
+        reached[:, :, below] = np.repeat(going_on, 2, axis=2)
     inner &= reached
     # All rows of a node that is not split come to the leftmost leaf below it.
     height = (

@@ -21,6 +21,7 @@ from jboost.candidates import Candidates, CandidateWeights
 from jboost.checkpoints import (
     Checkpoint,
     check_checkpoint,
+    read_checkpoint,
     resume,
     take_fingerprint,
 )
@@ -88,7 +89,7 @@ def fit(
     implementation: str | None = None,
     model: Ensemble | None = None,
     checkpoint: str | PathLike[str] | None = None,
-    checkpoint_rounds: int = 10,
+    checkpoint_rounds: int = 50,
 ) -> tuple[Ensemble, History]:
     """Trains a model for any differentiable loss.
 
@@ -301,11 +302,11 @@ def fit(
         ),
         rates,
     )  # fmt: skip
+    found = keep and read_checkpoint(keep)
     position = first_position(job, start(job, begin, seed))
     record = _start_record(job, bins, position.state, validation, names, model)
-    found = keep and resume(keep, record, *position)
     if found:
-        position = Position(*found)
+        position = Position(*resume(found, record, *position))
     elif model is not None:
         position = continue_from(model, job, position, x, validation)
     with tqdm(

@@ -5,8 +5,13 @@ A new shape compiles for seconds, so that tests use these 200 rows and three col
 (with more than 127 distinct values each, hence 256 codes) and trees of depth 3.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+
+import jboost as jb
 
 ROWS = 200
 SMALL = dict(num_rounds=8, max_depth=3)
@@ -29,6 +34,40 @@ def squared_distance(scores, target):
     return jnp.sum(jnp.square(scores - target))
 
 
+def _spread(scores, targets, weights):
+    return jnp.sum(weights * jnp.abs(targets - scores)) / jnp.sum(weights)
+
+
+def _spread_huber(score, target, delta):
+    return jb.losses.huber(score, target, delta=delta)
+
+
+def make_runs():
+    """Arguments of ``fit`` by name, for whole runs: all that a run can remember.
+
+    Rows and columns are sampled, the rate falls, scores have metrics, validation sets
+    and offsets.
+    """
+    x, y = make_regression()
+    several, offset = np.stack([y, -x[:, 0]], 1), 0.1 * x
+    losses: dict[str, Any] = {
+        "one": (y, jb.losses.squared_error, offset[:, 0]),
+        "several": (several, squared_distance, offset[:, :2]),
+        "adaptive": (y, jb.losses.adaptive(_spread_huber, _spread), offset[:, 0]),
+    }
+    return {
+        name: dict(
+            x=x, y=y, loss=loss, offset=offset,
+            validation=(x[:50], y[:50], None, offset[:50]),
+            metrics={"far": lambda scores, targets, weights: jnp.max(scores)},
+            learning_rate=lambda number: 0.5 / (1 + number),
+            subsample=0.7, colsample_bytree=0.7, seed=3, max_depth=3,
+            num_scores=np.ndim(y),
+        )
+        for name, (y, loss, offset) in losses.items()
+    }  # fmt: skip
+
+
 def mean_loss(loss, scores, targets, weights=None):
     """The weighted mean of a loss, evaluated row by row."""
     values = np.array(
@@ -38,3 +77,21 @@ def mean_loss(loss, scores, targets, weights=None):
         ]
     )
     return float(np.average(values, weights=weights))
+
+
+def same_histories(one, other):
+    """Asserts that two histories are equal to the bit."""
+    one, other = ({**vars(history)} for history in (one, other))
+    assert one.pop("choices") == other.pop("choices")
+    assert one.pop("best_round") == other.pop("best_round")
+    same_bits(one, other)
+
+
+def same_bits(one, other):
+    """Asserts that two pytrees are built alike, their arrays equal to the bit."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()

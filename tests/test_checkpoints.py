@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: a run interrupted anywhere ends as if it had not been."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tables import SMALL, make_regression, make_runs, same_bits, same_histories
+
+import jboost as jb
+
+X, Y = make_regression()
+RUNS = make_runs()
+
+
+class Interruption(BaseException):
+    """As ctrl-C."""
+
+
+def interrupt(number):
+    def watch(round, history, model):
+        if round == number:
+            raise Interruption
+
+    return watch
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupted_run_ends_as_if_it_had_not_been(name, tmp_path):
+    run = dict(**RUNS[name], num_rounds=8)
+    model, history = jb.fit(**run)
+    path = tmp_path / "run"
+    for number in (1, 4, 5):  # before any file; after it; before the next one
+        with pytest.raises(Interruption):
+            jb.fit(
+                **run, checkpoint=path, checkpoint_rounds=2, callbacks=interrupt(number)
+            )
+        if number > 1:
+            same_bits(jb.load(path), jb.truncate(model, 4))
+    seen = []
+    resumed, told = jb.fit(
+        **run, checkpoint=path, checkpoint_rounds=2,
+        callbacks=lambda number, history, model: seen.append(
+            (number, len(history.train_loss), model.num_rounds)
+        ),
+    )  # fmt: skip
+    same_bits(resumed, model)
+    same_histories(told, history)
+    assert seen == [(n, n + 1, n + 1) for n in range(4, 8)]
+
+
+RUN = """
+import pickle, sys, jboost as jb
+from tables import make_regression
+x, y = make_regression()
+model, history = jb.fit(
+    x, y, num_rounds=150, max_depth=3, subsample=0.7, seed=1,
+    validation=(x[:50], y[:50]), early_stopping_rounds=100,
+    checkpoint=sys.argv[1], checkpoint_rounds=1,
+)
+jb.save(model, sys.argv[2])
+with open(sys.argv[2] + ".history", "wb") as file:
+    pickle.dump(vars(history), file)
+"""
+
+
+def wait_for(path, changes):
+    """Returns when the file is another one so often."""
+    seen = set()
+    while len(seen) < changes:
+        if path.exists():
+            seen.add(path.stat().st_ino)
+        time.sleep(0.001)
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path):
+    path, result = tmp_path / "run", tmp_path / "model"
+    command = [sys.executable, "-c", RUN, str(path), str(result)]
+    folder = str(Path(__file__).parent)
+    chance = random.Random(0)
+    rounds = []
+    for changes in (1, 2):
+        process = subprocess.Popen(command, cwd=folder)
+        wait_for(path, changes)
+        time.sleep(chance.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        rounds.append(jb.load(path).num_rounds)  # whole, whenever it happened
+    assert 0 < rounds[0] < rounds[1] < 150
+    subprocess.run(command, cwd=folder, check=True)
+    x, y = make_regression()
+    model, history = jb.fit(
+        x, y, num_rounds=150, max_depth=3, subsample=0.7, seed=1,
+        validation=(x[:50], y[:50]), early_stopping_rounds=100,
+    )  # fmt: skip
+    same_bits(jb.load(result), model)
+    told = np.load(f"{result}.history", allow_pickle=True)
+    same_histories(jb.History(**told), history)
+    assert {p.name for p in tmp_path.iterdir()} == {"run", "model", "model.history"}
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path):
+    litter = tmp_path / ".run[1].0a1b2c3d.part"
+    litter.write_bytes(b"half")
+    other = tmp_path / ".run2.0a1b2c3d.part"
+    other.write_bytes(b"half")
+    jb.fit(X, Y, checkpoint=tmp_path / "run[1]", **SMALL)
+    assert {*tmp_path.iterdir()} == {tmp_path / "run[1]", other}
+
+
+def count_calls(calls):
+    return lambda number, history, model: calls.append(number)
+
+
+def test_a_finished_run_returns_at_once_and_may_be_made_longer(tmp_path):
+    path, calls = tmp_path / "run", []
+    first = jb.fit(X, Y, checkpoint=path, **SMALL)
+    content = path.read_bytes()
+    again = jb.fit(X, Y, checkpoint=path, callbacks=count_calls(calls), **SMALL)
+    same_bits(again[0], first[0])
+    same_histories(again[1], first[1])
+    assert calls == []
+    assert path.read_bytes() == content
+    call = dict(num_rounds=11, max_depth=3)
+    longer = jb.fit(X, Y, checkpoint=path, callbacks=count_calls(calls), **call)
+    assert calls == [8, 9, 10]
+    same_bits(longer[0], jb.fit(X, Y, **call)[0])
+
+
+def test_a_run_that_stopped_early_is_over(tmp_path):
+    noise = np.random.default_rng(0).normal(size=len(Y)).astype(np.float32)
+    path, calls = tmp_path / "run", []
+    call = dict(validation=(X, Y), early_stopping_rounds=3, max_depth=3)
+    model, history = jb.fit(X, noise, num_rounds=60, **call)
+    assert len(history.train_loss) < 60
+    for num_rounds in (60, 60, 70):
+        watch = count_calls(calls) if path.exists() else ()
+        found, told = jb.fit(
+            X, noise, num_rounds=num_rounds, checkpoint=path, callbacks=watch,
+            checkpoint_rounds=2, **call,
+        )  # fmt: skip
+        same_bits(found, model)
+        same_histories(told, history)
+    assert calls == []
+
+
+def test_a_run_that_a_callback_stopped_goes_on(tmp_path):
+    path = tmp_path / "run"
+
+    def stop(number, history, model):
+        return number in (2, 4)
+
+    lengths = []
+    for _ in range(3):
+        model, _ = jb.fit(
+            X, Y, checkpoint=path, checkpoint_rounds=1, callbacks=stop, **SMALL
+        )
+        lengths.append(model.num_rounds)
+    assert lengths == [3, 5, 8]
+    same_bits(model, jb.fit(X, Y, **SMALL)[0])
+
+
+def test_a_run_that_went_on_from_a_model_goes_on(tmp_path):
+    path = tmp_path / "run"
+    start, _ = jb.fit(X, Y, num_rounds=3, max_depth=3)
+    shallow, _ = jb.fit(X, Y, num_rounds=3, max_depth=2)
+    call = dict(model=start, checkpoint=path, checkpoint_rounds=2)
+    with pytest.raises(Interruption):
+        jb.fit(X, Y, **call, callbacks=interrupt(5), **SMALL)
+    same_bits(jb.load(path), jb.fit(X, Y, num_rounds=7, max_depth=3)[0])
+    model, history = jb.fit(X, Y, **call, **SMALL)
+    same_bits(model, jb.fit(X, Y, num_rounds=11, max_depth=3)[0])
+    assert len(history.train_loss) == 8
+    with pytest.raises(ValueError, match="what differs is model;"):
+        jb.fit(X, Y, **{**call, "model": shallow}, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run and the path of its checkpoint."""
+    path = tmp_path_factory.mktemp("kept") / "run"
+    run = dict(
+        x=X, y=Y, validation={"late": (X[:50], Y[:50])}, checkpoint=path, **SMALL
+    )
+    jb.fit(**run)
+    return run
+
+
+def rescaled(score, target):
+    return 3.0 * (score - target) ** 2
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("thresholds of x", dict(x=X + 1)),
+        ("y", dict(y=-Y)),
+        ("sample_weight", dict(sample_weight=np.r_[2, np.ones(len(Y) - 1)])),
+        ("late y", dict(validation={"late": (X[:50], -Y[:50])})),
+        ("late x", dict(validation={"late": (X[1:51], Y[:50])})),
+        ("numbers in the loss", dict(loss=rescaled)),
+        ("loss", dict(loss=jb.losses.log_cosh)),
+        ("l2 (was 1.0, is 2.0)", dict(l2=2)),
+        ("max_depth (was 3, is 2)", dict(max_depth=2)),
+        ("subsample (was 1.0, is 0.5)", dict(subsample=0.5)),
+        ("seed (was 0, is 1)", dict(seed=1)),
+        ("init_score (was 'auto', is [0.0])", dict(init_score=0)),
+        ("early_stopping_rounds (was None, is 9)", dict(early_stopping_rounds=9)),
+        ("feature_names (was None, is ['a', 'b', 'c'])", dict(feature_names=[*"abc"])),
+        ("metrics (was [], is ['m'])", dict(metrics={"m": lambda s, t, w: s[0]})),
+        ("learning_rate", dict(learning_rate=0.2)),
+        ("num_rounds must be at least 8", dict(num_rounds=7)),
+    ],
+)
+def test_another_run_is_refused_by_what_differs(what, change, kept):
+    content = Path(kept["checkpoint"]).read_bytes()
+    with pytest.raises(ValueError) as error:
+        jb.fit(**{**kept, **change})
+    assert what in str(error.value)
+    assert str(kept["checkpoint"]) in str(error.value)
+    assert Path(kept["checkpoint"]).read_bytes() == content
+
+
+def test_equal_losses_and_data_are_the_same_run(kept):
+    def loss(score, target):
+        return (score - target) ** 2
+
+    square = {**kept, "loss": jb.losses.squared_error, "x": X.astype(float)}
+    square["y"] = Y.tolist()
+    jb.fit(**square)
+    with pytest.raises(ValueError, match="what differs is loss"):
+        jb.fit(**{**kept, "loss": loss})  # integer_pow, not square
+
+
+def test_damaged_and_foreign_files_are_refused(kept, tmp_path):
+    content = bytearray(Path(kept["checkpoint"]).read_bytes())
+    content[len(content) // 2] ^= 1
+    path = tmp_path / "run"
+    path.write_bytes(content)
+    with pytest.raises(jb.FileError, match="damaged"):
+        jb.fit(**{**kept, "checkpoint": path})
+    jb.save(jb.load(kept["checkpoint"]), path)
+    with pytest.raises(jb.FileError, match="holds Ensemble, not a checkpoint"):
+        jb.fit(**{**kept, "checkpoint": path})
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (TypeError, "checkpoint must be a path", dict(checkpoint=1)),
+        (ValueError, "folder that can be written to", dict(checkpoint="/nowhere/run")),
+        (ValueError, "checkpoint must be a file", dict(checkpoint="/")),
+        (ValueError, "checkpoint_rounds must be", dict(checkpoint_rounds=0)),
+    ],
+)
+def test_bad_arguments_are_refused(error, message, change):
+    with pytest.raises(error, match=message):
+        jb.fit(X, Y, **change)
+
+
+def test_a_full_disk_leaves_model_and_history(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jboost.containers.os.replace", fail)
+    with pytest.raises(jb.TrainingError, match=r"checkpoint.*No space left") as error:
+        jb.fit(X, Y, checkpoint=tmp_path / "run", checkpoint_rounds=3, **SMALL)
+    monkeypatch.undo()
+    same_bits(error.value.model, jb.fit(X, Y, num_rounds=3, max_depth=3)[0])
+    assert len(error.value.history.train_loss) == 3
+    assert not [*tmp_path.iterdir()]
+
+
+def test_streams_keep_their_runs_too(tmp_path):
+    bins, path = jb.fit_bins(X), tmp_path / "run"
+
+    def rows(cut, shift=0.0):
+        batches = [(X[:cut] + shift, Y[:cut]), (X[cut:] + shift, Y[cut:])]
+        return jb.stream(batches, memory="64 MiB", bins=bins, block_rows=cut)
+
+    call = dict(checkpoint=path, checkpoint_rounds=2, **SMALL)
+    with pytest.raises(Interruption):
+        jb.fit(rows(120), **call, callbacks=interrupt(4))
+    model, history = jb.fit(rows(90), **call)  # in other blocks: the same data
+    whole, told = jb.fit(rows(120), **SMALL)
+    same_bits(model, whole)
+    same_histories(history, told)
+    with pytest.raises(ValueError, match="what differs is x;"):
+        jb.fit(rows(120, 0.5), **call)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training from a model: m rounds and then n are m + n rounds."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tables import SMALL, make_regression, make_runs, same_bits
+
+import jboost as jb
+from jboost.ensemble import Links
+from jboost.joining import append_rounds
+
+X, Y = make_regression()
+LATER = make_regression(seed=5)
+RUNS = make_runs()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rounds_in_two_parts_are_the_rounds(name):
+    whole, history = jb.fit(**RUNS[name], num_rounds=8)
+    first, _ = jb.fit(**RUNS[name], num_rounds=5)
+    both, later = jb.fit(**RUNS[name], num_rounds=3, model=first)
+    same_bits(both, whole)
+    np.testing.assert_array_equal(later.train_loss, history.train_loss[5:])
+    np.testing.assert_array_equal(later.validation_loss, history.validation_loss[5:])
+    np.testing.assert_array_equal(later.oob_improvement, history.oob_improvement[5:])
+    assert later.best_round == np.argmin(history.validation_loss[5:])
+
+
+def test_a_model_of_no_rounds_is_a_start():
+    none, _ = jb.fit(X, Y, num_rounds=0, max_depth=3)
+    one, _ = jb.fit(X, Y, model=none, **SMALL)
+    same_bits(one, jb.fit(X, Y, **SMALL)[0])
+
+
+def test_new_rounds_fit_what_the_model_leaves_on_other_data():
+    model, _ = jb.fit(X, Y, **SMALL)
+    x, y = LATER
+    both, history = jb.fit(x, y, model=model, **SMALL)
+    assert both.num_rounds == 16
+    same_bits(jb.truncate(both, 8), model)
+    stages = np.asarray(jb.staged_predict(both, x))
+    losses = np.mean(np.square(stages - y), axis=1)
+    np.testing.assert_allclose(history.train_loss, losses[8:], rtol=1e-5)
+    assert losses[15] < losses[7]
+
+
+def test_early_stopping_callbacks_and_errors_count_the_new_rounds():
+    x, _ = LATER
+    model, _ = jb.fit(X, Y, **SMALL)
+    seen = []
+
+    def watch(number, history, model):
+        seen.append((number, len(history.train_loss), model.num_rounds))
+
+    noise = np.random.default_rng(0).normal(size=len(Y)).astype(np.float32)
+    call = dict(model=model, early_stopping_rounds=2, callbacks=watch)
+    both, history = jb.fit(x, noise, validation=(X, Y), **call, **SMALL)
+    assert seen == [(n, n + 1, n + 9) for n in range(len(seen))]
+    assert len(seen) == history.best_round + 3
+    assert both.num_rounds == 8 + history.best_round + 1
+
+
+def grown(depth, rounds=2, seed=0, score=0.5):
+    random = np.random.default_rng(seed)
+    shape, leaves = (rounds, 1, 2**depth - 1), (rounds, 1, 2**depth)
+    unsplit = random.random(shape) < 0.3
+    return jb.Ensemble(
+        feature=jnp.asarray(
+            np.where(unsplit, 0, random.integers(0, 3, shape)), "int32"
+        ),
+        threshold=jnp.asarray(
+            np.where(unsplit, np.inf, random.normal(size=shape)), "f"
+        ),
+        missing_left=jnp.asarray(unsplit | (random.random(shape) < 0.5)),
+        leaf_value=jnp.asarray(random.normal(size=leaves), jnp.float32),
+        init_score=jnp.float32(score),
+        num_features=3,
+    )
+
+
+def linked(model):
+    """The same trees, each leaf of the heap a node: built node by node."""
+    depth, rounds = model.max_depth, model.num_rounds
+    size = 2 ** (depth + 1) - 1
+    names = ("feature", "threshold", "missing_left")
+    fill = dict(feature=0, threshold=np.inf, missing_left=True)
+    wide = {
+        n: np.full((rounds, 1, size), fill[n], getattr(model, n).dtype) for n in names
+    }
+    for name in names:
+        wide[name][:, :, : size // 2] = getattr(model, name)
+    left_child = np.tile(np.arange(size, dtype=np.int32), (rounds, 1, 1))
+    left_child[:, :, : size // 2] = 2 * np.arange(size // 2) + 1
+    leaf_value = np.zeros((rounds, 1, size), np.float32)
+    leaf_value[:, :, size // 2 :] = model.leaf_value
+    links = Links(jnp.asarray(left_child), depth)
+    arrays = {name: jnp.asarray(array) for name, array in wide.items()}
+    return replace(model, **arrays, leaf_value=jnp.asarray(leaf_value), links=links)
+
+
+@pytest.mark.parametrize("kinds", ["heaps", "first linked", "second linked", "linked"])
+@pytest.mark.parametrize("depths", [(2, 3), (3, 2)])
+def test_joined_models_add_their_trees(kinds, depths):
+    one, other = grown(depths[0]), grown(depths[1], seed=1)
+    x = np.where(np.random.default_rng(2).random(X.shape) < 0.2, np.nan, X)
+    x = x.astype(np.float32)
+    expected = np.asarray(jb.staged_predict(one, x))
+    scores = [*expected]
+    leaves = np.asarray(jb.leaf_indices(other, x))
+    for number in range(2):
+        values = np.asarray(other.leaf_value)[number, 0]
+        scores.append(scores[-1] + values[leaves[:, number]])
+    one = linked(one) if kinds in ("first linked", "linked") else one
+    other = linked(other) if kinds in ("second linked", "linked") else other
+    both = append_rounds(one, other)
+    assert both.max_depth == 3
+    assert (both.links is None) == (kinds == "heaps")
+    np.testing.assert_array_equal(jb.staged_predict(both, x), scores)
+    if both.links is not None:  # a node that is not split is a leaf
+        leaf = np.asarray(both.links.left_child) == np.arange(both.feature.shape[2])
+        found = np.take_along_axis(
+            leaf[:, 0], np.asarray(jb.leaf_indices(both, x)).T, axis=1
+        )
+        assert found.all()
+
+
+def test_a_node_that_a_heap_does_not_split_is_a_leaf_among_linked_ones():
+    other = jb.fit(X, Y, num_rounds=2, max_depth=3, min_child_samples=60)[0]
+    assert not np.asarray(other.is_split).all()
+    both = append_rounds(linked(grown(3)), other)
+    assert both.links is not None
+    leaf = np.asarray(both.links.left_child)[2:] == np.arange(15)
+    np.testing.assert_array_equal(leaf, ~np.asarray(both.is_split)[2:])
+
+
+def test_training_goes_on_from_linked_trees():
+    model = linked(grown(3, score=1.0))
+    both, history = jb.fit(X, Y, model=model, **SMALL)
+    loss = np.mean(np.square(np.asarray(jb.predict(both, X)) - Y))
+    np.testing.assert_allclose(history.train_loss[-1], loss, rtol=1e-5)
+    assert both.num_rounds == 10
+    assert both.sums is None  # what the first trees were fitted to is not known
+
+
+MODEL = grown(3)
+NAMED = replace(MODEL, feature_names=("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (TypeError, "model must be an Ensemble, got str", dict(model="file")),
+        (TypeError, "pair", dict(model=(MODEL, None))),
+        (ValueError, "num_scores must be 1, as the model", dict(num_scores=2)),
+        (ValueError, "init_score must be 'auto'", dict(init_score=1.0)),
+        (ValueError, "absent must be 'missing', as the model", dict(absent="zero")),
+        (ValueError, "x must have 3 columns.*got 2", dict(x=X[:, :2])),
+        (
+            ValueError, "expected 'b', got 'd'",
+            dict(model=NAMED, feature_names=["a", "d", "c"]),
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_model_is_refused(error, message, call):
+    with pytest.raises(error, match=message):
+        jb.fit(**{**dict(x=X, y=Y, model=MODEL, **SMALL), **call})
+
+
+def test_names_stay_where_none_are_given():
+    both, _ = jb.fit(X, Y, model=NAMED, **SMALL)
+    assert both.feature_names == ("a", "b", "c")
+    other, _ = jb.fit(X, Y, model=MODEL, feature_names=["a", "b", "c"], **SMALL)
+    assert other.feature_names == ("a", "b", "c")
+    assert jax.tree.structure(both) == jax.tree.structure(other)
+
+
+def test_streams_and_sparse_tables_go_on_as_arrays_do():
+    model, _ = jb.fit(X, Y, **SMALL)
+    whole, _ = jb.fit(X, Y, model=model, **SMALL)
+    rows = jb.stream(
+        [(X[:120], Y[:120]), (X[120:], Y[120:])],
+        memory="64 MiB",
+        bins=jb.fit_bins(X),
+    )
+    both, _ = jb.fit(rows, model=model, **SMALL)
+    same_bits(both, whole)
