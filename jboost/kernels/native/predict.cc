@@ -409,16 +409,6 @@ void LoadColumns(const PredictLoops& loops, const Block& block, int64_t feature,
   }
 }
 
-// The two planes that sets look at; a missing value has code 0.
-void CodeCategories(const float* column, int64_t rows, bool wide, int8_t* first,
-                    int8_t* second) {
-  for (int64_t i = 0; i < rows; ++i) {
-    int32_t code = std::isnan(column[i]) ? 0 : static_cast<int32_t>(column[i]);
-    first[i] = static_cast<int8_t>(wide ? code : code >> 3);
-    second[i] = static_cast<int8_t>(wide ? code >> 8 : 1 << (code & 7));
-  }
-}
-
 void CodeBlock(const PredictLoops& loops, const CodedEnsemble& model, const Run& run,
                const Block& block) {
   int64_t loaded = -1, block_rows = model.block_rows();
@@ -435,13 +425,14 @@ void CodeBlock(const PredictLoops& loops, const CodedEnsemble& model, const Run&
     float* column = block.columns.get() + coded.feature % kTile * kBlockRows;
     int64_t category = model.category(coded.feature);
     if (category >= 0) {
-      for (int64_t i = 0; i < block.rows; ++i) {
-        column[i] = block.matrix.categories.Encode(category, column[i]);
-      }
+      const Categories& categories = block.matrix.categories;
+      loops.encode(column, 1, block.rows,
+                   categories.codes + category * categories.num_values,
+                   categories.num_values);
     }
     if (coded.set_plane >= 0) {
-      CodeCategories(column, block.rows, model.wide(category), plane(coded.set_plane),
-                     plane(coded.set_plane + 1));
+      loops.split_codes(column, block.rows, model.wide(category),
+                        plane(coded.set_plane), plane(coded.set_plane + 1));
     }
     if (coded.left_plane < 0 && coded.right_plane < 0) continue;
     loops.code(column, block.rows, coded.table.data(), coded.levels,
@@ -561,10 +552,8 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
   }
   const Categories& categories = matrix.categories;
   for (int64_t g = 0; g < categories.num_features; ++g) {
-    for (int64_t i = 0; i < count; ++i) {
-      float* cell = x + i * matrix.num_features + categories.features[g];
-      *cell = categories.Encode(g, *cell);
-    }
+    loops.encode(x + categories.features[g], matrix.num_features, count,
+                 categories.codes + g * categories.num_values, categories.num_values);
   }
   int64_t num_scores = model.num_scores, num_trees = model.num_trees();
   float* scores = block->scores.data();

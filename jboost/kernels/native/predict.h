@@ -18,7 +18,6 @@
 #define JBOOST_PREDICT_H_
 
 #include <cstdint>
-#include <limits>
 
 #include "isa.h"
 #include "parallel.h"
@@ -52,19 +51,6 @@ struct Categories {
   const int32_t* codes;     // [G, V]
   const int32_t* features;  // [G]
   int64_t num_features, num_values;
-
-  // The code of a value, as a float; NaN where it has none. Denormals are 0.
-  float Encode(int64_t place, float value) const {
-    if (!(value > -1.0f && value < static_cast<float>(num_values))) return kMissing;
-    auto whole = static_cast<int64_t>(value);
-    bool known = static_cast<float>(whole) == value ||
-                 (value > -kLeastNormal && value < kLeastNormal);
-    int32_t code = known ? codes[place * num_values + whole] : 0;
-    return code > 0 ? static_cast<float>(code) : kMissing;
-  }
-
-  static constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
-  static constexpr float kLeastNormal = std::numeric_limits<float>::min();
 };
 
 // A matrix [N, F], row by row or column by column. Its first elements may lie in
@@ -121,6 +107,13 @@ struct PredictLoops {
   // `right`; one of them may be null.
   void (*code)(const float* column, int64_t rows, const float* table, int64_t levels,
                int8_t* left, int8_t* right);
+  // Codes, as floats, in the place of values of a category; NaN where there is none.
+  // Denormals are 0.
+  void (*encode)(float* values, int64_t stride, int64_t count, const int32_t* codes,
+                 int64_t num_values);
+  // The two planes of codes that sets look at; a missing value has code 0.
+  void (*split_codes)(const float* codes, int64_t count, bool wide, int8_t* first,
+                      int8_t* second);
   // The planes of sets: -1 where a row's code is in it, else 0; rows is a multiple of
   // 64. Narrow codes c are two planes, of c / 8 and of 1 << c % 8, and sets have 256
   // bits; wide ones are a plane of low bytes and one of high bytes, `stride` behind.

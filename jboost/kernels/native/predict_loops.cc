@@ -22,6 +22,7 @@ namespace jboost::JBOOST_ISA {
 namespace {
 
 constexpr int8_t kLowest = -128, kHighest = 127;  // of all codes
+constexpr float kLeastNormal = 0x1p-126f, kMissing = __builtin_nanf("");
 
 // Levels that vectors of rows descend: each doubles the nodes to choose among, and
 // from then on a step of single rows costs less.
@@ -571,6 +572,69 @@ void Code(const float* column, int64_t rows, const float* table, int64_t levels,
   }
 }
 
+JBOOST_INLINE float EncodeValue(float value, const int32_t* codes, float limit) {
+  value = (value < kLeastNormal) & (value > -kLeastNormal) ? 0.0f : value;
+  bool inside = (value >= 0.0f) & (value < limit);
+  auto whole = static_cast<int32_t>(inside ? value : 0.0f);
+  int32_t code = inside ? codes[whole] : 0;
+  bool known = (static_cast<float>(whole) == value) & (code > 0);
+  return known ? static_cast<float>(code) : kMissing;
+}
+
+void Encode(float* values, int64_t stride, int64_t count, const int32_t* codes,
+            int64_t num_values) {
+  const auto limit = static_cast<float>(num_values);
+  int64_t i = 0;
+#if defined(__AVX512VBMI__)
+  const __m512 zero = _mm512_setzero_ps(), most = _mm512_set1_ps(limit);
+  const __m512 least = _mm512_set1_ps(kLeastNormal);
+  for (; stride == 1 && i + 16 <= count; i += 16) {
+    __m512 value = _mm512_loadu_ps(values + i);
+    __mmask16 tiny = _mm512_cmp_ps_mask(_mm512_abs_ps(value), least, _CMP_LT_OQ);
+    value = _mm512_mask_mov_ps(value, tiny, zero);
+    __mmask16 inside = _mm512_cmp_ps_mask(value, zero, _CMP_GE_OQ) &
+                       _mm512_cmp_ps_mask(value, most, _CMP_LT_OQ);
+    __m512i whole = _mm512_maskz_cvttps_epi32(inside, value);
+    __m512i code =
+        _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), inside, whole, codes, 4);
+    __mmask16 known = _mm512_cmp_ps_mask(_mm512_cvtepi32_ps(whole), value, _CMP_EQ_OQ) &
+                      _mm512_cmpgt_epi32_mask(code, _mm512_setzero_si512());
+    value = _mm512_mask_cvtepi32_ps(_mm512_set1_ps(kMissing), known, code);
+    _mm512_storeu_ps(values + i, value);
+  }
+#elif defined(__AVX2__)
+  const __m256 zero = _mm256_setzero_ps(), most = _mm256_set1_ps(limit);
+  const __m256 least = _mm256_set1_ps(kLeastNormal), sign = _mm256_set1_ps(-0.0f);
+  const __m256i none = _mm256_setzero_si256();
+  for (; stride == 1 && i + 8 <= count; i += 8) {
+    __m256 value = _mm256_loadu_ps(values + i);
+    __m256 tiny = _mm256_cmp_ps(_mm256_andnot_ps(sign, value), least, _CMP_LT_OQ);
+    value = _mm256_andnot_ps(tiny, value);
+    __m256 inside = _mm256_and_ps(_mm256_cmp_ps(value, zero, _CMP_GE_OQ),
+                                  _mm256_cmp_ps(value, most, _CMP_LT_OQ));
+    __m256i whole = _mm256_cvttps_epi32(_mm256_and_ps(inside, value));
+    __m256i code = _mm256_mask_i32gather_epi32(none, codes, whole,
+                                               _mm256_castps_si256(inside), 4);
+    __m256 known = _mm256_cmp_ps(_mm256_cvtepi32_ps(whole), value, _CMP_EQ_OQ);
+    known = _mm256_and_ps(known, _mm256_castsi256_ps(_mm256_cmpgt_epi32(code, none)));
+    value = _mm256_blendv_ps(_mm256_set1_ps(kMissing), _mm256_cvtepi32_ps(code), known);
+    _mm256_storeu_ps(values + i, value);
+  }
+#endif
+  for (; i < count; ++i) {
+    values[i * stride] = EncodeValue(values[i * stride], codes, limit);
+  }
+}
+
+void SplitCodes(const float* codes, int64_t count, bool wide, int8_t* first,
+                int8_t* second) {
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t code = codes[i] > 0.0f ? static_cast<int32_t>(codes[i]) : 0;
+    first[i] = static_cast<int8_t>(wide ? code : code >> 3);
+    second[i] = static_cast<int8_t>(wide ? code >> 8 : 1 << (code & 7));
+  }
+}
+
 // Which rows the sets send left.
 #if defined(__AVX512VBMI__)
 
@@ -757,6 +821,7 @@ void Walk(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
 }  // namespace
 
 extern const PredictLoops kPredictLoops;
-const PredictLoops kPredictLoops = {Transpose, Code, Mark, AddTree, FindLeaves, Walk};
+const PredictLoops kPredictLoops = {Transpose,  Code,    Encode,     SplitCodes,
+                                    Mark,       AddTree, FindLeaves, Walk};
 
 }  // namespace jboost::JBOOST_ISA
