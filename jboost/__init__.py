@@ -60,6 +60,7 @@ from jboost.summary import (
 )
 from jboost.training import fit
 from jboost.tree import grow_tree
+from jboost.xgboost_reader import read_xgboost
 
 __all__ = [
     "AlphaChoice",
@@ -116,6 +117,7 @@ __all__ = [
     "prune_summary",
     "pruning_path",
     "query_ranks",
+    "read_xgboost",
     "recipes",
     "save",
     "shap_interactions",

@@ -165,9 +165,13 @@ def build_ensemble(
       init_score: [K]; K = 1 makes a model of one score a row.
 
     Raises:
-      ValueError: the nodes of a tree form none.
+      ValueError: the nodes of a tree form none, or look at features that are not there.
     """
     pairs = [sort_nodes(tree) for tree in trees]
+    for tree, _ in pairs:
+        features = tree.feature[~tree.is_leaf]
+        if features.size and not 0 <= features.min() <= features.max() < num_features:
+            raise ValueError(f"a tree looks at features beyond the {num_features}")
     depth = max([1, *(depth for _, depth in pairs)])
     linked = depth > _HEAP_DEPTH
     arrays = _allocate([tree for tree, _ in pairs], depth, linked)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Universal Binary JSON (ubjson.org, draft 12), as XGBoost writes it.
+
+In: bytes. Out: dicts, lists, strings and numbers, and NumPy arrays where a container
+has a type of numbers; and back. Nothing in the bytes is ever executed.
+"""
+
+import struct
+from typing import Any
+
+import numpy as np
+
+_NUMBERS = {
+    b"i": np.dtype("i1"),
+    b"U": np.dtype("u1"),
+    b"I": np.dtype(">i2"),
+    b"l": np.dtype(">i4"),
+    b"L": np.dtype(">i8"),
+    b"d": np.dtype(">f4"),
+    b"D": np.dtype(">f8"),
+}
+_INTEGERS = b"iUIlL"
+_CONSTANTS = {b"Z": None, b"T": True, b"F": False}
+_MOST_LEVELS = 64  # of containers in containers
+
+
+def read_ubjson(data: bytes) -> Any:
+    """The value that the bytes hold.
+
+    Raises:
+      ValueError: they end early, go on after the value, or are something else.
+    """
+    reader = _Reader(data)
+    value = reader.value(reader.take(1), 0)
+    if reader.place != len(data):
+        raise ValueError(
+            f"must end after {reader.place} bytes, got {len(data)}: it is no UBJSON"
+        )
+    return value
+
+
+class _Reader:
+    def __init__(self, data: bytes):
+        self.data = data
+        self.place = 0
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or self.place + size > len(self.data):
+            raise ValueError(
+                f"is cut off, or no UBJSON: {size} bytes are due at byte {self.place} "
+                f"of {len(self.data)}"
+            )
+        self.place += size
+        return self.data[self.place - size : self.place]
+
+    def peek(self) -> bytes:
+        return self.data[self.place : self.place + 1]
+
+    def number(self, mark: bytes) -> Any:
+        kind = _NUMBERS[mark]
+        return np.frombuffer(self.take(kind.itemsize), kind)[0].item()
+
+    def size(self) -> int:
+        mark = self.take(1)
+        if mark not in _NUMBERS or mark not in _INTEGERS:
+            self.refuse(mark)
+        return self.number(mark)
+
+    def text(self) -> str:
+        size = self.size()
+        try:
+            return self.take(size).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"has no UTF-8 before byte {self.place}") from None
+
+    def refuse(self, mark: bytes) -> None:
+        raise ValueError(f"is no UBJSON: {mark!r} at byte {self.place - 1}")
+
+    def value(self, mark: bytes, level: int) -> Any:
+        if level > _MOST_LEVELS:
+            raise ValueError(f"nests more than {_MOST_LEVELS} containers")
+        if mark in _CONSTANTS:
+            return _CONSTANTS[mark]
+        if mark in _NUMBERS:
+            return self.number(mark)
+        if mark == b"S":
+            return self.text()
+        if mark == b"C":
+            return self.take(1).decode("latin-1")
+        if mark == b"[":
+            return self.array(level)
+        if mark == b"{":
+            return self.object(level)
+        return self.refuse(mark)
+
+    def head(self) -> tuple[bytes | None, int | None]:
+        """The type and the number of what a container holds, where it says so."""
+        kind = count = None
+        if self.peek() == b"$":
+            self.take(1)
+            kind = self.take(1)
+        if self.peek() == b"#":
+            self.take(1)
+            count = self.size()
+        if (kind is not None and count is None) or (count is not None and count < 0):
+            self.refuse(self.peek())
+        return kind, count
+
+    def array(self, level: int) -> Any:
+        kind, count = self.head()
+        if kind in _NUMBERS and count is not None:
+            dtype = _NUMBERS[kind]
+            return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        values = []
+        while len(values) != count:
+            mark = self.take(1) if kind is None else kind
+            if mark == b"]" and count is None:
+                break
+            values.append(self.value(mark, level + 1))
+        return values
+
+    def object(self, level: int) -> dict[str, Any]:
+        kind, count = self.head()
+        values = {}
+        while len(values) != count:
+            if count is None and self.peek() == b"}":
+                self.take(1)
+                break
+            key = self.text()
+            values[key] = self.value(self.take(1) if kind is None else kind, level + 1)
+        return values
+
+
+def write_ubjson(value: Any) -> bytes:
+    """The bytes of dicts, lists, strings, numbers and arrays of numbers."""
+    if isinstance(value, dict):
+        pairs = (_write_text(key) + write_ubjson(item) for key, item in value.items())
+        return b"{" + b"".join(pairs) + b"}"
+    if isinstance(value, np.ndarray):
+        return _write_array(value)
+    if isinstance(value, list):
+        items = b"".join(map(write_ubjson, value))
+        return b"[#" + _write_size(len(value)) + items
+    if isinstance(value, str):
+        return b"S" + _write_text(value)
+    return _write_size(value)
+
+
+def _write_array(array):
+    for mark, kind in _NUMBERS.items():
+        if kind.newbyteorder("=") == array.dtype:
+            head = b"[$" + mark + b"#" + _write_size(array.size)
+            return head + array.astype(kind).tobytes()
+    raise TypeError(f"UBJSON has no numbers of the type {array.dtype}")
+
+
+def _write_size(size):
+    return b"L" + struct.pack(">q", size)
+
+
+def _write_text(text):
+    data = text.encode("utf-8")
+    return _write_size(len(data)) + data

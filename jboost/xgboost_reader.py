@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of XGBoost.
+
+In: a file of XGBoost's (JSON or UBJSON), or a model of it that is in memory. Out: an
+Ensemble with the same scores. Nothing in the file is ever executed.
+"""
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from jboost.category_sets import CategorySplit, code_splits
+from jboost.ensemble import Ensemble, truncate
+from jboost.linked import LEAF, Nodes, build_ensemble
+from jboost.ubjson import read_ubjson
+
+# Objectives whose base_score is a probability or a mean; of others it is a score.
+LOGIT = ("binary:logistic", "reg:logistic")
+LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
+_LEAST_VALUES = 1024  # of a categorical feature whose categories are not in the file
+_TINY = np.finfo(np.float32).tiny
+
+
+class _Parameters(NamedTuple):
+    """What a file says besides its trees."""
+
+    num_features: int
+    num_scores: int
+    init_score: Float32[np.ndarray, " K"]
+    feature_names: tuple[str, ...] | None
+    categorical: dict[int, tuple[Any, ...]]  # feature -> its categories; (): unknown
+
+
+def read_xgboost(source: Any) -> Ensemble:
+    """Reads a model of XGBoost's; its scores are XGBoost's margins.
+
+    ``jb.predict`` gives what XGBoost's ``predict(..., output_margin=True)`` gives, up
+    to the rounding of sums in float32. Trees of several classes or targets, categorical
+    splits, missing values, random forests (``num_parallel_tree`` trees are as many
+    rounds) and DART (weights are multiplied into the leaves) are carried over.
+
+    XGBoost sends every category that a split does not list to the left, also those it
+    has never seen; so does the model, for the categories that the file names, or where
+    it names none, for numbers up to at least 1023. Beyond, and where a category is no
+    integer, the value counts as missing.
+
+    Args:
+      source: the path of a file (".json" or ".ubj", by XGBoost 1.0 or later), a
+        ``xgboost.Booster``, or a fitted estimator of ``xgboost.sklearn``, of which as
+        many rounds are read as its own ``predict`` uses.
+
+    Returns:
+      A model with the sums of curvature of XGBoost's leaves; sums of gradients and
+      weights are not in such files, and NaN.
+
+    Raises:
+      OSError: the file cannot be read.
+      TypeError: source is none of these.
+      ValueError: the file is cut off or none of XGBoost's, or the model is no ensemble
+        of trees (booster "gblinear").
+
+    Example:
+      >>> import tempfile, numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jb.write_xgboost(model, folder + "/model.json")
+      ...     again = jb.read_xgboost(folder + "/model.json")
+      >>> bool((jb.predict(again, x) == jb.predict(model, x)).all())
+      True
+    """
+    name, document, num_rounds = _open(source)
+    try:
+        model = _read_document(document)
+    except _Foreign as error:
+        raise ValueError(f"{name} {error}") from None
+    except (KeyError, TypeError, IndexError, OverflowError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{name} is no model of XGBoost's, or damaged: {reason}"
+        ) from None
+    return model if num_rounds is None else truncate(model, num_rounds)
+
+
+class _Foreign(Exception):
+    """What a model is that cannot be carried over."""
+
+
+def _open(source):
+    """What to call a source, its document, and how many rounds to keep."""
+    if isinstance(source, str | os.PathLike):
+        return str(source), _parse(str(source), Path(source).read_bytes()), None
+    booster, num_rounds = source, None
+    if hasattr(source, "get_booster"):
+        booster = source.get_booster()
+        best = booster.attributes().get("best_iteration")
+        if best is not None:
+            parallel = getattr(source, "num_parallel_tree", None) or 1
+            num_rounds = (int(best) + 1) * parallel
+    if not hasattr(booster, "save_raw"):
+        raise TypeError(
+            "source must be a path, a Booster or a fitted estimator of XGBoost, got "
+            f"{type(source).__name__}"
+        )
+    name = type(source).__name__
+    return name, _parse(name, bytes(booster.save_raw("ubj"))), num_rounds
+
+
+def _parse(name, data):
+    if data[:1] != b"{":
+        raise ValueError(
+            f"{name} is no JSON or UBJSON; if it is a model of XGBoost in the old "
+            "binary format, save it from XGBoost once more, as .json or .ubj"
+        )
+    try:
+        if data[1:2] in (b'"', b"}") or data[1:2].isspace():
+            return json.loads(data)
+        return read_ubjson(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is cut off or damaged: {error}") from None
+
+
+def _read_document(document):
+    learner = document["learner"]
+    booster = learner["gradient_booster"]
+    kind = booster["name"]
+    if kind not in ("gbtree", "dart"):
+        raise _Foreign(f"holds no trees, but the booster {kind!r}, which is not read")
+    inner = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
+    dropped = booster["weight_drop"] if kind == "dart" else None
+    parameters = _read_parameters(learner, inner)
+    num_scores = parameters.num_scores
+    own = [[] for _ in range(num_scores)]
+    splits = []
+    for number, tree in enumerate(inner["trees"]):
+        weight = 1.0 if dropped is None else float(dropped[number])
+        size = int(tree["tree_param"].get("size_leaf_vector", 1) or 1)
+        scores = range(num_scores) if size > 1 else [int(inner["tree_info"][number])]
+        for score in scores:
+            nodes = _read_tree(tree, score if size > 1 else 0, max(1, size), weight)
+            splits += _find_splits(tree, (score, len(own[score])))
+            own[score].append(nodes)
+    if len({len(trees) for trees in own}) > 1:
+        raise ValueError("the numbers of trees differ between classes")
+    known = _find_known(parameters, splits)
+    names = {f: v for f, v in parameters.categorical.items() if v and None not in v}
+    categories, words = code_splits(splits, known, names)
+    _place_splits(own, splits, words)
+    return build_ensemble(
+        [tree for trees in zip(*own, strict=True) for tree in trees],
+        init_score=parameters.init_score,
+        num_features=parameters.num_features,
+        feature_names=parameters.feature_names,
+        categories=categories,
+    )
+
+
+def _read_parameters(learner, model):
+    own = learner["learner_model_param"]
+    num_features = int(own["num_feature"])
+    num_scores = max(1, int(own["num_class"]), int(own.get("num_target", 1)))
+    base = np.array(json.loads(own["base_score"]), np.float64).reshape(-1)
+    base = _link(learner["objective"]["name"], base)
+    names = tuple(map(str, learner.get("feature_names", [])))
+    types = list(learner.get("feature_types", []))
+    categorical: dict[int, Any] = {f: () for f, t in enumerate(types) if t == "c"}
+    encodings = model.get("cats", {}).get("enc", [])
+    for feature, encoding in enumerate(encodings):
+        if len(encoding["values"]) > 0:
+            categorical[feature] = _read_categories(encoding)
+    return _Parameters(
+        num_features=num_features,
+        num_scores=num_scores,
+        init_score=np.broadcast_to(base, num_scores).astype(np.float32),
+        feature_names=names or None,
+        categorical=categorical,
+    )
+
+
+def _link(objective, base):
+    """Scores of what XGBoost keeps: in float32, as XGBoost does it."""
+    base = base.astype(np.float32)
+    with np.errstate(divide="ignore"):
+        if objective in LOGIT:
+            return -np.log(np.float32(1) / base - np.float32(1))
+        return np.log(base) if objective in LOG else base
+
+
+def _read_categories(encoding):
+    """Integers, or strings one after the other; None where they cannot be told.
+
+    XGBoost 3.2 counts characters but keeps bytes: beyond ASCII it cuts in their middle.
+    """
+    values = np.asarray(encoding["values"])
+    if "offsets" not in encoding:
+        return tuple(values.tolist())
+    text = values.astype(np.int8).tobytes()
+    ends = np.asarray(encoding["offsets"]).tolist()
+    if not text.isascii():
+        return (None,) * (len(ends) - 1)
+    pairs = itertools.pairwise(ends)
+    return tuple(text[first:last].decode("ascii") for first, last in pairs)
+
+
+def _read_tree(tree, score, size, weight):
+    """The nodes of a tree; of a leaf of several scores the value of one of them."""
+    left = np.asarray(tree["left_children"], np.int32)
+    right = np.asarray(tree["right_children"], np.int32)
+    leaf = left == LEAF
+    conditions = np.asarray(tree["split_conditions"], np.float32)
+    categorical = np.asarray(tree.get("split_type", np.zeros(len(left))), np.int32) == 1
+    threshold = _float_below(conditions)
+    if np.isnan(threshold[~leaf & ~categorical]).any():
+        raise ValueError("a threshold is NaN")
+    value = conditions
+    if size > 1 and "leaf_weights" in tree:  # numbered by what is else the right child
+        weights = np.asarray(tree["leaf_weights"], np.float32).reshape(-1, size)
+        value = weights[np.where(leaf, right, 0), score]
+    elif size > 1:
+        value = np.asarray(tree["base_weights"], np.float32).reshape(-1, size)[:, score]
+    unknown = np.full(len(left), np.nan)
+    return Nodes(
+        left=left,
+        right=np.where(leaf, LEAF, right).astype(np.int32),
+        feature=np.asarray(tree["split_indices"], np.int32),
+        threshold=np.where(categorical, np.float32(np.nan), threshold),
+        missing_left=np.asarray(tree["default_left"]).astype(bool),
+        value=value * np.float32(weight),
+        gradient=unknown,
+        curvature=np.asarray(tree["sum_hessian"], np.float64) / size,
+        weight=unknown,
+    )
+
+
+def _float_below(threshold):
+    """The greatest t with x <= t where x < threshold; denormals are as 0."""
+    below = np.nextafter(threshold, np.float32(-np.inf))
+    return np.where((below < 0) & (below > -_TINY), -_TINY, below)
+
+
+def _find_splits(tree, number):
+    """What the categorical splits of a tree send right."""
+    first = np.asarray(tree.get("categories_segments", []), np.int64)
+    sizes = np.asarray(tree.get("categories_sizes", []), np.int64)
+    values = np.asarray(tree.get("categories", []), np.int64)
+    features = np.asarray(tree["split_indices"])
+    if values.size and values.min() < 0:
+        raise ValueError("a category is negative")
+    return [
+        CategorySplit(number, int(node), int(features[node]), values[a : a + n], False)
+        for node, a, n in zip(
+            tree.get("categories_nodes", []), first, sizes, strict=True
+        )
+    ]
+
+
+def _find_known(parameters, splits):
+    """Which values are categories: all that the file names, or many."""
+    most = dict.fromkeys(parameters.categorical, 0)
+    for split in splits:
+        most[split.feature] = max(most.get(split.feature, 0), *split.values.tolist(), 0)
+    known = {}
+    for feature, value in most.items():
+        names = parameters.categorical.get(feature, ())
+        least = len(names) if names else max(_LEAST_VALUES, 2 * value + 2)
+        known[feature] = np.ones(max(least, value + 1), bool)
+    return known
+
+
+def _place_splits(own, splits, words):
+    """Gives the nodes their sets of codes."""
+    if not len(words):
+        return
+    for trees in own:
+        for number, tree in enumerate(trees):
+            codes = np.zeros((len(tree.left), words.shape[1]), np.uint32)
+            trees[number] = tree._replace(left_codes=codes)
+    for split, word in zip(splits, words, strict=True):
+        score, number = split.tree
+        own[score][number].left_codes[split.node] = word
