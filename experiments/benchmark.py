@@ -15,6 +15,8 @@ contender of its own, "lightgbm-q", and what is not installed is left out:
 - fit: from a matrix of floats to a model, warm.
 - predict: raw scores of all training rows, from a matrix of floats, with 50 and 500
   rounds; "jboost-avx2" is a process with JBOOST_ISA=avx2.
+- shap: SHAP values of all training rows, from a matrix of floats (TreeSHAP,
+  path-dependent; the peers' pred_contribs and pred_contrib).
 - cold: seconds of a whole process that imports, fits and predicts; "jboost-cached" is
   one that finds its programs in JAX's persistent compilation cache.
 - compile: seconds that the first fit of a process takes more than the second, beside
@@ -81,17 +83,23 @@ CASES = {
     "classes": Case(100_000, 28, "softmax", low=2, high=10),
     "medium": Case(20_000, 8, low=50, high=200, rounds=100),
     "small": Case(1_000, 10, low=100, high=500, rounds=100),
+    "explained": Case(20_000, 28, rounds=100),
 }
 MEASURED = {  # beside "train" and "loss"
     "large": ("binning", "fit", "predict 50", "predict 500", "memory fit", "memory"),
     "wide": ("binning",),
     "medium": ("fit",),
     "small": ("fit", "cold", "compile"),
+    "explained": ("shap",),
 }
+UNTRAINED = ("explained",)  # cases without "train" and "loss"
 BESIDE = {"large-absolute": "large", "large-own": "large"}  # jboost's, read in turn
 COMPILED = ("squared_error", "logistic", "absolute_error", "softmax")
-MEASURES = ("binning", "train", "fit", "predict", "cold", "compile", "memory", "loss")
+MEASURES = (
+    "binning", "train", "fit", "predict", "shap", "cold", "compile", "memory", "loss",
+)  # fmt: skip
 UNITS = {"train": "ms a tree", "binning": "ms", "fit": "ms", "predict": "ms"}
+UNITS["shap"] = "ms"
 UNITS |= {"cold": "s", "compile": "s", "memory": "MiB", "loss": "mean loss"}
 
 
@@ -218,7 +226,7 @@ class Step(NamedTuple):
 
 def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ...]:
     """Returns whose readings a step takes: libraries, and variants of jboost."""
-    same = ("binning", "predict 50", "predict 500", "cold")  # quantised or not
+    same = ("binning", "predict 50", "predict 500", "shap", "cold")  # quantised or not
     sources = [n for n in libraries if n != "lightgbm-q" or measure not in same]
     if "jboost" not in libraries:
         return () if measure == "compile" else tuple(sources)
@@ -237,7 +245,10 @@ def make_plan(options: argparse.Namespace) -> list[Step]:
     """Returns the steps, fresh processes first: other libraries are not loaded yet."""
     steps = []
     for name in dict.fromkeys(options.cases):
-        for measure in ("train", *MEASURED.get(name, ()), "loss"):
+        measures = MEASURED.get(name, ())
+        if name not in UNTRAINED:
+            measures = ("train", *measures, "loss")
+        for measure in measures:
             if measure.split()[0] not in options.measures:
                 continue
             sources = list_sources(name, measure, options.libraries)

@@ -72,6 +72,10 @@ ASKED = (
         ),
     ),
     Asked(
+        "SHAP values of 20k x 28, 100 rounds of depth 6", "time / XGBoost pred_contribs",
+        0.2, 0.1, (Ratio("explained", "shap", "xgboost"),),
+    ),
+    Asked(
         "20k x 8, 100 rounds, warm", "fit / fastest peer",
         1.5, 0.7, (Ratio("medium", "fit"),),
     ),

@@ -118,6 +118,7 @@ class Contender(NamedTuple):
     train: Callable[[int], Any]  # rounds -> model, from what `bin` made beforehand
     fit: Callable[[int], Any]  # the same from arrays
     predict: Callable[[Any, np.ndarray], Any]  # model, rows -> raw scores
+    explain: Callable[[Any, np.ndarray], Any] | None = None  # -> SHAP values and base
 
 
 def least_rows(case: Case) -> int:
@@ -166,7 +167,11 @@ def prepare_jboost(case: Case, x, y, kept: dict, threads: int, **choice) -> Cont
     def predict(model, rows):
         return jax.block_until_ready(jb.predict(model, rows, **choice))
 
-    return Contender(parameters, bin_rows, fit, fit, predict)
+    def explain(model, rows):
+        values, base = jax.block_until_ready(jb.shap_values(model, rows, **choice))
+        return np.asarray(values), np.asarray(base)
+
+    return Contender(parameters, bin_rows, fit, fit, predict, explain)
 
 
 def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
@@ -212,7 +217,13 @@ def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
     def predict(model, rows):
         return model.inplace_predict(rows, predict_type="margin")
 
-    return Contender(parameters, build, train, fit, predict)
+    def explain(model, rows):
+        found = model.predict(
+            xgboost.DMatrix(rows, nthread=threads), pred_contribs=True
+        )
+        return found[..., :-1], found[..., -1]
+
+    return Contender(parameters, build, train, fit, predict, explain)
 
 
 def prepare_lightgbm(
@@ -260,7 +271,11 @@ def prepare_lightgbm(
     def predict(model, rows):
         return model.predict(rows, raw_score=True, num_threads=threads)
 
-    return Contender(parameters, build, train, fit, predict)
+    def explain(model, rows):
+        found = model.predict(rows, pred_contrib=True, num_threads=threads)
+        return found[..., :-1], found[..., -1]
+
+    return Contender(parameters, build, train, fit, predict, explain)
 
 
 def prepare_sklearn(case: Case, x, y, kept: dict, threads: int) -> Contender:
@@ -371,6 +386,20 @@ def prepare_predict(
     return read_call(lambda: contender.predict(model, x))
 
 
+def prepare_shap(library: str, case: Case, threads: int) -> Callable[[], Reading]:
+    """Milliseconds for SHAP values of all training rows, from a matrix of floats."""
+    contender = prepare(library, case, threads)
+    explain = contender.explain
+    if explain is None:
+        raise UnsupportedError("no SHAP values")
+    model = contender.fit(case.rounds)
+    x = make_table(case.num_rows, case.num_features).x[: case.num_rows]
+    values, base = explain(model, x[:1000])
+    score = np.asarray(contender.predict(model, x[:1000]))
+    np.testing.assert_allclose(values.sum(axis=1) + base, score, rtol=0, atol=1e-3)
+    return read_call(lambda: explain(model, x))
+
+
 def prepare_loss(library: str, case: Case, threads: int) -> Callable[[], Reading]:
     """Mean loss of held-out rows; needs no quiet machine."""
     from compare_libraries import held_out_loss
@@ -395,6 +424,7 @@ MEASURES = {
     "fit": prepare_fit,
     "predict 50": partial(prepare_predict, 50),
     "predict 500": partial(prepare_predict, 500),
+    "shap": prepare_shap,
     "loss": prepare_loss,
 }
 

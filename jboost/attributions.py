@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled programs of explanation: Shapley values of trees.
 
-In: trees with the cover of their leaves, and columns. Out: what each feature, or pair
-of features, adds to each score. Where the paths of a leaf of value v look at features
-j, z_j is the share of the cover that goes the path's way at the splits on j, and o_j is
-1 where the row itself does, else 0. The leaf is worth v prod_{j in S} o_j prod_{j not in
-S} z_j when the features S are known, and the Shapley value of that game is
+In: trees with the cover of their leaves, and rows. Out: what each feature, or pair of
+features, adds to each score. Where the path to a leaf of value v looks at features j,
+z_j is the share of the cover that goes the path's way at the splits on j, and o_j is 1
+where the row itself does, else 0. When the features S are known, the leaf is worth
+v prod_{j in S} o_j prod_{j not in S} z_j, and the Shapley value of that game is
 
     phi_i = v (o_i - z_i) integral_0^1 prod_{j != i} (z_j + t (o_j - z_j)) dt,
 
@@ -122,11 +122,11 @@ def _explain_in_xla(rows, trees, leaf_value, cover, points, *, max_depth, pairs)
     blocks = jnp.pad(columns, ((0, 0), (0, short))).reshape(num_features, -1, size)
 
     def explain_block(block):
+        def explain_tree(tree, value, cover):
+            return _explain_tree(tree, value, cover, block, points, max_depth, pairs)
+
         def add_round(total, step):
-            own = jax.vmap(
-                lambda *tree: _explain_tree(*tree, block, points, max_depth, pairs)
-            )(*step)
-            return total + own, None
+            return total + jax.vmap(explain_tree)(*step), None
 
         shape = (num_features,) * (2 if pairs else 1)
         start = jnp.zeros((trees.feature.shape[1], *shape, size))

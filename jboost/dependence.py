@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
@@ -103,33 +104,19 @@ def partial_dependence(
       >>> bool(found.average[1] < min(found.average[0], found.average[2]))
       True
     """
-    if not isinstance(model, Ensemble | RegressionTree):
-        raise TypeError(
-            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
-        )
     checks.check_word("kind", kind, KINDS)
     if inverse_link is not None:
         checks.check_callable("inverse_link", inverse_link, "f(scores)")
-    if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((model, x))):
-        raise TypeError("model and x must hold numbers, got traced arrays")
-    matrix = np.asarray(
-        read_frame(x, "x", schema=model.schema, categorical=True).matrix
-    )
-    num_rows, num_columns = matrix.shape
-    if num_columns != model.num_features:
-        raise ValueError(
-            f"x must have {model.num_features} columns, as in training, got "
-            f"{num_columns}"
-        )
-    weights = np.ones(num_rows, np.float32)
+    matrix = _read_matrix(model, x)
+    num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:
         weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
     if offset is not None:
         offset = np.asarray(checks.check_offset(offset, num_rows, model.num_scores).T)
-        offset = offset.reshape(num_rows, *((-1,) if model.num_scores > 1 else ()))
+        offset = offset[:, 0] if model.num_scores == 1 else offset
     places = _find_features(model, features)
     axes = [
-        _make_axis(model, place, values, matrix[:, place], np.asarray(weights))
+        _make_axis(model, place, values, matrix[:, place], weights)
         for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
     ]
     points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
@@ -141,13 +128,31 @@ def partial_dependence(
         average = average.reshape(*shape, *average.shape[1:])
     if individual is not None:
         individual = individual.reshape(num_rows, *shape, *individual.shape[2:])
-    names = model.feature_names or tuple(map(str, range(num_columns)))
+    names = model.feature_names or tuple(map(str, range(model.num_features)))
     return PartialDependence(
         tuple(names[place] for place in places),
         tuple(axis.labels for axis in axes),
         average,
         individual,
     )
+
+
+def _read_matrix(model, x):
+    """Rows as a NumPy matrix."""
+    if not isinstance(model, Ensemble | RegressionTree):
+        raise TypeError(
+            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+        )
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, x))):
+        raise TypeError("model and x must hold numbers, got traced arrays")
+    frame = read_frame(x, "x", schema=model.schema, categorical=True)
+    matrix = np.asarray(frame.matrix)
+    if matrix.shape[1] != model.num_features:
+        raise ValueError(
+            f"x must have {model.num_features} columns, as in training, got "
+            f"{matrix.shape[1]}"
+        )
+    return matrix
 
 
 # ---- the grid -----------------------------------------------------------------------
@@ -177,14 +182,14 @@ def _find_features(model, features):
 
 def _split_grid(grid, count):
     """What is asked for of each feature."""
-    if isinstance(grid, int | np.integer) and not isinstance(grid, bool):
+    if isinstance(grid, int | np.integer | Tracer):
         return [checks.check_integer("grid", grid, least=1)] * count
     expected = "grid must be a number of values, or the values themselves"
     if count == 2:
         expected += ", a sequence for each of the two features"
-    if isinstance(grid, str) or not hasattr(grid, "__len__"):
+    if isinstance(grid, str) or not np.iterable(grid):
         raise TypeError(f"{expected}, got {grid!r}")
-    parts = [grid] if count == 1 else list(grid)
+    parts: list[Any] = [grid] if count == 1 else list(grid)
     if len(parts) != count or any(isinstance(p, str) or not np.ndim(p) for p in parts):
         raise ValueError(f"{expected}, got {grid!r}")
     if not all(len(part) for part in parts):

@@ -256,7 +256,9 @@ def leaf_indices(
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
 
 
-def in_blocks(run, model, x, offset, rows_axis):
+def in_blocks(
+    run: Callable[..., Any], model: Ensemble, x: Any, offset: Any, rows_axis: int
+) -> Array:
     """Puts a sparse matrix before ``run(model, block)``, some rows at a time.
 
     A block is dense in the columns that some node looks at. It is filled with what
@@ -301,7 +303,7 @@ def in_blocks(run, model, x, offset, rows_axis):
     return jnp.asarray(np.concatenate(results, axis=rows_axis))
 
 
-def keep_used_features(model):
+def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
     """The model on the features that it uses, their places, and how many there are.
 
     A feature that is not used has the place after the last. Their number is padded,
@@ -401,7 +403,14 @@ class _Task(NamedTuple):
         return result
 
 
-def as_task(model, x, implementation, offset=None, *, explain=False):
+def as_task(
+    model: Ensemble,
+    x: Any,
+    implementation: str | None,
+    offset: Any = None,
+    *,
+    explain: bool = False,
+) -> _Task:
     """Checks the arguments; pads or borrows the rows.
 
     To ``explain`` scores needs the sums of leaves, too.

@@ -64,7 +64,7 @@ def transform_rows(
     return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
 
 
-def read_trees(model, rows):
+def read_trees(model: Any, rows: Any) -> tuple[Rows, Trees]:
     """The rows, with the codes of their categories, and the trees."""
     rows = rows if isinstance(rows, Rows) else as_rows(rows)
     if model.categories is not None:

@@ -207,6 +207,7 @@ def _as_ensemble(tree):
         return jnp.asarray(np.broadcast_to(array, (1, num_scores, len(left))))
 
     nothing = jnp.zeros((1, num_scores, len(left)))
+    children = each(np.where(is_leaf, node, left).astype(np.int32))
     cover = each(np.where(is_leaf, tree.weight, 0).astype(np.float32))
     return Ensemble(
         feature=each(tree.feature),
@@ -217,9 +218,7 @@ def _as_ensemble(tree):
         num_features=tree.num_features,
         feature_names=tree.feature_names,
         sums=LeafSums(nothing, cover, cover, nothing[..., 0]),
-        links=Links(
-            each(np.where(is_leaf, node, left).astype(np.int32)), tree.max_depth
-        ),
+        links=Links(children, tree.max_depth),
     )
 
 
