@@ -72,7 +72,7 @@ ASKED = (
         ),
     ),
     Asked(
-        "SHAP values of 20k x 28, 100 rounds of depth 6", "time / XGBoost pred_contribs",
+        "20k x 28, 100 rounds of depth 6, SHAP values", "time / XGBoost pred_contribs",
         0.2, 0.1, (Ratio("explained", "shap", "xgboost"),),
     ),
     Asked(

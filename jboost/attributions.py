@@ -91,8 +91,9 @@ def explain(
     points = make_points(max_depth, rows.num_features)
 
     def in_xla(rows, trees, leaf_value, cover):
+        leaves = leaf_value, cover
         return _explain_in_xla(
-            rows, trees, leaf_value, cover, points, max_depth=max_depth, pairs=pairs
+            rows, trees, leaves, points, max_depth=max_depth, pairs=pairs
         )
 
     def on_cpu(rows, trees, leaf_value, cover):
@@ -104,11 +105,11 @@ def explain(
     return run(rows, trees, leaf_value, cover)
 
 
-def _explain_in_xla(rows, trees, leaf_value, cover, points, *, max_depth, pairs):
+def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
     """The definition.
 
     Rows are worked through in blocks, for each of which arrays of [M, P, rows] and, for
-    interactions, [K, F, F, rows] are kept.
+    interactions, [K, F, F, rows] are kept: as many rows as make these 8 MiB, or one.
     """
     num_features = rows.num_features
     columns = flush_denormals(rows.matrix()).T
@@ -120,17 +121,20 @@ def _explain_in_xla(rows, trees, leaf_value, cover, points, *, max_depth, pairs)
     size = max(1, min(rows.num_rows, _BLOCK_CELLS // cells))
     short = -rows.num_rows % size
     blocks = jnp.pad(columns, ((0, 0), (0, short))).reshape(num_features, -1, size)
+    num_rounds, num_scores = trees.feature.shape[:2]
 
     def explain_block(block):
-        def explain_tree(tree, value, cover):
-            return _explain_tree(tree, value, cover, block, points, max_depth, pairs)
+        def add_tree(total, step):
+            score, tree, value, cover = step
+            own = _explain_tree(tree, value, cover, block, points, max_depth, pairs)
+            return total.at[score].add(own), None
 
-        def add_round(total, step):
-            return total + jax.vmap(explain_tree)(*step), None
-
+        # One tree after the other: side by side, XLA would move nodes by scattering.
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (trees, *leaves))
+        score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
         shape = (num_features,) * (2 if pairs else 1)
-        start = jnp.zeros((trees.feature.shape[1], *shape, size))
-        return jax.lax.scan(add_round, start, (trees, leaf_value, cover))[0]
+        start = jnp.zeros((num_scores, *shape, size))
+        return jax.lax.scan(add_tree, start, (score, *flat))[0]
 
     found = jax.lax.map(explain_block, jnp.swapaxes(blocks, 0, 1))
     found = jnp.moveaxis(found, (1, -1), (-1, 1))  # blocks, rows, features, K

@@ -69,8 +69,8 @@ def shap_values(
         phi_i = sum over S without i of |S|! (F - |S| - 1)! / F! (f(S + i) - f(S))
 
     Law: ``values.sum(axis=1) + base`` equals ``predict(model, x)``. Both are sums in
-    float32: they differ by less than 2^-22 of the sum over trees of the largest leaf
-    value.
+    float32: they differ by less than 2^-20 of the sum over trees of the largest leaf
+    value (measured with 50 to 1,000 trees: 2^-23 to 2^-21.6).
 
     Args:
       model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`.
@@ -82,8 +82,8 @@ def shap_values(
         not tell it.
       offset: as for :func:`jboost.predict`; it is added to ``base``.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
-        the program runs; they agree to a few units in the last place of the largest
-        leaf values.
+        the program runs; they agree as values and scores do. Trees of more than 255
+        levels always take plain XLA.
 
     Returns:
       ShapValues with values [N, F], or [N, F, K] for K > 1 scores a row.

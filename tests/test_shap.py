@@ -27,7 +27,8 @@ FEATURES = 4
 X, Y = make_regression()
 WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, ROWS).astype(np.float32)
 MODEL, _ = jb.fit(X, Y, **SMALL)
-# Of the sum over trees of the largest leaf value; see jb.shap_values.
+# Of the sum over trees of the largest leaf value: a quarter of what jb.shap_values
+# promises for models of any size.
 TOLERANCE = 2.0**-22
 
 
