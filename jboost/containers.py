@@ -165,7 +165,8 @@ def _replace(path, pieces):
     """Writes beside the path, and takes its place when all is on the disk."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # The mode that open() would give it, or that of the file which it replaces.
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(part, flags, 0o666)
     try:
         with open(descriptor, "wb") as file:
             if path.exists():

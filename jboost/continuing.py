@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from jboost.batches import checked_batches
 from jboost.boosting import compiled
+from jboost.categories import Categories
 from jboost.chunks import Job
 from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
 from jboost.loop import Position
@@ -65,6 +66,25 @@ def match_columns(
             f"{expected!r}, got {got!r}"
         )
     return feature_names or known
+
+
+def match_categories(model: Ensemble, categories: Categories | None) -> None:
+    """Whether a code stands for one category in the model and in the new rounds."""
+    known = model.categories
+    if known is None and categories is None:
+        return
+    if known is None or categories is None:
+        kinds = ["none" if c is None else f"{c.features}" for c in (known, categories)]
+        raise ValueError(
+            f"the categorical features must be those of the model, {kinds[0]}, got "
+            f"{kinds[1]}"
+        )
+    same = known.features == categories.features and known.values == categories.values
+    if not same or not np.array_equal(known.codes, categories.codes):
+        raise ValueError(
+            "the categories of x must have the codes that they have in the model, got "
+            "others; training can go on from it with the same categories alone"
+        )
 
 
 def continue_from(

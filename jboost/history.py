@@ -22,7 +22,7 @@ UNNAMED = "validation"  # the name of a set that was given without one
 
 @dataclass(frozen=True)
 class History:
-    """What happened in training, one entry per round.
+    """What happened in training, one entry per round of this call of ``fit``.
 
     Attributes:
       train_loss: weighted mean loss of the training rows after each round, [R].

@@ -26,7 +26,12 @@ from jboost.checkpoints import (
     take_fingerprint,
 )
 from jboost.chunks import Job, no_trees, start
-from jboost.continuing import check_start, continue_from, match_columns
+from jboost.continuing import (
+    check_start,
+    continue_from,
+    match_categories,
+    match_columns,
+)
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.frames import Schema, read_frame
@@ -277,6 +282,7 @@ def fit(
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
     if model is not None:
         names = match_columns(model, bins.num_features, names)
+        match_categories(model, getattr(bins, "categories", None))
     sets = make_sets(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset, implementation,

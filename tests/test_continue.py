@@ -10,6 +10,7 @@ import pytest
 from tables import SMALL, make_regression, make_runs, same_bits
 
 import jboost as jb
+from jboost.categories import Categories
 from jboost.ensemble import Links
 from jboost.joining import append_rounds
 
@@ -147,6 +148,7 @@ def test_training_goes_on_from_linked_trees():
 
 
 MODEL = grown(3)
+CODES = Categories(jnp.array([[1, 2]], jnp.int32), features=(1,))
 NAMED = replace(MODEL, feature_names=("a", "b", "c"))
 
 
@@ -159,6 +161,10 @@ NAMED = replace(MODEL, feature_names=("a", "b", "c"))
         (ValueError, "init_score must be 'auto'", dict(init_score=1.0)),
         (ValueError, "absent must be 'missing', as the model", dict(absent="zero")),
         (ValueError, "x must have 3 columns.*got 2", dict(x=X[:, :2])),
+        (
+            ValueError, r"those of the model, \(1,\), got none",
+            dict(model=replace(MODEL, categories=CODES)),
+        ),
         (
             ValueError, "expected 'b', got 'd'",
             dict(model=NAMED, feature_names=["a", "d", "c"]),
@@ -178,7 +184,7 @@ def test_names_stay_where_none_are_given():
     assert jax.tree.structure(both) == jax.tree.structure(other)
 
 
-def test_streams_and_sparse_tables_go_on_as_arrays_do():
+def test_streams_go_on_as_arrays_do():
     model, _ = jb.fit(X, Y, **SMALL)
     whole, _ = jb.fit(X, Y, model=model, **SMALL)
     rows = jb.stream(
