@@ -359,6 +359,139 @@ def test_curvature_is_inspected_as_of_normal_scores():
     np.testing.assert_allclose(report.curvature[away], expected[away], rtol=5e-3)
 
 
+def make_shap():
+    """Two features, of which the second matters more; one value is missing."""
+    values = np.array([[0.1, -1.0], [-0.2, 0.5], [0.0, 2.0], [0.1, 2.0]])
+    x = np.array([[1.0, 0.0], [2.0, 5.0], [3.0, 10.0], [np.nan, 10.0]])
+    return jb.ShapValues(values, np.array(0.0)), x
+
+
+def test_swarms_have_a_point_for_each_row(ax):
+    shap, x = make_shap()
+    assert plotting.shap_summary(shap, x, feature_names=["a", "b"], ax=ax) is ax
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
+    for swarm, feature, place in zip(ax.collections, (1, 0), (0, 1), strict=True):
+        points = np.asarray(swarm.get_offsets())
+        np.testing.assert_allclose(points[:, 0], shap.values[:, feature])
+        assert (abs(points[:, 1] - place) < 0.5).all()
+    # Equal values are not drawn over each other.
+    assert len(np.unique(np.asarray(ax.collections[0].get_offsets()), axis=0)) == 4
+
+
+def test_points_have_the_colours_of_values(ax):
+    shap, x = make_shap()
+    plotting.shap_summary(shap, x, ax=ax)
+    ax.get_figure().draw_without_rendering()
+    high, low = ax.collections[0].get_facecolors()[[2, 0], :3]
+    assert high[0] > low[0] and high[2] < low[2]  # orange and blue
+    missing = ax.collections[1].get_facecolors()[3, :3]
+    assert np.ptp(missing) == 0  # grey
+
+
+def test_points_without_rows_have_one_colour_and_no_bar():
+    figure = Figure()
+    plotting.shap_summary(make_shap()[0], ax=figure.subplots())
+    assert len(figure.axes) == 1
+
+
+def test_bars_are_mean_magnitudes(ax):
+    shap, _ = make_shap()
+    plotting.shap_summary(shap, kind="bars", ax=ax)
+    expected = np.abs(shap.values).mean(axis=0)
+    widths = [patch.get_width() for patch in ax.patches]
+    np.testing.assert_allclose(widths, sorted(expected, reverse=True))
+
+
+def test_bars_of_several_scores_are_stacked(ax):
+    values = np.random.default_rng(0).normal(size=(6, 2, 3))
+    plotting.shap_summary(jb.ShapValues(values, np.zeros(3)), kind="bars", ax=ax)
+    ends = max(patch.get_x() + patch.get_width() for patch in ax.patches)
+    assert len(ax.patches) == 6
+    assert ends == pytest.approx(np.abs(values).mean(axis=0).sum(axis=1).max())
+    with pytest.raises(ValueError, match="score must be an integer from 0 to 2"):
+        plotting.shap_summary(jb.ShapValues(values, np.zeros(3)))
+
+
+def test_summary_of_a_model_is_that_of_its_shap_values(trained, ax):
+    plotting.shap_summary(trained[0], X, ax=ax, max_features=1, max_rows=50)
+    values = np.asarray(jb.shap_values(trained[0], X).values)
+    top = np.abs(values).mean(axis=0).argmax()
+    (swarm,) = ax.collections
+    drawn = np.asarray(swarm.get_offsets())[:, 0]
+    assert len(drawn) == 50 and np.isin(drawn, values[:, top].astype(float)).all()
+    assert "1 of 3 features" in ax.get_xlabel()
+
+
+def test_dependence_on_one_feature(trained, ax):
+    assert plotting.partial_dependence(trained[0], X, 0, grid=10, ax=ax) is ax
+    found = jb.partial_dependence(trained[0], X, 0, grid=10, kind="both")
+    *rows, average = ax.get_lines()
+    np.testing.assert_allclose(average.get_ydata(), found.average, rtol=1e-6)
+    np.testing.assert_array_equal(average.get_xdata(), found.grid[0])
+    assert len(rows) == 50
+    for row in rows:
+        assert (np.abs(found.individual - row.get_ydata()).max(axis=1) < 1e-6).any()
+    marks = [segment[0, 0] for segment in ax.collections[0].get_segments()]
+    np.testing.assert_allclose(marks, np.quantile(X[:, 0], np.arange(1, 10) / 10))
+    assert ax.get_xlabel() == "income"
+
+
+def test_centred_curves_start_at_nothing(trained, ax):
+    found = jb.partial_dependence(trained[0], X, 0, grid=10, kind="both")
+    plotting.partial_dependence(found, centred=True, max_rows=3, ax=ax)
+    assert len(ax.get_lines()) == 4
+    assert all(line.get_ydata()[0] == 0 for line in ax.get_lines())
+
+
+def test_dependence_on_two_features_is_a_map(trained):
+    figure = Figure()
+    ax = figure.subplots()
+    plotting.partial_dependence(trained[0], X, (0, 1), grid=5, ax=ax)
+    assert len(figure.axes) == 2  # and a bar of colours
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("income", r"\$age\$")
+
+
+CATEGORIES = np.array(["red", "green"])
+
+
+def make_dependence(names, grid, average, individual=None):
+    return jb.PartialDependence(names, grid, np.asarray(average, float), individual)
+
+
+def test_dependence_on_categories_names_them(ax):
+    found = make_dependence(("colour",), (CATEGORIES,), [1, 3])
+    plotting.partial_dependence(found, ax=ax)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["red", "green"]
+    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), [1, 3])
+
+
+def test_categories_with_a_number_are_lines(ax):
+    numbers = np.array([0.5, 1.5, 2.5])
+    average = [[1, 2, 3], [4, 5, 6]]
+    found = make_dependence(("colour", "7"), (CATEGORIES, numbers), average)
+    plotting.partial_dependence(found, ax=ax)
+    red, green = ax.get_lines()
+    np.testing.assert_array_equal(red.get_ydata(), [1, 2, 3])
+    np.testing.assert_array_equal(green.get_ydata(), [4, 5, 6])
+    assert (green.get_label(), ax.get_xlabel()) == ("green", "x7")
+
+
+def test_pairs_of_categories_are_cells(ax):
+    found = make_dependence(("a", "b"), (CATEGORIES, CATEGORIES), [[1, 2], [3, 4]])
+    plotting.partial_dependence(found, ax=ax)
+    np.testing.assert_array_equal(ax.images[0].get_array(), [[1, 3], [2, 4]])
+
+
+def test_dependence_of_several_scores(ax):
+    grid = np.linspace(0, 1, 4)
+    average = np.stack([grid, 1 - grid], axis=1)
+    found = make_dependence(("0",), (grid,), average)
+    plotting.partial_dependence(found, ax=ax)
+    first, second = ax.get_lines()
+    np.testing.assert_array_equal(second.get_ydata(), 1 - grid)
+    assert first.get_label() == "score 0"
+
+
 def test_dark_styles_have_light_words(trained):
     with pyplot.style.context("dark_background"):
         ax = plotting.tree(trained[0])
@@ -375,6 +508,21 @@ BAD = [
     (lambda m, h: plotting.importance(h), TypeError, "Importance|Ensemble"),
     (lambda m, h: plotting.importance(m, max_features=0), ValueError, "max_features"),
     (lambda m, h: plotting.tree(h), TypeError, "model must be"),
+    (lambda m, h: plotting.shap_summary(m), ValueError, "x must be given"),
+    (lambda m, h: plotting.shap_summary(h, X), TypeError, "shap must be"),
+    (
+        lambda m, h: plotting.shap_summary(make_shap()[0], X),
+        ValueError,
+        "rows and columns of the SHAP values",
+    ),
+    (lambda m, h: plotting.shap_summary(m, X, kind="x"), ValueError, "kind must be"),
+    (lambda m, h: plotting.partial_dependence(m, X), ValueError, "features must be"),
+    (lambda m, h: plotting.partial_dependence(h), TypeError, "dependence must be"),
+    (
+        lambda m, h: plotting.partial_dependence(m, X, (0, 1), grid=1),
+        ValueError,
+        "at least two values",
+    ),
     (lambda m, h: plotting.tree(m, 8), ValueError, "round must be"),
     (lambda m, h: plotting.tree(m, score=1), ValueError, "score must be"),
     (lambda m, h: plotting.tree(m, orientation="up"), ValueError, "orientation"),

@@ -67,7 +67,8 @@ def learning_curve(
     _mark_best(ax, history, curves, own)
     ax.set_xlabel("round")
     ax.set_ylabel("loss" if metric is None else plain(metric))
-    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    whole = MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+    ax.xaxis.set_major_locator(whole)
     tidy(ax)
     ax.legend(frameon=False)
     return ax

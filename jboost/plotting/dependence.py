@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How scores depend on one or two features.
+
+In: a PartialDependence, or a model, rows and features. Out: axes with the average and
+the curves of single rows, or for two features a map.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jboost.cart import RegressionTree
+from jboost.checks import check_feature, check_integer
+from jboost.dependence import Feature, PartialDependence
+from jboost.dependence import partial_dependence as find_dependence
+from jboost.ensemble import Ensemble
+from jboost.frames import read_frame
+from jboost.plotting.canvas import colours, ink, open_axes, plain, shorten, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DECILES = np.arange(0.1, 0.95, 0.1)
+_LEVELS = 12  # of a map
+_CROWDED = 46  # letters below an axis
+
+
+def partial_dependence(
+    dependence: PartialDependence | Ensemble | RegressionTree,
+    x: Any = None,
+    features: Feature | Sequence[Feature] | None = None,
+    *,
+    grid: int | Sequence[Any] = 50,
+    score: int | None = None,
+    centred: bool = False,
+    max_rows: int = 50,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draws the partial dependence of scores on one feature, or on two.
+
+    For one feature the average is a heavy line, the curves of single rows are thin
+    ones, and the deciles of its column are marks at the bottom. Two features make a map
+    of averages; if one of them has categories, a line for each.
+
+    Args:
+      dependence: from :func:`jboost.partial_dependence`, whose individual curves are
+        drawn if it has them; or a model to find it with.
+      x, features, grid: as for :func:`jboost.partial_dependence`, where a model is
+        given.
+      score: which of K > 1 scores; None draws the averages of all of them, and is no
+        choice for maps.
+      centred: of individual curves, show the change from the first point of the grid,
+        and that of their average.
+      max_rows: how many individual curves at most, drawn from all rows.
+      ax: where to draw; None for a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, named.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from jboost import plotting
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> model, _ = jb.fit(x, np.abs(x[:, 1]), num_rounds=20)
+      >>> plotting.partial_dependence(model, x, 1).get_xlabel()
+      'x1'
+    """
+    check_integer("max_rows", max_rows, least=0)
+    found, columns = _find(dependence, x, features, grid)
+    found = _choose_score(found, score, centred)
+    if len(found.grid) == 1:
+        ax = open_axes(ax, (6.0, 4.0))
+        _draw_one(ax, found, max_rows)
+    else:
+        ax = open_axes(ax, (6.4, 4.6))
+        _draw_two(ax, found)
+    for axis, column in zip("xy", columns, strict=False):
+        _mark_deciles(ax, axis, column)
+    return ax
+
+
+def _find(dependence, x, features, grid):
+    """The dependence, and the columns of its features if they are numbers."""
+    if isinstance(dependence, PartialDependence):
+        if x is not None or features is not None:
+            raise ValueError(
+                "x and features must be None where dependence is a PartialDependence"
+            )
+        return dependence, []
+    model = dependence
+    if not isinstance(model, Ensemble | RegressionTree):
+        raise TypeError(
+            "dependence must be a PartialDependence, an Ensemble or a RegressionTree, "
+            f"got {type(model).__name__}"
+        )
+    if x is None or features is None:
+        raise ValueError("x and features must be given where dependence is a model")
+    single = isinstance(features, str | int | np.integer)
+    asked: Any = [features] if single else list(features)
+    kind = "both" if len(asked) == 1 else "average"
+    found = find_dependence(model, x, asked, grid=grid, kind=kind)
+    matrix = read_frame(x, "x", schema=model.schema, categorical=True).matrix
+    places = [
+        check_feature("features", f, model.num_features, model.feature_names)
+        for f in asked
+    ]
+    numbers = [
+        np.asarray(matrix)[:, place] if _is_number(values) else None
+        for place, values in zip(places, found.grid, strict=True)
+    ]
+    # One of two features with categories is drawn as lines along the other.
+    both = all(column is not None for column in numbers)
+    return found, numbers if both else [c for c in numbers if c is not None]
+
+
+def _is_number(values):
+    return values.dtype.kind == "f"
+
+
+def _choose_score(found, score, centred):
+    """A dependence with an axis of the scores that are drawn."""
+    average, individual = found.average, found.individual
+    if centred:
+        individual = found.centred
+        average = individual.mean(axis=0)
+    elif average is None:
+        average = individual.mean(axis=0)
+    if average.ndim == len(found.grid):
+        average = average[..., None]
+        individual = None if individual is None else individual[..., None]
+    num_scores = average.shape[-1]
+    if score is not None:
+        check_integer("score", score, least=0, most=num_scores - 1)
+        average = average[..., score : score + 1]
+        individual = None if individual is None else individual[..., [score]]
+    elif num_scores > 1 and len(found.grid) == 2:
+        raise ValueError(
+            f"score must be an integer from 0 to {num_scores - 1} where the dependence "
+            f"of {num_scores} scores on two features is drawn, got None"
+        )
+    return found._replace(average=average, individual=individual)
+
+
+def _draw_one(ax, found, max_rows):
+    """A line for each score, and thin ones for rows if there is one score."""
+    values = found.grid[0]
+    number = _is_number(values)
+    at = values if number else np.arange(len(values))
+    own = colours(found.average.shape[-1])
+    marker = "" if number and len(at) > 1 else "o"
+    if found.individual is not None and len(own) == 1:
+        rows = np.random.default_rng(0).permutation(len(found.individual))[:max_rows]
+        lines = found.individual[np.sort(rows), :, 0].T
+        ax.plot(at, lines, color=ink(ax), alpha=0.15, linewidth=0.7, zorder=1)
+    for score, colour in enumerate(own):
+        ax.plot(
+            at, found.average[:, score], marker=marker, color=colour, linewidth=2.4,
+            label=f"score {score}", zorder=3,
+        )  # fmt: skip
+    if len(own) > 1:
+        ax.legend(frameon=False)
+    _name_axis(ax.xaxis, found.names[0], None if number else values)
+    ax.set_ylabel("score")
+    tidy(ax)
+
+
+def _draw_two(ax, found):
+    """A map of numbers; lines where one feature has categories, cells where both do."""
+    average = found.average[..., 0]
+    numbers = [_is_number(values) for values in found.grid]
+    if not any(numbers):
+        _draw_cells(ax, found, average)
+    elif all(numbers):
+        _draw_map(ax, found, average)
+    else:
+        along = numbers.index(True)
+        lines = average if along == 0 else average.T
+        categories = found.grid[1 - along]
+        for colour, line, category in zip(
+            colours(len(categories)), lines.T, categories, strict=True
+        ):
+            label = plain(shorten(str(category), 20))
+            ax.plot(found.grid[along], line, color=colour, linewidth=1.8, label=label)
+        title = plain(_label(found.names[1 - along]))
+        ax.legend(frameon=False, title=title)
+        _name_axis(ax.xaxis, found.names[along], None)
+        ax.set_ylabel("score")
+        tidy(ax)
+
+
+def _draw_map(ax, found, average):
+    across, up = found.grid
+    if min(average.shape) < 2:
+        raise ValueError(
+            f"grid must hold at least two values of each feature, got {average.shape}"
+        )
+    surface = ax.contourf(across, up, average.T, _LEVELS)
+    lines = ax.contour(across, up, average.T, _LEVELS, colors="white", linewidths=0.4)
+    lines.set_alpha(0.6)
+    _add_bar(ax, surface)
+    _name_axis(ax.xaxis, found.names[0], None)
+    _name_axis(ax.yaxis, found.names[1], None)
+
+
+def _draw_cells(ax, found, average):
+    """Both features have categories."""
+    cells = ax.imshow(average.T, origin="lower", aspect="auto")
+    _add_bar(ax, cells)
+    _name_axis(ax.xaxis, found.names[0], found.grid[0])
+    _name_axis(ax.yaxis, found.names[1], found.grid[1])
+
+
+def _add_bar(ax, drawn):
+    bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02)
+    bar.set_label("score")
+    bar.outline.set_visible(False)
+
+
+def _name_axis(axis, name, categories):
+    """The feature's name, and categories in place of numbers."""
+    axis.set_label_text(plain(_label(name)))
+    if categories is not None:
+        labels = [plain(shorten(str(value), 16)) for value in categories]
+        longest = max(map(len, labels))
+        crowded = axis.axis_name == "x" and longest * len(labels) > _CROWDED
+        axis.set_ticks(np.arange(len(labels)), labels, rotation=40 if crowded else 0)
+        if crowded:
+            for label in axis.get_ticklabels():
+                label.set(ha="right", rotation_mode="anchor")
+
+
+def _label(name):
+    """Features without a name are called by their place."""
+    return f"x{name}" if name.isdecimal() else shorten(name)
+
+
+def _mark_deciles(ax, axis, column):
+    """Short marks inside the frame: between two of them lies a tenth of the rows."""
+    known = column[np.isfinite(column)]
+    if not known.size:
+        return
+    marks, colour = np.quantile(known, _DECILES), ink(ax)
+    if axis == "x":
+        transform = ax.get_xaxis_transform()
+        ax.vlines(marks, 0, 0.03, transform=transform, color=colour, linewidth=1)
+    else:
+        transform = ax.get_yaxis_transform()
+        ax.hlines(marks, 0, 0.02, transform=transform, color=colour, linewidth=1)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SHAP values of many rows: what each feature adds to the scores.
+
+In: ShapValues, or a model and rows. Out: axes with a swarm of points, or a bar, per
+feature, the most important on top.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from jboost.cart import RegressionTree
+from jboost.checks import check_integer, check_word
+from jboost.ensemble import Ensemble
+from jboost.frames import read_frame
+from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
+from jboost.shap import ShapValues, shap_values
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # seen on light and dark paper
+_EDGES = (0.05, 0.95)  # quantiles of a feature beyond which colours do not change
+_WIDTH = 0.38  # of half a swarm, in distances between features
+_BINS = 80  # along the axis, in which points are counted
+_FULL = 12  # points in a bin that fill a swarm that has few of them
+
+
+class _Table(NamedTuple):
+    """What is drawn, in the order of the features."""
+
+    values: np.ndarray  # [N, F, K]
+    matrix: np.ndarray | None  # [N, F], the features' own values
+    labels: list[str]
+
+
+def shap_summary(
+    shap: ShapValues | Ensemble | RegressionTree,
+    x: Any = None,
+    *,
+    kind: Literal["points", "bars"] = "points",
+    score: int | None = None,
+    feature_names: Sequence[str] | None = None,
+    max_features: int = 20,
+    max_rows: int = 2000,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draws SHAP values of many rows, the features of largest mean |value| on top.
+
+    ``"points"`` is a swarm per feature: a point for each row at its SHAP value, thick
+    where there are many, coloured by the value of the feature from low (blue) to high
+    (orange), grey where it is missing. ``"bars"`` is the mean of |value|.
+
+    Args:
+      shap: from :func:`jboost.shap_values`, or a model to find them with.
+      x: the rows; with ShapValues it may be left out, and points have one colour.
+      kind: see above.
+      score: which of K > 1 scores; None stacks the bars of all of them, and is no
+        choice for points.
+      feature_names: instead of those of the model or of the columns of x.
+      max_features: how many features at most.
+      max_rows: how many points of a feature at most, drawn from all rows; the order of
+        the features, and bars, know all rows.
+      ax: where to draw; None for a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, named.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from jboost import plotting
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> model, _ = jb.fit(x, 3 * x[:, 1] + x[:, 2], num_rounds=20)
+      >>> ax = plotting.shap_summary(model, x)
+      >>> [label.get_text() for label in ax.get_yticklabels()]
+      ['x1', 'x2', 'x0']
+    """
+    check_word("kind", kind, ("points", "bars"))
+    check_integer("max_features", max_features, least=1)
+    check_integer("max_rows", max_rows, least=1)
+    values, matrix, labels = _read(shap, x, feature_names)
+    values = _choose_score(values, score, kind)
+    size = np.abs(values).mean(axis=0)  # [F, K]
+    top = np.argsort(-size.sum(axis=1), kind="stable")[:max_features]
+    ax = open_axes(ax, (6.8, 1.2 + 0.32 * max(3, len(top))))
+    if kind == "bars":
+        _draw_bars(ax, size[top])
+    else:
+        _draw_swarms(ax, values[..., 0], matrix, top, max_rows)
+    ax.set_yticks(np.arange(len(top)), [plain(labels[feature]) for feature in top])
+    ax.set_ylim(len(top) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    name = "mean |SHAP value|" if kind == "bars" else "SHAP value"
+    more = f", {len(top)} of {len(labels)} features" if len(top) < len(labels) else ""
+    ax.set_xlabel(name + more)
+    tidy(ax, "x")
+    return ax
+
+
+def _read(shap, x, feature_names) -> _Table:
+    """SHAP values with K, the matrix if there is one, names."""
+    frame = None if x is None else read_frame(x, "x", categorical=True)
+    names = None if frame is None else frame.names
+    if isinstance(shap, Ensemble | RegressionTree):
+        if x is None:
+            raise ValueError("x must be given where shap is a model, got None")
+        names = shap.feature_names or names
+        shap = shap_values(shap, x)
+    if not isinstance(shap, ShapValues):
+        raise TypeError(
+            "shap must be ShapValues, an Ensemble or a RegressionTree, got "
+            f"{type(shap).__name__}"
+        )
+    values = np.asarray(shap.values)
+    if not values.size:
+        raise ValueError(f"shap must hold at least one row, got shape {values.shape}")
+    values = values[..., None] if values.ndim == 2 else values
+    matrix = None if frame is None else np.asarray(frame.matrix)
+    if matrix is not None and matrix.shape != values.shape[:2]:
+        raise ValueError(
+            f"x must have the {values.shape[:2]} rows and columns of the SHAP values, "
+            f"got shape {matrix.shape}"
+        )
+    if feature_names is not None and len(feature_names) != values.shape[1]:
+        raise ValueError(
+            f"feature_names must be {values.shape[1]} names, got {feature_names!r}"
+        )
+    labels = label_features(feature_names or names, values.shape[1])
+    return _Table(values, matrix, labels)
+
+
+def _choose_score(values, score, kind):
+    """[N, F, K] with the scores that are drawn."""
+    num_scores = values.shape[2]
+    if score is None and kind == "points" and num_scores > 1:
+        raise ValueError(
+            f"score must be an integer from 0 to {num_scores - 1} where points of "
+            f"{num_scores} scores are drawn, got None"
+        )
+    if score is None:
+        return values
+    check_integer("score", score, least=0, most=num_scores - 1)
+    return values[..., score : score + 1]
+
+
+def _draw_bars(ax, size):
+    """Of several scores one bar after the other."""
+    own, left = colours(size.shape[1]), np.zeros(len(size))
+    for score, width in enumerate(size.T):
+        label = f"score {score}"
+        ax.barh(np.arange(len(size)), width, 0.72, left, color=own[score], label=label)
+        left = left + width
+    if size.shape[1] > 1:
+        above = dict(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.3)
+        ax.legend(frameon=False, ncols=min(size.shape[1], 5), **above)
+
+
+def _draw_swarms(ax, values, matrix, top, max_rows):
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    rows = np.arange(len(values))
+    if len(rows) > max_rows:
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:max_rows])
+    low, high = values[rows][:, top].min(), values[rows][:, top].max()
+    palette = LinearSegmentedColormap.from_list("", [_LOW, _MIDDLE, _HIGH])
+    palette = palette.with_extremes(bad="0.6")
+    ax.axvline(0, color=ink(ax), linewidth=0.8, alpha=0.6, zorder=1)
+    area = 14.0 if len(rows) <= 500 else 7.0
+    for place, feature in enumerate(top):
+        across = place + _swarm(values[rows, feature], low, high)
+        style: dict[str, Any] = dict(s=area, linewidths=0, rasterized=True, zorder=2)
+        if matrix is None:
+            ax.scatter(values[rows, feature], across, color=colours(1)[0], **style)
+            continue
+        shade = _shade(matrix[rows, feature])
+        ax.scatter(
+            values[rows, feature], across, c=shade, cmap=palette, vmin=0, vmax=1,
+            plotnonfinite=True, **style,
+        )  # fmt: skip
+    if matrix is not None:
+        _explain_colours(ax, palette, Normalize(0, 1))
+
+
+def _swarm(values, low, high):
+    """How far from the middle each point is: as far out as points share its place."""
+    bins = np.round((values - low) / ((high - low) or 1.0) * _BINS).astype(int)
+    order = np.argsort(bins, kind="stable")
+    starts = np.searchsorted(bins[order], bins[order])
+    rank = np.empty(len(values), int)
+    rank[order] = np.arange(len(values)) - starts  # among those in its bin
+    # 0, 1, -1, 2, -2, ...
+    step = (rank + 1) // 2 * np.where(rank % 2 == 1, 1, -1)
+    return _WIDTH * step / max(np.abs(step).max(), _FULL / 2)
+
+
+def _shade(column):
+    """From 0 for low values of a feature to 1 for high ones; NaN where missing."""
+    known = column[np.isfinite(column)]
+    if not known.size:
+        return np.full(len(column), np.nan)
+    low, high = np.quantile(known, _EDGES)
+    if low == high:
+        low, high = known.min(), known.max()
+    if low == high:
+        return np.where(np.isfinite(column), 0.5, np.nan)
+    column = np.where(np.isinf(column), np.sign(column) * 1e30, column)
+    return np.clip((column - low) / (high - low), 0, 1)
+
+
+def _explain_colours(ax, palette, scale):
+    from matplotlib.cm import ScalarMappable
+
+    mappable = ScalarMappable(scale, palette)
+    bar = ax.figure.colorbar(mappable, ax=ax, aspect=40, pad=0.02, fraction=0.05)
+    bar.set_ticks([0, 1], labels=["low", "high"])
+    bar.set_label("value of the feature", labelpad=-18)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0)
