@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What do the methods of the literature cost beside the default fit, and beside a peer?
 
-The methods of the README's list for squared error are run on one table (a noisy sum of waves, steps and
+The methods that fit squared error are run on one table (a noisy sum of waves, steps and
 products; two features act monotonically), and so is the default fit; where XGBoost,
-LightGBM or scikit-learn know the same method, they run it, too, with equal parameters.
+LightGBM or scikit-learn know a method, they run it, too, with equal parameters.
 
     python experiments/methods.py
     python experiments/methods.py --rows 20000 --turns 1 --methods monotone exact
@@ -121,7 +121,7 @@ def single_tree(table: Table) -> Run:
 
     def run():
         tree = jb.fit_tree(table.x, table.y, max_depth=10, min_child_samples=5)
-        return tree.predict(table.held_out)
+        return jb.predict(tree, table.held_out)
 
     return run
 
