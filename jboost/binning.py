@@ -3,7 +3,8 @@
 
 In: a matrix of numbers, NaN meaning "missing". Out: thresholds per feature and a
 matrix of codes, on which every later stage works. Code 0 is "missing"; code c >= 1
-says that the value lies above threshold c - 2 and at or below threshold c - 1.
+says that the value lies above threshold c - 2 and at or below threshold c - 1, or
+stands for a category.
 """
 
 import functools
@@ -18,7 +19,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
-from jboost.frames import first_rows, read_frame, read_values
+from jboost.categories import Categories, column_values, encode
+from jboost.category_codes import check_values, find_places, fit_categories
+from jboost.frames import Frame, Schema, first_rows, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
 from jboost.sparse import (
@@ -47,10 +50,13 @@ class Bins:
         always +inf, so that every value has a code.
       absent: what entries are that a sparse matrix does not store: "missing" or
         "zero".
+      categories: the categorical features, whose thresholds lie between the codes of
+        their categories; None where there are none.
     """
 
     thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
     absent: Absent = field(default="missing", metadata=dict(static=True))
+    categories: Categories | None = None
 
     @property
     def num_features(self) -> int:
@@ -62,6 +68,11 @@ class Bins:
         """Number of codes, the missing one included."""
         return self.thresholds.shape[1] + 1
 
+    @property
+    def schema(self) -> Schema:
+        """What tables to bin must be like, but for their names."""
+        return Schema(None, column_values(self.categories, self.num_features))
+
 
 def fit_bins(
     x: Any,
@@ -69,6 +80,7 @@ def fit_bins(
     max_bins: int | None = 256,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     absent: Absent = "missing",
+    categorical: Any = "auto",
     implementation: str | None = None,
 ) -> Bins:
     """Chooses thresholds: midpoints of distinct values, or weighted quantiles.
@@ -93,6 +105,11 @@ def fit_bins(
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
       absent: what the entries are that a sparse matrix does not store: "missing", as
         NaN, or "zero".
+      categorical: "auto": the columns that a data frame says are categories (strings,
+        and what is declared so); a sequence: these columns as well, by name or place,
+        which hold integers 0, 1, 2, ..., NaN where missing; None: no column. The
+        categories of a feature get codes from 1 on by falling weight; where there are
+        more than ``max_bins - 1``, the lightest share the last one.
       implementation: "xla" (here NumPy, the definition), "cpu" (the compiled kernel),
         or None for the faster one; all give the same thresholds.
 
@@ -113,7 +130,28 @@ def fit_bins(
     if max_bins is not None:
         check_max_bins(max_bins)
     check_absent(absent)
-    matrix = read_frame(x, "x", sparse=True).matrix
+    frame = read_frame(x, "x", sparse=True, categorical=categorical is not None)
+    return fit_frame(
+        frame, max_bins=max_bins, sample_weight=sample_weight, absent=absent,
+        categorical=categorical, implementation=implementation,
+    )  # fmt: skip
+
+
+def fit_frame(
+    frame: Frame,
+    *,
+    max_bins: int | None,
+    sample_weight: Any,
+    absent: Absent,
+    categorical: Any,
+    implementation: str | None,
+    feature_names: Sequence[str] | None = None,
+) -> Bins:
+    """As :func:`fit_bins`, of a table that has been read.
+
+    ``feature_names`` may be other names than the table's.
+    """
+    matrix, names = frame.matrix, feature_names or frame.names
     # A power of two above the number of rows holds a code for each.
     most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
     weight = sample_weight
@@ -124,16 +162,41 @@ def fit_bins(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
     library.check_implementation(implementation)
+    places = find_places(categorical, matrix.shape[1], names, frame.categories)
+    categories = None
+    if places:
+        _refuse_categories(places, matrix, max_bins)
+        matrix = np.asarray(matrix)
+        check_values(matrix, places, "x", names)
+        values = frame.categories and tuple(frame.categories[f] for f in places)
+        categories = fit_categories(matrix, places, weight, most - 1, values)
+        matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)
         rows = _find_thresholds(matrix, weight, most, implementation)
-    return pad_thresholds(rows, most, absent)
+    return pad_thresholds(rows, most, absent, categories)
+
+
+def _refuse_categories(places, matrix, max_bins):
+    if isinstance(matrix, SparseMatrix):
+        raise ValueError(
+            "x must be dense where columns are categorical, got a sparse matrix and "
+            f"categorical columns {places}"
+        )
+    if max_bins is None:
+        raise ValueError(
+            "max_bins must be a number where columns are categorical (and candidates "
+            f"'global', candidate_weights 'samples'), got categorical columns {places}"
+        )
 
 
 def pad_thresholds(
-    rows: Sequence[Float[np.ndarray, " _"]], max_bins: int, absent: Absent = "missing"
+    rows: Sequence[Float[np.ndarray, " _"]],
+    max_bins: int,
+    absent: Absent = "missing",
+    categories: Categories | None = None,
 ) -> Bins:
     """Bins of as many codes as the longest row needs, rounded up to a power of two.
 
@@ -141,20 +204,20 @@ def pad_thresholds(
       rows: ascending thresholds of each feature, without the final +inf; at most
         ``max_bins - 2`` of them.
       max_bins: the most codes.
-      absent: see :class:`Bins`.
+      absent, categories: see :class:`Bins`.
     """
     needed = max(len(row) for row in rows) + 2
     num_bins = min(max_bins, max(4, 1 << (needed - 1).bit_length()))
     thresholds = np.full((len(rows), num_bins - 1), np.inf, np.float32)
     for feature, row in enumerate(rows):
         thresholds[feature, : len(row)] = row
-    return Bins(thresholds=thresholds, absent=absent)
+    return Bins(thresholds=thresholds, absent=absent, categories=categories)
 
 
 def apply_bins(
     bins: Bins, x: Any, *, implementation: str | None = None
 ) -> UInt8[Array, "N F"] | UInt16[Array, "N F"] | UInt32[Array, "N F"] | SparseCodes:
-    """Codes of values: 0 if missing, else 1 + #{thresholds < x}.
+    """Codes of values: 0 if missing, else 1 + #{thresholds < x}; of categories theirs.
 
     Traceable: may be called under ``jax.jit`` and ``jax.vmap``, but for sparse ``x``.
 
@@ -180,7 +243,9 @@ def apply_bins(
       >>> jb.apply_bins(jb.fit_bins(x), x).tolist()
       [[1], [2], [0]]
     """
-    matrix = read_frame(x, "x", sparse=True).matrix
+    matrix = read_frame(
+        x, "x", schema=bins.schema, sparse=True, categorical=bins.categories is not None
+    ).matrix
     if matrix.shape[1] != bins.num_features:
         raise ValueError(
             f"x must have {bins.num_features} columns, as the bins have, "
@@ -189,6 +254,9 @@ def apply_bins(
     if isinstance(matrix, SparseMatrix):
         library.check_implementation(implementation)
         return bin_entries(bins, matrix)
+    if bins.categories is not None:
+        check_values(matrix, bins.categories.features, "x")
+        matrix = encode(bins.categories, matrix)
     codes = _apply_bins(bins.thresholds, matrix, implementation=implementation)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
@@ -223,6 +291,8 @@ def bin_columns(
       implementation: as in :func:`apply_bins`.
     """
     num_rows = matrix.shape[0] if num_rows is None else num_rows
+    if bins.categories is not None:
+        matrix = encode(bins.categories, matrix)
     device = _host() if library.may_run(implementation) else None
     elsewhere = implementation is None and jax.default_backend() != "cpu"
     if device is None or elsewhere or bins.num_bins > MOST_BINS:

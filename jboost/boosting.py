@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float, Key, Shaped, UInt32
+from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
 from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
+from jboost.categories import Categories
+from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
@@ -111,6 +113,10 @@ def boost_step(
     interactions: Any = None,
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
+    categories: Categories | None = None,
+    category_l2: Float[ArrayLike, ""] | float = CATEGORY_L2,
+    category_smoothing: Float[ArrayLike, ""] | float = CATEGORY_SMOOTHING,
+    max_onehot: Int[ArrayLike, ""] | int = MAX_ONEHOT,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     implementation: str | None = None,
@@ -118,7 +124,8 @@ def boost_step(
     """Makes one round: returns the next state, and its K trees on codes.
 
     The arguments mean what they mean for :func:`jboost.fit`; data and loss are those
-    that ``state`` was made with.
+    that ``state`` was made with. ``categories`` are those of the bins
+    (``bins.categories``), None where no column is categorical.
 
     Example:
       >>> import jax, jax.numpy as jnp, jboost as jb
@@ -151,8 +158,10 @@ def boost_step(
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
         interactions=interactions, candidates=candidates,
-        candidate_weights=candidate_weights, curvature=curvature,
-        leaf_solver=leaf_solver, implementation=implementation,
+        candidate_weights=candidate_weights, categories=categories,
+        category_l2=category_l2, category_smoothing=category_smoothing,
+        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
+        implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
     run = compiled(_step, traced, method)
@@ -187,6 +196,10 @@ def boost(
     interactions: Any = None,
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
+    categories: Categories | None = None,
+    category_l2: Float[ArrayLike, ""] | float = CATEGORY_L2,
+    category_smoothing: Float[ArrayLike, ""] | float = CATEGORY_SMOOTHING,
+    max_onehot: Int[ArrayLike, ""] | int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -197,7 +210,8 @@ def boost(
 
     Works under ``jax.jit`` and under ``jax.vmap`` over anything that is not a size:
     learning rates, l2, parameters that the loss closes over, keys, sample weights.
-    The arguments mean what they mean for :func:`jboost.fit`.
+    The arguments mean what they mean for :func:`jboost.fit`; ``categories`` are those
+    of the bins (``bins.categories``), None where no column is categorical.
 
     Returns:
       The trees with their initial score (:func:`jboost.to_ensemble` turns codes into
@@ -232,8 +246,10 @@ def boost(
         colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
         colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
         interactions=interactions, candidates=candidates,
-        candidate_weights=candidate_weights, curvature=curvature,
-        leaf_solver=leaf_solver, implementation=implementation,
+        candidate_weights=candidate_weights, categories=categories,
+        category_l2=category_l2, category_smoothing=category_smoothing,
+        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
+        implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)
     run = compiled(_boost, traced, method)

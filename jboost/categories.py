@@ -6,11 +6,12 @@ Out: the same with codes in their place, which the trees' sets of categories spe
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Int32, UInt32
 
 Category = str | int | float | bool
 WORD = 32  # codes in one word of a set
@@ -36,19 +37,45 @@ class Categories:
     )
 
 
-def encode(categories: Categories, matrix: Float[Array, "N F"]) -> Float[Array, "N F"]:
+def column_values(
+    categories: Categories | None, num_features: int
+) -> tuple[tuple[Category, ...] | None, ...]:
+    """Of each column the categories that 0, 1, 2, ... stand for, None for numbers."""
+    values: list[Any] = [None] * num_features
+    if categories is not None and categories.values is not None:
+        for place, known in zip(categories.features, categories.values, strict=True):
+            values[place] = known
+    return tuple(values)
+
+
+def encode(categories: Categories, matrix: Any) -> Any:
     """The matrix with codes in its categorical columns; traceable.
 
     What is no value of a category that training saw (fractions and negative numbers,
-    too) becomes NaN, as if it were missing.
+    too) becomes NaN, as if it were missing. A NumPy matrix stays one.
+
+    Args:
+      categories: of the model.
+      matrix: numbers [N, F].
     """
+    if isinstance(matrix, np.ndarray):
+        encoded = matrix.copy()
+        encoded[:, categories.features] = _encode(np, categories, matrix)
+        return encoded
     places = np.array(categories.features)
-    codes = jnp.asarray(categories.codes)
+    return matrix.at[:, places].set(_encode(jnp, categories, matrix))
+
+
+def _encode(numpy: Any, categories, matrix):
+    """The categorical columns, as codes."""
+    places = np.array(categories.features)
+    codes = numpy.asarray(categories.codes)
     column = matrix[:, places]
-    known = (column >= 0) & (column < codes.shape[1]) & (column == jnp.floor(column))
-    value = jnp.where(known, column, 0).astype(jnp.int32)
+    known = (column >= 0) & (column < codes.shape[1]) & (column == numpy.floor(column))
+    value = numpy.where(known, column, 0).astype(np.int32)
     code = codes[np.arange(len(places))[None, :], value].astype(matrix.dtype)
-    return matrix.at[:, places].set(jnp.where(known & (code > 0), code, jnp.nan))
+    missing = numpy.asarray(np.nan, matrix.dtype)
+    return numpy.where(known & (code > 0), code, missing)
 
 
 def goes_left(

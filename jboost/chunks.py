@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.boosting import compiled
+from jboost.category_splits import count_words
 from jboost.curvature import Objective, gradients, loss_values
 from jboost.initial import MedianStart
 from jboost.levels import LeafSums, Tree
@@ -204,6 +205,7 @@ def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
     shape, leaves = (rounds, num_scores, nodes), (rounds, num_scores, nodes + 1)
     values = np.zeros(leaves, np.float32)
     sums: Any = (values, values, values, np.zeros(leaves[:2], np.float32))
+    words = (*shape, count_words(method.num_bins))
     arrays: Any = (
         np.zeros(shape, np.int32),
         np.ones(shape, np.int32),
@@ -211,4 +213,5 @@ def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
         values,
         LeafSums(*sums),
     )
-    return Tree(*arrays)
+    left_codes: Any = np.zeros(words, np.uint32) if method.categorical else None
+    return Tree(*arrays, left_codes=left_codes)

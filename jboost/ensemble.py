@@ -21,7 +21,8 @@ from jboost import checks
 from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
-from jboost.categories import Categories
+from jboost.categories import Categories, column_values
+from jboost.category_splits import CATEGORICAL
 from jboost.frames import Schema, read_frame
 from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
@@ -117,12 +118,8 @@ class Ensemble:
     @property
     def schema(self) -> Schema:
         """What tables to predict from must be like."""
-        values: list[Any] = [None] * self.num_features
-        if self.categories is not None and self.categories.values is not None:
-            named = zip(self.categories.features, self.categories.values, strict=True)
-            for place, known in named:
-                values[place] = known
-        return Schema(self.feature_names, tuple(values))
+        values = column_values(self.categories, self.num_features)
+        return Schema(self.feature_names, values)
 
     @property
     def is_split(self) -> Bool[Array, "R K I"]:
@@ -142,13 +139,20 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     thresholds = np.asarray(bins.thresholds) if host else jnp.asarray(bins.thresholds)
     # The last threshold is +inf: where a node is not split.
     code = (tree.threshold - 1).clip(0, thresholds.shape[1] - 1)
+    threshold = thresholds[tree.feature, code]
+    if tree.left_codes is not None:
+        numpy: Any = np if host else jnp
+        divided = tree.threshold == CATEGORICAL
+        threshold = numpy.where(divided, numpy.float32(np.nan), threshold)
     arrays: dict[str, Any] = dict(
         feature=tree.feature,
-        threshold=thresholds[tree.feature, code],
+        threshold=threshold,
         missing_left=tree.missing_left,
         leaf_value=tree.leaf_value,
         init_score=trees.init_score,
         sums=tree.sums,
+        left_codes=tree.left_codes,
+        categories=bins.categories,
     )
     return Ensemble(
         **(jax.device_put(arrays) if host else arrays),
@@ -359,7 +363,8 @@ def check_model(model: Any) -> None:
 
 
 def _read_rows(model, x):
-    return read_frame(x, "x", schema=model.schema, categorical=True).matrix
+    known = model.categories is not None
+    return read_frame(x, "x", schema=model.schema, categorical=known).matrix
 
 
 def _check_columns(model, num_columns):

@@ -7,13 +7,20 @@ stopped have slot M.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.binning import MISSING
+from jboost.categories import goes_left
+from jboost.category_splits import (
+    CATEGORICAL,
+    CategoryLimits,
+    count_words,
+    find_mixed_split,
+)
 from jboost.histogram import (
     Codes,
     FixedPoint,
@@ -52,12 +59,14 @@ class Tree(NamedTuple):
     Attributes:
       feature: 0 where a node is not split.
       threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
-        a node is not split.
+        a node is not split, -1 where categories are.
       missing_left: where code 0 goes. True where a node is not split.
       leaf_value: what each leaf adds to the score.
       sums: what its leaves were fitted to; None in a tree that was only grown.
       bounds: least and greatest value of each leaf; None where leaf values are not
         limited, and in a tree that has its values.
+      left_codes: bit c % 32 of word c // 32 says whether code c goes left, where
+        categories are split; None where no feature holds categories.
     """
 
     feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
@@ -66,6 +75,7 @@ class Tree(NamedTuple):
     leaf_value: Float[Array, "*T I+1"]
     sums: LeafSums | None = None
     bounds: Float[Array, "*T I+1 2"] | None = None
+    left_codes: UInt32[Array, "*T I W"] | None = None
 
     @property
     def max_depth(self) -> int:
@@ -76,12 +86,13 @@ class Tree(NamedTuple):
 class TreeLimits(NamedTuple):
     """The numbers that shape a tree; all may be traced.
 
-    See :func:`jboost.fit` for their meaning. The last two are None for no limit.
+    See :func:`jboost.fit` for their meaning. None is for no limit.
 
     Attributes:
       values: what holds leaf values back; at the root the bounds are those of
         ``max_delta_step``.
       groups: features that may meet on a path (``interactions``).
+      categories: which features hold categories, and how they are split.
     """
 
     l2: Float[Array, ""] | float = 1.0
@@ -94,6 +105,7 @@ class TreeLimits(NamedTuple):
     values: ValueLimits | None = None
     groups: Bool[Array, "G F"] | None = None
     max_bins: Int32[Array, ""] | int = 256
+    categories: CategoryLimits | None = None
 
 
 class RoundedRows(NamedTuple):
@@ -170,14 +182,15 @@ def _mask_rows(gradient, curvature, in_bag):
     return jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
 
 
-def make_leaf(max_depth: int, num_bins: int) -> Tree:
+def make_leaf(max_depth: int, num_bins: int, categorical: bool = False) -> Tree:
     """A tree without a split."""
-    num_nodes = 2**max_depth - 1
+    num_nodes, words = 2**max_depth - 1, count_words(num_bins)
     return Tree(
         feature=jnp.zeros(num_nodes, jnp.int32),
         threshold=jnp.full(num_nodes, num_bins - 1, jnp.int32),
         missing_left=jnp.ones(num_nodes, bool),
         leaf_value=jnp.zeros(num_nodes + 1, jnp.float32),
+        left_codes=jnp.zeros((num_nodes, words), jnp.uint32) if categorical else None,
     )
 
 
@@ -211,7 +224,10 @@ def find_splits(
         values = limits.values
         if values is not None:
             values = values._replace(bounds=bounds)
-        return find_split(
+        search: Any = find_split
+        if limits.categories is not None:
+            search = partial(find_mixed_split, categories=limits.categories)
+        return search(
             histogram,
             unit,
             mask,
@@ -278,11 +294,17 @@ def count_sides(
     row_slot: Int32[Array, " N"],
     in_bag: Bool[Array, " N"],
 ) -> Int32[Array, "M 3"]:
-    """Rows in the bag of each slot: at or below the threshold, above it, missing."""
+    """Rows in the bag of each slot: left by their codes, right by them, missing."""
     slots = split.feature.shape[0]
     codes = row_codes(columns, lookup(split.feature, row_slot, 0))
-    above = (codes > lookup(split.threshold, row_slot, 0)).astype(jnp.int32)
-    kind = jnp.where(codes == MISSING, 2, above)
+    threshold = lookup(split.threshold, row_slot, 0)
+    above = (codes > threshold).astype(jnp.int32)
+    missing = codes == MISSING
+    if split.left_codes is not None and split.absent_codes is not None:
+        divided = threshold == CATEGORICAL
+        above = _divide(above, divided, split.left_codes, row_slot, codes)
+        missing |= divided & goes_left(split.absent_codes[row_slot], codes)
+    kind = jnp.where(missing, 2, above)
     group = jnp.where(in_bag & (row_slot < slots), 3 * row_slot + kind, 3 * slots)
     ones = jnp.ones(row_slot.shape[0], jnp.int32)
     return sum_by_group(ones, group, 3 * slots).reshape(slots, 3)
@@ -303,9 +325,20 @@ def settle_splits(
         count[:, 2] > 0, split.missing_left, count[:, 0] >= count[:, 1]
     )
     missing_left = missing_left | ~split.found
+    left_codes = split.left_codes
+    if left_codes is not None and split.absent_codes is not None:
+        # Categories that no row of the node has go with the missing ones.
+        absent = jnp.where(missing_left[:, None], split.absent_codes, jnp.uint32(0))
+        left_codes |= absent
     left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
     left_smaller = 2 * left <= jnp.sum(count, axis=1)
-    return split._replace(threshold=threshold, missing_left=missing_left), left_smaller
+    settled = split._replace(
+        threshold=threshold,
+        missing_left=missing_left,
+        left_codes=left_codes,
+        absent_codes=None,
+    )
+    return settled, left_smaller
 
 
 class Pairs(NamedTuple):
@@ -370,7 +403,11 @@ def route_rows(
     """Sends rows down by splits from :func:`settle_splits`."""
     highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
     codes = row_codes(columns, lookup(split.feature, row_slot, 0))
-    above = (codes > lookup(split.threshold, row_slot, highest)).astype(jnp.int32)
+    threshold = lookup(split.threshold, row_slot, highest)
+    above = (codes > threshold).astype(jnp.int32)
+    if split.left_codes is not None:
+        divided = threshold == CATEGORICAL
+        above = _divide(above, divided, split.left_codes, row_slot, codes)
     missing_right = (~lookup(split.missing_left, row_slot, True)).astype(jnp.int32)
     right = jnp.where(codes == MISSING, missing_right, above)
     row_pair = lookup(pair, row_slot, slots)
@@ -409,7 +446,21 @@ def write_splits(
     fields = (split.feature, split.threshold, split.missing_left.astype(jnp.int32))
     table = (tree.feature, tree.threshold, tree.missing_left.astype(jnp.int32))
     table = jnp.stack(table, axis=1).at[node].set(jnp.stack(fields, 1), mode="drop")
-    return Tree(table[:, 0], table[:, 1], table[:, 2] > 0, tree.leaf_value)
+    left_codes = tree.left_codes
+    if left_codes is not None:
+        left_codes = left_codes.at[node].set(split.left_codes, mode="drop")
+    return tree._replace(
+        feature=table[:, 0],
+        threshold=table[:, 1],
+        missing_left=table[:, 2] > 0,
+        left_codes=left_codes,
+    )
+
+
+def _divide(above, divided, left_codes, row_slot, codes):
+    """1 for rows that go right, 0 for others, where categories divide the node."""
+    left = goes_left(left_codes[row_slot], codes)
+    return jnp.where(divided, (~left).astype(jnp.int32), above)
 
 
 def lookup(

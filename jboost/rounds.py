@@ -58,8 +58,9 @@ ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
 class Method:
     """What shapes the compiled program: words and sizes, no numbers.
 
-    ``uniform`` says that all rows weigh the same (or nothing); ``implementation``
-    which kernels run, see :func:`jboost.histogram.build_histogram`.
+    ``uniform`` says that all rows weigh the same (or nothing); ``categorical`` that
+    some feature holds categories; ``implementation`` which kernels run, see
+    :func:`jboost.histogram.build_histogram`.
     """
 
     curvature: Curvature = "auto"
@@ -70,6 +71,7 @@ class Method:
     max_nodes: int = 1 << 30
     max_leaves: int | None = None
     uniform: bool = False
+    categorical: bool = False
     candidates: Candidates = "global"
     candidate_weights: CandidateWeights = "samples"
     implementation: str | None = None

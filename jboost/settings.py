@@ -15,6 +15,8 @@ from jaxtyping import Array
 
 from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights
+from jboost.categories import Categories
+from jboost.category_splits import CategoryLimits
 from jboost.curvature import Curvature
 from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
@@ -60,6 +62,10 @@ def make_settings(
     interactions: Any,
     candidates: Candidates,
     candidate_weights: CandidateWeights,
+    categories: Categories | None,
+    category_l2: Any,
+    category_smoothing: Any,
+    max_onehot: Any,
     curvature: Curvature,
     leaf_solver: LeafSolver,
     implementation: str | None,
@@ -73,8 +79,9 @@ def make_settings(
         subsample=subsample, colsample_bytree=colsample_bytree,
         colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
         max_leaves=max_leaves, candidates=candidates,
-        candidate_weights=candidate_weights, curvature=curvature,
-        leaf_solver=leaf_solver,
+        candidate_weights=candidate_weights, category_l2=category_l2,
+        category_smoothing=category_smoothing, max_onehot=max_onehot,
+        curvature=curvature, leaf_solver=leaf_solver,
     )  # fmt: skip
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     sorts_rows(candidates, candidate_weights, data.columns)
@@ -99,6 +106,7 @@ def make_settings(
         # None where every tree of that depth has as few.
         max_leaves=max_leaves if max_leaves and max_leaves < 2**max_depth else None,
         uniform=uniform,
+        categorical=categories is not None,
         candidates=candidates,
         candidate_weights=candidate_weights,
         implementation=implementation,
@@ -124,7 +132,12 @@ def make_settings(
             num_features,
         ),
         groups=checks.check_interactions(interactions, num_features, feature_names),
+        categories=_limit_categories(
+            categories, category_l2, category_smoothing, max_onehot
+        ),
     )
+    if categories is not None:
+        _check_categories(categories, data.columns, method, limits, num_features)
     if candidates != "global" and limits.values is not None:
         raise ValueError(
             "candidates must be 'global' with l1, max_delta_step or monotone, which "
@@ -150,6 +163,9 @@ def check_settings(
     max_leaves: Any,
     candidates: Any,
     candidate_weights: Any,
+    category_l2: Any,
+    category_smoothing: Any,
+    max_onehot: Any,
     curvature: Any,
     leaf_solver: Any,
 ) -> None:
@@ -171,9 +187,12 @@ def check_settings(
         checks.check_integer("min_child_samples", min_child_samples, least=1)
     for name, value in (
         ("l1", l1), ("l2", l2), ("min_gain", min_gain),
-        ("min_child_weight", min_child_weight),
+        ("min_child_weight", min_child_weight), ("category_l2", category_l2),
+        ("category_smoothing", category_smoothing),
     ):  # fmt: skip
         checks.check_number(name, value, least=0.0)
+    if not isinstance(max_onehot, Tracer):
+        checks.check_integer("max_onehot", max_onehot, least=0)
     checks.check_number("max_delta_step", max_delta_step, least=0.0, finite=False)
     for name, value in (
         ("subsample", subsample), ("colsample_bytree", colsample_bytree),
@@ -198,6 +217,49 @@ def _limit_values(l1, max_delta_step, signs: Any, num_features):
     bounds = numpy.stack([-step, step])
     signs = np.zeros(num_features, np.int32) if signs is None else signs
     return ValueLimits(_as_float(l1), bounds, signs)
+
+
+def _limit_categories(categories, l2, smoothing, max_onehot):
+    """Numbers of the categorical features, where there are any."""
+    if categories is None:
+        return None
+    codes = categories.codes
+    traced = isinstance(codes, Tracer)
+    num_codes: Any = jnp.max(codes, axis=1) if traced else np.max(codes, axis=1)
+    features: Any = np.array(categories.features, np.int32)
+    most: Any = max_onehot if isinstance(max_onehot, Tracer) else np.int32(max_onehot)
+    return CategoryLimits(
+        features, num_codes, _as_float(l2), _as_float(smoothing), most
+    )
+
+
+def _check_categories(categories, columns, method, limits, num_features):
+    """Refuses what does not know categories."""
+    if categories.features[-1] >= num_features:
+        raise ValueError(
+            f"categories must be of the {num_features} columns of binned, got columns "
+            f"{categories.features}"
+        )
+    if isinstance(columns, SparseCodes):
+        raise ValueError(
+            "x must be dense where columns are categorical, got a sparse matrix and "
+            f"categorical columns {categories.features}"
+        )
+    if method.sorts_rows:
+        raise ValueError(
+            "candidates must be 'global' and candidate_weights 'samples' where columns "
+            f"are categorical, got {method.candidates!r} and "
+            f"{method.candidate_weights!r}"
+        )
+    signs = None if limits.values is None else limits.values.monotone
+    if signs is None or isinstance(signs, Tracer):
+        return
+    ordered = [f for f in categories.features if signs[f] != 0]
+    if ordered:
+        raise ValueError(
+            "monotone must be 0 for categorical columns, which have no order, got "
+            f"{signs[ordered[0]]} for column {ordered[0]}"
+        )
 
 
 def sorts_rows(candidates: Any, candidate_weights: Any, data: Any = None) -> bool:

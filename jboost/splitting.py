@@ -4,13 +4,14 @@
 In: integer sums [F, B, C] of one node; the caller maps over nodes. Out: a Split.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.binning import MISSING
 
@@ -38,12 +39,16 @@ class Split(NamedTuple):
 
     Attributes:
       feature: which feature.
-      threshold: a code; rows with 1 <= code <= threshold go left.
+      threshold: a code; rows with 1 <= code <= threshold go left. -1 where codes are
+        categories.
       missing_left: whether rows with code 0 go left.
       gain: what the regularised objective falls by, before learning rate.
       found: whether there is an admissible split of positive gain.
       child_bounds: least and greatest leaf value below the left and the right child,
         where leaf values are limited.
+      left_codes, absent_codes: bits of the categories that go left, and of those that
+        no row of the node has, where there are categorical features; see
+        :func:`jboost.category_splits.find_mixed_split`.
     """
 
     feature: Int32[Array, "*M"]
@@ -52,6 +57,8 @@ class Split(NamedTuple):
     gain: Float[Array, "*M"]
     found: Bool[Array, "*M"]
     child_bounds: Float[Array, "*M 2 2"] | None = None
+    left_codes: UInt32[Array, "*M W"] | None = None
+    absent_codes: UInt32[Array, "*M W"] | None = None
 
 
 def find_split(
@@ -95,45 +102,32 @@ def find_split(
     sums = jnp.moveaxis(histogram, -1, 0)
     cumulative = jnp.cumsum(sums, axis=2)
     total, missing = cumulative[:, :1, -1:], sums[:, :, MISSING, None]
-    least_count = jnp.asarray(min_child_samples, jnp.int32)
-    least_weight = jnp.float32(min_child_weight) * jnp.float32(WEIGHT_SLACK)
-    limits = least_weight, least_count
+    least = child_limits(min_child_weight, min_child_samples)
     num_bins = sums.shape[2]
     if values is None:
         gain_of = partial(cut_gain, node_score(total, unit, l2), unit, l2)
     else:
-        gain_of = partial(_limited_gain, total, unit, l2, values)
+        parent, _, _ = limited_score(total, unit, l2, values)
+        gain_of = partial(limited_gain, parent, unit, l2, values)
     # Code 0 is no threshold: "all values right" mirrors "all values left".
     allowed = features[:, None] & (jnp.arange(num_bins) > MISSING)[None, :]
 
-    def try_direction(direction, best):
-        """Missing rows right (0) or left (1), all features and thresholds."""
-        left = cumulative - (1 - direction) * missing
-        right = total - left
-        admissible = allowed & are_large_enough(left, right, unit, limits)
-        flat = jnp.where(admissible, gain_of(left, right), -jnp.inf).reshape(-1)
-        gain = jnp.max(flat)
-        # Maximum, then first match: XLA's argmax is several times slower on CPU.
-        position = jnp.arange(flat.size, dtype=jnp.int32)
-        first = jnp.min(jnp.where(flat == gain, position, flat.size - 1))
-        better = (gain > best[0]) | ((gain == best[0]) & (first < best[1]))
-        new = (gain, first, jnp.asarray(direction == 1))
-        return tuple(jnp.where(better, n, b) for n, b in zip(new, best, strict=True))
+    def measure(left, right):
+        admissible = allowed & are_large_enough(left, right, unit, least)
+        return jnp.where(admissible, gain_of(left, right), -jnp.inf)
 
-    nothing = (jnp.float32(-jnp.inf), jnp.int32(allowed.size), jnp.asarray(False))
-    directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
-    best, first, left = jax.lax.fori_loop(0, directions, try_direction, nothing)
+    best, first, left = search_cuts(measure, cumulative, missing, total)
     feature = jax.lax.div(first, jnp.int32(num_bins))
     threshold = jax.lax.rem(first, jnp.int32(num_bins))
     if values is None:
         noise, child_bounds = node_score(total, unit, l2), None
     else:
-        noise = _limited_score(total, unit, l2, values)[2]
+        noise = limited_score(total, unit, l2, values)[2]
         cut = cumulative[:, feature, threshold]
         cut -= jnp.where(left, 0, missing[:, feature, 0])
         child_bounds = _child_bounds(
-            _limited_score(cut, unit, l2, values)[1],
-            _limited_score(total[:, 0, 0] - cut, unit, l2, values)[1],
+            limited_score(cut, unit, l2, values)[1],
+            limited_score(total[:, 0, 0] - cut, unit, l2, values)[1],
             values.monotone[feature],
             threshold == num_bins - 1,
             values.bounds,
@@ -146,6 +140,50 @@ def find_split(
         found=is_worth(best, noise[0, 0], min_gain),
         child_bounds=child_bounds,
     )
+
+
+def child_limits(
+    min_weight: Float[Array, ""] | float, min_count: Int32[Array, ""] | int
+) -> tuple[Float[Array, ""], Int32[Array, ""]]:
+    """Least weight and count of a child, as sums are compared with them."""
+    weight = jnp.float32(min_weight) * jnp.float32(WEIGHT_SLACK)
+    return weight, jnp.asarray(min_count, jnp.int32)
+
+
+def search_cuts(
+    measure: Callable[[Array, Array], Array],
+    cumulative: Int32[Array, "C F B"],
+    missing: Int32[Array, "C F 1"],
+    total: Int32[Array, "C 1 1"],
+) -> tuple[Float[Array, ""], Int32[Array, ""], Bool[Array, ""]]:
+    """The best of all cuts, in both directions of the missing rows.
+
+    Args:
+      measure: (left, right) -> the gain of each cut, -inf where it is not admissible.
+      cumulative: sums of what lies left of each cut, and of missing rows.
+      missing: sums of missing rows.
+      total: of the node.
+
+    Returns:
+      Its gain, its place in [F, B], and whether missing rows go left.
+    """
+
+    def try_direction(direction, best):
+        """Missing rows right (0) or left (1), all features and thresholds."""
+        left = cumulative - (1 - direction) * missing
+        flat = measure(left, total - left).reshape(-1)
+        gain = jnp.max(flat)
+        # Maximum, then first match: XLA's argmax is several times slower on CPU.
+        position = jnp.arange(flat.size, dtype=jnp.int32)
+        first = jnp.min(jnp.where(flat == gain, position, flat.size - 1))
+        better = (gain > best[0]) | ((gain == best[0]) & (first < best[1]))
+        new = (gain, first, jnp.asarray(direction == 1))
+        return tuple(jnp.where(better, n, b) for n, b in zip(new, best, strict=True))
+
+    size = cumulative.shape[1] * cumulative.shape[2]
+    nothing = (jnp.float32(-jnp.inf), jnp.int32(size), jnp.asarray(False))
+    directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
+    return jax.lax.fori_loop(0, directions, try_direction, nothing)
 
 
 def is_worth(gain, parent, min_gain):
@@ -172,20 +210,20 @@ def node_score(sums, unit, l2):
     l2 is added in units of H's integers: no product then feeds a sum, which some
     compilers would contract and others not, and gains are the same bits everywhere.
     """
-    gradient, weight = _sums_of(sums, unit, l2)
+    gradient, weight = sums_in_units(sums, unit, l2)
     return jnp.square(gradient) / jnp.where(weight > 0, weight, jnp.inf)
 
 
-def _sums_of(sums, unit, l2):
+def sums_in_units(sums, unit, l2):
     """G and H + l2 from integers."""
     gradient = sums[0].astype(jnp.float32) * unit[0]
     return gradient, (sums[1].astype(jnp.float32) + l2 / unit[1]) * unit[1]
 
 
-def _limited_gain(total, unit, l2, values, left, right):
-    parent, _, _ = _limited_score(total, unit, l2, values)
-    left_score, left_value, _ = _limited_score(left, unit, l2, values)
-    right_score, right_value, _ = _limited_score(right, unit, l2, values)
+def limited_gain(parent, unit, l2, values, left, right):
+    """Gain of every cut, with limits on leaf values."""
+    left_score, left_value, _ = limited_score(left, unit, l2, values)
+    right_score, right_value, _ = limited_score(right, unit, l2, values)
     gain = (left_score + right_score - parent) / 2
     sign = values.monotone[:, None]
     wrong = (sign > 0) & (left_value > right_value)
@@ -195,7 +233,7 @@ def _limited_gain(total, unit, l2, values, left, right):
     return jnp.where(wrong, -jnp.inf, gain)
 
 
-def _limited_score(sums, unit, l2, values):
+def limited_score(sums, unit, l2, values):
     """The score of a side, its leaf value, and how large the score's terms are.
 
     With D = H + l2, w the leaf value and p = -(G + l1 sign(w)) / D:
@@ -203,7 +241,7 @@ def _limited_score(sums, unit, l2, values):
     exact, so that contraction changes nothing; the last product would feed a sum but
     for the maximum, which changes nothing either. 0 for a side without weight.
     """
-    gradient, weight = _sums_of(sums, unit, l2)
+    gradient, weight = sums_in_units(sums, unit, l2)
     usable = (weight > 0) & (weight < jnp.inf)
     divisor, factor = jnp.where(usable, weight, jnp.inf), jnp.where(usable, weight, 0.0)
     shrunk = jnp.maximum(jnp.abs(gradient) - values.l1, 0.0)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jboost import checks
 from jboost.binning import Bins, bin_columns, bin_entries
 from jboost.candidates import sort_rows
+from jboost.category_codes import check_values
 from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
 from jboost.padding import padded_size
@@ -128,12 +129,18 @@ def make_sets(
                 f"{place} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if fit is given one (sample_weight may be None)"
             )
-        matrix = read_frame(x, f"{place} x", schema=schema, sparse=True).matrix
+        matrix = read_frame(
+            x, f"{place} x", schema=schema, sparse=True,
+            categorical=bins.categories is not None,
+        ).matrix  # fmt: skip
         if matrix.shape[1] != bins.num_features:
             raise ValueError(
                 f"{place} x must have {bins.num_features} columns, as x has, got "
                 f"{matrix.shape[1]}"
             )
+        if bins.categories is not None:
+            features = bins.categories.features
+            check_values(matrix, features, f"{place} x", schema.names)
         if weights is not None:
             weights = checks.check_weights(
                 weights, matrix.shape[0], f"{place} sample_weight"

@@ -15,9 +15,10 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
-from jboost.binning import Bins, fit_bins, warn_of_collisions
+from jboost.binning import Bins, fit_frame, warn_of_collisions
 from jboost.block_rounds import plan_run
 from jboost.candidates import Candidates, CandidateWeights
+from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
 from jboost.checkpoints import (
     Checkpoint,
     check_checkpoint,
@@ -82,6 +83,10 @@ def fit(
     interactions: Any = None,
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
+    categorical: Any = "auto",
+    category_l2: float = CATEGORY_L2,
+    category_smoothing: float = CATEGORY_SMOOTHING,
+    max_onehot: int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -241,8 +246,9 @@ def fit(
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
     check_implementation(implementation)
     others = dict(
-        absent=absent, candidates=candidates, candidate_weights=candidate_weights
-    )
+        absent=absent, candidates=candidates, candidate_weights=candidate_weights,
+        categorical=categorical,
+    )  # fmt: skip
     settings: dict[str, Any] = dict(
         max_depth=max_depth, l1=l1, l2=l2, max_delta_step=max_delta_step,
         min_gain=min_gain, min_child_weight=min_child_weight,
@@ -251,7 +257,8 @@ def fit(
         colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
         max_leaves=max_leaves, candidates=candidates,
         candidate_weights=candidate_weights, curvature=curvature,
-        leaf_solver=leaf_solver,
+        leaf_solver=leaf_solver, category_l2=category_l2,
+        category_smoothing=category_smoothing, max_onehot=max_onehot,
     )  # fmt: skip
     check_settings(**settings)
     metrics = _check_metrics(metrics)
@@ -276,7 +283,7 @@ def fit(
         table = None
         given = _bin_arrays(
             x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
-            **others,
+            feature_names, **others,
         )  # fmt: skip
     bins, rows = given.bins, given.rows
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
@@ -293,7 +300,8 @@ def fit(
         traced, rows.data, uniform=given.uniform,
         max_bins=max_bins if given.sorted else bins.num_bins,
         num_features=bins.num_features, monotone=monotone, interactions=interactions,
-        implementation=implementation, feature_names=names, **settings,
+        implementation=implementation, feature_names=names, categories=bins.categories,
+        **settings,
     )  # fmt: skip
     job = Job(traced, constants, method, numbers, rates, rows, sets, metrics)
     blocks = None
@@ -342,7 +350,9 @@ class _Given(NamedTuple):
     schema: Schema
 
 
-def _check_streamed(y, sample_weight, offset, absent, candidates, candidate_weights):
+def _check_streamed(
+    y, sample_weight, offset, absent, candidates, candidate_weights, categorical
+):
     """What comes in the batches is not given again; what is not possible is said."""
     for name, value in dict(y=y, sample_weight=sample_weight, offset=offset).items():
         if value is not None:
@@ -353,11 +363,12 @@ def _check_streamed(y, sample_weight, offset, absent, candidates, candidate_weig
     for name, value, only in (
         ("absent", absent, "missing"), ("candidates", candidates, "global"),
         ("candidate_weights", candidate_weights, "samples"),
+        ("categorical", categorical, "auto"),
     ):  # fmt: skip
-        if value != only:
+        if value is not None and (not isinstance(value, str) or value != only):
             raise ValueError(
                 f"{name} must be {only!r} where x is a stream, whose rows are dense "
-                f"and whose thresholds are chosen once, got {value!r}"
+                f"numbers and whose thresholds are chosen once, got {value!r}"
             )
 
 
@@ -371,11 +382,12 @@ def _read_stream(table, names, num_scores, padded):
 
 def _bin_arrays(
     x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
-    *, absent, candidates, candidate_weights,
+    feature_names, *, absent, candidates, candidate_weights, categorical,
 ):  # fmt: skip
     """Thresholds, and the rows on the device."""
-    frame = read_frame(x, "x", sparse=True)
+    frame = read_frame(x, "x", sparse=True, categorical=categorical is not None)
     matrix = frame.matrix
+    names = checks.check_names(feature_names, frame.names, matrix.shape[1])
     if y is None:
         raise ValueError("y must be given where x is an array, got None")
     warn_of_collisions(x)
@@ -383,12 +395,14 @@ def _bin_arrays(
     if weights is not None:
         weights = checks.check_weights(weights, matrix.shape[0], "sample_weight")
     sorts = sorts_rows(candidates, candidate_weights, matrix)
-    bins = fit_bins(
-        matrix,
+    bins = fit_frame(
+        frame,
         max_bins=None if sorts else max_bins,
         sample_weight=weights,
         absent=absent,
+        categorical=categorical,
         implementation=implementation,
+        feature_names=names,
     )
     rows = make_rows(
         bins, matrix, y, weights, offset, num_scores, padded, "", implementation

@@ -20,6 +20,8 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.binning import MISSING
+from jboost.categories import goes_left
+from jboost.category_splits import CATEGORICAL
 from jboost.histogram import (
     Codes,
     build_child_histogram,
@@ -152,7 +154,9 @@ def _find_leaves_with_kernels(tree, columns):
     num_rows = count_rows(columns)
     structure = (tree.feature, tree.threshold, tree.missing_left)
     nobody, anywhere = jnp.zeros(num_rows, bool), jnp.zeros(num_rows, jnp.int32)
-    return grow_cpu.find_leaves(_source(columns, None), *structure, nobody, anywhere)
+    return grow_cpu.find_leaves(
+        _source(columns, None), *structure, nobody, anywhere, tree.left_codes
+    )
 
 
 def _source(columns, packed):
@@ -165,7 +169,11 @@ def _source(columns, packed):
 def _descend(tree, columns):
     def descend(_, node):
         codes = row_codes(columns, tree.feature[node])
-        above = codes > tree.threshold[node]
+        threshold = tree.threshold[node]
+        above = codes > threshold
+        if tree.left_codes is not None:
+            left = goes_left(tree.left_codes[node], codes)
+            above = jnp.where(threshold == CATEGORICAL, ~left, above)
         right = jnp.where(codes == MISSING, ~tree.missing_left[node], above)
         return 2 * node + 1 + right.astype(jnp.int32)
 
@@ -197,6 +205,7 @@ def _grow_with_kernels(
         column_fractions(limits),
         start_paths(limits, max_leaves, slots, max_depth),
         limits.values,
+        limits.categories,
         max_depth=max_depth,
         num_bins=num_bins,
         slots=slots,
@@ -208,6 +217,7 @@ def _grow_with_kernels(
         grown.missing_left,
         leaf_value=jnp.zeros(2**max_depth, jnp.float32),
         bounds=grown.bounds,
+        left_codes=grown.left_codes,
     )
     return tree, grown.leaf
 
@@ -239,7 +249,8 @@ def _grow_in_xla(
     build = partial(build_histogram, implementation="xla")
     root = _sum_nodes(build, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
-    state = _make_root(root, gradient.shape[0], max_depth, num_bins, slots, path)
+    leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
+    state = _make_root(root, gradient.shape[0], leaf, slots, path)
     state = jax.lax.fori_loop(
         0, shared, lambda level, state: grow_level(level, state, slots), state
     )
@@ -248,9 +259,8 @@ def _grow_in_xla(
     return state.tree._replace(bounds=state.paths.leaf_bounds), state.row_position
 
 
-def _make_root(root, num_rows, max_depth, num_bins, slots, path):
+def _make_root(root, num_rows, tree, slots, path):
     """The first level: the root in slot 0, the other slots empty."""
-    tree = make_leaf(max_depth, num_bins)
     histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
     position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
     start = jnp.zeros(num_rows, jnp.int32)

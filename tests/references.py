@@ -14,11 +14,14 @@ TINY = np.finfo(np.float32).tiny
 
 
 class Cut(NamedTuple):
-    """One candidate split; ``gain`` is before the price of a leaf."""
+    """One candidate split; ``gain`` is before the price of a leaf.
+
+    ``threshold`` is a code, or the set of codes that go left.
+    """
 
     gain: float
     feature: int
-    threshold: int
+    threshold: int | frozenset
     missing_left: bool
 
 
@@ -39,7 +42,17 @@ class Constraints(NamedTuple):
     max_leaves: float = np.inf
 
 
+class Categories(NamedTuple):
+    """``features``: {place: number of codes} of the categorical features."""
+
+    features: dict
+    l2: float = 0.0
+    smoothing: float = 0.0
+    max_onehot: int = 0
+
+
 FREE = Constraints()
+NO_CATEGORIES = Categories({})
 NO_BOUNDS = (-np.inf, np.inf)
 
 
@@ -88,38 +101,74 @@ def side(gradient, curvature, l2, l1, bounds):
     return -objective(best), best
 
 
+def left_sums(sums, threshold, missing_left):
+    """Of one feature's sums, those that a cut sends left."""
+    if isinstance(threshold, frozenset):
+        left = sum((sums[code] for code in threshold), np.zeros(sums.shape[1]))
+    else:
+        left = sums[1 : threshold + 1].sum(axis=0)
+    return left + sums[0] if missing_left else left
+
+
+def seen_codes(sums):
+    """Codes of one feature that some row has; the rows of others are no matter."""
+    return [code for code in range(1, len(sums)) if np.any(sums[code] != 0)]
+
+
+def left_sets(sums, num_codes, categories):
+    """Sets of categories that may go left: (their l2, sets in order)."""
+    seen = seen_codes(sums)
+    if num_codes <= categories.max_onehot:
+        return 0.0, [frozenset([code]) for code in seen]
+
+    def mean(code):
+        weight = sums[code][1] + categories.smoothing
+        if weight > 0:
+            return sums[code][0] / weight
+        return np.sign(sums[code][0]) * np.finfo(np.float32).max
+
+    order = sorted(seen, key=mean)  # stable: equal means by code
+    sets = [frozenset(order[: size + 1]) for size in range(len(order))]
+    return categories.l2, sets
+
+
 def candidates(
-    sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None
-):
+    sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None,
+    categories=NO_CATEGORIES,
+):  # fmt: skip
     """Every admissible cut of one node.
 
     Args:
       sums: [F, B, 3], gradient, curvature and count.
       thresholds: for each feature, which to try; all if not given.
     """
-    shrink = limits.l2, constraints.l1, bounds
     cuts = []
     num_bins = sums.shape[1]
     for feature in np.flatnonzero(features):
         total = sums[feature].sum(axis=0)
         every = range(1, num_bins) if thresholds is None else thresholds[feature]
+        more = 0.0
+        if feature in categories.features:
+            num_codes = categories.features[feature]
+            more, every = left_sets(sums[feature], num_codes, categories)
         for threshold, missing_left in product(every, (False, True)):
-            left = sums[feature, 1 : threshold + 1].sum(axis=0)
-            if missing_left:
-                left = left + sums[feature, 0]
+            left = left_sums(sums[feature], threshold, missing_left)
             right = total - left
             least_weight = limits.min_child_weight * WEIGHT_SLACK
             if min(left[1], right[1]) < least_weight:
                 continue
             if min(left[2], right[2]) < limits.min_child_samples:
                 continue
+            penalties = limits.l2 + more, limits.l2 + more, limits.l2
+            sides = zip((left, right, total), penalties, strict=True)
             scores, values = zip(
-                *(side(*sums[:2], *shrink) for sums in (left, right, total)),
+                *(side(*sums[:2], l2, constraints.l1, bounds) for sums, l2 in sides),
                 strict=True,
             )
             sign = constraints.monotone[feature] if constraints.monotone else 0
             # Above the last threshold are no values, only missing ones.
-            if threshold < num_bins - 1 and sign * values[0] > sign * values[1]:
+            inside = sign != 0 and threshold < num_bins - 1
+            if inside and sign * values[0] > sign * values[1]:
                 continue
             gain = (scores[0] + scores[1] - scores[2]) / 2
             cuts.append(Cut(gain, int(feature), threshold, missing_left))
@@ -149,13 +198,16 @@ def local_thresholds(codes, mass, num_bins):
 
 
 def find_split(
-    sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None
-):
+    sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None,
+    categories=NO_CATEGORIES,
+):  # fmt: skip
     """The best cut, or None.
 
     Ties go to the lowest feature, then the lowest threshold, then missing right.
     """
-    cuts = candidates(sums, features, limits, constraints, bounds, thresholds)
+    cuts = candidates(
+        sums, features, limits, constraints, bounds, thresholds, categories
+    )
     if not cuts:
         return None
     best = max(cuts, key=lambda cut: cut.gain)  # the first of the largest
@@ -177,9 +229,7 @@ def score_size(gradient, curvature, l2, l1, bounds):
 
 def child_bounds(sums, cut, limits, constraints, bounds):
     """Bounds of leaf values below the left and the right child."""
-    left = sums[cut.feature, 1 : cut.threshold + 1].sum(axis=0)
-    if cut.missing_left:
-        left = left + sums[cut.feature, 0]
+    left = left_sums(sums[cut.feature], cut.threshold, cut.missing_left)
     right = sums[cut.feature].sum(axis=0) - left
     values = [side(*s[:2], limits.l2, constraints.l1, bounds)[1] for s in (left, right)]
     sign = constraints.monotone[cut.feature] if constraints.monotone else 0
@@ -203,7 +253,8 @@ def may_use(path, groups, num_features):
 class GrownTree(NamedTuple):
     """In heap order, and the leaf of every row, as :class:`jboost.Tree`.
 
-    ``bounds`` of leaf values, for leaves that rows are in.
+    ``bounds`` of leaf values, for leaves that rows are in; ``left_codes`` of nodes that
+    categories split, whose threshold is -1.
     """
 
     feature: np.ndarray
@@ -211,11 +262,12 @@ class GrownTree(NamedTuple):
     missing_left: np.ndarray
     leaf: np.ndarray
     bounds: dict
+    left_codes: dict
 
 
 def grow_tree(
     columns, gradient, curvature, in_bag, limits, max_depth, num_bins, constraints=FREE,
-    local=None,
+    local=None, categories=NO_CATEGORIES,
 ):  # fmt: skip
     """Grows level by level; every node looks at its own rows.
 
@@ -231,6 +283,7 @@ def grow_tree(
     values = values.astype(np.float64)
     most = constraints.max_delta_step
     bounds, paths, num_leaves = {0: (-most, most)}, {0: ()}, 1
+    left_codes = {}
     for level in range(max_depth):
         every = range(2**level - 1, 2 ** (level + 1) - 1)
         sums, cuts = {}, {}
@@ -250,8 +303,9 @@ def grow_tree(
                     for column in columns
                 ]
             cut = find_split(
-                sums[here], usable, limits, constraints, bounds[here], thresholds
-            )
+                sums[here], usable, limits, constraints, bounds[here], thresholds,
+                categories,
+            )  # fmt: skip
             if cut is not None:
                 cuts[here] = cut
         best_first = sorted(cuts, key=lambda here: -cuts[here].gain)  # stable
@@ -265,11 +319,20 @@ def grow_tree(
                 paths[2 * here + 1] = paths[here]
             if cut is not None:
                 codes = columns[cut.feature, rows[in_bag[rows]]]
-                feature[here], threshold[here] = cut.feature, cut.threshold
-                missing_left[here] = cut.missing_left
+                feature[here], missing_left[here] = cut.feature, cut.missing_left
+                if isinstance(cut.threshold, frozenset):
+                    threshold[here] = -1
+                    goes_left = np.isin(codes, list(cut.threshold))
+                else:
+                    threshold[here] = cut.threshold
+                    goes_left = codes <= cut.threshold
                 if not np.any(codes == 0):
-                    num_left = np.sum(codes <= cut.threshold)
-                    missing_left[here] = 2 * num_left >= len(codes)
+                    missing_left[here] = 2 * np.sum(goes_left) >= len(codes)
+                if threshold[here] == -1:  # other categories go with missing values
+                    every_code = set(range(1, categories.features[cut.feature] + 1))
+                    absent = every_code - {*seen_codes(sums[here][cut.feature])}
+                    gone = absent if missing_left[here] else set()
+                    left_codes[here] = cut.threshold | gone
                 children = 2 * here + 1, 2 * here + 2
                 of_children = child_bounds(
                     sums[here], cut, limits, constraints, bounds[here]
@@ -280,10 +343,13 @@ def grow_tree(
             for row in rows:
                 code = columns[feature[here], row]
                 left = code <= threshold[here] if code else missing_left[here]
+                if code and here in left_codes:
+                    left = code in left_codes[here]
                 node[row] = 2 * here + (1 if left else 2)
     first = 2**max_depth - 1
     leaf_bounds = {here - first: bounds[here] for here in bounds if here >= first}
-    return GrownTree(feature, threshold, missing_left, node - first, leaf_bounds)
+    leaf = node - first
+    return GrownTree(feature, threshold, missing_left, leaf, leaf_bounds, left_codes)
 
 
 def predict(model, x):

@@ -18,6 +18,7 @@ from jboost.kernels.paths import Paths
 from jboost.kernels.sampling_cpu import sample_features
 
 CHUNK = 16384  # kChunk of native/grow.h
+_WORD = 32  # kWordBits of native/categories.h
 
 
 class Grown(NamedTuple):
@@ -28,6 +29,7 @@ class Grown(NamedTuple):
     missing_left: Bool[Array, " I"]
     leaf: Int32[Array, " N"]
     bounds: Float[Array, "I+1 2"] | None  # of leaf values, where they are limited
+    left_codes: UInt32[Array, "I W"] | None  # where there are categories
 
 
 class Limits(NamedTuple):
@@ -48,6 +50,8 @@ class _Splits(NamedTuple):
     gain: Float[Array, " M"]
     found: Bool[Array, " M"]
     child_bounds: Float[Array, "M 2 2"] | None
+    left_codes: UInt32[Array, "M W"] | None = None
+    absent_codes: UInt32[Array, "M W"] | None = None
 
 
 class _State(NamedTuple):
@@ -61,6 +65,7 @@ class _State(NamedTuple):
     missing_left: Bool[Array, " I"]
     position: Int32[Array, " M"]
     leaf: Int32[Array, " N"]
+    left_codes: UInt32[Array, "I W"] | None = None
 
 
 class Source(NamedTuple):
@@ -135,8 +140,13 @@ def find_leaves(
     missing_left: Bool[Array, " I"],
     skip: Bool[Array, " N"],
     leaf: Int32[Array, " N"],
+    left_codes: UInt32[Array, "I W"] | None = None,
 ) -> Int32[Array, " N"]:
     """The leaf of each row of codes; rows with ``skip`` keep theirs."""
+    if left_codes is not None:
+        tree = (feature, threshold, missing_left, left_codes)
+        operands = (source.columns, *tree, skip, leaf)
+        return call("find_category_leaves", _like(leaf), *operands, aliases={6: 0})
     operands = (source.columns, feature, threshold, missing_left, skip, leaf)
     operands += source.entries
     return call("find_leaves", _like(leaf), *operands, aliases={5: 0})
@@ -152,6 +162,7 @@ def grow(
     fractions: Float[Array, "3"],
     path: Paths,
     values: Any = None,
+    categories: Any = None,
     *,
     max_depth: int,
     num_bins: int,
@@ -164,6 +175,8 @@ def grow(
       fractions: of features, by tree, level and node.
       path: what is open at the root.
       values: what holds leaf values back; see :class:`jboost.splitting.ValueLimits`.
+      categories: see :class:`jboost.category_splits.CategoryLimits`; not with sparse
+        codes.
     """
     num_features, num_rows = source.shape
     shapes = (
@@ -182,7 +195,7 @@ def grow(
         (jax.ShapeDtypeStruct(shape, jnp.int32), *_room(source)),
         source.packed, *rows, limits.min_child_samples, *source.entries,
     )  # fmt: skip
-    num_nodes = 2**max_depth - 1
+    num_nodes, words = 2**max_depth - 1, -(-num_bins // _WORD)
     state = _State(
         *rows,
         feature=jnp.zeros(num_nodes, jnp.int32),
@@ -190,6 +203,9 @@ def grow(
         missing_left=jnp.ones(num_nodes, bool),
         position=jnp.full(slots, -1, jnp.int32).at[0].set(0),
         leaf=jnp.zeros(num_rows, jnp.int32),
+        left_codes=None
+        if categories is None
+        else jnp.zeros((num_nodes, words), jnp.uint32),
     )
 
     def unfinished(carry):
@@ -200,7 +216,7 @@ def grow(
         level, state, path, place, sums = carry
         masks = sample_features(seed, level, fractions, slots, num_features)
         operands = (sums, place, state.position, paths.allow(path, masks), units)
-        split = _find_splits(operands, limits, path.bounds, values)
+        split = _find_splits(operands, limits, path.bounds, values, categories)
         found = paths.keep_best(path, split.gain, split.found)
         split, position = split._replace(found=found), state.position
         state, parent, left_smaller = _split_rows(
@@ -222,15 +238,41 @@ def grow(
     carry = (jnp.int32(0), *start, sums)
     _, state, path, _, _ = jax.lax.while_loop(unfinished, grow_level, carry)
     tree = (state.feature, state.threshold, state.missing_left)
-    leaf = find_leaves(source, *tree, in_bag, state.leaf)
-    return Grown(*tree, leaf, path.leaf_bounds)
+    leaf = find_leaves(source, *tree, in_bag, state.leaf, state.left_codes)
+    return Grown(*tree, leaf, path.leaf_bounds, state.left_codes)
 
 
-def _find_splits(operands, limits, bounds, values):
+def _find_splits(operands, limits, bounds, values, categories):
     """The best split of each slot, within ``bounds`` where there are any."""
+    if categories is None:
+        return _find_thresholds(operands, limits, bounds, values)
+    *sums, masks, units = operands
+    ordered = jnp.ones(masks.shape[1], bool).at[categories.features].set(False)
+    # min_gain is taken off at the end: rounding could make gains equal.
+    free = limits._replace(min_gain=jnp.float32(0))
+    numeric = _find_thresholds(
+        (*sums, masks & ordered[None], units), free, bounds, values
+    )
+    slots = masks.shape[0]
+    words = jax.ShapeDtypeStruct((slots, -(-sums[0].shape[3] // _WORD)), jnp.uint32)
+    feature, threshold, missing_left, gain, found, left_codes, absent_codes = call(
+        "find_category_splits", (*_split_shapes(slots), words, words), *operands,
+        *limits, *categories, *numeric[:4],
+        *(() if values is None else (values.l1, bounds)),
+    )  # fmt: skip
+    child_bounds = numeric.child_bounds
+    if child_bounds is not None:  # between sets of categories is no order to keep
+        same = jnp.stack([bounds, bounds], axis=1)
+        child_bounds = jnp.where((threshold < 0)[:, None, None], same, child_bounds)
+    return _Splits(
+        feature, threshold, missing_left, gain, found, child_bounds, left_codes,
+        absent_codes,
+    )  # fmt: skip
+
+
+def _find_thresholds(operands, limits, bounds, values):
     slots = operands[0].shape[0]
-    kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
-    results = tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
+    results = _split_shapes(slots)
     if values is None:
         found = call("find_splits", results, *operands, *limits)
         return _Splits(*found, child_bounds=None)
@@ -239,21 +281,33 @@ def _find_splits(operands, limits, bounds, values):
     return _Splits(*call("find_limited_splits", results, *operands, *limits, *more))
 
 
+def _split_shapes(slots):
+    """Of feature, threshold, missing_left, gain and found."""
+    kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
+    return tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
+
+
 def _split_rows(source, level, split, state, max_depth):
-    feature, threshold, missing_left, _, found, _ = split
     pairs = max(1, state.position.shape[0] // 2)
+    name, sets = "split_rows", ()
+    if split.left_codes is not None:
+        name, sets = "split_category_rows", (split.left_codes, split.absent_codes)
+    arrays = tuple(array for array in state if array is not None)
     results = (
-        *map(_like, state),
+        *map(_like, arrays),
         jax.ShapeDtypeStruct((pairs,), jnp.int32),
         jax.ShapeDtypeStruct((pairs,), jnp.bool_),
     )
-    first = 6  # operands before the state
-    new = call(
-        "split_rows", results, source.columns, level, feature, threshold, missing_left,
-        found, *state, *source.entries,
-        aliases={first + i: i for i in range(len(state))}, max_depth=max_depth,
+    before = (
+        source.columns, level, split.feature, split.threshold, split.missing_left,
+        split.found, *sets,
     )  # fmt: skip
-    return _State(*new[: len(state)]), *new[len(state) :]
+    new = call(
+        name, results, *before, *arrays, *source.entries,
+        aliases={len(before) + i: i for i in range(len(arrays))}, max_depth=max_depth,
+    )  # fmt: skip
+    parent, left_smaller = new[len(arrays) :]
+    return _State(*new[: len(arrays)]), parent, left_smaller
 
 
 def _sum_children(source, state, limits, parent, left_smaller, place, sums):

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
+#include "categories.h"
 #include "limited.h"
 #include "sparse.h"
 #include "tree_sum.h"
@@ -470,6 +472,14 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
     if (splits.found[slot]) pair[slot] = num_pairs++;
     live += position[slot] >= 0;
   }
+  std::vector<std::unique_ptr<CodeTable>> tables(num_slots);
+  for (int64_t slot = 0; slot < num_slots && splits.left_codes != nullptr; ++slot) {
+    if (pair[slot] < 0 || splits.threshold[slot] != kCategorical) continue;
+    tables[slot] = std::make_unique<CodeTable>(
+        splits.left_codes + slot * tree.num_words,
+        splits.absent_codes + slot * tree.num_words, tree.num_words,
+        splits.missing_left[slot] != 0);
+  }
   // Rows of each pair: left, right, missing; chunk by chunk, then added up.
   std::vector<int64_t> counts(num_chunks * num_pairs * 3, 0);
   auto route = [&](int64_t chunk) {
@@ -496,8 +506,13 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
       int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;
       if (last) {
         int64_t left = 0;
-        loops.write_leaves(column, codes.wide, threshold, missing_left, count, index,
-                           2 * position[slot], leaf + first, &left, sides + 2);
+        if (tables[slot] != nullptr) {
+          WriteLeavesByTable(column, codes.wide, *tables[slot], count, index,
+                             2 * position[slot], leaf + first, &left, sides + 2);
+        } else {
+          loops.write_leaves(column, codes.wide, threshold, missing_left, count, index,
+                             2 * position[slot], leaf + first, &left, sides + 2);
+        }
         sides[0] = left;
         sides[1] = count - left;
         continue;
@@ -506,10 +521,14 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
         index_room.reset(new uint16_t[kChunk + 32]);
         words_room.reset(new int64_t[kChunk + 32]);
       }
+      int64_t* words = rows.words + first + segment.begin;
       int64_t left =
-          loops.partition(column, codes.wide, threshold, missing_left, count, index,
-                          rows.words + first + segment.begin, index_room.get(),
-                          words_room.get(), sides + 2);
+          tables[slot] != nullptr
+              ? PartitionByTable(column, codes.wide, *tables[slot], count, index, words,
+                                 index_room.get(), words_room.get(), sides + 2)
+              : loops.partition(column, codes.wide, threshold, missing_left, count,
+                                index, words, index_room.get(), words_room.get(),
+                                sides + 2);
       sides[0] = left;
       sides[1] = count - left;
       int32_t middle = segment.begin + static_cast<int32_t>(left);
@@ -536,6 +555,12 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
     // Where training saw no missing value, missing goes to the child with more rows.
     tree.missing_left[node] =
         missing > 0 ? splits.missing_left[slot] : static_cast<uint8_t>(left >= right);
+    // Categories that no row of the node has go with the missing ones.
+    for (int64_t word = 0; word < tree.num_words; ++word) {
+      int64_t at = slot * tree.num_words + word;
+      uint32_t absent = tree.missing_left[node] ? splits.absent_codes[at] : 0u;
+      tree.left_codes[node * tree.num_words + word] = splits.left_codes[at] | absent;
+    }
     if (last) continue;
     source[pair[slot]] = static_cast<int32_t>(slot);
     left_smaller[pair[slot]] = left <= right;
@@ -548,7 +573,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
 void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                 int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
   int64_t num_inner = (int64_t{1} << max_depth) - 1;
-  auto descend = [&](auto code_type, int64_t chunk) {
+  auto descend = [&](auto code_type, auto categorical, int64_t chunk) {
     using Code = decltype(code_type);
     const Code* columns = static_cast<const Code*>(codes.columns);
     int64_t end = std::min((chunk + 1) * kChunk, codes.num_rows);
@@ -559,6 +584,11 @@ void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
         Code code = columns[tree.feature[node] * codes.num_rows + i];
         bool right = code == 0 ? !tree.missing_left[node]
                                : static_cast<int32_t>(code) > tree.threshold[node];
+        if constexpr (decltype(categorical)::value) {
+          if (code != 0 && tree.threshold[node] == kCategorical) {
+            right = !HasCode(tree.left_codes + node * tree.num_words, code);
+          }
+        }
         node = 2 * node + 1 + right;
       }
       leaf[i] = static_cast<int32_t>(node - num_inner);
@@ -566,10 +596,14 @@ void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
   };
   ParallelFor(Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
               [&](int64_t chunk) {
-                if (codes.wide) {
-                  descend(uint16_t{}, chunk);
+                std::true_type categorical;
+                std::false_type numeric;
+                if (tree.left_codes != nullptr) {
+                  codes.wide ? descend(uint16_t{}, categorical, chunk)
+                             : descend(uint8_t{}, categorical, chunk);
                 } else {
-                  descend(uint8_t{}, chunk);
+                  codes.wide ? descend(uint16_t{}, numeric, chunk)
+                             : descend(uint8_t{}, numeric, chunk);
                 }
               });
 }

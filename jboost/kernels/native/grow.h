@@ -171,6 +171,9 @@ struct Splits {  // [slots]
   const int32_t* threshold;
   const uint8_t* missing_left;
   const uint8_t* found;
+  // Of splits by categories (see categories.h), [slots, words]; null without.
+  const uint32_t* left_codes = nullptr;
+  const uint32_t* absent_codes = nullptr;
 };
 
 struct SplitOutput {  // [slots]
@@ -199,6 +202,8 @@ struct TreeArrays {
   int32_t* feature;
   int32_t* threshold;
   uint8_t* missing_left;
+  uint32_t* left_codes = nullptr;  // [nodes, words]; null without categories
+  int64_t num_words = 0;
 };
 
 // Routes the rows of every split slot and writes the splits into the tree; the

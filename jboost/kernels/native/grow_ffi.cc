@@ -262,16 +262,23 @@ ffi::Error FindLimitedSplitsImpl(
                           missing_left, gain, found);
 }
 
-ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
-                         Int feature, Int threshold, Bool missing_left, Bool found,
-                         Int, Index, Int, Int, Int, Bool, Int, Int,
-                         ffi::RemainingArgs entries, ffi::Result<Int> words, ffi::Result<Index> index,
-                         ffi::Result<Int> segments, ffi::Result<Int> tree_feature,
-                         ffi::Result<Int> tree_threshold,
-                         ffi::Result<Bool> tree_missing_left,
-                         ffi::Result<Int> position, ffi::Result<Int> leaf,
-                         ffi::Result<Int> source, ffi::Result<Bool> left_smaller,
-                         int64_t max_depth) {
+// Sets of categories, and where they go in the tree; without categories null.
+struct Sets {
+  const uint32_t* left_codes = nullptr;
+  const uint32_t* absent_codes = nullptr;
+  uint32_t* tree_left_codes = nullptr;
+  int64_t num_words = 0;
+};
+
+ffi::Error SplitRowsBy(const Sets& sets, ffi::ThreadPool threads,
+                       const ffi::AnyBuffer& columns, Int level, Int feature,
+                       Int threshold, Bool missing_left, Bool found,
+                       ffi::RemainingArgs entries, ffi::Result<Int> words,
+                       ffi::Result<Index> index, ffi::Result<Int> segments,
+                       ffi::Result<Int> tree_feature, ffi::Result<Int> tree_threshold,
+                       ffi::Result<Bool> tree_missing_left, ffi::Result<Int> position,
+                       ffi::Result<Int> leaf, ffi::Result<Int> source,
+                       ffi::Result<Bool> left_smaller, int64_t max_depth) {
   JBOOST_CHECK(leaf->dimensions().size() == 1, "leaf must be [N]");
   int64_t num_rows = leaf->dimensions()[0], nodes = (int64_t{1} << max_depth) - 1;
   SparseColumns sparse;
@@ -300,18 +307,63 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int le
   Rows rows{reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
             reinterpret_cast<Segment*>(segments->typed_data()), slots};
   Splits splits{feature.typed_data(), threshold.typed_data(), Bytes(missing_left),
-                Bytes(found)};
+                Bytes(found), sets.left_codes, sets.absent_codes};
   TreeArrays tree{tree_feature->typed_data(), tree_threshold->typed_data(),
-                  Bytes(*tree_missing_left)};
+                  Bytes(*tree_missing_left), sets.tree_left_codes, sets.num_words};
   SplitRows(MakePool(threads), codes, rows, splits, *level.typed_data(), max_depth,
             tree, position->typed_data(), leaf->typed_data(), source->typed_data(),
             Bytes(*left_smaller));
   return ffi::Error::Success();
 }
 
-ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int feature,
-                          Int threshold, Bool missing_left, Bool skip, Int,
-                          ffi::RemainingArgs entries, ffi::Result<Int> leaf) {
+ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
+                         Int feature, Int threshold, Bool missing_left, Bool found,
+                         Int, Index, Int, Int, Int, Bool, Int, Int,
+                         ffi::RemainingArgs entries, ffi::Result<Int> words,
+                         ffi::Result<Index> index, ffi::Result<Int> segments,
+                         ffi::Result<Int> tree_feature,
+                         ffi::Result<Int> tree_threshold,
+                         ffi::Result<Bool> tree_missing_left,
+                         ffi::Result<Int> position, ffi::Result<Int> leaf,
+                         ffi::Result<Int> source, ffi::Result<Bool> left_smaller,
+                         int64_t max_depth) {
+  return SplitRowsBy({}, threads, columns, level, feature, threshold, missing_left,
+                     found, entries, words, index, segments, tree_feature,
+                     tree_threshold, tree_missing_left, position, leaf, source,
+                     left_smaller, max_depth);
+}
+
+// The same with sets of categories; `none` are no more arguments.
+ffi::Error SplitCategoryRowsImpl(
+    ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level, Int feature,
+    Int threshold, Bool missing_left, Bool found, UInt left_codes, UInt absent_codes,
+    Int, Index, Int, Int, Int, Bool, Int, Int, UInt old_left_codes,
+    ffi::RemainingArgs none, ffi::Result<Int> words, ffi::Result<Index> index,
+    ffi::Result<Int> segments, ffi::Result<Int> tree_feature,
+    ffi::Result<Int> tree_threshold, ffi::Result<Bool> tree_missing_left,
+    ffi::Result<Int> position, ffi::Result<Int> leaf, ffi::Result<UInt> tree_left_codes,
+    ffi::Result<Int> source, ffi::Result<Bool> left_smaller, int64_t max_depth) {
+  auto shape = left_codes.dimensions();
+  int64_t slots = feature.element_count(), nodes = (int64_t{1} << max_depth) - 1;
+  JBOOST_CHECK(shape.size() == 2 && shape[0] == slots &&
+                   Has(absent_codes.dimensions(), {slots, shape[1]}),
+               "sets of codes must be [slots, words]");
+  JBOOST_CHECK(Has(tree_left_codes->dimensions(), {nodes, shape[1]}) &&
+                   old_left_codes.typed_data() == tree_left_codes->typed_data(),
+               "left_codes must be [2^max_depth - 1, words], and aliased");
+  Sets sets{left_codes.typed_data(), absent_codes.typed_data(),
+            tree_left_codes->typed_data(), shape[1]};
+  return SplitRowsBy(sets, threads, columns, level, feature, threshold, missing_left,
+                     found, none, words, index, segments, tree_feature, tree_threshold,
+                     tree_missing_left, position, leaf, source, left_smaller,
+                     max_depth);
+}
+
+// The leaves of trees; `left_codes` may be null.
+ffi::Error FindLeavesBy(const UInt* left_codes, ffi::ThreadPool threads,
+                        const ffi::AnyBuffer& columns, Int feature, Int threshold,
+                        Bool missing_left, Bool skip, ffi::RemainingArgs entries,
+                        ffi::Result<Int> leaf) {
   JBOOST_CHECK(leaf->dimensions().size() == 1, "leaf must be [N]");
   SparseColumns sparse;
   Codes codes{};
@@ -327,9 +379,32 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int f
                "tree must be [2^max_depth - 1]");
   JBOOST_CHECK(Has(skip.dimensions(), {codes.num_rows}), "skip must be [N]");
   TreeArrays tree{feature.typed_data(), threshold.typed_data(), Bytes(missing_left)};
+  if (left_codes != nullptr) {
+    auto shape = left_codes->dimensions();
+    JBOOST_CHECK(shape.size() == 2 && shape[0] == nodes && codes.sparse == nullptr,
+                 "left_codes must be [2^max_depth - 1, words]");
+    tree.left_codes = const_cast<uint32_t*>(left_codes->typed_data());
+    tree.num_words = shape[1];
+  }
   auto find = codes.sparse == nullptr ? FindLeaves : FindSparseLeaves;
   find(MakePool(threads), codes, tree, max_depth, Bytes(skip), leaf->typed_data());
   return ffi::Error::Success();
+}
+
+ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int feature,
+                          Int threshold, Bool missing_left, Bool skip, Int,
+                          ffi::RemainingArgs entries, ffi::Result<Int> leaf) {
+  return FindLeavesBy(nullptr, threads, columns, feature, threshold, missing_left, skip,
+                      entries, leaf);
+}
+
+// The same with sets of categories; `none` are no more arguments.
+ffi::Error FindCategoryLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
+                                  Int feature, Int threshold, Bool missing_left,
+                                  UInt left_codes, Bool skip, Int,
+                                  ffi::RemainingArgs none, ffi::Result<Int> leaf) {
+  return FindLeavesBy(&left_codes, threads, columns, feature, threshold, missing_left,
+                      skip, none, leaf);
 }
 
 }  // namespace
@@ -461,6 +536,53 @@ JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
                                   .Ret<Int>()             // source
                                   .Ret<Bool>()            // left_smaller
                                   .Attr<int64_t>("max_depth"));
+
+JBOOST_HANDLER(jboost_split_category_rows, SplitCategoryRowsImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // columns
+                                  .Arg<Int>()             // level
+                                  .Arg<Int>()             // feature
+                                  .Arg<Int>()             // threshold
+                                  .Arg<Bool>()            // missing_left
+                                  .Arg<Bool>()            // found
+                                  .Arg<UInt>()            // left_codes
+                                  .Arg<UInt>()            // absent_codes
+                                  .Arg<Int>()             // words
+                                  .Arg<Index>()           // index
+                                  .Arg<Int>()             // segments
+                                  .Arg<Int>()             // tree feature
+                                  .Arg<Int>()             // tree threshold
+                                  .Arg<Bool>()            // tree missing_left
+                                  .Arg<Int>()             // position
+                                  .Arg<Int>()             // leaf
+                                  .Arg<UInt>()            // tree left_codes
+                                  .RemainingArgs()        // none
+                                  .Ret<Int>()             // words
+                                  .Ret<Index>()           // index
+                                  .Ret<Int>()             // segments
+                                  .Ret<Int>()             // tree feature
+                                  .Ret<Int>()             // tree threshold
+                                  .Ret<Bool>()            // tree missing_left
+                                  .Ret<Int>()             // position
+                                  .Ret<Int>()             // leaf
+                                  .Ret<UInt>()            // tree left_codes
+                                  .Ret<Int>()             // source
+                                  .Ret<Bool>()            // left_smaller
+                                  .Attr<int64_t>("max_depth"));
+
+JBOOST_HANDLER(jboost_find_category_leaves, FindCategoryLeavesImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // columns
+                                  .Arg<Int>()             // feature
+                                  .Arg<Int>()             // threshold
+                                  .Arg<Bool>()            // missing_left
+                                  .Arg<UInt>()            // left_codes
+                                  .Arg<Bool>()            // skip
+                                  .Arg<Int>()             // leaf
+                                  .RemainingArgs()        // none
+                                  .Ret<Int>());           // leaf
 
 JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl,
                               ffi::Ffi::Bind()

@@ -16,14 +16,6 @@ constexpr int64_t kMostRows = 64;          // of a block
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-const ShapLoops& ChooseShapLoops() {
-#ifdef JBOOST_X86
-  return ChooseLoops(baseline::kShapLoops, avx2::kShapLoops, avx512::kShapLoops);
-#else
-  return baseline::kShapLoops;
-#endif
-}
-
 // Memory at the start of a cache line.
 class Room {
  public:
@@ -311,7 +303,7 @@ int64_t ChooseRows(int64_t used, int64_t num_scores, bool pairs) {
 void ExplainBatch(const Pool& pool, const ShapTrees& trees, const Matrix& matrix,
                   const Used& used, const ShapPoints& points, int64_t first_tree,
                   int64_t last_tree, const ShapAnswer& answer) {
-  const ShapLoops& loops = ChooseShapLoops();
+  const ShapLoops& loops = JBOOST_CHOOSE(ShapLoops);
   std::vector<std::unique_ptr<Packer>> packed(last_tree - first_tree);
   ParallelFor(pool, last_tree - first_tree, [&](int64_t i) {
     packed[i].reset(new Packer(trees, first_tree + i, used, points, answer.pairs));

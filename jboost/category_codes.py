@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives categories codes.
+
+In: a matrix, and which of its columns hold categories. Out: Categories, in which the
+heaviest category of a feature has code 1, the next one code 2, and so on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Float
+
+from jboost.categories import Categories, Category
+from jboost.checks import check_feature
+
+_MOST_VALUES = 2**24  # integers that float32 tells apart
+_MOST_CELLS = 2**26  # of the table of codes: 256 MiB
+
+
+def find_places(
+    categorical: Any, num_features: int, feature_names: Sequence[str] | None = None
+) -> tuple[int, ...]:
+    """Places of the categorical features, ascending, from names or places.
+
+    "auto" stands for none: a matrix does not say which columns are categories.
+    """
+    if categorical is None or (isinstance(categorical, str) and categorical == "auto"):
+        return ()
+    expected = "categorical must be 'auto', None or a sequence of features"
+    kinds = list | tuple | set | frozenset | range | np.ndarray
+    if not isinstance(categorical, kinds):
+        raise TypeError(f"{expected}, got {categorical!r}")
+    if isinstance(categorical, np.ndarray):
+        categorical = categorical.ravel().tolist()
+    places = [
+        check_feature("categorical", feature, num_features, feature_names)
+        for feature in categorical
+    ]
+    if len({*places}) < len(places):
+        raise ValueError(f"{expected}, each of them once, got {categorical!r}")
+    return tuple(sorted(found.union(places)))
+
+
+def check_values(
+    matrix: Any,
+    places: tuple[int, ...],
+    name: str,
+    feature_names: Sequence[str] | None = None,
+) -> None:
+    """Checks that categorical columns hold integers >= 0, or NaN.
+
+    A traced matrix is taken on trust.
+    """
+    if isinstance(matrix, Tracer):
+        return
+    for place in places:
+        column = np.asarray(matrix[:, place])
+        with np.errstate(invalid="ignore"):
+            bad = ~np.isnan(column) & ~((column >= 0) & (column == np.floor(column)))
+            bad |= np.isinf(column)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(
+                f"{name} must hold integers 0, 1, 2, ... for categories, NaN where "
+                f"missing, in {_describe(place, feature_names)}, got "
+                f"{column[row]} in row {row}"
+            )
+
+
+def _describe(place, feature_names):
+    """A column in messages: its place, and its name where there is one."""
+    name = "" if feature_names is None else f" ({feature_names[place]!r})"
+    return f"column {place}{name}"
+
+
+def fit_categories(
+    matrix: Float[np.ndarray, "N F"],
+    places: tuple[int, ...],
+    weight: Float[np.ndarray, " N"] | None,
+    max_codes: int,
+    values: tuple[tuple[Category, ...] | None, ...] | None = None,
+) -> Categories:
+    """Gives the categories of each feature codes, the heaviest first.
+
+    Where there are more than ``max_codes``, the lightest share the last code. Equal
+    weights: the smaller value first. Rows of weight 0 are not looked at.
+
+    Args:
+      matrix: checked by :func:`check_values`.
+      places: of the categorical features, ascending.
+      weight: of the rows.
+      max_codes: the most codes of a feature.
+      values: see :class:`Categories`.
+    """
+    if weight is not None:
+        matrix, weight = matrix[weight > 0], weight[weight > 0]
+    most = [0]
+    for place in places:
+        column = matrix[:, place]
+        most.append(int(np.max(column, initial=0, where=~np.isnan(column))))
+    size = 1 + max(most)
+    if size > _MOST_VALUES or size * len(places) > _MOST_CELLS:
+        worst = places[int(np.argmax(most)) - 1]
+        raise ValueError(
+            f"x must hold categories as small integers, below {_MOST_VALUES} and fewer "
+            f"than {_MOST_CELLS} for all categorical columns together, got "
+            f"{max(most)} in column {worst}; number them 0, 1, 2, ..."
+        )
+    codes = np.zeros((len(places), size), np.int32)
+    for group, place in enumerate(places):
+        column = matrix[:, place]
+        known = ~np.isnan(column)
+        value = column[known].astype(np.int64)
+        mass = np.bincount(value, None if weight is None else weight[known], size)
+        seen = np.flatnonzero(np.bincount(value, minlength=size))
+        order = seen[np.argsort(-mass[seen], kind="stable")]
+        codes[group, order] = np.minimum(1 + np.arange(len(order)), max_codes)
+    return Categories(codes=codes, features=places, values=values)

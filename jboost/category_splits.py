@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best split of one node where codes of some features stand for categories.
+
+In: integer sums [F, B, C] of one node; the caller maps over nodes. Out: a Split that
+sends a threshold's lower side left, or a set of categories.
+
+Of the 2^(C-1) - 1 ways to divide C categories the best one, for any convex criterion
+of two sums, is a cut in the order of their means (Fisher 1958; Breiman et al. 1984,
+theorem 4.5): C - 1 candidates, after a sort. With sums of gradient and curvature the
+means are G / H. Categories of few rows have means by chance, hence the smoothing.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jboost.binning import MISSING
+from jboost.categories import WORD
+from jboost.splitting import (
+    UNBOUNDED,
+    Split,
+    ValueLimits,
+    are_large_enough,
+    child_limits,
+    cut_gain,
+    find_split,
+    is_worth,
+    limited_gain,
+    limited_score,
+    node_score,
+    search_cuts,
+    sums_in_units,
+)
+
+CATEGORICAL = -1  # the threshold of a split by categories
+
+# Defaults.
+CATEGORY_L2 = 10.0
+CATEGORY_SMOOTHING = 10.0
+MAX_ONEHOT = 4
+
+
+class CategoryLimits(NamedTuple):
+    """Which features hold categories, and the numbers that hold their splits back.
+
+    Attributes:
+      features: places, ascending.
+      num_codes: of each: its codes are 1 .. num_codes.
+      l2: added to the l2 of the children where categories are sorted.
+      smoothing: added to the curvature of a category in the sort.
+      max_onehot: features of so many codes or fewer send one category left.
+    """
+
+    features: Int32[Array, " G"]
+    num_codes: Int32[Array, " G"]
+    l2: Float[Array, ""]
+    smoothing: Float[Array, ""]
+    max_onehot: Int32[Array, ""]
+
+
+def count_words(num_bins: int) -> int:
+    """W: words that hold a bit for each code."""
+    return -(-num_bins // WORD)
+
+
+def find_mixed_split(
+    histogram: Int32[Array, "F B C"],
+    unit: Float[Array, "2"],
+    features: Bool[Array, " F"],
+    categories: CategoryLimits,
+    *,
+    l2: Float[Array, ""] | float = 1.0,
+    min_gain: Float[Array, ""] | float = 0.0,
+    min_child_weight: Float[Array, ""] | float = 1.0,
+    min_child_samples: Int32[Array, ""] | int = 1,
+    values: ValueLimits | None = None,
+) -> Split:
+    """Searches thresholds, and for features of categories sets of them.
+
+    A node's categories are sorted by G / (H + smoothing), those of equal key by code;
+    candidates are the first 1, 2, ... of them. Where a feature has at most
+    ``max_onehot`` codes, they are the categories one by one. Gains are those of
+    :func:`jboost.splitting.find_split`, but that the two children of a sorted set have
+    l2 + categories.l2. Equal gains go to the lowest feature, then to the fewest
+    categories (one by one: the lowest code), then to missing rows right.
+
+    Args:
+      histogram, unit, features, l2, min_gain, min_child_weight, min_child_samples:
+        see :func:`jboost.splitting.find_split`.
+      categories: which features hold categories; they must not be monotone.
+      values: what holds leaf values back, if anything.
+
+    Returns:
+      A Split with threshold -1, and bits of the codes, where categories are split.
+    """
+    least = child_limits(min_child_weight, min_child_samples)
+    is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
+    # min_gain is taken off at the end: rounding could make gains equal.
+    numeric = find_split(
+        histogram, unit, features & ~is_category, l2=l2, min_gain=0.0, values=values,
+        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+    )  # fmt: skip
+    sums = jnp.moveaxis(histogram[categories.features], -1, 0)
+    total = jnp.sum(sums[:, :1], axis=2, keepdims=True)
+    missing = sums[:, :, MISSING, None]
+    onehot = (categories.num_codes <= categories.max_onehot)[:, None]
+    ranked = _rank_codes(sums, unit, categories.smoothing, onehot)
+    child_l2 = l2 + jnp.where(onehot, 0.0, categories.l2)
+    noise, gain_of = _scoring(total, unit, l2, child_l2, values)
+    allowed = ranked.filled & features[categories.features][:, None]
+
+    def measure(left, right):
+        admissible = allowed & are_large_enough(left, right, unit, least)
+        return jnp.where(admissible, gain_of(left, right), -jnp.inf)
+
+    best, first, left = search_cuts(measure, ranked.left + missing, missing, total)
+    num_bins = jnp.int32(histogram.shape[1])
+    group, rank = jax.lax.div(first, num_bins), jax.lax.rem(first, num_bins)
+    feature, gain = categories.features[group], jnp.maximum(best, numeric.gain)
+    better = best > numeric.gain
+    better |= (best == numeric.gain) & (feature < numeric.feature)
+    goes_left, absent = _sides(
+        ranked, group, rank, onehot[group], categories.num_codes[group]
+    )
+    bounds = numeric.child_bounds
+    if values is not None and bounds is not None:
+        # Between sets of categories there is no order to keep.
+        same = jnp.broadcast_to(values.bounds, (2, 2))
+        bounds = jnp.where(better, same, bounds)
+    return Split(
+        feature=jnp.where(better, feature, numeric.feature),
+        threshold=jnp.where(better, CATEGORICAL, numeric.threshold),
+        missing_left=jnp.where(better, left, numeric.missing_left),
+        gain=gain - min_gain,
+        found=is_worth(gain, noise[0, 0], min_gain),
+        child_bounds=bounds,
+        left_codes=pack_bits(better & goes_left),
+        absent_codes=pack_bits(better & absent),
+    )
+
+
+def pack_bits(chosen: Bool[Array, " B"]) -> UInt32[Array, " W"]:
+    """Bit c % 32 of word c // 32 says whether code c is chosen."""
+    words = count_words(chosen.shape[0])
+    bits = jnp.pad(chosen, (0, WORD * words - chosen.shape[0])).reshape(words, WORD)
+    place = jnp.arange(WORD, dtype=jnp.uint32)[None, :]
+    return jnp.sum(bits.astype(jnp.uint32) << place, axis=1, dtype=jnp.uint32)
+
+
+class _Ranked(NamedTuple):
+    """The codes of each categorical feature in the order in which they go left."""
+
+    left: Int32[Array, "C G B"]  # sums of what each rank sends left
+    filled: Bool[Array, "G B"]  # ranks that a code has
+    rank: Int32[Array, "G B"]  # by code
+    seen: Bool[Array, "G B"]  # codes that rows of the node have
+
+
+def _rank_codes(sums, unit, smoothing, onehot):
+    """Ranks by G / (H + smoothing); codes that are not seen come last."""
+    code = jnp.broadcast_to(jnp.arange(sums.shape[2], dtype=jnp.int32), sums.shape[1:])
+    seen = jnp.any(sums != 0, axis=0) & (code > MISSING)
+    gradient, weight = sums_in_units(sums, unit, smoothing)
+    usable = weight > 0
+    mean = jnp.where(usable, gradient, jnp.sign(gradient) * UNBOUNDED)
+    mean = jnp.clip(mean / jnp.where(usable, weight, 1.0), -UNBOUNDED, UNBOUNDED)
+    # -0 is no other key than 0.
+    key = jnp.where(onehot | (mean == 0), 0.0, mean)
+    key = jnp.where(seen, key, jnp.inf)
+    _, order = jax.lax.sort((key, code), num_keys=1, is_stable=True)
+    filled = code < jnp.sum(seen, axis=1, keepdims=True)
+    by_rank = jnp.take_along_axis(sums, order[None], axis=2)
+    by_rank = jnp.where(filled[None], by_rank, 0)
+    return _Ranked(
+        left=jnp.where(onehot[None], by_rank, jnp.cumsum(by_rank, axis=2)),
+        filled=filled,
+        rank=jnp.argsort(order, axis=1).astype(jnp.int32),
+        seen=seen,
+    )
+
+
+def _scoring(total, unit, l2, child_l2, values):
+    """How large the terms of the parent's score are, and the gain of cuts."""
+    if values is None:
+        parent = node_score(total, unit, l2)
+        return parent, partial(cut_gain, parent, unit, child_l2)
+    parent, _, noise = limited_score(total, unit, l2, values)
+    free = values._replace(monotone=jnp.zeros(child_l2.shape[0], jnp.int32))
+    return noise, partial(limited_gain, parent, unit, child_l2, free)
+
+
+def _sides(ranked, group, rank, onehot, num_codes):
+    """Codes that go left, and codes that the node has no rows of."""
+    rank_of, seen = ranked.rank[group], ranked.seen[group]
+    goes_left = seen & jnp.where(onehot, rank_of == rank, rank_of <= rank)
+    code = jnp.arange(seen.shape[0], dtype=jnp.int32)
+    return goes_left, ~seen & (code > MISSING) & (code <= num_codes)

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Splits by categories: sets of codes instead of thresholds. Sets are bits: code c is
+// bit c % 32 of word c / 32.
+#ifndef JBOOST_CATEGORIES_H_
+#define JBOOST_CATEGORIES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "grow.h"
+
+namespace jboost {
+
+constexpr int32_t kCategorical = -1;  // the threshold of a split by categories
+constexpr int64_t kWordBits = 32;
+
+inline bool HasCode(const uint32_t* set, int64_t code) {
+  return (set[code / kWordBits] >> (code % kWordBits)) & 1;
+}
+
+// See CategoryLimits of jboost.category_splits.
+struct CategoryLimits {
+  const int32_t* features;   // [G], ascending
+  const int32_t* num_codes;  // [G]
+  int64_t num_groups;
+  float l2, smoothing;
+  int32_t max_onehot;
+};
+
+// The best splits by thresholds, before min_gain is taken off.
+struct NumericSplits {  // [slots]
+  const int32_t* feature;
+  const int32_t* threshold;
+  const uint8_t* missing_left;
+  const float* gain;
+};
+
+struct CategorySplitOutput {
+  SplitOutput splits;
+  uint32_t* left_codes;    // [slots, words]
+  uint32_t* absent_codes;  // [slots, words]
+  int64_t num_words;
+};
+
+// The better of `numeric` and of the best sets of categories; `values` (its child
+// bounds are not written) may be null.
+void FindCategorySplits(const Pool& pool, const Histograms& histograms,
+                        int64_t num_features, const int32_t* place,
+                        const int32_t* position, const uint8_t* masks,
+                        const SplitLimits& limits, float min_gain,
+                        const LimitsOfSlots* values, const CategoryLimits& categories,
+                        const NumericSplits& numeric,
+                        const CategorySplitOutput& output);
+
+// Where a node's rows go, by code.
+class CodeTable {
+ public:
+  CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes,
+            int64_t num_words, bool missing_left);
+
+  bool GoesRight(int64_t code) const { return sides_[Clamp(code)] & 1; }
+  // Missing, or of a category that no row of the node had in the search.
+  bool IsMissing(int64_t code) const { return sides_[Clamp(code)] >> 1; }
+
+ private:
+  int64_t Clamp(int64_t code) const {
+    int64_t last = static_cast<int64_t>(sides_.size()) - 1;
+    return code < last ? code : last;
+  }
+
+  std::vector<uint8_t> sides_;
+};
+
+// As partition and write_leaves of GrowLoops.
+int64_t PartitionByTable(const void* column, bool wide, const CodeTable& table,
+                         int64_t count, uint16_t* index, int64_t* words,
+                         uint16_t* index_room, int64_t* words_room, int64_t* missing);
+void WriteLeavesByTable(const void* column, bool wide, const CodeTable& table,
+                        int64_t count, const uint16_t* index, int32_t left_leaf,
+                        int32_t* leaf, int64_t* num_left, int64_t* missing);
+
+}  // namespace jboost
+
+#endif  // JBOOST_CATEGORIES_H_
