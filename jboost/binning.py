@@ -187,8 +187,8 @@ def _refuse_categories(places, matrix, max_bins):
         )
     if max_bins is None:
         raise ValueError(
-            "max_bins must be a number where columns are categorical (and candidates "
-            f"'global', candidate_weights 'samples'), got categorical columns {places}"
+            "candidates must be 'global', candidate_weights 'samples' and max_bins a "
+            f"number where columns are categorical, got categorical columns {places}"
         )
 
 

@@ -20,14 +20,23 @@ _MOST_CELLS = 2**26  # of the table of codes: 256 MiB
 
 
 def find_places(
-    categorical: Any, num_features: int, feature_names: Sequence[str] | None = None
+    categorical: Any,
+    num_features: int,
+    feature_names: Sequence[str] | None = None,
+    values: tuple[tuple[Category, ...] | None, ...] | None = None,
 ) -> tuple[int, ...]:
-    """Places of the categorical features, ascending, from names or places.
+    """Places of the categorical features, ascending.
 
-    "auto" stands for none: a matrix does not say which columns are categories.
+    Args:
+      categorical: names or places, "auto" or None.
+      num_features: F.
+      feature_names: of the columns, where they are known.
+      values: of each column the categories, where the table says so: such columns are
+        categorical, whatever else is.
     """
+    found = {place for place, known in enumerate(values or ()) if known is not None}
     if categorical is None or (isinstance(categorical, str) and categorical == "auto"):
-        return ()
+        return tuple(sorted(found))
     expected = "categorical must be 'auto', None or a sequence of features"
     kinds = list | tuple | set | frozenset | range | np.ndarray
     if not isinstance(categorical, kinds):

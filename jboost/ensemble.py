@@ -22,6 +22,7 @@ from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.categories import Categories, column_values
+from jboost.category_codes import check_values
 from jboost.category_splits import CATEGORICAL
 from jboost.frames import Schema, read_frame
 from jboost.kernels.library import check_implementation, may_run
@@ -425,6 +426,8 @@ def as_task(
     plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
     matrix = x if plain and x.size else _read_rows(model, x)
     _check_columns(model, matrix.shape[1])
+    if model.categories is not None:
+        check_values(matrix, model.categories.features, "x", model.feature_names)
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     # What prediction does not need: other names would compile another program.

@@ -176,6 +176,21 @@ def fit(
       candidate_weights: what rows weigh for candidates: "samples" (their
         sample_weight) or "curvature" (that of the loss, times it); "global" ones are
         then chosen anew for each tree, as by XGBoost's "approx".
+      categorical: "auto": the columns that a data frame says are categories (strings,
+        and what is declared so); a sequence: these columns as well, by name or place;
+        None: no column. In a matrix a column of categories holds integers 0, 1, 2,
+        ..., NaN where missing. Categories have no order: a split sends a set of them
+        left, found by sorting those in the node by gradient over curvature (Fisher
+        1958; Breiman et al. 1984, theorem 4.5). The ``max_bins - 2`` heaviest have a
+        code each, the others share one. What training did not see is missing in
+        prediction; what a node did not see goes the way of its missing values.
+        Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
+      category_l2: added to ``l2`` in the gain of a split by a set of categories, so
+        that sets must earn what choosing them fits by chance (LightGBM's cat_l2).
+      category_smoothing: added to the curvature of each category in the sort, so that
+        rare ones stand in the middle (LightGBM's cat_smooth).
+      max_onehot: features of so many codes or fewer send one category left, the rest
+        right, without ``category_l2`` (as in LightGBM and XGBoost).
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.

@@ -14,9 +14,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Installed before jboost is imported. The other modules are doors: they check their
 # arguments themselves, and the tests look at what they say.
 INNER = (
-    "candidates", "categories", "category_splits", "chunks", "curvature", "histogram",
-    "initial", "kernels", "least_squares", "leaves", "levels", "minimum", "padding",
-    "reports", "rounds", "sampling", "sorted_growth", "splitting", "tracing", "tree",
+    "candidates", "categories", "category_codes", "category_splits", "chunks",
+    "curvature", "histogram", "initial", "kernels", "least_squares", "leaves",
+    "levels", "minimum", "padding", "reports", "rounds", "sampling", "sorted_growth",
+    "splitting", "tracing", "tree",
 )  # fmt: skip
 install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")
 

@@ -175,22 +175,13 @@ def test_trees_equal_the_literal_grower(name, samples, held, implementation):
     np.testing.assert_array_equal(descended, leaf)
 
 
+EVERY = dict.fromkeys(range(5), 9)
 # rows, bins, codes, depth, numbers of the rules, limits, missing, uniform, limited
 SHAPES = {
     "plain": (3000, 32, {1: 20, 3: 3}, 5, (1.0, 1.0, 4), 1, 0.1, False, False),
     "counts": (20000, 64, {0: 40, 3: 3, 4: 63}, 5, (2.0, 9.0, 4), 20, 0.2, True, True),
     "two bytes": (20000, 300, {0: 140, 1: 250}, 5, (1.0, 1.0, 4), 20, 0.2, False, True),
-    "all": (
-        3000,
-        32,
-        dict.fromkeys(range(5), 9),
-        7,
-        (0.0, 0.0, 9),
-        1,
-        0.0,
-        False,
-        False,
-    ),
+    "all": (3000, 32, EVERY, 7, (0.0, 0.0, 9), 1, 0.0, False, False),
 }
 
 
@@ -246,8 +237,9 @@ def test_a_category_that_a_node_does_not_have_goes_with_missing_values():
     limits = TreeLimits(categories=as_limits(references.Categories({0: 3})))
     for name in NAMES:
         tree, leaf = grow_compiled(
-            jnp.asarray(codes), jnp.asarray(gradient), jnp.ones(12), jnp.asarray(in_bag),
-            WORDS, limits, max_depth=1, num_bins=4, implementation=name,
+            jnp.asarray(codes), jnp.asarray(gradient), jnp.ones(12),
+            jnp.asarray(in_bag), WORDS, limits, max_depth=1, num_bins=4,
+            implementation=name,
         )  # fmt: skip
         assert not tree.missing_left[0]  # six rows of code 1 go right, four left
         assert unpack(tree.left_codes[0]) == {2}

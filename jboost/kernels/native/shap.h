@@ -97,15 +97,7 @@ struct ShapLoops {
                    const ShapLanes& lanes);
 };
 
-namespace baseline {
-extern const ShapLoops kShapLoops;
-}
-namespace avx2 {
-extern const ShapLoops kShapLoops;
-}
-namespace avx512 {
-extern const ShapLoops kShapLoops;
-}
+JBOOST_DECLARE_LOOPS(ShapLoops)
 
 // Whether features are columns, links make trees, and no tree is too deep.
 bool CheckShapTrees(const ShapTrees& trees, int64_t num_features);
