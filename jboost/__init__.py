@@ -28,6 +28,7 @@ from jboost.importance import (
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
 from jboost.levels import Tree
+from jboost.model_selection import CrossValidation, cross_validate
 from jboost.pruning import (
     AlphaChoice,
     PruningPath,
@@ -58,6 +59,7 @@ from jboost.summary import (
     prune_summary,
     query_ranks,
 )
+from jboost.sweeps import Sweep, sweep
 from jboost.training import fit
 from jboost.tree import grow_tree
 from jboost.xgboost_reader import read_xgboost
@@ -68,6 +70,7 @@ __all__ = [
     "BlockError",
     "BoostState",
     "BoostedTrees",
+    "CrossValidation",
     "Ensemble",
     "FileError",
     "History",
@@ -81,6 +84,7 @@ __all__ = [
     "ShapValues",
     "SparseCodes",
     "Stream",
+    "Sweep",
     "TrainingError",
     "Tree",
     "apply_bins",
@@ -90,6 +94,7 @@ __all__ = [
     "boost_step",
     "bound_ranks",
     "build_histogram",
+    "cross_validate",
     "cross_validate_alpha",
     "feature_importance",
     "find_candidates",
@@ -125,6 +130,7 @@ __all__ = [
     "staged_predict",
     "stream",
     "summarize_sketch",
+    "sweep",
     "to_ensemble",
     "truncate",
     "update_sketch",

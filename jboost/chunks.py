@@ -7,7 +7,7 @@ chunks share a program.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jboost.levels import LeafSums, Tree
 from jboost.reports import report_round
 from jboost.rounds import (
     BoostState,
+    Data,
     Method,
     Numbers,
     grow_round,
@@ -132,9 +133,9 @@ def start(job: Job, init_score: Array | MedianStart | None, seed: int) -> BoostS
     state, values = run(*operands)
     data, offset = job.rows.data, job.rows.scores
     if isinstance(init_score, MedianStart):
-        _check_minimisers(job, state, "init_score='median'")
+        check_minimisers(*job[:2], data, state, "init_score='median'")
     if job.method.leaf_solver == "median_step":
-        _check_minimisers(job, state, "leaf_solver='median_step'")
+        check_minimisers(*job[:2], data, state, "leaf_solver='median_step'")
     _check_values("the data", data, values, offset, state.init_score)
     for name, rows in job.sets.items():
         scores = rows.scores + state.init_score.reshape(-1, 1)
@@ -152,12 +153,18 @@ def start_program(
     return run, (job.constants, job.rows.data, job.rows.scores, init_score, words)
 
 
-def _check_minimisers(job, state, setting):
+def check_minimisers(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    state: BoostState,
+    setting: str,
+) -> None:
     """Raises for the first row of positive weight that slopes, but has no minimum."""
     if state.minimiser is None:
         return
-    data, run = job.rows.data, compiled(_slopes_program, job.loss)
-    slopes = np.asarray(run(job.constants, data, state.scores, state.parameters))
+    run = compiled(_slopes_program, loss)
+    slopes = np.asarray(run(constants, data, state.scores, state.parameters))
     missing = ~np.isfinite(np.asarray(state.minimiser)) & (slopes != 0)
     bad = missing.any(axis=0) & (np.asarray(data.weights) > 0)
     if bad.any():
@@ -175,13 +182,20 @@ def _check_values(place, data, values, offset, init_score):
     bad = ~np.isfinite(values) & (np.asarray(data.weights) > 0)
     if bad.any():
         row = int(np.argmax(bad))
-        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
-        score = np.asarray(offset[:, row] + init_score).tolist()
-        raise ValueError(
-            f"loss must be finite on {place}, got {float(values[row])} in row {row} "
-            f"for target {target} at score {score}; a target may lie outside what the "
-            "loss is defined for, or init_score be needed"
-        )
+        refuse_value(place, data, row, float(values[row]), offset, init_score)
+
+
+def refuse_value(
+    place: str, data: Data, row: int, value: float, offset: Any, init_score: Any
+) -> NoReturn:
+    """Raises for a row whose loss is not finite."""
+    target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+    score = np.asarray(offset[:, row] + init_score).tolist()
+    raise ValueError(
+        f"loss must be finite on {place}, got {value} in row {row} "
+        f"for target {target} at score {score}; a target may lie outside what the "
+        "loss is defined for, or init_score be needed"
+    )
 
 
 def _start_program(loss, implementation, constants, data, offset, init_score, words):

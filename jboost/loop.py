@@ -190,13 +190,13 @@ def _measure(job, chunk, entry):
         )
         arguments = (score, *real)
         values[name] = {
-            metric: _evaluate_metric(function, arguments)
+            metric: evaluate_metric(function, arguments)
             for metric, function in job.metrics.items()
         }
     return values
 
 
-def _evaluate_metric(function, arguments):
+def evaluate_metric(function, arguments):
     """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
     try:
         value = jax.jit(function)(*arguments)

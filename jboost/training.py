@@ -276,7 +276,7 @@ def fit(
         category_smoothing=category_smoothing, max_onehot=max_onehot,
     )  # fmt: skip
     check_settings(**settings)
-    metrics = _check_metrics(metrics)
+    metrics = check_metrics(metrics)
     given_sets = name_sets(validation)
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
@@ -296,7 +296,7 @@ def fit(
         given = _read_stream(table, x.names, num_scores, padded)
     else:
         table = None
-        given = _bin_arrays(
+        given = bin_arrays(
             x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
             feature_names, **others,
         )  # fmt: skip
@@ -347,7 +347,7 @@ def fit(
     return record.model(kept), record.history(record.num_rounds)
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """The training rows.
 
     Attributes:
@@ -389,13 +389,13 @@ def _check_streamed(
 
 def _read_stream(table, names, num_scores, padded):
     rows = load_rows(table, num_scores, padded)
-    return _Given(
+    return Given(
         table.bins, rows, not table.weighted, table.num_offsets > 0, False,
         Schema(names),
     )  # fmt: skip
 
 
-def _bin_arrays(
+def bin_arrays(
     x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
     feature_names, *, absent, candidates, candidate_weights, categorical,
 ):  # fmt: skip
@@ -423,7 +423,7 @@ def _bin_arrays(
         bins, matrix, y, weights, offset, num_scores, padded, "", implementation
     )
     rows = rows.sorted() if sorts else rows
-    return _Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
+    return Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
 
 
 def _start_record(job, bins, state, validation, names, model):
@@ -466,7 +466,8 @@ def _check_callbacks(callbacks):
     return watchers
 
 
-def _check_metrics(metrics):
+def check_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:
+    """A dict of functions, empty for None."""
     if metrics is None:
         return {}
     if not isinstance(metrics, dict):

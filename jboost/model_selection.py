@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well does it generalise: cross-validation.
+
+In: what ``fit`` takes, and folds. Out: losses by fold and round, scores of held-out
+rows, models. All folds run in one compiled program: a fold is a mask of weights, and
+codes and thresholds are made once from all rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, Bool, Float, Shaped
+
+from jboost import losses
+from jboost.candidates import Candidates, CandidateWeights
+from jboost.comparison import average, compare
+from jboost.curvature import Curvature
+from jboost.curves import make_record
+from jboost.ensemble import Ensemble
+from jboost.leaves import LeafSolver
+from jboost.rounds import Regularization
+from jboost.sparse import Absent
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """What cross-validation found; R rounds were made.
+
+    Attributes:
+      train_loss: weighted mean loss of the rows that each fold learnt from.
+      validation_loss: the same of its held-out rows.
+      metrics: {name: [folds, R]}, of the held-out rows.
+      mean: of what rounds are compared by (the held-out loss, or the metric ``by``),
+        over the folds, each of which counts alike.
+      standard_error: of that mean: the standard deviation over the folds (ddof 1)
+        divided by sqrt(folds); NaN for one fold.
+      best_round: the round (from 0) of least mean; -1 if there was no round.
+      scores: of each row after the best round, offset included, from the folds that
+        held it out (their mean, if several did); NaN where none did.
+      held_out: which rows each fold held out.
+      models: the ensembles of the best round, with an axis of folds in front of every
+        array; None unless asked for.
+    """
+
+    train_loss: Float[np.ndarray, "folds R"]
+    validation_loss: Float[np.ndarray, "folds R"]
+    metrics: dict[str, Float[np.ndarray, "folds R"]]
+    mean: Float[np.ndarray, " R"]
+    standard_error: Float[np.ndarray, " R"]
+    best_round: int
+    scores: Float[np.ndarray, "N *K"]
+    held_out: Bool[np.ndarray, "folds N"]
+    models: Ensemble | None = None
+
+    @property
+    def one_se_round(self) -> int:
+        """The first round whose mean is at most one standard error above the least."""
+        if self.best_round < 0:
+            return -1
+        most = self.mean[self.best_round] + self.standard_error[self.best_round]
+        return int(np.argmax(self.mean <= np.fmax(most, self.mean[self.best_round])))
+
+
+def cross_validate(
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
+    *,
+    folds: Any = 5,
+    stratify: Any = None,
+    groups: Any = None,
+    shuffle: bool = True,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    metrics: dict[str, Callable[..., Any]] | None = None,
+    by: str | None = None,
+    num_rounds: int = 100,
+    learning_rate: Any = 0.1,
+    max_depth: int = 6,
+    max_bins: int = 256,
+    absent: Absent = "missing",
+    l1: float = 0.0,
+    l2: float = 1.0,
+    max_delta_step: float = float("inf"),
+    min_gain: float = 0.0,
+    min_child_weight: float = 1.0,
+    min_child_samples: Any = "auto",
+    regularization: Regularization = "relative",
+    subsample: float = 1.0,
+    colsample_bytree: float = 1.0,
+    colsample_bylevel: float = 1.0,
+    colsample_bynode: float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
+    num_scores: int = 1,
+    curvature: Curvature = "auto",
+    leaf_solver: LeafSolver = "auto",
+    init_score: Any = "auto",
+    early_stopping_rounds: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    feature_names: Sequence[str] | None = None,
+    implementation: str | None = None,
+    return_models: bool = False,
+) -> CrossValidation:
+    """Trains on all folds but one, and measures on that one, for each fold in turn.
+
+        CV(r) = 1/folds sum_k  [mean loss of the rows of fold k after r rounds of
+                                training on the rows outside it]
+
+    (Stone 1974; Geisser 1975). The folds are weights of 0 and 1 in one program that is
+    compiled once for a loss, a depth and an order of magnitude of the data. Each run
+    is that of ``fit`` with those weights, except that thresholds of features are
+    chosen once from all rows: they look at x, weights and nothing else.
+
+    Args:
+      x, y, loss: as for :func:`jboost.fit`; x is held in memory, dense or sparse.
+      folds: how many; or an integer for each row, the fold that holds it out
+        (negative: none does); or pairs (training rows, held-out rows) of places or
+        masks; or an object of scikit-learn's with ``split(x, y, groups)``. A number
+        of folds is drawn by ``seed``, of sizes that differ by one at most.
+      stratify: labels [N], or True for y itself: each fold gets its share of every
+        label.
+      groups: labels [N]: rows of one label are held out together.
+      shuffle: False: the folds are blocks of rows in their order.
+      sample_weight: weighs training and held-out losses alike.
+      metrics: {name: f(scores, targets, weights) -> number}, of held-out rows, for
+        each fold and round.
+      by: the name of a metric that rounds are compared by, instead of the loss; less
+        is better.
+      early_stopping_rounds: stop when the mean over the folds has not improved for so
+        many rounds.
+      seed: of everything random, the draw of the folds included.
+      offset, num_rounds, learning_rate, max_depth, max_bins, absent, l1, l2,
+        max_delta_step, min_gain, min_child_weight, min_child_samples, regularization,
+        subsample, colsample_bytree, colsample_bylevel, colsample_bynode, max_leaves,
+        monotone, interactions, candidates, candidate_weights, num_scores, curvature,
+        leaf_solver, init_score, progress, feature_names, implementation: as for
+        :func:`jboost.fit`.
+      return_models: whether to keep the model of each fold, of ``best_round + 1``
+        rounds.
+
+    Returns:
+      A CrossValidation. ``jax.vmap(jb.predict, (0, None))(result.models, x)`` are the
+      scores of all models.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, before training.
+      TrainingError: the training loss of a fold stopped being finite; carries that
+        fold's model until then.
+      RuntimeError: a metric failed.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> result = jb.cross_validate(x, y, folds=4, num_rounds=8, max_depth=3)
+      >>> result.validation_loss.shape, result.scores.shape
+      ((4, 8), (200,))
+      >>> bool(result.mean[result.best_round] < np.var(y))
+      True
+    """
+    table, [curve] = compare(
+        x, y, loss, [{}], keeps_models=True,
+        shared=dict(
+            folds=folds, stratify=stratify, groups=groups, shuffle=shuffle,
+            sample_weight=sample_weight, offset=offset, metrics=metrics, by=by,
+            num_rounds=num_rounds, max_bins=max_bins, absent=absent,
+            candidates=candidates, candidate_weights=candidate_weights,
+            num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
+            seed=seed, progress=progress, feature_names=feature_names,
+            implementation=implementation,
+        ),
+        base=dict(
+            learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,
+            max_delta_step=max_delta_step, min_gain=min_gain,
+            min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+            regularization=regularization, subsample=subsample,
+            colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
+            colsample_bynode=colsample_bynode, max_leaves=max_leaves,
+            monotone=monotone, interactions=interactions, curvature=curvature,
+            leaf_solver=leaf_solver, init_score=init_score,
+        ),
+    )  # fmt: skip
+    mean, error = average(curve.table(table.by))
+    models = _stack_models(table, curve) if return_models else None
+    return CrossValidation(
+        train_loss=curve.table(column=0),
+        validation_loss=curve.table(),
+        metrics={name: curve.table(name) for name in table.metrics},
+        mean=mean,
+        standard_error=error,
+        best_round=curve.best,
+        scores=_held_out_scores(table, curve),
+        held_out=table.folds.held_out,
+        models=models,
+    )
+
+
+def _stack_models(table, curve):
+    """The models of the folds at the best round."""
+    models = [
+        make_record(table, curve, fold).model(curve.best + 1)
+        for fold in range(len(table.folds.train))
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+
+
+def _held_out_scores(table, curve):
+    """[N] or [N, K]: means over the folds that held a row out; NaN without one."""
+    masks = table.folds.held_out
+    total = np.zeros((len(table.rows.scores), masks.shape[1]))
+    count = np.zeros(masks.shape[1])
+    # Without a round there are no scores.
+    for fold, scores in enumerate(() if curve.scores is None else curve.scores):
+        total[:, masks[fold]] += scores[:, : masks[fold].sum()]
+        count += masks[fold]
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
+    return mean[0] if len(mean) == 1 else mean.T

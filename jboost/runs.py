@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many trainings on the same rows as one compiled program.
+
+In: rows on the device, the parts that they play in each fold, and what differs from
+run to run. Out: the states of all runs, and up to 16 rounds of each at a time, with
+losses of the rows learnt from and of those held out. Rows that a run does not learn
+from have weight 0 in it; codes and targets are there once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
+
+from jboost.boosting import compiled
+from jboost.chunks import MOST_ROUNDS, no_trees
+from jboost.curvature import Objective, loss_values
+from jboost.folds import Folds
+from jboost.initial import MedianStart
+from jboost.levels import Tree
+from jboost.padding import padded_size
+from jboost.rounds import (
+    BoostState,
+    Data,
+    Method,
+    Numbers,
+    grow_round,
+    init_state,
+    mean_loss,
+)
+from jboost.tables import Rows
+from jboost.tracing import TracedLoss
+
+TRAINS, HELD_OUT = 1, 2  # parts that a row plays in a fold; 0: none
+_LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers
+
+
+class Shared(NamedTuple):
+    """What all runs have in common.
+
+    Attributes:
+      offset: the scores before the initial one.
+      parts: of each row in each fold.
+      watched: rows of each fold whose scores are kept, its held-out ones (the last
+        entries repeat one); none where nobody asks for scores.
+      constants: of the loss; None where runs have their own.
+    """
+
+    data: Data
+    offset: Float[Array, "K N"]
+    parts: UInt8[Array, "folds N"]
+    watched: Int32[Array, "folds M"]
+    constants: tuple[Any, ...]
+    words: UInt32[Array, "2"] | np.ndarray
+
+
+class Run(NamedTuple):
+    """What differs from run to run, with an axis of runs in front.
+
+    Attributes:
+      fold: whose rows it learns from.
+      numbers: of its method.
+      constants: of its loss; None where all runs share one.
+      init_score: None: the argmin.
+    """
+
+    fold: Int32[Array, ""] | np.ndarray
+    numbers: Numbers
+    constants: tuple[Any, ...]
+    init_score: Float[Array, " K"] | MedianStart | None
+
+
+class Doubt(NamedTuple):
+    """The first row of positive weight whose loss is not finite at the start."""
+
+    found: Bool[Array, ""]
+    row: Int32[Array, ""]
+    value: Float[Array, ""]
+
+
+class Rounds(NamedTuple):
+    """Rounds of one run; as many entries hold as were asked for.
+
+    Attributes:
+      trees: None where nobody wants them.
+      losses: of the rows learnt from, and of those held out.
+      scores: of the watched rows after each round.
+    """
+
+    state: BoostState
+    trees: Tree | None
+    losses: Float[Array, "R 2"]
+    scores: Float[Array, "R K M"]
+
+
+def pad_runs(number: int) -> int:
+    """The number of runs with padding, so that nearby ones share programs."""
+    return padded_size(number, _LEAST_RUNS)
+
+
+def share(
+    rows: Rows, folds: Folds, constants: tuple[Any, ...], seed: int, watches: bool
+) -> Shared:
+    """Puts the parts of the rows on the device."""
+    size = len(rows.data.weights)
+    parts = np.zeros((pad_runs(len(folds.train)), size), np.uint8)
+    for part, masks in ((TRAINS, folds.train), (HELD_OUT, folds.held_out)):
+        parts[: len(masks), : rows.size][masks] = part
+    longest = folds.held_out.sum(axis=1).max()
+    watched = np.zeros((len(parts), padded_size(longest) if watches else 0), np.int32)
+    for number, mask in enumerate(folds.held_out if watches else ()):
+        held_out = np.flatnonzero(mask)
+        watched[number] = held_out[-1]
+        watched[number, : len(held_out)] = held_out
+    return Shared(
+        data=rows.data,
+        offset=rows.scores,
+        parts=jax.device_put(parts),
+        watched=jax.device_put(watched),
+        constants=constants,
+        words=np.array([0, seed], np.uint32),  # as seed_words(jax.random.key(seed))
+    )
+
+
+def start_runs(
+    loss: TracedLoss, method: Method, shared: Shared, runs: Run, active: Any
+) -> tuple[BoostState, Doubt]:
+    """The states of all runs before the first round.
+
+    Args:
+      active: which runs there are; the others are padding.
+    """
+    return compiled(_start_runs, loss, method)(shared, runs, active)
+
+
+def run_rounds(
+    loss: TracedLoss,
+    method: Method,
+    keeps_trees: bool,
+    shared: Shared,
+    runs: Run,
+    rates: np.ndarray,
+    counts: np.ndarray,
+    state: BoostState,
+) -> Rounds:
+    """Makes so many rounds of each run.
+
+    Args:
+      rates: [runs, 16], the learning rates of these rounds.
+      counts: of rounds; 0 where a run is over.
+    """
+    run = compiled(_run_rounds, loss, method, keeps_trees)
+    return run(shared, runs, rates, counts, state)
+
+
+def _over_runs(method: Method, function: Callable[..., Any], operands: Any) -> Any:
+    """Maps over runs.
+
+    CPU kernels work through a batch one by one, with all threads, and what is cheap
+    for most runs may be left out run by run; other devices want to be filled.
+    """
+    if method.implementation == "cpu":
+        return jax.lax.map(lambda each: function(*each), operands)
+    return jax.vmap(function)(*operands)
+
+
+def _start_runs(loss, method, shared, runs, active):
+    def start(run, active):
+        shapes = jax.eval_shape(begin, run)
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return jax.lax.cond(active, begin, lambda run: nothing, run)
+
+    def begin(run):
+        data, constants = _data_of(shared, run), _constants_of(shared, run)
+        state = init_state(
+            loss, constants, data, shared.offset, run.init_score, shared.words,
+            method.implementation,
+        )  # fmt: skip
+        objective = Objective(loss, constants, data.targets, state.parameters, None)
+        values = loss_values(objective, state.scores)
+        bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
+        row = jnp.argmax(bad).astype(jnp.int32)
+        return state, Doubt(jnp.any(bad), row, values[row])
+
+    return _over_runs(method, start, (runs, active))
+
+
+def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
+    def make(run, rates, count, state):
+        data, constants = _data_of(shared, run), _constants_of(shared, run)
+        held_out = jnp.where(
+            shared.parts[run.fold] == HELD_OUT, shared.data.weights, 0.0
+        )
+
+        def measure(scores, weights):
+            return mean_loss(
+                loss, constants, state.parameters, data.targets, weights, scores,
+                method.implementation,
+            )  # fmt: skip
+
+        def one_round(number, made):
+            after, trees, _ = grow_round(
+                loss, constants, method, run.numbers, rates[number], data, made.state
+            )
+            losses = [measure(after.scores, w) for w in (data.weights, held_out)]
+
+            def store(buffer, value):
+                return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
+
+            return Rounds(
+                state=after,
+                trees=jax.tree.map(store, made.trees, trees) if keeps_trees else None,
+                losses=store(made.losses, jnp.stack(losses)),
+                scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
+            )
+
+        return jax.lax.fori_loop(0, count, one_round, _no_rounds(shared, method, state))
+
+    def _no_rounds(shared, method, state):
+        num_scores = state.scores.shape[0]
+        trees = None
+        if keeps_trees:
+            trees = jax.tree.map(
+                lambda a: jnp.zeros((MOST_ROUNDS, *a.shape[1:]), a.dtype),
+                no_trees(method, num_scores, 1),
+            )
+        num_watched = shared.watched.shape[1]
+        return Rounds(
+            state=state,
+            trees=trees,
+            losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
+            scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
+        )
+
+    return _over_runs(method, make, (runs, rates, counts, state))
+
+
+def _data_of(shared, run):
+    """The rows as a run sees them: those that it does not learn from weigh nothing."""
+    trains = shared.parts[run.fold] == TRAINS
+    return shared.data._replace(weights=jnp.where(trains, shared.data.weights, 0.0))
+
+
+def _constants_of(shared, run):
+    pairs = zip(shared.constants, run.constants, strict=True)
+    return tuple(common if own is None else own for common, own in pairs)

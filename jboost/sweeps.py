@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which settings generalise best: many of them, cross-validated side by side.
+
+In: what ``fit`` takes, folds, and points: values of arguments or of parameters of the
+loss. Out: losses by point, fold and round. Points that differ in numbers only run in
+one compiled program, all their folds with them.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
+
+from jboost import losses
+from jboost.candidates import Candidates, CandidateWeights
+from jboost.comparison import SWEPT, average, compare
+from jboost.curvature import Curvature
+from jboost.leaves import LeafSolver
+from jboost.rounds import Regularization
+from jboost.sparse import Absent
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep over P points found; R is the most rounds that a point made.
+
+    Entries of rounds that a point did not make are NaN: it had stopped early, or its
+    training loss had stopped being finite.
+
+    Attributes:
+      points: what each point set, as given.
+      train_loss, validation_loss: as in :class:`CrossValidation`, point by point.
+      metrics: {name: [P, folds, R]}.
+      mean, standard_error: of what points and rounds are compared by.
+      best_rounds: of each point, the round (from 0) of its least mean; -1 without one.
+      best: the point of least mean at its best round, the first of equal ones.
+      held_out: which rows each fold held out.
+    """
+
+    points: tuple[dict[str, Any], ...]
+    train_loss: Float[np.ndarray, "P folds R"]
+    validation_loss: Float[np.ndarray, "P folds R"]
+    metrics: dict[str, Float[np.ndarray, "P folds R"]]
+    mean: Float[np.ndarray, "P R"]
+    standard_error: Float[np.ndarray, "P R"]
+    best_rounds: Int[np.ndarray, " P"]
+    best: int
+    held_out: Bool[np.ndarray, "folds N"]
+
+    @property
+    def best_point(self) -> dict[str, Any]:
+        """What the best point set: arguments for ``fit``, parameters of the loss."""
+        return self.points[self.best]
+
+    @property
+    def best_round(self) -> int:
+        """Of the best point: it wants ``best_round + 1`` rounds."""
+        return int(self.best_rounds[self.best])
+
+    @property
+    def table(self) -> dict[str, list[Any]]:
+        """Columns, one entry a point, as ``pandas.DataFrame`` takes them."""
+        names = dict.fromkeys(name for point in self.points for name in point)
+        columns = {name: [point.get(name) for point in self.points] for name in names}
+        reached = np.arange(len(self.points)), self.best_rounds
+        made = self.best_rounds >= 0
+        for name, array in (
+            ("mean", self.mean), ("standard_error", self.standard_error)
+        ):  # fmt: skip
+            values = array[reached] if array.shape[1] else np.full(len(made), np.nan)
+            columns[name] = np.where(made, values, np.nan).tolist()
+        return {**columns, "best_round": self.best_rounds.tolist()}
+
+    def __str__(self):
+        """The points, the best one first."""
+        table = self.table
+        order = np.argsort(np.array(table["mean"]), kind="stable")  # NaN last
+        cells = [[*map(_show, (column[i] for column in table.values()))] for i in order]
+        widths = [max(map(len, column)) for column in zip(table, *cells, strict=True)]
+        lines = [
+            [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            for row in ([*table], *cells)
+        ]
+        return "\n".join(map("  ".join, lines))
+
+
+def _show(value):
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def sweep(
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive,
+    points: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    *,
+    grid: bool = True,
+    folds: Any = 5,
+    stratify: Any = None,
+    groups: Any = None,
+    shuffle: bool = True,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    metrics: dict[str, Callable[..., Any]] | None = None,
+    by: str | None = None,
+    num_rounds: int = 100,
+    learning_rate: Any = 0.1,
+    max_depth: int = 6,
+    max_bins: int = 256,
+    absent: Absent = "missing",
+    l1: float = 0.0,
+    l2: float = 1.0,
+    max_delta_step: float = float("inf"),
+    min_gain: float = 0.0,
+    min_child_weight: float = 1.0,
+    min_child_samples: Any = "auto",
+    regularization: Regularization = "relative",
+    subsample: float = 1.0,
+    colsample_bytree: float = 1.0,
+    colsample_bylevel: float = 1.0,
+    colsample_bynode: float = 1.0,
+    max_leaves: int | None = None,
+    monotone: Any = None,
+    interactions: Any = None,
+    candidates: Candidates = "global",
+    candidate_weights: CandidateWeights = "samples",
+    num_scores: int = 1,
+    curvature: Curvature = "auto",
+    leaf_solver: LeafSolver = "auto",
+    init_score: Any = "auto",
+    early_stopping_rounds: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    feature_names: Sequence[str] | None = None,
+    implementation: str | None = None,
+) -> Sweep:
+    """Cross-validates many settings side by side.
+
+    Points that differ in numbers only (learning_rate, l1, l2, max_delta_step,
+    min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
+    init_score, parameters of the loss) run in one compiled program, with all their
+    folds. Those that differ in sizes or words (max_depth, max_leaves, monotone,
+    interactions, regularization, curvature, leaf_solver, loss) run program after
+    program, one for each combination of these.
+
+    Args:
+      x, y, loss: as for :func:`jboost.fit`.
+      points: {name: values}, of which every combination is tried; or a sequence of
+        points {name: value}. A name is an argument listed above, or else a keyword of
+        the loss: ``jb.sweep(x, y, jb.losses.huber, dict(delta=[0.5, 1.0]), ...)``.
+        What a point does not name is as given below.
+      grid: False: the values under each name are equally many, and the i-th point
+        takes the i-th of each (a random search, say).
+      by: the name of a metric that rounds and points are compared by, instead of the
+        loss; less is better. Where points differ in their loss it must be given: the
+        losses themselves are not comparable.
+      early_stopping_rounds: each point stops by its own mean.
+      folds, stratify, groups, shuffle, metrics, seed: as for
+        :func:`jboost.cross_validate`; all points have the same folds and seed.
+      sample_weight, offset, num_rounds, learning_rate, max_depth, max_bins, absent,
+        l1, l2, max_delta_step, min_gain, min_child_weight, min_child_samples,
+        regularization, subsample, colsample_bytree, colsample_bylevel,
+        colsample_bynode, max_leaves, monotone, interactions, candidates,
+        candidate_weights, num_scores, curvature, leaf_solver, init_score, progress,
+        feature_names, implementation: as for :func:`jboost.fit`.
+
+    Returns:
+      A Sweep; ``print`` shows the points, the best one first. Law: a point's losses
+      are those of :func:`jboost.cross_validate` with its settings.
+
+    Raises:
+      TypeError, ValueError: for bad arguments, before training.
+      RuntimeError: a metric failed.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> points = dict(learning_rate=[0.01, 0.3], l2=[0.1, 10.0])
+      >>> found = jb.sweep(
+      ...     x, y, jb.losses.squared_error, points, folds=4, num_rounds=8, max_depth=3
+      ... )
+      >>> found.validation_loss.shape, found.best_point["learning_rate"]
+      ((4, 4, 8), 0.3)
+    """
+    listed = _list_points(points, grid, loss)
+    table, curves = compare(
+        x, y, loss, listed, keeps_models=False,
+        shared=dict(
+            folds=folds, stratify=stratify, groups=groups, shuffle=shuffle,
+            sample_weight=sample_weight, offset=offset, metrics=metrics, by=by,
+            num_rounds=num_rounds, max_bins=max_bins, absent=absent,
+            candidates=candidates, candidate_weights=candidate_weights,
+            num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
+            seed=seed, progress=progress, feature_names=feature_names,
+            implementation=implementation,
+        ),
+        base=dict(
+            learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,
+            max_delta_step=max_delta_step, min_gain=min_gain,
+            min_child_weight=min_child_weight, min_child_samples=min_child_samples,
+            regularization=regularization, subsample=subsample,
+            colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
+            colsample_bynode=colsample_bynode, max_leaves=max_leaves,
+            monotone=monotone, interactions=interactions, curvature=curvature,
+            leaf_solver=leaf_solver, init_score=init_score,
+        ),
+    )  # fmt: skip
+    most = max(curve.num_rounds for curve in curves)
+
+    def stack(pick):
+        arrays = [pick(curve) for curve in curves]
+        rest = [[(0, 0)] * (a.ndim - 1) + [(0, most - a.shape[-1])] for a in arrays]
+        padded = [
+            np.pad(array, widths, constant_values=np.nan)
+            for array, widths in zip(arrays, rest, strict=True)
+        ]
+        return np.stack(padded)
+
+    least = [min(curve.values, default=np.inf) for curve in curves]
+    return Sweep(
+        points=tuple(listed),
+        train_loss=stack(lambda curve: curve.table(column=0)),
+        validation_loss=stack(lambda curve: curve.table()),
+        metrics={
+            name: stack(lambda curve, name=name: curve.table(name))
+            for name in table.metrics
+        },
+        mean=stack(lambda curve: average(curve.table(table.by))[0]),
+        standard_error=stack(lambda curve: average(curve.table(table.by))[1]),
+        best_rounds=np.array([curve.best for curve in curves]),
+        best=int(np.argmin(least)),
+        held_out=table.folds.held_out,
+    )
+
+
+def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
+    """The points, one dict each, their names checked."""
+    if isinstance(points, Mapping):
+        listed = _combine(points, grid)
+    elif isinstance(points, Sequence) and not isinstance(points, str):
+        for number, point in enumerate(points):
+            if not isinstance(point, Mapping):
+                raise TypeError(
+                    f"points[{number}] must be a point {{name: value}}, got {point!r}"
+                )
+        listed = [dict(point) for point in points]
+    else:
+        raise TypeError(
+            "points must be {name: values} or a sequence of points {name: value}, "
+            f"got {points!r}"
+        )
+    if not listed:
+        raise ValueError("points must hold at least one point, got none")
+    for name in dict.fromkeys(name for point in listed for name in point):
+        _check_name(name, loss)
+    return listed
+
+
+def _combine(points, grid):
+    """Every combination of the values, or the i-th of each."""
+    columns = []
+    for name, values in points.items():
+        array = isinstance(values, np.ndarray | jax.Array) and values.ndim >= 1
+        if not array and not isinstance(values, list | tuple | range):
+            raise TypeError(
+                f"points[{name!r}] must be a list of values, got {values!r}"
+            )
+        columns.append(np.asarray(values).tolist() if array else list(values))
+    if not grid and len({*map(len, columns)}) > 1:
+        sizes = {name: len(c) for name, c in zip(points, columns, strict=True)}
+        raise ValueError(
+            f"points must have equally many values under each name where grid=False, "
+            f"got {sizes}"
+        )
+    rows = itertools.product(*columns) if grid else zip(*columns, strict=True)
+    return [dict(zip(points, row, strict=True)) for row in rows]
+
+
+def _check_name(name, loss):
+    """A name of a point is something that points may differ in."""
+    if name in SWEPT:
+        return
+    if name == "num_rounds":
+        raise ValueError(
+            "points must not name num_rounds: the history of each point holds every "
+            "number of rounds up to the one given, and best_rounds the best of them"
+        )
+    if name in inspect.signature(sweep).parameters:
+        raise ValueError(
+            f"points must not name {name}: all points share the rows, their codes, "
+            "folds and seed; call sweep for each value of it"
+        )
+    if name not in _keywords(loss):
+        raise ValueError(
+            f"points must name arguments ({', '.join(SWEPT)}) or keywords of the "
+            f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {name!r}"
+        )
+
+
+def _keywords(loss) -> list[str]:
+    """Names of a loss's parameters beside score and target."""
+    if isinstance(loss, losses.Adaptive) or not callable(loss):
+        return []
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in kinds]
+    positional = [p for p in parameters if p.kind is kinds[1]][:2]
+    return [name for name in named if name not in {p.name for p in positional}]
