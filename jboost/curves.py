@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from tqdm import tqdm
 
 from jboost.binning import Bins
@@ -128,10 +128,17 @@ def run_points(
 
 def same_loss(one: Setting, other: Setting) -> bool:
     """Whether two points have the same loss, its numbers included."""
-    return one.loss == other.loss and all(
-        np.array_equal(*pair)
-        for pair in zip(one.constants, other.constants, strict=True)
-    )
+    pairs = zip(one.constants, other.constants, strict=True)
+    return one.loss == other.loss and all(_same(*pair) for pair in pairs)
+
+
+def _same(one, other):
+    """Whether two arrays have the same bits."""
+    if one is other:
+        return True
+    one, other = np.asarray(one), np.asarray(other)
+    like = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return like and one.tobytes() == other.tobytes()
 
 
 def _program_of(setting):
@@ -160,10 +167,10 @@ def _run_block(
     method = replace(settings[0].method, max_nodes=most)
     watches = table.keeps_models or bool(table.metrics)
     constants, own = _split_constants([setting.constants for setting in settings])
-    shared = share(table.rows, table.folds, constants, table.seed, watches)
+    shared = share(table.rows, table.folds, constants, seed=table.seed, watches=watches)
     num_folds = len(table.folds.train)
-    runs, active = _stack_runs(settings, own, num_folds)
-    state, doubt = start_runs(loss, method, shared, runs, active)
+    runs = _stack_runs(settings, own, num_folds)
+    state, doubt = start_runs(loss, method, shared, runs)
     begun = _by_point(state.init_score, len(settings), num_folds)
     curves = [Curve(s.method, b) for s, b in zip(settings, begun, strict=True)]
     _check_start(table, settings, curves, state, jax.device_get(doubt))
@@ -188,34 +195,29 @@ def _run_block(
 def _split_constants(points):
     """The constants that all points share, and each point's others; None elsewhere."""
     first, *others = points
-    swept = [
-        any(
-            other[i] is not value and not np.array_equal(other[i], value)
-            for other in others
-        )
-        for i, value in enumerate(first)
-    ]
-    common = tuple(None if s else v for s, v in zip(swept, first, strict=True))
+    common = tuple(
+        value if all(_same(other[place], value) for other in others) else None
+        for place, value in enumerate(first)
+    )
     own = [
-        tuple(v if s else None for s, v in zip(swept, point, strict=True))
+        tuple(
+            value if shared is None else None
+            for shared, value in zip(common, point, strict=True)
+        )
         for point in points
     ]
     return common, own
 
 
-def _stack_runs(
-    settings: list[Setting], constants: list[Any], num_folds: int
-) -> tuple[Run, Bool[np.ndarray, " runs"]]:
-    """All folds of the first point, then of the next, then padding."""
-    each = [
+def _stack_runs(settings: list[Setting], constants: list, num_folds: int) -> Run:
+    """All folds of the first point, then of the next; then padding, the first again."""
+    runs = [
         Run(np.array(fold, np.int32), setting.numbers, own, setting.begin)
         for setting, own in zip(settings, constants, strict=True)
         for fold in range(num_folds)
     ]
-    padding = pad_runs(len(each)) - len(each)
-    stack = lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves])  # noqa: E731
-    runs = jax.tree.map(stack, *each, *each[:1] * padding)
-    return runs, np.arange(len(each) + padding) < len(each)
+    runs += runs[:1] * (pad_runs(len(runs)) - len(runs))
+    return jax.tree.map(lambda *leaves: np.stack([*map(np.asarray, leaves)]), *runs)
 
 
 def _by_point(array, num_points, num_folds):

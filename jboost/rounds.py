@@ -161,8 +161,12 @@ def init_state(
     init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
     implementation: str | None = None,
+    minimiser: Float[Array, "K N"] | None = None,
 ) -> BoostState:
-    """Finds the rows' minimisers and the initial score; None asks for the argmin."""
+    """Finds the rows' minimisers and the initial score; None asks for the argmin.
+
+    Minimisers that are known, from :func:`own_minimisers`, may be given.
+    """
     start = None if isinstance(init_score, MedianStart) else init_score
     scores = offset if start is None else offset + start[:, None]
     parameters = _estimate(loss, constants, data, scores)
@@ -170,7 +174,7 @@ def init_state(
         loss, constants, data.targets, parameters, None, implementation=implementation
     )
     if needs_minimiser(loss):
-        objective = _find_minima(objective, data)
+        objective = _find_minima(objective, data, minimiser)
     if start is None:
         find = initial_score if init_score is None else median_score
         start = find(objective, offset, data.weights)
@@ -187,6 +191,24 @@ def init_state(
         words=words,
         round=jnp.int32(0),
     )
+
+
+def own_minimisers(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    implementation: str | None = None,
+) -> Float[Array, "K N"] | None:
+    """Each row's own minimiser, where it is asked for and depends on its target alone.
+
+    Weights, and so the folds of a cross-validation, do not matter to it.
+    """
+    if loss.estimate is not None or not needs_minimiser(loss):
+        return None
+    objective = Objective(
+        loss, constants, data.targets, (), None, implementation=implementation
+    )
+    return find_minimisers(objective, data.weights.shape[0])
 
 
 class Round(NamedTuple):
@@ -426,8 +448,9 @@ def end_round(
     )
 
 
-def _find_minima(objective, data):
-    minimiser = find_minimisers(objective, data.weights.shape[0])
+def _find_minima(objective, data, minimiser=None):
+    if minimiser is None:
+        minimiser = find_minimisers(objective, data.weights.shape[0])
     objective = objective._replace(minimiser=minimiser)
     if objective.loss.straight:
         objective = objective._replace(kinks=find_kinks(objective, data.weights))

@@ -30,6 +30,7 @@ from jboost.rounds import (
     grow_round,
     init_state,
     mean_loss,
+    own_minimisers,
 )
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
@@ -102,14 +103,19 @@ def pad_runs(number: int) -> int:
 
 
 def share(
-    rows: Rows, folds: Folds, constants: tuple[Any, ...], seed: int, watches: bool
+    rows: Rows,
+    folds: Folds,
+    constants: tuple[Any, ...],
+    *,
+    seed: int,
+    watches: bool,
 ) -> Shared:
     """Puts the parts of the rows on the device."""
     size = len(rows.data.weights)
     parts = np.zeros((pad_runs(len(folds.train)), size), np.uint8)
     for part, masks in ((TRAINS, folds.train), (HELD_OUT, folds.held_out)):
         parts[: len(masks), : rows.size][masks] = part
-    longest = folds.held_out.sum(axis=1).max()
+    longest = int(folds.held_out.sum(axis=1).max())
     watched = np.zeros((len(parts), padded_size(longest) if watches else 0), np.int32)
     for number, mask in enumerate(folds.held_out if watches else ()):
         held_out = np.flatnonzero(mask)
@@ -126,14 +132,10 @@ def share(
 
 
 def start_runs(
-    loss: TracedLoss, method: Method, shared: Shared, runs: Run, active: Any
+    loss: TracedLoss, method: Method, shared: Shared, runs: Run
 ) -> tuple[BoostState, Doubt]:
-    """The states of all runs before the first round.
-
-    Args:
-      active: which runs there are; the others are padding.
-    """
-    return compiled(_start_runs, loss, method)(shared, runs, active)
+    """The states of all runs before the first round."""
+    return compiled(_start_runs, loss, method)(shared, runs)
 
 
 def run_rounds(
@@ -167,17 +169,18 @@ def _over_runs(method: Method, function: Callable[..., Any], operands: Any) -> A
     return jax.vmap(function)(*operands)
 
 
-def _start_runs(loss, method, shared, runs, active):
-    def start(run, active):
-        shapes = jax.eval_shape(begin, run)
-        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return jax.lax.cond(active, begin, lambda run: nothing, run)
+def _start_runs(loss, method, shared, runs):
+    minimiser = None
+    if all(constant is not None for constant in shared.constants):
+        minimiser = own_minimisers(
+            loss, shared.constants, shared.data, method.implementation
+        )
 
-    def begin(run):
+    def start(run):
         data, constants = _data_of(shared, run), _constants_of(shared, run)
         state = init_state(
             loss, constants, data, shared.offset, run.init_score, shared.words,
-            method.implementation,
+            method.implementation, minimiser,
         )  # fmt: skip
         objective = Objective(loss, constants, data.targets, state.parameters, None)
         values = loss_values(objective, state.scores)
@@ -185,7 +188,7 @@ def _start_runs(loss, method, shared, runs, active):
         row = jnp.argmax(bad).astype(jnp.int32)
         return state, Doubt(jnp.any(bad), row, values[row])
 
-    return _over_runs(method, start, (runs, active))
+    return _over_runs(method, start, (runs,))
 
 
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
@@ -217,25 +220,26 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
                 scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
             )
 
-        return jax.lax.fori_loop(0, count, one_round, _no_rounds(shared, method, state))
-
-    def _no_rounds(shared, method, state):
-        num_scores = state.scores.shape[0]
-        trees = None
-        if keeps_trees:
-            trees = jax.tree.map(
-                lambda a: jnp.zeros((MOST_ROUNDS, *a.shape[1:]), a.dtype),
-                no_trees(method, num_scores, 1),
-            )
-        num_watched = shared.watched.shape[1]
-        return Rounds(
-            state=state,
-            trees=trees,
-            losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
-            scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
-        )
+        empty = _no_rounds(method, keeps_trees, shared.watched.shape[1], state)
+        return jax.lax.fori_loop(0, count, one_round, empty)
 
     return _over_runs(method, make, (runs, rates, counts, state))
+
+
+def _no_rounds(method, keeps_trees, num_watched, state):
+    """Room for the rounds of one run."""
+    num_scores, trees = state.scores.shape[0], None
+    if keeps_trees:
+        trees = jax.tree.map(
+            lambda a: jnp.zeros((MOST_ROUNDS, *a.shape[1:]), a.dtype),
+            no_trees(method, num_scores, 1),
+        )
+    return Rounds(
+        state=state,
+        trees=trees,
+        losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
+        scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
+    )
 
 
 def _data_of(shared, run):
