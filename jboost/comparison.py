@@ -7,6 +7,7 @@ curves of the points.
 
 from functools import partial
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
@@ -103,13 +104,17 @@ def _make_table(x, y, padded, keeps_models, shared):
     )  # fmt: skip
     rows, num_features = given.rows, given.bins.num_features
     draw = {name: shared[name] for name in ("stratify", "groups", "shuffle")}
-    folds = make_folds(shared["folds"], rows.size, y=y, seed=seed, **draw)
+    targets = jax.tree.leaves(rows.data.targets)
+    labels = np.asarray(targets[0])[: rows.size] if len(targets) == 1 else None
+    folds = make_folds(shared["folds"], rows.size, y=labels, seed=seed, **draw)
     check_folds(folds, np.asarray(rows.data.weights)[: rows.size])
     return given, Table(
         bins=given.bins,
         rows=rows,
         folds=folds,
-        names=checks.check_names(shared["feature_names"], x, num_features),
+        names=checks.check_names(
+            shared["feature_names"], given.schema.names, num_features
+        ),
         metrics=metrics,
         by=by,
         patience=patience,

@@ -347,6 +347,7 @@ def make_record(table: Table, curve: Curve, fold: int) -> Record:
         choices={},
         bagged=False,
         feature_names=table.names,
+        metric_names=tuple(table.metrics),
         trees=[
             jax.tree.map(lambda a: a[fold, entry], trees)  # noqa: B023
             for trees in curve.trees

@@ -44,7 +44,8 @@ def make_folds(
     """Makes the masks; see :func:`jboost.cross_validate` for the arguments.
 
     Args:
-      y: the targets, which ``stratify=True`` and splitters ask for.
+      y: the targets, which ``stratify=True`` and splitters ask for; None where rows
+        have several.
 
     Raises:
       TypeError, ValueError: for folds that cannot be read, that leave nothing to
@@ -173,10 +174,8 @@ def _read_numbers(folds, num_rows):
 
 
 def _read_splitter(splitter, num_rows, y, groups):
-    rows, targets = np.zeros((num_rows, 1)), None
-    if getattr(y, "shape", None) == (num_rows,) or isinstance(y, list):
-        targets = np.asarray(y)
-    return _read_pairs(splitter.split(rows, targets, groups), num_rows)
+    rows = np.zeros((num_rows, 1))
+    return _read_pairs(splitter.split(rows, y, groups), num_rows)
 
 
 def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:

@@ -22,6 +22,7 @@ from jboost.folds import Folds
 from jboost.initial import MedianStart
 from jboost.levels import Tree
 from jboost.padding import padded_size
+from jboost.reports import mean_loss
 from jboost.rounds import (
     BoostState,
     Data,
@@ -29,7 +30,6 @@ from jboost.rounds import (
     Numbers,
     grow_round,
     init_state,
-    mean_loss,
     own_minimisers,
 )
 from jboost.tables import Rows
