@@ -266,8 +266,19 @@ def test_packed_shape(num_features, shape):
     assert grow_cpu.packed_shape(num_features, 9) == shape
 
 
-@pytest.mark.parametrize("num_bins", [256, 300])
-@pytest.mark.parametrize("num_features", [1, 8, 13, 28, 33, 100])
+@pytest.mark.parametrize(
+    ("num_bins", "num_features"),
+    [
+        (256, 1),
+        (256, 8),
+        (256, 13),
+        (256, 28),
+        (256, 33),
+        (256, 100),
+        (300, 13),
+        (300, 33),
+    ],
+)
 @pytest.mark.parametrize(("size", "num_rows"), [(1, 1), (1, 8), (2500, 2503)])
 def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows):
     thresholds, x = thresholds_and_values(num_bins - 1, num_features, size)

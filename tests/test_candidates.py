@@ -54,8 +54,8 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     ("settings", "weighted"),
-    [(name, False) for name in SETTINGS]
-    + [(name, True) for name in SETTINGS if name != "constrained"],  # compiles
+    [(name, False) for name in SETTINGS if name != "samples"]
+    + [(name, True) for name in SETTINGS if name != "constrained"],  # they compile
 )
 def test_every_value_is_tried_as_by_histograms(settings, weighted):
     x, y = make_few()
@@ -128,6 +128,7 @@ def test_nodes_propose_from_their_own_rows(num_bins, missing, by_curvature):
         assert np.sum(split) > 6
 
 
+propose_compiled = jax.jit(propose, static_argnames="num_bins")
 MASSES = {
     "equal": lambda rng: np.ones(N),
     "whole": lambda rng: rng.integers(0, 9, N),
@@ -146,7 +147,7 @@ def test_candidates_are_less_than_eps_apart(num_bins, masses):
     codes = np.stack([rng.permutation(N) // 2 + 1, rng.integers(0, 30, N)])
     mass = MASSES[masses](rng).astype(np.int32)
     columns = jnp.asarray(codes.astype(np.uint8))
-    proposal = propose(
+    proposal = propose_compiled(
         columns, sort_rows(columns), jnp.asarray(mass), num_bins=num_bins + 1
     )
     for feature, (found, highest) in enumerate(zip(*proposal, strict=True)):

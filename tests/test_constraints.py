@@ -200,8 +200,7 @@ def slopes(model, x, feature):
 
 MODELS = {
     "squared": (jb.losses.squared_error, dict(max_depth=8, min_child_weight=0.0)),
-    "absolute": (jb.losses.absolute_error, dict(max_depth=5, min_child_samples=3)),
-    "signs": (jb.losses.absolute_error, dict(curvature="unit", leaf_solver="exact")),
+    "medians": (jb.losses.absolute_error, dict(curvature="unit", min_child_samples=3)),
     "logistic": (jb.losses.logistic, dict(subsample=0.7)),
     "huber by a line": (
         partial(jb.losses.huber, delta=0.5), dict(leaf_solver="line_search"),

@@ -4,7 +4,7 @@
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import jax
@@ -38,13 +38,17 @@ def make(num_rows, num_groups):
     return rng.normal(size=(3, num_rows)).astype(np.float32), group, rng
 
 
-def both(function, *arguments):
+@lru_cache
+def program(function, name, **sizes):
+    """Compiled once for a shape, whatever the values and the instructions."""
+    return jax.jit(partial(function, implementation=name, **sizes))
+
+
+def both(function, *arguments, **sizes):
     """The result of either implementation, after checking that the bits agree."""
     arguments = jax.tree.map(jnp.asarray, arguments)
     results = [
-        jax.tree.map(
-            np.asarray, jax.jit(partial(function, implementation=name))(*arguments)
-        )
+        jax.tree.map(np.asarray, program(function, name, **sizes)(*arguments))
         for name in library.IMPLEMENTATIONS
     ]
     first, second = (jax.tree.leaves(result) for result in results)
@@ -58,9 +62,7 @@ def both(function, *arguments):
 def test_sums(isa, num_rows, num_groups, num_channels):
     values, group, _ = make(num_rows, num_groups)
     channels = tuple(values[c % 3] * (c + 1) for c in range(num_channels))
-    run = partial(sum_channels, num_groups=num_groups)
-    sums = both(lambda c, g, implementation: run(c, g, implementation=implementation),
-                channels, group)  # fmt: skip
+    sums = both(sum_channels, channels, group, num_groups=num_groups)
     inside = (group >= 0) & (group < num_groups)
     for channel, sum_of in zip(channels, sums, strict=True):
         exact, size = np.zeros((2, num_groups))
@@ -74,10 +76,7 @@ def test_sums(isa, num_rows, num_groups, num_channels):
 def test_ranges(isa, num_rows, num_groups):
     values, group, rng = make(num_rows, num_groups)
     values = np.where(rng.random(num_rows) < 1e-3, np.float32(np.nan), values[0])
-    low, high = both(
-        lambda v, g, implementation: find_range(v, g, num_groups, implementation),
-        values, group,
-    )  # fmt: skip
+    low, high = both(find_range, values, group, num_groups=num_groups)
     for g in range(min(num_groups, 20)):
         of_group = values[group == g]
         unknown = np.isnan(of_group).any()
@@ -158,14 +157,11 @@ def solve_middle(key, weights, left, kink, group, num_groups):
     scale = scale_of(weights * every)
     weights = weights.astype(np.float32)
 
-    def run(key, scores, weights, left, kink, scale, group, implementation):
-        return middle_minimisers(
-            key, scores, weights, (left, kink), scale, group, num_groups, implementation
-        )
-
+    slopes = (np.float32(left), np.float32(kink))
     return both(
-        run, key, scores, weights, np.float32(left), np.float32(kink), scale, group
-    )
+        middle_minimisers, key, scores, weights, slopes, scale, group,
+        num_groups=num_groups,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)
@@ -240,11 +236,12 @@ def test_under_vmap_and_scan():
             ),
         )
 
-    bare = [run(g) for g in groups]
+    alone = jax.jit(run)
+    bare = [alone(g) for g in groups]
     bare = jax.tree.map(lambda *a: jnp.stack(a), *bare)
     for mapped in (
         jax.jit(jax.vmap(run))(groups),
-        jax.vmap(partial(run, implementation="xla"))(groups),
+        jax.jit(jax.vmap(partial(run, implementation="xla")))(groups),
         jax.lax.scan(lambda _, g: (0, run(g)), 0, groups)[1],
     ):
         jax.tree.map(np.testing.assert_array_equal, bare, mapped)
@@ -282,7 +279,7 @@ def test_any_number_of_threads():
     results = [
         subprocess.run(
             [sys.executable, "-c", SCRIPT, cores],
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},
             check=True, capture_output=True, text=True,
         ).stdout
         for cores in ("one", "all")

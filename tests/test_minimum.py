@@ -95,21 +95,29 @@ def test_a_jump_to_zero_is_an_edge(find):
     np.testing.assert_allclose(mirrored.point, -1, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "slope",
-    [
-        lambda c: jax.nn.sigmoid(c) - 1,  # rounds to exactly 0 from 17 on
-        lambda c: jax.nn.sigmoid(c),
-        lambda c: -jnp.exp(-c),
-        lambda c: -jnp.ones_like(c),
-        lambda c: jnp.zeros_like(c),
-        lambda c: jnp.full_like(c, jnp.nan),
-    ],
-    ids=["fades right", "fades left", "underflows", "downhill", "flat", "nan"],
-)
-def test_nothing_is_found_where_nothing_is(slope, find):
-    found = find(slope, start=np.float32([0, 0.5, -3]))
-    assert not found.strict.any() and not found.jump.any()
+ENDLESS = {
+    "fades right": lambda c: jax.nn.sigmoid(c) - 1,  # rounds to exactly 0 from 17 on
+    "fades left": jax.nn.sigmoid,
+    "underflows": lambda c: -jnp.exp(-c),
+    "downhill": lambda c: -jnp.ones_like(c),
+    "flat": jnp.zeros_like,
+    "nan": lambda c: jnp.full_like(c, jnp.nan),
+}
+
+
+def test_nothing_is_found_where_nothing_is(find):
+    """All of them side by side, in one program."""
+
+    def slope(c):
+        parts = jnp.split(c, len(ENDLESS))
+        return jnp.concatenate(
+            [of(part) for of, part in zip(ENDLESS.values(), parts, strict=True)]
+        )
+
+    found = find(slope, start=np.tile(np.float32([0, 0.5, -3]), len(ENDLESS)))
+    found = found.strict.reshape(-1, 3), found.jump.reshape(-1, 3)
+    for name, strict, jump in zip(ENDLESS, *found, strict=True):
+        assert not strict.any() and not jump.any(), name
 
 
 def test_a_soft_logistic_target_has_a_minimum(find):
@@ -148,26 +156,6 @@ def test_infinite_slopes_bracket_too(find):
     np.testing.assert_allclose(found.point, 1, rtol=1e-6)
 
 
-def count_turns(slope, noise, start, step):
-    """How many slopes a problem asks for."""
-    asked = []
-
-    def counted(c):
-        jax.debug.callback(lambda: asked.append(1))
-        return slope(c), noise
-
-    numbers = [jnp.atleast_1d(jnp.float32(a)) for a in (start, step, -INF, INF)]
-    start, step, low, high = numbers
-    found = jax.jit(
-        lambda: find_minimum(
-            counted, start, step, low=low, high=high, wanted=jnp.array([True])
-        )
-    )()
-    jax.effects_barrier()
-    assert found.strict.all()
-    return len(asked), found.point[0]
-
-
 SMOOTH = {
     "quadratic": lambda r: r,
     "huber": lambda r: jnp.clip(r, -1, 1),
@@ -178,15 +166,28 @@ SMOOTH = {
 }
 
 
-@pytest.mark.parametrize("step", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("name", SMOOTH)
-def test_smooth_slopes_take_few_turns(name, step):
+def test_smooth_slopes_take_few_turns(name):
     """Of the sum over many rows, as a leaf sees it; bisection takes about 70."""
     rows = jnp.asarray(np.random.default_rng(0).normal(1.0, 1.0, 500), jnp.float32)
+    asked = []
 
     def slope(c):
         return jnp.mean(SMOOTH[name](c - rows))[None]
 
-    turns, point = count_turns(slope, jnp.float32(1e-6), 0.0, step)
-    assert turns <= 16
-    assert abs(slope(point)) <= 1e-5
+    def counted(c):
+        jax.debug.callback(lambda: asked.append(1))
+        return slope(c), jnp.float32(1e-6)
+
+    @jax.jit
+    def solve(start, step):
+        ends = dict(low=jnp.array([-INF]), high=jnp.array([INF]))
+        return find_minimum(counted, start, step, **ends, wanted=jnp.array([True]))
+
+    for step in (0.3, 1.0, 3.0):
+        asked.clear()
+        found = solve(jnp.zeros(1), jnp.array([step]))
+        jax.effects_barrier()
+        assert found.strict.all()
+        assert 0 < len(asked) <= 16
+        assert abs(slope(found.point[0])) <= 1e-5

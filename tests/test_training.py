@@ -45,10 +45,12 @@ def test_choices_say_what_auto_stood_for():
     assert choices["curvature"] == "exact" and choices["leaf_solver"] == "newton"
     assert choices["min_child_samples"] == 1 and choices["num_bins"] == 256
     np.testing.assert_allclose(choices["init_score"], Y.mean(), rtol=1e-6)  # float32
-    choices = fit(loss=jb.losses.absolute_error)[1].choices
+    # What follows from the loss is known before the first round.
+    choices = fit(loss=jb.losses.absolute_error, num_rounds=0)[1].choices
     assert choices["curvature"] == "auto" and choices["leaf_solver"] == "exact"
     assert choices["min_child_samples"] == 20
-    assert fit(loss=jb.losses.huber)[1].choices["leaf_solver"] == "guarded"
+    choices = fit(loss=jb.losses.huber, num_rounds=0)[1].choices
+    assert choices["leaf_solver"] == "guarded"
 
 
 def test_one_validation_set():
@@ -425,25 +427,21 @@ def test_counts_are_exact_where_rounding_is_stochastic(samples, found):
     ],
 )
 def test_targets_that_a_loss_is_not_defined_for(loss, good, bad):
+    """They are looked at before the first round: none need be made."""
     x = np.zeros((60, 1), np.float32)
-    jb.fit(x, np.tile(good, 30), loss, num_rounds=1)
+    good, bad = np.tile(good, 30), np.tile(bad, 30)
+    jb.fit(x, good, loss, num_rounds=0)
     with pytest.raises(ValueError, match=r"must be finite on the data.*row \d"):
-        jb.fit(x, np.tile(bad, 30), loss, num_rounds=1)
+        jb.fit(x, bad, loss, num_rounds=0)
     with pytest.raises(ValueError, match=r"must be finite on held_out.*row \d"):
-        jb.fit(
-            x,
-            np.tile(good, 30),
-            loss,
-            num_rounds=1,
-            validation={"held_out": (x, np.tile(bad, 30))},
-        )
+        jb.fit(x, good, loss, num_rounds=0, validation={"held_out": (x, bad)})
 
 
 def test_classes_beyond_the_scores_are_refused():
     x = np.zeros((60, 1), np.float32)
     with pytest.raises(ValueError, match="row 2 for target 3"):
         jb.fit(
-            x, np.tile([0, 1, 3], 20), jb.losses.softmax, num_scores=3, num_rounds=1,
+            x, np.tile([0, 1, 3], 20), jb.losses.softmax, num_scores=3, num_rounds=0,
             init_score=0.0,
         )  # fmt: skip
 
