@@ -39,7 +39,7 @@ def start(cores):
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, cores],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
