@@ -6,6 +6,7 @@ rows would have with other values of those features, on average and one by one.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -85,8 +86,8 @@ def partial_dependence(
         feature all categories that training saw. Or the values themselves: a sequence
         for one feature, a pair of sequences for two; NaN is missing.
       kind: "average", "individual" or "both".
-      inverse_link: applied to scores before they are averaged, as ``jax.nn.sigmoid``
-        for probabilities: of [M], or [M, K] for K > 1 scores a row, to the same shape.
+      inverse_link: as for :func:`jboost.predict`, before averages are taken: with
+        ``jax.nn.sigmoid`` they are mean probabilities.
       sample_weight: of the rows, in averages and quantiles.
       offset: as for :func:`jboost.predict`.
 
@@ -105,8 +106,6 @@ def partial_dependence(
       True
     """
     checks.check_word("kind", kind, KINDS)
-    if inverse_link is not None:
-        checks.check_callable("inverse_link", inverse_link, "f(scores)")
     matrix = _read_matrix(model, x)
     num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:
@@ -120,8 +119,9 @@ def partial_dependence(
         for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
     ]
     points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
+    scores = partial(predict, model, inverse_link=inverse_link)
     average, individual = _evaluate(
-        _Scores(model, inverse_link), matrix, places, points, offset, weights, kind
+        scores, matrix, places, points, offset, weights, kind
     )
     shape = tuple(len(axis.values) for axis in axes)
     if average is not None:
@@ -248,27 +248,6 @@ def _find_quantiles(column, weights, count, place):
 # ---- scores -------------------------------------------------------------------------
 
 
-class _Scores(NamedTuple):
-    """Predicts, and applies the link."""
-
-    model: Ensemble | RegressionTree
-    inverse_link: Callable[[Any], Any] | None
-
-    def __call__(self, matrix, offset):
-        scores = predict(self.model, matrix)
-        if offset is not None:
-            scores += offset
-        if self.inverse_link is None:
-            return np.asarray(scores)
-        linked = np.asarray(self.inverse_link(scores))
-        if linked.shape != scores.shape:
-            raise ValueError(
-                f"inverse_link must keep the shape of the scores, {scores.shape}, got "
-                f"{linked.shape}"
-            )
-        return linked
-
-
 def _evaluate(scores, matrix, places, points, offset, weights, kind):
     """Averages [P, *K] and curves [N, P, *K] at points [P, features].
 
@@ -286,7 +265,7 @@ def _evaluate(scores, matrix, places, points, offset, weights, kind):
     for first in range(0, len(points), size):
         some = points[first : first + size]
         block[: len(some), :, places] = some[:, None]
-        found = scores(block.reshape(-1, num_columns), offset)
+        found = np.asarray(scores(block.reshape(-1, num_columns), offset=offset))
         found = found.reshape(size, num_rows, *found.shape[1:])[: len(some)]
         averages.append(np.tensordot(share, found, axes=(0, 1)))
         if kind != "average":

@@ -197,6 +197,11 @@ def _choose_known(known, cover):
 
 def _as_ensemble(tree):
     """One round of linked trees, one for each target."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree)):
+        raise TypeError(
+            "model must hold numbers where it is a RegressionTree, got traced arrays: "
+            "its depth decides shapes"
+        )
     left = np.asarray(tree.left)
     node = np.arange(len(left), dtype=np.int32)
     is_leaf = left == LEAF

@@ -331,7 +331,7 @@ void ExplainBatch(const Pool& pool, const ShapTrees& trees, const Matrix& matrix
   });
 }
 
-// Whether the nodes that the root leads to make a tree, and how deep: -1 if not.
+// Whether the nodes that the root leads to make a tree that is not too deep.
 bool IsTree(const TreeView& view) {
   std::vector<char> seen(view.num_nodes());
   std::vector<std::pair<int64_t, int64_t>> open = {{0, 0}};

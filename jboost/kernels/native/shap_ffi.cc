@@ -79,8 +79,8 @@ ffi::Error ShapImpl(ffi::ThreadPool threads, Float head, Float body, Int feature
   JBOOST_CHECK(CheckShapTrees(trees, num_features),
                "features must be columns of x, and links must make trees of depth 255 "
                "at most");
-  Matrix matrix{head.typed_data(), body.typed_data(), head_size,
-                shape[0],          num_features,      by_column != 0};
+  Matrix matrix{head.typed_data(), body.typed_data(), head_size, shape[0],
+                num_features,      by_column != 0,    {}};
   ShapPoints points{place.typed_data(), weight.typed_data(), place.dimensions()[0]};
   Explain(MakePool(threads), trees, matrix, points,
           ShapAnswer{out->typed_data(), pairs != 0});
