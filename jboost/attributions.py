@@ -133,7 +133,7 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
         flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (trees, *leaves))
         score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
         shape = (num_features,) * (2 if pairs else 1)
-        start = jnp.zeros((num_scores, *shape, size))
+        start = jnp.zeros((num_scores, *shape, size), jnp.float32)
         return jax.lax.scan(add_tree, start, (score, *flat))[0]
 
     found = jax.lax.map(explain_block, jnp.swapaxes(blocks, 0, 1))
@@ -182,8 +182,8 @@ def _link(tree, leaf_value, leaf_cover):
         inner = tree.feature.shape[0]
         node = jnp.arange(2 * inner + 1, dtype=jnp.int32)
         left = jnp.where(node < inner, 2 * node + 1, node)
-        place = jnp.zeros(inner)
-        value, cover = (jnp.concatenate([place, a]) for a in (leaf_value, leaf_cover))
+        above = jnp.zeros(inner, jnp.float32)
+        value, cover = (jnp.concatenate([above, a]) for a in (leaf_value, leaf_cover))
         grow = ((0, inner + 1),)
         is_split, feature = jnp.pad(is_split, grow), jnp.pad(tree.feature, grow)
     else:
@@ -311,7 +311,7 @@ def _go_down(edges, left, points):
         ), None
 
     open_ = jnp.ones((num_nodes, num_rows), bool)
-    product = jnp.zeros((num_nodes, *start.shape)).at[0].set(start)
+    product = jnp.zeros((num_nodes, *start.shape), jnp.float32).at[0].set(start)
     return jax.lax.scan(step, (open_, product), edges.order)[0]
 
 
@@ -332,7 +332,7 @@ def _add_values(edges, open_, product, num_features, max_depth):
         values = values.at[edges.feature[node]].add(change)
         return (values, sums.at[edges.parent[node]].add(sums[node])), None
 
-    values = jnp.zeros((num_features, open_.shape[1]))
+    values = jnp.zeros((num_features, open_.shape[1]), jnp.float32)
     sums = product * edges.value[:, None, None]
     return jax.lax.scan(step, (values, sums), edges.order, reverse=True)[0][0]
 
@@ -365,8 +365,8 @@ def _add_pairs(edges, open_, product, num_features, max_depth):
 
     size = open_.shape[1]
     start = (
-        jnp.zeros((num_features, num_features, size)),
-        jnp.zeros((num_features, size)),
+        jnp.zeros((num_features, num_features, size), jnp.float32),
+        jnp.zeros((num_features, size), jnp.float32),
         product * edges.value[:, None, None],
     )
     halves, values, _ = jax.lax.scan(step, start, edges.order, reverse=True)[0]

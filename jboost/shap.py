@@ -211,7 +211,7 @@ def _as_ensemble(tree):
     def each(array):
         return jnp.asarray(np.broadcast_to(array, (1, num_scores, len(left))))
 
-    nothing = jnp.zeros((1, num_scores, len(left)))
+    nothing = jnp.zeros((1, num_scores, len(left)), jnp.float32)
     children = each(np.where(is_leaf, node, left).astype(np.int32))
     cover = each(np.where(is_leaf, tree.weight, 0).astype(np.float32))
     return Ensemble(
@@ -219,7 +219,7 @@ def _as_ensemble(tree):
         threshold=each(np.asarray(tree.threshold, np.float32)),
         missing_left=each(tree.missing_left),
         leaf_value=each(np.where(is_leaf, value, 0).astype(np.float32)),
-        init_score=jnp.zeros(tree.value.shape[1:]),
+        init_score=jnp.zeros(tree.value.shape[1:], jnp.float32),
         num_features=tree.num_features,
         feature_names=tree.feature_names,
         sums=LeafSums(nothing, cover, cover, nothing[..., 0]),

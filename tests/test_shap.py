@@ -302,6 +302,20 @@ def test_interactions_keep_their_laws(kind):
     np.testing.assert_allclose(pairs.sum(2), values, **tolerance)
 
 
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    """A shape of its own, for which nothing is compiled yet."""
+    model, x = make_model("heaps", shape=(2, 3)), make_rows("heaps", 150)
+    monkeypatch.setattr("jboost.attributions._BLOCK_CELLS", 64 * 50)  # M P, rows
+    blocks = jb.shap_values(model, x, implementation="xla").values
+    np.testing.assert_allclose(
+        blocks, jb.shap_values(model, x).values, rtol=0, atol=allowed(model)
+    )
+    single = [jb.shap_values(model, x[i : i + 1]).values[0] for i in (0, 49, 50, 149)]
+    np.testing.assert_array_equal(
+        np.stack(single), jb.shap_values(model, x).values[np.array([0, 49, 50, 149])]
+    )
+
+
 def make_deep(num_features, depth, seed=5):
     """One chain of splits: a leaf on one side, everything else on the other."""
     generator = np.random.default_rng(seed)
@@ -439,6 +453,9 @@ def test_bad_arguments_are_refused():
         jb.shap_values(negative, X)
     with pytest.raises(ValueError, match="x must have 3 columns"):
         jb.shap_values(MODEL, X[:, :2])
+    tree = jb.fit_tree(X, Y, max_depth=2)
+    with pytest.raises(TypeError, match="RegressionTree, got traced"):
+        jax.jit(lambda tree: jb.shap_values(tree, X))(tree)
     with pytest.raises(TypeError, match="unpack it"):
         jb.shap_values((MODEL, None), X)
     with pytest.raises(ValueError, match=r"offset must have shape \(200,\)"):
