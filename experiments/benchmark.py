@@ -13,11 +13,15 @@ contender of its own, "lightgbm-q", and what is not installed is left out:
   data sets built beforehand; what a fit does once (bins, copies) cancels in the slope.
 - binning: from a matrix of floats to what training starts from.
 - fit: from a matrix of floats to a model, warm.
+- cv: from a matrix of floats to the losses of five folds, warm: `jb.cross_validate`,
+  `xgboost.cv`, `lightgbm.cv`, scikit-learn's `cross_validate`; "jboost-loop" fits fold
+  by fold. sweep: the same at eight learning rates: `jb.sweep`, and others in a loop.
 - predict: raw scores of all training rows, from a matrix of floats, with 50 and 500
   rounds; "jboost-avx2" is a process with JBOOST_ISA=avx2.
 - shap: SHAP values of all training rows, from a matrix of floats (TreeSHAP,
   path-dependent; the peers' pred_contribs and pred_contrib).
-- cold: seconds of a whole process that imports, fits and predicts; "jboost-cached" is
+- cold: seconds of a whole process that imports, fits and predicts ("cold cv":
+  cross-validates instead); "jboost-cached" is
   one that finds its programs in JAX's persistent compilation cache.
 - compile: seconds that the first fit of a process takes more than the second, beside
   `import jax`.
@@ -79,6 +83,7 @@ CASES = {
     "large-quantile": Case(1_000_000, 28, "quantile"),
     "large-own": Case(1_000_000, 28, "own"),
     "large-deep": Case(1_000_000, 28, max_depth=10, low=3, high=12),
+    "folds": Case(100_000, 28, rounds=50),
     "wide": Case(100_000, 100, low=10, high=40),
     "classes": Case(100_000, 28, "softmax", low=2, high=10),
     "medium": Case(20_000, 8, low=50, high=200, rounds=100),
@@ -88,18 +93,20 @@ CASES = {
 MEASURED = {  # beside "train" and "loss"
     "large": ("binning", "fit", "predict 50", "predict 500", "memory fit", "memory"),
     "wide": ("binning",),
-    "medium": ("fit",),
-    "small": ("fit", "cold", "compile"),
+    "folds": ("cv", "cold cv"),
+    "medium": ("fit", "cv", "sweep", "cold cv"),
+    "small": ("fit", "cv", "sweep", "cold", "cold cv", "compile"),
     "explained": ("shap",),
 }
-UNTRAINED = ("explained",)  # cases without "train" and "loss"
+UNTRAINED = ("explained", "folds")  # cases without "train" and "loss"
 BESIDE = {"large-absolute": "large", "large-own": "large"}  # jboost's, read in turn
 COMPILED = ("squared_error", "logistic", "absolute_error", "softmax")
 MEASURES = (
-    "binning", "train", "fit", "predict", "shap", "cold", "compile", "memory", "loss",
+    "binning", "train", "fit", "cv", "sweep", "predict", "shap", "cold", "compile",
+    "memory", "loss",
 )  # fmt: skip
 UNITS = {"train": "ms a tree", "binning": "ms", "fit": "ms", "predict": "ms"}
-UNITS["shap"] = "ms"
+UNITS |= {"cv": "ms", "sweep": "ms", "shap": "ms"}
 UNITS |= {"cold": "s", "compile": "s", "memory": "MiB", "loss": "mean loss"}
 
 
@@ -202,7 +209,8 @@ def read_fresh(
     """Takes a reading of a process that does one thing and ends."""
     printed: list[float] = []
     task = measure.split()[0]
-    command = [WORKER, task, library, threads, json.dumps(case)]
+    word = "cold-cv" if measure == "cold cv" else task
+    command = [WORKER, word, library, threads, json.dumps(case)]
     environment = make_environment(library, cache)
     reading = take(lambda: printed.extend(run_fresh(command, environment)))
     if task == "compile":
@@ -226,14 +234,15 @@ class Step(NamedTuple):
 
 def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ...]:
     """Returns whose readings a step takes: libraries, and variants of jboost."""
-    same = ("binning", "predict 50", "predict 500", "shap", "cold")  # quantised or not
+    # Quantised or not.
+    same = ("binning", "predict 50", "predict 500", "shap", "cold", "cold cv", "sweep")
     sources = [n for n in libraries if n != "lightgbm-q" or measure not in same]
     if "jboost" not in libraries:
         return () if measure == "compile" else tuple(sources)
     if measure == "compile":
         return ("import jax", *COMPILED)
     extra = {"predict 50": "jboost-avx2", "predict 500": "jboost-avx2"}
-    extra |= {"cold": "jboost-cached"}
+    extra |= {"cold": "jboost-cached", "cold cv": "jboost-cached", "cv": "jboost-loop"}
     if measure == "train" and name in BESIDE:
         extra["train"] = f"jboost {CASES[BESIDE[name]].loss}"
     if measure in extra:

@@ -84,6 +84,14 @@ ASKED = (
         1.0, 0.5, (Ratio("small", "fit", "xgboost"),),
     ),
     Asked(
+        "5 folds: 1k x 10, 20k x 8, 100k x 28", "cross-validation / fastest peer",
+        1.0, 0.5, tuple(Ratio(n, "cv") for n in ("small", "medium", "folds")),
+    ),
+    Asked(
+        "8 learning rates, 5 folds: 1k x 10, 20k x 8", "sweep / fastest peer's loop",
+        1.0, 0.5, tuple(Ratio(n, "sweep") for n in ("small", "medium")),
+    ),
+    Asked(
         "cold process, 1k x 10: import, fit, predict", "wall / XGBoost's cold process",
         1.5, 1.0, (Ratio("small", "cold", "xgboost"),),
     ),

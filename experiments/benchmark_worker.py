@@ -7,11 +7,13 @@ answers requests, one JSON per line, until its input ends: the readings of one l
 on generated data, after a call that is not timed.
 
     python experiments/benchmark_worker.py cold LIBRARY THREADS CASE
+    python experiments/benchmark_worker.py cold-cv LIBRARY THREADS CASE
     python experiments/benchmark_worker.py memory LIBRARY THREADS CASE
     python experiments/benchmark_worker.py compile LIBRARY THREADS CASE
 
-do one thing and end: import, fit and predict; the same, printing the peak memory after
-fit and after predict; two fits, printing their seconds.
+do one thing and end: import, fit and predict; import and cross-validate; the first
+again, printing the peak memory after fit and after predict; two fits, printing their
+seconds.
 
 Equal parameters mean: depth 6 and 64 leaves or depth 10 and 1,024; 255 bins for values
 that are not missing; learning rate 0.1; XGBoost's lambda of 1 and least Hessian of a
@@ -36,7 +38,7 @@ import numpy as np
 from benchmark_timing import Reading, take, worst
 
 LIBRARIES = ("jboost", "xgboost", "lightgbm", "lightgbm-q", "sklearn")
-VARIANTS = ("jboost-avx2", "jboost-xla")  # of jboost, for single measures
+VARIANTS = ("jboost-avx2", "jboost-xla", "jboost-loop")  # for single measures
 TAU = 0.9
 LOSSES = {  # ours: XGBoost's, LightGBM's, scikit-learn's
     "squared_error": ("reg:squarederror", "regression", "squared_error"),
@@ -48,6 +50,8 @@ LOSSES = {  # ours: XGBoost's, LightGBM's, scikit-learn's
 }
 NUM_CLASSES = 10
 HELD_OUT = 20_000  # rows beside the training rows
+FOLDS = 5
+RATES = tuple(np.geomspace(0.02, 0.5, 8).tolist())  # of the measure "sweep"
 PREDICTED = 100_000  # models for the measure "predict" see that many rows
 
 
@@ -118,7 +122,20 @@ class Contender(NamedTuple):
     train: Callable[[int], Any]  # rounds -> model, from what `bin` made beforehand
     fit: Callable[[int], Any]  # the same from arrays
     predict: Callable[[Any, np.ndarray], Any]  # model, rows -> raw scores
+    validate: Callable[[int, float], Any]  # rounds, learning rate -> losses of folds
     explain: Callable[[Any, np.ndarray], Any] | None = None  # -> SHAP values and base
+    sweep: Callable[[int], Any] | None = None  # rounds; None: one rate after another
+
+
+def draw_folds(y) -> np.ndarray:
+    """Returns the fold of each row, the same for every library."""
+    return np.random.default_rng(1).permutation(len(y)) % FOLDS
+
+
+def list_pairs(y) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the rows outside each fold, and those in it."""
+    folds = draw_folds(y)
+    return [(np.flatnonzero(folds != k), np.flatnonzero(folds == k)) for k in range(5)]
 
 
 def least_rows(case: Case) -> int:
@@ -132,8 +149,12 @@ def own_squared_error(score, target):
     return residual * residual
 
 
-def prepare_jboost(case: Case, x, y, kept: dict, threads: int, **choice) -> Contender:
+def prepare_jboost(
+    case: Case, x, y, kept: dict, threads: int, *, loops: bool = False, **choice
+) -> Contender:
     """JAX uses the cores that the process may run on. ``choice`` goes to all calls.
+
+    With ``loops`` cross-validation fits fold by fold.
 
     Without a switch fit bins by itself: ``train`` does, too, and the slope loses it.
     """
@@ -171,7 +192,29 @@ def prepare_jboost(case: Case, x, y, kept: dict, threads: int, **choice) -> Cont
         values, base = jax.block_until_ready(jb.shap_values(model, rows, **choice))
         return np.asarray(values), np.asarray(base)
 
-    return Contender(parameters, bin_rows, fit, fit, predict, explain)
+    def validate(num_rounds, rate):
+        chosen = parameters | {"learning_rate": rate, "num_rounds": num_rounds}
+        if not loops:
+            return jb.cross_validate(x, y, loss, folds=draw_folds(y), **chosen)
+        for train, test in list_pairs(y):
+            held_out = (x[test], y[test])
+            jb.fit(x[train], y[train], loss, validation=held_out, **chosen)
+
+    def sweep(num_rounds):
+        points = {"learning_rate": RATES}
+        chosen = parameters | {"num_rounds": num_rounds}
+        return jb.sweep(x, y, loss, points, folds=draw_folds(y), **chosen)
+
+    return Contender(
+        parameters,
+        bin_rows,
+        fit,
+        fit,
+        predict,
+        validate,
+        explain,
+        None if loops else sweep,
+    )
 
 
 def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
@@ -223,7 +266,11 @@ def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
         )
         return found[..., :-1], found[..., -1]
 
-    return Contender(parameters, build, train, fit, predict, explain)
+    def validate(num_rounds, rate):
+        data, chosen = xgboost.DMatrix(x, y), parameters | {"learning_rate": rate}
+        return xgboost.cv(chosen, data, num_rounds, folds=list_pairs(y))
+
+    return Contender(parameters, build, train, fit, predict, validate, explain)
 
 
 def prepare_lightgbm(
@@ -275,12 +322,16 @@ def prepare_lightgbm(
         found = model.predict(rows, pred_contrib=True, num_threads=threads)
         return found[..., :-1], found[..., -1]
 
-    return Contender(parameters, build, train, fit, predict, explain)
+    def validate(num_rounds, rate):
+        data, chosen = lightgbm.Dataset(x, y), parameters | {"learning_rate": rate}
+        return lightgbm.cv(chosen, data, num_rounds, folds=list_pairs(y))
+
+    return Contender(parameters, build, train, fit, predict, validate, explain)
 
 
 def prepare_sklearn(case: Case, x, y, kept: dict, threads: int) -> Contender:
     """A fit bins by itself, as jboost's does."""
-    from sklearn import ensemble
+    from sklearn import ensemble, model_selection
     from threadpoolctl import threadpool_limits
 
     if case.loss == "own":
@@ -309,13 +360,20 @@ def prepare_sklearn(case: Case, x, y, kept: dict, threads: int) -> Contender:
         with threadpool_limits(threads):
             return (model.decision_function if classes else model.predict)(rows)
 
-    return Contender(parameters, None, fit, fit, predict)
+    def validate(num_rounds, rate):
+        chosen = parameters | {"learning_rate": rate, "max_iter": num_rounds}
+        model = getattr(ensemble, name)(**chosen)
+        with threadpool_limits(threads):
+            return model_selection.cross_validate(model, x, y, cv=list_pairs(y))
+
+    return Contender(parameters, None, fit, fit, predict, validate)
 
 
 PREPARE = {
     "jboost": prepare_jboost,
     "jboost-avx2": prepare_jboost,  # JBOOST_ISA is set
     "jboost-xla": partial(prepare_jboost, implementation="xla"),
+    "jboost-loop": partial(prepare_jboost, loops=True),
     "xgboost": prepare_xgboost,
     "lightgbm": prepare_lightgbm,
     "lightgbm-q": partial(prepare_lightgbm, use_quantized_grad=True),
@@ -364,6 +422,26 @@ def prepare_fit(library: str, case: Case, threads: int) -> Callable[[], Reading]
     contender = prepare(library, case, threads)
     contender.fit(2)
     return read_call(lambda: contender.fit(case.rounds))
+
+
+def prepare_cv(library: str, case: Case, threads: int) -> Callable[[], Reading]:
+    """Milliseconds from a matrix of floats to the losses of five folds."""
+    contender = prepare(library, case, threads)
+    contender.validate(2, 0.1)
+    return read_call(lambda: contender.validate(case.rounds, 0.1))
+
+
+def prepare_sweep(library: str, case: Case, threads: int) -> Callable[[], Reading]:
+    """Milliseconds for the losses of five folds at eight learning rates."""
+    contender = prepare(library, case, threads)
+
+    def sweep(rounds):
+        if contender.sweep is not None:
+            return contender.sweep(rounds)
+        return [contender.validate(rounds, rate) for rate in RATES]
+
+    sweep(2)
+    return read_call(lambda: sweep(case.rounds))
 
 
 def prepare_binning(library: str, case: Case, threads: int) -> Callable[[], Reading]:
@@ -422,6 +500,8 @@ MEASURES = {
     "binning": prepare_binning,
     "train": prepare_train,
     "fit": prepare_fit,
+    "cv": prepare_cv,
+    "sweep": prepare_sweep,
     "predict 50": partial(prepare_predict, 50),
     "predict 500": partial(prepare_predict, 500),
     "shap": prepare_shap,
@@ -464,6 +544,11 @@ def run_cold(library: str, case: Case, threads: int) -> None:
     contender = prepare(library, case, threads)
     x = make_table(case.num_rows, case.num_features).x[: case.num_rows]
     contender.predict(contender.fit(case.rounds), x)
+
+
+def run_cold_cv(library: str, case: Case, threads: int) -> None:
+    """Imports and cross-validates."""
+    prepare(library, case, threads).validate(case.rounds, 0.1)
 
 
 def run_memory(library: str, case: Case, threads: int) -> None:
@@ -568,8 +653,9 @@ def main() -> None:
     if task == "serve":
         serve(library, int(threads))
     else:
-        run = {"cold": run_cold, "memory": run_memory, "compile": run_compile}[task]
-        run(library, Case(*json.loads(case[0])), int(threads))
+        runs = {"cold": run_cold, "cold-cv": run_cold_cv}
+        runs |= {"memory": run_memory, "compile": run_compile}
+        runs[task](library, Case(*json.loads(case[0])), int(threads))
 
 
 if __name__ == "__main__":

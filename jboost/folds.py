@@ -52,6 +52,8 @@ def make_folds(
         train on or nothing to hold out, or for labels that do not suit them.
     """
     number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
+    if isinstance(folds, str | bytes | dict):
+        raise TypeError(f"{_EXPECTED}, got {folds!r}")
     if not number:
         for name, value in (("stratify", stratify), ("shuffle", not shuffle)):
             if value is not None and value is not False:
@@ -71,7 +73,7 @@ def make_folds(
         seed = checks.check_integer("seed", seed, least=0, most=2**32 - 1)
         labels = _draw(count, num_rows, y, stratify, groups, shuffle, seed)
         return _from_numbers(labels, np.arange(count))
-    if isinstance(folds, str | bytes | dict) or not isinstance(folds, Iterable):
+    if not isinstance(folds, Iterable):
         raise TypeError(f"{_EXPECTED}, got {folds!r}")
     pairs: Any = folds if hasattr(folds, "ndim") else list(folds)
     if _is_flat(pairs):
@@ -87,7 +89,7 @@ def _is_flat(folds):
     """Whether these are numbers of rows rather than pairs."""
     if hasattr(folds, "ndim"):
         return folds.ndim == 1
-    return len(folds) > 0 and all(np.ndim(fold) == 0 for fold in folds)
+    return len(folds) > 0 and all(np.isscalar(fold) for fold in folds)
 
 
 def _from_numbers(labels, names):
