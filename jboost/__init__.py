@@ -63,6 +63,7 @@ from jboost.sweeps import Sweep, sweep
 from jboost.training import fit
 from jboost.tree import grow_tree
 from jboost.xgboost_reader import read_xgboost
+from jboost.xgboost_writer import write_xgboost
 
 __all__ = [
     "AlphaChoice",
@@ -134,4 +135,5 @@ __all__ = [
     "to_ensemble",
     "truncate",
     "update_sketch",
+    "write_xgboost",
 ]

@@ -29,7 +29,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -100,7 +100,7 @@ def write_container(container: Container, target: Any) -> None:
         with open(path, "wb") as file:
             file.writelines(_encode(container))
         return
-    _replace(path, _encode(container))
+    replace_file(path, _encode(container))
 
 
 def remove_parts(path: Path) -> None:
@@ -161,7 +161,7 @@ def _aligned(size):
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _replace(path, pieces):
+def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
     """Writes beside the path, and takes its place when all is on the disk."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # The mode that open() would give it, or that of the file which it replaces.

@@ -55,7 +55,7 @@ class Nodes(NamedTuple):
         return self.left == LEAF
 
 
-def sort_nodes(tree: Nodes) -> tuple[Nodes, int]:
+def sort_nodes(tree: Nodes, root: int = 0) -> tuple[Nodes, int]:
     """The nodes level by level, a right child behind its left one; and the depth.
 
     Nodes that the root does not lead to are dropped.
@@ -63,7 +63,7 @@ def sort_nodes(tree: Nodes) -> tuple[Nodes, int]:
     Raises:
       ValueError: the nodes form no tree.
     """
-    levels, seen = [np.zeros(1, np.int64)], 1
+    levels, seen = [np.array([root])], 1
     while True:
         inner = levels[-1][~tree.is_leaf[levels[-1]]]
         if not inner.size:
@@ -99,11 +99,13 @@ def list_trees(model: Ensemble) -> list[Nodes]:
 def _list_nodes(model, at):
     split = model.is_split[at]
     if model.links is None:
-        left, leaf_place = _open_heap(split)
+        root, left, right = _open_heap(split)
+        leaf_place = np.maximum(np.arange(len(left)) - len(split), 0)
     else:
         left = model.links.left_child[at]
-        leaf_place = np.arange(len(left))
-        left = np.where(left == leaf_place, LEAF, left)
+        root, leaf_place = 0, np.arange(len(left))
+        leaf = left == leaf_place
+        left, right = np.where(leaf, LEAF, left), np.where(leaf, LEAF, left + 1)
     inner = np.minimum(np.arange(len(left)), len(split) - 1)
 
     def sums(name):
@@ -114,7 +116,7 @@ def _list_nodes(model, at):
     codes = model.left_codes
     tree = Nodes(
         left=left.astype(np.int32),
-        right=np.where(left == LEAF, LEAF, left + 1).astype(np.int32),
+        right=right.astype(np.int32),
         feature=model.feature[at][inner],
         threshold=model.threshold[at][inner],
         missing_left=model.missing_left[at][inner],
@@ -124,23 +126,29 @@ def _list_nodes(model, at):
         weight=sums("weight"),
         left_codes=None if codes is None else codes[at][inner],
     )
-    tree, _ = sort_nodes(tree)
+    tree, _ = sort_nodes(tree, root)
     for name in ("gradient", "curvature", "weight"):
         _sum_up(tree.left, getattr(tree, name))
     return tree
 
 
 def _open_heap(split):
-    """Left children in a heap and its leaves, LEAF where none, and all nodes' leaves.
+    """The root of a heap, and its nodes' children, LEAF where none.
 
-    What is not split hands all down to the leftmost leaf below.
+    What is not split hands all down to its left child, which takes its place.
     """
     num_inner = len(split)
-    leftmost = np.arange(2 * num_inner + 1)
-    left = np.where(np.append(split, [False] * (num_inner + 1)), 2 * leftmost + 1, LEAF)
-    while leftmost[0] < num_inner:
-        leftmost = np.where(leftmost < num_inner, 2 * leftmost + 1, leftmost)
-    return left, leftmost - num_inner
+    target = np.arange(2 * num_inner + 1)
+    last = num_inner
+    while last > 0:
+        nodes = np.arange(last // 2, last)
+        target[nodes] = np.where(split[nodes], nodes, target[2 * nodes + 1])
+        last //= 2
+    nodes = np.arange(num_inner)
+    leaves = np.full(num_inner + 1, LEAF)
+    left = np.append(np.where(split, target[2 * nodes + 1], LEAF), leaves)
+    right = np.append(np.where(split, target[2 * nodes + 2], LEAF), leaves)
+    return int(target[0]), left, right
 
 
 def _sum_up(left, sums):

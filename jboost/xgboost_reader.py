@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from jboost.category_sets import CategorySplit, code_splits
 from jboost.ensemble import Ensemble, truncate
@@ -165,7 +165,7 @@ def _read_parameters(learner, model):
     num_features = int(own["num_feature"])
     num_scores = max(1, int(own["num_class"]), int(own.get("num_target", 1)))
     base = np.array(json.loads(own["base_score"]), np.float64).reshape(-1)
-    base = _link(learner["objective"]["name"], base)
+    base = link(learner["objective"]["name"], base)
     names = tuple(map(str, learner.get("feature_names", [])))
     types = list(learner.get("feature_types", []))
     categorical: dict[int, Any] = {f: () for f, t in enumerate(types) if t == "c"}
@@ -182,7 +182,7 @@ def _read_parameters(learner, model):
     )
 
 
-def _link(objective, base):
+def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, " K"]:
     """Scores of what XGBoost keeps: in float32, as XGBoost does it."""
     base = base.astype(np.float32)
     with np.errstate(divide="ignore"):
@@ -239,7 +239,8 @@ def _read_tree(tree, score, size, weight):
 
 def _float_below(threshold):
     """The greatest t with x <= t where x < threshold; denormals are as 0."""
-    below = np.nextafter(threshold, np.float32(-np.inf))
+    with np.errstate(over="ignore"):
+        below = np.nextafter(threshold, np.float32(-np.inf))
     return np.where((below < 0) & (below > -_TINY), -_TINY, below)
 
 

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models for XGBoost.
+
+In: an Ensemble. Out: a file, JSON or UBJSON, that XGBoost loads and predicts the same
+from, and with it what reads XGBoost's models: SHAP, ONNX converters, FIL, Treelite.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jboost import checks
+from jboost.category_sets import list_values
+from jboost.containers import replace_file
+from jboost.ensemble import Ensemble, check_model
+from jboost.linked import LEAF, Nodes, list_trees
+from jboost.ubjson import write_ubjson
+from jboost.xgboost_reader import LOG, LOGIT, link
+
+_VERSION = [3, 2, 0]
+_LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}
+_OBJECTIVES: dict[str, dict[str, Any]] = {
+    "reg:squarederror": _LINEAR,
+    "reg:logistic": _LINEAR,
+    "binary:logistic": _LINEAR,
+    "binary:logitraw": _LINEAR,
+    "binary:hinge": {},
+    "reg:absoluteerror": {},
+    "reg:squaredlogerror": {},
+    "reg:pseudohubererror": {"pseudo_huber_param": {"huber_slope": "1"}},
+    "count:poisson": {"poisson_regression_param": {"max_delta_step": "0.7"}},
+    "reg:gamma": _LINEAR,
+    "reg:tweedie": {"tweedie_regression_param": {"tweedie_variance_power": "1.5"}},
+    "multi:softprob": {"softmax_multiclass_param": {}},
+    "multi:softmax": {"softmax_multiclass_param": {}},
+}
+_NO_PARENT = 2147483647
+_TINY = np.finfo(np.float32).tiny
+_LARGEST = np.finfo(np.float32).max
+
+
+def write_xgboost(
+    model: Ensemble,
+    path: str | os.PathLike[str],
+    *,
+    objective: str = "reg:squarederror",
+) -> None:
+    """Writes a model as a file of XGBoost's (3.1 or later).
+
+    XGBoost's margins, ``predict(..., output_margin=True)``, are the scores of
+    ``jb.predict``, up to the rounding of sums in float32; NaN is missing in both. With
+    the default objective, ``predict`` gives the scores, too. An offset of training is
+    no part of a model: give it to XGBoost as ``base_margin``.
+
+    A category that was not in training counts as missing here, while XGBoost sends it
+    to the left. Values up to the greatest in training are written so that both agree;
+    one beyond goes another way where a node sends missing values to the right.
+    XGBoost refuses infinite values. Sparse matrices are missing in their gaps there,
+    whatever ``absent`` says here.
+
+    Covers (``sum_hessian``) and gains are written where the model knows the sums of its
+    leaves, so that SHAP values and importances work; else covers are weights, or 0.
+
+    Args:
+      model: from :func:`jboost.fit` or any of the readers; K scores become the classes
+        of "multi:softprob" and "multi:softmax", for other objectives K targets.
+      path: UBJSON where it ends in ".ubj", else JSON. It is replaced at once, when all
+        is written.
+      objective: what XGBoost makes of scores in ``predict``: "binary:logistic"
+        probabilities, "count:poisson" means, and so on. It does not change the scores.
+
+    Raises:
+      OSError: the file cannot be written.
+      TypeError: the model is no Ensemble.
+      ValueError: the objective is not known, or does not fit K; a leaf value or an
+        initial score is infinite or NaN.
+
+    Example:
+      >>> import json, tempfile, numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, _ = jb.fit(x, x[:, 0] > 20, jb.losses.logistic, num_rounds=5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = folder + "/model.json"
+      ...     jb.write_xgboost(model, path, objective="binary:logistic")
+      ...     json.load(open(path))["learner"]["objective"]["name"]
+      'binary:logistic'
+    """
+    check_model(model)
+    checks.check_word("objective", objective, tuple(_OBJECTIVES))
+    multi = objective.startswith("multi:")
+    if multi and model.num_scores < 2:
+        raise ValueError(
+            f"objective must be one of a single score, as the model has one, got "
+            f"{objective!r}"
+        )
+    for name in ("leaf_value", "init_score"):
+        if not np.isfinite(np.asarray(getattr(model, name))).all():
+            raise ValueError(f"{name} of the model must be finite, for XGBoost")
+    trees = list_trees(model)
+    base, trees = _split_init_score(model, trees, objective)
+    document = _describe(model, trees, base, objective, multi)
+    path = Path(path)
+    if path.suffix == ".ubj":
+        content = write_ubjson(document)
+    else:
+        content = json.dumps(document, default=_to_list).encode("utf-8")
+    replace_file(path, [content])
+
+
+def _split_init_score(model, trees, objective):
+    """What XGBoost keeps as base_score, and trees with what that leaves over.
+
+    It keeps a probability or a mean, of which float32 may not tell large scores apart;
+    they go to the leaves of the first round.
+    """
+    score = np.atleast_1d(np.asarray(model.init_score, np.float32))
+    wide = score.astype(np.float64)
+    base = wide
+    with np.errstate(over="ignore"):
+        if objective in LOGIT:
+            base = 1 / (1 + np.exp(-wide))
+        elif objective in LOG:
+            base = np.exp(wide)
+    base = base.astype(np.float32)
+    error = np.abs(link(objective, base) - score)
+    if (error <= 4e-7 * np.maximum(1, np.abs(score))).all() or not trees:
+        return base, trees
+    first = [
+        tree._replace(value=tree.value + start)
+        for tree, start in zip(trees, score, strict=False)
+    ]
+    neutral = np.float32(0.5 if objective in LOGIT else 1)
+    return np.full(score.shape, neutral), first + trees[len(score) :]
+
+
+def _describe(model, trees, base, objective, multi):
+    """The document: numbers of parameters are strings, as XGBoost wants them."""
+    num_scores = model.num_scores
+    parameters = dict(_OBJECTIVES[objective])
+    if multi:
+        parameters["softmax_multiclass_param"] = {"num_class": str(num_scores)}
+    categories = model.categories
+    coded = () if categories is None else categories.features
+    types = ["c" if f in coded else "float" for f in range(model.num_features)]
+    l2 = np.zeros(len(trees))
+    if model.sums is not None:
+        l2 = np.nan_to_num(np.asarray(model.sums.l2, np.float64)).reshape(-1)
+    booster = {
+        "cats": _describe_categories(model),
+        "gbtree_model_param": {
+            "num_parallel_tree": "1",
+            "num_trees": str(len(trees)),
+        },
+        "iteration_indptr": list(range(0, len(trees) + 1, num_scores)),
+        "tree_info": [i % num_scores for i in range(len(trees))],
+        "trees": [
+            _describe_tree(model, i, tree, l2[i]) for i, tree in enumerate(trees)
+        ],
+    }
+    learner = {
+        "attributes": {},
+        "feature_names": list(model.feature_names or ()),
+        "feature_types": types if coded or model.feature_names else [],
+        "gradient_booster": {"model": booster, "name": "gbtree"},
+        "learner_model_param": {
+            "base_score": "[" + ",".join(map(str, base)) + "]",
+            "boost_from_average": "1",
+            "num_class": str(num_scores if multi else 0),
+            "num_feature": str(model.num_features),
+            "num_target": str(1 if multi else num_scores),
+        },
+        "objective": {"name": objective, **parameters},
+    }
+    return {"learner": learner, "version": _VERSION}
+
+
+def _describe_categories(model):
+    """The names of categories, where all are text, or all integers."""
+    values = [known or () for known in model.schema.categories or ()]
+    kinds = {type(value) for known in values for value in known}
+    if kinds != {int} and not (kinds == {str} and _are_ascii(values)):
+        none = _integers([])
+        return {"enc": [], "feature_segments": none, "sorted_idx": none}
+    encodings, sizes, order = [], [0], []
+    for known in values:
+        encodings.append(_encode_values(known))
+        sizes.append(sizes[-1] + len(known))
+        order += sorted(range(len(known)), key=known.__getitem__)
+    return {
+        "enc": encodings,
+        "feature_segments": _integers(sizes),
+        "sorted_idx": _integers(order),
+    }
+
+
+def _are_ascii(values):
+    """XGBoost 3.2 counts characters where it keeps bytes."""
+    return all(value.isascii() for known in values for value in known)
+
+
+def _encode_values(known):
+    if known and isinstance(known[0], int):
+        return {"type": 15, "values": np.array(known, np.int64)}
+    ends = np.cumsum([0, *map(len, known)]) if known else []
+    text = "".join(known).encode("ascii")
+    return {"offsets": _integers(ends), "values": np.frombuffer(text, np.int8)}
+
+
+def _describe_tree(model, number, tree: Nodes, l2):
+    leaf = tree.is_leaf
+    size = len(tree.left)
+    parents = np.full(size, _NO_PARENT, np.int32)
+    for children in (tree.left, tree.right):
+        parents[children[~leaf]] = np.flatnonzero(~leaf)
+    sets = _list_categories(model, tree)
+    sizes = [len(values) for _, values in sets]
+    condition = np.where(leaf, tree.value, _float_above(tree.threshold))
+    categorical = ~leaf & np.isnan(tree.threshold)
+    coded = () if model.categories is None else model.categories.features
+    if (np.isin(tree.feature, coded) & ~leaf & ~categorical).any():
+        raise ValueError(
+            "a tree compares the codes of a categorical feature with a threshold, which "
+            "XGBoost cannot: its categories have sets only"
+        )
+    condition = np.where(categorical, np.float32(_TINY), condition)
+    gain, weight = _measure(tree, l2)
+    return {
+        "base_weights": np.where(leaf, tree.value, weight).astype(np.float32),
+        "categories": _integers([v for _, values in sets for v in values]),
+        "categories_nodes": _integers([node for node, _ in sets]),
+        "categories_segments": np.cumsum([0, *sizes])[:-1].astype(np.int64),
+        "categories_sizes": np.array(sizes, np.int64),
+        "default_left": (tree.missing_left & ~leaf).astype(np.uint8),
+        "id": number,
+        "left_children": tree.left,
+        "loss_changes": gain.astype(np.float32),
+        "parents": parents,
+        "right_children": tree.right,
+        "split_conditions": condition.astype(np.float32),
+        "split_indices": np.where(leaf, 0, tree.feature).astype(np.int32),
+        "split_type": categorical.astype(np.uint8),
+        "sum_hessian": _cover(tree).astype(np.float32),
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(model.num_features),
+            "num_nodes": str(size),
+            "size_leaf_vector": "1",
+        },
+    }
+
+
+def _float_above(threshold):
+    """The t with x < t where x <= threshold; denormals are as 0, and XGBoost's are not.
+
+    Where all values go left, XGBoost's do but for the largest float.
+    """
+    with np.errstate(over="ignore"):
+        above = np.nextafter(threshold, np.float32(np.inf))
+    above = np.where(np.abs(threshold) < _TINY, _TINY, above)
+    return np.minimum(above, _LARGEST)
+
+
+def _list_categories(model, tree):
+    """(node, values that go right) of the categorical splits.
+
+    Values that were not in training go where missing ones do. XGBoost wants at least
+    one; the value after the last is none of training.
+    """
+    found = []
+    for node in np.flatnonzero(~tree.is_leaf & np.isnan(tree.threshold)):
+        assert model.categories is not None and tree.left_codes is not None
+        feature = int(tree.feature[node])
+        _, right, unknown = list_values(
+            model.categories, feature, tree.left_codes[node]
+        )
+        if not tree.missing_left[node]:
+            right = np.union1d(right, unknown)
+        beyond = [model.categories.codes.shape[1]]
+        found.append((int(node), right.tolist() or beyond))
+    return found
+
+
+def _cover(tree):
+    """Sums of curvature, or of weights where they are not known."""
+    known = np.isfinite(tree.curvature).all()
+    return np.nan_to_num(tree.curvature if known else tree.weight)
+
+
+def _measure(tree, l2):
+    """Gain of each split, and -G / (H + l2) of each node; 0 where not known."""
+    mass = tree.curvature + l2
+    usable = np.isfinite(tree.gradient) & (mass > 0)
+    weight = np.where(usable, -tree.gradient / np.where(usable, mass, 1), 0)
+    score = -np.where(usable, tree.gradient, 0) * weight
+    split = tree.left != LEAF
+    gain = np.where(split, score[tree.left] + score[tree.right] - score, 0)
+    return np.nan_to_num(gain), weight
+
+
+def _integers(values):
+    return np.array(list(values), np.int32)
+
+
+def _to_list(array):
+    """For JSON: float32 in its shortest form."""
+    if array.dtype == np.float32:
+        return array.astype("U32").astype(np.float64).tolist()
+    return array.tolist()
