@@ -28,6 +28,7 @@ from jboost.importance import (
 from jboost.inspection import LossReport, inspect_loss
 from jboost.kernels.library import implementations
 from jboost.levels import Tree
+from jboost.lightgbm_reader import read_lightgbm
 from jboost.model_selection import CrossValidation, cross_validate
 from jboost.pruning import (
     AlphaChoice,
@@ -123,6 +124,7 @@ __all__ = [
     "prune_summary",
     "pruning_path",
     "query_ranks",
+    "read_lightgbm",
     "read_xgboost",
     "recipes",
     "save",

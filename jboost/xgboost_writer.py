@@ -222,8 +222,8 @@ def _describe_tree(model, number, tree: Nodes, l2):
     coded = () if model.categories is None else model.categories.features
     if (np.isin(tree.feature, coded) & ~leaf & ~categorical).any():
         raise ValueError(
-            "a tree compares the codes of a categorical feature with a threshold, which "
-            "XGBoost cannot: its categories have sets only"
+            "a tree compares the codes of a categorical feature with a threshold, "
+            "which XGBoost cannot: its categories have sets only"
         )
     condition = np.where(categorical, np.float32(_TINY), condition)
     gain, weight = _measure(tree, l2)

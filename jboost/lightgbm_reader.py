@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of LightGBM.
+
+In: a text file of LightGBM's, or a model of it that is in memory. Out: an Ensemble with
+the same scores. Nothing in the file is ever executed.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jboost.category_sets import CategorySplit, code_splits
+from jboost.ensemble import Ensemble
+from jboost.linked import LEAF, Nodes, build_ensemble
+
+_CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
+_MISSING = ("none", "zero", "nan")  # the two bits after those
+_ZERO = float(np.float32(1e-35))  # up to here LightGBM takes numbers for 0
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def read_lightgbm(source: Any) -> Ensemble:
+    """Reads a model of LightGBM's; its scores are LightGBM's raw scores.
+
+    ``jb.predict`` gives what LightGBM's ``predict(..., raw_score=True)`` gives, up to
+    the rounding of leaf values and sums to float32 (LightGBM uses float64). A threshold
+    becomes the greatest float32 that is not above it, so that all x that are float32
+    go the same way; others may not where float32 does not tell them from a threshold.
+    Boosting "rf" averages its trees: leaf values are divided by their number, and the
+    scores are those behind ``predict(...)`` (with ``raw_score=True`` LightGBM gives
+    their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes where
+    0 does. A category that no split lists, an unseen or a missing one goes right.
+
+    For probabilities of objective "binary" mind LightGBM's parameter ``sigmoid``, which
+    multiplies the score (1 unless it was set).
+
+    Args:
+      source: the path of a text file (``Booster.save_model``, version 3 or 4), a
+        ``lightgbm.Booster``, or a fitted estimator of ``lightgbm.sklearn``. As many
+        rounds are read as are saved by default: up to the best where training stopped
+        early.
+
+    Returns:
+      A model with the sums of curvature and weight (rows) of LightGBM's leaves; sums of
+      gradients are not in such files, and NaN. Categories of a data frame are kept.
+
+    Raises:
+      OSError: the file cannot be read.
+      TypeError: source is none of these.
+      ValueError: the file is cut off or none of LightGBM's, or the model cannot be
+        carried over: linear trees, or ``zero_as_missing`` where a node sends 0 another
+        way than its threshold says.
+
+    Example:
+      >>> import jboost as jb
+      >>> jb.read_lightgbm("model.txt")  # doctest: +SKIP
+    """
+    name, text = _open(source)
+    try:
+        return _read_text(text)
+    except _Foreign as error:
+        raise ValueError(f"{name} {error}") from None
+    except (KeyError, TypeError, IndexError, OverflowError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{name} is no text model of LightGBM's, or damaged: {reason}"
+        ) from None
+
+
+class _Foreign(Exception):
+    """What a model is that cannot be carried over."""
+
+
+class _Tree(NamedTuple):
+    """A tree as read: values by name, and what is made of its nodes."""
+
+    fields: dict[str, str]
+    feature: np.ndarray
+    threshold: np.ndarray
+    decision: np.ndarray
+
+    @property
+    def categorical(self):
+        return (self.decision & _CATEGORICAL) != 0
+
+
+def _open(source):
+    if isinstance(source, str | os.PathLike):
+        data = Path(source).read_bytes()
+        try:
+            return str(source), data.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{source} is no text model of LightGBM's") from None
+    booster = getattr(source, "booster_", source)
+    if not hasattr(booster, "model_to_string"):
+        raise TypeError(
+            "source must be a path, a Booster or a fitted estimator of LightGBM, got "
+            f"{type(source).__name__}"
+        )
+    return type(source).__name__, booster.model_to_string()
+
+
+def _read_text(text):
+    if not text.startswith("tree\n"):
+        raise ValueError("it does not begin with a line 'tree'")
+    head, found, rest = text.partition("\nend of trees\n")
+    if not found:
+        raise ValueError("it is cut off: there is no line 'end of trees'")
+    first, *blocks = head.split("\nTree=")
+    header = _read_fields(first)
+    num_trees = len(header["tree_sizes"].split())
+    if len(blocks) != num_trees:
+        raise ValueError(f"there should be {num_trees} trees, there are {len(blocks)}")
+    num_scores = int(header["num_tree_per_iteration"])
+    num_features = int(header["max_feature_idx"]) + 1
+    trees = [_read_tree(_read_fields(f"Tree={block}")) for block in blocks]
+    scale = num_scores / num_trees if "average_output" in header and num_trees else 1
+    splits = [split for i, tree in enumerate(trees) for split in _list_splits(i, tree)]
+    known, values = _find_categories(header, rest, splits, num_features)
+    categories, words = code_splits(splits, known, values)
+    nodes = [_make_nodes(tree, scale) for tree in trees]
+    if len(words):
+        for i, tree in enumerate(nodes):
+            codes = np.zeros((len(tree.left), words.shape[1]), np.uint32)
+            nodes[i] = tree._replace(left_codes=codes)
+        for split, word in zip(splits, words, strict=True):
+            nodes[split.tree].left_codes[split.node] = word
+    names = tuple(header["feature_names"].split(" "))
+    return build_ensemble(
+        nodes,
+        init_score=np.zeros(num_scores, np.float32),
+        num_features=num_features,
+        feature_names=names if len(names) == num_features else None,
+        categories=categories,
+    )
+
+
+def _read_fields(text):
+    """Lines "key=value"; a key alone has the value ""."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return {key: value for key, _, value in lines if key}
+
+
+def _read_tree(fields):
+    if int(fields.get("is_linear", 0)):
+        raise _Foreign("has linear trees, which cannot be carried over")
+    if int(fields["num_leaves"]) < 2:
+        none = np.zeros(0, int)
+        return _Tree(fields, none, none.astype(float), none)
+    return _Tree(
+        fields,
+        feature=_numbers(fields, "split_feature", int),
+        threshold=_numbers(fields, "threshold", float),
+        decision=_numbers(fields, "decision_type", int),
+    )
+
+
+def _numbers(fields, name, kind):
+    """As many as there are leaves, or inner nodes."""
+    values = np.array([kind(value) for value in fields[name].split()])
+    size = int(fields["num_leaves"]) - (not name.startswith("leaf_"))
+    if len(values) != size:
+        raise ValueError(f"{name} must have {size} numbers, it has {len(values)}")
+    return values
+
+
+def _list_splits(number, tree):
+    """The categories that splits list go left."""
+    if not tree.categorical.any():
+        return []
+    ends = [int(end) for end in tree.fields["cat_boundaries"].split()]
+    words = np.array([int(w) for w in tree.fields["cat_threshold"].split()], "<u4")
+    splits = []
+    for node in np.flatnonzero(tree.categorical):
+        place = int(tree.threshold[node])
+        own = words[ends[place] : ends[place + 1]]
+        values = np.flatnonzero(np.unpackbits(own.view(np.uint8), bitorder="little"))
+        feature = int(tree.feature[node])
+        splits.append(CategorySplit(number, int(node), feature, values, True))
+    return splits
+
+
+def _find_categories(header, rest, splits, num_features):
+    """Which values are categories, and what they stand for in a data frame.
+
+    The file names the values of training in ``feature_infos``, as a:b:c, and the
+    categories of a pandas frame, of the categorical features in order.
+    """
+    infos = header["feature_infos"].split(" ")
+    listed: dict[int, list[Any]] = {split.feature: [] for split in splits}
+    for split in splits:
+        listed[split.feature] += split.values.tolist()
+    for feature, info in enumerate(infos[:num_features]):
+        if info[:1] not in ("[", "") and info != "none":
+            seen = [int(value) for value in info.split(":")]
+            listed[feature] = listed.get(feature, []) + [v for v in seen if v >= 0]
+    known = {}
+    for feature, values in listed.items():
+        known[feature] = np.zeros(max([0, *values]) + 1, bool)
+        known[feature][values] = True
+    names = _find_frame_categories(rest)
+    features = sorted(known)
+    if not names or len(names) != len(features):
+        return known, {}
+    for feature, own in zip(features, names, strict=True):
+        short = max(0, len(own) - len(known[feature]))
+        known[feature] = np.pad(known[feature], (0, short))
+    return known, dict(zip(features, map(tuple, names), strict=True))
+
+
+def _find_frame_categories(rest):
+    for line in rest.splitlines():
+        key, _, value = line.partition(":")
+        if key == "pandas_categorical":
+            return json.loads(value)
+    return None
+
+
+def _make_nodes(tree, scale):
+    """Inner nodes first, then leaves; LightGBM counts leaves from -1 down."""
+    fields, num_inner = tree.fields, len(tree.feature)
+    num_leaves = num_inner + 1
+    blank = np.full(num_leaves, LEAF, np.int32)
+
+    def children(name):
+        if not num_inner:
+            return blank
+        child = _numbers(fields, name, int)
+        child = np.where(child < 0, num_inner - 1 - child, child).astype(np.int32)
+        return np.concatenate([child, blank])
+
+    def of_leaves(name):
+        if not fields.get(name):  # there are none of a tree that is one leaf
+            return np.full(num_inner + num_leaves, np.nan)
+        values = _numbers(fields, name, float)
+        inner = np.zeros(num_inner)
+        if num_inner and name != "leaf_value":
+            inner = _numbers(fields, name.replace("leaf_", "internal_"), float)
+        return np.concatenate([inner, values])
+
+    threshold, missing_left = _find_sides(tree)
+    return Nodes(
+        left=children("left_child"),
+        right=children("right_child"),
+        feature=np.append(tree.feature, np.zeros(num_leaves)).astype(np.int32),
+        threshold=np.append(threshold, np.zeros(num_leaves)).astype(np.float32),
+        missing_left=np.append(missing_left, np.ones(num_leaves, bool)),
+        value=(of_leaves("leaf_value") * scale).astype(np.float32),
+        gradient=np.full(num_inner + num_leaves, np.nan),
+        curvature=of_leaves("leaf_weight"),
+        weight=of_leaves("leaf_count"),
+    )
+
+
+def _find_sides(tree):
+    """Thresholds in float32, and whether NaN goes left.
+
+    Where "nan" is the kind of missing values, it goes the default way; where it is
+    "none", NaN is 0; where it is "zero", both go the default way, and so do numbers
+    that LightGBM takes for 0. Missing categories go right.
+    """
+    default_left = (tree.decision & _DEFAULT_LEFT) != 0
+    kind = tree.decision >> 2 & 3
+    if (kind > 2).any():
+        raise ValueError("decision_type names an unknown kind of missing values")
+    threshold, numeric = tree.threshold, ~tree.categorical
+    is_zero = (kind == _MISSING.index("zero")) & numeric
+    around = is_zero & (np.abs(threshold) <= _ZERO)
+    if (is_zero & ~around & ((threshold > 0) != default_left)).any():
+        raise _Foreign(
+            "was trained with zero_as_missing, and sends 0 another way than other "
+            "numbers on its side of a threshold, which cannot be carried over"
+        )
+    below = np.nextafter(np.float32(-_ZERO), np.float32(-np.inf))
+    threshold = np.where(around, np.where(default_left, _ZERO, below), threshold)
+    missing_left = np.where(
+        kind == _MISSING.index("none"), threshold >= 0, default_left
+    )
+    threshold = np.where(numeric, _round_down(threshold), np.nan)
+    return threshold, missing_left & numeric
+
+
+def _round_down(threshold):
+    """The greatest float32 that is not above; denormals are as 0."""
+    with np.errstate(over="ignore"):
+        near = threshold.astype(np.float32)
+    below = np.nextafter(near, np.float32(-np.inf))
+    low = np.where(near > threshold, below, near)
+    return np.where((low < 0) & (low > -_TINY), -_TINY, low)
