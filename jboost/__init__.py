@@ -17,6 +17,7 @@ from jboost.ensemble import (
     to_ensemble,
     truncate,
 )
+from jboost.exporting import export_predict
 from jboost.files import load, save
 from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
@@ -48,6 +49,7 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
+from jboost.sklearn_reader import read_sklearn
 from jboost.sparse import SparseCodes
 from jboost.splitting import find_split
 from jboost.streaming import Stream, stream
@@ -98,6 +100,7 @@ __all__ = [
     "build_histogram",
     "cross_validate",
     "cross_validate_alpha",
+    "export_predict",
     "feature_importance",
     "find_candidates",
     "find_split",
@@ -125,6 +128,7 @@ __all__ = [
     "pruning_path",
     "query_ranks",
     "read_lightgbm",
+    "read_sklearn",
     "read_xgboost",
     "recipes",
     "save",

@@ -6,7 +6,7 @@ that go left at each split. Values that no split lists share one code.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
@@ -20,12 +20,12 @@ class CategorySplit(NamedTuple):
     """A split that lists values.
 
     Attributes:
-      tree, node: where it is, in the reader's words.
+      tree, node: where it is; trees count through rounds and scores.
       goes_left: whether what is listed goes left and the rest of what is known right,
         or the reverse.
     """
 
-    tree: Any
+    tree: int
     node: int
     feature: int
     values: Int[np.ndarray, " n"]

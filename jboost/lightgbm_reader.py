@@ -14,12 +14,11 @@ import numpy as np
 
 from jboost.category_sets import CategorySplit, code_splits
 from jboost.ensemble import Ensemble
-from jboost.linked import LEAF, Nodes, build_ensemble
+from jboost.linked import LEAF, Nodes, build_ensemble, place_sets, round_down
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
 _MISSING = ("none", "zero", "nan")  # the two bits after those
 _ZERO = float(np.float32(1e-35))  # up to here LightGBM takes numbers for 0
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 def read_lightgbm(source: Any) -> Ensemble:
@@ -31,8 +30,8 @@ def read_lightgbm(source: Any) -> Ensemble:
     go the same way; others may not where float32 does not tell them from a threshold.
     Boosting "rf" averages its trees: leaf values are divided by their number, and the
     scores are those behind ``predict(...)`` (with ``raw_score=True`` LightGBM gives
-    their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes where
-    0 does. A category that no split lists, an unseen or a missing one goes right.
+    their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes
+    where 0 does. A category that no split lists, an unseen or a missing one goes right.
 
     For probabilities of objective "binary" mind LightGBM's parameter ``sigmoid``, which
     multiplies the score (1 unless it was set).
@@ -122,15 +121,9 @@ def _read_text(text):
     known, values = _find_categories(header, rest, splits, num_features)
     categories, words = code_splits(splits, known, values)
     nodes = [_make_nodes(tree, scale) for tree in trees]
-    if len(words):
-        for i, tree in enumerate(nodes):
-            codes = np.zeros((len(tree.left), words.shape[1]), np.uint32)
-            nodes[i] = tree._replace(left_codes=codes)
-        for split, word in zip(splits, words, strict=True):
-            nodes[split.tree].left_codes[split.node] = word
     names = tuple(header["feature_names"].split(" "))
     return build_ensemble(
-        nodes,
+        place_sets(nodes, splits, words),
         init_score=np.zeros(num_scores, np.float32),
         num_features=num_features,
         feature_names=names if len(names) == num_features else None,
@@ -279,14 +272,5 @@ def _find_sides(tree):
     missing_left = np.where(
         kind == _MISSING.index("none"), threshold >= 0, default_left
     )
-    threshold = np.where(numeric, _round_down(threshold), np.nan)
+    threshold = np.where(numeric, round_down(threshold), np.nan)
     return threshold, missing_left & numeric
-
-
-def _round_down(threshold):
-    """The greatest float32 that is not above; denormals are as 0."""
-    with np.errstate(over="ignore"):
-        near = threshold.astype(np.float32)
-    below = np.nextafter(near, np.float32(-np.inf))
-    low = np.where(near > threshold, below, near)
-    return np.where((low < 0) & (low > -_TINY), -_TINY, low)

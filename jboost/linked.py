@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
 from jboost.categories import Categories
+from jboost.category_sets import CategorySplit
 from jboost.ensemble import Ensemble, Links
 from jboost.levels import LeafSums
 
@@ -21,6 +22,7 @@ LEAF = -1
 # Up to here trees become heaps: their kernel is the faster one, and the nodes that are
 # not split take a bearable amount of memory.
 _HEAP_DEPTH = 8
+_TINY = np.finfo(np.float32).tiny
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
 
 
@@ -83,6 +85,33 @@ def sort_nodes(tree: Nodes, root: int = 0) -> tuple[Nodes, int]:
     left = np.where(tree.is_leaf, LEAF, place[tree.left])
     right = np.where(tree.is_leaf, LEAF, left + 1).astype(np.int32)
     return tree._replace(left=left, right=right), len(levels) - 1
+
+
+def round_down(threshold: Float[np.ndarray, " M"]) -> Float32[np.ndarray, " M"]:
+    """The greatest float32 that is not above; denormals are as 0.
+
+    x <= threshold then says the same of all x that are float32.
+    """
+    with np.errstate(over="ignore"):
+        near = threshold.astype(np.float32)
+        below = np.nextafter(near, np.float32(-np.inf))
+    low = np.where(near > threshold, below, near)
+    return np.where((low < 0) & (low > -_TINY), -_TINY, low)
+
+
+def place_sets(
+    trees: Sequence[Nodes],
+    splits: Sequence[CategorySplit],
+    words: UInt32[np.ndarray, "S W"],
+) -> list[Nodes]:
+    """The trees with the codes that go left at their categorical splits."""
+    if not words.shape[1]:
+        return list(trees)
+    sets = [np.zeros((len(tree.left), words.shape[1]), np.uint32) for tree in trees]
+    for split, own in zip(splits, words, strict=True):
+        sets[split.tree][split.node] = own
+    pairs = zip(trees, sets, strict=True)
+    return [tree._replace(left_codes=codes) for tree, codes in pairs]
 
 
 def list_trees(model: Ensemble) -> list[Nodes]:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 
 from jboost.category_sets import CategorySplit, code_splits
 from jboost.ensemble import Ensemble, truncate
-from jboost.linked import LEAF, Nodes, build_ensemble
+from jboost.linked import LEAF, Nodes, build_ensemble, place_sets
 from jboost.ubjson import read_ubjson
 
 # Objectives whose base_score is a probability or a mean; of others it is a score.
@@ -136,23 +136,24 @@ def _read_document(document):
     parameters = _read_parameters(learner, inner)
     num_scores = parameters.num_scores
     own = [[] for _ in range(num_scores)]
-    splits = []
     for number, tree in enumerate(inner["trees"]):
         weight = 1.0 if dropped is None else float(dropped[number])
-        size = int(tree["tree_param"].get("size_leaf_vector", 1) or 1)
+        size = max(1, int(tree["tree_param"].get("size_leaf_vector", 1) or 1))
         scores = range(num_scores) if size > 1 else [int(inner["tree_info"][number])]
         for score in scores:
-            nodes = _read_tree(tree, score if size > 1 else 0, max(1, size), weight)
-            splits += _find_splits(tree, (score, len(own[score])))
-            own[score].append(nodes)
+            nodes = _read_tree(tree, score if size > 1 else 0, size, weight)
+            own[score].append((tree, nodes))
     if len({len(trees) for trees in own}) > 1:
         raise ValueError("the numbers of trees differ between classes")
+    pairs = [pair for trees in zip(*own, strict=True) for pair in trees]
+    splits = [
+        split for i, (tree, _) in enumerate(pairs) for split in _find_splits(tree, i)
+    ]
     known = _find_known(parameters, splits)
     names = {f: v for f, v in parameters.categorical.items() if v and None not in v}
     categories, words = code_splits(splits, known, names)
-    _place_splits(own, splits, words)
     return build_ensemble(
-        [tree for trees in zip(*own, strict=True) for tree in trees],
+        place_sets([nodes for _, nodes in pairs], splits, words),
         init_score=parameters.init_score,
         num_features=parameters.num_features,
         feature_names=parameters.feature_names,
@@ -271,16 +272,3 @@ def _find_known(parameters, splits):
         least = len(names) if names else max(_LEAST_VALUES, 2 * value + 2)
         known[feature] = np.ones(max(least, value + 1), bool)
     return known
-
-
-def _place_splits(own, splits, words):
-    """Gives the nodes their sets of codes."""
-    if not len(words):
-        return
-    for trees in own:
-        for number, tree in enumerate(trees):
-            codes = np.zeros((len(tree.left), words.shape[1]), np.uint32)
-            trees[number] = tree._replace(left_codes=codes)
-    for split, word in zip(splits, words, strict=True):
-        score, number = split.tree
-        own[score][number].left_codes[split.node] = word

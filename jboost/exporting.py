@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prediction as a program that runs without jboost.
+
+In: an Ensemble. Out: a file of StableHLO, with the model in it, that needs jax alone.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jboost import checks
+from jboost.containers import replace_file
+from jboost.ensemble import Ensemble, check_model, predict
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def export_predict(
+    model: Ensemble,
+    path: str | os.PathLike[str],
+    *,
+    inverse_link: Callable[..., Any] | None = None,
+    offset: bool = False,
+    platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+) -> None:
+    """Writes :func:`jboost.predict` of a model as a program in StableHLO.
+
+    It is read and run wherever jax is, without jboost::
+
+        import jax
+        with open("model.stablehlo", "rb") as file:
+            program = jax.export.deserialize(bytearray(file.read()))
+        scores = program.call(x)  # x [N, F], float32, for any N >= 1
+
+    The program is plain XLA, for which the kernels of jboost need not be there; scores
+    are those of ``jb.predict`` to the bit where the platform is the same. Categorical
+    columns hold the integers 0, 1, 2, ... of a matrix. jax keeps reading such files for
+    at least half a year of its releases (see its documentation of compatibility), so
+    keep the model itself, too (``jb.save``).
+
+    Args:
+      model: from :func:`jboost.fit` or a reader.
+      path: where to; it is replaced at once, when all is written.
+      inverse_link: as for :func:`jboost.predict`; baked in.
+      offset: whether the program takes a second argument, [N] or [N, K], which is added
+        to the scores.
+      platforms: what the program is lowered for: "cpu", "cuda", "rocm", "tpu".
+
+    Raises:
+      OSError: the file cannot be written.
+      TypeError, ValueError: for bad arguments.
+
+    Example:
+      >>> import tempfile, jax, numpy as np, jboost as jb
+      >>> x = np.arange(40, dtype=np.float32)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jb.export_predict(model, folder + "/model.stablehlo", platforms=("cpu",))
+      ...     data = open(folder + "/model.stablehlo", "rb").read()
+      >>> program = jax.export.deserialize(bytearray(data))
+      >>> bool((program.call(x) == jb.predict(model, x)).all())
+      True
+    """
+    check_model(model)
+    checks.check_link(inverse_link, model.init_score.shape)
+    if not isinstance(offset, bool):
+        raise TypeError(f"offset must be True or False here, got {offset!r}")
+    if isinstance(platforms, str) or not platforms:
+        raise TypeError(f"platforms must be a sequence of names, got {platforms!r}")
+    for platform in platforms:
+        checks.check_word("platforms", platform, PLATFORMS)
+
+    def score(x: Float[Array, "N F"], *offsets: Float[Array, "N *K"]):
+        base = offsets[0] if offsets else None
+        return predict(
+            model, x, offset=base, inverse_link=inverse_link, implementation="xla"
+        )
+
+    (size,) = jax.export.symbolic_shape("n")
+    shapes = [(size, model.num_features)]
+    if offset:
+        shapes.append((size, *model.init_score.shape))
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    program = jax.export.export(jax.jit(score), platforms=tuple(platforms))(*arguments)
+    replace_file(Path(path), [bytes(program.serialize())])

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of scikit-learn: single ones, forests, and gradient boosting of both kinds.
+
+In: a fitted estimator. Out: an Ensemble with the same scores.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jboost.category_sets import CategorySplit, code_splits
+from jboost.ensemble import Ensemble
+from jboost.linked import LEAF, Nodes, build_ensemble, place_sets, round_down
+
+_READ = (
+    "DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*, GradientBoosting* and "
+    "HistGradientBoosting*, regressors and classifiers"
+)
+
+
+def read_sklearn(estimator: Any) -> Ensemble:
+    """Reads trees of a fitted estimator of scikit-learn's.
+
+    The scores of ``jb.predict`` are, up to rounding to float32:
+
+    - of regressors what ``predict`` gives (before the inverse link of a loss, for
+      GradientBoosting and HistGradientBoosting: their raw predictions); several
+      outputs are as many scores;
+    - of trees and forests that classify probabilities: of two classes that of the
+      second, of more classes all of them, in the order of ``classes_``;
+    - of boosted classifiers what ``decision_function`` gives.
+
+    Thresholds become float32. Trees, forests and GradientBoosting look at x in float32,
+    too, so that all rows take the same leaves; HistGradientBoosting looks at float64,
+    and a row may take another one where float32 does not tell its x from a threshold
+    below it. Categories that are strings are kept as the
+    categories of a data frame, integers from 0 on as what they are.
+
+    Args:
+      estimator: one of DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*,
+        GradientBoosting* or HistGradientBoosting*.
+
+    Returns:
+      A model with the sums of the rows' weights.
+
+    Raises:
+      ImportError: scikit-learn is not installed.
+      TypeError: another estimator.
+      ValueError: it is not fitted, or cannot be carried over: classes of several
+        outputs; an ``init`` that is an estimator; categories that are negative or no
+        integers, beside numbers.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> from sklearn.ensemble import RandomForestRegressor
+      >>> x = np.arange(40.0)[:, None]
+      >>> forest = RandomForestRegressor(5, random_state=0).fit(x, np.sqrt(x[:, 0]))
+      >>> scores = jb.predict(jb.read_sklearn(forest), x)
+      >>> bool(np.allclose(scores, forest.predict(x)))
+      True
+    """
+    try:
+        from sklearn import ensemble, tree
+        from sklearn.exceptions import NotFittedError
+        from sklearn.utils.validation import check_is_fitted
+    except ImportError:
+        raise ImportError("read_sklearn needs scikit-learn: install it") from None
+    forests = (
+        ensemble.RandomForestRegressor,
+        ensemble.RandomForestClassifier,
+        ensemble.ExtraTreesRegressor,
+        ensemble.ExtraTreesClassifier,
+    )
+    readers = {
+        (tree.DecisionTreeRegressor, tree.DecisionTreeClassifier): _read_tree,
+        forests: _read_forest,
+        (
+            ensemble.GradientBoostingRegressor,
+            ensemble.GradientBoostingClassifier,
+        ): _read_boosting,
+        (
+            ensemble.HistGradientBoostingRegressor,
+            ensemble.HistGradientBoostingClassifier,
+        ): _read_histograms,
+    }
+    for kinds, read in readers.items():
+        if isinstance(estimator, kinds):
+            try:
+                check_is_fitted(estimator)
+            except NotFittedError:
+                raise ValueError("estimator must be fitted, this one is not") from None
+            parts = read(estimator)
+            names = getattr(estimator, "feature_names_in_", None)
+            return build_ensemble(
+                parts.trees,
+                init_score=np.asarray(parts.init_score, np.float32),
+                num_features=int(estimator.n_features_in_),
+                feature_names=None if names is None else tuple(map(str, names)),
+                categories=parts.categories,
+            )
+    raise TypeError(f"estimator must be one of {_READ}, got {type(estimator).__name__}")
+
+
+class _Parts(NamedTuple):
+    """What an ensemble is built of."""
+
+    trees: list[Nodes]
+    init_score: Any
+    categories: Any = None
+
+
+def _read_tree(estimator):
+    return _average([estimator], estimator)
+
+
+def _read_forest(estimator):
+    return _average(estimator.estimators_, estimator)
+
+
+def _average(members, estimator):
+    """Each leaf gives its share of the mean."""
+    if estimator.n_outputs_ > 1 and hasattr(estimator, "classes_"):
+        raise ValueError(
+            "estimator must have one output where it classifies, got "
+            f"{estimator.n_outputs_} of {type(estimator).__name__}"
+        )
+    trees, num_scores = [], 1
+    for member in members:
+        values = member.tree_.value  # [M, outputs, classes]
+        if hasattr(estimator, "classes_"):
+            values = values / values.sum(axis=2, keepdims=True)
+            values = values[:, 0, 1:] if values.shape[2] == 2 else values[:, 0]
+        else:
+            values = values[:, :, 0]
+        num_scores = values.shape[1]
+        trees += [_make_nodes(member.tree_, v / len(members)) for v in values.T]
+    return _Parts(trees, np.zeros(num_scores))
+
+
+def _read_boosting(estimator):
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+
+    members = estimator.estimators_  # [rounds, K]
+    constant = isinstance(estimator.init_, DummyClassifier | DummyRegressor)
+    if not constant and not isinstance(estimator.init_, str):
+        raise ValueError(
+            "init of the estimator must be None or 'zero', got one that is an "
+            f"estimator: {type(estimator.init_).__name__}"
+        )
+    start = np.zeros(members.shape[1])
+    if constant:
+        blank = np.zeros((1, estimator.n_features_in_), np.float32)
+        start = np.asarray(estimator._raw_predict_init(blank), float).reshape(-1)
+    trees = [
+        _make_nodes(member.tree_, estimator.learning_rate * member.tree_.value[:, 0, 0])
+        for member in members.reshape(-1)
+    ]
+    return _Parts(trees, start)
+
+
+def _make_nodes(tree, value: Float[np.ndarray, " M"]):
+    """A tree of sklearn.tree; its features of leaves are -2."""
+    leaf = tree.children_left == LEAF
+    missing_left = getattr(tree, "missing_go_to_left", np.zeros(len(leaf), bool))
+    weight = np.asarray(tree.weighted_n_node_samples, float)
+    return Nodes(
+        left=tree.children_left.astype(np.int32),
+        right=tree.children_right.astype(np.int32),
+        feature=np.where(leaf, 0, tree.feature).astype(np.int32),
+        threshold=round_down(tree.threshold),
+        missing_left=np.asarray(missing_left).astype(bool),
+        value=value.astype(np.float32),
+        gradient=np.full(len(leaf), np.nan),
+        curvature=np.full(len(leaf), np.nan),
+        weight=weight,
+    )
+
+
+def _read_histograms(estimator):
+    """The features of its trees are those behind its preprocessor: categories first."""
+    members = [member for row in estimator._predictors for member in row]
+    start = np.asarray(estimator._baseline_prediction, float).reshape(-1)
+    mask = estimator.is_categorical_
+    places, encodings = np.arange(estimator.n_features_in_), []
+    if mask is not None:
+        places = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
+        encoder = estimator._preprocessor.named_transformers_["encoder"]
+        encodings = [_decode(categories) for categories in encoder.categories_]
+    splits, trees = [], []
+    for number, member in enumerate(members):
+        nodes = member.nodes
+        trees.append(_make_histogram_nodes(nodes, places))
+        split = nodes["is_categorical"].astype(bool) & ~nodes["is_leaf"].astype(bool)
+        for node in np.flatnonzero(split):
+            feature = int(nodes["feature_idx"][node])
+            words = member.raw_left_cat_bitsets[nodes["bitset_idx"][node]].astype("<u4")
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            left = encodings[feature].value[np.flatnonzero(bits)]
+            place = int(places[feature])
+            splits.append(CategorySplit(number, int(node), place, left, True))
+    known, names = {}, {}
+    for place, encoding in zip(places, encodings, strict=False):
+        values = np.arange(encoding.value.max(initial=-1) + 1)
+        known[int(place)] = np.isin(values, encoding.value)
+        if encoding.names is not None:
+            names[int(place)] = encoding.names
+    categories, words = code_splits(splits, known, names)
+    return _Parts(place_sets(trees, splits, words), start, categories)
+
+
+class _Encoding(NamedTuple):
+    """What scikit-learn's codes stand for: values, and what the values are."""
+
+    value: np.ndarray
+    names: tuple[Any, ...] | None
+
+
+def _decode(categories):
+    """Integers stand for themselves, strings for 0, 1, ...; NaN is missing."""
+    if categories.dtype.kind in "OUSb":
+        names = tuple(c for c in categories.tolist() if c is not None and c == c)
+        return _Encoding(np.arange(len(names)), names)
+    values = categories[~np.isnan(categories.astype(float))].astype(float)
+    if ((values < 0) | (values != np.floor(values)) | (values >= 2**24)).any():
+        raise ValueError(
+            "categories that are numbers must be integers from 0 to 2^24 - 1, got "
+            f"{values[:5]}"
+        )
+    return _Encoding(values.astype(int), None)
+
+
+def _make_histogram_nodes(nodes, places):
+    leaf = nodes["is_leaf"].astype(bool)
+    categorical = nodes["is_categorical"].astype(bool)
+    unknown = np.full(len(nodes), np.nan)
+    threshold = _round_near(nodes["num_threshold"])
+    return Nodes(
+        left=np.where(leaf, LEAF, nodes["left"].astype(np.int64)).astype(np.int32),
+        right=np.where(leaf, LEAF, nodes["right"].astype(np.int64)).astype(np.int32),
+        feature=np.where(leaf, 0, places[nodes["feature_idx"]]).astype(np.int32),
+        threshold=np.where(categorical, np.float32(np.nan), threshold),
+        missing_left=nodes["missing_go_to_left"].astype(bool),
+        value=nodes["value"].astype(np.float32),
+        gradient=unknown,
+        curvature=unknown,
+        weight=nodes["count"].astype(float),
+    )
+
+
+def _round_near(threshold):
+    """The nearest float32, of two the lower; denormals are as 0.
+
+    Thresholds of HistGradientBoosting may be values of x in float64, which round as
+    they do, or lie halfway between two values of float32: the upper one goes right.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        near = threshold.astype(np.float32)
+        below = np.nextafter(near, np.float32(-np.inf))
+        halfway = (near > threshold) & (near - threshold >= threshold - below)
+    return round_down(np.where(halfway, below, near))
