@@ -4,6 +4,7 @@
 Building the pages draws those that are missing.
 """
 
+from functools import cache
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ def make_homes():
     return x, y + 0.3 * rng.standard_t(3, size=500)
 
 
+@cache
 def train_homes():
     """A model of 300 rows, and its history on the other 200."""
     x, y = make_homes()
@@ -48,6 +50,22 @@ def draw_importance():
 def draw_tree():
     """The first tree."""
     return plotting.tree(train_homes()[0]).figure
+
+
+def draw_shap():
+    """SHAP values of all rows."""
+    return plotting.shap_summary(train_homes()[0], make_homes()[0]).figure
+
+
+def draw_dependence():
+    """On one feature."""
+    return plotting.partial_dependence(train_homes()[0], make_homes()[0], "age").figure
+
+
+def draw_dependence_two():
+    """On two features that interact."""
+    pair = ("rooms", "distance")
+    return plotting.partial_dependence(train_homes()[0], make_homes()[0], pair).figure
 
 
 def draw_loss_absolute():
