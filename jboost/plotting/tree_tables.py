@@ -240,31 +240,42 @@ def _lift(leaves):
     return np.concatenate(levels)
 
 
+class _Visit(NamedTuple):
+    """A node of the arrays, and what the way to it says."""
+
+    node: int
+    parent: int  # its place among the visits
+    is_left: bool
+    depth: int
+
+
+def _visit(left) -> list[_Visit]:
+    """All nodes below the root, each before its children, the left one first."""
+    visits: list[_Visit] = []
+    pending = [_Visit(0, ROOT, True, 0)]
+    while pending:
+        place, visit = len(visits), pending.pop()
+        visits.append(visit)
+        if (child := int(left[visit.node])) >= 0:
+            below = visit.depth + 1
+            pending.append(_Visit(child + 1, place, False, below))
+            pending.append(_Visit(child, place, True, below))
+    return visits
+
+
 def _walk(arrays, max_depth, say) -> list[Node]:
     """The nodes from the root on, those below ``max_depth`` left out."""
-    order = [(0, ROOT, True, 0)]  # node, place of its parent, is left, depth
-    pending = [0]
-    places = []
-    while pending:
-        place = pending.pop()
-        places.append(place)
-        node, _, _, depth = order[place]
-        if (child := int(arrays.left[node])) >= 0:
-            for step, is_left in ((1, False), (0, True)):  # the left one is next
-                pending.append(len(order))
-                order.append((child + step, place, is_left, depth + 1))
-    cover, leaves = np.zeros(len(order)), np.zeros(len(order), int)
-    for place in reversed(places):
-        node, parent, _, _ = order[place]
-        if arrays.left[node] < 0:
-            cover[place], leaves[place] = arrays.cover[node], 1
-        if parent != ROOT:
-            cover[parent] += cover[place]
-            leaves[parent] += leaves[place]
+    visits = _visit(arrays.left)
+    cover, leaves = np.zeros(len(visits)), np.zeros(len(visits), int)
+    for place, visit in reversed([*enumerate(visits)]):
+        if arrays.left[visit.node] < 0:
+            cover[place], leaves[place] = arrays.cover[visit.node], 1
+        if visit.parent != ROOT:
+            cover[visit.parent] += cover[place]
+            leaves[visit.parent] += leaves[place]
     nodes: list[Node] = []
-    new: dict[int, int] = {ROOT: ROOT}
-    for place in places:
-        node, parent, is_left, depth = order[place]
+    new = {ROOT: ROOT}  # the place of a visit in the table
+    for place, (node, parent, is_left, depth) in enumerate(visits):
         if max_depth is not None and depth > max_depth:
             continue
         new[place] = len(nodes)
