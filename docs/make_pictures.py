@@ -42,6 +42,12 @@ def draw_learning_curve():
     return plotting.learning_curve(train_homes()[1]).figure
 
 
+def draw_folds():
+    """Cross-validation: means in bands."""
+    x, y = make_homes()
+    return plotting.learning_curve(jb.cross_validate(x, y, num_rounds=100)).figure
+
+
 def draw_importance():
     """Importance of four features."""
     return plotting.importance(train_homes()[0]).figure

@@ -106,6 +106,44 @@ def test_one_round_is_a_point_at_a_whole_number(trained, ax):
     assert ticks == [0]
 
 
+def make_folds():
+    """Losses of two folds, which rise after the third round."""
+    train = np.array([[4.0, 2.0, 1.0, 0.5], [6.0, 4.0, 1.0, 1.5]])
+    held_out = np.array([[5.0, 4.0, 1.0, 2.0], [7.0, 4.0, 3.0, 4.0]])
+    mean, none = held_out.mean(axis=0), np.zeros((2, 0), bool)
+    error = held_out.std(axis=0, ddof=1) / np.sqrt(2)
+    metrics = {"spread": held_out + 1}
+    return jb.CrossValidation(
+        train, held_out, metrics, mean, error, 2, np.zeros(0), none
+    )
+
+
+def test_cross_validation_is_drawn_as_means_in_bands(ax):
+    result = make_folds()
+    plotting.learning_curve(result, ax=ax)
+    train, validation, _, mark = ax.get_lines()
+    np.testing.assert_array_equal(train.get_ydata(), [5, 3, 1, 1])
+    np.testing.assert_array_equal(validation.get_ydata(), [6, 4, 2, 3])
+    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (2, 2)
+    _, band = ax.collections
+    edges = band.get_paths()[0].vertices
+    for place in range(4):
+        at = edges[edges[:, 0] == place, 1]
+        assert at.min() == pytest.approx(
+            result.mean[place] - result.standard_error[place]
+        )
+        assert at.max() == pytest.approx(
+            result.mean[place] + result.standard_error[place]
+        )
+
+
+def test_metrics_of_folds_have_one_line(ax):
+    plotting.learning_curve(make_folds(), metric="spread", ax=ax)
+    line, *_ = ax.get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), [7, 5, 3, 4])
+    assert line.get_label() == "validation" and len(ax.collections) == 1
+
+
 def test_importance_shows_the_largest_on_top(ax):
     found = jb.Importance(NAMES, np.array([1.0, 5.0, 3.0]), np.array([0.1, 0.5, 0.3]))
     assert plotting.importance(found, max_features=2, ax=ax) is ax
