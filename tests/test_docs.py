@@ -13,11 +13,7 @@ matplotlib.use("Agg")
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-CHANGED = (
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_disable_most_optimizations",
-)
+CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
 def name(page):
@@ -27,9 +23,7 @@ def name(page):
 @pytest.fixture
 def plain_settings():
     """JAX as its users have it; where it keeps programs is one of the examples."""
-    before = {option: getattr(jax.config, option) for option in CHANGED}
-    # Each program is run once.
-    jax.config.update("jax_disable_most_optimizations", True)
+    before = {option: getattr(jax.config, option) for option in CACHE}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
     for option, value in before.items():
