@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
+from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
 from jboost.checks import check_number
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
@@ -34,7 +35,8 @@ _PASSED = (
     "max_delta_step", "min_gain", "min_child_weight", "min_child_samples",
     "regularization", "subsample", "colsample_bytree", "colsample_bylevel",
     "colsample_bynode", "max_leaves", "monotone", "interactions", "candidates",
-    "candidate_weights", "curvature", "leaf_solver", "init_score",
+    "candidate_weights", "categorical", "category_l2", "category_smoothing",
+    "max_onehot", "curvature", "leaf_solver", "init_score",
     "early_stopping_rounds", "metrics", "callbacks", "progress", "implementation",
 )  # fmt: skip
 _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
@@ -71,6 +73,10 @@ class Boosting(BaseEstimator):
         interactions: Any = None,
         candidates: Candidates = "global",
         candidate_weights: CandidateWeights = "samples",
+        categorical: Any = "auto",
+        category_l2: float = CATEGORY_L2,
+        category_smoothing: float = CATEGORY_SMOOTHING,
+        max_onehot: int = MAX_ONEHOT,
         curvature: Curvature = "auto",
         leaf_solver: LeafSolver = "auto",
         init_score: Any = "auto",
@@ -105,6 +111,10 @@ class Boosting(BaseEstimator):
         self.interactions = interactions
         self.candidates = candidates
         self.candidate_weights = candidate_weights
+        self.categorical = categorical
+        self.category_l2 = category_l2
+        self.category_smoothing = category_smoothing
+        self.max_onehot = max_onehot
         self.curvature = curvature
         self.leaf_solver = leaf_solver
         self.init_score = init_score
@@ -240,15 +250,16 @@ class Boosting(BaseEstimator):
             staged_predict(self.model_, X, offset=offset, inverse_link=inverse_link)
         )
 
-    def _find_link(self, loss) -> Callable[[Array], Array] | None:
-        """What is given, or else what the loss implies."""
+    @property
+    def _link(self) -> Callable[[Array], Array] | None:
+        """What is given, or else what the loss implies; known when there is a model."""
         if isinstance(self.inverse_link, str):
             if self.inverse_link != "auto":
                 raise ValueError(
                     "inverse_link must be 'auto', None or a function of a score, got "
                     f"{self.inverse_link!r}"
                 )
-            return losses.inverse_link(loss)
+            return losses.inverse_link(getattr(self, "_loss", None))
         return self.inverse_link
 
     def __sklearn_tags__(self):

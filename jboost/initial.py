@@ -23,6 +23,7 @@ from jboost.curvature import (
 from jboost.leaves import Groups, find_medians, solve_at_kinks, solve_groups
 
 _STARTS = 33  # where the search may begin
+_ROUNDING = 2.0**-21  # of a mean in float32
 _NEWTON_STEPS = 50  # at most, for K numbers
 
 
@@ -146,9 +147,7 @@ def _total_loss(objective, groups, c):
 
 
 def _damped_newton(objective, offset, weights):
-    """Levenberg-Marquardt on the mean loss of K scores."""
-    num_scores = offset.shape[0]
-    identity = jnp.eye(num_scores, dtype=jnp.float32)
+    """Levenberg-Marquardt on the mean loss of K scores, along the Hessian's axes."""
 
     def mean_loss(c):
         values = loss_values(objective, offset + c[:, None])
@@ -162,13 +161,21 @@ def _damped_newton(objective, offset, weights):
     def improve(state):
         count, c, damping, loss, moved = state
         scores = offset + c[:, None]
-        gradient = mean_of_rows(objective, gradients(objective, scores), weights)
+        rows = gradients(objective, scores)
         matrices = hessian_matrices(objective, scores)
         hessian = mean_of_rows(objective, jnp.moveaxis(matrices, 0, -1), weights)
         size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
-        step = -jnp.linalg.solve(hessian + damping * size * identity, gradient)
+        curvature, axes = jnp.linalg.eigh(hessian)
+        slope = mean_of_rows(objective, rows, weights) @ axes
+        # What is left of a sum that should be 0 says nothing. Where there is no
+        # curvature either (scores of softmax may all be shifted), it would be followed
+        # far away.
+        noise = _ROUNDING * jnp.max(mean_of_rows(objective, jnp.abs(rows), weights))
+        slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
+        step = -(axes @ (slope / (curvature + damping * size)))
         new_loss = mean_loss(c + step)
-        better = new_loss < loss
+        # Close to the minimum the loss is flat to the last bits, the gradient is not.
+        better = new_loss <= loss + _ROUNDING * jnp.abs(loss)
         return (
             count + 1,
             jnp.where(better, c + step, c),
@@ -179,6 +186,6 @@ def _damped_newton(objective, offset, weights):
             ),
         )
 
-    start = jnp.zeros(num_scores, jnp.float32)
+    start = jnp.zeros(offset.shape[0], jnp.float32)
     state = (jnp.int32(0), start, jnp.float32(1e-3), mean_loss(start), jnp.float32(1))
     return jax.lax.while_loop(unfinished, improve, state)[1]

@@ -29,6 +29,8 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from jboost import losses
+from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.checks import check_weights
 from jboost.estimators import Boosting, find_loss, is_one_of
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
@@ -122,11 +124,6 @@ class JBoostRegressor(RegressorMixin, Boosting):
         """The predictions after each round, one by one."""
         yield from map(_widen, self._score_stages(X, offset, self._link))
 
-    @property
-    def _link(self):
-        """Known once there is a model."""
-        return self._find_link(getattr(self, "_loss", None))
-
     def _read_targets(self, y):
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
@@ -217,6 +214,10 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         interactions: Any = None,
         candidates: Any = "global",
         candidate_weights: Any = "samples",
+        categorical: Any = "auto",
+        category_l2: float = CATEGORY_L2,
+        category_smoothing: float = CATEGORY_SMOOTHING,
+        max_onehot: int = MAX_ONEHOT,
         curvature: Any = "auto",
         leaf_solver: Any = "auto",
         init_score: Any = "auto",
@@ -239,8 +240,10 @@ class JBoostClassifier(ClassifierMixin, Boosting):
             colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
             colsample_bynode=colsample_bynode, max_leaves=max_leaves,
             monotone=monotone, interactions=interactions, candidates=candidates,
-            candidate_weights=candidate_weights, curvature=curvature,
-            leaf_solver=leaf_solver, init_score=init_score,
+            candidate_weights=candidate_weights, categorical=categorical,
+            category_l2=category_l2, category_smoothing=category_smoothing,
+            max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
+            init_score=init_score,
             early_stopping_rounds=early_stopping_rounds,
             validation_fraction=validation_fraction, inverse_link=inverse_link,
             metrics=metrics, callbacks=callbacks, progress=progress,
@@ -273,18 +276,19 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         X = self._read_table(X, reset=True)
         y = _check_labels(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        counted = codes if sample_weight is None else codes[_positive(sample_weight)]
+        weights, counted = sample_weight, codes
+        if weights is not None:
+            weights = check_weights(weights, len(y), "sample_weight")
+            counted = codes[np.asarray(weights > 0)]
         if len(np.unique(counted)) < 2:
             raise ValueError(
                 "y must hold at least two classes in rows of positive weight, got one "
-                f"class, {self.classes_[counted[:1]]}"
+                f"class, {self.classes_[counted[0]]!r}"
             )
         self._loss = self._choose_loss()
-        weights = sample_weight
         if self.class_weight is not None:
-            weights = compute_sample_weight(self.class_weight, y)
-            if sample_weight is not None:
-                weights = weights * np.asarray(sample_weight)
+            factors = compute_sample_weight(self.class_weight, y)
+            weights = factors if weights is None else factors * weights
         return self._train(
             X, self._code(codes), weights, offset, eval_set, self._loss,
             self._num_scores, codes,
@@ -303,7 +307,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
     @available_if(_gives_probabilities)
     def predict_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Probabilities [N, classes], by the loss's link."""
-        return _complete(self._score_rows(X, offset, self._find_link(self._loss)))
+        return _complete(self._score_rows(X, offset, self._link))
 
     @available_if(_gives_probabilities)
     def predict_log_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
@@ -315,8 +319,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         self, X: Any, *, offset: Any = None
     ) -> Iterator[np.ndarray]:
         """The probabilities after each round, one by one."""
-        link = self._find_link(self._loss)
-        yield from map(_complete, self._score_stages(X, offset, link))
+        yield from map(_complete, self._score_stages(X, offset, self._link))
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """The label of the largest score; of two classes, the second above 0.
@@ -389,10 +392,6 @@ def _check_labels(y):
     y = column_or_1d(y, warn=True)
     check_classification_targets(y)
     return y
-
-
-def _positive(sample_weight):
-    return np.asarray(sample_weight) > 0
 
 
 def _complete(probabilities):
