@@ -2,76 +2,24 @@
 """save and load: models in files.
 
 In: an Ensemble, a RegressionTree or Bins. Out: a file, and the same back, equal to the
-bit. ``containers`` describes the format; here is what it holds for each type, and what
-must be true of it, so that no program reads beyond its arrays whatever a file says.
+bit. ``containers`` describes the format, ``layouts`` what it holds for each type.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from jboost.binning import Bins
-from jboost.cart import FORMAT_VERSION as TREE_VERSION
 from jboost.cart import RegressionTree
-from jboost.categories import WORD, Categories
 from jboost.containers import Container, FileError, read_container, write_container
-from jboost.ensemble import FORMAT_VERSION, Ensemble, Links
-from jboost.least_squares import LEAF
-from jboost.levels import LeafSums
+from jboost.ensemble import Ensemble
+from jboost.layouts import KINDS, check_container
 
 Model = Ensemble | RegressionTree | Bins
-Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
-
-_MOST_FEATURES = 2**31 - 1
-
-ENSEMBLE: Layout = {
-    "feature": ("int32", "R K I"),
-    "threshold": ("float32", "R K I"),
-    "missing_left": ("bool", "R K I"),
-    "leaf_value": ("float32", "R K L"),
-    "init_score": ("float32", "*K"),
-    "sums.gradient": ("float32", "R K L"),
-    "sums.curvature": ("float32", "R K L"),
-    "sums.weight": ("float32", "R K L"),
-    "sums.l2": ("float32", "R K"),
-    "left_codes": ("uint32", "R K I W"),
-    "categories.codes": ("int32", "G V"),
-    "links.left_child": ("int32", "R K I"),
-}
-REGRESSION_TREE: Layout = {
-    "left": ("int32", "M"),
-    "feature": ("int32", "M"),
-    "threshold": ("float32", "M"),
-    "missing_left": ("bool", "M"),
-    "value": ("float64", "M *K"),
-    "gain": ("float64", "M"),
-    "squared_error": ("float64", "M"),
-    "weight": ("float64", "M"),
-    "num_rows": ("int32", "M"),
-}
-BINS: Layout = {"thresholds": ("float32", "F C")}
-
-
-class Kind(NamedTuple):
-    """How a type lies in a file.
-
-    Attributes:
-      layout: its arrays.
-      fields: names of what is not an array; those of groups are there with the group.
-      groups: arrays that may be absent, together: {name: (container, fields)}.
-      check: whether all fits together.
-    """
-
-    build: Callable[..., Any]
-    layout: Layout
-    fields: tuple[str, ...]
-    groups: dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
-    check: Callable[[dict[str, Any], dict[str, np.ndarray], dict[str, int]], None]
 
 
 def save(model: Model, path: Any) -> None:
@@ -157,14 +105,14 @@ def pack(model: Any, prefix: str = "") -> Container:
     )
 
 
-def unpack(container: Container, prefix: str = "") -> Any:
-    """The model in a container.
+def unpack(container: Container) -> Any:
+    """The model in a container, that of a checkpoint under "model.".
 
     Raises:
       ValueError: it is not valid.
     """
-    start = "model." if container.type == "Checkpoint" else prefix
-    name = "Ensemble" if container.type == "Checkpoint" else container.type
+    kept = container.type == "Checkpoint"
+    start, name = ("model.", "Ensemble") if kept else ("", container.type)
     kind = KINDS.get(name)
     if kind is None:
         raise ValueError(
@@ -211,184 +159,6 @@ def _build(kind, static, arrays):
     return kind.build(**own, **parts)
 
 
-def check_container(
-    kind: Kind, static: dict[str, Any], arrays: dict[str, np.ndarray]
-) -> None:
-    """Raises ValueError unless these make a valid model."""
-    expected, names = set(kind.fields), set(kind.layout)
-    for group, (_, inner) in kind.groups.items():
-        here = {name for name in names if name.startswith(f"{group}.")}
-        if any(name.startswith(f"{group}.") for name in arrays):
-            expected |= {f"{group}.{name}" for name in inner}
-        else:
-            names -= here
-    names -= {"left_codes"} - arrays.keys()
-    for what, wanted, found in (
-        ("fields", expected, static.keys()), ("arrays", names, arrays.keys()),
-    ):  # fmt: skip
-        if wanted != found:
-            missing, unknown = sorted(wanted - found), sorted(found - wanted)
-            raise ValueError(f"of its {what} {missing} are missing, {unknown} unknown")
-    sizes: dict[str, int] = {}
-    for name, array in arrays.items():
-        _check_shape(name, array, *kind.layout[name], sizes)
-    kind.check(static, arrays, sizes)
-
-
-def _check_shape(name, array, dtype, lengths, sizes):
-    """An array's type, and its lengths, which are equal where their letter is."""
-    if array.dtype.name != dtype:
-        raise ValueError(f"{name} must be {dtype}, got {array.dtype.name}")
-    letters = lengths.split()
-    if letters[-1].startswith("*") and array.ndim < len(letters):
-        letters = letters[:-1]  # a last axis that one number does without
-    letters = [letter.strip("*") for letter in letters]
-    if array.ndim != len(letters):
-        raise ValueError(f"{name} must have axes {lengths!r}, got shape {array.shape}")
-    for letter, length in zip(letters, array.shape, strict=True):
-        if sizes.setdefault(letter, length) != length:
-            raise ValueError(
-                f"{name} must have axes {lengths!r} with {letter} = {sizes[letter]}, "
-                f"got shape {array.shape}"
-            )
-
-
-def _check_ensemble(static, arrays, sizes):
-    _expect("format_version", static["format_version"], FORMAT_VERSION)
-    num_features = _check_common(static)
-    if static["absent"] not in ("missing", "zero"):
-        raise ValueError(f"absent must be a known word, got {static['absent']!r}")
-    num_nodes, num_leaves = sizes["I"], sizes["L"]
-    if sizes["K"] < 1 or (arrays["init_score"].ndim == 0) != (sizes["K"] == 1):
-        raise ValueError(
-            f"init_score must be of {sizes['K']} scores, got shape "
-            f"{arrays['init_score'].shape}"
-        )
-    feature, threshold = arrays["feature"], arrays["threshold"]
-    _check_range("feature", feature, num_features)
-    if "links.left_child" in arrays:
-        _expect("the number of leaf values", num_leaves, num_nodes)
-        _check_links(static, arrays)
-    elif num_leaves != num_nodes + 1 or num_leaves & num_nodes or num_nodes < 1:
-        raise ValueError(
-            "trees in heap order must have 2^d - 1 nodes and 2^d leaves, got "
-            f"{num_nodes} and {num_leaves}"
-        )
-    _check_categories(static, arrays, sizes, num_features)
-    by_set = np.isnan(threshold)
-    places = np.array(static.get("categories.features", ()), np.int64)
-    if by_set.any() and (
-        "left_codes" not in arrays or not np.isin(feature[by_set], places).all()
-    ):
-        raise ValueError("threshold must be a number where no set of categories is")
-
-
-def _check_categories(static, arrays, sizes, num_features):
-    if "left_codes" in arrays and "categories.codes" not in arrays:
-        raise ValueError("left_codes must come with categories")
-    if "categories.codes" not in arrays:
-        return
-    places, values = static["categories.features"], static["categories.values"]
-    good = isinstance(places, tuple) and all(type(place) is int for place in places)
-    good = good and len(places) == sizes["G"] and list(places) == sorted({*places})
-    if not good or not all(0 <= place < num_features for place in places):
-        raise ValueError(
-            f"categories.features must be {sizes['G']} ascending places of features, "
-            f"got {places!r}"
-        )
-    if sizes["V"] < 1 or sizes.get("W", 1) < 1:
-        raise ValueError("categories must have codes, and sets of them words, got none")
-    most = WORD * sizes.get("W", 2**20)
-    _check_range("categories.codes", arrays["categories.codes"], most)
-    good = values is None or (isinstance(values, tuple) and len(values) == sizes["G"])
-    for each in (values or ()) if good else ():
-        good = good and (each is None or isinstance(each, tuple))
-        good = good and (each is None or len(each) <= sizes["V"])
-    if not good:
-        raise ValueError("categories.values must be categories of each such feature")
-
-
-def _check_links(static, arrays):
-    """Leaves stay where they are; from the root at most ``max_depth`` steps."""
-    left, shape = arrays["links.left_child"], arrays["links.left_child"].shape
-    depth, num_nodes = static["links.max_depth"], shape[2]
-    node = np.broadcast_to(np.arange(num_nodes, dtype=np.int32), shape)
-    leaf = left == node
-    stays = (arrays["threshold"] == np.inf) & arrays["missing_left"]
-    inside = (left >= 0) & (left < num_nodes - 1)
-    if num_nodes < 1 or not np.all(np.where(leaf, stays, inside)):
-        raise ValueError(
-            "links.left_child must be the node itself in a leaf, whose threshold is "
-            f"+inf and missing_left True, and else below {num_nodes - 1}"
-        )
-    if type(depth) is not int or not 0 <= depth <= max(num_nodes, 1):
-        raise ValueError(f"links.max_depth must be up to {num_nodes}, got {depth!r}")
-    # With one parent a node, and none for the root, no path can come back.
-    tree = np.arange(math.prod(shape[:2]))[:, None] * num_nodes
-    flat = left.reshape(-1, num_nodes).astype(np.int64) + tree
-    children = flat[~leaf.reshape(flat.shape)]
-    children = np.concatenate([children, children + 1, tree[:, 0]])
-    if len(np.unique(children)) < len(children):
-        raise ValueError("links.left_child must give each node one parent, the root 0")
-    level = tree[:, 0]
-    for _ in range(depth):
-        level = level[flat.reshape(-1)[level] != level]
-        level = flat.reshape(-1)[level]
-        level = np.concatenate([level, level + 1])
-    if np.any(flat.reshape(-1)[level] != level):
-        raise ValueError(f"links.max_depth must be that of the trees, got {depth}")
-
-
-def _check_tree(static, arrays, sizes):
-    _expect("format_version", static["format_version"], TREE_VERSION)
-    _check_range("feature", arrays["feature"], _check_common(static))
-    left, num_nodes = arrays["left"], sizes["M"]
-    inner = np.flatnonzero(left != LEAF)
-    # Breadth first: the children of the j-th inner node are nodes 2j + 1 and 2j + 2.
-    children = 1 + 2 * np.arange(len(inner))
-    if (
-        num_nodes != 1 + 2 * len(inner)
-        or np.any(left[inner] != children)
-        or np.any(children <= inner)
-    ):
-        raise ValueError("left must number the nodes level by level, -1 in leaves")
-
-
-def _check_bins(static, arrays, sizes):
-    if static["absent"] not in ("missing", "zero"):
-        raise ValueError(f"absent must be a known word, got {static['absent']!r}")
-    rows = arrays["thresholds"]
-    if sizes["C"] < 1 or not np.all(rows[:, -1] == np.inf):
-        raise ValueError("thresholds must end with +inf in each row")
-    if not np.all(rows[:, 1:] >= rows[:, :-1]):  # false for NaN, too
-        raise ValueError("thresholds must ascend in each row")
-
-
-def _check_common(static):
-    """The number of features, and their names."""
-    number, names = static["num_features"], static["feature_names"]
-    if type(number) is not int or not 1 <= number <= _MOST_FEATURES:
-        raise ValueError(f"num_features must be a number of columns, got {number!r}")
-    good = names is None or (
-        isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-    )
-    if not good or (names is not None and len(names) != number):
-        raise ValueError(f"feature_names must be {number} names, got {names!r}")
-    return number
-
-
-def _check_range(name, array, end):
-    if array.size and not 0 <= array.min() <= array.max() < end:
-        raise ValueError(
-            f"{name} must lie from 0 to {end - 1}, got {array.min()} to {array.max()}"
-        )
-
-
-def _expect(name, got, expected):
-    if type(got) is not int or got != expected:
-        raise ValueError(f"{name} must be {expected}, got {got!r}")
-
-
 def _to_json(value):
     """Plain fields as JSON holds them; floats that it has no word for by their name."""
     if isinstance(value, tuple | list):
@@ -408,21 +178,3 @@ def _from_json(value):
             raise ValueError(f"a field must not hold {value!r}")
         return float(value["float"])
     return value
-
-
-_COMMON = ("num_features", "format_version", "feature_names")
-KINDS = {
-    "Ensemble": Kind(
-        Ensemble,
-        ENSEMBLE,
-        (*_COMMON, "absent"),
-        {
-            "sums": (LeafSums, ()),
-            "categories": (Categories, ("features", "values")),
-            "links": (Links, ("max_depth",)),
-        },
-        _check_ensemble,
-    ),
-    "RegressionTree": Kind(RegressionTree, REGRESSION_TREE, _COMMON, {}, _check_tree),
-    "Bins": Kind(Bins, BINS, ("absent",), {}, _check_bins),
-}

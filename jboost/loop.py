@@ -55,11 +55,8 @@ def run_rounds(
 ) -> int:
     """Runs rounds until done or stopped; returns how many the model keeps."""
     num_rounds, most, stopped = len(job.rates), 1, False
-
-    def goes_on(end):
-        return record.num_rounds < end and not (stopped or _is_over(record, patience))
-
-    while goes_on(num_rounds):
+    over = _is_over(record, patience)
+    while record.num_rounds < num_rounds and not (stopped or over):
         count = min(most, num_rounds - record.num_rounds)
         if checkpoint is not None:  # a chunk ends where the run is written
             count = min(count, checkpoint.every - record.num_rounds % checkpoint.every)
@@ -69,12 +66,12 @@ def run_rounds(
         fields = ("trees", "losses", "snapshots", "improvement")
         seen = jax.device_get({name: getattr(chunk, name) for name in fields})
         chunk = chunk._replace(**seen)
-        while goes_on(last):
+        while record.num_rounds < last and not (stopped or over):
             _look(job, chunk, count - last + record.num_rounds, record, bar)
-            stopped = _notify(watchers, record)
+            stopped, over = _notify(watchers, record), _is_over(record, patience)
         if checkpoint is not None:
             here = position if record.num_rounds == last else None
-            _keep(checkpoint, record, here, patience, stopped or last == num_rounds)
+            _keep(checkpoint, record, here, over, stopped or last == num_rounds)
         seconds = time.perf_counter() - begun
         if blocks is not None:
             continue  # one round at a time
@@ -94,9 +91,9 @@ def _is_over(record, patience):
     return number - 1 - record.best_round(number) >= patience
 
 
-def _keep(checkpoint, record, position, patience, final):
+def _keep(checkpoint, record, position, over, final):
     """Writes the run, if it is time; what is trained outlives a full disk."""
-    if _is_over(record, patience):
+    if over:
         state, set_scores = None, ()  # no round will follow
     elif position and (final or record.num_rounds % checkpoint.every == 0):
         state, set_scores = position

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checkpoints cost, and files: time beside training without, size, time to load.
+
+Runs of equal settings are made in turn (none, every 50 rounds, every 10, every one), so
+that what else the machine does meets all alike; the table shows medians. Processor time
+leaves out what the disk takes (a checkpoint waits for it twice).
+
+    python experiments/checkpoints.py
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import jboost as jb
+
+
+def main():
+    """Times the runs, prints a table and writes it."""
+    args = parse()
+    random = np.random.default_rng(0)
+    x = random.normal(size=(args.rows, args.features)).astype(np.float32)
+    y = x[:, 0] + x[:, 1] * x[:, 2] + random.normal(size=args.rows)
+    train(args, x, y)  # compiles
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        table = time_runs(args, x, y, Path(folder))
+        files = time_files(train(args, x, y), Path(folder) / "model")
+    print(f"\n{args.rows} rows, {args.features} features, {args.rounds} rounds")
+    print(
+        f"{'checkpoint':12s} {'seconds':>8s} {'of processor':>13s} {'ratio':>6s} bytes"
+    )
+    for row in table:
+        ratio = row["processor_seconds"] / table[0]["processor_seconds"]
+        print(
+            f"{row['checkpoint']:12s} {row['seconds']:8.2f} "
+            f"{row['processor_seconds']:10.2f} {ratio:6.2f} {row['bytes']}"
+        )
+    print(
+        f"the model: {files['bytes']} bytes, saved in {files['save']:.4f} s, loaded in "
+        f"{files['load']:.4f} s"
+    )
+    settings = {name: str(value) for name, value in vars(args).items()}
+    result = {"settings": settings, "runs": table, "model": files}
+    args.out.mkdir(exist_ok=True)
+    (args.out / "checkpoints.json").write_text(json.dumps(result, indent=1))
+
+
+def time_runs(args, x, y, folder):
+    """Medians of each kind of run, made in turn."""
+    names = ("none", "every 50", "every 10", "every round")
+    seconds: dict[str, list] = {name: [] for name in names}
+    processor: dict[str, list] = {name: [] for name in names}
+    size = dict.fromkeys(names, 0)
+    for repeat in range(args.repeats):
+        print(f"run {repeat + 1} of {args.repeats}", flush=True)
+        for name, every in zip(names, (0, 50, 10, 1), strict=True):
+            path = folder / f"{name} {repeat}"
+            kept = {"checkpoint": path, "checkpoint_rounds": every} if every else {}
+            clock, own = time.perf_counter(), time.process_time()
+            train(args, x, y, **kept)
+            seconds[name].append(time.perf_counter() - clock)
+            processor[name].append(time.process_time() - own)
+            size[name] = path.stat().st_size if every else 0
+    return [
+        dict(
+            checkpoint=name,
+            seconds=statistics.median(seconds[name]),
+            processor_seconds=statistics.median(processor[name]),
+            bytes=size[name],
+        )
+        for name in names
+    ]
+
+
+def train(args, x, y, **kept):
+    """One run; the model."""
+    return jb.fit(x, y, num_rounds=args.rounds, max_depth=args.max_depth, **kept)[0]
+
+
+def time_files(model, path):
+    """Medians of saving and loading."""
+    times = {"save": [], "load": []}
+    for _ in range(9):
+        begun = time.perf_counter()
+        jb.save(model, path)
+        written = time.perf_counter()
+        jb.load(path)
+        times["save"].append(written - begun)
+        times["load"].append(time.perf_counter() - written)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {"bytes": path.stat().st_size, **medians}
+
+
+def parse():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--features", type=int, default=28)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--max-depth", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", help="where files go; a temporary folder if not")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
