@@ -49,7 +49,7 @@ REGRESSION_TREE: Layout = {
     "weight": ("float64", "M"),
     "num_rows": ("int32", "M"),
 }
-BINS: Layout = {"thresholds": ("float32", "F C")}
+BINS: Layout = {"thresholds": ("float32", "F C"), "categories.codes": ("int32", "G V")}
 
 
 class Kind(NamedTuple):
@@ -220,6 +220,7 @@ def _check_bins(static, arrays, sizes):
         raise ValueError("thresholds must end with +inf in each row")
     if not np.all(rows[:, 1:] >= rows[:, :-1]):  # false for NaN, too
         raise ValueError("thresholds must ascend in each row")
+    _check_categories(static, arrays, sizes, sizes["F"])
 
 
 def _check_common(static):
@@ -247,6 +248,7 @@ def _expect(name, got, expected):
         raise ValueError(f"{name} must be {expected}, got {got!r}")
 
 
+_CATEGORIES = (Categories, ("features", "values"))
 _COMMON = ("num_features", "format_version", "feature_names")
 KINDS = {
     "Ensemble": Kind(
@@ -255,11 +257,11 @@ KINDS = {
         (*_COMMON, "absent"),
         {
             "sums": (LeafSums, ()),
-            "categories": (Categories, ("features", "values")),
+            "categories": _CATEGORIES,
             "links": (Links, ("max_depth",)),
         },
         _check_ensemble,
     ),
     "RegressionTree": Kind(RegressionTree, REGRESSION_TREE, _COMMON, {}, _check_tree),
-    "Bins": Kind(Bins, BINS, ("absent",), {}, _check_bins),
+    "Bins": Kind(Bins, BINS, ("absent",), {"categories": _CATEGORIES}, _check_bins),
 }

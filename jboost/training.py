@@ -304,7 +304,7 @@ def fit(
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
     if model is not None:
         names = match_columns(model, bins.num_features, names)
-        match_categories(model, getattr(bins, "categories", None))
+        match_categories(model, bins.categories)
     sets = make_sets(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset, implementation,

@@ -55,7 +55,7 @@ def make_runs():
         "several": (several, squared_distance, offset[:, :2]),
         "adaptive": (y, jb.losses.adaptive(_spread_huber, _spread), offset[:, 0]),
     }
-    return {
+    runs = {
         name: dict(
             x=x, y=y, loss=loss, offset=offset,
             validation=(x[:50], y[:50], None, offset[:50]),
@@ -66,6 +66,10 @@ def make_runs():
         )
         for name, (y, loss, offset) in losses.items()
     }  # fmt: skip
+    sets = np.c_[x[:, :2], np.round(3 * np.abs(x[:, 2]))].astype(np.float32)
+    parts = (sets[:50], *runs["one"]["validation"][1:])
+    more = dict(x=sets, validation=parts, categorical=[2])
+    return {**runs, "categories": {**runs["one"], **more}}
 
 
 def mean_loss(loss, scores, targets, weights=None):

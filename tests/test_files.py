@@ -89,6 +89,7 @@ MODELS = {
     "linked": make_linked(),
     "tree": make_tree(),
     "bins": jb.fit_bins(np.random.default_rng(1).normal(size=(9, 2)), absent="zero"),
+    "codes": jb.fit_bins(np.array([[3.0, 0.5], [1, 2], [1, 4]]), categorical=[0]),
 }
 
 
@@ -305,8 +306,8 @@ def changed(model, name, *pairs):
     return {name: array}
 
 
-HEAPS, LINKED, TREE, BINS = (
-    MODELS[name] for name in ("bare", "linked", "tree", "bins")
+HEAPS, LINKED, TREE, BINS, CODES = (
+    MODELS[name] for name in ("bare", "linked", "tree", "bins", "codes")
 )
 INVALID = {
     "a feature beyond": (HEAPS, changed(HEAPS, "feature", (2, 3)), {}, "feature"),
@@ -344,6 +345,7 @@ INVALID = {
     "outside": (TREE, changed(TREE, "left", (0, 99)), {}, "level by level"),
     "a column": (TREE, changed(TREE, "feature", (0, 3)), {}, "feature"),
     "no end": (BINS, changed(BINS, "thresholds", (-1, 1.0)), {}, "inf"),
+    "bins' codes": (CODES, changed(CODES, "categories.codes", (0, -1)), {}, "codes"),
     "no order": (BINS, changed(BINS, "thresholds", (0, np.nan)), {}, "ascend"),
 }
 
