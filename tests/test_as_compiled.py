@@ -31,6 +31,7 @@ CHOSEN = {
     "test_sparse.py": ["the_model_of_the_dense_matrix and samples"],
     "test_constraints.py": ["models_are_monotone and squared"],
     "test_boosting.py": ["boost_equals_fit and squared_error"],
+    "test_continue.py": ["rounds_in_two_parts_are_the_rounds and several"],
 }
 
 
