@@ -25,7 +25,8 @@ SWEPT = (
     "loss", "learning_rate", "max_depth", "l1", "l2", "max_delta_step", "min_gain",
     "min_child_weight", "min_child_samples", "regularization", "subsample",
     "colsample_bytree", "colsample_bylevel", "colsample_bynode", "max_leaves",
-    "monotone", "interactions", "curvature", "leaf_solver", "init_score",
+    "monotone", "interactions", "curvature", "leaf_solver", "init_score", "category_l2",
+    "category_smoothing", "max_onehot",
 )  # fmt: skip
 
 
@@ -52,7 +53,8 @@ def compare(
             max_bins=shared["max_bins"] if given.sorted else table.bins.num_bins,
             num_features=table.bins.num_features, implementation=implementation,
             candidates=shared["candidates"], feature_names=table.names,
-            candidate_weights=shared["candidate_weights"], **chosen,
+            candidate_weights=shared["candidate_weights"],
+            categories=table.bins.categories, **chosen,
         )  # fmt: skip
         rates = np.asarray(rates)
         settings.append(Setting(traced, constants, method, numbers, begin, rates))
@@ -99,8 +101,9 @@ def _make_table(x, y, padded, keeps_models, shared):
     check_implementation(shared["implementation"])
     given = bin_arrays(
         x, y, shared["sample_weight"], shared["offset"], max_bins, num_scores, padded,
-        shared["implementation"], absent=shared["absent"],
+        shared["implementation"], shared["feature_names"], absent=shared["absent"],
         candidates=shared["candidates"], candidate_weights=shared["candidate_weights"],
+        categorical=shared["categorical"],
     )  # fmt: skip
     rows, num_features = given.rows, given.bins.num_features
     draw = {name: shared[name] for name in ("stratify", "groups", "shuffle")}

@@ -16,6 +16,7 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
+from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
 from jboost.comparison import average, compare
 from jboost.curvature import Curvature
 from jboost.curves import make_record
@@ -98,6 +99,10 @@ def cross_validate(
     interactions: Any = None,
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
+    categorical: Any = "auto",
+    category_l2: float = CATEGORY_L2,
+    category_smoothing: float = CATEGORY_SMOOTHING,
+    max_onehot: int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -140,9 +145,9 @@ def cross_validate(
       offset, num_rounds, learning_rate, max_depth, max_bins, absent, l1, l2,
         max_delta_step, min_gain, min_child_weight, min_child_samples, regularization,
         subsample, colsample_bytree, colsample_bylevel, colsample_bynode, max_leaves,
-        monotone, interactions, candidates, candidate_weights, num_scores, curvature,
-        leaf_solver, init_score, progress, feature_names, implementation: as for
-        :func:`jboost.fit`.
+        monotone, interactions, candidates, candidate_weights, categorical, category_l2,
+        category_smoothing, max_onehot, num_scores, curvature, leaf_solver, init_score,
+        progress, feature_names, implementation: as for :func:`jboost.fit`.
       return_models: whether to keep the model of each fold, of ``best_round + 1``
         rounds.
 
@@ -175,7 +180,7 @@ def cross_validate(
             candidates=candidates, candidate_weights=candidate_weights,
             num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
             seed=seed, progress=progress, feature_names=feature_names,
-            implementation=implementation,
+            implementation=implementation, categorical=categorical,
         ),
         base=dict(
             learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,
@@ -185,7 +190,8 @@ def cross_validate(
             colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
             colsample_bynode=colsample_bynode, max_leaves=max_leaves,
             monotone=monotone, interactions=interactions, curvature=curvature,
-            leaf_solver=leaf_solver, init_score=init_score,
+            leaf_solver=leaf_solver, init_score=init_score, category_l2=category_l2,
+            category_smoothing=category_smoothing, max_onehot=max_onehot,
         ),
     )  # fmt: skip
     mean, error = average(curve.table(table.by))

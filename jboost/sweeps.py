@@ -18,6 +18,7 @@ from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
+from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
 from jboost.comparison import SWEPT, average, compare
 from jboost.curvature import Curvature
 from jboost.leaves import LeafSolver
@@ -129,6 +130,10 @@ def sweep(
     interactions: Any = None,
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
+    categorical: Any = "auto",
+    category_l2: float = CATEGORY_L2,
+    category_smoothing: float = CATEGORY_SMOOTHING,
+    max_onehot: int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -143,10 +148,10 @@ def sweep(
 
     Points that differ in numbers only (learning_rate, l1, l2, max_delta_step,
     min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
-    init_score, parameters of the loss) run in one compiled program, with all their
-    folds. Those that differ in sizes or words (max_depth, max_leaves, monotone,
-    interactions, regularization, curvature, leaf_solver, loss) run program after
-    program, one for each combination of these.
+    category_l2, category_smoothing, max_onehot, init_score, parameters of the loss) run
+    in one compiled program, with all their folds. Those that differ in sizes or words
+    (max_depth, max_leaves, monotone, interactions, regularization, curvature,
+    leaf_solver, loss) run program after program, one for each combination of these.
 
     Args:
       x, y, loss: as for :func:`jboost.fit`.
@@ -166,8 +171,9 @@ def sweep(
         l1, l2, max_delta_step, min_gain, min_child_weight, min_child_samples,
         regularization, subsample, colsample_bytree, colsample_bylevel,
         colsample_bynode, max_leaves, monotone, interactions, candidates,
-        candidate_weights, num_scores, curvature, leaf_solver, init_score, progress,
-        feature_names, implementation: as for :func:`jboost.fit`.
+        candidate_weights, categorical, category_l2, category_smoothing, max_onehot,
+        num_scores, curvature, leaf_solver, init_score, progress, feature_names,
+        implementation: as for :func:`jboost.fit`.
 
     Returns:
       A Sweep; ``print`` shows the points, the best one first. Law: a point's losses
@@ -198,7 +204,7 @@ def sweep(
             candidates=candidates, candidate_weights=candidate_weights,
             num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
             seed=seed, progress=progress, feature_names=feature_names,
-            implementation=implementation,
+            implementation=implementation, categorical=categorical,
         ),
         base=dict(
             learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,
@@ -208,7 +214,8 @@ def sweep(
             colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
             colsample_bynode=colsample_bynode, max_leaves=max_leaves,
             monotone=monotone, interactions=interactions, curvature=curvature,
-            leaf_solver=leaf_solver, init_score=init_score,
+            leaf_solver=leaf_solver, init_score=init_score, category_l2=category_l2,
+            category_smoothing=category_smoothing, max_onehot=max_onehot,
         ),
     )  # fmt: skip
     most = max(curve.num_rounds for curve in curves)

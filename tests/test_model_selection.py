@@ -300,7 +300,7 @@ def test_numbers_and_folds_do_not_recompile(plain):
         validate(x=X[:195], y=Y[:195], folds=np.arange(195) % 5, subsample=0.5)
     assert not [name for name in compilations.names if "_run" in name]
     with Compilations() as compilations:
-        validate(max_depth=2, num_rounds=1)
+        validate(max_depth=2, max_leaves=3, num_rounds=1)
     assert any("_run_rounds" in name for name in compilations.names)
 
 
