@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
-from jboost.checks import check_number
+from jboost.checks import check_link, check_number
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.frames import is_table
@@ -169,6 +169,7 @@ class Boosting(BaseEstimator):
 
     def _train(self, X, targets, weights, offset, eval_set, loss, num_scores, labels):
         """Runs ``fit``; ``labels`` are what a random split is to keep the shares of."""
+        check_link(self._link, () if num_scores == 1 else (num_scores,))
         seed = self._draw_seed()
         rows: Any = (X, targets, weights, offset)
         validation = self._check_sets(eval_set)
