@@ -83,8 +83,11 @@ def _read_signature(app, what, name, obj, options, signature, result):
         return None
     source = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(obj))))
     function = source.body[0]
+    for node in ast.walk(function):
+        if isinstance(getattr(node, "annotation", None), ast.Constant):
+            node.annotation = ast.Name(str(node.annotation.value))
     returns = None if function.returns is None else ast.unparse(function.returns)
-    return f"({ast.unparse(function.args)})", returns
+    return f"({ast.unparse(function.args)})", returns and returns.strip("'")
 
 
 def setup(app):

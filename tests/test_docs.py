@@ -3,10 +3,13 @@
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import matplotlib
 import pytest
+
+import jboost as jb
 
 matplotlib.use("Agg")
 
@@ -41,6 +44,14 @@ def test_examples_run(page, plain_settings, tmp_path, monkeypatch):
     for block in BLOCK.finditer(text):
         lines = text[: block.start(1)].count("\n")
         exec(compile("\n" * lines + block[1], str(page), "exec"), names)
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
+    listed = re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)$", pages, re.M)
+    modules = {name for name in jb.__all__ if isinstance(getattr(jb, name), ModuleType)}
+    assert sorted({*jb.__all__} - modules - {*listed}) == []
+    assert all(f"automodule:: jboost.{module}\n" in pages for module in modules)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
