@@ -43,7 +43,11 @@ def test_examples_run(page, plain_settings, tmp_path, monkeypatch):
     text, names = page.read_text(), {"__name__": page.stem}
     for block in BLOCK.finditer(text):
         lines = text[: block.start(1)].count("\n")
-        exec(compile("\n" * lines + block[1], str(page), "exec"), names)
+        program = compile("\n" * lines + block[1], str(page), "exec")
+        try:
+            exec(program, names)
+        except ImportError as error:  # of what is not installed along with jboost
+            pytest.skip(str(error))
 
 
 def test_the_reference_has_every_public_name():
