@@ -520,6 +520,20 @@ def test_pairs_of_categories_are_cells(ax):
     np.testing.assert_array_equal(ax.images[0].get_array(), [[1, 3], [2, 4]])
 
 
+def test_many_categories_with_a_number_are_cells(ax):
+    many = np.array([f"c{number}" for number in range(30)])
+    average = np.arange(60.0).reshape(30, 2)
+    found = make_dependence(("a", "b"), (many, np.array([0.25, 0.5])), average)
+    plotting.partial_dependence(found, ax=ax)
+    np.testing.assert_array_equal(ax.images[0].get_array(), average.T)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0.25", "0.5"]
+    ticks = {
+        place: label.get_text()
+        for place, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)
+    }
+    assert ticks[4] == "c4" and len(ticks) == 15
+
+
 def test_dependence_of_several_scores(ax):
     grid = np.linspace(0, 1, 4)
     average = np.stack([grid, 1 - grid], axis=1)

@@ -16,7 +16,15 @@ from jboost.dependence import Feature, PartialDependence
 from jboost.dependence import partial_dependence as find_dependence
 from jboost.ensemble import Ensemble
 from jboost.frames import read_frame
-from jboost.plotting.canvas import colours, ink, open_axes, plain, shorten, tidy
+from jboost.plotting.canvas import (
+    colours,
+    ink,
+    open_axes,
+    plain,
+    shorten,
+    tidy,
+    write_number,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 _DECILES = np.arange(0.1, 0.95, 0.1)
 _LEVELS = 12  # of a map
 _CROWDED = 46  # letters below an axis
+_MOST_LINES = 10  # of categories; more are cells
+_MOST_TICKS = 25
 
 
 def partial_dependence(
@@ -41,7 +51,7 @@ def partial_dependence(
 
     For one feature the average is a heavy line, the curves of single rows are thin
     ones, and the deciles of its column are marks at the bottom. Two features make a map
-    of averages; if one of them has categories, a line for each.
+    of averages; if one of them has categories, a line for each, or cells for many.
 
     Args:
       dependence: from :func:`jboost.partial_dependence`, whose individual curves are
@@ -78,7 +88,7 @@ def partial_dependence(
     else:
         ax = open_axes(ax, (6.4, 4.6))
         _draw_two(ax, found)
-    for axis, column in zip("xy", columns, strict=False):
+    for axis, column in zip("xy", [] if _has_cells(found) else columns, strict=False):
         _mark_deciles(ax, axis, column)
     return ax
 
@@ -172,10 +182,10 @@ def _draw_two(ax, found):
     """A map of numbers; lines where one feature has categories, cells where both do."""
     average = found.average[..., 0]
     numbers = [_is_number(values) for values in found.grid]
-    if not any(numbers):
-        _draw_cells(ax, found, average)
-    elif all(numbers):
+    if all(numbers):
         _draw_map(ax, found, average)
+    elif _has_cells(found):
+        _draw_cells(ax, found, average)
     else:
         along = numbers.index(True)
         lines = average if along == 0 else average.T
@@ -186,10 +196,18 @@ def _draw_two(ax, found):
             label = plain(shorten(str(category), 20))
             ax.plot(found.grid[along], line, color=colour, linewidth=1.8, label=label)
         title = plain(_label(found.names[1 - along]))
-        ax.legend(frameon=False, title=title)
+        beside = dict(loc="center left", bbox_to_anchor=(1, 0.5))
+        ax.legend(frameon=False, title=title, **beside)
         _name_axis(ax.xaxis, found.names[along], None)
         ax.set_ylabel("score")
         tidy(ax)
+
+
+def _has_cells(found):
+    """Whether both of two features have categories, or one of them many."""
+    categories = [values for values in found.grid if not _is_number(values)]
+    some = len(found.grid) == 2 and len(categories) > 0
+    return some and (len(categories) == 2 or len(categories[0]) > _MOST_LINES)
 
 
 def _draw_map(ax, found, average):
@@ -207,7 +225,7 @@ def _draw_map(ax, found, average):
 
 
 def _draw_cells(ax, found, average):
-    """Both features have categories."""
+    """At least one feature has categories."""
     cells = ax.imshow(average.T, origin="lower", aspect="auto")
     _add_bar(ax, cells)
     _name_axis(ax.xaxis, found.names[0], found.grid[0])
@@ -224,10 +242,17 @@ def _name_axis(axis, name, categories):
     """The feature's name, and categories in place of numbers."""
     axis.set_label_text(plain(_label(name)))
     if categories is not None:
-        labels = [plain(shorten(str(value), 16)) for value in categories]
+        step = -(-len(categories) // _MOST_TICKS)
+        labels = [
+            write_number(value, 3)
+            if _is_number(categories)
+            else plain(shorten(str(value), 16))
+            for value in categories[::step]
+        ]
         longest = max(map(len, labels))
         crowded = axis.axis_name == "x" and longest * len(labels) > _CROWDED
-        axis.set_ticks(np.arange(len(labels)), labels, rotation=40 if crowded else 0)
+        places = np.arange(0, len(categories), step)
+        axis.set_ticks(places, labels, rotation=40 if crowded else 0)
         if crowded:
             for label in axis.get_ticklabels():
                 label.set(ha="right", rotation_mode="anchor")

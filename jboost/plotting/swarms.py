@@ -217,6 +217,6 @@ def _explain_colours(ax, palette, scale):
     mappable = ScalarMappable(scale, palette)
     bar = ax.figure.colorbar(mappable, ax=ax, aspect=40, pad=0.02, fraction=0.05)
     bar.set_ticks([0, 1], labels=["low", "high"])
-    bar.set_label("value of the feature", labelpad=-18)
+    bar.set_label("value", labelpad=-18)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
