@@ -161,7 +161,7 @@ def _aligned(size):
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
+def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Writes beside the path, and takes its place when all is on the disk."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # The mode that open() would give it, or that of the file which it replaces.

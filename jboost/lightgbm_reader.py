@@ -31,7 +31,8 @@ def read_lightgbm(source: Any) -> Ensemble:
     Boosting "rf" averages its trees: leaf values are divided by their number, and the
     scores are those behind ``predict(...)`` (with ``raw_score=True`` LightGBM gives
     their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes
-    where 0 does. A category that no split lists, an unseen or a missing one goes right.
+    where 0 does. A category that no split lists, an unseen or a missing one goes right;
+    a negative one, which is missing to LightGBM, must be NaN here.
 
     For probabilities of objective "binary" mind LightGBM's parameter ``sigmoid``, which
     multiplies the score (1 unless it was set).
@@ -62,7 +63,7 @@ def read_lightgbm(source: Any) -> Ensemble:
         return _read_text(text)
     except _Foreign as error:
         raise ValueError(f"{name} {error}") from None
-    except (KeyError, TypeError, IndexError, OverflowError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"{name} is no text model of LightGBM's, or damaged: {reason}"

@@ -128,13 +128,14 @@ def list_trees(model: Ensemble) -> list[Nodes]:
 def _list_nodes(model, at):
     split = model.is_split[at]
     if model.links is None:
-        root, left, right = _open_heap(split)
-        leaf_place = np.maximum(np.arange(len(left)) - len(split), 0)
+        nodes = np.arange(2 * len(split) + 1)
+        left = np.where(nodes < len(split), 2 * nodes + 1, LEAF)
+        leaf_place = np.maximum(nodes - len(split), 0)
     else:
         left = model.links.left_child[at]
-        root, leaf_place = 0, np.arange(len(left))
-        leaf = left == leaf_place
-        left, right = np.where(leaf, LEAF, left), np.where(leaf, LEAF, left + 1)
+        leaf_place = np.arange(len(left))
+        left = np.where(left == leaf_place, LEAF, left)
+    root, left, right = _contract(left, split)
     inner = np.minimum(np.arange(len(left)), len(split) - 1)
 
     def sums(name):
@@ -161,23 +162,17 @@ def _list_nodes(model, at):
     return tree
 
 
-def _open_heap(split):
-    """The root of a heap, and its nodes' children, LEAF where none.
+def _contract(left, split):
+    """The root, and children, of a tree whose right children follow the left ones.
 
     What is not split hands all down to its left child, which takes its place.
     """
-    num_inner = len(split)
-    target = np.arange(2 * num_inner + 1)
-    last = num_inner
-    while last > 0:
-        nodes = np.arange(last // 2, last)
-        target[nodes] = np.where(split[nodes], nodes, target[2 * nodes + 1])
-        last //= 2
-    nodes = np.arange(num_inner)
-    leaves = np.full(num_inner + 1, LEAF)
-    left = np.append(np.where(split, target[2 * nodes + 1], LEAF), leaves)
-    right = np.append(np.where(split, target[2 * nodes + 2], LEAF), leaves)
-    return int(target[0]), left, right
+    kept = np.append(split, np.zeros(len(left) - len(split), bool)) | (left == LEAF)
+    target = np.where(kept, np.arange(len(left)), left)
+    while (target != target[target]).any():
+        target = target[target]
+    right = np.where(left == LEAF, LEAF, target[np.minimum(left + 1, len(left) - 1)])
+    return int(target[0]), np.where(left == LEAF, LEAF, target[left]), right
 
 
 def _sum_up(left, sums):

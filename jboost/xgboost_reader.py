@@ -79,7 +79,7 @@ def read_xgboost(source: Any) -> Ensemble:
         model = _read_document(document)
     except _Foreign as error:
         raise ValueError(f"{name} {error}") from None
-    except (KeyError, TypeError, IndexError, OverflowError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"{name} is no model of XGBoost's, or damaged: {reason}"

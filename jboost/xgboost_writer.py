@@ -79,13 +79,14 @@ def write_xgboost(
         initial score is infinite or NaN.
 
     Example:
-      >>> import json, tempfile, numpy as np, jboost as jb
+      >>> import json, pathlib, tempfile, numpy as np, jboost as jb
       >>> x = np.arange(40.0)[:, None]
       >>> model, _ = jb.fit(x, x[:, 0] > 20, jb.losses.logistic, num_rounds=5)
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     path = folder + "/model.json"
+      ...     path = pathlib.Path(folder, "model.json")
       ...     jb.write_xgboost(model, path, objective="binary:logistic")
-      ...     json.load(open(path))["learner"]["objective"]["name"]
+      ...     document = json.loads(path.read_text())
+      >>> document["learner"]["objective"]["name"]
       'binary:logistic'
     """
     check_model(model)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_predict_kernels import (
-    AWKWARD,
     OPERATIONS,
     TINY,
     assert_same_bits,
@@ -23,6 +22,7 @@ from jboost.ensemble import Links
 from jboost.kernels import library
 
 __all__ = ["isa"]  # a fixture
+LARGEST = np.finfo(np.float32).max
 
 
 def make_categories(places, num_values, num_codes, seed=2):
@@ -51,11 +51,11 @@ def add_sets(model, places, num_values=40, num_codes=40, seed=3):
 
 
 def add_values(x, places, num_values=40, seed=4):
-    """Columns of categories: values in range and beyond, and what is none."""
+    """Columns of categories: values in range and beyond, and missing ones."""
     generator = np.random.default_rng(seed)
     shape = (len(x), len(places))
-    values = generator.integers(-1, num_values + 3, shape).astype(np.float32)
-    odd = generator.choice(np.append(AWKWARD, np.float32(3e9)), shape)
+    values = generator.integers(0, num_values + 3, shape).astype(np.float32)
+    odd = generator.choice(np.float32([-0.0, 3e9, LARGEST, np.nan]), shape)
     x = x.copy()
     x[:, places] = np.where(generator.random(shape) < 0.2, odd, values)
     return x

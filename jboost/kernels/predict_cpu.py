@@ -6,7 +6,7 @@ round, leaves; the same to the bit as those of ``jboost.ensemble`` in plain XLA.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,8 @@ class Rows:
 
     head: Float[Array, " H"] | Float[np.ndarray, " H"]
     body: Float[Array, " M"] | Float[np.ndarray, " M"]
-    num_rows: int = field(metadata=dict(static=True))
+    # An int, or a dimension without a size where a program is exported.
+    num_rows: Any = field(metadata=dict(static=True))
     num_features: int = field(metadata=dict(static=True))
     by_column: bool = field(default=False, metadata=dict(static=True))
     # Integers; derivatives put something else in their place.
