@@ -146,10 +146,13 @@ def fit_frame(
     categorical: Any,
     implementation: str | None,
     feature_names: Sequence[str] | None = None,
+    known: Categories | None = None,
 ) -> Bins:
     """As :func:`fit_bins`, of a table that has been read.
 
-    ``feature_names`` may be other names than the table's.
+    Args:
+      feature_names: other names than the table's.
+      known: what categories have been given codes before.
     """
     matrix, names = frame.matrix, feature_names or frame.names
     # A power of two above the number of rows holds a code for each.
@@ -169,13 +172,19 @@ def fit_frame(
         matrix = np.asarray(matrix)
         check_values(matrix, places, "x", names)
         values = frame.categories and tuple(frame.categories[f] for f in places)
-        categories = fit_categories(matrix, places, weight, most - 1, values)
+        if known is not None and known.features == places:
+            categories = known
+        else:
+            categories = fit_categories(matrix, places, weight, most - 1, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)
         rows = _find_thresholds(matrix, weight, most, implementation)
+    if categories is not None:  # between all codes, whether they occur or not
+        for place, codes in zip(places, np.asarray(categories.codes), strict=True):
+            rows[place] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
     return pad_thresholds(rows, most, absent, categories)
 
 

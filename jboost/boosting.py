@@ -19,7 +19,12 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.categories import Categories
-from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
@@ -116,6 +121,7 @@ def boost_step(
     categories: Categories | None = None,
     category_l2: Float[ArrayLike, ""] | float = CATEGORY_L2,
     category_smoothing: Float[ArrayLike, ""] | float = CATEGORY_SMOOTHING,
+    min_category_weight: Float[ArrayLike, ""] | float = MIN_CATEGORY_WEIGHT,
     max_onehot: Int[ArrayLike, ""] | int = MAX_ONEHOT,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -160,7 +166,8 @@ def boost_step(
         interactions=interactions, candidates=candidates,
         candidate_weights=candidate_weights, categories=categories,
         category_l2=category_l2, category_smoothing=category_smoothing,
-        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
+        min_category_weight=min_category_weight, max_onehot=max_onehot,
+        curvature=curvature, leaf_solver=leaf_solver,
         implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
@@ -199,6 +206,7 @@ def boost(
     categories: Categories | None = None,
     category_l2: Float[ArrayLike, ""] | float = CATEGORY_L2,
     category_smoothing: Float[ArrayLike, ""] | float = CATEGORY_SMOOTHING,
+    min_category_weight: Float[ArrayLike, ""] | float = MIN_CATEGORY_WEIGHT,
     max_onehot: Int[ArrayLike, ""] | int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
@@ -248,7 +256,8 @@ def boost(
         interactions=interactions, candidates=candidates,
         candidate_weights=candidate_weights, categories=categories,
         category_l2=category_l2, category_smoothing=category_smoothing,
-        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
+        min_category_weight=min_category_weight, max_onehot=max_onehot,
+        curvature=curvature, leaf_solver=leaf_solver,
         implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)

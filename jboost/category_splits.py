@@ -37,9 +37,10 @@ from jboost.splitting import (
 
 CATEGORICAL = -1  # the threshold of a split by categories
 
-# Defaults.
-CATEGORY_L2 = 10.0
-CATEGORY_SMOOTHING = 10.0
+# Defaults, chosen with experiments/categories.py.
+CATEGORY_L2 = 50.0
+CATEGORY_SMOOTHING = 20.0
+MIN_CATEGORY_WEIGHT = 25.0
 MAX_ONEHOT = 4
 
 
@@ -51,6 +52,7 @@ class CategoryLimits(NamedTuple):
       num_codes: of each: its codes are 1 .. num_codes.
       l2: added to the l2 of the children where categories are sorted.
       smoothing: added to the curvature of a category in the sort.
+      min_weight: least sum of curvature of a child where categories are sorted.
       max_onehot: features of so many codes or fewer send one category left.
     """
 
@@ -58,6 +60,7 @@ class CategoryLimits(NamedTuple):
     num_codes: Int32[Array, " G"]
     l2: Float[Array, ""]
     smoothing: Float[Array, ""]
+    min_weight: Float[Array, ""]
     max_onehot: Int32[Array, ""]
 
 
@@ -96,7 +99,6 @@ def find_mixed_split(
     Returns:
       A Split with threshold -1, and bits of the codes, where categories are split.
     """
-    least = child_limits(min_child_weight, min_child_samples)
     is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
     # min_gain is taken off at the end: rounding could make gains equal.
     numeric = find_split(
@@ -108,6 +110,10 @@ def find_mixed_split(
     missing = sums[:, :, MISSING, None]
     onehot = (categories.num_codes <= categories.max_onehot)[:, None]
     ranked = _rank_codes(sums, unit, categories.smoothing, onehot)
+    min_weight = jnp.maximum(
+        min_child_weight, jnp.where(onehot, 0.0, categories.min_weight)
+    )
+    least = child_limits(min_weight, min_child_samples)
     child_l2 = l2 + jnp.where(onehot, 0.0, categories.l2)
     noise, gain_of = _scoring(total, unit, l2, child_l2, values)
     allowed = ranked.filled & features[categories.features][:, None]

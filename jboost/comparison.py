@@ -52,6 +52,7 @@ def compare(
             traced, data, uniform=given.uniform,
             max_bins=shared["max_bins"] if given.sorted else table.bins.num_bins,
             num_features=table.bins.num_features, implementation=implementation,
+            categories=table.bins.categories,
             candidates=shared["candidates"], feature_names=table.names,
             candidate_weights=shared["candidate_weights"],
             categories=table.bins.categories, **chosen,

@@ -17,7 +17,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 from jboost.checks import check_link, check_number
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
@@ -36,7 +41,7 @@ _PASSED = (
     "regularization", "subsample", "colsample_bytree", "colsample_bylevel",
     "colsample_bynode", "max_leaves", "monotone", "interactions", "candidates",
     "candidate_weights", "categorical", "category_l2", "category_smoothing",
-    "max_onehot", "curvature", "leaf_solver", "init_score",
+    "min_category_weight", "max_onehot", "curvature", "leaf_solver", "init_score",
     "early_stopping_rounds", "metrics", "callbacks", "progress", "implementation",
 )  # fmt: skip
 _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
@@ -76,6 +81,7 @@ class Boosting(BaseEstimator):
         categorical: Any = "auto",
         category_l2: float = CATEGORY_L2,
         category_smoothing: float = CATEGORY_SMOOTHING,
+        min_category_weight: float = MIN_CATEGORY_WEIGHT,
         max_onehot: int = MAX_ONEHOT,
         curvature: Curvature = "auto",
         leaf_solver: LeafSolver = "auto",
@@ -114,6 +120,7 @@ class Boosting(BaseEstimator):
         self.categorical = categorical
         self.category_l2 = category_l2
         self.category_smoothing = category_smoothing
+        self.min_category_weight = min_category_weight
         self.max_onehot = max_onehot
         self.curvature = curvature
         self.leaf_solver = leaf_solver

@@ -16,7 +16,13 @@ from jaxtyping import Array
 from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.categories import Categories
-from jboost.category_splits import CategoryLimits
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+    CategoryLimits,
+)
 from jboost.curvature import Curvature
 from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
@@ -62,10 +68,11 @@ def make_settings(
     interactions: Any,
     candidates: Candidates,
     candidate_weights: CandidateWeights,
-    categories: Categories | None,
-    category_l2: Any,
-    category_smoothing: Any,
-    max_onehot: Any,
+    categories: Categories | None = None,
+    category_l2: Any = CATEGORY_L2,
+    category_smoothing: Any = CATEGORY_SMOOTHING,
+    min_category_weight: Any = MIN_CATEGORY_WEIGHT,
+    max_onehot: Any = MAX_ONEHOT,
     curvature: Curvature,
     leaf_solver: LeafSolver,
     implementation: str | None,
@@ -80,8 +87,8 @@ def make_settings(
         colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
         max_leaves=max_leaves, candidates=candidates,
         candidate_weights=candidate_weights, category_l2=category_l2,
-        category_smoothing=category_smoothing, max_onehot=max_onehot,
-        curvature=curvature, leaf_solver=leaf_solver,
+        category_smoothing=category_smoothing, min_category_weight=min_category_weight,
+        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
     )  # fmt: skip
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     sorts_rows(candidates, candidate_weights, data.columns)
@@ -133,7 +140,7 @@ def make_settings(
         ),
         groups=checks.check_interactions(interactions, num_features, feature_names),
         categories=_limit_categories(
-            categories, category_l2, category_smoothing, max_onehot
+            categories, category_l2, category_smoothing, min_category_weight, max_onehot
         ),
     )
     if categories is not None:
@@ -163,9 +170,10 @@ def check_settings(
     max_leaves: Any,
     candidates: Any,
     candidate_weights: Any,
-    category_l2: Any,
-    category_smoothing: Any,
-    max_onehot: Any,
+    category_l2: Any = CATEGORY_L2,
+    category_smoothing: Any = CATEGORY_SMOOTHING,
+    min_category_weight: Any = MIN_CATEGORY_WEIGHT,
+    max_onehot: Any = MAX_ONEHOT,
     curvature: Any,
     leaf_solver: Any,
 ) -> None:
@@ -189,6 +197,7 @@ def check_settings(
         ("l1", l1), ("l2", l2), ("min_gain", min_gain),
         ("min_child_weight", min_child_weight), ("category_l2", category_l2),
         ("category_smoothing", category_smoothing),
+        ("min_category_weight", min_category_weight),
     ):  # fmt: skip
         checks.check_number(name, value, least=0.0)
     if not isinstance(max_onehot, Tracer):
@@ -219,7 +228,7 @@ def _limit_values(l1, max_delta_step, signs: Any, num_features):
     return ValueLimits(_as_float(l1), bounds, signs)
 
 
-def _limit_categories(categories, l2, smoothing, max_onehot):
+def _limit_categories(categories, l2, smoothing, min_weight, max_onehot):
     """Numbers of the categorical features, where there are any."""
     if categories is None:
         return None
@@ -229,8 +238,9 @@ def _limit_categories(categories, l2, smoothing, max_onehot):
     features: Any = np.array(categories.features, np.int32)
     most: Any = max_onehot if isinstance(max_onehot, Tracer) else np.int32(max_onehot)
     return CategoryLimits(
-        features, num_codes, _as_float(l2), _as_float(smoothing), most
-    )
+        features, num_codes, _as_float(l2), _as_float(smoothing),
+        _as_float(min_weight), most,
+    )  # fmt: skip
 
 
 def _check_categories(categories, columns, method, limits, num_features):

@@ -29,7 +29,12 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from jboost import losses
-from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 from jboost.checks import check_weights
 from jboost.estimators import Boosting, find_loss, is_one_of
 
@@ -217,6 +222,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         categorical: Any = "auto",
         category_l2: float = CATEGORY_L2,
         category_smoothing: float = CATEGORY_SMOOTHING,
+        min_category_weight: float = MIN_CATEGORY_WEIGHT,
         max_onehot: int = MAX_ONEHOT,
         curvature: Any = "auto",
         leaf_solver: Any = "auto",
@@ -242,7 +248,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
             monotone=monotone, interactions=interactions, candidates=candidates,
             candidate_weights=candidate_weights, categorical=categorical,
             category_l2=category_l2, category_smoothing=category_smoothing,
-            max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
+            min_category_weight=min_category_weight, max_onehot=max_onehot,
+            curvature=curvature, leaf_solver=leaf_solver,
             init_score=init_score,
             early_stopping_rounds=early_stopping_rounds,
             validation_fraction=validation_fraction, inverse_link=inverse_link,

@@ -143,10 +143,10 @@ def find_split(
 
 
 def child_limits(
-    min_weight: Float[Array, ""] | float, min_count: Int32[Array, ""] | int
-) -> tuple[Float[Array, ""], Int32[Array, ""]]:
+    min_weight: Float[Array, "*G"] | float, min_count: Int32[Array, ""] | int
+) -> tuple[Float[Array, "*G"], Int32[Array, ""]]:
     """Least weight and count of a child, as sums are compared with them."""
-    weight = jnp.float32(min_weight) * jnp.float32(WEIGHT_SLACK)
+    weight = jnp.asarray(min_weight, jnp.float32) * jnp.float32(WEIGHT_SLACK)
     return weight, jnp.asarray(min_count, jnp.int32)
 
 

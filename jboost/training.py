@@ -18,7 +18,12 @@ from jboost import checks, losses
 from jboost.binning import Bins, fit_frame, warn_of_collisions
 from jboost.block_rounds import plan_run
 from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 from jboost.checkpoints import (
     Checkpoint,
     check_checkpoint,
@@ -86,6 +91,7 @@ def fit(
     categorical: Any = "auto",
     category_l2: float = CATEGORY_L2,
     category_smoothing: float = CATEGORY_SMOOTHING,
+    min_category_weight: float = MIN_CATEGORY_WEIGHT,
     max_onehot: int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
@@ -186,11 +192,15 @@ def fit(
         prediction; what a node did not see goes the way of its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
       category_l2: added to ``l2`` in the gain of a split by a set of categories, so
-        that sets must earn what choosing them fits by chance (LightGBM's cat_l2).
+        that sets must earn what choosing them fits by chance (LightGBM's cat_l2); it
+        and the next two are counted like ``l2``.
       category_smoothing: added to the curvature of each category in the sort, so that
         rare ones stand in the middle (LightGBM's cat_smooth).
+      min_category_weight: least curvature of a child of a split by a set of
+        categories (LightGBM's min_data_per_group asks likewise for rows).
       max_onehot: features of so many codes or fewer send one category left, the rest
-        right, without ``category_l2`` (as in LightGBM and XGBoost).
+        right, without ``category_l2`` and ``min_category_weight`` (as in LightGBM
+        and XGBoost).
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
@@ -271,9 +281,9 @@ def fit(
         subsample=subsample, colsample_bytree=colsample_bytree,
         colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
         max_leaves=max_leaves, candidates=candidates,
-        candidate_weights=candidate_weights, curvature=curvature,
-        leaf_solver=leaf_solver, category_l2=category_l2,
-        category_smoothing=category_smoothing, max_onehot=max_onehot,
+        candidate_weights=candidate_weights, category_l2=category_l2,
+        category_smoothing=category_smoothing, min_category_weight=min_category_weight,
+        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
     )  # fmt: skip
     check_settings(**settings)
     metrics = check_metrics(metrics)
@@ -298,7 +308,7 @@ def fit(
         table = None
         given = bin_arrays(
             x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
-            feature_names, **others,
+            feature_names, model, **others,
         )  # fmt: skip
     bins, rows = given.bins, given.rows
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
@@ -315,7 +325,7 @@ def fit(
         traced, rows.data, uniform=given.uniform,
         max_bins=max_bins if given.sorted else bins.num_bins,
         num_features=bins.num_features, monotone=monotone, interactions=interactions,
-        implementation=implementation, feature_names=names, categories=bins.categories,
+        categories=bins.categories, implementation=implementation, feature_names=names,
         **settings,
     )  # fmt: skip
     job = Job(traced, constants, method, numbers, rates, rows, sets, metrics)
@@ -397,10 +407,19 @@ def _read_stream(table, names, num_scores, padded):
 
 def bin_arrays(
     x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
-    feature_names, *, absent, candidates, candidate_weights, categorical,
+    feature_names=None, model=None, *, absent, candidates, candidate_weights,
+    categorical="auto",
 ):  # fmt: skip
     """Thresholds, and the rows on the device."""
-    frame = read_frame(x, "x", sparse=True, categorical=categorical is not None)
+    known = schema = None
+    if model is not None and model.categories is not None:
+        # A code goes on to stand for the same category.
+        known, schema = model.categories, model.schema
+        if isinstance(categorical, str) and categorical == "auto":
+            categorical = known.features
+    frame = read_frame(
+        x, "x", schema=schema, sparse=True, categorical=categorical is not None
+    )
     matrix = frame.matrix
     names = checks.check_names(feature_names, frame.names, matrix.shape[1])
     if y is None:
@@ -418,6 +437,7 @@ def bin_arrays(
         categorical=categorical,
         implementation=implementation,
         feature_names=names,
+        known=known,
     )
     rows = make_rows(
         bins, matrix, y, weights, offset, num_scores, padded, "", implementation

@@ -205,7 +205,7 @@ def _grow_with_kernels(
         column_fractions(limits),
         start_paths(limits, max_leaves, slots, max_depth),
         limits.values,
-        limits.categories,
+        _as_compared(limits.categories),
         max_depth=max_depth,
         num_bins=num_bins,
         slots=slots,
@@ -220,6 +220,14 @@ def _grow_with_kernels(
         left_codes=grown.left_codes,
     )
     return tree, grown.leaf
+
+
+def _as_compared(categories):
+    """With the least weight of a child as sums are compared with it."""
+    if categories is None:
+        return None
+    weight = jnp.float32(categories.min_weight) * jnp.float32(WEIGHT_SLACK)
+    return categories._replace(min_weight=weight)
 
 
 def _grow_in_xla(

@@ -49,6 +49,7 @@ class Categories(NamedTuple):
     l2: float = 0.0
     smoothing: float = 0.0
     max_onehot: int = 0
+    min_weight: float = 0.0
 
 
 FREE = Constraints()
@@ -116,10 +117,10 @@ def seen_codes(sums):
 
 
 def left_sets(sums, num_codes, categories):
-    """Sets of categories that may go left: (their l2, sets in order)."""
+    """Sets of categories that may go left, in order."""
     seen = seen_codes(sums)
     if num_codes <= categories.max_onehot:
-        return 0.0, [frozenset([code]) for code in seen]
+        return [frozenset([code]) for code in seen]
 
     def mean(code):
         weight = sums[code][1] + categories.smoothing
@@ -128,8 +129,7 @@ def left_sets(sums, num_codes, categories):
         return np.sign(sums[code][0]) * np.finfo(np.float32).max
 
     order = sorted(seen, key=mean)  # stable: equal means by code
-    sets = [frozenset(order[: size + 1]) for size in range(len(order))]
-    return categories.l2, sets
+    return [frozenset(order[: size + 1]) for size in range(len(order))]
 
 
 def candidates(
@@ -147,15 +147,17 @@ def candidates(
     for feature in np.flatnonzero(features):
         total = sums[feature].sum(axis=0)
         every = range(1, num_bins) if thresholds is None else thresholds[feature]
-        more = 0.0
+        more, least_weight = 0.0, limits.min_child_weight
         if feature in categories.features:
             num_codes = categories.features[feature]
-            more, every = left_sets(sums[feature], num_codes, categories)
+            every = left_sets(sums[feature], num_codes, categories)
+            if num_codes > categories.max_onehot:
+                more = categories.l2
+                least_weight = max(least_weight, categories.min_weight)
         for threshold, missing_left in product(every, (False, True)):
             left = left_sums(sums[feature], threshold, missing_left)
             right = total - left
-            least_weight = limits.min_child_weight * WEIGHT_SLACK
-            if min(left[1], right[1]) < least_weight:
+            if min(left[1], right[1]) < least_weight * WEIGHT_SLACK:
                 continue
             if min(left[2], right[2]) < limits.min_child_samples:
                 continue

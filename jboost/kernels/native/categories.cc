@@ -138,6 +138,9 @@ void FindCategorySplits(const Pool& pool, const Histograms& histograms,
       if (ranked.codes.empty()) continue;
       SplitLimits of_children = limits;
       of_children.l2 = limits.l2 + (ranked.onehot ? 0.0f : categories.l2);
+      if (!ranked.onehot) {
+        of_children.min_weight = Larger(limits.min_weight, categories.min_weight);
+      }
       BestSplit before = best;
       int64_t size_of_search = static_cast<int64_t>(ranked.codes.size()) + 1;
       if (values == nullptr) {

@@ -12,7 +12,8 @@ namespace {
 ffi::Error FindCategorySplitsImpl(
     ffi::ThreadPool threads, Int sums, Int place, Int position, Bool masks, Float units,
     Float l2, Float min_gain, Float min_weight, Int min_count, Int features,
-    Int num_codes, Float category_l2, Float smoothing, Int max_onehot,
+    Int num_codes, Float category_l2, Float smoothing, Float category_weight,
+    Int max_onehot,
     Int numeric_feature, Int numeric_threshold, Bool numeric_missing_left,
     Float numeric_gain, ffi::RemainingArgs values, ffi::Result<Int> feature,
     ffi::Result<Int> threshold, ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
@@ -32,6 +33,7 @@ ffi::Error FindCategorySplitsImpl(
                    min_count.dimensions().size() == 0 &&
                    category_l2.dimensions().size() == 0 &&
                    smoothing.dimensions().size() == 0 &&
+                   category_weight.dimensions().size() == 0 &&
                    max_onehot.dimensions().size() == 0,
                "limits must be scalars");
   JBOOST_CHECK(Has(features.dimensions(), {num_groups}) &&
@@ -67,7 +69,9 @@ ffi::Error FindCategorySplitsImpl(
                      *min_weight.typed_data(), least};
   CategoryLimits categories{features.typed_data(),     num_codes.typed_data(),
                             num_groups,                *category_l2.typed_data(),
-                            *smoothing.typed_data(),   *max_onehot.typed_data()};
+                            *smoothing.typed_data(),
+                            *category_weight.typed_data(),
+                            *max_onehot.typed_data()};
   NumericSplits numeric{numeric_feature.typed_data(), numeric_threshold.typed_data(),
                         Bytes(numeric_missing_left), numeric_gain.typed_data()};
   CategorySplitOutput output{
@@ -99,6 +103,7 @@ JBOOST_HANDLER(jboost_find_category_splits, FindCategorySplitsImpl,
                                   .Arg<Int>()        // num_codes
                                   .Arg<Float>()      // category l2
                                   .Arg<Float>()      // smoothing
+                                  .Arg<Float>()      // category min_weight
                                   .Arg<Int>()        // max_onehot
                                   .Arg<Int>()        // numeric feature
                                   .Arg<Int>()        // numeric threshold
