@@ -195,6 +195,22 @@ def test_several_scores(table):
     np.testing.assert_array_equal(both[:, 0], -both[:, 1])
 
 
+def test_training_goes_on_with_the_codes_of_the_model(table, model):
+    """On the same data as if it had not stopped; on others with the model's codes."""
+    more = dict(SMALL, num_rounds=3)
+    longer = jb.fit(*table, categorical=[1, 2], **dict(SMALL, num_rounds=8))[0]
+    gone_on = jb.fit(*table, model=model, **more)[0]
+    np.testing.assert_array_equal(
+        jb.predict(gone_on, table.x), jb.predict(longer, table.x)
+    )
+    some = table.x[:, 1] < 6  # other categories, by other weights
+    part = np.flatnonzero(some)[: ROWS // 4]
+    other = jb.fit(table.x[part], table.y[part], model=model, **more)[0]
+    np.testing.assert_array_equal(other.categories.codes, model.categories.codes)
+    before = np.mean((jb.predict(model, table.x[part]) - table.y[part]) ** 2)
+    assert np.mean((jb.predict(other, table.x[part]) - table.y[part]) ** 2) < before
+
+
 # Data frames.
 
 
