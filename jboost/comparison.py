@@ -55,7 +55,7 @@ def compare(
             categories=table.bins.categories,
             candidates=shared["candidates"], feature_names=table.names,
             candidate_weights=shared["candidate_weights"],
-            categories=table.bins.categories, **chosen,
+            **chosen,
         )  # fmt: skip
         rates = np.asarray(rates)
         settings.append(Setting(traced, constants, method, numbers, begin, rates))
