@@ -33,6 +33,8 @@ toc_object_entries_show_parents = "hide"
 _MARKED = re.compile(r"(``.+?``|:\w+:`.+?`)")
 _SECTION = re.compile(r"(Args|Attributes|Example|Examples|Notes|Raises|Returns):$")
 
+_NAMES = re.compile(r"\s+(\w+, )*\w+,")
+
 
 def _escape(line):
     """Bars, stars and underscores of formulas stand for themselves."""
@@ -44,17 +46,30 @@ def _escape(line):
 def _read_docstring(app, what, name, obj, options, lines):
     """Docstrings are plain text: indented paragraphs before a section are formulas."""
     result, formula, section = [], False, False
+    lines[:] = _join_names(lines)
     for number, line in enumerate(lines):
         section = section or bool(_SECTION.match(line.strip()))
         indented = not section and line.startswith("    ")
         if indented and not formula and not lines[number - 1].strip():
-            result += ["::", ""]
+            said = "".join(lines[:number]).rstrip().endswith("::")
+            result += [] if said else ["::", ""]
             formula = True
         elif line.strip() and not indented:
             formula = False
         code = formula or line.lstrip().startswith(">>>") or _is_output(result)
         result.append(line if code else _escape(line))
     lines[:] = result
+
+
+def _join_names(lines):
+    """Arguments that are explained together stand on one line."""
+    joined = []
+    for line in lines:
+        if joined and _NAMES.fullmatch(joined[-1]):
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+    return joined
 
 
 def _is_output(lines):
