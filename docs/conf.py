@@ -32,7 +32,6 @@ toc_object_entries_show_parents = "hide"
 # Text between these is reStructuredText already: literals and references.
 _MARKED = re.compile(r"(``.+?``|:\w+:`.+?`)")
 _SECTION = re.compile(r"(Args|Attributes|Example|Examples|Notes|Raises|Returns):$")
-
 _NAMES = re.compile(r"\s+(\w+, )*\w+,")
 
 
