@@ -2,13 +2,9 @@
 """Gradient boosting for any differentiable loss, as pure functions on JAX arrays."""
 
 from jboost import losses, recipes
-from jboost.batches import array_batches, parquet_batches
 from jboost.binning import Bins, apply_bins, fit_bins
-from jboost.blocks import BlockError
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
-from jboost.containers import FileError
-from jboost.dependence import PartialDependence, partial_dependence
 from jboost.ensemble import (
     Ensemble,
     leaf_indices,
@@ -17,20 +13,23 @@ from jboost.ensemble import (
     to_ensemble,
     truncate,
 )
-from jboost.exporting import export_predict
-from jboost.files import load, save
-from jboost.histogram import build_histogram
-from jboost.history import History, TrainingError
-from jboost.importance import (
+from jboost.explanation.dependence import PartialDependence, partial_dependence
+from jboost.explanation.importance import (
     Importance,
     feature_importance,
     permutation_importance,
 )
+from jboost.explanation.shap import ShapValues, shap_interactions, shap_values
+from jboost.histogram import build_histogram
+from jboost.history import History, TrainingError
 from jboost.inspection import LossReport, inspect_loss
+from jboost.interchange.exporting import export_predict
+from jboost.interchange.lightgbm_reader import read_lightgbm
+from jboost.interchange.sklearn_reader import read_sklearn
+from jboost.interchange.xgboost_reader import read_xgboost
+from jboost.interchange.xgboost_writer import write_xgboost
 from jboost.kernels.library import implementations
 from jboost.levels import Tree
-from jboost.lightgbm_reader import read_lightgbm
-from jboost.model_selection import CrossValidation, cross_validate
 from jboost.pruning import (
     AlphaChoice,
     PruningPath,
@@ -39,7 +38,8 @@ from jboost.pruning import (
     pruning_path,
 )
 from jboost.rounds import BoostState
-from jboost.shap import ShapValues, shap_interactions, shap_values
+from jboost.selection.model_selection import CrossValidation, cross_validate
+from jboost.selection.sweeps import Sweep, sweep
 from jboost.sketch import (
     QuantileSketch,
     bins_from_sketch,
@@ -49,10 +49,13 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
-from jboost.sklearn_reader import read_sklearn
 from jboost.sparse import SparseCodes
 from jboost.splitting import find_split
-from jboost.streaming import Stream, stream
+from jboost.storage.containers import FileError
+from jboost.storage.files import load, save
+from jboost.streams.batches import array_batches, parquet_batches
+from jboost.streams.blocks import BlockError
+from jboost.streams.streaming import Stream, stream
 from jboost.summary import (
     QuantileSummary,
     bound_ranks,
@@ -62,11 +65,8 @@ from jboost.summary import (
     prune_summary,
     query_ranks,
 )
-from jboost.sweeps import Sweep, sweep
 from jboost.training import fit
 from jboost.tree import grow_tree
-from jboost.xgboost_reader import read_xgboost
-from jboost.xgboost_writer import write_xgboost
 
 __all__ = [
     "AlphaChoice",

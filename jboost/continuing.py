@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jboost.batches import checked_batches
 from jboost.boosting import compiled
 from jboost.categories import Categories
 from jboost.chunks import Job
 from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
 from jboost.loop import Position
 from jboost.rounds import begin_round
-from jboost.streaming import Stream
+from jboost.streams.batches import checked_batches
+from jboost.streams.streaming import Stream
 from jboost.tables import Rows, name_sets
 
 _MOST_ROUNDS = 16  # whose leaves are found at a time

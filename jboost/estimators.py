@@ -26,9 +26,9 @@ from jboost.category_splits import (
 from jboost.checks import check_link, check_number
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
+from jboost.explanation.importance import feature_importance
 from jboost.frames import is_table
 from jboost.history import History
-from jboost.importance import feature_importance
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
 from jboost.sparse import Absent

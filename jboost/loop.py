@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Array
 from tqdm import tqdm
 
-from jboost.block_rounds import BlockRun
-from jboost.blocks import BlockError
-from jboost.checkpoints import Checkpoint, write_checkpoint
 from jboost.chunks import MOST_ROUNDS, Job, run_chunk
 from jboost.history import Record, TrainingError
 from jboost.rounds import BoostState
+from jboost.storage.checkpoints import Checkpoint, write_checkpoint
+from jboost.streams.block_rounds import BlockRun
+from jboost.streams.blocks import BlockError
 
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 

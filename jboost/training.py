@@ -16,20 +16,12 @@ from tqdm import tqdm
 
 from jboost import checks, losses
 from jboost.binning import Bins, fit_frame, warn_of_collisions
-from jboost.block_rounds import plan_run
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
     CATEGORY_SMOOTHING,
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
-)
-from jboost.checkpoints import (
-    Checkpoint,
-    check_checkpoint,
-    read_checkpoint,
-    resume,
-    take_fingerprint,
 )
 from jboost.chunks import Job, no_trees, start
 from jboost.continuing import (
@@ -53,7 +45,15 @@ from jboost.settings import (
     sorts_rows,
 )
 from jboost.sparse import Absent
-from jboost.streaming import Stream, load_rows
+from jboost.storage.checkpoints import (
+    Checkpoint,
+    check_checkpoint,
+    read_checkpoint,
+    resume,
+    take_fingerprint,
+)
+from jboost.streams.block_rounds import plan_run
+from jboost.streams.streaming import Stream, load_rows
 from jboost.tables import Rows, make_rows, make_sets, name_sets
 from jboost.tracing import trace_loss
 

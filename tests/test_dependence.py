@@ -74,7 +74,7 @@ def test_individual_curves_are_predictions():
 
 
 def test_blocks_of_points_change_nothing(monkeypatch):
-    monkeypatch.setattr("jboost.dependence._BLOCK_CELLS", 3 * X.size)
+    monkeypatch.setattr("jboost.explanation.dependence._BLOCK_CELLS", 3 * X.size)
     found = jb.partial_dependence(MODEL, X, 1, grid=7, kind="both")
     np.testing.assert_array_equal(found.individual, BOTH.individual)
     np.testing.assert_array_equal(found.average, BOTH.average)

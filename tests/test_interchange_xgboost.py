@@ -13,8 +13,8 @@ from test_predict_categories import add_sets, link
 from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
-from jboost.linked import list_trees
-from jboost.ubjson import read_ubjson, write_ubjson
+from jboost.interchange.linked import list_trees
+from jboost.interchange.ubjson import read_ubjson, write_ubjson
 
 ROWS = 300
 TYPES = ["q", "q", "q", "c"]

@@ -12,8 +12,8 @@ from sklearn import model_selection
 from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
 
 import jboost as jb
-from jboost import runs
-from jboost.folds import make_folds
+from jboost.selection import runs
+from jboost.selection.folds import make_folds
 
 X, Y = make_regression()
 LABELS = (np.median(Y) < Y).astype(np.float32)
@@ -352,7 +352,6 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
         (dict(max_depth=0), "max_depth must be"),
         (dict(l2=-1.0), "l2 must be"),
     ],
-    ids=str,
 )
 def test_errors(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
@@ -372,7 +371,6 @@ def test_errors(settings, message):
         (dict(l2=[-1.0]), "l2 must be"),
         (dict(delta=[0.1, 0.2]), "by must name one of metrics"),
     ],
-    ids=str,
 )
 def test_errors_of_points(points, message):
     with pytest.raises((ValueError, TypeError), match=message):

@@ -18,9 +18,9 @@ from tables import ROWS, SMALL, make_regression, squared_distance
 import jboost as jb
 from jboost.categories import Categories
 from jboost.ensemble import Links
+from jboost.interchange.linked import Nodes, build_ensemble
 from jboost.kernels import library
 from jboost.levels import LeafSums
-from jboost.linked import Nodes, build_ensemble
 
 IMPLEMENTATIONS = ["xla", "cpu"] if library.available() else ["xla"]
 FEATURES = 4
@@ -305,7 +305,7 @@ def test_interactions_keep_their_laws(kind):
 def test_blocks_of_rows_change_nothing(monkeypatch):
     """A shape of its own, for which nothing is compiled yet."""
     model, x = make_model("heaps", shape=(2, 3)), make_rows("heaps", 150)
-    monkeypatch.setattr("jboost.attributions._BLOCK_CELLS", 64 * 50)  # M P, rows
+    monkeypatch.setattr("jboost.explanation.attributions._BLOCK_CELLS", 64 * 50)
     blocks = jb.shap_values(model, x, implementation="xla").values
     np.testing.assert_allclose(
         blocks, jb.shap_values(model, x).values, rtol=0, atol=allowed(model)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.batches import checked_batches
-from jboost.blocks import (
+from jboost.streams.batches import checked_batches
+from jboost.streams.blocks import (
     Block,
     BlockReader,
     BlockSet,
@@ -317,7 +317,7 @@ def test_a_run_holds_no_more_than_two_blocks(table, monkeypatch):
     x, y, _ = table
     held = []
     monkeypatch.setattr(
-        "jboost.block_rounds.BlockReader",
+        "jboost.streams.block_rounds.BlockReader",
         lambda blocks: held.append(BlockReader(blocks)) or held[-1],
     )
     rows = make_stream(x, y)
@@ -401,7 +401,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(table, tmp_path, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jboost.blocks.os.replace", full)
+    monkeypatch.setattr("jboost.streams.blocks.os.replace", full)
     with pytest.raises(jb.BlockError, match=r"block 0 .* No space left on device"):
         jb.fit(make_stream(x, y, directories=tmp_path), num_rounds=1)
     gc.collect()

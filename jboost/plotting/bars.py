@@ -11,7 +11,7 @@ import numpy as np
 from jboost.cart import RegressionTree
 from jboost.checks import check_integer
 from jboost.ensemble import Ensemble
-from jboost.importance import Importance, ImportanceKind, feature_importance
+from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.plotting.canvas import (
     colours,
     ink,

@@ -12,9 +12,9 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.checks import check_feature, check_integer
-from jboost.dependence import Feature, PartialDependence
-from jboost.dependence import partial_dependence as find_dependence
 from jboost.ensemble import Ensemble
+from jboost.explanation.dependence import Feature, PartialDependence
+from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.frames import read_frame
 from jboost.plotting.canvas import (
     colours,

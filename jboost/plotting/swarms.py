@@ -13,9 +13,9 @@ import numpy as np
 from jboost.cart import RegressionTree
 from jboost.checks import check_integer, check_word
 from jboost.ensemble import Ensemble
+from jboost.explanation.shap import ShapValues, shap_values
 from jboost.frames import read_frame
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
-from jboost.shap import ShapValues, shap_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

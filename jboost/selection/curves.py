@@ -19,13 +19,13 @@ from tqdm import tqdm
 
 from jboost.binning import Bins
 from jboost.chunks import MOST_ROUNDS, check_minimisers, no_trees, refuse_value
-from jboost.folds import Folds
 from jboost.history import UNNAMED, Record, TrainingError
 from jboost.initial import MedianStart
 from jboost.levels import Tree
 from jboost.loop import evaluate_metric
 from jboost.rounds import Method, Numbers
-from jboost.runs import Rounds, Run, pad_runs, run_rounds, share, start_runs
+from jboost.selection.folds import Folds
+from jboost.selection.runs import Rounds, Run, pad_runs, run_rounds, share, start_runs
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
 

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
 from jboost.categories import Categories
-from jboost.category_sets import CategorySplit
 from jboost.ensemble import Ensemble, Links
+from jboost.interchange.category_sets import CategorySplit
 from jboost.levels import LeafSums
 
 LEAF = -1

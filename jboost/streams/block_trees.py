@@ -24,8 +24,6 @@ import numpy as np
 from jaxtyping import Int32, UInt32
 
 from jboost.binning import MISSING
-from jboost.block_rows import Derivatives, Nodes, Step, make_way
-from jboost.blocks import BlockReader
 from jboost.executables import added_bytes, count_bytes, program, run
 from jboost.histogram import FixedPoint
 from jboost.levels import (
@@ -42,6 +40,8 @@ from jboost.levels import (
     write_splits,
 )
 from jboost.rounds import Method
+from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
+from jboost.streams.blocks import BlockReader
 
 
 def grow_blocks(

@@ -15,9 +15,14 @@ from jax.core import Tracer
 
 from jboost.binning import Bins
 from jboost.cart import RegressionTree
-from jboost.containers import Container, FileError, read_container, write_container
 from jboost.ensemble import Ensemble
-from jboost.layouts import KINDS, check_container
+from jboost.storage.containers import (
+    Container,
+    FileError,
+    read_container,
+    write_container,
+)
+from jboost.storage.layouts import KINDS, check_container
 
 Model = Ensemble | RegressionTree | Bins
 

@@ -18,9 +18,13 @@ import numpy as np
 from tqdm import tqdm
 
 from jboost import checks
-from jboost.batches import Batch, as_source, checked_batches, hash_rows
 from jboost.binning import Bins, apply_bins
-from jboost.blocks import (
+from jboost.ensemble import padded_size
+from jboost.kernels.binning_cpu import code_dtype
+from jboost.rounds import Data
+from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
+from jboost.streams.batches import Batch, as_source, checked_batches, hash_rows
+from jboost.streams.blocks import (
     NUM_BUFFERS,
     Block,
     BlockSet,
@@ -28,10 +32,6 @@ from jboost.blocks import (
     read_rows,
     write_block,
 )
-from jboost.ensemble import padded_size
-from jboost.kernels.binning_cpu import code_dtype
-from jboost.rounds import Data
-from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.tables import Rows
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32
 
-from jboost.category_sets import CategorySplit, code_splits
 from jboost.ensemble import Ensemble, truncate
-from jboost.linked import LEAF, Nodes, build_ensemble, place_sets
-from jboost.ubjson import read_ubjson
+from jboost.interchange.category_sets import CategorySplit, code_splits
+from jboost.interchange.linked import LEAF, Nodes, build_ensemble, place_sets
+from jboost.interchange.ubjson import read_ubjson
 
 # Objectives whose base_score is a probability or a mean; of others it is a score.
 LOGIT = ("binary:logistic", "reg:logistic")

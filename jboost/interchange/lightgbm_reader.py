@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.category_sets import CategorySplit, code_splits
 from jboost.ensemble import Ensemble
-from jboost.linked import LEAF, Nodes, build_ensemble, place_sets, round_down
+from jboost.interchange.category_sets import CategorySplit, code_splits
+from jboost.interchange.linked import (
+    LEAF,
+    Nodes,
+    build_ensemble,
+    place_sets,
+    round_down,
+)
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
 _MISSING = ("none", "zero", "nan")  # the two bits after those

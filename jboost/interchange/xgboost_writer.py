@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from jboost import checks
-from jboost.category_sets import list_values
-from jboost.containers import replace_file
 from jboost.ensemble import Ensemble, check_model
-from jboost.linked import LEAF, Nodes, list_trees
-from jboost.ubjson import write_ubjson
-from jboost.xgboost_reader import LOG, LOGIT, link
+from jboost.interchange.category_sets import list_values
+from jboost.interchange.linked import LEAF, Nodes, list_trees
+from jboost.interchange.ubjson import write_ubjson
+from jboost.interchange.xgboost_reader import LOG, LOGIT, link
+from jboost.storage.containers import replace_file
 
 _VERSION = [3, 2, 0]
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}

@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jboost.category_sets import CategorySplit, code_splits
 from jboost.ensemble import Ensemble
-from jboost.linked import LEAF, Nodes, build_ensemble, place_sets, round_down
+from jboost.interchange.category_sets import CategorySplit, code_splits
+from jboost.interchange.linked import (
+    LEAF,
+    Nodes,
+    build_ensemble,
+    place_sets,
+    round_down,
+)
 
 _READ = (
     "DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*, GradientBoosting* and "

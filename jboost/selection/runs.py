@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 from jboost.boosting import compiled
 from jboost.chunks import MOST_ROUNDS, no_trees
 from jboost.curvature import Objective, loss_values
-from jboost.folds import Folds
 from jboost.initial import MedianStart
 from jboost.levels import Tree
 from jboost.padding import padded_size
@@ -32,6 +31,7 @@ from jboost.rounds import (
     init_state,
     own_minimisers,
 )
+from jboost.selection.folds import Folds
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
 

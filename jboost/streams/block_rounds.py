@@ -14,9 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jboost.block_rows import Derivatives, make_way
-from jboost.block_trees import count_node_bytes, grow_blocks
-from jboost.blocks import NUM_BUFFERS, BlockReader, aligned_empty
 from jboost.chunks import Chunk, Job, no_trees, start_program
 from jboost.executables import added_bytes, count_bytes, program, run
 from jboost.initial import MedianStart
@@ -31,7 +28,10 @@ from jboost.rounds import (
     shaping_derivatives,
     shaping_limits,
 )
-from jboost.streaming import Stream, Table, as_text
+from jboost.streams.block_rows import Derivatives, make_way
+from jboost.streams.block_trees import count_node_bytes, grow_blocks
+from jboost.streams.blocks import NUM_BUFFERS, BlockReader, aligned_empty
+from jboost.streams.streaming import Stream, Table, as_text
 
 
 class Plan(NamedTuple):

@@ -17,12 +17,12 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
-from jboost.comparison import average, compare
 from jboost.curvature import Curvature
-from jboost.curves import make_record
 from jboost.ensemble import Ensemble
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
+from jboost.selection.comparison import average, compare
+from jboost.selection.curves import make_record
 from jboost.sparse import Absent
 
 

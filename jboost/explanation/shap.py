@@ -16,7 +16,6 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost import checks
-from jboost.attributions import explain, mean_values
 from jboost.cart import RegressionTree
 from jboost.ensemble import (
     Ensemble,
@@ -26,6 +25,7 @@ from jboost.ensemble import (
     in_blocks,
     keep_used_features,
 )
+from jboost.explanation.attributions import explain, mean_values
 from jboost.kernels.predict_cpu import Trees, as_rows
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums

@@ -19,10 +19,10 @@ from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
-from jboost.comparison import SWEPT, average, compare
 from jboost.curvature import Curvature
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
+from jboost.selection.comparison import SWEPT, average, compare
 from jboost.sparse import Absent
 
 

@@ -13,11 +13,11 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from jboost import checks, losses
-from jboost.curves import Curve, Setting, Table, run_points, same_loss
-from jboost.folds import check_folds, make_folds
 from jboost.kernels.library import check_implementation, name_implementation
+from jboost.selection.curves import Curve, Setting, Table, run_points, same_loss
+from jboost.selection.folds import check_folds, make_folds
 from jboost.settings import initial_scores, make_settings
-from jboost.streaming import Stream
+from jboost.streams.streaming import Stream
 from jboost.tracing import trace_loss
 from jboost.training import bin_arrays, check_metrics
 

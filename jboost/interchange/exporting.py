@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jboost import checks
-from jboost.containers import replace_file
 from jboost.ensemble import Ensemble, check_model, predict
+from jboost.storage.containers import replace_file
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

@@ -21,9 +21,13 @@ import numpy as np
 
 from jboost import checks
 from jboost.binning import Bins
-from jboost.blocks import BlockReader
 from jboost.chunks import Job
-from jboost.containers import (
+from jboost.ensemble import Ensemble
+from jboost.history import Record
+from jboost.initial import MedianStart
+from jboost.rounds import BoostState
+from jboost.sparse import SparseCodes
+from jboost.storage.containers import (
     Container,
     FileError,
     library_version,
@@ -31,12 +35,8 @@ from jboost.containers import (
     remove_parts,
     write_container,
 )
-from jboost.ensemble import Ensemble
-from jboost.files import pack, unpack
-from jboost.history import Record
-from jboost.initial import MedianStart
-from jboost.rounds import BoostState
-from jboost.sparse import SparseCodes
+from jboost.storage.files import pack, unpack
+from jboost.streams.blocks import BlockReader
 from jboost.tables import Rows
 
 _DERIVED = ("num_bins", "max_nodes", "uniform")  # of a Method, from the others

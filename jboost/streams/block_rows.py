@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.blocks import BlockSet
 from jboost.executables import added_bytes, count_bytes, program, run
 from jboost.histogram import build_histogram
 from jboost.kernels import grow_cpu
@@ -28,6 +27,7 @@ from jboost.levels import (
 )
 from jboost.rounds import Method
 from jboost.splitting import Split
+from jboost.streams.blocks import BlockSet
 
 _LEAST_COLUMNS = 8  # that are read where fewer are needed: few shapes are compiled
 

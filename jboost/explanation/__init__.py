@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's scores come from: importances, SHAP values, dependence."""
