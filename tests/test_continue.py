@@ -163,7 +163,7 @@ NAMED = replace(MODEL, feature_names=("a", "b", "c"))
         (ValueError, "x must have 3 columns.*got 2", dict(x=X[:, :2])),
         (
             ValueError, r"those of the model, \(1,\), got none",
-            dict(model=replace(MODEL, categories=CODES)),
+            dict(model=replace(MODEL, categories=CODES), categorical=None),
         ),
         (
             ValueError, "expected 'b', got 'd'",

@@ -26,7 +26,7 @@ SWEPT = (
     "min_child_weight", "min_child_samples", "regularization", "subsample",
     "colsample_bytree", "colsample_bylevel", "colsample_bynode", "max_leaves",
     "monotone", "interactions", "curvature", "leaf_solver", "init_score", "category_l2",
-    "category_smoothing", "max_onehot",
+    "category_smoothing", "min_category_weight", "max_onehot",
 )  # fmt: skip
 
 

@@ -16,7 +16,12 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.leaves import LeafSolver
@@ -102,6 +107,7 @@ def cross_validate(
     categorical: Any = "auto",
     category_l2: float = CATEGORY_L2,
     category_smoothing: float = CATEGORY_SMOOTHING,
+    min_category_weight: float = MIN_CATEGORY_WEIGHT,
     max_onehot: int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
@@ -146,7 +152,8 @@ def cross_validate(
         max_delta_step, min_gain, min_child_weight, min_child_samples, regularization,
         subsample, colsample_bytree, colsample_bylevel, colsample_bynode, max_leaves,
         monotone, interactions, candidates, candidate_weights, categorical, category_l2,
-        category_smoothing, max_onehot, num_scores, curvature, leaf_solver, init_score,
+        category_smoothing, min_category_weight, max_onehot, num_scores, curvature,
+        leaf_solver, init_score,
         progress, feature_names, implementation: as for :func:`jboost.fit`.
       return_models: whether to keep the model of each fold, of ``best_round + 1``
         rounds.
@@ -191,7 +198,8 @@ def cross_validate(
             colsample_bynode=colsample_bynode, max_leaves=max_leaves,
             monotone=monotone, interactions=interactions, curvature=curvature,
             leaf_solver=leaf_solver, init_score=init_score, category_l2=category_l2,
-            category_smoothing=category_smoothing, max_onehot=max_onehot,
+            category_smoothing=category_smoothing,
+            min_category_weight=min_category_weight, max_onehot=max_onehot,
         ),
     )  # fmt: skip
     mean, error = average(curve.table(table.by))

@@ -18,7 +18,12 @@ from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
 from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import CATEGORY_L2, CATEGORY_SMOOTHING, MAX_ONEHOT
+from jboost.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 from jboost.curvature import Curvature
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
@@ -133,6 +138,7 @@ def sweep(
     categorical: Any = "auto",
     category_l2: float = CATEGORY_L2,
     category_smoothing: float = CATEGORY_SMOOTHING,
+    min_category_weight: float = MIN_CATEGORY_WEIGHT,
     max_onehot: int = MAX_ONEHOT,
     num_scores: int = 1,
     curvature: Curvature = "auto",
@@ -148,7 +154,8 @@ def sweep(
 
     Points that differ in numbers only (learning_rate, l1, l2, max_delta_step,
     min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
-    category_l2, category_smoothing, max_onehot, init_score, parameters of the loss) run
+    category_l2, category_smoothing, min_category_weight, max_onehot, init_score,
+    parameters of the loss) run
     in one compiled program, with all their folds. Those that differ in sizes or words
     (max_depth, max_leaves, monotone, interactions, regularization, curvature,
     leaf_solver, loss) run program after program, one for each combination of these.
@@ -171,7 +178,8 @@ def sweep(
         l1, l2, max_delta_step, min_gain, min_child_weight, min_child_samples,
         regularization, subsample, colsample_bytree, colsample_bylevel,
         colsample_bynode, max_leaves, monotone, interactions, candidates,
-        candidate_weights, categorical, category_l2, category_smoothing, max_onehot,
+        candidate_weights, categorical, category_l2, category_smoothing,
+        min_category_weight, max_onehot,
         num_scores, curvature, leaf_solver, init_score, progress, feature_names,
         implementation: as for :func:`jboost.fit`.
 
@@ -215,7 +223,8 @@ def sweep(
             colsample_bynode=colsample_bynode, max_leaves=max_leaves,
             monotone=monotone, interactions=interactions, curvature=curvature,
             leaf_solver=leaf_solver, init_score=init_score, category_l2=category_l2,
-            category_smoothing=category_smoothing, max_onehot=max_onehot,
+            category_smoothing=category_smoothing,
+            min_category_weight=min_category_weight, max_onehot=max_onehot,
         ),
     )  # fmt: skip
     most = max(curve.num_rounds for curve in curves)
