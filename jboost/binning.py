@@ -129,7 +129,6 @@ def fit_bins(
     """
     if max_bins is not None:
         check_max_bins(max_bins)
-    check_absent(absent)
     frame = read_frame(x, "x", sparse=True, categorical=categorical is not None)
     return fit_frame(
         frame, max_bins=max_bins, sample_weight=sample_weight, absent=absent,
@@ -154,6 +153,7 @@ def fit_frame(
       feature_names: other names than the table's.
       known: what categories have been given codes before.
     """
+    check_absent(absent)
     matrix, names = frame.matrix, feature_names or frame.names
     # A power of two above the number of rows holds a code for each.
     most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())

@@ -69,10 +69,11 @@ with open(sys.argv[2] + ".history", "wb") as file:
 """
 
 
-def wait_for(path, changes):
+def wait_for(path, changes, process):
     """Returns when the file is another one so often."""
     seen = set()
     while len(seen) < changes:
+        assert process.poll() is None, "the run ended before it was killed"
         if path.exists():
             seen.add(path.stat().st_ino)
         time.sleep(0.001)
@@ -86,7 +87,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     rounds = []
     for changes in (1, 2):
         process = subprocess.Popen(command, cwd=folder)
-        wait_for(path, changes)
+        wait_for(path, changes, process)
         time.sleep(chance.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
         process.wait()
