@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pages and the README show runs, and their links lead somewhere."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -63,3 +67,15 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
         if not target.startswith("pictures/"):  # are drawn when the pages are built
             assert (page.parent / target).exists(), target
+
+
+def test_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "docs", "built"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"MPLBACKEND": "agg"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "built" / "index.html").exists()
