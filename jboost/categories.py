@@ -18,7 +18,7 @@ WORD = 32  # codes in one word of a set
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth value
 class Categories:
     """The categorical features of a model.
 
@@ -60,15 +60,15 @@ def encode(categories: Categories, matrix: Any) -> Any:
     """
     if isinstance(matrix, np.ndarray):
         encoded = matrix.copy()
-        encoded[:, categories.features] = _encode(np, categories, matrix)
+        encoded[:, list(categories.features)] = _encode(np, categories, matrix)
         return encoded
-    places = np.array(categories.features)
+    places = np.array(categories.features, np.int32)
     return matrix.at[:, places].set(_encode(jnp, categories, matrix))
 
 
 def _encode(numpy: Any, categories, matrix):
     """The categorical columns, as codes."""
-    places = np.array(categories.features)
+    places = np.array(categories.features, np.int32)
     codes = numpy.asarray(categories.codes)
     column = matrix[:, places]
     known = (column >= 0) & (column < codes.shape[1]) & (column == numpy.floor(column))

@@ -38,7 +38,7 @@ _BLOCK_CELLS = 2**21  # of the columns in use of a sparse x, at a time
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth value
 class Links:
     """Where the nodes of trees are that are not in heap order.
 
@@ -56,7 +56,7 @@ class Links:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth value
 class Ensemble:
     """A trained model: R rounds of K trees.
 
@@ -98,6 +98,16 @@ class Ensemble:
     left_codes: UInt32[Array, "R K I W"] | None = None
     categories: Categories | None = None
     links: Links | None = None
+
+    def __repr__(self) -> str:
+        """Its sizes: the arrays would fill pages."""
+        if not hasattr(self.feature, "shape"):  # while JAX builds trees of other things
+            return "Ensemble(...)"
+        sizes = (
+            f"num_rounds={self.num_rounds}, num_scores={self.num_scores}, "
+            f"max_depth={self.max_depth}, num_features={self.num_features}"
+        )
+        return f"Ensemble({sizes})"
 
     @property
     def num_rounds(self) -> int:

@@ -147,11 +147,13 @@ class Boosting(BaseEstimator):
     @property
     def n_iter_(self) -> int:
         """How many rounds the model has."""
+        check_is_fitted(self)
         return self.model_.num_rounds
 
     @property
     def best_iteration_(self) -> int:
-        """The round (from 0) of least loss on the first validation set."""
+        """The round (from 0) of least loss on the first validation set, or the last."""
+        check_is_fitted(self)
         return self.history_.best_round
 
     @property
@@ -198,7 +200,7 @@ class Boosting(BaseEstimator):
     def _split_rows(self, rows, labels, seed):
         """Training and validation rows, drawn at random."""
         check_number(
-            "validation_fraction", self.validation_fraction, above=0.0, most=1.0
+            "validation_fraction", self.validation_fraction, above=0.0, most=1 - 1e-9
         )
         places = np.arange(len(rows[1]))
         parts = train_test_split(

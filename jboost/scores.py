@@ -168,8 +168,10 @@ def _tree_leaves(tree, columns, depth):
             elsewhere = ~goes_left(tree.left_codes[node], code)
             right = jnp.where(jnp.isnan(tree.threshold[node]), elsewhere, right)
         right = jnp.where(jnp.isnan(value), ~tree.missing_left[node], right)
-        left = 2 * node + 1 if tree.left_child is None else tree.left_child[node]
-        return left + right.astype(jnp.int32)
+        if tree.left_child is None:
+            return 2 * node + 1 + right.astype(jnp.int32)
+        left = tree.left_child[node]
+        return left + (right & (left != node)).astype(jnp.int32)
 
     start = vary(jnp.zeros(num_rows, jnp.int32), *tree[:3], columns)
     node = jax.lax.fori_loop(0, depth, descend, start)

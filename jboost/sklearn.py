@@ -177,7 +177,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         to those of K classes. "auto": as the loss implies. Without one there is no
         ``predict_proba``.
       class_weight: {label: weight}, or "balanced": N / (K rows of the class), by which
-        ``sample_weight`` is multiplied.
+        ``sample_weight`` of the training rows is multiplied; sets of ``eval_set`` have
+        weights of their own.
 
     Attributes:
       classes_: the labels, sorted.

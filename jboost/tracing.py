@@ -144,7 +144,10 @@ def _hessian(function, num_scores):
 
 def _check_loss(loss, arguments):
     if not callable(loss):
-        raise TypeError(f"loss must be callable as loss(score, target), got {loss!r}")
+        hint = f"; did you mean jb.losses.{loss}?" if isinstance(loss, str) else ""
+        raise TypeError(
+            f"loss must be callable as loss(score, target), got {loss!r}{hint}"
+        )
     name = getattr(loss, "__name__", repr(loss))
     try:
         result = jax.eval_shape(loss, *arguments)

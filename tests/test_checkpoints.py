@@ -2,6 +2,7 @@
 """Checkpoints: a run interrupted anywhere ends as if it had not been."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -194,6 +195,25 @@ def kept(tmp_path_factory):
 
 def rescaled(score, target):
     return 3.0 * (score - target) ** 2
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("l2 (was 1.0, is 2.0)", dict(l2=2.0)),
+        ("category_l2 (was 50.0, is 2.0)", dict(category_l2=2.0)),
+        ("min_category_weight (was 25.0, is 2.0)", dict(min_category_weight=2.0)),
+    ],
+)
+def test_numbers_of_categories_hide_no_others(what, change, tmp_path):
+    x = np.concatenate([X[:, :2], np.arange(len(X))[:, None] % 6], axis=1)
+    run = dict(
+        x=x, y=Y, num_rounds=2, max_depth=3, categorical=[2],
+        checkpoint=tmp_path / "run",
+    )  # fmt: skip
+    jb.fit(**run)
+    with pytest.raises(ValueError, match=re.escape(what)):
+        jb.fit(**run, **change)
 
 
 @pytest.mark.parametrize(

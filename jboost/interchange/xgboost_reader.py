@@ -22,6 +22,7 @@ from jboost.interchange.ubjson import read_ubjson
 # Objectives whose base_score is a probability or a mean; of others it is a score.
 LOGIT = ("binary:logistic", "reg:logistic")
 LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
+_MOST_VALUES = 2**24  # of a category: float32 tells no more whole numbers apart
 _LEAST_VALUES = 1024  # of a categorical feature whose categories are not in the file
 _TINY = np.finfo(np.float32).tiny
 
@@ -266,6 +267,10 @@ def _find_known(parameters, splits):
     most = dict.fromkeys(parameters.categorical, 0)
     for split in splits:
         most[split.feature] = max(most.get(split.feature, 0), *split.values.tolist(), 0)
+        if most[split.feature] >= _MOST_VALUES:
+            raise ValueError(
+                f"a category must be below {_MOST_VALUES}, got {most[split.feature]}"
+            )
     known = {}
     for feature, value in most.items():
         names = parameters.categorical.get(feature, ())

@@ -61,6 +61,18 @@ class CrossValidation:
     held_out: Bool[np.ndarray, "folds N"]
     models: Ensemble | None = None
 
+    def __repr__(self) -> str:
+        """The mean curve at its best; the arrays would fill pages."""
+        folds, rounds = self.validation_loss.shape
+        found = f"CrossValidation(folds={folds}, num_rounds={rounds}"
+        if rounds == 0:
+            return f"{found})"
+        best = self.best_round
+        return (
+            f"{found}, best_round={best}, mean={self.mean[best]:.5g}, "
+            f"standard_error={self.standard_error[best]:.2g})"
+        )
+
     @property
     def one_se_round(self) -> int:
         """The first round whose mean is at most one standard error above the least."""

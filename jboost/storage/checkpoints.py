@@ -39,9 +39,18 @@ from jboost.storage.files import pack, unpack
 from jboost.streams.blocks import BlockReader
 from jboost.tables import Rows
 
-_DERIVED = ("num_bins", "max_nodes", "uniform")  # of a Method, from the others
+_DERIVED = (
+    "num_bins",
+    "max_nodes",
+    "uniform",
+    "categorical",
+)  # of a Method, from the others
 _NAMES: dict[str, str] = {
-    "bounds": "max_delta_step", "signs": "monotone", "groups": "interactions"
+    "values.bounds": "max_delta_step", "values.l1": "l1", "values.monotone": "monotone",
+    "groups": "interactions", "categories.features": "categorical",
+    "categories.l2": "category_l2", "categories.smoothing": "category_smoothing",
+    "categories.min_weight": "min_category_weight",
+    "categories.max_onehot": "max_onehot",
 }  # fmt: skip
 _STATE = ("scores", "init_score", "pointed", "first_mean", "round")
 
@@ -220,6 +229,7 @@ def take_fingerprint(
         k: v for k, v in asdict(job.method).items() if k not in _DERIVED
     }
     for name, value in _name_numbers(job.numbers):
+        assert name not in settings, name  # or one would hide the other
         settings[name] = value
     begin = init_score
     if isinstance(init_score, MedianStart) or init_score is None:
@@ -245,13 +255,16 @@ def take_fingerprint(
     return json.loads(json.dumps(found))
 
 
-def _name_numbers(numbers: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of every number that the program takes."""
+def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of every number that the program takes, by the names of ``fit``."""
     for name, value in numbers._asdict().items():
-        if hasattr(value, "_fields"):
+        if name == "limits":
             yield from _name_numbers(value)
+        elif hasattr(value, "_fields"):
+            yield from _name_numbers(value, f"{name}.")
         elif value is not None:
-            yield str(_NAMES.get(name, name)), np.asarray(value).tolist()
+            whole = group + name
+            yield str(_NAMES.get(whole, whole)), np.asarray(value).tolist()
 
 
 def _describe_rows(prefix, rows: Rows, reader):

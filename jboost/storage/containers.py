@@ -282,6 +282,8 @@ def _read_array(data, entry, what, offset, name):
         count *= length
     if type(size) is not int or size != count or len(shape) > 32:
         raise _damaged(name, f"{what} of shape {shape} has {size} bytes, not {count}")
+    if count == 0 and sum(shape) > 2**31:
+        raise _damaged(name, f"{what} of shape {shape} holds nothing")
     if entry["offset"] != offset:
         raise _damaged(name, f"{what} must begin at {offset}, got {entry['offset']}")
     end = offset + _aligned(size)

@@ -77,7 +77,7 @@ def load(path: Any) -> Any:
     name = repr(getattr(path, "name", path) if hasattr(path, "read") else str(path))
     try:
         return unpack(container)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(
             f"{name}, written by {container.written_by}, does not hold what it should: "
             f"{error}"

@@ -765,7 +765,8 @@ JBOOST_INLINE void WalkGroup(const Ensemble& model, int64_t first, const Nodes& 
       bool right =
           GoesRight<kSets>(model, first + place[j], x[j * num_features + node.feature],
                            node.threshold, node.missing_right != 0);
-      int32_t next = node.left_child + right;
+      // A leaf is its own left child, and stays, whatever stands in it.
+      int32_t next = node.left_child + (right & (node.left_child != place[j]));
       moved |= next ^ place[j];
       place[j] = next;
     }
