@@ -218,8 +218,8 @@ def pad_thresholds(
     needed = max(len(row) for row in rows) + 2
     if needed > max_bins and categories is not None:  # a model's own codes
         raise ValueError(
-            f"max_bins must be at least {needed} to hold the codes that the model gives "
-            f"to its categories, got {max_bins}"
+            f"max_bins must be at least {needed} to hold the codes that the model "
+            f"gives to its categories, got {max_bins}"
         )
     num_bins = min(max_bins, max(4, 1 << (needed - 1).bit_length()))
     thresholds = np.full((len(rows), num_bins - 1), np.inf, np.float32)

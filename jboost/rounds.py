@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.candidates import (
@@ -51,6 +52,7 @@ from jboost.tree import grow_tree
 
 Regularization = Literal["relative", "absolute"]
 
+_LARGEST = float(np.finfo(np.float32).max)
 ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
 
 
@@ -425,7 +427,10 @@ def fit_leaves(
     if values is not None:  # what a line search may have passed
         value = jnp.clip(value, *values.bounds)
     return tree._replace(
-        leaf_value=learning_rate * value,
+        # Rounded by itself: fused into the sum of scores it would be rounded with it.
+        # The clip does nothing to numbers, but it keeps the compiler from rounding
+        # product and sum of scores as one: leaf values would not add up to scores.
+        leaf_value=jnp.clip(learning_rate * value, -_LARGEST, _LARGEST),
         sums=LeafSums(*sums, l2=now.limits.l2 * fitted.mean),
         bounds=None,
     )

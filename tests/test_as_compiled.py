@@ -31,7 +31,10 @@ CHOSEN = {
     "test_sparse.py": ["the_model_of_the_dense_matrix and samples"],
     "test_constraints.py": ["models_are_monotone and squared"],
     "test_boosting.py": ["boost_equals_fit and squared_error"],
-    "test_continue.py": ["rounds_in_two_parts_are_the_rounds and several"],
+    "test_continue.py": [
+        "rounds_in_two_parts_are_the_rounds and several",
+        "plain_xla_keeps_every_bit",
+    ],
 }
 
 

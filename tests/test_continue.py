@@ -31,6 +31,22 @@ def test_rounds_in_two_parts_are_the_rounds(name):
     assert later.best_round == np.argmin(history.validation_loss[5:])
 
 
+def test_plain_xla_keeps_every_bit():
+    """Without kernels, too: in two parts, beside them, and in scores that are sums."""
+    run = dict(x=X, y=Y, max_depth=3, implementation="xla")
+    whole, _ = jb.fit(**run, num_rounds=8)
+    first, _ = jb.fit(**run, num_rounds=5)
+    same_bits(jb.fit(**run, num_rounds=3, model=first)[0], whole)
+    same_bits(jb.fit(**{**run, "implementation": None}, num_rounds=8)[0], whole)
+
+
+def test_codes_of_the_model_must_fit_the_bins():
+    x = np.arange(120.0)[:, None] % 40
+    model, _ = jb.fit(x, x[:, 0] % 7, categorical=[0], num_rounds=1)
+    with pytest.raises(ValueError, match="max_bins must be at least"):
+        jb.fit(x, x[:, 0], categorical=[0], num_rounds=1, model=model, max_bins=16)
+
+
 def test_a_model_of_no_rounds_is_a_start():
     none, _ = jb.fit(X, Y, num_rounds=0, max_depth=3)
     one, _ = jb.fit(X, Y, model=none, **SMALL)
