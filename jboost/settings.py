@@ -99,6 +99,11 @@ def make_settings(
             f"with the score, as Huber's; this one has its minimum by {better!r}"
         )
     check_implementation(implementation)
+    if categories is not None and not isinstance(categories, Categories):
+        raise TypeError(
+            "categories must be those of the bins (bins.categories) or None, got "
+            f"{type(categories).__name__}"
+        )
     samples, num_rows = resolve_samples(loss, min_child_samples), len(data.weights)
     known = not isinstance(samples, Tracer) and samples > 0
     largest: Any = num_rows // samples if known else num_rows

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.binning import flush_denormals
 from jboost.categories import goes_left
 from jboost.kernels import shap_cpu
-from jboost.kernels.library import choose
+from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees
 
 _BLOCK_CELLS = 2**21  # of one array of a block of rows: 8 MiB
@@ -133,7 +133,7 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
         flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (trees, *leaves))
         score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
         shape = (num_features,) * (2 if pairs else 1)
-        start = jnp.zeros((num_scores, *shape, size), jnp.float32)
+        start = vary(jnp.zeros((num_scores, *shape, size), jnp.float32), block)
         return jax.lax.scan(add_tree, start, (score, *flat))[0]
 
     found = jax.lax.map(explain_block, jnp.swapaxes(blocks, 0, 1))
@@ -310,8 +310,9 @@ def _go_down(edges, left, points):
             product.at[node].set(product[parent] * gain),
         ), None
 
-    open_ = jnp.ones((num_nodes, num_rows), bool)
-    product = jnp.zeros((num_nodes, *start.shape), jnp.float32).at[0].set(start)
+    open_ = vary(jnp.ones((num_nodes, num_rows), bool), left)
+    product = vary(jnp.zeros((num_nodes, *start.shape), jnp.float32), left)
+    product = product.at[0].set(start)
     return jax.lax.scan(step, (open_, product), edges.order)[0]
 
 
@@ -332,7 +333,7 @@ def _add_values(edges, open_, product, num_features, max_depth):
         values = values.at[edges.feature[node]].add(change)
         return (values, sums.at[edges.parent[node]].add(sums[node])), None
 
-    values = jnp.zeros((num_features, open_.shape[1]), jnp.float32)
+    values = vary(jnp.zeros((num_features, open_.shape[1]), jnp.float32), product)
     sums = product * edges.value[:, None, None]
     return jax.lax.scan(step, (values, sums), edges.order, reverse=True)[0][0]
 
@@ -365,8 +366,8 @@ def _add_pairs(edges, open_, product, num_features, max_depth):
 
     size = open_.shape[1]
     start = (
-        jnp.zeros((num_features, num_features, size), jnp.float32),
-        jnp.zeros((num_features, size), jnp.float32),
+        vary(jnp.zeros((num_features, num_features, size), jnp.float32), product),
+        vary(jnp.zeros((num_features, size), jnp.float32), product),
         product * edges.value[:, None, None],
     )
     halves, values, _ = jax.lax.scan(step, start, edges.order, reverse=True)[0]

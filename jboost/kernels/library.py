@@ -96,18 +96,20 @@ def implementations() -> dict[str, str]:
     """What runs when ``implementation`` is None, on the platform that JAX uses now.
 
     Returns:
-      {operation: implementation} for "binning", "training", "leaves" and "predict";
+      {operation: implementation} for "binning", "training", "leaves", "predict" and
+      "shap";
       under "instructions" what the CPU kernels use: "baseline", "avx2" or "avx512"
       (the environment variable JBOOST_ISA forces one), or "none".
 
     Example:
       >>> import jboost as jb
       >>> sorted(jb.implementations())
-      ['binning', 'instructions', 'leaves', 'predict', 'training']
+      ['binning', 'instructions', 'leaves', 'predict', 'shap', 'training']
     """
     native = _library is not None and jax.default_backend() == "cpu"
     used = dict.fromkeys(
-        ("binning", "training", "leaves", "predict"), "cpu" if native else "xla"
+        ("binning", "training", "leaves", "predict", "shap"),
+        "cpu" if native else "xla",
     )
     return {**used, "instructions": current_isa() if native else "none"}
 
