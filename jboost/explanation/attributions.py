@@ -97,7 +97,9 @@ def explain(
         )
 
     def on_cpu(rows, trees, leaf_value, cover):
-        return shap_cpu.explain(rows, trees, leaf_value, cover, *points, pairs=pairs)
+        return shap_cpu.explain(
+            rows, trees, leaf_value, cover, *points, max_depth=max_depth, pairs=pairs
+        )
 
     if max_depth > shap_cpu.DEEPEST:
         implementation = "xla"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.kernels.library import call, count_unaligned
 
@@ -117,12 +117,10 @@ def leaf_indices(rows: Rows, trees: Trees, *, max_depth: int) -> Int32[Array, "N
     return _call("leaf_indices", result, max_depth, rows, trees)
 
 
-def _call(name, result, max_depth, rows, trees, *values):
-    """What is not there has the shape [0], or no rows."""
+def list_operands(rows: Rows, trees: Trees) -> tuple[ArrayLike, ...]:
+    """Rows and trees as kernels take them: what is not there is empty."""
     codes, left_codes, left_child = rows.codes, trees.left_codes, trees.left_child
-    return call(
-        name,
-        result,
+    return (
         rows.head,
         rows.body,
         jnp.zeros((0, 0), jnp.int32) if codes is None else codes,
@@ -130,6 +128,14 @@ def _call(name, result, max_depth, rows, trees, *values):
         *trees[:3],
         jnp.zeros(0, jnp.uint32) if left_codes is None else left_codes,
         jnp.zeros(0, jnp.int32) if left_child is None else left_child,
+    )
+
+
+def _call(name, result, max_depth, rows, trees, *values):
+    return call(
+        name,
+        result,
+        *list_operands(rows, trees),
         *values,
         num_features=rows.num_features,
         by_column=int(rows.by_column),

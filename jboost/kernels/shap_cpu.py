@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.kernels.library import call
-from jboost.kernels.predict_cpu import Rows, Trees
+from jboost.kernels.predict_cpu import Rows, Trees, list_operands
 
 DEEPEST = 255  # kMaxShapDepth
 
@@ -25,28 +25,25 @@ def explain(
     place: Float[np.ndarray, " P"],
     weight: Float[np.ndarray, " P"],
     *,
+    max_depth: int,
     pairs: bool,
 ) -> Float[Array, "N *F K"]:
     """Values [N, F, K], or with ``pairs`` interactions [N, F, F, K].
 
     ``place`` and ``weight`` are the points of a quadrature on [0, 1].
     """
-    shape, num_features = trees.feature.shape, rows.num_features
-    sets, links = trees.left_codes, trees.left_child
+    num_features, num_scores = rows.num_features, trees.feature.shape[1]
     features = (num_features,) * (2 if pairs else 1)
     return call(
         "shap",
-        jax.ShapeDtypeStruct((rows.num_rows, *features, shape[1]), jnp.float32),
-        rows.head,
-        rows.body,
-        *trees[:3],
-        jnp.zeros((*shape, 0), jnp.uint32) if sets is None else sets,
-        jnp.zeros((*shape[:2], 0), jnp.int32) if links is None else links,
+        jax.ShapeDtypeStruct((rows.num_rows, *features, num_scores), jnp.float32),
+        *list_operands(rows, trees),
         leaf_value,
         cover,
         jnp.asarray(place),
         jnp.asarray(weight),
         num_features=num_features,
         by_column=int(rows.by_column),
+        max_depth=max_depth,
         pairs=int(pairs),
     )

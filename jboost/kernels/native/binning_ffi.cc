@@ -6,7 +6,6 @@
 namespace jboost {
 namespace {
 
-using Float = ffi::Buffer<ffi::F32>;
 
 // `head` holds the first rows, `body` all values but the first `start`.
 ffi::Error GetMatrix(const Float& head, const Float& body, int64_t start,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of all kernels share: the thread pool, error messages.
+// What the bindings of all kernels share: the thread pool, buffers, error messages.
 #ifndef JBOOST_FFI_H_
 #define JBOOST_FFI_H_
 
 #include <string>
+#include <vector>
 
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
@@ -11,6 +12,21 @@
 namespace jboost {
 
 namespace ffi = xla::ffi;
+
+using Int = ffi::Buffer<ffi::S32>;
+using Float = ffi::Buffer<ffi::F32>;
+using Bool = ffi::Buffer<ffi::PRED>;
+using UInt = ffi::Buffer<ffi::U32>;
+
+template <class Buffer>
+uint8_t* Bytes(Buffer& buffer) {
+  return reinterpret_cast<uint8_t*>(buffer.typed_data());
+}
+
+inline bool Has(const ffi::AnyBuffer::Dimensions& shape,
+                std::vector<int64_t> expected) {
+  return std::vector<int64_t>(shape.begin(), shape.end()) == expected;
+}
 
 // The handler returns before a late helper runs: the pool must not be kept.
 inline Pool MakePool(ffi::ThreadPool& threads) {

@@ -11,25 +11,11 @@
 
 namespace jboost {
 
-using Int = ffi::Buffer<ffi::S32>;
-using Float = ffi::Buffer<ffi::F32>;
-using Bool = ffi::Buffer<ffi::PRED>;
-using UInt = ffi::Buffer<ffi::U32>;
 using Index = ffi::Buffer<ffi::U16>;
-
-template <class Buffer>
-uint8_t* Bytes(Buffer& buffer) {
-  return reinterpret_cast<uint8_t*>(buffer.typed_data());
-}
 
 inline bool AreCodes(const ffi::AnyBuffer& buffer, size_t rank) {
   return buffer.dimensions().size() == rank &&
          (buffer.element_type() == ffi::U8 || buffer.element_type() == ffi::U16);
-}
-
-inline bool Has(const ffi::AnyBuffer::Dimensions& shape,
-                std::vector<int64_t> expected) {
-  return std::vector<int64_t>(shape.begin(), shape.end()) == expected;
 }
 
 // The rows of a level, checked.

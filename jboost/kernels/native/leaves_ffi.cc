@@ -8,12 +8,6 @@
 namespace jboost {
 namespace {
 
-using Int = ffi::Buffer<ffi::S32>;
-using Float = ffi::Buffer<ffi::F32>;
-
-bool Has(const ffi::AnyBuffer::Dimensions& shape, std::vector<int64_t> expected) {
-  return std::vector<int64_t>(shape.begin(), shape.end()) == expected;
-}
 
 bool HasRank(const ffi::AnyBuffer::Dimensions& shape, size_t rank) {
   return shape.size() == rank;

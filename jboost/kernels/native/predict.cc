@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "room.h"
+
 namespace jboost {
 namespace {
 
@@ -24,21 +26,6 @@ constexpr int64_t kNarrowWords = 8;     // of a set of codes that are bytes
 constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126, kInSet = -1;
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Memory at the start of a cache line.
-template <class Number>
-class Room {
- public:
-  explicit Room(int64_t size) : memory_(new char[size * sizeof(Number) + 64]) {
-    auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    data_ = reinterpret_cast<Number*>((address + 63) & ~uintptr_t{63});
-  }
-  Number* get() const { return data_; }
-
- private:
-  std::unique_ptr<char[]> memory_;
-  Number* data_;
-};
 
 // The threshold that sends x where this one, no NaN, sends x with denormals taken as 0.
 float EffectiveThreshold(float threshold) {

@@ -5,7 +5,6 @@
 namespace jboost {
 namespace {
 
-using Float = ffi::Buffer<ffi::F32>;
 
 ffi::Error SumRowsImpl(ffi::ThreadPool threads, Float values, ffi::Result<Float> sums) {
   auto shape = values.dimensions();

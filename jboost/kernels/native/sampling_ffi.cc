@@ -5,10 +5,6 @@
 namespace jboost {
 namespace {
 
-using Float = ffi::Buffer<ffi::F32>;
-using Bool = ffi::Buffer<ffi::PRED>;
-using UInt = ffi::Buffer<ffi::U32>;
-using Int = ffi::Buffer<ffi::S32>;
 
 ffi::Error SampleImpl(ffi::ThreadPool threads, UInt seed, Bool eligible, Float fraction,
                       ffi::Result<Bool> chosen) {
@@ -20,9 +16,9 @@ ffi::Error SampleImpl(ffi::ThreadPool threads, UInt seed, Bool eligible, Float f
                    chosen->dimensions()[0] == eligible.dimensions()[0],
                "the mask must be [N]");
   Sample(MakePool(threads), seed.typed_data(),
-         reinterpret_cast<const uint8_t*>(eligible.typed_data()),
+         Bytes(eligible),
          eligible.dimensions()[0], *fraction.typed_data(),
-         reinterpret_cast<uint8_t*>(chosen->typed_data()));
+         Bytes(*chosen));
   return ffi::Error::Success();
 }
 
@@ -36,7 +32,7 @@ ffi::Error SampleFeaturesImpl(UInt seed, Int level, Float fractions,
   auto shape = masks->dimensions();
   JBOOST_CHECK(shape.size() == 2, "masks must be [slots, F]");
   SampleFeatures(seed.typed_data(), *level.typed_data(), fractions.typed_data(),
-                 shape[0], shape[1], reinterpret_cast<uint8_t*>(masks->typed_data()));
+                 shape[0], shape[1], Bytes(*masks));
   return ffi::Error::Success();
 }
 

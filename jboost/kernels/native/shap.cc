@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "room.h"
+
 namespace jboost {
 namespace {
 
@@ -15,23 +17,6 @@ constexpr int64_t kBlockBytes = 1 << 18;   // of sums for a block of rows
 constexpr int64_t kMostRows = 64;          // of a block
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Memory at the start of a cache line.
-class Room {
- public:
-  explicit Room(int64_t bytes) : memory_(new char[bytes + 64]) {
-    auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    data_ = reinterpret_cast<void*>((address + 63) & ~uintptr_t{63});
-  }
-  template <class Number>
-  Number* get() const {
-    return static_cast<Number*>(data_);
-  }
-
- private:
-  std::unique_ptr<char[]> memory_;
-  void* data_;
-};
 
 // One tree of the ensemble. Nodes of a heap count on into the leaves.
 class TreeView {
@@ -225,20 +210,20 @@ class Block {
       : rows_(rows),
         used_(used),
         num_scores_(num_scores),
-        columns_(used * rows * sizeof(float)),
-        values_(num_scores * used * rows * sizeof(float)),
-        pairs_(pairs ? num_scores * used * used * rows * sizeof(float) : 0),
+        columns_(used * rows),
+        values_(num_scores * used * rows),
+        pairs_(pairs ? num_scores * used * used * rows : 0),
         scratch_(kShapScratchBytes),
         has_pairs_(pairs) {
-    std::fill_n(values_.get<float>(), num_scores * used * rows, 0.0f);
+    std::fill_n(values_.get(), num_scores * used * rows, 0.0f);
     if (pairs) {
-      std::fill_n(pairs_.get<float>(), num_scores * used * used * rows, 0.0f);
+      std::fill_n(pairs_.get(), num_scores * used * used * rows, 0.0f);
     }
   }
 
   void Load(const Matrix& matrix, const Used& used, int64_t first, int64_t count) {
     for (int64_t u = 0; u < used_; ++u) {
-      float* column = columns_.get<float>() + u * rows_;
+      float* column = columns_.get() + u * rows_;
       for (int64_t i = 0; i < rows_; ++i) {
         float x = i < count ? matrix.At(first + i, used.features[u]) : 0.0f;
         column[i] = std::fabs(x) < kTiny ? 0.0f : x;
@@ -248,12 +233,12 @@ class Block {
 
   void AddTree(const ShapLoops& loops, const ShapTree& tree, int64_t score,
                const ShapPoints& points) {
-    float* values = values_.get<float>() + score * used_ * rows_;
-    float* pairs = pairs_.get<float>() + score * used_ * used_ * rows_;
+    float* values = values_.get() + score * used_ * rows_;
+    float* pairs = pairs_.get() + score * used_ * used_ * rows_;
     for (int64_t i = 0; i < rows_; i += loops.num_lanes) {
-      ShapLanes lanes{columns_.get<float>() + i, values + i,
+      ShapLanes lanes{columns_.get() + i, values + i,
                       has_pairs_ ? pairs + i : nullptr, rows_, used_,
-                      scratch_.get<void>()};
+                      scratch_.get()};
       loops.add_tree(tree, points.weight, points.size, lanes);
     }
   }
@@ -261,7 +246,7 @@ class Block {
   // Adds row i to its values [F, K].
   void StoreValues(int64_t i, const Used& used, float* out) const {
     for (int64_t k = 0; k < num_scores_; ++k) {
-      const float* values = values_.get<float>() + k * used_ * rows_ + i;
+      const float* values = values_.get() + k * used_ * rows_ + i;
       for (int64_t u = 0; u < used_; ++u) {
         out[used.features[u] * num_scores_ + k] += values[u * rows_];
       }
@@ -271,8 +256,8 @@ class Block {
   // Adds row i to its interactions [F, F, K]: what pairs leave is on the diagonal.
   void StorePairs(int64_t i, const Used& used, int64_t num_features, float* out) const {
     for (int64_t k = 0; k < num_scores_; ++k) {
-      const float* values = values_.get<float>() + k * used_ * rows_ + i;
-      const float* pairs = pairs_.get<float>() + k * used_ * used_ * rows_ + i;
+      const float* values = values_.get() + k * used_ * rows_ + i;
+      const float* pairs = pairs_.get() + k * used_ * used_ * rows_ + i;
       for (int64_t a = 0; a < used_; ++a) {
         float* row = out + used.features[a] * num_features * num_scores_ + k;
         float rest = values[a * rows_];
@@ -289,7 +274,8 @@ class Block {
 
  private:
   int64_t rows_, used_, num_scores_;
-  Room columns_, values_, pairs_, scratch_;
+  Room<float> columns_, values_, pairs_;
+  Room<char> scratch_;
   bool has_pairs_;
 };
 
@@ -351,14 +337,7 @@ bool IsTree(const TreeView& view) {
 
 }  // namespace
 
-bool CheckShapTrees(const ShapTrees& trees, int64_t num_features) {
-  int64_t size = trees.num_trees() * trees.num_nodes;
-  int32_t least = 0, most = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    least = std::min(least, trees.feature[i]);
-    most = std::max(most, trees.feature[i]);
-  }
-  if (least < 0 || most >= num_features) return false;
+bool AreTrees(const ShapTrees& trees) {
   if (trees.left_child == nullptr) return true;
   for (int64_t tree = 0; tree < trees.num_trees(); ++tree) {
     if (!IsTree(TreeView(trees, tree))) return false;

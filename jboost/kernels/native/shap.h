@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapley values of trees, and their interactions: jboost.attributions.
+// Shapley values of trees, and their interactions: jboost.explanation.attributions.
 //
 // Trees are packed as nodes that are split, parents before children, each with tables
 // of numbers that do not depend on the row: by what its edges multiply the product of
@@ -22,18 +22,9 @@ constexpr int kMaxShapPoints = 4;      // at a time
 constexpr int64_t kMaxShapLanes = 16;  // rows of a vector, at most
 constexpr int64_t kMaxShapDepth = 255;  // of trees, which are walked by recursion
 
-// R rounds of K trees of I nodes; see jboost.Ensemble.
-struct ShapTrees {
-  const int32_t* feature;  // [R, K, I]
-  const float* threshold;
-  const uint8_t* missing_left;
-  const uint32_t* left_codes;  // [R, K, I, W], or null
-  const int32_t* left_child;   // [R, K, I], or null: heap order
-  const float* leaf_value;     // [R, K, I + 1], linked [R, K, I]
-  const float* cover;
-  int64_t num_rounds, num_scores, num_nodes, num_words;
-
-  int64_t num_trees() const { return num_rounds * num_scores; }
+// Trees that know the cover of their leaves, [R, K, L].
+struct ShapTrees : Ensemble {
+  const float* cover = nullptr;
 };
 
 struct ShapPoints {
@@ -99,8 +90,8 @@ struct ShapLoops {
 
 JBOOST_DECLARE_LOOPS(ShapLoops)
 
-// Whether features are columns, links make trees, and no tree is too deep.
-bool CheckShapTrees(const ShapTrees& trees, int64_t num_features);
+// Whether links make trees, none of which is too deep.
+bool AreTrees(const ShapTrees& trees);
 
 void Explain(const Pool& pool, const ShapTrees& trees, const Matrix& matrix,
              const ShapPoints& points, const ShapAnswer& answer);
