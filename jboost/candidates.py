@@ -137,7 +137,7 @@ class Proposal(NamedTuple):
     """Bins of all rows, proposed for one tree.
 
     Attributes:
-      columns: codes of the bins, by feature; 0 for missing values.
+      columns: codes of the bins, by feature; 0 for missing values, 1 for the lowest.
       highest: the highest code of a value in the bins up to each one.
     """
 
@@ -171,7 +171,11 @@ def propose(
         total = jnp.broadcast_to(running[-1] - below, num_rows)
         segments = Segments(code, last, jnp.broadcast_to(below, num_rows), total)
         found = find_bins(segments, part, running, num_bins - 1)
-        coarse = jnp.where(code == MISSING, MISSING, 1 + found)
+        # The lowest value gets code 1, as from fit_bins. With empty bins below it a
+        # split could send missing rows left and all values right, which no threshold
+        # between two values expresses.
+        lowest = jnp.min(jnp.where(code == MISSING, num_bins, found))
+        coarse = jnp.where(code == MISSING, MISSING, 1 + found - lowest)
         highest = jnp.zeros(num_bins, jnp.int32).at[coarse].max(code)
         by_row = jnp.zeros(num_rows, code_dtype(num_bins)).at[rows]
         by_row = by_row.set(coarse.astype(code_dtype(num_bins)), unique_indices=True)

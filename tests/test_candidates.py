@@ -156,8 +156,10 @@ def test_candidates_are_less_than_eps_apart(num_bins, masses):
         expected = references.find_bins(
             own[known].tolist(), mass[known].tolist(), num_bins
         )
+        lowest = min(expected.values())  # has code 1
         np.testing.assert_array_equal(
-            found, [1 + expected[code] if code else 0 for code in own.tolist()]
+            found,
+            [1 + expected[code] - lowest if code else 0 for code in own.tolist()],
         )
         each = np.array([mass[own == value].sum() for value in values])
         bins, eps = np.array([expected[v] for v in values.tolist()]), 1 / num_bins
@@ -168,8 +170,41 @@ def test_candidates_are_less_than_eps_apart(num_bins, masses):
                 edges = (inside[0] + inside[-1]) / 2 if len(inside) > 1 else inside[0]
                 assert inside.sum() < eps * each.sum() + edges + 1e-9
                 assert len(inside) == 1 or inside.max() < 2 * eps * each.sum()
-            upto = values[bins <= number]
+            upto = values[bins - lowest <= number]
             assert highest[1 + number] == (upto[-1] if len(upto) else 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(candidate_weights="curvature"),
+        dict(candidates="local", max_bins=6),
+        dict(candidates="local", candidate_weights="curvature", max_bins=6),
+        dict(candidates="exact"),
+    ],
+    ids=str,
+)
+def test_the_model_is_the_one_that_was_trained(settings):
+    """The loss that training reports is that of the returned model's predictions.
+
+    On tables with few or many distinct values, of which some or all are missing, with
+    weights of which some are 0.
+    """
+    rng = np.random.default_rng(0)
+    for table in range(8):
+        x = np.round(rng.normal(size=(120, 3)) * 4 ** (table % 4 - 1), 0)
+        x[rng.random(x.shape) < rng.choice([0.0, 0.3, 0.9], 3)] = np.nan
+        x[:, 2] = np.where(x[:, 2] > 0, np.nan, x[:, 2])
+        y = 3 * np.isnan(x[:, 0]) + np.nan_to_num(x[:, 1]) + rng.normal(size=120)
+        weight = rng.integers(0, 3, 120).astype(np.float32)
+        model, history = jb.fit(
+            x, y, sample_weight=weight, num_rounds=3, max_depth=2, learning_rate=1.0,
+            l2=0.1, min_child_weight=0.0, **settings,
+        )  # fmt: skip
+        error = (np.asarray(jb.predict(model, x)) - y) ** 2
+        loss = np.average(error, weights=weight)
+        np.testing.assert_allclose(history.train_loss[-1], loss, rtol=1e-5)
 
 
 def test_a_tree_s_candidates_follow_the_curvature_of_its_round():
