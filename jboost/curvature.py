@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.floats import exponent_above, power_of_two, sum_rows
+from jboost.floats import sum_rows
+from jboost.kernels.sums_xla import exponent_above, power_of_two
 from jboost.minimum import bisect_minimum
 from jboost.tracing import Program, TracedLoss
 

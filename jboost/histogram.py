@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
-from jboost.floats import exponent_above, power_of_two, sum_rows
-from jboost.kernels import grow_cpu, leaves_cpu, leaves_xla, sparse_xla, xla
+from jboost.floats import sum_rows
+from jboost.kernels import grow_cpu, leaves_cpu, sparse_xla, sums_xla, xla
 from jboost.kernels.library import choose
+from jboost.kernels.sums_xla import exponent_above, power_of_two
 from jboost.sparse import SparseCodes
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"] | SparseCodes
@@ -137,13 +138,12 @@ def sum_channels(
     num_groups: int,
     implementation: str | None = None,
 ) -> Shaped[Array, "C G"]:
-    """Sums each channel by group.
+    """Sums each channel by group; the bits do not depend on the order of the rows.
 
-    Rows are summed in order within blocks, and the blocks after that: the order is
-    fixed, and a float32 error grows with the block's length instead of with N. A
-    group outside [0, num_groups) is left out.
+    Floats are added as multiples of a unit, one for each channel; see
+    :func:`jboost.floats.sum_rows`. A group outside [0, num_groups) is left out.
     """
-    run = partial(leaves_xla.sum_channels, num_groups=num_groups)
+    run = partial(sums_xla.sum_channels, num_groups=num_groups)
     if all(channel.dtype == jnp.float32 for channel in channels):
         cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
         run = choose(implementation, cpu=cpu, xla=run)

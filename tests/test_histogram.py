@@ -214,16 +214,10 @@ def test_select_rows_gives_the_first_positions(share, size):
     assert rows[filled].tolist() == expected.tolist()
 
 
-def block_bound(num_rows, num_groups):
-    """Roundings on the way from a row to its group's sum: a block, then the blocks."""
-    blocks = max(1, min(128, num_rows // max(256, num_groups)))
-    return (-(-num_rows // blocks) + blocks) * HALF_ULP
-
-
 @pytest.mark.parametrize(
     ("num_rows", "num_groups"), [(1, 1), (1000, 3), (5000, 4096), (100_003, 8)]
 )
-def test_group_sums_are_within_the_rounding_of_blocks(num_rows, num_groups):
+def test_group_sums_are_exact_to_the_last_digits(num_rows, num_groups):
     rng = np.random.default_rng(0)
     values = rng.lognormal(size=num_rows).astype(np.float32)
     group = rng.integers(-1, num_groups + 1, num_rows).astype(np.int32)
@@ -231,20 +225,39 @@ def test_group_sums_are_within_the_rounding_of_blocks(num_rows, num_groups):
     expected = np.zeros(num_groups)
     inside = (group >= 0) & (group < num_groups)
     np.add.at(expected, group[inside], values[inside].astype(np.float64))
-    # Every partial sum is rounded once, and is at most the sum of magnitudes.
-    bound = block_bound(num_rows, num_groups) * expected
+    # Half a unit a row, and one rounding of the result in each of 3 digits.
+    count = np.bincount(group[inside], minlength=num_groups)
+    bound = count * 2.0**-38 * values.max() + 2.0**-23 * expected
     assert np.all(np.abs(np.asarray(sums, np.float64) - expected) <= bound)
+    order = rng.permutation(num_rows)
+    again = sum_by_group(
+        jnp.asarray(values[order]), jnp.asarray(group[order]), num_groups
+    )
+    np.testing.assert_array_equal(sums, again)
+
+
+def test_rows_of_weight_two_count_as_two_rows():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=3000).astype(np.float32)
+    weight = rng.integers(1, 4, 3000)
+    group = rng.integers(0, 5, 3000).astype(np.int32)
+    repeat = np.repeat(np.arange(3000), weight)
+    weighted, repeated = (
+        sum_by_group(jnp.asarray(terms), jnp.asarray(groups), 5)
+        for terms, groups in (
+            (values * weight.astype(np.float32), group),
+            (values[repeat], group[repeat]),
+        )
+    )
+    np.testing.assert_array_equal(weighted, repeated)
 
 
 def test_a_long_sum_keeps_its_digits():
     """One float32 sum of a million tenths in a row is off by a hundredth."""
     values = np.full(2**20, 0.1, np.float32)
     exact = values.astype(np.float64).sum()
-    running = float(np.add.accumulate(values)[-1])
     group = jnp.zeros(2**20, jnp.int32)
-    blocked = float(sum_by_group(jnp.asarray(values), group, 1)[0])
-    # The worst that blocks can do, as above.
-    assert abs(blocked - exact) <= block_bound(2**20, 1) * exact < abs(running - exact)
+    assert sum_by_group(jnp.asarray(values), group, 1)[0] == np.float32(exact)
 
 
 def test_group_sums_of_integers_are_exact():

@@ -68,8 +68,26 @@ def test_sums(isa, num_rows, num_groups, num_channels):
         exact, size = np.zeros((2, num_groups))
         np.add.at(exact, group[inside], channel[inside].astype(np.float64))
         np.add.at(size, group[inside], np.abs(channel[inside]).astype(np.float64))
-        # Far below what blocks of thousands of rows may round; see test_histogram.
-        assert np.all(np.abs(sum_of - exact) <= 2e-5 * size)
+        # Half a unit a row, and roundings of the result; see test_histogram.
+        count = np.bincount(group[inside], minlength=num_groups)
+        bound = count * 2.0**-38 * np.abs(channel).max() + 2.0**-23 * size
+        assert np.all(np.abs(sum_of - exact) <= bound)
+
+
+def test_sums_of_what_is_not_finite(isa):
+    values, group, rng = make(30_000, 9)
+    odd = rng.choice(np.float32([np.nan, np.inf, -np.inf]), 30_000)
+    channel = np.where((group == 3) & (rng.random(30_000) < 0.01), odd, values[0])
+    channel = np.where(group == 5, np.inf, channel)
+    channel[group < 0] = np.nan
+    sums = [
+        program(sum_channels, name, num_groups=9)((channel, values[1]), group)
+        for name in library.IMPLEMENTATIONS
+    ]
+    np.testing.assert_array_equal(*sums)
+    assert np.isnan(sums[0][0, 3]) and sums[0][0, 5] == np.inf
+    finite = np.isfinite(sums[0]).all(axis=0)
+    assert finite.tolist() == [g not in (3, 5) for g in range(9)]
 
 
 @pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums, ranges and order statistics by group in plain XLA: the definitions.
+"""Ranges and order statistics by group in plain XLA: the definitions.
 
 Order statistics are of sums of whole numbers of up to 41 bits, too many for int32:
 such a number travels as limbs, each summed in an int32, and is compared as a pair
@@ -16,28 +16,6 @@ _LOW = 20  # bits of the lower half of a pair
 _MOST = 2.0**40  # a rounded slope
 _DIGIT = 8  # bits of a key that are found at a time
 _MANY_GROUPS = 1024  # beyond which it is half as many, to bound the table of sums
-
-
-def sum_channels(group, *channels, num_groups):
-    """See :func:`jboost.histogram.sum_channels`."""
-
-    def add(group, *channels):
-        num_rows = group.shape[0]
-        # As many blocks as keep the table of sums no larger than the rows.
-        blocks = max(1, min(128, num_rows // max(256, num_groups)))
-        every = jnp.arange(num_rows, dtype=jnp.int32)
-        block = jax.lax.div(every, jnp.int32(-(-num_rows // blocks)))
-        # One more group takes the rows that have none.
-        key = block * (num_groups + 1) + _inside(group, num_groups)
-        values = jnp.stack(channels, axis=1)
-        sums = xla.segment_sum(values, key, blocks * (num_groups + 1))
-        sums = sums.reshape(blocks, num_groups + 1, len(channels))
-        # A scan, because the order in which XLA reduces is its own affair.
-        zero = jnp.zeros(sums.shape[1:], sums.dtype)
-        total, _ = jax.lax.scan(lambda sum, one: (sum + one, None), zero, sums)
-        return total[:num_groups].T
-
-    return sequential_vmap(add)(group, *channels)
 
 
 def find_range(values, group, *, num_groups):

@@ -4,14 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <type_traits>
 #include <vector>
 
 #include "categories.h"
+#include "exact_sum.h"
 #include "limited.h"
 #include "sparse.h"
-#include "tree_sum.h"
 
 namespace jboost {
 namespace {
@@ -199,39 +200,45 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const Pool& threads = Threads(pool, num_rows);
   int64_t num_chunks = NumChunks(num_rows);
-  int64_t num_blocks = (num_rows + kSumBlock - 1) / kSumBlock;
-  std::vector<float> sums(2 * num_blocks), largest(num_chunks);
   std::vector<int64_t> kept(num_chunks);
+  const float* channels[2] = {gradient, curvature};
+  std::vector<uint32_t> greatest(2 * num_chunks);
   ParallelFor(threads, num_chunks, [&](int64_t chunk) {
-    int64_t end = std::min((chunk + 1) * kChunk, num_rows);
-    float highest = 0.0f;
-    int64_t number = 0;
-    for (int64_t at = chunk * kChunk; at < end; at += kSumBlock) {
-      int64_t count = std::min(kSumBlock, end - at), block = at / kSumBlock;
-      sums[block] = loops.sum_magnitudes(gradient + at, in_bag + at, count);
-      for (int64_t i = at; i < at + count; ++i) number += in_bag[i] != 0;
-      if (!uniform) {
-        sums[num_blocks + block] =
-            loops.sum_magnitudes(curvature + at, in_bag + at, count);
-        continue;
-      }
-      for (int64_t i = at; i < at + count; ++i) {
-        highest = std::max(highest, in_bag[i] ? curvature[i] : 0.0f);
-      }
+    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+    for (int channel = 0; channel < 2; ++channel) {
+      greatest[channel * num_chunks + chunk] =
+          loops.greatest_bits(channels[channel] + first, in_bag + first, count);
     }
-    largest[chunk] = highest;
+    int64_t number = 0;
+    for (int64_t i = first; i < first + count; ++i) number += in_bag[i] != 0;
     kept[chunk] = number;
   });
   int64_t num_in_bag = 0;
   for (int64_t number : kept) num_in_bag += number;
   float scales[2] = {1.0f, 1.0f};
-  for (int channel = 0; channel < (uniform ? 1 : 2); ++channel) {
-    float* first = sums.data() + channel * num_blocks;
-    float total = num_blocks == 1 ? first[0] : TreeSum(first, num_blocks);
+  std::vector<ExactSum> parts(num_chunks);
+  for (int channel = 0; channel < 2; ++channel) {
+    auto from = greatest.begin() + channel * num_chunks;
+    uint32_t bits = *std::max_element(from, from + num_chunks);
+    if (channel == 1 && uniform) {
+      std::memcpy(&units[1], &bits, sizeof bits);  // the one curvature of all rows
+      units[1] = std::max(1e-30f, units[1]);
+      break;
+    }
+    float total = std::numeric_limits<float>::infinity();
+    if (bits < kInfinityBits) {
+      Unit unit = ChooseUnit(bits);
+      ParallelFor(threads, num_chunks, [&](int64_t chunk) {
+        int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+        parts[chunk] = {};
+        loops.sum_magnitudes(channels[channel] + first, in_bag + first, count, unit.up,
+                             &parts[chunk].high, &parts[chunk].low);
+      });
+      ExactSum sum;
+      for (const ExactSum& part : parts) sum.Add(part);
+      total = sum.Value(unit);
+    }
     ChooseScale(total, scales + channel, units + channel);
-  }
-  if (uniform) {
-    units[1] = std::max(1e-30f, *std::max_element(largest.begin(), largest.end()));
   }
   bool stochastic = num_in_bag > kNearestRows;
   ParallelFor(threads, num_chunks, [&](int64_t chunk) {

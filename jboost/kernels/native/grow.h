@@ -95,8 +95,11 @@ struct GrowLoops {
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
-  // The sum of the magnitudes of at most 1,024 rows in the bag.
-  float (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count);
+  // The bits of the greatest magnitude of rows in the bag; the sum of their magnitudes
+  // in units (see exact_sum.h), added to high * 2^19 + low.
+  uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
+  void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
+                         float up, int64_t* high, int64_t* low);
   // Rounds a chunk's derivatives to words; see jboost.histogram.quantise.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,

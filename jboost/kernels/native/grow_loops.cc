@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "exact_sum.h"
 #include "grow.h"
 #include "hash.h"
 #include "limited.h"
-#include "tree_sum.h"
 
 #if defined(__AVX512VBMI2__)
 #include <immintrin.h>
@@ -221,12 +221,24 @@ void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing
   }
 }
 
-float SumMagnitudes(const float* values, const uint8_t* in_bag, int64_t count) {
-  float room[kSumBlock];
-  for (int64_t i = 0; i < count; ++i) {
-    room[i] = in_bag[i] ? __builtin_fabsf(values[i]) : 0.0f;
+// The magnitude of a row in the bag, 0 of others, which may hold anything.
+struct Magnitude {
+  const float* values;
+  const uint8_t* in_bag;
+  float operator()(int64_t i) const {
+    return in_bag[i] ? __builtin_fabsf(values[i]) : 0.0f;
   }
-  return TreeSum(room, SumGroups(room, count));
+};
+
+uint32_t FindGreatestBits(const float* values, const uint8_t* in_bag, int64_t count) {
+  return GreatestBits(Magnitude{values, in_bag}, count);
+}
+
+void SumMagnitudes(const float* values, const uint8_t* in_bag, int64_t count, float up,
+                   int64_t* high, int64_t* low) {
+  ExactSum sum = SumTerms(Magnitude{values, in_bag}, count, up);
+  *high += sum.high;
+  *low += sum.low;
 }
 
 // floor(x) for |x| < 2^31.
@@ -437,8 +449,9 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {SumWords,      SumWordsAndCounts, Partition,
-                              WriteLeaves,   SumMagnitudes,     Quantise,
-                              SearchFeature, SearchLimitedFeature};
+const GrowLoops kGrowLoops = {
+    SumWords,         SumWordsAndCounts, Partition, WriteLeaves,
+    FindGreatestBits, SumMagnitudes,     Quantise,  SearchFeature,
+    SearchLimitedFeature};
 
 }  // namespace jboost::JBOOST_ISA

@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "exact_sum.h"
+
 namespace jboost {
 namespace {
 
@@ -22,34 +24,79 @@ int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
 
 }  // namespace
 
-void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_channels,
+namespace {
+
+// A copy of a channel's finite values in groups, 0 elsewhere; the others are added to
+// sums by group.
+std::vector<float> TakeOthers(const float* channel, const int32_t* group,
+                              int64_t num_rows, int64_t num_groups, float* sums) {
+  std::vector<float> finite(num_rows, 0.0f);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    if (group[i] < 0 || group[i] >= num_groups) continue;
+    (IsFinite(channel[i]) ? finite[i] : sums[group[i]]) += channel[i];
+  }
+  return finite;
+}
+
+}  // namespace
+
+void SumByGroup(const Pool& all, const float* const* channels, int64_t num_channels,
                 const int32_t* group, int64_t num_rows, int64_t num_groups,
                 float* sums) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
+  const Pool& pool = Threads(all, num_rows);
   int64_t blocks = std::clamp<int64_t>(
       num_rows / std::max<int64_t>(256, num_groups), 1, 128);
   int64_t length = (num_rows + blocks - 1) / blocks;
+  auto begin = [=](int64_t block) { return std::min(block * length, num_rows); };
+  std::fill(sums, sums + num_channels * num_groups, 0.0f);
+  std::vector<uint32_t> greatest(num_channels * blocks);
+  ParallelFor(pool, blocks, [&](int64_t block) {
+    for (int64_t c = 0; c < num_channels; ++c) {
+      greatest[c * blocks + block] = loops.greatest_bits(
+          channels[c], group, num_groups, begin(block), begin(block + 1));
+    }
+  });
+  const float* terms[kMaxChannels];
+  std::vector<float> finite[kMaxChannels];
+  Unit units[kMaxChannels];
+  float up[kMaxChannels];
+  for (int64_t c = 0; c < num_channels; ++c) {
+    auto from = greatest.begin() + c * blocks;
+    uint32_t bits = *std::max_element(from, from + blocks);
+    terms[c] = channels[c];
+    if (bits >= kInfinityBits) {
+      finite[c] = TakeOthers(channels[c], group, num_rows, num_groups,
+                             sums + c * num_groups);
+      terms[c] = finite[c].data();
+      bits = loops.greatest_bits(terms[c], group, num_groups, 0, num_rows);
+    }
+    units[c] = ChooseUnit(bits);
+    up[c] = units[c].up;
+  }
+  // In tasks of kLockstep blocks; the last ones may be empty. A block has less than
+  // 2^24 rows, so that its sums fit 63 bits.
   int64_t table = (num_groups + 1) * num_channels;
-  // In tasks of kLockstep blocks; the last ones may be empty.
   int64_t tasks = (blocks + kLockstep - 1) / kLockstep;
-  std::vector<float> tables(tasks * kLockstep * table, 0.0f);
-  ParallelFor(Threads(pool, num_rows), tasks, [&](int64_t task) {
-    int64_t begin[kLockstep], end[kLockstep];
-    float* sums_of[kLockstep];
+  std::vector<uint64_t> tables(tasks * kLockstep * table);
+  ParallelFor(pool, tasks, [&](int64_t task) {
+    int64_t first[kLockstep], end[kLockstep];
+    uint64_t* sums_of[kLockstep];
     for (int64_t b = 0; b < kLockstep; ++b) {
       int64_t block = task * kLockstep + b;
-      begin[b] = std::min(block * length, num_rows);
-      end[b] = std::min(begin[b] + length, num_rows);
+      first[b] = begin(block);
+      end[b] = begin(block + 1);
       sums_of[b] = tables.data() + block * table;
     }
-    loops.sum_blocks(channels, num_channels, group, num_groups, begin, end, sums_of);
+    loops.sum_blocks(terms, num_channels, group, num_groups, up, first, end, sums_of);
   });
-  for (int64_t c = 0; c < num_channels; ++c) {
-    float* result = sums + c * num_groups;
-    std::fill(result, result + num_groups, 0.0f);
-    for (int64_t block = 0; block < blocks; ++block) {
-      const float* from = tables.data() + block * table + c;
-      for (int64_t g = 0; g < num_groups; ++g) result[g] += from[g * num_channels];
+  for (int64_t g = 0; g < num_groups; ++g) {
+    for (int64_t c = 0; c < num_channels; ++c) {
+      ExactSum total;
+      for (int64_t block = 0; block < blocks; ++block) {
+        total.Add(static_cast<int64_t>(tables[block * table + g * num_channels + c]));
+      }
+      sums[c * num_groups + g] += total.Value(units[c]);
     }
   }
 }

@@ -49,10 +49,14 @@ struct Candidate {
 };
 
 struct LeafLoops {
-  // Adds rows [begin[b], end[b]) to the table sums[b] of [num_groups + 1, channels].
+  // The bits of the greatest magnitude of rows [begin, end) that are in a group.
+  uint32_t (*greatest_bits)(const float* channel, const int32_t* group,
+                            int64_t num_groups, int64_t begin, int64_t end);
+  // Adds rows [begin[b], end[b]), as multiples of 1 / up[c], to the table sums[b] of
+  // [num_groups + 1, channels], which holds int64 as uint64.
   void (*sum_blocks)(const float* const* channels, int64_t num_channels,
-                     const int32_t* group, int64_t num_groups, const int64_t* begin,
-                     const int64_t* end, float* const* sums);
+                     const int32_t* group, int64_t num_groups, const float* up,
+                     const int64_t* begin, const int64_t* end, uint64_t* const* sums);
   // low[g] = min, high[g] = max of the values; a NaN makes it -inf and inf.
   void (*find_range)(const float* values, const int32_t* group, int64_t count,
                      int64_t num_groups, float* low, float* high);
@@ -67,8 +71,8 @@ struct LeafLoops {
 
 JBOOST_DECLARE_LOOPS(LeafLoops)
 
-// sums[c][g] = sum of channels[c][i] over rows i of group g: rows in order within
-// blocks, then the blocks in order; see jboost.floats.sum_channels.
+// sums[c][g] = sum of channels[c][i] over rows i of group g, the same bits for any order
+// of the rows; see jboost.histogram.sum_channels.
 void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_channels,
                 const int32_t* group, int64_t num_rows, int64_t num_groups,
                 float* sums);

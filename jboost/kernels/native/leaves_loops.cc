@@ -4,6 +4,7 @@
 // newer processor, to everybody.
 #include <cstdint>
 
+#include "exact_sum.h"
 #include "leaves.h"
 
 namespace jboost::JBOOST_ISA {
@@ -15,46 +16,91 @@ inline int64_t Place(int32_t group, int64_t num_groups) {
   return place < static_cast<uint64_t>(num_groups) ? place : num_groups;
 }
 
+uint32_t FindGreatestBits(const float* channel, const int32_t* group,
+                          int64_t num_groups, int64_t begin, int64_t end) {
+  uint32_t groups = static_cast<uint32_t>(num_groups), greatest = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    uint32_t inside = static_cast<uint32_t>(group[i]) < groups ? ~0u : 0u;
+    uint32_t bits = MagnitudeBits(channel[i]) & inside;  // a branch does not vectorise
+    greatest = bits > greatest ? bits : greatest;
+  }
+  return greatest;
+}
+
+constexpr int64_t kStep = 128;  // rows that are rounded at a time, which vectorises
+
 template <int kChannels>
-inline void AddRow(const float* const* channels, int64_t row, int64_t place,
-                   float* sums) {
-  for (int c = 0; c < kChannels; ++c) sums[place * kChannels + c] += channels[c][row];
+struct Step {
+  uint64_t multiples[kChannels][kStep];  // may wrap around in rows of no group
+};
+
+template <int kChannels>
+inline void RoundRows(const float* const* channels, const float* up, int64_t row,
+                      int64_t count, Step<kChannels>* step) {
+  for (int c = 0; c < kChannels; ++c) {
+    const float* __restrict values = channels[c] + row;
+    uint64_t* __restrict multiples = step->multiples[c];
+    for (int64_t i = 0; i < count; ++i) {
+      Digits digits = RoundToDigits(values[i] * up[c]);
+      multiples[i] = static_cast<uint64_t>(
+          digits.high * (int64_t{1} << kDigit) + digits.low);
+    }
+  }
+}
+
+template <int kChannels>
+inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
+                   uint64_t* sums) {
+  for (int c = 0; c < kChannels; ++c) {
+    sums[place * kChannels + c] += step.multiples[c][i];
+  }
 }
 
 // Rows of several blocks take turns: additions to one group would wait for each other.
 template <int kChannels>
 void SumBlocksOf(const float* const* channels, const int32_t* group,
-                 int64_t num_groups, const int64_t* begin, const int64_t* end,
-                 float* const* sums) {
-  int64_t common = end[0] - begin[0];
-  for (int64_t b = 1; b < kLockstep; ++b) {
-    common = end[b] - begin[b] < common ? end[b] - begin[b] : common;
-  }
-  for (int64_t i = 0; i < common; ++i) {
-    for (int64_t b = 0; b < kLockstep; ++b) {
-      int64_t row = begin[b] + i;
-      AddRow<kChannels>(channels, row, Place(group[row], num_groups), sums[b]);
-    }
-  }
+                 int64_t num_groups, const float* up, const int64_t* begin,
+                 const int64_t* end, uint64_t* const* sums) {
+  Step<kChannels> steps[kLockstep];
+  int64_t longest = 0;
   for (int64_t b = 0; b < kLockstep; ++b) {
-    for (int64_t row = begin[b] + common; row < end[b]; ++row) {
-      AddRow<kChannels>(channels, row, Place(group[row], num_groups), sums[b]);
+    longest = end[b] - begin[b] > longest ? end[b] - begin[b] : longest;
+  }
+  for (int64_t first = 0; first < longest; first += kStep) {
+    int64_t count[kLockstep], common = kStep;
+    for (int64_t b = 0; b < kLockstep; ++b) {
+      int64_t left = end[b] - begin[b] - first;
+      count[b] = left < 0 ? 0 : left < kStep ? left : kStep;
+      common = count[b] < common ? count[b] : common;
+      RoundRows<kChannels>(channels, up, begin[b] + first, count[b], steps + b);
+    }
+    for (int64_t i = 0; i < common; ++i) {
+      for (int64_t b = 0; b < kLockstep; ++b) {
+        int64_t place = Place(group[begin[b] + first + i], num_groups);
+        AddRow<kChannels>(steps[b], i, place, sums[b]);
+      }
+    }
+    for (int64_t b = 0; b < kLockstep; ++b) {
+      for (int64_t i = common; i < count[b]; ++i) {
+        int64_t place = Place(group[begin[b] + first + i], num_groups);
+        AddRow<kChannels>(steps[b], i, place, sums[b]);
+      }
     }
   }
 }
 
 void SumBlocks(const float* const* channels, int64_t num_channels,
-               const int32_t* group, int64_t num_groups, const int64_t* begin,
-               const int64_t* end, float* const* sums) {
+               const int32_t* group, int64_t num_groups, const float* up,
+               const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
   switch (num_channels) {
     case 1:
-      return SumBlocksOf<1>(channels, group, num_groups, begin, end, sums);
+      return SumBlocksOf<1>(channels, group, num_groups, up, begin, end, sums);
     case 2:
-      return SumBlocksOf<2>(channels, group, num_groups, begin, end, sums);
+      return SumBlocksOf<2>(channels, group, num_groups, up, begin, end, sums);
     case 3:
-      return SumBlocksOf<3>(channels, group, num_groups, begin, end, sums);
+      return SumBlocksOf<3>(channels, group, num_groups, up, begin, end, sums);
     case 4:
-      return SumBlocksOf<4>(channels, group, num_groups, begin, end, sums);
+      return SumBlocksOf<4>(channels, group, num_groups, up, begin, end, sums);
   }
 }
 
@@ -179,6 +225,7 @@ int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride
 }  // namespace
 
 extern const LeafLoops kLeafLoops;
-const LeafLoops kLeafLoops = {SumBlocks, FindRange, AddValues, Collect};
+const LeafLoops kLeafLoops = {FindGreatestBits, SumBlocks, FindRange, AddValues,
+                              Collect};
 
 }  // namespace jboost::JBOOST_ISA

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of float32 rows in a fixed order; see jboost.floats.sum_rows.
+// Sums of float32 rows whose bits do not depend on the order of the rows; see
+// jboost.floats.sum_rows.
 #ifndef JBOOST_REDUCE_H_
 #define JBOOST_REDUCE_H_
 
@@ -11,8 +12,11 @@
 namespace jboost {
 
 struct ReduceLoops {
-  // The sum of at most 1,024 numbers.
-  float (*sum_block)(const float* values, int64_t count);
+  // The bits of the greatest magnitude.
+  uint32_t (*greatest_bits)(const float* values, int64_t count);
+  // Adds the sum of finite values, in units, to high * 2^19 + low.
+  void (*sum)(const float* values, int64_t count, float up, int64_t* high,
+              int64_t* low);
 };
 
 JBOOST_DECLARE_LOOPS(ReduceLoops)

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "exact_sum.h"
 #include "reduce.h"
-
-#include <cstring>
-
-#include "tree_sum.h"
 
 namespace jboost::JBOOST_ISA {
 namespace {
 
-float SumBlock(const float* values, int64_t count) {
-  float room[kSumBlock];
-  std::memcpy(room, values, count * sizeof(float));
-  return TreeSum(room, SumGroups(room, count));
+uint32_t FindGreatestBits(const float* values, int64_t count) {
+  return GreatestBits([=](int64_t i) { return values[i]; }, count);
+}
+
+void Sum(const float* values, int64_t count, float up, int64_t* high, int64_t* low) {
+  ExactSum sum = SumTerms([=](int64_t i) { return values[i]; }, count, up);
+  *high += sum.high;
+  *low += sum.low;
 }
 
 }  // namespace
 
 extern const ReduceLoops kReduceLoops;
-const ReduceLoops kReduceLoops = {SumBlock};
+const ReduceLoops kReduceLoops = {FindGreatestBits, Sum};
 
 }  // namespace jboost::JBOOST_ISA

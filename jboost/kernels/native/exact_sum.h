@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums of float32 that do not depend on the order of the terms; the definition and its
+// reasons are in kernels/sums_xla.py. Terms become multiples of a unit, which are added
+// as integers. Internal linkage, and no templates of the standard library, because the
+// loops of every instruction set include this file.
+#ifndef JBOOST_EXACT_SUM_H_
+#define JBOOST_EXACT_SUM_H_
+
+#include <cstdint>
+
+namespace jboost {
+namespace {
+
+constexpr int kDigit = 19;  // bits; a multiple has two digits
+constexpr int64_t kDigitMask = (int64_t{1} << kDigit) - 1;
+constexpr float kBase = 1 << kDigit;
+constexpr uint32_t kInfinityBits = 0x7F800000u;
+
+inline uint32_t MagnitudeBits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits & 0x7FFFFFFFu;  // ordered as the magnitudes are
+}
+
+inline bool IsFinite(float value) { return MagnitudeBits(value) < kInfinityBits; }
+
+inline float PowerOfTwo(int exponent) {
+  int32_t bits = (exponent + 127) << 23;
+  float power;
+  __builtin_memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+struct Unit {
+  float up, down;  // one over the unit, and the unit
+};
+
+inline Unit ChooseUnit(uint32_t greatest_bits) {
+  int exponent = 2 * kDigit + 126 - static_cast<int>(greatest_bits >> 23);
+  exponent = exponent < 124 ? exponent : 124;
+  return {PowerOfTwo(exponent), PowerOfTwo(-exponent)};
+}
+
+// high * 2^19 + low, in units.
+struct ExactSum {
+  int64_t high = 0, low = 0;
+
+  void Add(int64_t multiple) {
+    high += multiple >> kDigit;
+    low += multiple & kDigitMask;
+  }
+  void Add(const ExactSum& other) {
+    high += other.high;
+    low += other.low;
+  }
+  float Value(const Unit& unit) const {
+    int64_t upper = high + (low >> kDigit);
+    float sum = static_cast<float>(upper >> (2 * kDigit));
+    sum = sum * kBase + static_cast<float>((upper >> kDigit) & kDigitMask);
+    sum = sum * kBase + static_cast<float>(upper & kDigitMask);
+    sum = sum * kBase + static_cast<float>(low & kDigitMask);
+    return sum * unit.down;
+  }
+};
+
+// The bits of the greatest magnitude of term(0 .. count - 1).
+template <class Term>
+inline uint32_t GreatestBits(const Term& term, int64_t count) {
+  uint32_t greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits = MagnitudeBits(term(i));
+    greatest = bits > greatest ? bits : greatest;
+  }
+  return greatest;
+}
+
+// A multiple of the unit as two digits: high * 2^19 + low, rounded half to even.
+struct Digits {
+  int32_t high, low;
+};
+
+inline Digits RoundToDigits(float multiple) {
+  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: the last bit then stands for 1
+  constexpr int32_t kWholeBits = 0x4B400000;
+  int32_t high = static_cast<int32_t>(multiple * (1.0f / kBase));
+  float rest = (multiple - static_cast<float>(high) * kBase) + kWhole;
+  int32_t bits;
+  __builtin_memcpy(&bits, &rest, sizeof bits);
+  return {high, bits - kWholeBits};
+}
+
+// The sum of term(0 .. count - 1), all finite. In int32, which vectorises, as far as
+// its range goes.
+template <class Term>
+inline ExactSum SumTerms(const Term& term, int64_t count, float up) {
+  constexpr int64_t kBlock = 2048;
+  ExactSum sum;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    int64_t end = count - begin < kBlock ? count : begin + kBlock;
+    int32_t high = 0, low = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      Digits digits = RoundToDigits(term(i) * up);
+      high += digits.high;
+      low += digits.low;
+    }
+    sum.high += high;
+    sum.low += low;
+  }
+  return sum;
+}
+
+}  // namespace
+}  // namespace jboost
+
+#endif  // JBOOST_EXACT_SUM_H_
