@@ -27,7 +27,8 @@ class Categories:
         ``codes[g, v] >= 1``; 0 where training did not see it, which is then missing.
       features: their places, ascending.
       values: the categories that v = 0, 1, ... of each feature stand for, where they
-        came with a data frame.
+        came with a data frame: those of training, sorted, then those that its dtype
+        declared besides.
     """
 
     codes: Int32[Array, "G V"] | Int32[np.ndarray, "G V"]
@@ -39,12 +40,16 @@ class Categories:
 
 def column_values(
     categories: Categories | None, num_features: int
-) -> tuple[tuple[Category, ...] | None, ...]:
-    """Of each column the categories that 0, 1, 2, ... stand for, None for numbers."""
+) -> tuple[tuple[Category, ...] | None, ...] | None:
+    """Of each column the categories that 0, 1, 2, ... stand for, None for numbers.
+
+    None instead of the tuple where no column has such.
+    """
+    if categories is None or categories.values is None:
+        return None
     values: list[Any] = [None] * num_features
-    if categories is not None and categories.values is not None:
-        for place, known in zip(categories.features, categories.values, strict=True):
-            values[place] = known
+    for place, known in zip(categories.features, categories.values, strict=True):
+        values[place] = known
     return tuple(values)
 
 

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from jboost.categories import Categories, Category
 from jboost.checks import check_feature
 
-_MOST_VALUES = 2**24  # integers that float32 tells apart
-_MOST_CELLS = 2**26  # of the table of codes: 256 MiB
+MOST_VALUES = 2**24  # integers that float32 tells apart
+MOST_CELLS = 2**26  # of the table of codes: 256 MiB
 
 
 def find_places(
@@ -105,16 +105,17 @@ def fit_categories(
     """
     if weight is not None:
         matrix, weight = matrix[weight > 0], weight[weight > 0]
-    most = [0]
-    for place in places:
+    most = []
+    for place, known in zip(places, values or (None,) * len(places), strict=True):
         column = matrix[:, place]
-        most.append(int(np.max(column, initial=0, where=~np.isnan(column))))
-    size = 1 + max(most)
-    if size > _MOST_VALUES or size * len(places) > _MOST_CELLS:
-        worst = places[int(np.argmax(most)) - 1]
+        largest = int(np.max(column, initial=0, where=~np.isnan(column)))
+        most.append(max(largest, len(known or ()) - 1))
+    size = 1 + max(most, default=0)
+    if size > MOST_VALUES or size * len(places) > MOST_CELLS:
+        worst = places[int(np.argmax(most))]
         raise ValueError(
-            f"x must hold categories as small integers, below {_MOST_VALUES} and fewer "
-            f"than {_MOST_CELLS} for all categorical columns together, got "
+            f"x must hold categories as small integers, below {MOST_VALUES} and fewer "
+            f"than {MOST_CELLS} for all categorical columns together, got "
             f"{max(most)} in column {worst}; number them 0, 1, 2, ..."
         )
     codes = np.zeros((len(places), size), np.int32)

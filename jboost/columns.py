@@ -23,6 +23,7 @@ _NUMBERS = (Real, Decimal, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 _KINDS = (str, int, float, bool)  # of categories
 _NO_ARRAY = (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)  # until they are floats
+_MOST_LEVELS = 2**16  # of a dtype that are kept even if they do not occur
 
 
 class Column(NamedTuple):
@@ -43,12 +44,12 @@ class _Labels(NamedTuple):
     Attributes:
       distinct: what occurs, in no order, without the missing ones.
       replace: from a number for each of these to an array [N], NaN where missing.
-      declared: whether the column says that it holds categories.
+      levels: the categories that the dtype declares; None if it is not categorical.
     """
 
     distinct: list[Any]
     replace: Callable[[list[float]], Float[np.ndarray, " N"]]
-    declared: bool
+    levels: list[Any] | None = None
 
 
 def read_cells(
@@ -56,7 +57,8 @@ def read_cells(
 ) -> tuple[Shaped[np.ndarray, " N"], Values | None]:
     """A column of x: numbers and None, or places of categories and their values.
 
-    A column without any value goes with every kind.
+    In training the values that occur come first, sorted; then the levels that the dtype
+    declares and that do not occur. A column without any value goes with every kind.
 
     Args:
       column: the cells.
@@ -75,10 +77,10 @@ def read_cells(
             )
         return cells, known
     values = _check_values(cells.distinct, column)
-    if not values and not (new and cells.declared):
+    if not values and not (new and cells.levels is not None):
         return cells.replace([]), known
     if new:
-        known = tuple(sorted(values))
+        known = (*sorted(values), *_find_unused(cells.levels, values))
     elif known is None:
         raise TypeError(
             f"{column.place} must hold numbers, as in training, got categories "
@@ -102,7 +104,7 @@ def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
     cells = _sort_out(column)
     if isinstance(cells, np.ndarray):
         return cells
-    if cells.distinct or cells.declared:
+    if cells.distinct or cells.levels is not None:
         raise TypeError(
             f"{column.place} must hold numbers, got {column.dtype}; encode strings "
             "and categories as numbers first"
@@ -130,7 +132,7 @@ def _sort_out(column):
         return _Labels(
             found,
             lambda numbers: _replace_series(cells, found, numbers),
-            declared=not isinstance(dtype, nw.String),
+            levels=None if isinstance(dtype, nw.String) else _list_levels(cells),
         )
     if isinstance(dtype, nw.Unknown):  # arrow's nulls, or sparse columns of pandas
         array = cells.to_numpy()
@@ -176,7 +178,7 @@ def _sort_out_objects(column, values, gaps):
         places: Any = _Places(zip(found, numbers, strict=True))
         return np.fromiter(map(places.__getitem__, values), np.float64, len(values))
 
-    return _Labels(found, replace, declared=False)
+    return _Labels(found, replace)
 
 
 class _Places(dict):
@@ -190,6 +192,25 @@ def _replace_series(cells, found, numbers):
     if not found:
         return np.full(len(cells), np.nan)
     return cells.replace_strict(found, numbers, return_dtype=nw.Float64).to_numpy()
+
+
+def _list_levels(cells):
+    """The categories that a dtype declares."""
+    try:
+        return cells.cat.get_categories().to_list()
+    except AttributeError:  # of pandas' columns of arrow dictionaries
+        return []
+
+
+def _find_unused(levels, values):
+    """Sorted, the levels of a dtype that do not occur and are of the same kind."""
+    if not levels or len(levels) > _MOST_LEVELS:
+        return []
+    levels = [v.item() if isinstance(v, np.generic) else v for v in levels]
+    kind = type((values or levels)[0])
+    if kind not in _KINDS or not all(type(level) is kind for level in levels):
+        return []
+    return sorted({*levels} - {*values})
 
 
 def _check_values(distinct, column) -> list[Any]:

@@ -5,7 +5,6 @@ In: a text file of LightGBM's, or a model of it that is in memory. Out: an Ensem
 the same scores. Nothing in the file is ever executed.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ import numpy as np
 
 from jboost.ensemble import Ensemble
 from jboost.interchange.category_sets import CategorySplit, code_splits
+from jboost.interchange.failures import ForeignError, report_failures
+from jboost.interchange.lightgbm_categories import find_categories
 from jboost.interchange.linked import (
     LEAF,
     Nodes,
@@ -24,6 +25,7 @@ from jboost.interchange.linked import (
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
 _MISSING = ("none", "zero", "nan")  # the two bits after those
+_MOST_SCORES = 2**16  # of a model without trees
 _ZERO = float(np.float32(1e-35))  # up to here LightGBM takes numbers for 0
 
 
@@ -38,7 +40,8 @@ def read_lightgbm(source: Any) -> Ensemble:
     scores are those behind ``predict(...)`` (with ``raw_score=True`` LightGBM gives
     their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes
     where 0 does. A category that no split lists, an unseen or a missing one goes right;
-    a negative one, which is missing to LightGBM, must be NaN here.
+    a negative one, which is missing to LightGBM, must be NaN here. Categories of 2^24
+    and more, of which float32 does not tell neighbours apart, are refused.
 
     For probabilities of objective "binary" mind LightGBM's parameter ``sigmoid``, which
     multiplies the score (1 unless it was set).
@@ -51,33 +54,24 @@ def read_lightgbm(source: Any) -> Ensemble:
 
     Returns:
       A model with the sums of curvature and weight (rows) of LightGBM's leaves; sums of
-      gradients are not in such files, and NaN. Categories of a data frame are kept.
+      gradients are not in such files, and NaN. Categories of a data frame are kept;
+      where the file does not tell which of its categorical columns were numbers, a
+      warning says so, and they are dropped.
 
     Raises:
       OSError: the file cannot be read.
       TypeError: source is none of these.
-      ValueError: the file is cut off or none of LightGBM's, or the model cannot be
-        carried over: linear trees, or ``zero_as_missing`` where a node sends 0 another
-        way than its threshold says.
+      FileError: the file is damaged or none of LightGBM's, or the model cannot be
+        carried over: linear trees, large categories, or ``zero_as_missing`` where a
+        node sends 0 another way than its threshold says.
 
     Example:
       >>> import jboost as jb
       >>> jb.read_lightgbm("model.txt")  # doctest: +SKIP
     """
     name, text = _open(source)
-    try:
+    with report_failures(name, "LightGBM"):
         return _read_text(text)
-    except _Foreign as error:
-        raise ValueError(f"{name} {error}") from None
-    except (LookupError, TypeError, AttributeError, OverflowError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"{name} is no text model of LightGBM's, or damaged: {reason}"
-        ) from None
-
-
-class _Foreign(Exception):
-    """What a model is that cannot be carried over."""
 
 
 class _Tree(NamedTuple):
@@ -96,10 +90,8 @@ class _Tree(NamedTuple):
 def _open(source):
     if isinstance(source, str | os.PathLike):
         data = Path(source).read_bytes()
-        try:
+        with report_failures(str(source), "LightGBM"):
             return str(source), data.decode("utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{source} is no text model of LightGBM's") from None
     booster = getattr(source, "booster_", source)
     if not hasattr(booster, "model_to_string"):
         raise TypeError(
@@ -121,19 +113,29 @@ def _read_text(text):
     if len(blocks) != num_trees:
         raise ValueError(f"there should be {num_trees} trees, there are {len(blocks)}")
     num_scores = int(header["num_tree_per_iteration"])
+    if not 1 <= num_scores <= (num_trees or _MOST_SCORES):
+        raise ValueError(f"there are {num_trees} trees for {num_scores} scores a round")
+    names, infos = (
+        header[key].split(" ") for key in ("feature_names", "feature_infos")
+    )
     num_features = int(header["max_feature_idx"]) + 1
-    trees = [_read_tree(_read_fields(f"Tree={block}")) for block in blocks]
+    if not len(names) == len(infos) == num_features:
+        raise ValueError(
+            f"there should be {num_features} feature_names and feature_infos, there "
+            f"are {len(names)} and {len(infos)}"
+        )
+    blocks = (_read_fields(f"Tree={block}") for block in blocks)
+    trees = [_read_tree(fields, num_features) for fields in blocks]
     scale = num_scores / num_trees if "average_output" in header and num_trees else 1
     splits = [split for i, tree in enumerate(trees) for split in _list_splits(i, tree)]
-    known, values = _find_categories(header, rest, splits, num_features)
+    known, values = find_categories(infos, rest, splits)
     categories, words = code_splits(splits, known, values)
     nodes = [_make_nodes(tree, scale) for tree in trees]
-    names = tuple(header["feature_names"].split(" "))
     return build_ensemble(
-        place_sets(nodes, splits, words),
+        place_sets(nodes, splits, words, categories),
         init_score=np.zeros(num_scores, np.float32),
         num_features=num_features,
-        feature_names=names if len(names) == num_features else None,
+        feature_names=tuple(names),
         categories=categories,
     )
 
@@ -144,23 +146,35 @@ def _read_fields(text):
     return {key: value for key, _, value in lines if key}
 
 
-def _read_tree(fields):
+def _read_tree(fields, num_features):
     if int(fields.get("is_linear", 0)):
-        raise _Foreign("has linear trees, which cannot be carried over")
+        raise ForeignError("has linear trees, which cannot be carried over")
     if int(fields["num_leaves"]) < 2:
         none = np.zeros(0, int)
         return _Tree(fields, none, none.astype(float), none)
+    feature = _numbers(fields, "split_feature", int)
+    if not 0 <= feature.min() <= feature.max() < num_features:
+        raise ValueError(f"split_feature must be below {num_features}")
     return _Tree(
         fields,
-        feature=_numbers(fields, "split_feature", int),
+        feature=feature,
         threshold=_numbers(fields, "threshold", float),
         decision=_numbers(fields, "decision_type", int),
     )
 
 
+def _as_integers(words):
+    """Of 32 bits, as LightGBM has them."""
+    values = np.array([int(word) for word in words], np.int64)
+    if values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
+        raise ValueError("an integer has more than 32 bits")
+    return values
+
+
 def _numbers(fields, name, kind):
     """As many as there are leaves, or inner nodes."""
-    values = np.array([kind(value) for value in fields[name].split()])
+    values = fields[name].split()
+    values = _as_integers(values) if kind is int else np.array(values, np.float64)
     size = int(fields["num_leaves"]) - (not name.startswith("leaf_"))
     if len(values) != size:
         raise ValueError(f"{name} must have {size} numbers, it has {len(values)}")
@@ -171,52 +185,22 @@ def _list_splits(number, tree):
     """The categories that splits list go left."""
     if not tree.categorical.any():
         return []
-    ends = [int(end) for end in tree.fields["cat_boundaries"].split()]
-    words = np.array([int(w) for w in tree.fields["cat_threshold"].split()], "<u4")
+    ends = _as_integers(tree.fields["cat_boundaries"].split())
+    words = np.array(tree.fields["cat_threshold"].split(), np.uint32)
+    places = tree.threshold[tree.categorical].astype(int)
+    if (
+        ends[0] != 0 or ends[-1] > words.size or np.any(np.diff(ends) < 0)
+        or not 0 <= places.min() <= places.max() < len(ends) - 1
+        or len(np.unique(places)) < len(places)
+    ):  # fmt: skip
+        raise ValueError("cat_boundaries must ascend within cat_threshold")
     splits = []
-    for node in np.flatnonzero(tree.categorical):
-        place = int(tree.threshold[node])
-        own = words[ends[place] : ends[place + 1]]
+    for node, place in zip(np.flatnonzero(tree.categorical), places, strict=True):
+        own = words[ends[place] : ends[place + 1]].astype("<u4", copy=False)
         values = np.flatnonzero(np.unpackbits(own.view(np.uint8), bitorder="little"))
         feature = int(tree.feature[node])
         splits.append(CategorySplit(number, int(node), feature, values, True))
     return splits
-
-
-def _find_categories(header, rest, splits, num_features):
-    """Which values are categories, and what they stand for in a data frame.
-
-    The file names the values of training in ``feature_infos``, as a:b:c, and the
-    categories of a pandas frame, of the categorical features in order.
-    """
-    infos = header["feature_infos"].split(" ")
-    listed: dict[int, list[Any]] = {split.feature: [] for split in splits}
-    for split in splits:
-        listed[split.feature] += split.values.tolist()
-    for feature, info in enumerate(infos[:num_features]):
-        if info[:1] not in ("[", "") and info != "none":
-            seen = [int(value) for value in info.split(":")]
-            listed[feature] = listed.get(feature, []) + [v for v in seen if v >= 0]
-    known = {}
-    for feature, values in listed.items():
-        known[feature] = np.zeros(max([0, *values]) + 1, bool)
-        known[feature][values] = True
-    names = _find_frame_categories(rest)
-    features = sorted(known)
-    if not names or len(names) != len(features):
-        return known, {}
-    for feature, own in zip(features, names, strict=True):
-        short = max(0, len(own) - len(known[feature]))
-        known[feature] = np.pad(known[feature], (0, short))
-    return known, dict(zip(features, map(tuple, names), strict=True))
-
-
-def _find_frame_categories(rest):
-    for line in rest.splitlines():
-        key, _, value = line.partition(":")
-        if key == "pandas_categorical":
-            return json.loads(value)
-    return None
 
 
 def _make_nodes(tree, scale):
@@ -270,7 +254,7 @@ def _find_sides(tree):
     is_zero = (kind == _MISSING.index("zero")) & numeric
     around = is_zero & (np.abs(threshold) <= _ZERO)
     if (is_zero & ~around & ((threshold > 0) != default_left)).any():
-        raise _Foreign(
+        raise ForeignError(
             "was trained with zero_as_missing, and sends 0 another way than other "
             "numbers on its side of a threshold, which cannot be carried over"
         )

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
 from jboost.categories import Categories
 from jboost.ensemble import Ensemble, Links
-from jboost.interchange.category_sets import CategorySplit
+from jboost.interchange.category_sets import CategorySplit, check_growth
 from jboost.levels import LeafSums
+from jboost.storage.files import check_contents
 
 LEAF = -1
 # Up to here trees become heaps: their kernel is the faster one, and the nodes that are
@@ -24,6 +25,7 @@ LEAF = -1
 _HEAP_DEPTH = 8
 _TINY = np.finfo(np.float32).tiny
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
+_NODE_BYTES = 30  # of one node in the arrays, without its set of categories
 
 
 class Nodes(NamedTuple):
@@ -79,6 +81,8 @@ def sort_nodes(tree: Nodes, root: int = 0) -> tuple[Nodes, int]:
             )
         levels.append(below)
     order = np.concatenate(levels)
+    if len(np.unique(order)) < len(order):
+        raise ValueError("the nodes of a tree must each have one parent")
     place = np.full(len(tree.left), LEAF, np.int32)
     place[order] = np.arange(order.size)
     tree = jax.tree.map(lambda array: array[order], tree)
@@ -103,10 +107,24 @@ def place_sets(
     trees: Sequence[Nodes],
     splits: Sequence[CategorySplit],
     words: UInt32[np.ndarray, "S W"],
+    categories: Categories | None,
 ) -> list[Nodes]:
-    """The trees with the codes that go left at their categorical splits."""
+    """The trees with the codes that go left at their categorical splits.
+
+    Raises:
+      ValueError: a split compares the values of a categorical feature with a threshold,
+        which codes are not in the order of; or the arrays would be too large.
+    """
+    places = () if categories is None else categories.features
+    for tree in trees:
+        numeric = ~tree.is_leaf & ~np.isnan(tree.threshold)
+        if np.isin(tree.feature[numeric], places).any():
+            raise ValueError("a tree has a threshold for a categorical feature")
     if not words.shape[1]:
         return list(trees)
+    num_nodes = sum(len(tree.left) for tree in trees)
+    held = _NODE_BYTES * num_nodes + words.nbytes
+    check_growth(4 * words.shape[1] * num_nodes, held)
     sets = [np.zeros((len(tree.left), words.shape[1]), np.uint32) for tree in trees]
     for split, own in zip(splits, words, strict=True):
         sets[split.tree][split.node] = own
@@ -197,7 +215,9 @@ def build_ensemble(
       init_score: [K]; K = 1 makes a model of one score a row.
 
     Raises:
-      ValueError: the nodes of a tree form none, or look at features that are not there.
+      ValueError: the nodes of a tree form none, or look at features that are not there;
+        the arrays would be many times what the trees are; or the model is not one that
+        :func:`jboost.load` would accept.
     """
     pairs = [sort_nodes(tree) for tree in trees]
     for tree, _ in pairs:
@@ -206,6 +226,7 @@ def build_ensemble(
             raise ValueError(f"a tree looks at features beyond the {num_features}")
     depth = max([1, *(depth for _, depth in pairs)])
     linked = depth > _HEAP_DEPTH
+    _check_arrays([tree for tree, _ in pairs], depth, linked)
     arrays = _allocate([tree for tree, _ in pairs], depth, linked)
     for number, (tree, _) in enumerate(pairs):
         inner, leaves = _find_places(tree, depth, linked)
@@ -235,7 +256,18 @@ def build_ensemble(
         categories=categories,
         links=Links(arrays["left"], depth) if linked else None,
     )
+    check_contents(model)
     return jax.device_put(model)
+
+
+def _check_arrays(trees, depth, linked):
+    """All trees take as much room as the largest."""
+    each = max((len(t.left) for t in trees), default=0) if linked else 2**depth
+    words = [0 if t.left_codes is None else t.left_codes.shape[1] for t in trees]
+    size = _NODE_BYTES + 4 * max(words, default=0)
+    pairs = zip(trees, words, strict=True)
+    held = sum(len(tree.left) * (_NODE_BYTES + 4 * own) for tree, own in pairs)
+    check_growth(len(trees) * each * size, held)
 
 
 def _allocate(trees, depth, linked) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.ensemble import Ensemble
-from jboost.interchange.category_sets import CategorySplit, code_splits
+from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.linked import (
     LEAF,
     Nodes,
@@ -207,12 +207,12 @@ def _read_histograms(estimator):
             splits.append(CategorySplit(number, int(node), place, left, True))
     known, names = {}, {}
     for place, encoding in zip(places, encodings, strict=False):
-        values = np.arange(encoding.value.max(initial=-1) + 1)
-        known[int(place)] = np.isin(values, encoding.value)
+        length = int(encoding.value.max(initial=-1)) + 1
+        known[int(place)] = KnownValues(length, encoding.value)
         if encoding.names is not None:
             names[int(place)] = encoding.names
     categories, words = code_splits(splits, known, names)
-    return _Parts(place_sets(trees, splits, words), start, categories)
+    return _Parts(place_sets(trees, splits, words, categories), start, categories)
 
 
 class _Encoding(NamedTuple):

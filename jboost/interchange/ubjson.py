@@ -104,6 +104,8 @@ class _Reader:
             count = self.size()
         if (kind is not None and count is None) or (count is not None and count < 0):
             self.refuse(self.peek())
+        if kind in _CONSTANTS:  # takes no bytes: a small file could hold any number
+            self.refuse(kind)
         return kind, count
 
     def array(self, level: int) -> Any:

@@ -5,7 +5,6 @@ In: a file of XGBoost's (JSON or UBJSON), or a model of it that is in memory. Ou
 Ensemble with the same scores. Nothing in the file is ever executed.
 """
 
-import itertools
 import json
 import os
 from pathlib import Path
@@ -14,15 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32
 
+from jboost.category_codes import MOST_VALUES
 from jboost.ensemble import Ensemble, truncate
-from jboost.interchange.category_sets import CategorySplit, code_splits
+from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
+from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.linked import LEAF, Nodes, build_ensemble, place_sets
 from jboost.interchange.ubjson import read_ubjson
+from jboost.interchange.xgboost_categories import read_categories
 
 # Objectives whose base_score is a probability or a mean; of others it is a score.
 LOGIT = ("binary:logistic", "reg:logistic")
 LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
-_MOST_VALUES = 2**24  # of a category: float32 tells no more whole numbers apart
+_MOST_SCORES = 2**16  # of a model without as many trees
 _LEAST_VALUES = 1024  # of a categorical feature whose categories are not in the file
 _TINY = np.finfo(np.float32).tiny
 
@@ -62,8 +64,9 @@ def read_xgboost(source: Any) -> Ensemble:
     Raises:
       OSError: the file cannot be read.
       TypeError: source is none of these.
-      ValueError: the file is cut off or none of XGBoost's, or the model is no ensemble
-        of trees (booster "gblinear").
+      FileError: the file is damaged or none of XGBoost's, or the model cannot be
+        carried over: it is no ensemble of trees (booster "gblinear"), or has categories
+        of 2^24 and more.
 
     Example:
       >>> import tempfile, numpy as np, jboost as jb
@@ -75,27 +78,16 @@ def read_xgboost(source: Any) -> Ensemble:
       >>> bool((jb.predict(again, x) == jb.predict(model, x)).all())
       True
     """
-    name, document, num_rounds = _open(source)
-    try:
-        model = _read_document(document)
-    except _Foreign as error:
-        raise ValueError(f"{name} {error}") from None
-    except (LookupError, TypeError, AttributeError, OverflowError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"{name} is no model of XGBoost's, or damaged: {reason}"
-        ) from None
+    name, data, num_rounds = _open(source)
+    with report_failures(name, "XGBoost"):
+        model = _read_document(_parse(data))
     return model if num_rounds is None else truncate(model, num_rounds)
 
 
-class _Foreign(Exception):
-    """What a model is that cannot be carried over."""
-
-
 def _open(source):
-    """What to call a source, its document, and how many rounds to keep."""
+    """What to call a source, its bytes, and how many rounds to keep."""
     if isinstance(source, str | os.PathLike):
-        return str(source), _parse(str(source), Path(source).read_bytes()), None
+        return str(source), Path(source).read_bytes(), None
     booster, num_rounds = source, None
     if hasattr(source, "get_booster"):
         booster = source.get_booster()
@@ -108,22 +100,18 @@ def _open(source):
             "source must be a path, a Booster or a fitted estimator of XGBoost, got "
             f"{type(source).__name__}"
         )
-    name = type(source).__name__
-    return name, _parse(name, bytes(booster.save_raw("ubj"))), num_rounds
+    return type(source).__name__, bytes(booster.save_raw("ubj")), num_rounds
 
 
-def _parse(name, data):
+def _parse(data):
     if data[:1] != b"{":
-        raise ValueError(
-            f"{name} is no JSON or UBJSON; if it is a model of XGBoost in the old "
-            "binary format, save it from XGBoost once more, as .json or .ubj"
+        raise ForeignError(
+            "is no JSON or UBJSON; if it is a model of XGBoost in the old binary "
+            "format, save it from XGBoost once more, as .json or .ubj"
         )
-    try:
-        if data[1:2] in (b'"', b"}") or data[1:2].isspace():
-            return json.loads(data)
-        return read_ubjson(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is cut off or damaged: {error}") from None
+    if data[1:2] in (b'"', b"}") or data[1:2].isspace():
+        return json.loads(data)
+    return read_ubjson(data)
 
 
 def _read_document(document):
@@ -131,7 +119,9 @@ def _read_document(document):
     booster = learner["gradient_booster"]
     kind = booster["name"]
     if kind not in ("gbtree", "dart"):
-        raise _Foreign(f"holds no trees, but the booster {kind!r}, which is not read")
+        raise ForeignError(
+            f"holds no trees, but the booster {kind!r}, which is not read"
+        )
     inner = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
     dropped = booster["weight_drop"] if kind == "dart" else None
     parameters = _read_parameters(learner, inner)
@@ -139,22 +129,29 @@ def _read_document(document):
     own = [[] for _ in range(num_scores)]
     for number, tree in enumerate(inner["trees"]):
         weight = 1.0 if dropped is None else float(dropped[number])
-        size = max(1, int(tree["tree_param"].get("size_leaf_vector", 1) or 1))
+        size = _vector_size(tree)
+        if size not in (1, num_scores):
+            raise ValueError(f"leaves must have 1 or {num_scores} values, got {size}")
         scores = range(num_scores) if size > 1 else [int(inner["tree_info"][number])]
         for score in scores:
+            if not 0 <= score < num_scores:
+                raise ValueError(f"tree_info must be below {num_scores}, got {score}")
             nodes = _read_tree(tree, score if size > 1 else 0, size, weight)
             own[score].append((tree, nodes))
     if len({len(trees) for trees in own}) > 1:
         raise ValueError("the numbers of trees differ between classes")
     pairs = [pair for trees in zip(*own, strict=True) for pair in trees]
     splits = [
-        split for i, (tree, _) in enumerate(pairs) for split in _find_splits(tree, i)
+        split
+        for number, (tree, nodes) in enumerate(pairs)
+        for split in _find_splits(tree, nodes, number)
     ]
     known = _find_known(parameters, splits)
-    names = {f: v for f, v in parameters.categorical.items() if v and None not in v}
+    names = {f: v for f, v in parameters.categorical.items() if v}
     categories, words = code_splits(splits, known, names)
+    nodes = [nodes for _, nodes in pairs]
     return build_ensemble(
-        place_sets([nodes for _, nodes in pairs], splits, words),
+        place_sets(nodes, splits, words, categories),
         init_score=parameters.init_score,
         num_features=parameters.num_features,
         feature_names=parameters.feature_names,
@@ -162,19 +159,29 @@ def _read_document(document):
     )
 
 
+def _vector_size(tree):
+    """How many values the leaves of a tree have."""
+    return max(1, int(tree["tree_param"].get("size_leaf_vector", 1) or 1))
+
+
 def _read_parameters(learner, model):
     own = learner["learner_model_param"]
     num_features = int(own["num_feature"])
     num_scores = max(1, int(own["num_class"]), int(own.get("num_target", 1)))
+    if num_scores > max(_MOST_SCORES, len(model["trees"])):
+        raise ValueError(f"there are no trees for {num_scores} scores")
     base = np.array(json.loads(own["base_score"]), np.float64).reshape(-1)
     base = link(learner["objective"]["name"], base)
     names = tuple(map(str, learner.get("feature_names", [])))
     types = list(learner.get("feature_types", []))
+    if types and len(types) != num_features:
+        raise ValueError(f"feature_types must be {num_features}, got {len(types)}")
     categorical: dict[int, Any] = {f: () for f, t in enumerate(types) if t == "c"}
     encodings = model.get("cats", {}).get("enc", [])
     for feature, encoding in enumerate(encodings):
-        if len(encoding["values"]) > 0:
-            categorical[feature] = _read_categories(encoding)
+        found = read_categories(encoding)
+        if found:
+            categorical[feature] = found
     return _Parameters(
         num_features=num_features,
         num_scores=num_scores,
@@ -193,50 +200,55 @@ def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, "
         return np.log(base) if objective in LOG else base
 
 
-def _read_categories(encoding):
-    """Integers, or strings one after the other; None where they cannot be told.
-
-    XGBoost 3.2 counts characters but keeps bytes: beyond ASCII it cuts in their middle.
-    """
-    values = np.asarray(encoding["values"])
-    if "offsets" not in encoding:
-        return tuple(values.tolist())
-    text = values.astype(np.int8).tobytes()
-    ends = np.asarray(encoding["offsets"]).tolist()
-    if not text.isascii():
-        return (None,) * (len(ends) - 1)
-    pairs = itertools.pairwise(ends)
-    return tuple(text[first:last].decode("ascii") for first, last in pairs)
-
-
 def _read_tree(tree, score, size, weight):
     """The nodes of a tree; of a leaf of several scores the value of one of them."""
-    left = np.asarray(tree["left_children"], np.int32)
-    right = np.asarray(tree["right_children"], np.int32)
+    left = _read_array(tree, "left_children", np.int32)
+    num_nodes = len(left)
+    right = _read_array(tree, "right_children", np.int32, num_nodes)
     leaf = left == LEAF
-    conditions = np.asarray(tree["split_conditions"], np.float32)
-    categorical = np.asarray(tree.get("split_type", np.zeros(len(left))), np.int32) == 1
+    conditions = _read_array(tree, "split_conditions", np.float32, num_nodes)
+    categorical = np.zeros(num_nodes, bool)
+    if "split_type" in tree:
+        categorical = _read_array(tree, "split_type", np.int32, num_nodes) == 1
     threshold = _float_below(conditions)
     if np.isnan(threshold[~leaf & ~categorical]).any():
         raise ValueError("a threshold is NaN")
     value = conditions
     if size > 1 and "leaf_weights" in tree:  # numbered by what is else the right child
-        weights = np.asarray(tree["leaf_weights"], np.float32).reshape(-1, size)
-        value = weights[np.where(leaf, right, 0), score]
+        weights = _read_array(tree, "leaf_weights", np.float32).reshape(-1, size)
+        place = np.where(leaf, right, 0)
+        if place.min(initial=0) < 0:
+            raise ValueError("a leaf has no value")
+        value = weights[place, score]
     elif size > 1:
-        value = np.asarray(tree["base_weights"], np.float32).reshape(-1, size)[:, score]
-    unknown = np.full(len(left), np.nan)
+        value = _read_array(tree, "base_weights", np.float32, num_nodes * size)
+        value = value.reshape(-1, size)[:, score]
+    unknown = np.full(num_nodes, np.nan)
     return Nodes(
         left=left,
         right=np.where(leaf, LEAF, right).astype(np.int32),
-        feature=np.asarray(tree["split_indices"], np.int32),
+        feature=_read_array(tree, "split_indices", np.int32, num_nodes),
         threshold=np.where(categorical, np.float32(np.nan), threshold),
-        missing_left=np.asarray(tree["default_left"]).astype(bool),
+        missing_left=_read_array(tree, "default_left", np.int32, num_nodes) != 0,
         value=value * np.float32(weight),
         gradient=unknown,
-        curvature=np.asarray(tree["sum_hessian"], np.float64) / size,
+        curvature=_read_array(tree, "sum_hessian", np.float64, num_nodes) / size,
         weight=unknown,
     )
+
+
+def _read_array(tree, name, dtype, size=None):
+    """A list of numbers, of a length that may be known."""
+    values = np.asarray(tree[name])
+    if values.ndim != 1 or (size is not None and len(values) != size):
+        raise ValueError(f"{name} must have length {size}, got shape {values.shape}")
+    if values.size and values.dtype.kind not in "iufb":
+        raise ValueError(f"{name} must hold numbers, got {values.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        read = values.astype(dtype)
+    if read.dtype.kind == "i" and not np.array_equal(read, values):
+        raise ValueError(f"{name} must hold integers below 2^31")
+    return read
 
 
 def _float_below(threshold):
@@ -246,34 +258,39 @@ def _float_below(threshold):
     return np.where((below < 0) & (below > -_TINY), -_TINY, below)
 
 
-def _find_splits(tree, number):
+def _find_splits(tree, nodes, number):
     """What the categorical splits of a tree send right."""
     first = np.asarray(tree.get("categories_segments", []), np.int64)
     sizes = np.asarray(tree.get("categories_sizes", []), np.int64)
     values = np.asarray(tree.get("categories", []), np.int64)
-    features = np.asarray(tree["split_indices"])
     if values.size and values.min() < 0:
         raise ValueError("a category is negative")
-    return [
-        CategorySplit(number, int(node), int(features[node]), values[a : a + n], False)
-        for node, a, n in zip(
-            tree.get("categories_nodes", []), first, sizes, strict=True
+    inside = (first >= 0) & (sizes >= 0) & (first + sizes <= values.size)
+    if not inside.all() or sizes.sum() > values.size:
+        raise ValueError("the categories of a tree are not those that its nodes name")
+    categorical = ~nodes.is_leaf & np.isnan(nodes.threshold)
+    splits = [
+        CategorySplit(number, int(node), int(nodes.feature[node]), values[a:b], False)
+        for node, a, b in zip(
+            tree.get("categories_nodes", []), first, first + sizes, strict=True
         )
+        if categorical[node]
     ]
+    if len({split.node for split in splits}) != np.count_nonzero(categorical):
+        raise ValueError("a categorical node has no categories")
+    return splits
 
 
 def _find_known(parameters, splits):
     """Which values are categories: all that the file names, or many."""
     most = dict.fromkeys(parameters.categorical, 0)
     for split in splits:
-        most[split.feature] = max(most.get(split.feature, 0), *split.values.tolist(), 0)
-        if most[split.feature] >= _MOST_VALUES:
-            raise ValueError(
-                f"a category must be below {_MOST_VALUES}, got {most[split.feature]}"
-            )
+        largest = int(split.values.max(initial=0))
+        most[split.feature] = max(most.get(split.feature, 0), largest)
     known = {}
     for feature, value in most.items():
         names = parameters.categorical.get(feature, ())
-        least = len(names) if names else max(_LEAST_VALUES, 2 * value + 2)
-        known[feature] = np.ones(max(least, value + 1), bool)
+        least = min(max(_LEAST_VALUES, 2 * value + 2), MOST_VALUES)
+        least = len(names) or least
+        known[feature] = KnownValues(max(least, value + 1))
     return known

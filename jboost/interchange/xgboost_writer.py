@@ -7,6 +7,7 @@ from, and with it what reads XGBoost's models: SHAP, ONNX converters, FIL, Treel
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jboost.ensemble import Ensemble, check_model
 from jboost.interchange.category_sets import list_values
 from jboost.interchange.linked import LEAF, Nodes, list_trees
 from jboost.interchange.ubjson import write_ubjson
+from jboost.interchange.xgboost_categories import CategoryNames, describe_categories
 from jboost.interchange.xgboost_reader import LOG, LOGIT, link
 from jboost.storage.containers import replace_file
 
@@ -37,6 +39,9 @@ _OBJECTIVES: dict[str, dict[str, Any]] = {
     "multi:softprob": {"softmax_multiclass_param": {}},
     "multi:softmax": {"softmax_multiclass_param": {}},
 }
+# XGBoost ends names at NUL, and decodes few of the escapes of JSON.
+_NOT_IN_UBJSON = re.compile("[\x00\ud800-\udfff]")
+_NOT_IN_JSON = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 _NO_PARENT = 2147483647
 _TINY = np.finfo(np.float32).tiny
 _LARGEST = np.finfo(np.float32).max
@@ -47,6 +52,7 @@ def write_xgboost(
     path: str | os.PathLike[str],
     *,
     objective: str = "reg:squarederror",
+    categories: CategoryNames = "names",
 ) -> None:
     """Writes a model as a file of XGBoost's (3.1 or later).
 
@@ -55,11 +61,17 @@ def write_xgboost(
     the default objective, ``predict`` gives the scores, too. An offset of training is
     no part of a model: give it to XGBoost as ``base_margin``.
 
-    A category that was not in training counts as missing here, while XGBoost sends it
-    to the left. Values up to the greatest in training are written so that both agree;
-    one beyond goes another way where a node sends missing values to the right.
-    XGBoost refuses infinite values. Sparse matrices are missing in their gaps there,
-    whatever ``absent`` says here.
+    Categories of a data frame are written by name, so that XGBoost predicts the same
+    from the table of training: strings, and integers that are int64 there, too. That
+    includes levels that its dtype declares and that do not occur, up to 65,536 a
+    column. For a category that is not in the file XGBoost 3.2 raises an error, or where
+    it sorts before the last name of its feature, takes the category that follows it.
+
+    Where categories are integers of a matrix, an unseen one counts as missing here,
+    while XGBoost sends it to the left. Values up to the greatest in training are
+    written so that both agree; one beyond goes another way where a node sends missing
+    values to the right. XGBoost refuses infinite values. Sparse matrices are missing in
+    their gaps there, whatever ``absent`` says here.
 
     Covers (``sum_hessian``) and gains are written where the model knows the sums of its
     leaves, so that SHAP values and importances work; else covers are weights, or 0.
@@ -71,12 +83,17 @@ def write_xgboost(
         is written.
       objective: what XGBoost makes of scores in ``predict``: "binary:logistic"
         probabilities, "count:poisson" means, and so on. It does not change the scores.
+      categories: "names", or "codes" to leave the names of categories out, which some
+        readers of such files need (Treelite). XGBoost must then be given a matrix with
+        the positions of categories in ``model.categories.values``, not a data frame,
+        whose codes it would take as they are.
 
     Raises:
       OSError: the file cannot be written.
       TypeError: the model is no Ensemble.
       ValueError: the objective is not known, or does not fit K; a leaf value or an
-        initial score is infinite or NaN.
+        initial score is infinite or NaN; XGBoost cannot hold the name of a feature, or
+        that of a category (beyond ASCII, floats, booleans).
 
     Example:
       >>> import json, pathlib, tempfile, numpy as np, jboost as jb
@@ -91,8 +108,8 @@ def write_xgboost(
     """
     check_model(model)
     checks.check_word("objective", objective, tuple(_OBJECTIVES))
-    multi = objective.startswith("multi:")
-    if multi and model.num_scores < 2:
+    checks.check_word("categories", categories, ("names", "codes"))
+    if objective.startswith("multi:") and model.num_scores < 2:
         raise ValueError(
             f"objective must be one of a single score, as the model has one, got "
             f"{objective!r}"
@@ -100,15 +117,29 @@ def write_xgboost(
     for name in ("leaf_value", "init_score"):
         if not np.isfinite(np.asarray(getattr(model, name))).all():
             raise ValueError(f"{name} of the model must be finite, for XGBoost")
+    path = Path(path)
+    refused = _NOT_IN_UBJSON if path.suffix == ".ubj" else _NOT_IN_JSON
+    _check_feature_names(model.feature_names or (), refused)
+    names = describe_categories(model, categories)
     trees = list_trees(model)
     base, trees = _split_init_score(model, trees, objective)
-    document = _describe(model, trees, base, objective, multi)
-    path = Path(path)
+    document = _describe(model, trees, base, objective, names)
     if path.suffix == ".ubj":
         content = write_ubjson(document)
-    else:
-        content = json.dumps(document, default=_to_list).encode("utf-8")
+    else:  # XGBoost does not decode what JSON escapes beyond ASCII
+        text = json.dumps(document, default=_to_list, ensure_ascii=False)
+        content = text.encode("utf-8")
     replace_file(path, [content])
+
+
+def _check_feature_names(names, refused):
+    for name in names:
+        if refused.search(name):
+            raise ValueError(
+                "feature_names of the model must have no lone surrogates, no NUL and, "
+                "outside .ubj files, no control characters but newline, return and "
+                f"tab, for XGBoost, got {name!r}"
+            )
 
 
 def _split_init_score(model, trees, objective):
@@ -137,9 +168,9 @@ def _split_init_score(model, trees, objective):
     return np.full(score.shape, neutral), first + trees[len(score) :]
 
 
-def _describe(model, trees, base, objective, multi):
+def _describe(model, trees, base, objective, names):
     """The document: numbers of parameters are strings, as XGBoost wants them."""
-    num_scores = model.num_scores
+    num_scores, multi = model.num_scores, objective.startswith("multi:")
     parameters = dict(_OBJECTIVES[objective])
     if multi:
         parameters["softmax_multiclass_param"] = {"num_class": str(num_scores)}
@@ -150,7 +181,7 @@ def _describe(model, trees, base, objective, multi):
     if model.sums is not None:
         l2 = np.nan_to_num(np.asarray(model.sums.l2, np.float64)).reshape(-1)
     booster = {
-        "cats": _describe_categories(model),
+        "cats": names,
         "gbtree_model_param": {
             "num_parallel_tree": "1",
             "num_trees": str(len(trees)),
@@ -176,38 +207,6 @@ def _describe(model, trees, base, objective, multi):
         "objective": {"name": objective, **parameters},
     }
     return {"learner": learner, "version": _VERSION}
-
-
-def _describe_categories(model):
-    """The names of categories, where all are text, or all integers."""
-    values = [known or () for known in model.schema.categories or ()]
-    kinds = {type(value) for known in values for value in known}
-    if kinds != {int} and not (kinds == {str} and _are_ascii(values)):
-        none = _integers([])
-        return {"enc": [], "feature_segments": none, "sorted_idx": none}
-    encodings, sizes, order = [], [0], []
-    for known in values:
-        encodings.append(_encode_values(known))
-        sizes.append(sizes[-1] + len(known))
-        order += sorted(range(len(known)), key=known.__getitem__)
-    return {
-        "enc": encodings,
-        "feature_segments": _integers(sizes),
-        "sorted_idx": _integers(order),
-    }
-
-
-def _are_ascii(values):
-    """XGBoost 3.2 counts characters where it keeps bytes."""
-    return all(value.isascii() for known in values for value in known)
-
-
-def _encode_values(known):
-    if known and isinstance(known[0], int):
-        return {"type": 15, "values": np.array(known, np.int64)}
-    ends = np.cumsum([0, *map(len, known)]) if known else []
-    text = "".join(known).encode("ascii")
-    return {"offsets": _integers(ends), "values": np.frombuffer(text, np.int8)}
 
 
 def _describe_tree(model, number, tree: Nodes, l2):

@@ -98,16 +98,31 @@ def pack(model: Any, prefix: str = "") -> Container:
         )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
         raise TypeError("model must hold numbers to be saved, got traced arrays")
-    static, arrays = {}, {}
-    _flatten(model, "", static, arrays)
-    written = {name: _to_json(value) for name, value in static.items()}
-    read = {name: _from_json(value) for name, value in written.items()}
-    check_container(kind, read, arrays)
+    written, arrays = _check_contents(kind, model)
     return Container(
         type(model).__name__,
         {prefix + name: value for name, value in written.items()},
         {prefix + name: array for name, array in arrays.items()},
     )
+
+
+def check_contents(model: Model) -> None:
+    """Checks a model as :func:`load` checks a file.
+
+    Raises:
+      ValueError: it is not valid.
+    """
+    _check_contents(KINDS[type(model).__name__], model)
+
+
+def _check_contents(kind, model):
+    """The plain fields as JSON holds them, and the arrays."""
+    static, arrays = {}, {}
+    _flatten(model, "", static, arrays)
+    written = {name: _to_json(value) for name, value in static.items()}
+    read = {name: _from_json(value) for name, value in written.items()}
+    check_container(kind, read, arrays)
+    return written, arrays
 
 
 def unpack(container: Container) -> Any:

@@ -22,7 +22,10 @@ from jboost.levels import LeafSums
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 
-_MOST_FEATURES = 2**31 - 1
+# More than the widest public tables have; arrays of one number per feature stay below
+# 1 GiB, whatever a file says.
+_MOST_FEATURES = 2**27
+_SCALARS = (str, int, float, bool)  # that categories are
 
 ENSEMBLE: Layout = {
     "feature": ("int32", "R K I"),
@@ -159,11 +162,24 @@ def _check_categories(static, arrays, sizes, num_features):
     most = WORD * sizes.get("W", 2**20)
     _check_range("categories.codes", arrays["categories.codes"], most)
     good = values is None or (isinstance(values, tuple) and len(values) == sizes["G"])
-    for each in (values or ()) if good else ():
-        good = good and (each is None or isinstance(each, tuple))
-        good = good and (each is None or len(each) <= sizes["V"])
+    if good and values is not None:
+        pairs = zip(values, arrays["categories.codes"], strict=True)
+        good = all(each is None or _are_names(each, codes) for each, codes in pairs)
     if not good:
-        raise ValueError("categories.values must be categories of each such feature")
+        raise ValueError(
+            "categories.values must be categories of each such feature, one for each "
+            "of its codes"
+        )
+
+
+def _are_names(values, codes):
+    """Whether these are names of all values that have a code."""
+    return (
+        isinstance(values, tuple)
+        and all(isinstance(value, _SCALARS) for value in values)
+        and len(values) <= len(codes)
+        and not codes[len(values) :].any()
+    )
 
 
 def _check_links(static, arrays):
@@ -232,7 +248,8 @@ def _check_common(static):
         isinstance(names, tuple) and all(isinstance(name, str) for name in names)
     )
     if not good or (names is not None and len(names) != number):
-        raise ValueError(f"feature_names must be {number} names, got {names!r}")
+        got = f"{len(names)}" if good else "other values"
+        raise ValueError(f"feature_names must be {number} strings, got {got}")
     return number
 
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of categories in XGBoost's files.
+
+In: for each feature its categories. Out: the entry "cats", from which XGBoost 3.1 and
+later gives the categories of a data frame their codes; and back.
+"""
+
+import itertools
+from typing import Any, Literal
+
+import numpy as np
+
+from jboost.categories import Category
+from jboost.ensemble import Ensemble
+
+CategoryNames = Literal["names", "codes"]
+_INT64 = 15  # XGBoost's number for a list of int64
+_NO_NAMES: dict[str, Any] = {"offsets": [], "values": []}
+
+
+def describe_categories(model: Ensemble, categories: CategoryNames) -> dict[str, Any]:
+    """The entry "cats" of a model, without names where they are not to be written.
+
+    Raises:
+      ValueError: XGBoost cannot hold the names of a feature.
+    """
+    known = model.schema.categories or ()
+    if categories == "codes" or not any(values is not None for values in known):
+        none = np.zeros(0, np.int32)
+        return {"enc": [], "feature_segments": none, "sorted_idx": none}
+    for feature, values in enumerate(known):
+        _check_names(model, feature, values or ())
+    order = [sorted(range(len(v or ())), key=(v or ()).__getitem__) for v in known]
+    return {
+        "enc": [_encode(values or ()) for values in known],
+        "feature_segments": np.cumsum([0, *map(len, order)]).astype(np.int32),
+        "sorted_idx": np.array([*itertools.chain(*order)], np.int32),
+    }
+
+
+def _check_names(model, feature, values: tuple[Category, ...]):
+    """ASCII and int64: beyond ASCII XGBoost counts characters where it keeps bytes."""
+    for value in values:
+        if isinstance(value, str):
+            good = value.isascii() and "\0" not in value
+        else:
+            good = type(value) is int and -(2**63) <= value < 2**63
+        if not good:
+            name = (model.feature_names or {feature: feature})[feature]
+            raise ValueError(
+                'categories must be "codes" for this model, because XGBoost holds only '
+                f"ASCII strings and int64 as names of categories, got {value!r} in "
+                f"feature {name!r}; XGBoost must then be given the positions of "
+                "categories in model.categories.values"
+            )
+
+
+def _encode(values):
+    if not values:
+        return _NO_NAMES
+    if isinstance(values[0], int):
+        return {"type": _INT64, "values": np.array(values, np.int64)}
+    ends = np.cumsum([0, *map(len, values)]).astype(np.int32)
+    text = "".join(values).encode("ascii")
+    return {"offsets": ends, "values": np.frombuffer(text, np.int8)}
+
+
+def read_categories(encoding: dict[str, Any]) -> tuple[Category, ...] | None:
+    """Integers, or strings one after the other; None where there are no names.
+
+    XGBoost 3.2 counts characters but keeps bytes: beyond ASCII it cuts in their middle,
+    and there is no telling what the names were.
+    """
+    values = np.asarray(encoding["values"])
+    if "offsets" not in encoding:
+        return tuple(values.tolist())
+    ends = np.asarray(encoding["offsets"], np.int64)
+    if len(ends) < 2:
+        return None
+    if ends[0] != 0 or ends[-1] > len(values) or np.any(np.diff(ends) < 0):
+        raise ValueError("the offsets of categories must ascend within their text")
+    text = values.astype(np.int8).tobytes()
+    pairs = itertools.pairwise(ends.tolist())
+    if not text.isascii():
+        return None
+    return tuple(text[first:last].decode("ascii") for first, last in pairs)
