@@ -13,6 +13,7 @@ from jaxtyping import Int, UInt32
 
 from jboost.categories import WORD, Categories, Category
 from jboost.category_codes import MOST_CELLS, MOST_VALUES
+from jboost.interchange.failures import ForeignError
 
 _SHARED = 1  # the code of values that no split lists
 _MOST_BYTES = 2**28  # that any file may ask for
@@ -89,15 +90,14 @@ def _check_table(known, features, size):
     """The limits of training, before memory is taken."""
     if size > MOST_VALUES:
         worst = max(features, key=lambda feature: known[feature].length)
-        raise ValueError(
-            f"categories must be below {MOST_VALUES}, as float32 does not tell larger "
-            f"integers apart, got {size - 1} of feature {worst}; number them 0, 1, 2, "
-            "... before training"
+        raise ForeignError(
+            f"has categories of {MOST_VALUES} and more, which float32 does not tell "
+            f"apart: {size - 1} of feature {worst}; number them before training"
         )
     if size * len(features) > MOST_CELLS:
-        raise ValueError(
-            f"the largest category times the {len(features)} categorical features must "
-            f"be below {MOST_CELLS}, got a category {size - 1}"
+        raise ForeignError(
+            f"has {len(features)} categorical features and a category {size - 1}, whose "
+            f"product must be below {MOST_CELLS}; number them before training"
         )
 
 

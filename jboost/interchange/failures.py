@@ -11,7 +11,7 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-class ForeignError(Exception):
+class ForeignError(ValueError):
     """A valid model that cannot be carried over; the message goes on from its name."""
 
 
