@@ -67,8 +67,8 @@ def read_frame(
 
     A float32 matrix without gaps is not copied. Of a data frame nullable and decimal
     numbers become floats, booleans 0 and 1, nulls NaN. Strings, and columns declared
-    categorical, hold categories: the sorted values that occur. Dates, durations,
-    nested and mixed cells are refused.
+    categorical, hold categories: the sorted values that occur, then the other levels of
+    the dtype. Dates, durations, nested and mixed cells are refused.
 
     Args:
       x: the table; may be traced if it is a matrix.

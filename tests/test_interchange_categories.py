@@ -27,7 +27,7 @@ def make_frame(seed=0, integers=False):
     tens = random.choice([5, 10, -20, 40], ROWS)
     frame = pd.DataFrame(
         {
-            "Größe [m]"[:5]: random.normal(size=ROWS),
+            "Größe": random.normal(size=ROWS),
             "words": pd.Categorical.from_codes(words, WORDS),
             "ten,s": pd.Categorical(tens, categories=[40, -20, 99, 5, 10]),
             'a "quote"\\': random.integers(0, 9, ROWS) if integers else 0.5,
@@ -57,25 +57,18 @@ def assert_same_scores(model, frame, path, table=None, **arguments):
     return booster
 
 
-@pytest.mark.parametrize("suffix", ["json", "ubj"])
 @pytest.mark.parametrize(
     "columns",
-    [
-        slice(None),
-        ["Größe", "words"],
-        ["Größe", "ten,s"],
-        ["ten,s", "Größe", "empty", "words"],
-    ],
-    ids=str,
+    [slice(None), ["Größe", "words"], ["ten,s", "Größe"]],
+    ids=["mixed", "strings", "integers"],
 )
-def test_xgboost_predicts_the_same_from_the_table_of_training(
-    tmp_path, suffix, columns
-):
+def test_xgboost_predicts_the_same_from_the_table_of_training(tmp_path, columns):
     frame, target = make_frame()
     frame = frame.loc[:, columns]
-    model, path = fit(frame, target), tmp_path / f"model.{suffix}"
-    booster = assert_same_scores(model, frame, path)
-    assert booster.feature_names == [*frame.columns]
+    model, path = fit(frame, target), tmp_path / "model.json"
+    for other in (path, tmp_path / "model.ubj"):
+        booster = assert_same_scores(model, frame, other)
+        assert booster.feature_names == [*frame.columns]
     # Rows that training did not see, of categories that it saw or that were declared.
     later = pd.concat([frame[::-1], frame[:9]], ignore_index=True)
     if "words" in frame:
@@ -222,7 +215,7 @@ def test_lightgbm_names_are_not_given_to_another_column():
     np.testing.assert_allclose(jb.predict(model, matrix), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("least", [2**24 - 8, 2**24, 2**25])
+@pytest.mark.parametrize("least", [2**24 - 8, 2**24])
 def test_lightgbm_of_large_integers(tmp_path, least):
     """Equal, or refused where float32 merges them."""
     x = np.random.default_rng(0).integers(0, 8, (ROWS, 1)) + least

@@ -428,12 +428,8 @@ def test_one_large_tree_among_many_small_ones_does_not_take_gigabytes():
         assert tracemalloc.get_traced_memory()[1] < 2**26
     finally:
         tracemalloc.stop()
-    assert (
-        build_ensemble(
-            trees[:9], init_score=np.zeros(1, np.float32), num_features=1
-        ).max_depth
-        == 10000
-    )
+    few = build_ensemble(trees[:9], init_score=np.zeros(1, np.float32), num_features=1)
+    assert few.max_depth == 4000
 
 
 KINDS = ("json", "ubjson", "ubjson documents", "lightgbm", "own")

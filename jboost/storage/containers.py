@@ -61,7 +61,11 @@ _FOREIGN = (
 
 
 class FileError(ValueError):
-    """A file is damaged, or none of ours, or holds what this version cannot read."""
+    """A file is damaged, of another kind, or holds what this version cannot read.
+
+    Raised by :func:`jboost.load`, :func:`jboost.read_xgboost` and
+    :func:`jboost.read_lightgbm`.
+    """
 
 
 class Container(NamedTuple):

@@ -244,12 +244,12 @@ def _check_common(static):
     number, names = static["num_features"], static["feature_names"]
     if type(number) is not int or not 1 <= number <= _MOST_FEATURES:
         raise ValueError(f"num_features must be a number of columns, got {number!r}")
-    good = names is None or (
-        isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-    )
-    if not good or (names is not None and len(names) != number):
-        got = f"{len(names)}" if good else "other values"
-        raise ValueError(f"feature_names must be {number} strings, got {got}")
+    if names is None:
+        return number
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"feature_names must be {number} strings, got other values")
+    if len(names) != number:
+        raise ValueError(f"feature_names must be {number} strings, got {len(names)}")
     return number
 
 
