@@ -96,7 +96,7 @@ def _check_table(known, features, size):
         )
     if size * len(features) > MOST_CELLS:
         raise ForeignError(
-            f"has {len(features)} categorical features and a category {size - 1}, whose "
+            f"has {len(features)} categorical features and a category {size - 1}: their "
             f"product must be below {MOST_CELLS}; number them before training"
         )
 
