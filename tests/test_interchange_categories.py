@@ -134,17 +134,19 @@ def test_feature_names_that_xgboost_cannot_read_are_refused(tmp_path):
 # From LightGBM.
 
 
-def train(frame, target, **arguments):
+def train(frame, target, num_rounds=5, **arguments):
     settings = dict(
         verbose=-1, num_threads=1, min_data_in_leaf=5, min_data_per_group=1,
         cat_smooth=1, num_leaves=7, max_cat_to_onehot=1, deterministic=True,
     )  # fmt: skip
-    return lightgbm.train(settings, lightgbm.Dataset(frame, target, **arguments), 5)
+    return lightgbm.train(
+        settings, lightgbm.Dataset(frame, target, **arguments), num_rounds
+    )
 
 
 def assert_raw_scores(model, booster, frame):
     expected = booster.predict(frame, raw_score=True)
-    assert np.ptp(expected) > 0.5
+    assert np.ptp(expected) > 0.1
     np.testing.assert_allclose(jb.predict(model, frame), expected, **CLOSE)
 
 
@@ -222,7 +224,7 @@ def test_lightgbm_of_large_integers(tmp_path, least):
     y = np.isin(x[:, 0] - least, [1, 2, 5]) * 2.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # LightGBM's, of large values
-        booster = train(x.astype(float), y, categorical_feature=[0])
+        booster = train(x.astype(float), y, 1, categorical_feature=[0])
     if least < 2**24:
         assert_raw_scores(jb.read_lightgbm(booster), booster, x.astype(np.float32))
     else:

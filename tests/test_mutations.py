@@ -439,7 +439,7 @@ KINDS = ("json", "ubjson", "ubjson documents", "lightgbm", "own")
 def test_damaged_files_are_refused_or_predict(files, kind, tmp_path):
     sources, change, read = files[kind]
     random, count = np.random.default_rng(0), 0
-    for _ in range(70):
+    for _ in range(60):
         source = sources[random.integers(len(sources))]
         count += check_file(change(source, random), read, tmp_path / "file")
-    assert count < 70  # most are refused
+    assert count < 60  # most are refused

@@ -96,8 +96,8 @@ def _check_table(known, features, size):
         )
     if size * len(features) > MOST_CELLS:
         raise ForeignError(
-            f"has {len(features)} categorical features and a category {size - 1}: their "
-            f"product must be below {MOST_CELLS}; number them before training"
+            f"has {len(features)} categorical features and a category {size - 1}, "
+            f"whose product must be below {MOST_CELLS}; number them before training"
         )
 
 
