@@ -2,6 +2,7 @@
 """How the pages are built: ``sphinx-build -W -b html docs docs/_build``."""
 
 import ast
+import importlib.metadata
 import inspect
 import re
 import sys
@@ -16,10 +17,11 @@ import make_pictures  # noqa: E402
 
 project = "jboost"
 author = "the jboost authors"
+release = importlib.metadata.version("jboost")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
-html_title = "jboost"
+html_title = f"jboost {release}"
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -83,6 +83,14 @@ def init(
 
     Raises:
       TypeError, ValueError: for arguments that do not fit together.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jboost as jb
+      >>> x, y = jnp.arange(8.0)[:, None], jnp.arange(8.0)
+      >>> binned = jb.apply_bins(jb.fit_bins(x), x)
+      >>> state = jb.init(binned, y, jb.losses.squared_error, jax.random.key(0))
+      >>> float(state.init_score)
+      3.5
     """
     traced, constants, data, offset = _bind(
         binned, y, loss, sample_weight, offset, num_scores, None

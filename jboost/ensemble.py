@@ -143,6 +143,18 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
     Law: ``predict(to_ensemble(trees, bins), x)`` takes the same leaves as the trees
     do on ``apply_bins(bins, x)``, for every x.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jboost as jb
+      >>> x, y = jnp.arange(8.0)[:, None], jnp.arange(8.0)
+      >>> bins = jb.fit_bins(x)
+      >>> trees, scores = jb.boost(
+      ...     jb.apply_bins(bins, x), y, jb.losses.squared_error, jax.random.key(0),
+      ...     num_rounds=5,
+      ... )
+      >>> model = jb.to_ensemble(trees, bins)
+      >>> bool(jnp.allclose(jb.predict(model, x), scores))
+      True
     """
     tree = trees.trees
     # NumPy arrays stay in NumPy, where another number of rounds compiles nothing.
@@ -236,7 +248,15 @@ def staged_predict(
     inverse_link: Callable[..., Any] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "R N *K"]:
-    """The score after each round, [R, N] or [R, N, K]; see :func:`predict`."""
+    """The score after each round, [R, N] or [R, N, K]; see :func:`predict`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> jb.staged_predict(model, x).shape
+      (20, 40)
+    """
     if is_sparse(x):
         run = partial(
             staged_predict, inverse_link=inverse_link, implementation=implementation
@@ -260,6 +280,13 @@ def leaf_indices(
 
     In linked trees it is the number of the node, as in a tree from
     :func:`jboost.fit_tree`: [N].
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> jb.leaf_indices(model, x).shape
+      (40, 20)
     """
     if isinstance(model, RegressionTree):
         return tree_leaves(model, x, implementation)
@@ -346,7 +373,15 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
 
 
 def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
-    """The model after its first ``num_rounds`` rounds."""
+    """The model after its first ``num_rounds`` rounds.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> jb.truncate(model, 5).num_rounds
+      5
+    """
     check_model(model)
     checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
     return map_rounds(lambda array: array[:num_rounds], model)

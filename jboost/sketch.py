@@ -151,6 +151,13 @@ def update_sketch(
     Raises:
       TypeError, ValueError: x is not a numeric matrix with the sketch's number of
         columns, or the weights are not such.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> sketch = jb.make_sketch(2)
+      >>> sketch = jb.update_sketch(sketch, np.zeros((5, 2)), np.full(5, 2.0))
+      >>> jb.summarize_sketch(sketch, 1).total
+      10.0
     """
     matrix = np.asarray(read_frame(x, "x").matrix)
     if matrix.shape[1] != sketch.num_features:
@@ -214,6 +221,13 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
 
     Raises:
       ValueError: there is no such feature.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> sketch = jb.update_sketch(jb.make_sketch(1), np.arange(100.0)[:, None])
+      >>> summary = jb.summarize_sketch(sketch, 0)
+      >>> jb.query_ranks(summary, 50.0).tolist()
+      50.0
     """
     most = sketch.num_features - 1
     feature = checks.check_integer("feature", feature, least=0, most=most)

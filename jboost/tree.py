@@ -107,6 +107,18 @@ def grow_tree(
     Returns:
       The tree and the leaf of every row. Where leaf values are limited, the tree
       has the bounds of its leaves.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> from jboost.levels import TreeLimits
+      >>> x, residual = jnp.arange(8.0)[:, None], jnp.array([0.0] * 4 + [1.0] * 4)
+      >>> columns = jb.apply_bins(jb.fit_bins(x), x).T
+      >>> tree, leaf = jb.grow_tree(
+      ...     columns, -residual, jnp.ones(8), jnp.ones(8, bool),
+      ...     jnp.zeros(2, jnp.uint32), TreeLimits(), max_depth=1, num_bins=256,
+      ... )
+      >>> leaf.tolist()
+      [0, 0, 0, 0, 1, 1, 1, 1]
     """
     num_rows = gradient.shape[0]
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pages and the README show runs, and their links lead somewhere."""
 
+import inspect
 import os
 import re
 import shutil
@@ -52,6 +53,22 @@ def test_examples_run(page, plain_settings, tmp_path, monkeypatch):
             exec(program, names)
         except ImportError as error:  # of what is not installed along with jboost
             pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_read_well_in_the_repository(page):
+    """Not only as built by Sphinx: no raw roles, and every picture is there."""
+    text = page.read_text()
+    assert not re.search(r"\{(func|class|mod|meth|attr|ref|doc)\}`", text)
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
+        assert (page.parent / picture).is_file(), picture
+
+
+def test_every_public_function_has_an_example():
+    functions = [name for name in jb.__all__ if inspect.isfunction(getattr(jb, name))]
+    assert len(functions) > 40
+    for function in functions:
+        assert ">>>" in (getattr(jb, function).__doc__ or ""), function
 
 
 def test_the_reference_has_every_public_name():

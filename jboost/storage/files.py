@@ -72,6 +72,16 @@ def load(path: Any) -> Any:
     Raises:
       FileError: the file is damaged, or none of jboost's, or of a later version.
       OSError: it cannot be read.
+
+    Example:
+      >>> import numpy as np, tempfile, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jb.save(model, f"{folder}/model.jboost")
+      ...     same = jb.load(f"{folder}/model.jboost")
+      >>> same
+      Ensemble(num_rounds=20, num_scores=1, max_depth=6, num_features=1)
     """
     container = read_container(path)
     name = repr(getattr(path, "name", path) if hasattr(path, "read") else str(path))

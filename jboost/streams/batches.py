@@ -128,6 +128,17 @@ def parquet_batches(
     Raises:
       ImportError: pyarrow is not installed.
       ValueError: there is no such file or column.
+
+    Example:
+      >>> import tempfile, pandas as pd, jboost as jb
+      >>> table = pd.DataFrame(dict(a=range(1000), y=range(1000)))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     table.to_parquet(f"{folder}/part.parquet")
+      ...     source = jb.parquet_batches(folder, target="y")
+      ...     rows = jb.stream(source, memory="256 MiB")
+      ...     model, history = jb.fit(rows, num_rounds=3)
+      >>> model.num_features
+      1
     """
     try:
         from pyarrow import parquet
