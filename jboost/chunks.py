@@ -43,6 +43,7 @@ class Chunk(NamedTuple):
     losses: Float[Array, "R S"]  # of the training rows, then of each set
     snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
     improvement: Float[Array, " R"] | None  # out of the bag; None if all rows are in
+    parameters: Any  # of an adaptive loss after each round; () for other losses
 
 
 class Job(NamedTuple):
@@ -95,7 +96,7 @@ def _chunk(
             loss, constants, method, numbers, rates[number], data, chunk.state
         )
         report = report_round(
-            loss, constants, method, keep, data, sets, chunk.state.scores, state,
+            loss, constants, method, keep, data, sets, chunk.state, state,
             chunk.set_scores, trees, in_bag if bagged else None,
         )  # fmt: skip
 
@@ -109,6 +110,7 @@ def _chunk(
             losses=store(chunk.losses, report.losses),
             snapshots=jax.tree.map(store, chunk.snapshots, report.snapshots),
             improvement=jax.tree.map(store, chunk.improvement, report.improvement),
+            parameters=jax.tree.map(store, chunk.parameters, state.parameters),
         )
 
     def buffers(tree):
@@ -122,6 +124,7 @@ def _chunk(
         losses=jnp.zeros((MOST_ROUNDS, 1 + len(sets)), jnp.float32),
         snapshots=buffers((state.scores, *set_scores) if keep else ()),
         improvement=jnp.zeros(MOST_ROUNDS, jnp.float32) if bagged else None,
+        parameters=buffers(state.parameters),
     )
     return jax.lax.fori_loop(0, count, one_round, empty)
 

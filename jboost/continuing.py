@@ -18,7 +18,7 @@ from jboost.categories import Categories
 from jboost.chunks import Job
 from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
 from jboost.loop import Position
-from jboost.rounds import begin_round
+from jboost.rounds import begin_round, estimate_parameters
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream
 from jboost.tables import Rows, name_sets
@@ -104,8 +104,11 @@ def continue_from(
     state = position.state
     if model.num_rounds:
         first_mean = run(job.constants, job.numbers, data, state)
+        scores = _score(model, x, job.rows)
+        estimate = compiled(estimate_parameters, job.loss)
         state = state._replace(
-            scores=_score(model, x, job.rows),
+            scores=scores,
+            parameters=estimate(job.constants, data, scores),
             first_mean=first_mean,
             round=jnp.int32(model.num_rounds),
         )

@@ -37,6 +37,9 @@ class History:
         scikit-learn); else None. Its running sum is largest after the number of
         rounds that it advises, ``np.cumsum(history.oob_improvement).argmax() + 1``,
         usually too few. NaN where a bag of so few rows holds them all.
+      parameters: of an adaptive loss, as estimated after the last round that the
+        model holds (with early stopping the best one); () for other losses. See
+        :func:`jboost.losses.adaptive`.
     """
 
     train_loss: np.ndarray
@@ -45,6 +48,7 @@ class History:
     best_round: int
     choices: dict[str, Any]
     oob_improvement: np.ndarray | None = None
+    parameters: Any = ()
 
 
 class TrainingError(RuntimeError):
@@ -87,6 +91,8 @@ class Record:
     set_losses: list[np.ndarray] = field(default_factory=list)
     metrics: list[dict[str, dict[str, float]]] = field(default_factory=list)
     improvement: list[float] = field(default_factory=list)
+    # Of an adaptive loss, else (): at the start, then after each round.
+    parameters: list[Any] = field(default_factory=list)
 
     @property
     def num_rounds(self) -> int:
@@ -128,7 +134,13 @@ class Record:
             ),
             "metrics": np.array(metrics, np.float64),
             "improvement": np.array(self.improvement, np.float64),
+            **self._stack_parameters(),
         }
+
+    def _stack_parameters(self) -> dict[str, np.ndarray]:
+        leaves = [jax.tree.leaves(each) for each in self.parameters]
+        columns = enumerate(zip(*leaves, strict=True))
+        return {f"parameters.{number}": np.stack(column) for number, column in columns}
 
     def restore(self, model: Ensemble, table: dict[str, np.ndarray]) -> None:
         """Takes the rounds of another run of the same call as its own first ones."""
@@ -136,6 +148,12 @@ class Record:
         self.train_loss = table["train_loss"].tolist()
         self.set_losses = [*table["set_losses"]]
         self.improvement = table["improvement"].tolist()
+        structure = jax.tree.structure(self.parameters[0])
+        columns = [table[name] for name in self._stack_parameters()]
+        self.parameters = [
+            jax.tree.unflatten(structure, [column[number] for column in columns])
+            for number in range(self.restored + 1)
+        ]
         sets, names = ("train", *self.set_names), self.metric_names
         self.metrics = [
             {
@@ -145,8 +163,12 @@ class Record:
             for row in table["metrics"].tolist()
         ] or [{} for _ in self.train_loss]
 
-    def history(self, num_rounds: int) -> History:
-        """The history of the first ``num_rounds`` rounds."""
+    def history(self, num_rounds: int, kept: int | None = None) -> History:
+        """The history of the first ``num_rounds`` rounds.
+
+        Args:
+          kept: how many rounds the model holds; None: all of them.
+        """
         table = np.array(self.set_losses[:num_rounds])
         table = table.reshape(num_rounds, len(self.set_names))
         by_name = {name: table[:, i] for i, name in enumerate(self.set_names)}
@@ -166,4 +188,5 @@ class Record:
             oob_improvement=np.array(self.improvement[:num_rounds])
             if self.bagged
             else None,
+            parameters=self.parameters[num_rounds if kept is None else kept],
         )

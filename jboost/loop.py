@@ -63,7 +63,7 @@ def run_rounds(
         begun, last = time.perf_counter(), record.num_rounds + count
         chunk = _run(job, blocks, position, record, count)
         position = Position(chunk.state, chunk.set_scores)
-        fields = ("trees", "losses", "snapshots", "improvement")
+        fields = ("trees", "losses", "snapshots", "improvement", "parameters")
         seen = jax.device_get({name: getattr(chunk, name) for name in fields})
         chunk = chunk._replace(**seen)
         while record.num_rounds < last and not (stopped or over):
@@ -151,6 +151,9 @@ def _look(job, chunk, entry, record, bar):
     record.train_loss.append(train_loss)
     record.set_losses.append(np.array(set_losses))
     record.metrics.append(values)
+    record.parameters.append(
+        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.parameters)
+    )
     if chunk.improvement is not None:
         record.improvement.append(float(chunk.improvement[entry]))
     shown = {"train": f"{train_loss:.5g}"}

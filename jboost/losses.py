@@ -11,7 +11,7 @@ bind them with ``functools.partial`` or a closure.
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -236,23 +236,39 @@ def bare_loss(loss: Any) -> Any:
     return loss
 
 
+Report = Literal["current", "first"]
+
+
 class Adaptive(NamedTuple):
-    """A loss with parameters that are re-estimated before each round."""
+    """A loss with parameters that are re-estimated after each round."""
 
     loss: Callable[..., Any]
     estimate: Callable[..., Any]
+    report: Report = "current"
 
 
-def adaptive(loss: Callable[..., Any], estimate: Callable[..., Any]) -> Adaptive:
-    """A loss whose parameters follow the fit.
+def adaptive(
+    loss: Callable[..., Any],
+    estimate: Callable[..., Any],
+    *,
+    report: Report = "current",
+) -> Adaptive:
+    """Makes a loss with parameters that are re-estimated after each round.
 
-    Reported losses and early stopping use the parameters of the first round:
-    otherwise they would fall merely because the parameters do.
+    The first round uses the parameters estimated from the initial score. The
+    parameters that belong to the returned model are in ``history.parameters``.
 
     Args:
       loss: ``loss(score, target, parameters) -> scalar``, for one row.
       estimate: ``estimate(scores, targets, weights) -> parameters`` (any pytree),
-        for all N rows at once; rows may have weight 0, which must not count.
+        for all N training rows at once; it must ignore rows of weight 0.
+      report: the parameters at which losses are reported and compared by early
+        stopping, ``history.oob_improvement``, ``cross_validate`` and ``sweep``.
+        "current": those estimated after the same round. Use it if the loss values of
+        different parameters are comparable, as those of a negative log-likelihood
+        that includes its normalizing term. "first": those of the first round. Use it
+        if the loss would decrease merely because a parameter does, as Huber's loss
+        does with its delta.
 
     Returns:
       A loss to pass to :func:`jboost.fit`.
@@ -263,26 +279,39 @@ def adaptive(loss: Callable[..., Any], estimate: Callable[..., Any]) -> Adaptive
       ...     return jb.losses.weighted_quantile(abs(targets - scores), weights, 0.9)
       >>> def loss(score, target, delta):
       ...     return jb.losses.huber(score, target, delta=delta)
-      >>> friedman = jb.losses.adaptive(loss, scale)
+      >>> friedman = jb.losses.adaptive(loss, scale, report="first")
     """
     for name, function in (("loss", loss), ("estimate", estimate)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, got {function!r}")
-    return Adaptive(loss, estimate)
+    if report not in get_args(Report):
+        raise ValueError(f"report must be one of {get_args(Report)}, got {report!r}")
+    return Adaptive(loss, estimate, report)
 
 
 def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
-    """Huber with delta = the alpha-quantile of |r|, taken anew each round.
+    """Returns Huber's loss with delta = the alpha-quantile of |r| in each round.
 
-    Friedman 2001, section 4.4 (M_TreeBoost).
+    Friedman 2001, section 4.4 (M_TreeBoost). Where that quantile is 0, because a
+    share alpha of the rows is fitted exactly, delta is the smallest positive |r|: with
+    delta = 0 the loss would be constant, and nothing could be learned.
+
+    Losses are reported at the delta of the first round (``report="first"`` of
+    :func:`adaptive`): those of different deltas are not comparable.
     """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
 
     def estimate(scores, targets, weights):
-        return weighted_quantile(absolute_error(scores, targets), weights, alpha)
+        sizes = absolute_error(scores, targets)
+        positive = (weights > 0) & (sizes > 0)
+        least = jnp.min(jnp.where(positive, sizes, jnp.inf))
+        delta = weighted_quantile(sizes, weights, alpha)
+        return jnp.maximum(delta, jnp.where(jnp.isfinite(least), least, 0.0))
 
-    return adaptive(lambda s, t, delta: huber(s, t, delta=delta), estimate)
+    return adaptive(
+        lambda s, t, delta: huber(s, t, delta=delta), estimate, report="first"
+    )
 
 
 def weighted_quantile(

@@ -17,7 +17,7 @@ from jboost.curvature import Objective, loss_values, mean_of_rows
 from jboost.histogram import Codes
 from jboost.leaves import add_values
 from jboost.levels import Tree
-from jboost.rounds import BoostState, Data, Method
+from jboost.rounds import BoostState, Data, Method, reported_parameters
 from jboost.tracing import TracedLoss
 from jboost.tree import predict_tree
 
@@ -38,7 +38,7 @@ def report_round(
     keep: bool,
     data: Data,
     sets: tuple[Data, ...],
-    before: Float[Array, "K N"],
+    before: BoostState,
     state: BoostState,
     set_scores: tuple[Array, ...],
     trees: Tree,
@@ -48,12 +48,13 @@ def report_round(
 
     Args:
       keep: whether metrics need the scores.
-      before: scores of the training rows, and ``set_scores`` those of the others,
-        before the round.
-      state: after it.
+      before: the state before the round, and ``set_scores`` the scores of the other
+        sets then.
+      state: the state after it.
       in_bag: rows that the trees learnt from; None if all did.
     """
-    implementation, parameters = method.implementation, state.parameters
+    implementation = method.implementation
+    parameters = reported_parameters(loss, state)
     set_scores = tuple(
         add_tree(trees, rows.columns, scores, implementation)
         for rows, scores in zip(sets, set_scores, strict=True)
@@ -69,9 +70,8 @@ def report_round(
     improvement = None
     if in_bag is not None:
         improvement = mean_improvement(
-            loss, constants, parameters, data, ~in_bag, before, state.scores,
-            implementation,
-        )  # fmt: skip
+            loss, constants, data, ~in_bag, before, state, implementation
+        )
     return Report(
         set_scores=set_scores,
         losses=jnp.stack(losses),
@@ -89,7 +89,7 @@ def mean_loss(
     scores: Float[Array, "K N"],
     implementation: str | None = None,
 ) -> Float[Array, ""]:
-    """The weighted mean loss; of an adaptive one at the given parameters."""
+    """The weighted mean loss; ``parameters`` are those of an adaptive loss."""
     objective = Objective(
         loss, constants, targets, parameters, None, implementation=implementation
     )
@@ -99,19 +99,23 @@ def mean_loss(
 def mean_improvement(
     loss: TracedLoss,
     constants: tuple[Any, ...],
-    parameters: Any,
     data: Data,
     rows: Bool[Array, " N"],
-    before: Float[Array, "K N"],
-    after: Float[Array, "K N"],
+    before: BoostState,
+    after: BoostState,
     implementation: str | None = None,
 ) -> Float[Array, ""]:
     """The weighted mean loss of some rows before, minus after; NaN without rows."""
-    objective = Objective(
-        loss, constants, data.targets, parameters, None, implementation=implementation
-    )
-    change = loss_values(objective, before) - loss_values(objective, after)
-    return mean_of_rows(objective, change, jnp.where(rows, data.weights, 0.0))
+    objectives = [
+        Objective(
+            loss, constants, data.targets, reported_parameters(loss, state), None,
+            implementation=implementation,
+        )
+        for state in (before, after)
+    ]  # fmt: skip
+    change = loss_values(objectives[0], before.scores)
+    change -= loss_values(objectives[1], after.scores)
+    return mean_of_rows(objectives[1], change, jnp.where(rows, data.weights, 0.0))
 
 
 def add_tree(

@@ -136,7 +136,9 @@ class BoostState(NamedTuple):
       minimiser: each row's own minimiser of the loss, NaN where there is none.
       kinks: of a piecewise linear loss, else None.
       init_score: where training started, [] or [K].
-      parameters: of an adaptive loss in the first round, else ().
+      parameters: of an adaptive loss, estimated from ``scores``; else ().
+      first_parameters: those of the first round, if losses are reported at them;
+        else ().
       pointed: whether the loss looks like |r| to most rows at the start; see
         :func:`jboost.curvature.is_pointed`.
       first_mean: mean curvature of the first round (0 before it), for each score.
@@ -149,6 +151,7 @@ class BoostState(NamedTuple):
     kinks: Kinks | None
     init_score: Float[Array, "*K"]
     parameters: Any
+    first_parameters: Any
     pointed: Bool[Array, ""]
     first_mean: Float[Array, " K"]
     words: UInt32[Array, "2"]
@@ -171,7 +174,7 @@ def init_state(
     """
     start = None if isinstance(init_score, MedianStart) else init_score
     scores = offset if start is None else offset + start[:, None]
-    parameters = _estimate(loss, constants, data, scores)
+    parameters = estimate_parameters(loss, constants, data, scores)
     objective = Objective(
         loss, constants, data.targets, parameters, None, implementation=implementation
     )
@@ -181,13 +184,14 @@ def init_state(
         find = initial_score if init_score is None else median_score
         start = find(objective, offset, data.weights)
         scores = offset + start[:, None]
-        parameters = _estimate(loss, constants, data, scores)
+        parameters = estimate_parameters(loss, constants, data, scores)
     return BoostState(
         scores=scores,
         minimiser=objective.minimiser,
         kinks=objective.kinks,
         init_score=start if start.shape[0] > 1 else start[0],
         parameters=parameters,
+        first_parameters=parameters if loss.reports_first else (),
         pointed=is_pointed(objective, scores, data.weights),
         first_mean=jnp.zeros(start.shape, jnp.float32),
         words=words,
@@ -221,7 +225,6 @@ class Round(NamedTuple):
       seeds: one for each tree.
       shape: derivatives that shape the trees.
       fitted: derivatives that leaves are fitted with.
-      parameters: of an adaptive loss in this round, else ().
       in_bag: rows that the trees learn from.
       limits: numbers that shape the trees, "auto" resolved.
     """
@@ -230,7 +233,6 @@ class Round(NamedTuple):
     seeds: UInt32[Array, "K 2"]
     shape: "RowDerivatives"
     fitted: "RowDerivatives"
-    parameters: Any
     in_bag: Bool[Array, " N"]
     limits: TreeLimits
 
@@ -280,7 +282,8 @@ def grow_round(
     else:  # the same without a batch axis, which would cost speed
         first = jax.tree.map(lambda a: a[0], now.trees())
         trees, leaf = jax.tree.map(lambda a: a[None], grow(first))
-    return end_round(method, state, now, trees, leaf), trees, now.in_bag
+    state = end_round(loss, constants, method, data, state, now, trees, leaf)
+    return state, trees, now.in_bag
 
 
 def begin_round(
@@ -292,8 +295,7 @@ def begin_round(
     state: BoostState,
 ) -> tuple[BoostState, Round]:
     """Derivatives, sampled rows and seeds of a round."""
-    parameters = _estimate(loss, constants, data, state.scores)
-    objective = _bind(loss, constants, method, data, state, parameters)
+    objective = _bind(loss, constants, method, data, state)
     if loss.estimate is not None and state.minimiser is not None:
         # With its parameters a row's minimum may move.
         objective = _find_minima(objective, data)
@@ -312,7 +314,6 @@ def begin_round(
         seeds=seeds[1:],
         shape=shape,
         fitted=fitted,
-        parameters=parameters,
         in_bag=sample(
             seeds[0], data.weights > 0, numbers.subsample, method.implementation
         ),
@@ -395,7 +396,7 @@ def fit_leaves(
 ) -> Tree:
     """The tree with its leaf values, times the learning rate."""
     k, _, _, fitted = one
-    objective = _bind(loss, constants, method, data, state, now.parameters)
+    objective = _bind(loss, constants, method, data, state)
     weights = jnp.where(now.in_bag, data.weights, 0.0)
     num_leaves = tree.leaf_value.shape[0]
     penalty, values = now.limits.l2 * fitted.mean, now.limits.values
@@ -437,17 +438,22 @@ def fit_leaves(
 
 
 def end_round(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
     method: Method,
+    data: Data,
     state: BoostState,
     now: Round,
     trees: Tree,
     leaf: Int32[Array, "K N"],
 ) -> BoostState:
     """The state after a round, whose trees put the rows into these leaves."""
+    scores = add_values(
+        state.scores, trees.leaf_value, leaf, method.implementation, in_place=True
+    )
     return state._replace(
-        scores=add_values(
-            state.scores, trees.leaf_value, leaf, method.implementation, in_place=True
-        ),
+        scores=scores,
+        parameters=estimate_parameters(loss, constants, data, scores),
         first_mean=jnp.where(state.round == 0, now.fitted.mean, state.first_mean),
         round=state.round + 1,
     )
@@ -462,16 +468,31 @@ def _find_minima(objective, data, minimiser=None):
     return objective
 
 
-def _estimate(loss, constants, data, scores):
+def estimate_parameters(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    scores: Float[Array, "K N"],
+) -> Any:
+    """The parameters of an adaptive loss at these scores; () for other losses."""
     if loss.estimate is None:
         return ()
     rows = scores[0] if scores.shape[0] == 1 else scores.T
-    return loss.estimate(constants, rows, data.targets, data.weights)
+    # Fused with what surrounds it, a sum may be rounded differently, and a continued
+    # run would differ from one without interruption.
+    inputs = (rows, data.targets, data.weights)
+    inputs = jax.lax.optimization_barrier(inputs)
+    return jax.lax.optimization_barrier(loss.estimate(constants, *inputs))
 
 
-def _bind(loss, constants, method, data, state, parameters):
+def reported_parameters(loss: TracedLoss, state: BoostState) -> Any:
+    """The parameters at which losses after a round are reported."""
+    return state.first_parameters if loss.reports_first else state.parameters
+
+
+def _bind(loss, constants, method, data, state):
     return Objective(
-        loss, constants, data.targets, parameters, state.minimiser, state.kinks,
+        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks,
         method.implementation,
     )  # fmt: skip
 

@@ -60,6 +60,7 @@ class TracedLoss:
     Attributes:
       value, gradient, hessian: programs of (score, target, parameters).
       estimate: a program of all rows, for :func:`jboost.losses.adaptive`.
+      reports_first: whether such a loss is reported at its first parameters.
       num_scores: K; a score is a scalar for K = 1, else a vector.
       quadratic: the Hessian does not depend on the score.
       uniform: the Hessian does not depend on the target either.
@@ -74,6 +75,7 @@ class TracedLoss:
     quadratic: bool
     uniform: bool
     straight: bool
+    reports_first: bool = False
 
 
 def trace_loss(
@@ -127,6 +129,7 @@ def trace_loss(
         quadratic=num_scores == 1 and start not in depends,
         uniform=num_scores == 1 and all(i < start for i in depends),
         straight=num_scores == 1 and hessian.zero,
+        reports_first=isinstance(loss, Adaptive) and loss.report == "first",
     )
     return traced, tuple(constants)
 

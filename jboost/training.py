@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import ArrayLike, Shaped
@@ -343,18 +344,18 @@ def fit(
     )  # fmt: skip
     found = keep and read_checkpoint(keep)
     position = first_position(job, start(job, begin, seed))
+    if model is not None and not found:
+        position = continue_from(model, job, position, x, validation)
     record = _start_record(job, bins, position.state, validation, names, model)
     if found:
         position = Position(*resume(found, record, *position))
-    elif model is not None:
-        position = continue_from(model, job, position, x, validation)
     with tqdm(
         total=num_rounds, initial=record.num_rounds, disable=not progress, unit="round"
     ) as bar:
         kept = run_rounds(
             job, blocks, position, record, early_stopping_rounds, watchers, keep, bar
         )
-    return record.model(kept), record.history(record.num_rounds)
+    return record.model(kept), record.history(record.num_rounds, kept)
 
 
 class Given(NamedTuple):
@@ -468,6 +469,7 @@ def _start_record(job, bins, state, validation, names, model):
         metric_names=tuple(job.metrics),
         bagged=bool(numbers.subsample < 1),
         before=model,
+        parameters=[jax.device_get(state.parameters)],
     )
 
 

@@ -77,6 +77,7 @@ class Curve:
       trees: of each chunk of rounds, [folds, R, ...].
       best: the round of least value; -1 before there is one.
       scores: of the held-out rows after it, [folds, K, M].
+      parameters: of an adaptive loss, else (): at the start and after each round.
       over: whether it has stopped.
     """
 
@@ -88,6 +89,7 @@ class Curve:
     trees: list[Tree] = field(default_factory=list)
     best: int = -1
     scores: np.ndarray | None = None
+    parameters: list[Any] = field(default_factory=list)
     over: bool = False
 
     @property
@@ -172,7 +174,17 @@ def _run_block(
     runs = _stack_runs(settings, own, num_folds)
     state, doubt = start_runs(loss, method, shared, runs)
     begun = _by_point(state.init_score, len(settings), num_folds)
-    curves = [Curve(s.method, b) for s, b in zip(settings, begun, strict=True)]
+    first_parameters = jax.tree.map(
+        lambda a: _by_point(a, len(settings), num_folds), state.parameters
+    )
+    curves = [
+        Curve(
+            setting.method,
+            begun[point],
+            parameters=[jax.tree.map(lambda a: a[point], first_parameters)],  # noqa: B023
+        )
+        for point, setting in enumerate(settings)
+    ]
     _check_start(table, settings, curves, state, jax.device_get(doubt))
     first, count = 0, 1
     while first < num_rounds and not all(curve.over for curve in curves):
@@ -261,8 +273,9 @@ def _look(table: Table, curves: list[Curve], made: Rounds, count: int, bar: tqdm
     """Takes rounds into the curves, until each is over."""
     num_folds = len(table.folds.train)
     watches = made.scores.shape[-1] > 0
-    fields = (made.losses, made.trees, made.scores if watches else None)
-    losses, trees, scores = jax.tree.map(
+    seen = made.scores if watches else None
+    fields = (made.losses, made.trees, seen, made.parameters)
+    losses, trees, scores, parameters = jax.tree.map(
         lambda a: _by_point(a, len(curves), num_folds), jax.device_get(fields)
     )
     for point, curve in enumerate(curves):
@@ -270,7 +283,8 @@ def _look(table: Table, curves: list[Curve], made: Rounds, count: int, bar: tqdm
             continue
         for entry in range(count):
             seen = None if scores is None else scores[point, :, entry]
-            _record(table, curve, losses[point, :, entry], seen)
+            current = jax.tree.map(lambda a: a[point, :, entry], parameters)  # noqa: B023
+            _record(table, curve, losses[point, :, entry], seen, current)
             if curve.over:
                 break
         if trees is not None:
@@ -281,7 +295,7 @@ def _look(table: Table, curves: list[Curve], made: Rounds, count: int, bar: tqdm
     bar.update(count)
 
 
-def _record(table, curve, losses, scores):
+def _record(table, curve, losses, scores, parameters):
     """Takes in one round; says whether the point is over."""
     number = curve.num_rounds
     if not np.isfinite(losses[:, 0]).all():
@@ -295,6 +309,7 @@ def _record(table, curve, losses, scores):
     value = value if np.isfinite(value) else float("inf")
     curve.losses.append(losses)
     curve.metrics.append(measured)
+    curve.parameters.append(parameters)
     curve.values.append(value)
     if curve.best < 0 or value < curve.values[curve.best]:
         curve.best = number
@@ -358,5 +373,8 @@ def make_record(table: Table, curve: Curve, fold: int) -> Record:
         metrics=[
             {UNNAMED: {name: float(column[fold]) for name, column in values.items()}}
             for values in curve.metrics
+        ],
+        parameters=[
+            jax.tree.map(lambda a: a[fold], each) for each in curve.parameters
         ],
     )

@@ -49,6 +49,8 @@ class CrossValidation:
       held_out: which rows each fold held out.
       models: the ensembles of the best round, with an axis of folds in front of every
         array; None unless asked for.
+      parameters: of an adaptive loss in the best round, with an axis of folds in front
+        of every array; () for other losses.
     """
 
     train_loss: Float[np.ndarray, "folds R"]
@@ -60,6 +62,7 @@ class CrossValidation:
     scores: Float[np.ndarray, "N *K"]
     held_out: Bool[np.ndarray, "folds N"]
     models: Ensemble | None = None
+    parameters: Any = ()
 
     def __repr__(self) -> str:
         """The mean curve at its best; the arrays would fill pages."""
@@ -226,6 +229,7 @@ def cross_validate(
         scores=_held_out_scores(table, curve),
         held_out=table.folds.held_out,
         models=models,
+        parameters=curve.parameters[curve.best + 1],
     )
 
 

@@ -30,6 +30,7 @@ from jboost.rounds import (
     grow_round,
     init_state,
     own_minimisers,
+    reported_parameters,
 )
 from jboost.selection.folds import Folds
 from jboost.tables import Rows
@@ -89,12 +90,14 @@ class Rounds(NamedTuple):
       trees: None where nobody wants them.
       losses: of the rows learnt from, and of those held out.
       scores: of the watched rows after each round.
+      parameters: of an adaptive loss after each round; () for other losses.
     """
 
     state: BoostState
     trees: Tree | None
     losses: Float[Array, "R 2"]
     scores: Float[Array, "R K M"]
+    parameters: Any
 
 
 def pad_runs(number: int) -> int:
@@ -198,9 +201,10 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
             shared.parts[run.fold] == HELD_OUT, shared.data.weights, 0.0
         )
 
-        def measure(scores, weights):
+        def measure(state, weights):
+            parameters = reported_parameters(loss, state)
             return mean_loss(
-                loss, constants, state.parameters, data.targets, weights, scores,
+                loss, constants, parameters, data.targets, weights, state.scores,
                 method.implementation,
             )  # fmt: skip
 
@@ -208,7 +212,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
             after, trees, _ = grow_round(
                 loss, constants, method, run.numbers, rates[number], data, made.state
             )
-            losses = [measure(after.scores, w) for w in (data.weights, held_out)]
+            losses = [measure(after, w) for w in (data.weights, held_out)]
 
             def store(buffer, value):
                 return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
@@ -218,6 +222,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
                 trees=jax.tree.map(store, made.trees, trees) if keeps_trees else None,
                 losses=store(made.losses, jnp.stack(losses)),
                 scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
+                parameters=jax.tree.map(store, made.parameters, after.parameters),
             )
 
         empty = _no_rounds(method, keeps_trees, shared.watched.shape[1], state)
@@ -239,6 +244,9 @@ def _no_rounds(method, keeps_trees, num_watched, state):
         trees=trees,
         losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
         scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
+        parameters=jax.tree.map(
+            lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), state.parameters
+        ),
     )
 
 

@@ -53,6 +53,7 @@ _NAMES: dict[str, str] = {
     "categories.max_onehot": "max_onehot",
 }  # fmt: skip
 _STATE = ("scores", "init_score", "pointed", "first_mean", "round")
+_PARAMETERS = ("parameters", "first_parameters")  # pytrees of the state
 
 
 class Checkpoint(NamedTuple):
@@ -152,7 +153,8 @@ def resume(
         done, before = len(arrays["rates"]), record.before
         earlier = 0 if before is None else before.num_rounds
         lengths = {len(table["train_loss"]), len(table["set_losses"])}
-        if lengths != {done} or model.num_rounds != earlier + done:
+        rows = {len(v) for k, v in table.items() if k.startswith("parameters.")}
+        if lengths != {done} or rows - {done + 1} or model.num_rounds != earlier + done:
             raise ValueError(f"trees or losses are not those of {done} rounds")
         if "state.scores" in arrays:
             start = _flatten(state, set_scores)
@@ -183,8 +185,9 @@ def _compare_rates(old, new, name):
 def _flatten(state, set_scores):
     """What the data does not tell by itself, or what is cheap to keep."""
     arrays = {f"state.{name}": np.asarray(getattr(state, name)) for name in _STATE}
-    for number, leaf in enumerate(jax.tree.leaves(state.parameters)):
-        arrays[f"state.parameters.{number}"] = np.asarray(leaf)
+    for name in _PARAMETERS:
+        for number, leaf in enumerate(jax.tree.leaves(getattr(state, name))):
+            arrays[f"state.{name}.{number}"] = np.asarray(leaf)
     for number, scores in enumerate(set_scores):
         arrays[f"scores.{number}"] = np.asarray(scores)
     return arrays
@@ -192,12 +195,12 @@ def _flatten(state, set_scores):
 
 def _unflatten(arrays, state, set_scores):
     arrays = {name: jax.device_put(array) for name, array in arrays.items()}
-    leaves, structure = jax.tree.flatten(state.parameters)
-    leaves = [arrays[f"state.parameters.{number}"] for number in range(len(leaves))]
-    state = state._replace(
-        **{name: arrays[f"state.{name}"] for name in _STATE},
-        parameters=jax.tree.unflatten(structure, leaves),
-    )
+    fields = {name: arrays[f"state.{name}"] for name in _STATE}
+    for name in _PARAMETERS:
+        leaves, structure = jax.tree.flatten(getattr(state, name))
+        leaves = [arrays[f"state.{name}.{number}"] for number in range(len(leaves))]
+        fields[name] = jax.tree.unflatten(structure, leaves)
+    state = state._replace(**fields)
     return state, tuple(arrays[f"scores.{n}"] for n in range(len(set_scores)))
 
 

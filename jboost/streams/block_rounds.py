@@ -179,6 +179,7 @@ class BlockRun:
             losses=alone(report.losses),
             snapshots=jax.tree.map(alone, report.snapshots),
             improvement=jax.tree.map(alone, report.improvement),
+            parameters=jax.tree.map(alone, state.parameters),
         )
 
 
@@ -217,8 +218,8 @@ def _end(
     constants, data, sets, state, set_scores, now, trees, leaf,
 ):  # fmt: skip
     """The state after a round, and what is looked at then."""
-    before = state.scores
-    state = end_round(method, state, now, trees, leaf)
+    before = state
+    state = end_round(loss, constants, method, data, state, now, trees, leaf)
     return state, report_round(
         loss, constants, method, keep, data, sets, before, state, set_scores, trees,
         now.in_bag if bagged else None,
