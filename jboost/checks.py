@@ -18,7 +18,9 @@ from jboost.frames import read_values
 
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
-LEAF_SOLVERS: Words = ("auto", "newton", "exact", "line_search", "median_step")
+LEAF_SOLVERS: Words = (
+    "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step",
+)  # fmt: skip
 CANDIDATES: Words = ("global", "local", "exact")
 CANDIDATE_WEIGHTS: Words = ("samples", "curvature")
 REGULARIZATIONS: Words = ("relative", "absolute")

@@ -272,8 +272,8 @@ def derivatives(
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight
     (Hunter and Lange 2004); |h| where F* does not exist.
-    All but "unit" and those of quadratic losses are at least 1e-6 of their weighted
-    mean. At kinks, where a derivative is not finite, the mean of the derivatives at
+    All but "unit" and those of quadratic losses are at least 1e-6 of the weighted
+    mean of their positive parts, which is 0 if no row has positive curvature. At kinks, where a derivative is not finite, the mean of the derivatives at
     F +- delta is taken.
     """
     loss = objective.loss
@@ -328,9 +328,8 @@ def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian
 
 
 def _floor_curvature(objective, curvature, weights):
-    """Raises curvature to at least 1e-6 of its weighted mean over the rows."""
+    """Raises curvature to at least 1e-6 of the weighted mean of its positive part."""
     mean = mean_of_rows(objective, jnp.maximum(curvature, 0.0), weights)
-    mean = jnp.where(mean > 0, mean, 1.0)
     return jnp.maximum(curvature, _FLOOR * mean[:, None])
 
 

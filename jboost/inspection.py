@@ -246,9 +246,10 @@ def _explain(name: str, choice: Any) -> str:
         "|Hessian| where it has none",
         ("leaf_solver", "exact"): "the argmin of the leaf's loss",
         ("leaf_solver", "newton"): "-G / (H + l2)",
-        ("leaf_solver", "guarded"): "Newton, but the argmin where its step fails, and "
-        "everywhere if three quarters of the rows see no curvature",
-        ("min_child_samples", "1 or 20"): "20 if three quarters of the rows see no "
+        ("leaf_solver", "guarded"): "-G / (H + l2), replaced by the argmin in leaves "
+        "where it falls short of its predicted decrease, and in all leaves if 75 % of "
+        "the rows have almost no curvature",
+        ("min_child_samples", "1 or 20"): "20 if 75 % of the rows have almost no "
         "curvature",
     }
     reason = reasons.get((name, choice))

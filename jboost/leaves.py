@@ -34,9 +34,9 @@ from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.minimum import find_minimum
 
-LeafSolver = Literal["auto", "newton", "exact", "line_search", "median_step"]
-# "auto" resolved
-Fitted = Literal["newton", "guarded", "exact", "line_search", "median_step"]
+LeafSolver = Literal[
+    "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"
+]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
@@ -71,6 +71,8 @@ def newton_step(
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     """-G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
+    0 where H is not positive, as in XGBoost.
+
     Args:
       gradient, curvature: G and H, weighted sums over the leaf's rows.
       l1: what G is moved by towards 0 first, as an l1 |c| in the objective asks.
@@ -78,10 +80,10 @@ def newton_step(
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
     """
-    weight = curvature + penalty
+    weight = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
     if l1 is not None:
         gradient = gradient - jnp.clip(gradient, -l1, l1)
-    value = -gradient / jnp.where(weight > 0, weight, jnp.inf)
+    value = -gradient / weight
     return value, -gradient * value / 2
 
 
@@ -157,12 +159,13 @@ def solve_leaves(
     objective: Objective,
     groups: Groups,
     newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
-    leaf_solver: LeafSolver | Fitted,
+    leaf_solver: LeafSolver,
     bounds: Float[Array, "L 2"] | None = None,
 ) -> Float[Array, " L"]:
-    """Leaf values from Newton steps, which are made where they are needed.
+    """Computes leaf values from Newton steps, which are made only where needed.
 
-    ``"newton"``: the steps. ``"exact"``: the argmin of each leaf's loss; where that
+    ``"newton"``, ``"hessian"``: the steps, which differ in the curvature that they are
+    made with. ``"exact"``: the argmin of each leaf's loss; where that
     is an interval, its midpoint; never worse than the Newton step or than 0.
     ``"guarded"``: the exact value in leaves whose loss falls by less than a quarter
     of what the Newton step promised, else the step. ``"line_search"``: the steps
@@ -171,6 +174,7 @@ def solve_leaves(
 
     Args:
       newton: gives what :func:`newton_step` returns.
+      leaf_solver: not "auto".
       bounds: least and greatest value of each leaf. The nearest value within is
         taken, which for a convex loss is the best one. With "line_search" the steps
         are, and their multiple is no less than 0, so that their order stays.
@@ -205,7 +209,7 @@ def _solve_freely(objective, groups, newton, leaf_solver):
     if leaf_solver == "median_step":
         return step_from_median(objective, groups)
     step, promised = newton()
-    if leaf_solver == "newton":
+    if leaf_solver in ("newton", "hessian"):
         return step
     (change, noise), *_ = _loss_changes(objective, groups, [step])
     # A change that is not a number fails this comparison, as it should.

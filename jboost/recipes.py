@@ -56,7 +56,7 @@ def ls_tree_boost() -> Recipe:
       Friedman 2001, Greedy function approximation: a gradient boosting machine,
       algorithm 2.
     """
-    return dict(loss=squared_error, leaf_solver="newton", **_LEAST_SQUARES)
+    return dict(loss=squared_error, leaf_solver="hessian", **_LEAST_SQUARES)
 
 
 def lad_tree_boost() -> Recipe:
@@ -138,7 +138,7 @@ def l2_tree_boost() -> Recipe:
     References:
       Friedman 2001, algorithm 5.
     """
-    return dict(loss=logistic, leaf_solver="newton", **_LEAST_SQUARES)
+    return dict(loss=logistic, leaf_solver="hessian", **_LEAST_SQUARES)
 
 
 def l2_tree_boost_multiclass(num_classes: int, *, learning_rate: Any = 0.1) -> Recipe:
@@ -184,7 +184,7 @@ def l2_tree_boost_multiclass(num_classes: int, *, learning_rate: Any = 0.1) -> R
         rate = factor * learning_rate
     return dict(
         loss=softmax, num_scores=num_classes, init_score=0.0, learning_rate=rate,
-        leaf_solver="newton", **_LEAST_SQUARES,
+        leaf_solver="hessian", **_LEAST_SQUARES,
     )  # fmt: skip
 
 

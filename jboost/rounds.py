@@ -36,7 +36,6 @@ from jboost.curvature import (
 from jboost.histogram import Codes, derive, sum_channels
 from jboost.initial import MedianStart, initial_score, median_score
 from jboost.leaves import (
-    Fitted,
     Groups,
     LeafSolver,
     add_values,
@@ -66,7 +65,7 @@ class Method:
     """
 
     curvature: Curvature = "auto"
-    leaf_solver: LeafSolver | Fitted = "auto"
+    leaf_solver: LeafSolver = "auto"
     regularization: Regularization = "relative"
     max_depth: int = 6
     num_bins: int = 256
@@ -84,14 +83,18 @@ class Method:
         return self.candidates != "global" or self.candidate_weights != "samples"
 
     def resolve(self, loss: TracedLoss) -> "Method":
-        """Replaces each "auto" by what it stands for with this loss."""
+        """Replaces each "auto" by what it stands for with this loss.
+
+        Given explicitly, the words that replace "auto" give the same model.
+        """
         curvature, leaf_solver = self.curvature, self.leaf_solver
         if curvature == "auto" and loss.quadratic and not loss.straight:
             curvature = "exact"
         if leaf_solver == "auto" and loss.straight:
             leaf_solver = "exact"
         elif leaf_solver == "auto":
-            leaf_solver = "newton" if loss.quadratic else "guarded"
+            step = "hessian" if curvature == "unit" else "newton"
+            leaf_solver = step if loss.quadratic else "guarded"
         same = curvature == "unit" or (curvature == "exact" and loss.uniform)
         return replace(
             self,
@@ -99,6 +102,19 @@ class Method:
             leaf_solver=leaf_solver,
             uniform=self.uniform and same,
         )
+
+
+    @property
+    def leaf_curvature(self) -> Curvature:
+        """The curvature that leaves are fitted with; the method must be resolved.
+
+        It differs from that of the splits for "hessian", and for unit curvature where
+        the leaf solver needs steps of the scale of the scores.
+        """
+        if self.leaf_solver == "hessian":
+            return "exact"
+        scaled = self.leaf_solver in ("exact", "guarded", "median_step")
+        return "auto" if scaled and self.curvature == "unit" else self.curvature
 
 
 class Numbers(NamedTuple):
@@ -425,6 +441,10 @@ def fit_leaves(
     )
     bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
     value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if method.regularization == "absolute" and method.leaf_solver == "newton":
+        # As in XGBoost; only the root of a tree without splits can weigh less.
+        least = now.limits.min_child_weight
+        value = jnp.where(jnp.sum(sums[1]) < least, 0.0, value)
     if values is not None:  # what a line search may have passed
         value = jnp.clip(value, *values.bounds)
     return tree._replace(
@@ -500,9 +520,10 @@ def _bind(loss, constants, method, data, state):
 def _row_derivatives(objective, state, weights, method):
     """Derivatives that shape the tree, and those that its leaves are fitted with.
 
-    They differ for unit curvature only: rows then count alike in the search for
-    splits, but a Newton leaf of unit curvature would diverge for a steep loss. A line
-    search scales the tree that was fitted to -g by least squares, whatever its size.
+    Both pairs are the same unless ``method.leaf_curvature`` differs from the curvature
+    of the splits. Then "relative" divides both by the mean curvature of the splits,
+    but for unit curvature, which says nothing about the scale of the loss: there each
+    pair is divided by its own mean.
     """
 
     def evaluate(curvature):
@@ -513,18 +534,22 @@ def _row_derivatives(objective, state, weights, method):
             # more: where the fit flattens the loss (logistic), regularisation must
             # not fade with it.
             mean = mean_of_rows(objective, positive, weights)
+            flat = mean == 0  # no row has any curvature: all count alike
+            positive = jnp.where(flat[:, None], 1.0, positive)
             if mean.shape[0] > 1:
                 # Scores that compete for a row (softmax) share what it curves.
                 coupled = ~jnp.any(jnp.isfinite(state.minimiser))
                 mean = jnp.where(coupled, jnp.sum(mean), mean)
             mean = jnp.maximum(mean, state.first_mean)
-            mean = jnp.where(mean > 0, mean, 1.0)
+            mean = jnp.where(flat | ~(mean > 0), 1.0, mean)
         return RowDerivatives(gradient, positive, mean, jnp.ones_like(mean))
 
     shape = evaluate(method.curvature)
-    if method.curvature != "unit" or method.leaf_solver == "line_search":
+    if method.leaf_curvature == method.curvature:
         return shape, shape
-    fitted = evaluate("auto")
+    fitted = evaluate(method.leaf_curvature)
+    if method.curvature != "unit":
+        return shape, fitted._replace(mean=shape.mean)
     mean = mean_of_rows(objective, fitted.curvature, weights)
     unit = 1 / jnp.where(mean > 0, mean, 1.0)
     return shape, fitted._replace(value_unit=unit)

@@ -5,6 +5,7 @@ In: the arguments of ``fit`` and ``boost``. Out: a Method, which shapes the comp
 program, and Numbers, which may be traced and never recompile.
 """
 
+import warnings
 from typing import Any
 
 import jax
@@ -123,6 +124,7 @@ def make_settings(
         candidate_weights=candidate_weights,
         implementation=implementation,
     ).resolve(loss)
+    _warn_of_no_steps(loss, method)
     _check_size(data.columns, method)
     limits = TreeLimits(
         l2=l2,
@@ -156,6 +158,21 @@ def make_settings(
             f"searches of sorted rows do not know, got {candidates!r}"
         )
     return method, Numbers(limits, _as_float(subsample))
+
+
+def _warn_of_no_steps(loss, method):
+    """Warns of a piecewise linear loss whose Newton steps are all 0."""
+    flat = loss.straight and method.leaf_curvature in ("exact", "absolute")
+    steps = method.leaf_solver in ("newton", "hessian", "line_search")
+    if flat and steps and method.regularization == "absolute":
+        warnings.warn(
+            "nothing will be learned: the loss is piecewise linear, so that its second "
+            "derivative is 0, and so is every leaf with curvature="
+            f"{method.curvature!r}, leaf_solver={method.leaf_solver!r} and "
+            "regularization='absolute' (as in XGBoost); use leaf_solver='auto' and "
+            "curvature='auto'",
+            stacklevel=3,
+        )
 
 
 def check_settings(

@@ -205,11 +205,15 @@ def fit(
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
-      leaf_solver: "newton", "exact" (argmin of the leaf's loss), "line_search" (one
-        multiplier per tree), "median_step" (one step from the median of the rows'
-        own minimisers, without l2; for Huber and its like) or "auto": exact for
-        piecewise linear losses and their like, Newton for quadratic ones, else Newton
-        with the exact value where its step fails.
+      leaf_solver: "newton": -G / (H + l2), where H sums ``curvature``; "hessian": the
+        same with the second derivatives of the loss, whatever ``curvature`` is;
+        "exact": the argmin of the leaf's loss; "guarded": the Newton step, replaced by
+        the argmin in leaves where it falls short of its predicted decrease, and in all
+        leaves if 75 % of the rows have almost no curvature; "line_search": the Newton
+        steps times one multiplier per tree; "median_step": one step from the median of
+        the rows' own minimisers, without l2 (for Huber's loss and similar ones);
+        "auto": "exact" for piecewise linear losses, "newton" for quadratic ones
+        ("hessian" with unit curvature), else "guarded".
       init_score: "auto" = argmin_c of the weighted loss, "median" of the rows' own
         minimisers (the targets, where a loss is least there), a number, or K numbers.
       early_stopping_rounds: stop when the first validation set's loss has not

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every curvature with every leaf solver gives the documented leaf values.
+
+The reference is naive NumPy in float64. The loss is Cauchy's, whose Hessian is negative
+in the tails, so that no two curvatures are the same. The rows are assigned to leaves in
+advance: nothing is compiled but the leaf values, all of them in one program.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jboost as jb
+from jboost.curvature import Objective, find_minimisers
+from jboost.levels import LeafSums, Tree
+from jboost.rounds import Data, begin_round, fit_leaves, init_state
+from jboost.settings import make_settings
+from jboost.tracing import trace_loss
+
+ROWS, LEAVES, L2, START = 120, 4, 3.0, 0.25
+RNG = np.random.default_rng(0)
+TARGETS = RNG.standard_t(2, ROWS).astype(np.float32)
+WEIGHTS = np.where(np.arange(ROWS) % 7 == 0, 0, RNG.uniform(0.2, 3, ROWS))
+WEIGHTS = WEIGHTS.astype(np.float32)
+LEAF = (np.arange(ROWS) % LEAVES).astype(np.int32)
+CURVATURES = ("auto", "exact", "absolute", "secant", "unit")
+REGULARIZATIONS = ("relative", "absolute")
+STEPS = {
+    (curvature, solver, regularization)
+    for curvature in CURVATURES
+    for solver in ("newton", "hessian")
+    for regularization in REGULARIZATIONS
+}
+SEARCHED = {
+    (curvature, solver, "relative")
+    for curvature in ("unit", "absolute")
+    for solver in ("line_search", "exact", "guarded")
+}
+
+
+def fill_leaves(combinations):
+    """{combination: leaf values} of one round, learning rate 1, by the library."""
+    traced, constants = trace_loss(jb.losses.cauchy, TARGETS)
+    columns = np.zeros((1, ROWS), np.uint8)
+    data = Data(columns, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))
+    settings = {}
+    for curvature, leaf_solver, regularization in combinations:
+        settings[curvature, leaf_solver, regularization] = make_settings(
+            traced, data._replace(columns=columns.T), uniform=False, max_depth=2,
+            max_bins=4, num_features=1, l1=0.0, l2=L2, max_delta_step=0.0,
+            min_gain=0.0, min_child_weight=1.0, min_child_samples=1,
+            regularization=regularization, subsample=1.0, colsample_bytree=1.0,
+            colsample_bylevel=1.0, colsample_bynode=1.0, max_leaves=None,
+            monotone=None, interactions=None, candidates="global",
+            candidate_weights="samples", curvature=curvature, leaf_solver=leaf_solver,
+            implementation=None,
+        )  # fmt: skip
+    empty = jnp.zeros(LEAVES, jnp.float32)
+    nodes = jnp.zeros(LEAVES - 1, jnp.int32)
+    sums = LeafSums(empty, empty, empty, jnp.float32(0))
+    tree = Tree(nodes, nodes, nodes > 0, empty, sums)
+
+    @jax.jit
+    def fill(numbers):
+        words = jnp.zeros(2, jnp.uint32)
+        offset, start = jnp.zeros((1, ROWS), jnp.float32), jnp.float32([START])
+        state = init_state(traced, constants, data, offset, start, words)
+        values = []
+        for (method, _), given in zip(settings.values(), numbers, strict=True):
+            _, now = begin_round(traced, constants, method, given, data, state)
+            one = jax.tree.map(lambda array: array[0], now.trees())
+            run = (traced, constants, method, 1.0, data, state, now, one, tree)
+            values.append(fit_leaves(*run, jnp.asarray(LEAF)).leaf_value)
+        return values
+
+    values = fill([numbers for _, numbers in settings.values()])
+    return dict(zip(settings, map(np.asarray, values), strict=True))
+
+
+def value(residual):
+    return np.log1p(residual**2 / 2)
+
+
+def slope(residual):
+    return residual / (1 + residual**2 / 2)
+
+
+RESIDUAL = START - TARGETS.astype(np.float64)
+
+
+def mean(values):
+    return np.average(values, weights=WEIGHTS)
+
+
+def curve(curvature):
+    """Curvature of every row, as docs/curvature.md says; targets are minimisers."""
+    distance = abs(RESIDUAL)
+    delta = mean(np.sqrt(distance)) ** 2
+    hessian = (1 - RESIDUAL**2 / 2) / (1 + RESIDUAL**2 / 2) ** 2
+    secant = abs(slope(RESIDUAL)) / np.sqrt(distance**2 + delta**2)
+    rise = (slope(RESIDUAL + delta) - slope(RESIDUAL - delta)) / (2 * delta)
+    rules = {
+        "auto": np.maximum(secant, rise), "secant": secant, "exact": hessian,
+        "absolute": abs(hessian), "unit": np.ones(ROWS),
+    }  # fmt: skip
+    return np.maximum(rules[curvature], 1e-6 * mean(np.maximum(rules[curvature], 0)))
+
+
+def sums(values):
+    return np.bincount(LEAF, WEIGHTS * values, LEAVES)
+
+
+def newton(curvature, leaf_curvature, regularization="relative"):
+    """The Newton steps, and what l2 penalises them by."""
+    counted = leaf_curvature if curvature == "unit" else curvature
+    relative = regularization == "relative" and counted != "unit"
+    penalty = L2 * (mean(curve(counted)) if relative else 1.0)
+    return -sums(slope(RESIDUAL)) / (sums(curve(leaf_curvature)) + penalty), penalty
+
+
+def total(leaf, change, penalty=0.0):
+    """The loss of a leaf after adding each change to the scores of its rows."""
+    moved = value(RESIDUAL[LEAF == leaf][:, None] + change)
+    return WEIGHTS[LEAF == leaf] @ moved + penalty * change**2 / 2
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fill_leaves(sorted(STEPS | SEARCHED))
+
+
+@pytest.mark.parametrize("combination", sorted(STEPS), ids="-".join)
+def test_newton_steps(found, combination):
+    curvature, leaf_solver, regularization = combination
+    leaf_curvature = "exact" if leaf_solver == "hessian" else curvature
+    steps, _ = newton(curvature, leaf_curvature, regularization)
+    np.testing.assert_allclose(found[combination], steps, rtol=2e-5)  # float32 sums
+    others = [newton(other, other, regularization)[0] for other in CURVATURES]
+    distance = [abs(found[combination] - other).max() for other in others]
+    assert sorted(distance)[1] > 1e-3  # no two curvatures give the same
+
+
+def test_functional_gradient_descent(found):
+    """Unit curvature with Newton leaves: -G / (n + l2), whatever the loss."""
+    plain = -sums(slope(RESIDUAL)) / (sums(np.ones(ROWS)) + L2)
+    for regularization in REGULARIZATIONS:
+        steps = found["unit", "newton", regularization]
+        np.testing.assert_allclose(steps, plain, rtol=1e-5)  # float32 sums
+
+
+@pytest.mark.parametrize("curvature", ["unit", "absolute"])
+def test_solvers_that_search(found, curvature):
+    """Their steps have the scale of the scores: unit curvature leaves them to auto."""
+    leaf_curvature = "auto" if curvature == "unit" else curvature
+    grid = np.linspace(-4, 4, 80001)
+    steps, penalty = newton(curvature, leaf_curvature)
+    for leaf in range(LEAVES):
+        exact = found[curvature, "exact", "relative"][leaf]
+        losses = total(leaf, grid, penalty)
+        assert total(leaf, exact, penalty)[0] <= losses.min() + 1e-5
+        guarded = found[curvature, "guarded", "relative"][leaf]
+        drop = total(leaf, 0.0) - total(leaf, steps[leaf], penalty)
+        gradient = sums(slope(RESIDUAL))[leaf]
+        kept = drop[0] >= 0.25 * -gradient * steps[leaf] / 2
+        np.testing.assert_allclose(guarded, steps[leaf] if kept else exact, rtol=2e-5)
+    steps, _ = newton(curvature, curvature)
+    multiples = found[curvature, "line_search", "relative"] / steps
+    np.testing.assert_allclose(multiples, multiples[0], rtol=1e-5)
+    along = sum(total(leaf, grid * steps[leaf]) for leaf in range(LEAVES))
+    best = sum(total(leaf, multiples[0] * steps[leaf]) for leaf in range(LEAVES))
+    assert best[0] <= along.min() + 1e-5
+
+
+def test_the_reference_knows_the_minimisers():
+    traced, constants = trace_loss(jb.losses.cauchy, TARGETS)
+    objective = Objective(traced, constants, jnp.asarray(TARGETS), (), None)
+    np.testing.assert_array_equal(find_minimisers(objective, ROWS)[0], TARGETS)
