@@ -585,10 +585,12 @@ def lad_tree_boost(x, y, w, plan):
 
 
 def upper_size(residual, weights, alpha):
-    """The least size with a share alpha of the weight at or below it: delta."""
+    """The least size above 0 with a share alpha of the weight at or below it: delta."""
     order = np.argsort(abs(residual))
     below = np.cumsum(weights[order], dtype=np.float64)
-    return abs(residual)[order[np.argmax(below >= alpha * below[-1])]]
+    delta = abs(residual)[order[np.argmax(below >= alpha * below[-1])]]
+    positive = abs(residual)[(weights > 0) & (residual != 0)]
+    return max(delta, positive.min(initial=np.inf)) if len(positive) else delta
 
 
 def m_tree_boost(x, y, w, plan, alpha):

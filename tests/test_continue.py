@@ -29,6 +29,7 @@ def test_rounds_in_two_parts_are_the_rounds(name):
     np.testing.assert_array_equal(later.validation_loss, history.validation_loss[5:])
     np.testing.assert_array_equal(later.oob_improvement, history.oob_improvement[5:])
     assert later.best_round == np.argmin(history.validation_loss[5:])
+    same_bits(later.parameters, history.parameters)
 
 
 def test_plain_xla_keeps_every_bit():

@@ -107,10 +107,29 @@ def test_regression(recipe, reference, loss):
     np.testing.assert_allclose(stages, peer_stages(peer, EXACT), atol=TOLERANCE)
 
 
+def test_functional_gradient_descent():
+    """Unit curvature, Newton leaves: trees fitted to -g by least squares, G / n."""
+
+    def respond(scores):
+        return BINARY - 1 / (1 + np.exp(-scores))
+
+    def mean_response(scores, rows):
+        return np.average(respond(scores)[rows], weights=WEIGHTS[rows])
+
+    recipe = dict(jb.recipes.l2_tree_boost(), leaf_solver="newton", init_score=0.25)
+    model, _, stages = train(recipe, BINARY)
+    expected = references.tree_boost(X, WEIGHTS, 0.25, respond, mean_response, plan())
+    compare(model, stages, expected)
+
+
 def test_huber_of_mostly_equal_targets():
-    """delta is 0, the loss flat: nothing is to be learnt, and nothing breaks."""
+    """delta is the least |r| above 0; of equal targets it is 0, and nothing breaks."""
     y = np.where(np.arange(ROWS) % 20 == 0, Y, 0)
-    _, _, stages = train(jb.recipes.m_tree_boost(alpha=0.8), y)
+    model, _, stages = train(jb.recipes.m_tree_boost(alpha=0.8), y)
+    expected = references.m_tree_boost(X, y.astype(float), WEIGHTS, plan(), 0.8)
+    compare(model, stages, expected)
+    assert stages.any()
+    _, _, stages = train(jb.recipes.m_tree_boost(alpha=0.8), 0 * Y)
     assert not stages.any()
 
 
@@ -226,20 +245,24 @@ def test_stochastic_squared_error():
     )  # fmt: skip
 
 
-def test_stochastic_huber():
-    """Losses are reported at the first round's delta; rows of no weight are out."""
+@pytest.mark.parametrize("report", ["first", "current"])
+def test_stochastic_huber(report):
+    """Rows of no weight are out of every bag, but do not count."""
     weights = np.where(np.arange(ROWS) % 10 == 0, 0, WEIGHTS)
     recipe = jb.recipes.stochastic(jb.recipes.m_tree_boost(alpha=0.8), subsample=0.4)
+    recipe["loss"] = recipe["loss"]._replace(report=report)
     model, history, stages = train(recipe, Y, sample_weight=weights)
     chosen = plan(0.4, weights)
     expected = references.m_tree_boost(X, EXACT, weights, chosen, 0.8)
     # Rows without weight make no thresholds in fit, but in the reference.
     compare(model, stages, expected, weights > 0)
-    delta = references.upper_size(EXACT - float(model.init_score), weights, 0.8)
-    compare_improvement(
-        model, history, stages, lambda scores: huber(scores - EXACT, delta), weights,
-        chosen.bags,
-    )  # fmt: skip
+
+    def losses(scores):
+        deltas = [references.upper_size(EXACT - s, weights, 0.8) for s in scores]
+        reported = deltas if report == "current" else deltas[:1]
+        return huber(scores - EXACT, np.array(reported)[:, None])
+
+    compare_improvement(model, history, stages, losses, weights, chosen.bags)
 
 
 def test_stochastic_multinomial():

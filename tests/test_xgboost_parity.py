@@ -68,7 +68,7 @@ def make_data(missing):
     return x.astype(np.float32), (1 / (1 + np.exp(-noisy))).astype(np.float32), weight
 
 
-def train_booster(x, y, weight, problem, settings, **more):
+def train_booster(x, y, weight, problem, settings, obj=None, **more):
     l2, min_gain, min_child_weight = settings
     parameters = {
         "objective": problem.objective, "base_score": problem.base_score,
@@ -76,7 +76,8 @@ def train_booster(x, y, weight, problem, settings, **more):
         "lambda": l2, "gamma": 2 * min_gain, "min_child_weight": min_child_weight,
         "nthread": 1, **more,
     }  # fmt: skip
-    return xgb.train(parameters, xgb.DMatrix(x, y, weight=weight), NUM_ROUNDS)
+    matrix = xgb.DMatrix(x, y, weight=weight)
+    return xgb.train(parameters, matrix, NUM_ROUNDS, obj=obj)
 
 
 def train_xgboost(x, y, weight, problem, settings, **more):
@@ -188,3 +189,38 @@ def test_scores_are_those_of_walking_the_trees(problem):
     scores = np.asarray(jb.predict(model, rows))
     np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance)
     assert np.ptp(expected) > 0.1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("share", [0.999, 1.001, 3.0])
+def test_a_root_below_min_child_weight_is_that_of_xgboost(problem, share):
+    """A tree whose root weighs too little adds 0; one that cannot be split, its root.
+
+    Of the logistic loss the root weighs less in each round, since p (1 - p) falls.
+    """
+    x, y, weight = make_data(missing=True)
+    y = y / 4  # far from the start
+    total = weight.sum() * (0.25 if problem == "logistic" else 1.0)
+    run = x, y, weight, PROBLEMS[problem], (1.0, 1e-6, share * total)
+    *_, expected = train_xgboost(*run)
+    found = np.asarray(jb.predict(train_jboost(*run), x))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    assert np.ptp(expected) == 0
+    assert (expected[0] == PROBLEMS[problem].init_score) == (share > 1)
+
+
+@pytest.mark.parametrize("settings", ["plain", "free"])
+def test_a_loss_without_curvature_stands_still_as_in_xgboost(settings):
+    x, y, weight = make_data(missing=True)
+    problem = Problem(jb.losses.absolute_error, "reg:squarederror", 0.25, 0.25)
+    with pytest.warns(UserWarning, match="leaf_solver='newton'"):
+        model = train_jboost(x, y, weight, problem, SETTINGS[settings])
+
+    def derivatives(scores, matrix):
+        return np.sign(scores - matrix.get_label()), np.zeros(NUM_ROWS)
+
+    *_, expected = train_xgboost(
+        x, y, weight, problem, SETTINGS[settings], obj=derivatives
+    )
+    np.testing.assert_array_equal(jb.predict(model, x), expected)
+    assert (expected == 0.25).all()
