@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import ROWS, make_regression
+from tables import ROWS, make_regression, same_histories
 
 import jboost as jb
 
@@ -117,13 +117,17 @@ def test_the_state_holds_the_current_parameters():
     assert state.first_parameters == first
 
 
-def log_odds(score, cuts):
-    """Of the classes above each cut."""
-    return score - cuts
+def test_a_stream_gives_the_parameters_of_memory():
+    _, expected = jb.fit(X, Y, NORMAL, subsample=0.7, **RUN)
+    batches = jb.array_batches(X, Y, batch_rows=70)
+    _, found = jb.fit(
+        jb.stream(batches, memory="64 MiB"), loss=NORMAL, subsample=0.7, **RUN
+    )
+    same_histories(found, expected)
 
 
 def probabilities(score, cuts):
-    above = jax.nn.sigmoid(log_odds(score, cuts))
+    above = jax.nn.sigmoid(score - cuts)
     return jnp.append(1.0, above) - jnp.append(above, 0.0)
 
 
