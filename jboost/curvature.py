@@ -273,8 +273,9 @@ def derivatives(
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight
     (Hunter and Lange 2004); |h| where F* does not exist.
     All but "unit" and those of quadratic losses are at least 1e-6 of the weighted
-    mean of their positive parts, which is 0 if no row has positive curvature. At kinks, where a derivative is not finite, the mean of the derivatives at
-    F +- delta is taken.
+    mean of their positive parts, which is 0 if no row has positive curvature. At
+    kinks, where a derivative is not finite, the mean of the derivatives at F +- delta
+    is taken.
     """
     loss = objective.loss
     gradient, hessian = gradients(objective, scores), hessians(objective, scores)

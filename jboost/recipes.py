@@ -90,6 +90,9 @@ def m_tree_boost(*, alpha: float = 0.9) -> Recipe:
     min(delta, |r - m|) with m = median_{R_j} (r): one step of the Huber estimate of
     location. With ``stochastic``, delta is still taken over all rows.
 
+    Where a share alpha of the rows is fitted exactly, delta is the smallest |y - F|
+    that is not 0. Losses are reported at the delta of the first round.
+
     Args:
       alpha: 1 - alpha is the share of outliers that do no harm (the breakdown point).
 
@@ -228,6 +231,10 @@ def xgboost(
     F_0 = base_score; splits of the largest 1/2 [G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2)
     - G^2 / (H + l2)] - min_gain; gamma_j = -G_j / (H_j + l2), with G and H the sums of
     w l' and w l'' (of K scores: of the row sums of the Hessian's magnitudes).
+
+    A tree whose root has H < min_child_weight adds 0. So does every tree of a loss
+    without second derivative, such as :func:`jboost.losses.absolute_error`: training
+    warns of it; use :func:`lad_tree_boost` or the defaults of ``fit``.
 
     The paper's lambda is ``l2``, its gamma ``min_gain``; the program's gamma is 2
     ``min_gain``. The program's squared error is r^2 / 2, half of

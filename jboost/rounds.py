@@ -103,7 +103,6 @@ class Method:
             uniform=self.uniform and same,
         )
 
-
     @property
     def leaf_curvature(self) -> Curvature:
         """The curvature that leaves are fitted with; the method must be resolved.

@@ -120,8 +120,9 @@ def newton(curvature, leaf_curvature, regularization="relative"):
 
 def total(leaf, change, penalty=0.0):
     """The loss of a leaf after adding each change to the scores of its rows."""
-    moved = value(RESIDUAL[LEAF == leaf][:, None] + change)
-    return WEIGHTS[LEAF == leaf] @ moved + penalty * change**2 / 2
+    rows = np.flatnonzero(leaf == LEAF)
+    moved = value(RESIDUAL[rows][:, None] + change)
+    return WEIGHTS[rows] @ moved + penalty * change**2 / 2
 
 
 @pytest.fixture(scope="module")

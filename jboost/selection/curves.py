@@ -374,7 +374,5 @@ def make_record(table: Table, curve: Curve, fold: int) -> Record:
             {UNNAMED: {name: float(column[fold]) for name, column in values.items()}}
             for values in curve.metrics
         ],
-        parameters=[
-            jax.tree.map(lambda a: a[fold], each) for each in curve.parameters
-        ],
+        parameters=[jax.tree.map(lambda a: a[fold], each) for each in curve.parameters],
     )
