@@ -8,6 +8,7 @@ heaviest category of a feature has code 1, the next one code 2, and so on.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from jboost.checks import check_feature
 
 MOST_VALUES = 2**24  # integers that float32 tells apart
 MOST_CELLS = 2**26  # of the table of codes: 256 MiB
+_BLOCK_ROWS = 4096  # are checked at a time, so that they stay in the cache
 
 
 def find_places(
@@ -64,17 +66,20 @@ def check_values(
     """
     if isinstance(matrix, Tracer):
         return
-    for place in places:
-        column = np.asarray(matrix[:, place])
+    columns = list(places)
+    if isinstance(matrix, jax.Array):  # may be on another device
+        matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
+    for first in range(0, len(matrix), _BLOCK_ROWS):
+        block = matrix[first : first + _BLOCK_ROWS, columns]
         with np.errstate(invalid="ignore"):
-            bad = ~np.isnan(column) & ~((column >= 0) & (column == np.floor(column)))
-            bad |= np.isinf(column)
-        if bad.any():
-            row = int(np.argmax(bad))
+            whole = (block >= 0) & (block == np.floor(block)) & (block < np.inf)
+        bad = np.argwhere(~whole & ~np.isnan(block))
+        if len(bad):
+            row, group = bad[0]
             raise ValueError(
                 f"{name} must hold integers 0, 1, 2, ... for categories, NaN where "
-                f"missing, in {_describe(place, feature_names)}, got "
-                f"{column[row]} in row {row}"
+                f"missing, in {_describe(places[group], feature_names)}, got "
+                f"{block[row, group]} in row {first + row}"
             )
 
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cells of one column are: numbers, categories, or neither.
+"""Reads one column: numbers, categories, or neither.
 
 In: a series of a data frame, or a field of a structured array. Out: numbers as a NumPy
-array; of categories, the places of their values in a tuple of all that occur.
+array; for categories, the index of each cell's value in a tuple of all values.
 """
 
 import datetime
+import sys
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -24,6 +27,9 @@ _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 _KINDS = (str, int, float, bool)  # of categories
 _NO_ARRAY = (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)  # until they are floats
 _MOST_LEVELS = 2**16  # of a dtype that are kept even if they do not occur
+_FEW_ROWS = 1000  # up to here a Python loop is faster than calls into the library
+_OWN_SHARE = 0.9  # of the rows: with more distinct strings, a column looks like an ID
+_LEAST_STRINGS = 20  # columns with fewer distinct strings are not reported as IDs
 
 
 class Column(NamedTuple):
@@ -42,14 +48,14 @@ class _Labels(NamedTuple):
     """Cells that are no numbers.
 
     Attributes:
-      distinct: what occurs, in no order, without the missing ones.
-      replace: from a number for each of these to an array [N], NaN where missing.
-      levels: the categories that the dtype declares; None if it is not categorical.
+      distinct: the values that occur, in no order, without the missing ones.
+      replace: maps a number for each of these to an array [N], NaN where missing.
+      levels: lists the categories that the dtype declares; None if it declares none.
     """
 
     distinct: list[Any]
     replace: Callable[[list[float]], Float[np.ndarray, " N"]]
-    levels: list[Any] | None = None
+    levels: Callable[[], list[Any]] | None = None
 
 
 def read_cells(
@@ -91,8 +97,43 @@ def read_cells(
             f"{column.place} must hold categories such as {known[0]!r}, as in "
             f"training, got {values[0]!r}"
         )
-    places = {value: float(place) for place, value in enumerate(known)}
-    return cells.replace([places.get(value, np.nan) for value in values]), known
+    places = _number_values(known)
+    numbers = cells.replace([places.get(value, np.nan) for value in values])
+    if new and cells.levels is None:
+        _warn_of_strings(column, values, numbers)
+    return numbers, known
+
+
+@lru_cache(maxsize=128)
+def _number_values(known: Values) -> dict[Category, float]:
+    """The index of each value; cached, because servers predict row by row."""
+    return {value: float(place) for place, value in enumerate(known)}
+
+
+def _warn_of_strings(column, values, numbers):
+    """Warns if strings that become categories look like numbers or identifiers."""
+    if all(map(_is_numeric, values)):
+        problem = f"only strings that are numbers, such as {values[0]!r}"
+        remedy = "convert it to numbers if their order matters"
+    else:
+        rows = np.count_nonzero(~np.isnan(numbers))
+        if len(values) < max(_LEAST_STRINGS, _OWN_SHARE * rows):
+            return
+        problem = f"{len(values)} distinct strings in {rows} rows"
+        remedy = "drop it if it identifies rows"
+    warnings.warn(
+        f"{column.place} holds {problem}, which become unordered categories; {remedy}, "
+        "or declare it categorical to keep it as it is",
+        stacklevel=5,
+    )
+
+
+def _is_numeric(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
@@ -125,15 +166,11 @@ def _sort_out(column):
     if dtype.is_numeric():
         return cells.to_numpy()
     if isinstance(dtype, nw.String | nw.Categorical | nw.Enum):
-        if cells.implementation.is_pyarrow() and isinstance(dtype, nw.String):
-            cells = cells.cast(nw.String)  # arrow's string views know few operations
-        found = cells.unique()
-        found = found.filter(~found.is_null()).to_list()
-        return _Labels(
-            found,
-            lambda numbers: _replace_series(cells, found, numbers),
-            levels=None if isinstance(dtype, nw.String) else _list_levels(cells),
-        )
+        categorical = not isinstance(dtype, nw.String)
+        levels = partial(_list_levels, cells) if categorical else None
+        if len(cells) <= _FEW_ROWS:
+            return _label_objects(cells.to_list(), levels)
+        return _label_series(cells, levels)
     if isinstance(dtype, nw.Unknown):  # arrow's nulls, or sparse columns of pandas
         array = cells.to_numpy()
         if array.dtype.kind in "fiub":
@@ -154,8 +191,7 @@ def _sort_out_array(column):
     if kind in "mM":
         raise _refuse_dates(column, column.dtype)
     values = (np.strings.decode(cells, "utf-8") if kind == "S" else cells).tolist()
-    gaps = [v is None or (isinstance(v, float) and v != v) for v in values]
-    return _sort_out_objects(column, values, gaps)
+    return _sort_out_objects(column, values, [*map(_is_gap, values)])
 
 
 def _sort_out_objects(column, values, gaps):
@@ -165,33 +201,60 @@ def _sort_out_objects(column, values, gaps):
     if kinds and all(issubclass(kind, _NUMBERS) for kind in kinds):
         numbers = [np.nan if g else float(v) for v, g in zip(values, gaps, strict=True)]
         return np.array(numbers)
-    if any(issubclass(kind, _DATES) for kind in kinds):
+    if any(map(_is_date, kinds)):
         raise _refuse_dates(column, _names(kinds))
     if not all(issubclass(kind, str) for kind in kinds):
         raise TypeError(
             f"{column.place} must hold one kind of numbers or strings, got "
             f"{column.dtype} cells that are {_names(kinds)}"
         )
-    found = [*{*present}]
+    return _label_objects(values, levels=None)
+
+
+def _label_objects(values, levels):
+    """Labels of a list of cells; missing ones are None or NaN."""
+    found = [value for value in {*values} if not _is_gap(value)]
 
     def replace(numbers):
         places: Any = _Places(zip(found, numbers, strict=True))
         return np.fromiter(map(places.__getitem__, values), np.float64, len(values))
 
-    return _Labels(found, replace)
+    return _Labels(found, replace, levels)
 
 
 class _Places(dict):
-    """Of values; what is not known has none."""
+    """Numbers of values; NaN for any other value."""
 
     def __missing__(self, value):
         return np.nan
 
 
-def _replace_series(cells, found, numbers):
-    if not found:
-        return np.full(len(cells), np.nan)
-    return cells.replace_strict(found, numbers, return_dtype=nw.Float64).to_numpy()
+def _label_series(cells, levels):
+    """The same, by operations of the data frame's library."""
+    if cells.implementation.is_pyarrow() and levels is None:
+        cells = cells.cast(nw.String)  # arrow's string views know few operations
+    found = cells.unique()
+    found = found.filter(~found.is_null()).to_list()
+
+    def replace(numbers):
+        if not found:
+            return np.full(len(cells), np.nan)
+        return cells.replace_strict(found, numbers, return_dtype=nw.Float64).to_numpy()
+
+    return _Labels(found, replace, levels)
+
+
+def _is_gap(value):
+    """None, NaN, or NA of pandas, which has no truth value."""
+    if isinstance(value, str):
+        return False
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
+def _is_date(kind):
+    """Whether it is a type of dates, times or durations."""
+    pandas: Any = sys.modules.get("pandas")
+    return issubclass(kind, _DATES if pandas is None else (*_DATES, pandas.Period))
 
 
 def _list_levels(cells):
@@ -204,6 +267,7 @@ def _list_levels(cells):
 
 def _find_unused(levels, values):
     """Sorted, the levels of a dtype that do not occur and are of the same kind."""
+    levels = levels() if levels else []
     if not levels or len(levels) > _MOST_LEVELS:
         return []
     levels = [v.item() if isinstance(v, np.generic) else v for v in levels]
@@ -217,7 +281,7 @@ def _check_values(distinct, column) -> list[Any]:
     """Values as Python's, all of one kind."""
     values = [v.item() if isinstance(v, np.generic) else v for v in distinct]
     kinds = {type(value) for value in values}
-    if any(issubclass(kind, _DATES) for kind in kinds):
+    if any(map(_is_date, kinds)):
         raise _refuse_dates(column, _names(kinds))
     if len(kinds) > 1 or not kinds <= {*_KINDS}:
         raise TypeError(

@@ -15,6 +15,7 @@ import pytest
 from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
+from jboost import columns
 from jboost.frames import Frame, Schema, read_frame, read_values
 
 X, Y = make_regression()
@@ -155,6 +156,7 @@ CATEGORIES = {
     "pandas str": pd.Series(WORDS, dtype="str"),
     "pandas string": pd.Series(WORDS, dtype="string"),
     "pandas objects": pd.Series(WORDS, dtype=object),
+    "pandas mixed gaps": pd.Series(["q", pd.NA, "p", "q"], dtype=object),
     "pandas category": pd.Series(pd.Categorical(WORDS, categories=["a", "q", "p"])),
     "pandas ordered": pd.Series(
         pd.Categorical(WORDS, categories=["a", "q", "p"], ordered=True)
@@ -175,8 +177,10 @@ CATEGORIES = {
 DECLARES_A_THIRD = ("pandas category", "pandas ordered", "polars Enum")
 
 
+@pytest.mark.parametrize("few", [0, 1000])  # rows, by the library or one by one
 @pytest.mark.parametrize("name", CATEGORIES)
-def test_categories_are_sorted_those_that_occur_first(name):
+def test_categories_are_sorted_those_that_occur_first(name, few, monkeypatch):
+    monkeypatch.setattr(columns, "_FEW_ROWS", few)
     table = frame_of(CATEGORIES[name])
     frame = read_frame(table, "x", categorical=True)
     unused = ("a",) if name in DECLARES_A_THIRD else ()
@@ -244,6 +248,49 @@ def test_what_was_numeric_stays_numeric_and_the_reverse():
             assert np.isnan(read(empty, known)).all()
 
 
+WORDS_OF = {
+    "numbers": [f"{i / 7:.3f}" for i in range(40)],
+    "few numbers": ["1", "2", None, "1e3"] * 10,
+    "names": [f"name {i}" for i in range(40)],
+    "names, some twice": [f"name {i % 38}" for i in range(40)],
+    "half": [f"name {i % 20}" for i in range(40)],
+    "few rows": ["p", "q"],
+    "a number among words": ["1", "2", "none", "3"] * 10,
+}
+LOOK_LIKE_IDS = ("names", "names, some twice")
+
+
+@pytest.mark.parametrize("kind", [pd.Series, pl.Series, pa.array, np.array])
+@pytest.mark.parametrize("name", WORDS_OF)
+def test_strings_that_look_like_numbers_or_identifiers_are_reported(name, kind):
+    words = WORDS_OF[name]
+    table = frame_of(kind(words)) if kind is not np.array else None
+    if table is None:  # a structured array
+        table = np.array([(word,) for word in words], [("z", object)])
+
+    def warnings_of(table, **arguments):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            frame = read_frame(table, "x", categorical=True, **arguments)
+        return frame, [str(warning.message) for warning in caught]
+
+    frame, messages = warnings_of(table)
+    if "numbers" in name:
+        assert "column 'z' of x" in messages[0] and "numbers" in messages[0]
+    elif name in LOOK_LIKE_IDS:
+        assert "column 'z' of x" in messages[0] and "40 rows" in messages[0]
+    assert len(messages) == ("numbers" in name or name in LOOK_LIKE_IDS)
+    assert not warnings_of(table, schema=frame.schema)[1]  # said once, in training
+    declared = pd.DataFrame(dict(z=pd.Categorical(words)))
+    assert not warnings_of(declared)[1]
+
+
+def test_fit_bins_reports_strings_that_look_like_numbers():
+    table = pd.DataFrame(dict(z=[str(i / 7) for i in range(ROWS)]))
+    with pytest.warns(UserWarning, match="column 'z' of x"):
+        jb.fit_bins(table)
+
+
 DATE, DAY = datetime.datetime(2020, 1, 1), datetime.timedelta(days=1)
 REFUSED = {
     "dates": (
@@ -262,7 +309,11 @@ REFUSED = {
     "mixed": (pd.Series([1, "p", None], dtype=object), "cells that are int and str"),
     "mixed categories": (pd.Categorical([1, "p"]), "of one kind.*got int and str"),
     "intervals": (pd.cut([1, 2, 3], 2), "of one kind.*got Interval; make them str"),
-    "periods": (pd.period_range("2020", periods=2, freq="M"), "that are Period"),
+    "periods": (pd.period_range("2020", periods=2, freq="M"), "times .Period"),
+    "period categories": (
+        pd.Categorical(pd.period_range("2020", periods=2, freq="M")),
+        "times .Period",
+    ),
     "complex": (pd.Series([1j]), "that are complex"),
     "lists": (pd.Series([[1], [2]]), "that are list"),
     "polars lists": (pl.Series([[1], [2]]), "that are list"),
