@@ -29,6 +29,7 @@ from jboost.sparse import (
     SparseCodes,
     SparseMatrix,
     check_absent,
+    check_gaps,
     is_sparse,
     sort_entries,
 )
@@ -48,14 +49,14 @@ class Bins:
     Attributes:
       thresholds: ascending along a row and padded with +inf; the last column is
         always +inf, so that every value has a code.
-      absent: what entries are that a sparse matrix does not store: "missing" or
-        "zero".
+      absent: how entries that a sparse matrix does not store are read: "missing" or
+        "zero"; None where the bins were fitted to dense rows and not told.
       categories: the categorical features, whose thresholds lie between the codes of
         their categories; None where there are none.
     """
 
     thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
-    absent: Absent = field(default="missing", metadata=dict(static=True))
+    absent: Absent | None = field(default=None, metadata=dict(static=True))
     categories: Categories | None = None
 
     @property
@@ -79,7 +80,7 @@ def fit_bins(
     *,
     max_bins: int | None = 256,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
-    absent: Absent = "missing",
+    absent: Absent | None = None,
     categorical: Any = "auto",
     implementation: str | None = None,
 ) -> Bins:
@@ -103,8 +104,9 @@ def fit_bins(
         a bin for every distinct value, however many there are (candidates "local" and
         "exact" of :func:`jboost.boost` choose among them).
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
-      absent: what the entries are that a sparse matrix does not store: "missing", as
-        NaN, or "zero".
+      absent: how entries that a sparse matrix does not store are read: "missing", as
+        NaN, or "zero". None: "missing" if x is sparse; if x is dense, the bins refuse
+        sparse matrices that do not store every entry.
       categorical: "auto": the columns that a data frame says are categories (strings,
         and what is declared so); a sequence: these columns as well, by name or place,
         which hold integers 0, 1, 2, ..., NaN where missing; None: no column. The
@@ -141,7 +143,7 @@ def fit_frame(
     *,
     max_bins: int | None,
     sample_weight: Any,
-    absent: Absent,
+    absent: Absent | None,
     categorical: Any,
     implementation: str | None,
     feature_names: Sequence[str] | None = None,
@@ -154,6 +156,8 @@ def fit_frame(
       known: what categories have been given codes before.
     """
     check_absent(absent)
+    if absent is None and isinstance(frame.matrix, SparseMatrix):
+        absent = "missing"
     matrix, names = frame.matrix, feature_names or frame.names
     # A power of two above the number of rows holds a code for each.
     most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
@@ -204,7 +208,7 @@ def _refuse_categories(places, matrix, max_bins):
 def pad_thresholds(
     rows: Sequence[Float[np.ndarray, " _"]],
     max_bins: int,
-    absent: Absent = "missing",
+    absent: Absent | None = None,
     categories: Categories | None = None,
 ) -> Bins:
     """Bins of as many codes as the longest row needs, rounded up to a power of two.
@@ -267,6 +271,7 @@ def apply_bins(
         )
     if isinstance(matrix, SparseMatrix):
         library.check_implementation(implementation)
+        check_gaps(bins.absent, matrix, "x")
         return bin_entries(bins, matrix)
     if bins.categories is not None:
         check_values(matrix, bins.categories.features, "x")

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Real
 from typing import Any, NamedTuple
 

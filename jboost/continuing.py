@@ -6,6 +6,7 @@ stands after the model's rounds: their scores, their number (which seeds and sch
 count on from), and what an average row curved in the first of them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jboost.chunks import Job
 from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
 from jboost.loop import Position
 from jboost.rounds import begin_round, estimate_parameters
+from jboost.sparse import Absent, check_absent
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream
 from jboost.tables import Rows, name_sets
@@ -27,8 +29,14 @@ _MOST_ROUNDS = 16  # whose leaves are found at a time
 _MOST_LEAVES = 2**26  # of all rows
 
 
-def check_start(model: Any, init_score: Any, num_scores: int, absent: str) -> int:
-    """Whether a run may begin with a model; how many rounds it has."""
+def check_start(
+    model: Any, init_score: Any, num_scores: int, absent: Absent | None
+) -> Ensemble:
+    """Checks that training can continue from the model.
+
+    Returns:
+      The model, with ``absent`` if that is given and the model does not say.
+    """
     check_model(model)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
         raise TypeError("model must hold numbers, got traced arrays: fit is not traced")
@@ -41,11 +49,12 @@ def check_start(model: Any, init_score: Any, num_scores: int, absent: str) -> in
             "init_score must be 'auto' where a model is given, whose own is kept, got "
             f"{init_score!r}"
         )
-    if model.absent != absent:
+    check_absent(absent)
+    if None not in (absent, model.absent) and model.absent != absent:
         raise ValueError(
             f"absent must be {model.absent!r}, as the model was trained, got {absent!r}"
         )
-    return model.num_rounds
+    return replace(model, absent=model.absent or absent)
 
 
 def match_columns(

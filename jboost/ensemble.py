@@ -30,7 +30,7 @@ from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
 from jboost.padding import padded_size
 from jboost.scores import find_row_leaves, score_rows, transform_rows
-from jboost.sparse import Absent, is_sparse, read_rows
+from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
 
 FORMAT_VERSION = 1
 _PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
@@ -73,8 +73,8 @@ class Ensemble:
       num_features: how many columns ``predict`` expects.
       format_version: of this layout.
       feature_names: of the columns, where they are known.
-      absent: what the entries are that a sparse matrix does not store: "missing" or
-        "zero".
+      absent: how entries that a sparse matrix does not store are read: "missing" or
+        "zero"; None where training saw dense rows and was not told.
       sums: what the leaves were fitted to, for :func:`jboost.feature_importance`;
         None where that is not known.
       left_codes: the codes of categories that go left, as bits (code c is bit c % 32
@@ -93,7 +93,7 @@ class Ensemble:
     feature_names: tuple[str, ...] | None = field(
         default=None, metadata=dict(static=True)
     )
-    absent: Absent = field(default="missing", metadata=dict(static=True))
+    absent: Absent | None = field(default=None, metadata=dict(static=True))
     sums: LeafSums | None = None
     left_codes: UInt32[Array, "R K I W"] | None = None
     categories: Categories | None = None
@@ -200,9 +200,10 @@ def predict(
       x: numbers [N, F], NaN = missing, with the columns that the model was trained
         on; those of a data frame in the same order, too. A float32 NumPy array without
         gaps is read where it lies. A sparse matrix (as for :func:`jboost.fit`) is
-        worked through in blocks of rows, of which only the columns that the model uses
-        are looked at; not under ``jit``, and not by a tree from
-        :func:`jboost.fit_tree`.
+        is read in blocks of rows, of which only the columns that the model uses are
+        looked at; not under ``jit``, and not by a tree from :func:`jboost.fit_tree`.
+        Entries that it does not store are what ``model.absent`` says; where that is
+        None, every entry must be stored.
       offset: [N] or [N, K], added to the score, as in training.
       inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
         what to return instead of the score. ``jax.nn.sigmoid`` for probabilities of
@@ -217,7 +218,7 @@ def predict(
     Raises:
       TypeError, ValueError: the model is not an Ensemble, x is no numeric matrix, or
         has another number of columns, or the implementation is not there; x is
-        sparse, and it or the model is traced.
+        sparse, and it or the model is traced, or ``model.absent`` is None.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -314,6 +315,7 @@ def in_blocks(
         )
     matrix = read_rows(x, "x")
     _check_columns(model, matrix.shape[1])
+    check_gaps(model.absent, matrix, "x")
     num_rows = matrix.shape[0]
     if offset is not None:
         offset = checks.check_offset(offset, num_rows, model.num_scores)
@@ -477,7 +479,7 @@ def as_task(
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     # What prediction does not need: other names would compile another program.
     sums = model.sums if explain else None
-    model = replace(model, sums=sums, feature_names=None, absent="missing")
+    model = replace(model, sums=sums, feature_names=None, absent=None)
     if model.categories is not None:
         model = replace(model, categories=replace(model.categories, values=None))
     rows, num_rounds = matrix.shape[0], model.num_rounds

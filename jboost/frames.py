@@ -87,8 +87,8 @@ def read_frame(
             return Frame(read_columns(x, name))
         raise TypeError(
             f"{name} must be a dense matrix here, got a sparse one, "
-            f"{type(x).__name__}; fit_bins, apply_bins, fit, predict, staged_predict "
-            "and leaf_indices take sparse ones"
+            f"{type(x).__name__}; fit, fit_bins, apply_bins, predict, staged_predict, "
+            "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
     table = _find_columns(x, name)
     if table is None:

@@ -79,9 +79,27 @@ class SparseCodes:
 
 
 def check_absent(absent: Any) -> None:
-    """One of the two words."""
-    if absent not in ABSENT:
-        raise ValueError(f"absent must be one of {ABSENT}, got {absent!r}")
+    """Checks that ``absent`` is one of the two words, or None."""
+    if absent is not None and absent not in ABSENT:
+        raise ValueError(f"absent must be one of {ABSENT} or None, got {absent!r}")
+
+
+def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:
+    """Refuses entries that are not stored where nothing says how to read them.
+
+    Args:
+      absent: of the model or the bins; None if they were made from dense rows alone.
+      matrix: its entries.
+      name: of the argument, for the error.
+    """
+    num_cells = matrix.shape[0] * matrix.shape[1]
+    if absent is None and matrix.num_entries < num_cells:
+        raise ValueError(
+            f"absent must be given where {name} is sparse and x was dense in training, "
+            f"got None: {name} stores {matrix.num_entries} of {num_cells} entries, and "
+            "the others may be missing or zero; pass absent='zero' or 'missing' in "
+            "training, or use dataclasses.replace(model, absent='zero')"
+        )
 
 
 def is_sparse(x: Any) -> bool:

@@ -19,7 +19,7 @@ from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
 from jboost.padding import padded_size
 from jboost.rounds import Data
-from jboost.sparse import SparseMatrix
+from jboost.sparse import SparseMatrix, check_gaps
 
 
 class Rows(NamedTuple):
@@ -141,6 +141,8 @@ def make_sets(
         if bins.categories is not None:
             features = bins.categories.features
             check_values(matrix, features, f"{place} x", schema.names)
+        if isinstance(matrix, SparseMatrix):
+            check_gaps(bins.absent, matrix, f"{place} x")
         if weights is not None:
             weights = checks.check_weights(
                 weights, matrix.shape[0], f"{place} sample_weight"

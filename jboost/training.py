@@ -6,6 +6,7 @@ sizes, and hands the run to ``loop``. It holds no mathematics.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ from jboost.settings import (
     make_settings,
     sorts_rows,
 )
-from jboost.sparse import Absent
+from jboost.sparse import Absent, SparseMatrix, check_absent, check_gaps
 from jboost.storage.checkpoints import (
     Checkpoint,
     check_checkpoint,
@@ -72,7 +73,7 @@ def fit(
     learning_rate: Any = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
-    absent: Absent = "missing",
+    absent: Absent | None = None,
     l1: float = 0.0,
     l2: float = 1.0,
     max_delta_step: float = float("inf"),
@@ -140,9 +141,12 @@ def fit(
       max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
         functions of one feature each, depth 2 of two.
       max_bins: codes per feature, the missing one included; see ``candidates``.
-      absent: what the entries are that a sparse matrix does not store: "missing", so
-        that they take the direction learnt at each split, or "zero". The model keeps
-        it for prediction; the result is that of the dense matrix with NaN or 0 there.
+      absent: how entries that a sparse matrix does not store are read: "missing", so
+        that they take the direction learned at each split, or "zero"; the result is
+        that of the dense matrix with NaN or 0 there. The model keeps it for
+        prediction. None: that of ``model``, or "missing" if x is sparse. If x is dense
+        and ``absent`` is not given, validation sets and the model refuse sparse
+        matrices that do not store every entry.
       l1: alpha: moves the sum of a leaf's gradients towards 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
         the mean curvature). Leaves that are order statistics take neither l1 nor l2.
@@ -267,8 +271,8 @@ def fit(
     path = check_checkpoint(checkpoint, checkpoint_rounds)
     earlier = 0
     if model is not None:
-        earlier = check_start(model, init_score, num_scores, absent)
-        init_score = model.init_score
+        model = check_start(model, init_score, num_scores, absent)
+        init_score, absent, earlier = model.init_score, model.absent, model.num_rounds
     rates = np.asarray(checks.learning_rates(learning_rate, num_rounds, earlier))
     max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     watchers = _check_callbacks(callbacks)
@@ -298,7 +302,10 @@ def fit(
         if not given_sets:
             raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     if isinstance(x, Stream):
-        _check_streamed(y=y, sample_weight=sample_weight, offset=offset, **others)
+        check_absent(absent)
+        _check_streamed(
+            y, sample_weight, offset, candidates, candidate_weights, categorical
+        )
 
         def check_columns(num_features):
             names = checks.check_names(feature_names, x.names, num_features)
@@ -308,7 +315,7 @@ def fit(
             checks.check_interactions(interactions, num_features, names)
 
         table = x.prepare(max_bins, progress, check_columns)
-        given = _read_stream(table, x.names, num_scores, padded)
+        given = _read_stream(table, x.names, num_scores, padded, absent)
     else:
         table = None
         given = bin_arrays(
@@ -381,7 +388,7 @@ class Given(NamedTuple):
 
 
 def _check_streamed(
-    y, sample_weight, offset, absent, candidates, candidate_weights, categorical
+    y, sample_weight, offset, candidates, candidate_weights, categorical
 ):
     """What comes in the batches is not given again; what is not possible is said."""
     for name, value in dict(y=y, sample_weight=sample_weight, offset=offset).items():
@@ -391,7 +398,7 @@ def _check_streamed(
                 f"of the stream hold it, got {type(value).__name__}"
             )
     for name, value, only in (
-        ("absent", absent, "missing"), ("candidates", candidates, "global"),
+        ("candidates", candidates, "global"),
         ("candidate_weights", candidate_weights, "samples"),
         ("categorical", categorical, "auto"),
     ):  # fmt: skip
@@ -402,10 +409,11 @@ def _check_streamed(
             )
 
 
-def _read_stream(table, names, num_scores, padded):
+def _read_stream(table, names, num_scores, padded, absent):
     rows = load_rows(table, num_scores, padded)
+    bins = replace(table.bins, absent=absent or table.bins.absent)
     return Given(
-        table.bins, rows, not table.weighted, table.num_offsets > 0, False,
+        bins, rows, not table.weighted, table.num_offsets > 0, False,
         Schema(names),
     )  # fmt: skip
 
@@ -426,6 +434,8 @@ def bin_arrays(
         x, "x", schema=schema, sparse=True, categorical=categorical is not None
     )
     matrix = frame.matrix
+    if model is not None and isinstance(matrix, SparseMatrix):
+        check_gaps(absent, matrix, "x")
     names = checks.check_names(feature_names, frame.names, matrix.shape[1])
     if y is None:
         raise ValueError("y must be given where x is an array, got None")

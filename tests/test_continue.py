@@ -176,7 +176,10 @@ NAMED = replace(MODEL, feature_names=("a", "b", "c"))
         (TypeError, "pair", dict(model=(MODEL, None))),
         (ValueError, "num_scores must be 1, as the model", dict(num_scores=2)),
         (ValueError, "init_score must be 'auto'", dict(init_score=1.0)),
-        (ValueError, "absent must be 'missing', as the model", dict(absent="zero")),
+        (
+            ValueError, "absent must be 'missing', as the model",
+            dict(model=replace(MODEL, absent="missing"), absent="zero"),
+        ),
         (ValueError, "x must have 3 columns.*got 2", dict(x=X[:, :2])),
         (
             ValueError, r"those of the model, \(1,\), got none",

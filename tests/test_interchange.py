@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import scipy.sparse
 from test_predict_categories import add_sets, link
 from test_predict_kernels import assert_same_bits, make_model, make_rows
 
@@ -152,6 +153,24 @@ def test_lightgbm_categories_of_a_data_frame(table):
     model = jb.read_lightgbm(booster)
     assert model.categories.values == (("u", "vé", "w"),)
     assert_raw_scores(model, booster, frame)
+
+
+def test_gaps_of_sparse_rows_are_zeros_as_in_the_other_library(table):
+    """Training saw dense rows, with zeros and missing values."""
+    from sklearn import ensemble
+
+    x, y = np.nan_to_num(table[0]), table[1]
+    x[np.random.default_rng(4).random(x.shape) < 0.5] = 0
+    sparse = scipy.sparse.csr_matrix(x)
+    booster = train((table[0], y))
+    model = jb.read_lightgbm(booster)
+    expected = booster.predict(sparse, raw_score=True)
+    np.testing.assert_allclose(jb.predict(model, sparse), expected, **CLOSE)
+    forest = ensemble.RandomForestRegressor(5, max_depth=4, random_state=0).fit(x, y)
+    model = jb.read_sklearn(forest)
+    np.testing.assert_allclose(
+        jb.predict(model, sparse), forest.predict(sparse), **CLOSE
+    )
 
 
 def test_lightgbm_what_is_refused(table, tmp_path):

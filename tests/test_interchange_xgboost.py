@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 import xgboost
 from test_predict_categories import add_sets, link
 from test_predict_kernels import make_model, make_rows
@@ -87,6 +88,17 @@ def test_read_all_kinds_of_trees(table, parameters, num_rounds, depth, linked):
     assert (model.links is not None) == linked
     assert depth is None or model.max_depth >= depth
     assert_margins(model, table[0], booster, matrix(table[0]))
+
+
+def test_gaps_of_sparse_rows_are_missing(table):
+    dense = np.nan_to_num(table[0][:, :2])
+    dense[::2, 0] = 0
+    booster = xgboost.train(dict(max_depth=3), xgboost.DMatrix(dense, table[1]), 3)
+    x = scipy.sparse.csr_matrix(dense)
+    expected = booster.predict(xgboost.DMatrix(x))
+    np.testing.assert_allclose(
+        jb.predict(jb.read_xgboost(booster), x), expected, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_read_covers(table):

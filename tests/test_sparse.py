@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.experimental.sparse as jsparse
@@ -291,6 +292,48 @@ def test_a_model_trained_on_a_dense_matrix_says_what_absent_means():
         model, _ = jb.fit(dense, make_targets(x), absent=absent, **QUICK)
         np.testing.assert_array_equal(jb.predict(model, x), jb.predict(model, dense))
         assert jb.truncate(model, 2).absent == absent
+
+
+TAKE_ROWS = dict(
+    predict=jb.predict,
+    staged_predict=jb.staged_predict,
+    leaf_indices=jb.leaf_indices,
+    shap_values=lambda model, x: jb.shap_values(model, x).values,
+    shap_interactions=jb.shap_interactions,
+)
+
+
+def test_a_model_of_dense_rows_asks_what_gaps_are():
+    """All that takes rows refuses gaps, reads full matrices, and believes absent."""
+    x = make_sparse()
+    dense, y = densify(x, "zero"), make_targets(x)
+    full = scipy.sparse.csr_matrix(np.where(dense == 0, np.float32(7), dense))
+    model, _ = jb.fit(dense, y, **QUICK)
+    told = replace(model, absent="zero")
+    for run in TAKE_ROWS.values():
+        with pytest.raises(ValueError, match="absent must be given where x is sparse"):
+            run(model, x)
+        np.testing.assert_array_equal(run(model, full), run(model, full.toarray()))
+        np.testing.assert_array_equal(run(told, x), run(model, dense))
+    with pytest.raises(ValueError, match="absent must be given where x is sparse"):
+        jb.apply_bins(jb.fit_bins(dense), x)
+    with pytest.raises(ValueError, match="absent must be given where x is sparse"):
+        jb.fit(x, y, model=model, **QUICK)
+    for rows in (dense, jb.stream([(dense, y)], memory="1 MiB")):
+        targets = y if rows is dense else None
+        with pytest.raises(ValueError, match=r"absent .* where validation x is sparse"):
+            jb.fit(rows, targets, validation=(x, y), **QUICK)
+        found, history = jb.fit(
+            rows, targets, validation=(x, y), absent="zero", **QUICK
+        )
+        assert found.absent == "zero"
+        np.testing.assert_allclose(
+            history.validation_loss, history.train_loss, rtol=1e-5
+        )
+    more, _ = jb.fit(dense, y, model=model, absent="zero", **QUICK)
+    assert more.absent == "zero"
+    assert jb.fit(dense, y, model=more, **QUICK)[0].absent == "zero"
+    assert jb.fit(x, y, **QUICK)[0].absent == "missing"
 
 
 def test_nothing_stored_at_all():

@@ -471,9 +471,7 @@ def test_the_door_says_what_it_expects(table):
     for name in ("y", "sample_weight", "offset"):
         with pytest.raises(ValueError, match=f"{name} must not be given"):
             jb.fit(rows, **{name: y})
-    for name, value in dict(
-        absent="zero", candidates="exact", candidate_weights="curvature"
-    ).items():
+    for name, value in dict(candidates="exact", candidate_weights="curvature").items():
         with pytest.raises(ValueError, match=rf"{name} must be .* where x is a stream"):
             jb.fit(rows, **{name: value})
     with pytest.raises(TypeError, match="can be read again"):

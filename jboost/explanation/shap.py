@@ -259,7 +259,7 @@ def _explain_sparse(model, x, implementation, pairs):
 
 def _strip(model):
     """Without what is no part of a compiled program."""
-    return replace(model, feature_names=None, absent="missing", categories=None)
+    return replace(model, feature_names=None, absent=None, categories=None)
 
 
 @partial(jax.jit, static_argnames=("implementation", "pairs"))

@@ -135,6 +135,7 @@ def _read_text(text):
         place_sets(nodes, splits, words, categories),
         init_score=np.zeros(num_scores, np.float32),
         num_features=num_features,
+        absent="zero",
         feature_names=tuple(names),
         categories=categories,
     )

@@ -17,6 +17,7 @@ from jboost.categories import Categories
 from jboost.ensemble import Ensemble, Links
 from jboost.interchange.category_sets import CategorySplit, check_growth
 from jboost.levels import LeafSums
+from jboost.sparse import Absent
 from jboost.storage.files import check_contents
 
 LEAF = -1
@@ -204,6 +205,7 @@ def build_ensemble(
     *,
     init_score: Float32[np.ndarray, " K"],
     num_features: int,
+    absent: Absent,
     feature_names: tuple[str, ...] | None = None,
     categories: Categories | None = None,
 ) -> Ensemble:
@@ -213,6 +215,7 @@ def build_ensemble(
 
     Args:
       init_score: [K]; K = 1 makes a model of one score a row.
+      absent: how the other library reads entries that a sparse matrix does not store.
 
     Raises:
       ValueError: the nodes of a tree form none, or look at features that are not there;
@@ -246,6 +249,7 @@ def build_ensemble(
         init_score=jnp.asarray(init_score if len(init_score) > 1 else init_score[0]),
         num_features=num_features,
         feature_names=feature_names,
+        absent=absent,
         sums=LeafSums(
             gradient=arrays["gradient"],
             curvature=arrays["curvature"],

@@ -102,6 +102,7 @@ def read_sklearn(estimator: Any) -> Ensemble:
                 parts.trees,
                 init_score=np.asarray(parts.init_score, np.float32),
                 num_features=int(estimator.n_features_in_),
+                absent="zero",
                 feature_names=None if names is None else tuple(map(str, names)),
                 categories=parts.categories,
             )

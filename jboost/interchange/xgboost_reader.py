@@ -154,6 +154,7 @@ def _read_document(document):
         place_sets(nodes, splits, words, categories),
         init_score=parameters.init_score,
         num_features=parameters.num_features,
+        absent="missing",
         feature_names=parameters.feature_names,
         categories=categories,
     )

@@ -102,7 +102,7 @@ def cross_validate(
     learning_rate: Any = 0.1,
     max_depth: int = 6,
     max_bins: int = 256,
-    absent: Absent = "missing",
+    absent: Absent | None = None,
     l1: float = 0.0,
     l2: float = 1.0,
     max_delta_step: float = float("inf"),

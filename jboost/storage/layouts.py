@@ -19,6 +19,7 @@ from jboost.categories import WORD, Categories
 from jboost.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums
+from jboost.sparse import check_absent
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 
@@ -117,8 +118,7 @@ def _check_shape(name, array, dtype, lengths, sizes):
 def _check_ensemble(static, arrays, sizes):
     _expect("format_version", static["format_version"], FORMAT_VERSION)
     num_features = _check_common(static)
-    if static["absent"] not in ("missing", "zero"):
-        raise ValueError(f"absent must be a known word, got {static['absent']!r}")
+    check_absent(static["absent"])
     num_nodes, num_leaves = sizes["I"], sizes["L"]
     if sizes["K"] < 1 or (arrays["init_score"].ndim == 0) != (sizes["K"] == 1):
         raise ValueError(
@@ -229,8 +229,7 @@ def _check_tree(static, arrays, sizes):
 
 
 def _check_bins(static, arrays, sizes):
-    if static["absent"] not in ("missing", "zero"):
-        raise ValueError(f"absent must be a known word, got {static['absent']!r}")
+    check_absent(static["absent"])
     rows = arrays["thresholds"]
     if sizes["C"] < 1 or not np.all(rows[:, -1] == np.inf):
         raise ValueError("thresholds must end with +inf in each row")
