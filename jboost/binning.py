@@ -156,8 +156,6 @@ def fit_frame(
       known: what categories have been given codes before.
     """
     check_absent(absent)
-    if absent is None and isinstance(frame.matrix, SparseMatrix):
-        absent = "missing"
     matrix, names = frame.matrix, feature_names or frame.names
     # A power of two above the number of rows holds a code for each.
     most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
@@ -182,6 +180,7 @@ def fit_frame(
             categories = fit_categories(matrix, places, weight, most - 1, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
+        absent = absent or "missing"
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)

@@ -279,7 +279,7 @@ def fit(
     begin = initial_scores(init_score, num_scores)
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
     check_implementation(implementation)
-    others = dict(
+    others: dict[str, Any] = dict(
         absent=absent, candidates=candidates, candidate_weights=candidate_weights,
         categorical=categorical,
     )  # fmt: skip

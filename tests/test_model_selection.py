@@ -206,6 +206,34 @@ def test_splitters_and_pairs(splitter):
         np.testing.assert_array_equal(make_folds(again, ROWS).held_out, folds.held_out)
 
 
+@pytest.mark.parametrize("most", [3, 200])  # repeats, within int8 and beyond
+def test_repeated_rows_are_rows_of_more_weight(most):
+    rng = np.random.default_rng(8)
+    pairs = []
+    for _ in range(2):  # each half is drawn from with replacement
+        halves = np.split(rng.permutation(ROWS), 2)
+        pairs.append([rng.choice(half, 150) for half in halves])
+    pairs[0][0] = np.append(pairs[0][0], np.repeat(pairs[0][0][0], most))
+    found = validate(folds=pairs, metrics=dict(mae=mae), min_child_samples=15)
+    bins = jb.fit_bins(X)
+    for fold, pair in enumerate(pairs):
+        counts = [np.bincount(rows, minlength=ROWS) for rows in pair]
+        train, held_out = np.float32(counts)
+        _, scores = jb.boost(
+            jb.apply_bins(bins, X), Y, SQUARES, jax.random.key(0),
+            sample_weight=train, min_child_samples=15, **SMALL,
+        )  # fmt: skip
+        losses = [mean_loss(SQUARES, scores, Y, w) for w in (train, held_out)]
+        np.testing.assert_allclose(found.train_loss[fold, -1], losses[0], rtol=1e-5)
+        np.testing.assert_allclose(
+            found.validation_loss[fold, -1], losses[1], rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            found.metrics["mae"][fold, -1], mae(scores, Y, held_out), rtol=1e-5
+        )
+        np.testing.assert_array_equal(found.held_out[fold], held_out > 0)
+
+
 def test_rows_that_no_fold_holds_out_have_no_score():
     found = validate(folds=np.arange(ROWS) % 5 - 1)
     assert len(found.held_out) == 4

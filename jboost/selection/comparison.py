@@ -49,7 +49,7 @@ def compare(
         begin = initial_scores(chosen.pop("init_score"), num_scores)
         traced, constants = trace_loss(each, data.targets, num_scores)
         method, numbers = make_settings(
-            traced, data, uniform=given.uniform,
+            traced, data, uniform=given.uniform and not table.folds.repeated,
             max_bins=shared["max_bins"] if given.sorted else table.bins.num_bins,
             num_features=table.bins.num_features, implementation=implementation,
             categories=table.bins.categories,

@@ -326,7 +326,8 @@ def _measure(table, number, scores):
         score = scores[fold, :, : len(rows)]
         score = score[0] if score.shape[0] == 1 else score.T
         data = (table.rows.data.targets, table.rows.data.weights)
-        arguments = (score, *jax.tree.map(lambda a: np.asarray(a)[rows], data))  # noqa: B023
+        targets, weights = jax.tree.map(lambda a: np.asarray(a)[rows], data)  # noqa: B023
+        arguments = (score, targets, weights * held_out[rows].astype(weights.dtype))
         for name, function in table.metrics.items():
             try:
                 values[name].append(evaluate_metric(function, arguments))

@@ -2,7 +2,7 @@
 """Which rows are trained on and which are held out, fold by fold.
 
 In: a number of folds, labels, pairs of index arrays or a splitter. Out: Folds, two
-masks of the rows for each fold.
+masks of the rows for each fold, or counts where rows are repeated.
 """
 
 from collections.abc import Iterable
@@ -20,15 +20,22 @@ _EXPECTED = (
 
 
 class Folds(NamedTuple):
-    """The parts that each row plays; a row may play none, and be held out twice.
+    """The rows of each fold; a row may be in no fold, and be held out by several.
+
+    Masks, or counts if some fold repeats rows, as a bootstrap does.
 
     Attributes:
       train: rows that a fold learns from.
       held_out: rows that it is measured on.
     """
 
-    train: Bool[np.ndarray, "folds N"]
-    held_out: Bool[np.ndarray, "folds N"]
+    train: Bool[np.ndarray, "folds N"] | Int[np.ndarray, "folds N"]
+    held_out: Bool[np.ndarray, "folds N"] | Int[np.ndarray, "folds N"]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether some row counts more than once."""
+        return bool(self.train.max() > 1 or self.held_out.max() > 1)
 
 
 def make_folds(
@@ -190,8 +197,9 @@ def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:
         ):
             place = f"folds[{number}], its {name} rows,"
             masks.append(_read_rows(place, rows, num_rows))
-        if np.any(train[-1] & held_out[-1]):
-            row = int(np.argmax(train[-1] & held_out[-1]))
+        both = np.logical_and(train[-1], held_out[-1])
+        if np.any(both):
+            row = int(np.argmax(both))
             raise ValueError(
                 f"folds[{number}] must not hold out rows that it trains on, got row "
                 f"{row} in both"
@@ -201,8 +209,8 @@ def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:
     return Folds(np.stack(train), np.stack(held_out))
 
 
-def _read_rows(place, rows, num_rows) -> Bool[np.ndarray, " N"]:
-    """A mask from places of rows, or from a mask."""
+def _read_rows(place, rows, num_rows) -> Bool[np.ndarray, " N"] | Int[np.ndarray, " N"]:
+    """A mask, from a mask or places of rows; counts where places repeat."""
     rows = np.asarray(rows)
     if rows.dtype == bool and rows.shape == (num_rows,):
         return rows
@@ -214,16 +222,15 @@ def _read_rows(place, rows, num_rows) -> Bool[np.ndarray, " N"]:
     if rows.min() < 0 or rows.max() >= num_rows:
         outside = rows[(rows < 0) | (rows >= num_rows)][0]
         raise ValueError(f"{place} must be from 0 to {num_rows - 1}, got {outside}")
-    mask = np.zeros(num_rows, bool)
-    mask[rows] = True
-    return mask
+    counts = np.bincount(rows, minlength=num_rows)
+    return counts if counts.max() > 1 else counts > 0
 
 
 def check_folds(folds: Folds, weights: Shaped[np.ndarray, " N"]) -> None:
     """Every fold needs rows of positive weight on both sides."""
     for number in range(len(folds.train)):
         for name, mask in zip(("train on", "hold out"), folds, strict=True):
-            if not np.any(mask[number] & (weights > 0)):
+            if not np.any((mask[number] > 0) & (weights > 0)):
                 raise ValueError(
                     f"folds must {name} some row of positive weight each, got none in "
                     f"fold {number}"

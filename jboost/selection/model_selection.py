@@ -148,9 +148,10 @@ def cross_validate(
     Args:
       x, y, loss: as for :func:`jboost.fit`; x is held in memory, dense or sparse.
       folds: how many; or an integer for each row, the fold that holds it out
-        (negative: none does); or pairs (training rows, held-out rows) of places or
+        (negative: none does); or pairs (training rows, held-out rows) of indices or
         masks; or an object of scikit-learn's with ``split(x, y, groups)``. A number
-        of folds is drawn by ``seed``, of sizes that differ by one at most.
+        of folds is drawn by ``seed``, of sizes that differ by one at most. An index
+        given c times, as in a bootstrap, multiplies the weight of its row by c.
       stratify: labels [N], or True for y itself: each fold gets its share of every
         label.
       groups: labels [N]: rows of one label are held out together.
@@ -227,7 +228,7 @@ def cross_validate(
         standard_error=error,
         best_round=curve.best,
         scores=_held_out_scores(table, curve),
-        held_out=table.folds.held_out,
+        held_out=table.folds.held_out > 0,
         models=models,
         parameters=curve.parameters[curve.best + 1],
     )
@@ -244,7 +245,7 @@ def _stack_models(table, curve):
 
 def _held_out_scores(table, curve):
     """[N] or [N, K]: means over the folds that held a row out; NaN without one."""
-    masks = table.folds.held_out
+    masks = table.folds.held_out > 0
     total = np.zeros((len(table.rows.scores), masks.shape[1]))
     count = np.zeros(masks.shape[1])
     # Without a round there are no scores.

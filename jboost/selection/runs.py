@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
 from jboost.boosting import compiled
 from jboost.chunks import MOST_ROUNDS, no_trees
@@ -36,7 +36,6 @@ from jboost.selection.folds import Folds
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
 
-TRAINS, HELD_OUT = 1, 2  # parts that a row plays in a fold; 0: none
 _LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers
 
 
@@ -45,7 +44,8 @@ class Shared(NamedTuple):
 
     Attributes:
       offset: the scores before the initial one.
-      parts: of each row in each fold.
+      counts: how often each fold learns from each row; negative: how often the row
+        counts in its held-out loss.
       watched: rows of each fold whose scores are kept, its held-out ones (the last
         entries repeat one); none where nobody asks for scores.
       constants: of the loss; None where runs have their own.
@@ -53,7 +53,7 @@ class Shared(NamedTuple):
 
     data: Data
     offset: Float[Array, "K N"]
-    parts: UInt8[Array, "folds N"]
+    counts: Int8[Array, "folds N"] | Int32[Array, "folds N"]
     watched: Int32[Array, "folds M"]
     constants: tuple[Any, ...]
     words: UInt32[Array, "2"] | np.ndarray
@@ -113,13 +113,14 @@ def share(
     seed: int,
     watches: bool,
 ) -> Shared:
-    """Puts the parts of the rows on the device."""
-    size = len(rows.data.weights)
-    parts = np.zeros((pad_runs(len(folds.train)), size), np.uint8)
-    for part, masks in ((TRAINS, folds.train), (HELD_OUT, folds.held_out)):
-        parts[: len(masks), : rows.size][masks] = part
-    longest = int(folds.held_out.sum(axis=1).max())
-    watched = np.zeros((len(parts), padded_size(longest) if watches else 0), np.int32)
+    """Puts the folds of the rows on the device."""
+    size, most = len(rows.data.weights), max(folds.train.max(), folds.held_out.max())
+    dtype = np.int8 if most <= np.iinfo(np.int8).max else np.int32
+    counts = np.zeros((pad_runs(len(folds.train)), size), dtype)
+    counts[: len(folds.train), : rows.size] += folds.train.astype(dtype)
+    counts[: len(folds.train), : rows.size] -= folds.held_out.astype(dtype)
+    longest = int(np.count_nonzero(folds.held_out, axis=1).max())
+    watched = np.zeros((len(counts), padded_size(longest) if watches else 0), np.int32)
     for number, mask in enumerate(folds.held_out if watches else ()):
         held_out = np.flatnonzero(mask)
         watched[number] = held_out[-1]
@@ -127,7 +128,7 @@ def share(
     return Shared(
         data=rows.data,
         offset=rows.scores,
-        parts=jax.device_put(parts),
+        counts=jax.device_put(counts),
         watched=jax.device_put(watched),
         constants=constants,
         words=np.array([0, seed], np.uint32),  # as seed_words(jax.random.key(seed))
@@ -197,9 +198,7 @@ def _start_runs(loss, method, shared, runs):
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
     def make(run, rates, count, state):
         data, constants = _data_of(shared, run), _constants_of(shared, run)
-        held_out = jnp.where(
-            shared.parts[run.fold] == HELD_OUT, shared.data.weights, 0.0
-        )
+        held_out = _weigh(shared, -shared.counts[run.fold])
 
         def measure(state, weights):
             parameters = reported_parameters(loss, state)
@@ -252,8 +251,12 @@ def _no_rounds(method, keeps_trees, num_watched, state):
 
 def _data_of(shared, run):
     """The rows as a run sees them: those that it does not learn from weigh nothing."""
-    trains = shared.parts[run.fold] == TRAINS
-    return shared.data._replace(weights=jnp.where(trains, shared.data.weights, 0.0))
+    return shared.data._replace(weights=_weigh(shared, shared.counts[run.fold]))
+
+
+def _weigh(shared, counts):
+    """The weights of rows that count so often; 0 where the count is negative."""
+    return jnp.maximum(counts, 0).astype(jnp.float32) * shared.data.weights
 
 
 def _constants_of(shared, run):

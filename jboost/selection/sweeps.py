@@ -251,7 +251,7 @@ def sweep(
         standard_error=stack(lambda curve: average(curve.table(table.by))[1]),
         best_rounds=np.array([curve.best for curve in curves]),
         best=int(np.argmin(least)),
-        held_out=table.folds.held_out,
+        held_out=table.folds.held_out > 0,
     )
 
 
