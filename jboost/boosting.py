@@ -29,7 +29,7 @@ from jboost.curvature import Curvature, needs_minimiser
 from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
 from jboost.levels import Tree
-from jboost.losses import Adaptive
+from jboost.losses import Adaptive, check_domain
 from jboost.rounds import (
     BoostState,
     Data,
@@ -298,6 +298,7 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     if sample_weight is not None:
         weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
     targets = checks.check_targets(y, num_rows, weights, "y")
+    check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     if offset is None:
         offset = jnp.zeros((num_scores, num_rows), jnp.float32)

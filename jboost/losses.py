@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
 from jboost.floats import middle_float, sum_rows
@@ -127,9 +129,13 @@ def softmax(score, target):
       score: one number per class (``num_scores=K``).
       target: the class, an integer from 0 to K - 1.
     """
-    label = jnp.asarray(target, jnp.int32)
+    target = jnp.asarray(target)
+    label = target.astype(jnp.int32)
     value = jax.nn.logsumexp(score) - score[label]
-    return _defined((label >= 0) & (label < score.shape[0]), value)
+    inside = (label >= 0) & (label < score.shape[0])
+    if jnp.issubdtype(target.dtype, jnp.floating):
+        inside &= label.astype(target.dtype) == target  # a fraction is no class
+    return _defined(inside, value)
 
 
 def exponential(score, target):
@@ -203,6 +209,68 @@ LOSSES: Mapping[str, Callable[..., Any]] = MappingProxyType(
         )
     }
 )  # fmt: skip
+
+
+class _Domain(NamedTuple):
+    """The targets that a loss is defined for.
+
+    Attributes:
+      words: what errors call them.
+      holds: ``holds(targets, num_scores)``, in NumPy, for each target.
+    """
+
+    words: str
+    holds: Callable[[np.ndarray, int], np.ndarray]
+
+
+_COUNTS = _Domain("numbers >= 0", lambda t, _: t >= 0)
+_SHARES = _Domain("numbers from 0 to 1", lambda t, _: (t >= 0) & (t <= 1))
+_SIGNS = _Domain("-1 or 1", lambda t, _: np.abs(t) == 1)
+_CLASSES = _Domain(
+    "classes, the integers from 0 to num_scores - 1",
+    lambda t, k: (t >= 0) & (t < k) & (t == np.floor(t)),
+)
+_DOMAINS: tuple[tuple[Callable[..., Any], _Domain], ...] = (
+    (poisson, _COUNTS), (tweedie, _COUNTS),
+    (gamma, _Domain("numbers > 0", lambda t, _: t > 0)),
+    (logistic, _SHARES), (focal, _SHARES), (softmax, _CLASSES),
+    (exponential, _SIGNS), (hinge, _SIGNS), (hinge_squared, _SIGNS),
+)  # fmt: skip
+
+
+def check_domain(
+    loss: Any, targets: Any, weights: Any, num_scores: int, name: str
+) -> None:
+    """Checks that a loss of this module is defined for the targets.
+
+    Other losses, traced arrays and rows of weight 0 are not checked.
+
+    Args:
+      loss: any loss.
+      targets: as ``loss`` takes them, with the N rows in front.
+      weights: of the rows.
+      num_scores: K.
+      name: of the targets in errors.
+
+    Raises:
+      ValueError: names the first row whose target is not in the loss's domain.
+    """
+    bare = bare_loss(loss)
+    domain = next((domain for known, domain in _DOMAINS if known is bare), None)
+    if domain is None or any(
+        isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))
+    ):
+        return
+    host, weights = jax.device_get((targets, weights))
+    if not isinstance(host, np.ndarray) or host.ndim != 1:
+        return  # not what the loss takes, as tracing it will say
+    bad = ~domain.holds(host, num_scores) & (weights > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"{name} must hold {domain.words}, for losses.{bare.__name__}, got "
+            f"{host[row]} in row {row}"
+        )
 
 
 def inverse_link(loss: Any) -> Callable[..., Any] | None:

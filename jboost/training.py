@@ -331,6 +331,10 @@ def fit(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset, implementation,
     )  # fmt: skip
+    losses.check_domain(loss, rows.data.targets, rows.data.weights, num_scores, "y")
+    for place, (name, _) in given_sets.items():
+        data = sets[place].data
+        losses.check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
     implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(

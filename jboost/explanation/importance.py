@@ -156,7 +156,8 @@ def permutation_importance(
       Mean rises with their standard deviations over repeats.
 
     Raises:
-      TypeError, ValueError: for arguments that do not fit together.
+      TypeError, ValueError: for arguments that do not fit together; the loss or the
+        metric is not finite.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -174,7 +175,12 @@ def permutation_importance(
     matrix = np.array(frame.matrix)  # a copy: its columns will be shuffled
     measure = _make_measure(model, matrix, y, loss, sample_weight, offset, metric)
     rises = np.zeros((num_repeats, model.num_features))
-    before = measure()
+    before, measured = measure(), "loss" if metric is None else "metric"
+    if not np.isfinite(before):
+        raise ValueError(
+            f"{measured} must be finite on x and y, got {before}; a target may lie "
+            "outside what it is defined for"
+        )
     for feature in np.unique(np.asarray(model.feature)[_split_nodes(model)]):
         column = matrix[:, feature].copy()
         for repeat in range(num_repeats):
@@ -183,6 +189,11 @@ def permutation_importance(
             matrix[:, feature] = random.permutation(column)
             rises[repeat, feature] = measure() - before
         matrix[:, feature] = column
+        if np.isnan(rises[:, feature]).any():
+            raise ValueError(
+                f"{measured} must be a number where column {_names(model)[feature]!r} "
+                "of x is shuffled, got nan"
+            )
     return Importance(_names(model), rises.mean(axis=0), rises.std(axis=0))
 
 
@@ -207,6 +218,7 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
     if metric is not None:
         checks.check_callable("metric", metric, "f(scores, targets, weights)")
         return lambda: float(metric(np.asarray(scores()), targets, weights))
+    losses.check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     parameters = ()
     if traced.estimate is not None:

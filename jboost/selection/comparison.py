@@ -47,6 +47,7 @@ def compare(
         chosen = base | {name: point[name] for name in base if name in point}
         rates = checks.learning_rates(chosen.pop("learning_rate"), num_rounds)
         begin = initial_scores(chosen.pop("init_score"), num_scores)
+        losses.check_domain(each, data.targets, data.weights, num_scores, "y")
         traced, constants = trace_loss(each, data.targets, num_scores)
         method, numbers = make_settings(
             traced, data, uniform=given.uniform and not table.folds.repeated,
