@@ -8,7 +8,6 @@ stands for a category.
 """
 
 import functools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.categories import Categories, column_values, encode
 from jboost.category_codes import check_values, find_places, fit_categories
-from jboost.frames import Frame, Schema, first_rows, read_frame, read_values
+from jboost.frames import Frame, Schema, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
 from jboost.sparse import (
@@ -30,14 +29,10 @@ from jboost.sparse import (
     SparseMatrix,
     check_absent,
     check_gaps,
-    is_sparse,
-    sort_entries,
 )
 from jboost.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
 
 MISSING = 0  # the code of a missing value
-_COLLISION_ROWS = 100_000  # rows looked at for float64 values that collide
-_COLLISION_SHARE = 0.01  # of a column's distinct values: more than this is reported
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
@@ -369,57 +364,6 @@ def check_max_bins(max_bins: int) -> None:
     """An integer such that codes fit 16 bits."""
     if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
         raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
-
-
-def warn_of_collisions(x: Any) -> None:
-    """Warns once if distinct 64-bit values of a column become equal in float32."""
-    count = _count_stored if is_sparse(x) else _count_columns
-    for feature, dtype, looked_at, before, after in count(x):
-        if before - after > _COLLISION_SHARE * before:
-            warnings.warn(
-                f"column {feature!r} of x has {before:.0f} distinct {dtype} values "
-                f"(in its first {looked_at} rows) but {after:.0f} in float32, in which "
-                "jboost computes; subtract an offset or rescale the column to keep "
-                "them apart",
-                stacklevel=3,
-            )
-            return
-
-
-def _may_collide(dtype):
-    return dtype.kind in "fiu" and dtype.itemsize >= 4 and dtype != np.float32
-
-
-def _count_columns(x):
-    """Feature, type, rows looked at, distinct values before and after rounding."""
-    for feature, column in first_rows(x, _COLLISION_ROWS):
-        if not _may_collide(column.dtype):
-            continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = column.astype(np.float32)
-        if not np.array_equal(rounded.astype(column.dtype), column):
-            before, after = len(np.unique(column)), len(np.unique(rounded))
-            yield feature, column.dtype, len(column), before, after
-
-
-def _count_stored(x):
-    """The same of stored entries, of all features at once."""
-    if not _may_collide(np.dtype(x.dtype)):
-        return ()
-    stored = sort_entries(x, "x", by_column=True)
-    sizes = np.diff(stored.starts)
-    feature = np.repeat(np.arange(stored.shape[1]), sizes)
-    order = np.lexsort((stored.values, feature))
-    values, new = stored.values[order], feature[1:] != feature[:-1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = values.astype(np.float32)
-
-    def count(values):
-        first = np.append([True], new | (values[1:] != values[:-1]))
-        return np.bincount(feature, first[: len(feature)], minlength=len(sizes))
-
-    pairs = zip(sizes, count(values), count(rounded), strict=True)
-    return ((feature, x.dtype, *pair) for feature, pair in enumerate(pairs))
 
 
 def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

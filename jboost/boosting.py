@@ -297,13 +297,13 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
         weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
-    targets = checks.check_targets(y, num_rows, weights, "y")
+    targets = checks.check_targets(y, num_rows, weights, "y", warn=True)
     check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     if offset is None:
         offset = jnp.zeros((num_scores, num_rows), jnp.float32)
     else:
-        offset = checks.check_offset(offset, num_rows, num_scores)
+        offset = checks.check_offset(offset, num_rows, num_scores, warn=True)
     data = Data(codes, jax.tree.map(jnp.asarray, targets), jnp.asarray(weights))
     return traced, constants, data, offset
 

@@ -23,7 +23,8 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
 from jboost import checks
-from jboost.binning import flush_denormals, warn_of_collisions
+from jboost.binning import flush_denormals
+from jboost.collisions import warn_of_collisions
 from jboost.frames import Schema, read_frame, read_values
 from jboost.kernels.library import vary
 from jboost.least_squares import LEAF, Rules, grow

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jboost.collisions import warn_of_rounding
 from jboost.frames import read_values
 
 Words = tuple[str, ...]
@@ -106,6 +107,11 @@ def check_monotone(
             check_feature("monotone", key, num_features, feature_names)
             for key in monotone
         ]
+        if len({*places}) < len(places):
+            raise ValueError(
+                f"monotone must name each feature once, by its place or by its name, "
+                f"got {monotone!r}"
+            )
         values = [*monotone.values()]
     else:
         signs, places, values = np.zeros(0, np.int32), None, monotone
@@ -151,14 +157,21 @@ def check_interactions(
             raise ValueError(f"{name} must hold at least one feature, got {group!r}")
         for feature in group:
             place = check_feature(name, feature, num_features, feature_names)
+            if mask[number, place]:
+                raise ValueError(f"{name} must name each feature once, got {group!r}")
             mask[number, place] = True
     return mask
 
 
-def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
+def check_targets(
+    y: Any, num_rows: int, weights: Any, name: str, *, warn: bool = False
+) -> Any:
     """A pytree of arrays with ``num_rows`` rows, 64-bit numbers made 32-bit.
 
     Only rows of positive weight must be finite.
+
+    Args:
+      warn: whether to warn of values that float32 cannot tell apart.
     """
     leaves = jax.tree.leaves(y)
     if isinstance(y, list) and not any(np.ndim(leaf) for leaf in leaves):
@@ -169,16 +182,18 @@ def check_targets(y: Any, num_rows: int, weights: Any, name: str) -> Any:
         raise ValueError(f"{name} must hold at least one array, got {y!r}")
 
     def check(leaf):
-        array = read_values(leaf, name)
+        given = array = read_values(leaf, name)
         if jnp.issubdtype(array.dtype, np.floating):
-            array = array.astype(np.float32)
+            array = _narrow_floats(array)
         elif array.dtype.itemsize == 8:
             array = _narrow_integers(array, name)
         if array.ndim == 0 or array.shape[0] != num_rows:
             raise ValueError(
                 f"{name} must have {num_rows} rows, as x has, got shape {array.shape}"
             )
-        _check_finite(array, weights, name)
+        _check_finite(array, weights, name, given)
+        if warn and isinstance(given, np.ndarray):
+            warn_of_rounding(given, name)
         return array
 
     return jax.tree.map(check, y)
@@ -218,29 +233,42 @@ def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
     array = array if isinstance(array, Tracer) else np.asarray(array)
     if array.shape != (num_rows,):
         raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
-    array = array.astype(np.float32)
+    given, array = array, _narrow_floats(array)
     if isinstance(array, Tracer):
         return array
     bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
     if len(bad):
         raise ValueError(
-            f"{name} must be finite and >= 0, got {array[bad[0]]} in row {bad[0]}"
+            f"{name} must be finite and >= 0, got {given[bad[0]]} in row {bad[0]}"
         )
     if not np.any(array > 0):
-        raise ValueError(f"{name} must be positive in some row, got zeros only")
+        tiny = f"at most {given.max()}, which is 0 in float32"
+        got = tiny if np.any(given > 0) else "zeros only"
+        raise ValueError(f"{name} must be positive in some row, got {got}")
     return array
 
 
 def check_offset(
-    offset: Any, num_rows: int, num_scores: int, name: str = "offset"
+    offset: Any,
+    num_rows: int,
+    num_scores: int,
+    name: str = "offset",
+    *,
+    warn: bool = False,
 ) -> Array | np.ndarray:
-    """Float32 scores [N], or [N, K] for K > 1, returned as [K, N]."""
+    """Float32 scores [N], or [N, K] for K > 1, returned as [K, N].
+
+    Args:
+      warn: whether to warn of values that float32 cannot tell apart.
+    """
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     array = read_values(offset, name)
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    array = array.astype(np.float32)
-    _check_finite(array, None, name)
+    given, array = array, _narrow_floats(array)
+    _check_finite(array, None, name, given)
+    if warn and isinstance(given, np.ndarray):
+        warn_of_rounding(given, name)
     return array[None, :] if num_scores == 1 else array.T
 
 
@@ -323,6 +351,11 @@ def _stack_list(y, name):
         ) from None
 
 
+def _narrow_floats(array):
+    with np.errstate(over="ignore"):  # an infinity, which is refused
+        return array.astype(np.float32)
+
+
 def _narrow_integers(array, name):
     if isinstance(array, Tracer):
         return array.astype(jnp.int32)
@@ -333,7 +366,8 @@ def _narrow_integers(array, name):
     return array.astype(np.int32)
 
 
-def _check_finite(array, weights, name):
+def _check_finite(array, weights, name, given):
+    """Refuses what is not finite in float32; ``given`` is what it was before."""
     if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
         return
     host = np.asarray(array)
@@ -343,6 +377,6 @@ def _check_finite(array, weights, name):
     if bad.any():
         row = np.flatnonzero(bad)[0]
         raise ValueError(
-            f"{name} must be finite in every row of positive weight, got {host[row]} "
-            f"in row {row}"
+            f"{name} must be finite in every row of positive weight, got "
+            f"{np.asarray(given)[row]} in row {row}"
         )

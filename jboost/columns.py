@@ -153,6 +153,21 @@ def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
     return cells.replace([])
 
 
+def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
+    """The first row that holds None, NaN or NA; None if there is no such row."""
+    if values.dtype.kind == "O":
+        return next((row for row, v in enumerate(values.tolist()) if is_gap(v)), None)
+    gaps = np.flatnonzero(values != values)
+    return int(gaps[0]) if len(gaps) else None
+
+
+def is_gap(value: Any) -> bool:
+    """Whether it is None, NaN, or NA of pandas, which has no truth value."""
+    if isinstance(value, str):
+        return False
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
 def _sort_out(column):
     """Numbers [N], or _Labels."""
     cells, dtype = column.cells, column.dtype
@@ -191,7 +206,7 @@ def _sort_out_array(column):
     if kind in "mM":
         raise _refuse_dates(column, column.dtype)
     values = (np.strings.decode(cells, "utf-8") if kind == "S" else cells).tolist()
-    return _sort_out_objects(column, values, [*map(_is_gap, values)])
+    return _sort_out_objects(column, values, [*map(is_gap, values)])
 
 
 def _sort_out_objects(column, values, gaps):
@@ -213,7 +228,7 @@ def _sort_out_objects(column, values, gaps):
 
 def _label_objects(values, levels):
     """Labels of a list of cells; missing ones are None or NaN."""
-    found = [value for value in {*values} if not _is_gap(value)]
+    found = [value for value in {*values} if not is_gap(value)]
 
     def replace(numbers):
         places: Any = _Places(zip(found, numbers, strict=True))
@@ -242,13 +257,6 @@ def _label_series(cells, levels):
         return cells.replace_strict(found, numbers, return_dtype=nw.Float64).to_numpy()
 
     return _Labels(found, replace, levels)
-
-
-def _is_gap(value):
-    """None, NaN, or NA of pandas, which has no truth value."""
-    if isinstance(value, str):
-        return False
-    return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
 def _is_date(kind):

@@ -143,6 +143,8 @@ def read_values(values: Any, name: str) -> Any:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must hold numbers: {error}") from None
+    if array.dtype.kind == "O" and array.ndim == 1:
+        return read_numbers(Column(name, array))
     if not _holds_numbers(array):
         raise TypeError(f"{name} must hold numbers, got dtype {array.dtype}")
     return array

@@ -15,7 +15,6 @@ from jax.core import Tracer
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from jboost import checks
-from jboost.binning import warn_of_collisions
 from jboost.cart import (
     RegressionTree,
     check_known,
@@ -25,6 +24,7 @@ from jboost.cart import (
     make_rules,
     make_tree,
 )
+from jboost.collisions import warn_of_collisions
 from jboost.least_squares import LEAF
 from jboost.thresholds import TINY
 

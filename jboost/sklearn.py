@@ -36,6 +36,7 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.checks import check_weights
+from jboost.columns import find_gap
 from jboost.estimators import Boosting, find_loss, is_one_of
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
@@ -383,7 +384,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return (2 * codes - 1 if signed else codes).astype(np.int32)
 
     def _read_targets(self, y):
-        y = _check_labels(y)
+        y = _check_labels(y, "eval_set")
         codes = np.searchsorted(self.classes_, y).clip(0, len(self.classes_) - 1)
         unknown = self.classes_[codes] != y
         if unknown.any():
@@ -394,10 +395,15 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return self._code(codes)
 
 
-def _check_labels(y):
+def _check_labels(y, name="y"):
     if y is None:
         raise ValueError("fit requires y to be passed, but the target y is None")
     y = column_or_1d(y, warn=True)
+    gap = find_gap(y) if y.dtype.kind == "O" else None  # scikit-learn checks floats
+    if gap is not None:
+        raise ValueError(
+            f"{name} must hold a label in every row, got {y[gap]!r} in row {gap}"
+        )
     check_classification_targets(y)
     return y
 

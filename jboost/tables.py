@@ -52,11 +52,12 @@ def make_rows(
     as harmless as in row 0. (Of a sparse matrix such rows store nothing.)
     """
     size = matrix.shape[0]
-    targets = checks.check_targets(y, size, weights, f"{prefix}y")
+    targets = checks.check_targets(y, size, weights, f"{prefix}y", warn=True)
     weights = np.ones(size, np.float32) if weights is None else weights
     scores = np.zeros((num_scores, size), np.float32)
     if offset is not None:
-        scores = checks.check_offset(offset, size, num_scores, f"{prefix}offset")
+        name = f"{prefix}offset"
+        scores = checks.check_offset(offset, size, num_scores, name, warn=True)
     total = padded_size(size) if padded else size
 
     def pad(array):  # in NumPy: another number of rows compiles nothing
@@ -147,7 +148,7 @@ def make_sets(
             weights = checks.check_weights(
                 weights, matrix.shape[0], f"{place} sample_weight"
             )
-        y = checks.check_targets(y, matrix.shape[0], weights, f"{place} y")
+        y = checks.check_targets(y, matrix.shape[0], weights, f"{place} y", warn=True)
         y = checks.match_targets(y, training, f"{place} y")
         sets[name] = make_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{place} ",

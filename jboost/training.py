@@ -17,7 +17,7 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
-from jboost.binning import Bins, fit_frame, warn_of_collisions
+from jboost.binning import Bins, fit_frame
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -26,6 +26,7 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.chunks import Job, no_trees, start
+from jboost.collisions import warn_of_collisions
 from jboost.continuing import (
     check_start,
     continue_from,

@@ -13,7 +13,7 @@ import references
 from hypothesis import example, given, settings
 
 import jboost as jb
-from jboost.binning import warn_of_collisions
+from jboost.collisions import warn_of_collisions
 
 STRICT = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 INF = np.inf
@@ -282,7 +282,7 @@ def test_colliding_integers_are_reported():
 
 def test_fit_reports_collisions():
     x = (1e9 + np.arange(100.0))[:, None]
-    with pytest.warns(UserWarning, match="subtract an offset"):
+    with pytest.warns(UserWarning, match="column 0 of x"):
         jb.fit(x, np.arange(100.0), num_rounds=0)
 
 

@@ -424,6 +424,14 @@ REFUSED = {
     "signs words": (dict(monotone="(1,0,0)"), TypeError, "monotone must be"),
     "sign of nothing": (dict(monotone={3: 1}), ValueError, "from 0 to 2, got 3"),
     "sign of a name": (dict(monotone={"a": 1}), TypeError, "integers.*got 'a'"),
+    "sign twice": (
+        dict(monotone={"a": 1, 0: -1}, feature_names=["a", "b", "c"]), ValueError,
+        "monotone must name each feature once",
+    ),
+    "group twice": (
+        dict(interactions=[[1], [0, 2, "a"]], feature_names=["a", "b", "c"]),
+        ValueError, r"interactions\[1\] must name each feature once",
+    ),
     "sign nan": (dict(monotone={0: np.nan}), ValueError, "-1, 0 or 1"),
     "groups word": (dict(interactions="[[0, 1]]"), TypeError, "sequence of groups"),
     "groups flat": (dict(interactions=[0, 1]), TypeError, r"interactions\[0\].*got 0"),

@@ -81,6 +81,18 @@ DATA = {
     "weights strings": (
         dict(sample_weight=["a"] * N), TypeError, r"sample_weight must hold numbers",
     ),
+    "weights of 1e-50": (
+        dict(sample_weight=1e-50 * ONES.astype(float)), ValueError,
+        r"sample_weight must be positive in some row, got at most 1e-50",
+    ),
+    "weights of 1e300": (
+        dict(sample_weight=changed(ONES.astype(float), 3, 1e300)), ValueError,
+        r"sample_weight must be finite and >= 0, got 1e\+300 in row 3",
+    ),
+    "y of 1e300": (
+        dict(y=changed(Y.astype(float), 7, 1e300)), ValueError,
+        r"y must be finite.*got 1e\+300 in row 7",
+    ),
     "offset short": (
         dict(offset=ONES[:5]), ValueError,
         r"offset must have shape \(200,\), got \(5,\)",

@@ -23,6 +23,7 @@ X = np.where(np.random.default_rng(3).uniform(size=X.shape) < 0.1, np.float32("n
 NAMES = ("a", "b", "c")
 MODEL, HISTORY = jb.fit(X, Y, **SMALL, feature_names=NAMES)
 UNNAMED = replace(MODEL, feature_names=None)
+CODES, KEY = jb.apply_bins(jb.fit_bins(X), X), jax.random.key(0)
 NULLS = [[None if np.isnan(cell) else float(cell) for cell in row] for row in X.T]
 COLUMNS = dict(zip(NAMES, NULLS, strict=True))
 STRUCTURED = np.array([tuple(row) for row in X], [(name, "f4") for name in NAMES])
@@ -393,6 +394,34 @@ def test_a_column_that_collides_in_float32_is_named():
         jb.fit(wide.assign(b=np.arange(ROWS)), Y, **SMALL)
 
 
+FAR = 1e9 + Y.astype(np.float64)
+FAR_CALLS = {
+    "y": lambda: jb.fit(X, FAR, num_rounds=0),
+    "integer y": lambda: jb.fit(X, 10**9 + np.arange(ROWS), num_rounds=0),
+    "y of several": lambda: jb.boost(
+        CODES, dict(a=Y, b=FAR), lambda s, t: (s - t["a"]) ** 2, KEY, num_rounds=0
+    ),
+    "validation y": lambda: jb.fit(X, Y, validation=(X, FAR), num_rounds=0),
+    "offset": lambda: jb.fit(X, Y, offset=FAR, num_rounds=0),
+    "validation offset": lambda: jb.fit(
+        X, Y, offset=Y, validation=(X, Y, None, FAR), num_rounds=0
+    ),
+    "y of batch 0": lambda: jb.fit(jb.stream([(X, FAR)], memory="1 MiB"), num_rounds=0),
+    "y of folds": lambda: jb.cross_validate(X, FAR, num_rounds=0),
+}
+
+
+@pytest.mark.parametrize("name", FAR_CALLS)
+def test_targets_and_offsets_that_collide_in_float32_are_named(name):
+    place = name.removeprefix("integer ").removesuffix(" of several")
+    place = place.removesuffix(" of folds")
+    with pytest.warns(UserWarning, match=f"^{place} has 200 distinct .*64 values"):
+        FAR_CALLS[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jb.fit(X, Y.astype(np.float64), offset=Y.astype(np.float64), num_rounds=0)
+
+
 # Targets, weights, offsets.
 
 TARGETS = dict(
@@ -432,6 +461,10 @@ def test_targets_keep_their_type_and_their_columns():
     np.testing.assert_array_equal(missing, [1, np.nan])
     pairs = read_values(pl.DataFrame(dict(p=[1, 2], q=[0.5, None])), "y")
     np.testing.assert_array_equal(pairs, [[1, 0.5], [2, np.nan]])
+    objects = read_values(np.array([True, None, 2.5], object), "y")
+    np.testing.assert_array_equal(objects, [1, np.nan, 2.5])
+    with pytest.raises(TypeError, match="y must hold numbers, got object"):
+        read_values(np.array(["p", None], object), "y")
     with pytest.raises(TypeError, match="y must hold numbers, got String"):
         jb.fit(X, pl.Series(["p"] * ROWS))
     with pytest.raises(TypeError, match=r"y must hold .* got dates or times"):

@@ -219,6 +219,31 @@ def test_bad_arguments_are_refused():
         jb.permutation_importance(MODEL, X[:, :2], Y)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_losses_that_are_not_finite_are_refused(value):
+    """They were reported as a rise of NaN for every feature."""
+    calls = []
+
+    def metric(scores, targets, weights):
+        calls.append(0)
+        return value if len(calls) > fine else 1.0
+
+    fine = 0
+    with pytest.raises(
+        ValueError, match=f"metric must be finite on x and y, .* {value}"
+    ):
+        jb.permutation_importance(MODEL, X, Y, metric=metric)
+    loss = lambda s, t: jnp.where(s > t, value, 0.0)  # noqa: E731
+    with pytest.raises(ValueError, match=f"loss must be finite on x and y, .* {value}"):
+        jb.permutation_importance(MODEL, X, Y, loss)
+    fine, calls = 1, []
+    if np.isnan(value):  # a rise may be infinite
+        with pytest.raises(
+            ValueError, match=r"metric must be .* column '.' of x is shuf"
+        ):
+            jb.permutation_importance(MODEL, X, Y, metric=metric)
+
+
 def _as_linked(model):
     """The same trees, each node of the heap linked to its children."""
     inner = model.feature.shape[2]

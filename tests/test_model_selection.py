@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import model_selection
 from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
@@ -403,6 +404,18 @@ def test_errors(settings, message):
 def test_errors_of_points(points, message):
     with pytest.raises((ValueError, TypeError), match=message):
         sweep(points, jb.losses.huber)
+
+
+@pytest.mark.parametrize("gap", [None, np.nan, pd.NA])
+@pytest.mark.parametrize("name", ["groups", "stratify"])
+def test_labels_that_are_missing_are_named(name, gap):
+    labels = np.resize(np.array(["p", "q", "r"], object), ROWS)
+    labels[7] = gap
+    with pytest.raises(ValueError, match=f"{name} must hold a label .* in row 7"):
+        validate(**{name: labels})
+    numbers = np.where(np.arange(ROWS) == 7, np.nan, 1.0)
+    with pytest.raises(ValueError, match=f"{name} must hold a label .* in row 7"):
+        validate(**{name: numbers})
 
 
 def test_errors_of_grids_streams_and_traced_rows():

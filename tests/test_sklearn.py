@@ -467,6 +467,14 @@ def test_defaults_and_names_are_those_of_fit():
         (JBoostClassifier(), Y, {}, ValueError, "Unknown label type"),
         (JBoostClassifier(), LABELS[:1].repeat(ROWS), {}, ValueError, "two classes"),
         (
+            JBoostClassifier(), np.where(THREE == "b", None, THREE), {}, ValueError,
+            "y must hold a label in every row, got None in row",
+        ),
+        (
+            JBoostClassifier(), THREE, dict(eval_set=(X, np.where(Y > 1, None, THREE))),
+            ValueError, "eval_set must hold a label in every row, got None in row",
+        ),
+        (
             JBoostClassifier(), LABELS, dict(eval_set=(X, THREE)), ValueError,
             "eval_set must hold the classes of y",
         ),

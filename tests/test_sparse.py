@@ -15,7 +15,7 @@ import xgboost
 from references import histogram as naive_histogram
 
 import jboost as jb
-from jboost.binning import warn_of_collisions
+from jboost.collisions import warn_of_collisions
 from jboost.kernels import library
 
 FILL = {"missing": np.nan, "zero": 0.0}

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from jboost import checks
+from jboost.columns import find_gap
 
 _EXPECTED = (
     "folds must be an integer, a fold number for each row, pairs (training rows, "
@@ -161,11 +162,19 @@ def _check_labels(name, labels, num_rows):
     """Labels as numbers from 0."""
     try:
         array = np.asarray(labels)
-        if array.shape == (num_rows,):
-            return np.unique(array, return_inverse=True)[1]
     except (TypeError, ValueError):
         raise TypeError(f"{name} must hold {num_rows} labels, got {labels!r}") from None
-    raise ValueError(f"{name} must hold {num_rows} labels, got shape {array.shape}")
+    if array.shape != (num_rows,):
+        raise ValueError(f"{name} must hold {num_rows} labels, got shape {array.shape}")
+    gap = find_gap(array)
+    if gap is not None:
+        raise ValueError(
+            f"{name} must hold a label in every row, got {array[gap]!r} in row {gap}"
+        )
+    try:
+        return np.unique(array, return_inverse=True)[1]
+    except TypeError as error:
+        raise TypeError(f"{name} must hold labels of one kind: {error}") from None
 
 
 def _read_numbers(folds, num_rows):

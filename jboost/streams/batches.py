@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost import checks
-from jboost.binning import warn_of_collisions
+from jboost.collisions import warn_of_collisions
 from jboost.frames import read_frame, read_values
 
 BATCH_ROWS = 65536  # in a batch that is cut here
@@ -265,12 +265,15 @@ def _check_batch(given, number, schema):
     if weights is not None:
         weights = _check_weights(weights, size, f"sample_weight {place}")
     targets = jax.tree.map(
-        np.asarray, checks.check_targets(y, size, weights, f"y {place}")
+        np.asarray,
+        checks.check_targets(y, size, weights, f"y {place}", warn=number == 0),
     )
     if offset is not None:
         offset = read_values(offset, f"offset {place}")
         num_scores = 1 if np.ndim(offset) == 1 else np.shape(offset)[-1]
-        offset = checks.check_offset(offset, size, num_scores, f"offset {place}")
+        offset = checks.check_offset(
+            offset, size, num_scores, f"offset {place}", warn=number == 0
+        )
         offset = np.asarray(offset)
     return Batch(matrix, targets, weights, offset), frame.schema
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds values that float32 cannot tell apart.
+
+In: tables, targets and offsets as they were given. Out: a warning that names the first
+column of which distinct values become equal in float32, in which jboost computes.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from jboost.frames import first_rows
+from jboost.sparse import is_sparse, sort_entries
+
+_ROWS = 100_000  # of a column that are looked at
+_SHARE = 0.01  # of a column's distinct values: if more become equal, it is reported
+
+
+def warn_of_collisions(x: Any) -> None:
+    """Warns once if distinct values of a column become equal in float32."""
+    count = _count_stored if is_sparse(x) else _count_columns
+    for feature, dtype, num_rows, before, after in count(x):
+        if _warn(f"column {feature!r} of x", dtype, num_rows, before, after):
+            return
+
+
+def warn_of_rounding(values: Shaped[np.ndarray, "N *K"], name: str) -> None:
+    """Warns once if distinct targets or offsets become equal in float32.
+
+    Args:
+      values: one number or more in each row.
+      name: of the argument.
+    """
+    head = values[:_ROWS]
+    for column in head.reshape(len(head), -1).T:
+        if _warn(name, column.dtype, len(column), *_count_distinct(column)):
+            return
+
+
+def _warn(place, dtype, num_rows, before, after):
+    """Whether so many values became equal that it was reported."""
+    if before - after <= _SHARE * before:
+        return False
+    warnings.warn(
+        f"{place} has {before:.0f} distinct {dtype} values (in its first {num_rows} "
+        f"rows) but {after:.0f} in float32, in which jboost computes; subtract a "
+        "constant or rescale to keep them apart",
+        stacklevel=4,
+    )
+    return True
+
+
+def _may_collide(dtype):
+    return dtype.kind in "fiu" and dtype.itemsize >= 4 and dtype != np.float32
+
+
+def _count_distinct(column):
+    """Numbers of distinct values before and after rounding; 0 if nothing is lost."""
+    if _may_collide(column.dtype):
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = column.astype(np.float32)
+            exact = np.array_equal(rounded.astype(column.dtype), column)
+        if not exact:
+            return len(np.unique(column)), len(np.unique(rounded))
+    return 0, 0
+
+
+def _count_columns(x):
+    """Feature, type, rows looked at, distinct values before and after rounding."""
+    for feature, column in first_rows(x, _ROWS):
+        yield feature, column.dtype, len(column), *_count_distinct(column)
+
+
+def _count_stored(x):
+    """The same of stored entries, of all features at once."""
+    if not _may_collide(np.dtype(x.dtype)):
+        return ()
+    stored = sort_entries(x, "x", by_column=True)
+    sizes = np.diff(stored.starts)
+    feature = np.repeat(np.arange(stored.shape[1]), sizes)
+    order = np.lexsort((stored.values, feature))
+    values, new = stored.values[order], feature[1:] != feature[:-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = values.astype(np.float32)
+
+    def count(values):
+        first = np.append([True], new | (values[1:] != values[:-1]))
+        return np.bincount(feature, first[: len(feature)], minlength=len(sizes))
+
+    pairs = zip(sizes, count(values), count(rounded), strict=True)
+    return ((feature, x.dtype, *pair) for feature, pair in enumerate(pairs))
