@@ -152,7 +152,9 @@ def read_values(values: Any, name: str) -> Any:
 
 def is_table(x: Any) -> bool:
     """Whether ``x`` is a data frame or a structured array: its columns differ."""
-    return not is_sparse(x) and _find_columns(x, "x") is not None
+    if isinstance(x, np.ndarray):
+        return x.dtype.names is not None
+    return not is_sparse(x) and _find_frame(x, "x") is not None
 
 
 def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
