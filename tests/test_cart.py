@@ -469,7 +469,7 @@ DATA = {
     "y short": (dict(y=Y[:-1]), ValueError, r"y must have 20 rows.*\(19,\)"),
     "y nan": (dict(y=changed(Y, 7, NAN)), ValueError, "y must be finite.*nan in row 7"),
     "y huge": (
-        dict(y=changed(Y, 7, 1e300)), ValueError, "y must be finite.*1e\+300 in row 7",
+        dict(y=changed(Y, 7, 1e300)), ValueError, "y must be finite.*1e.300 in row 7",
     ),
     "y 3-D": (
         dict(y=np.ones((20, 2, 2))), ValueError, r"y must be \[N\].*\(20, 2, 2\)",
