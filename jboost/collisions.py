@@ -5,7 +5,6 @@ In: tables, targets and offsets as they were given. Out: a warning that names th
 column of which distinct values become equal in float32, in which jboost computes.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxtyping import Shaped
 
 from jboost.frames import first_rows
 from jboost.sparse import is_sparse, sort_entries
+from jboost.warning import warn_user
 
 _ROWS = 100_000  # of a column that are looked at
 _SHARE = 0.01  # of a column's distinct values: if more become equal, it is reported
@@ -43,11 +43,10 @@ def _warn(place, dtype, num_rows, before, after):
     """Whether so many values became equal that it was reported."""
     if before - after <= _SHARE * before:
         return False
-    warnings.warn(
+    warn_user(
         f"{place} has {before:.0f} distinct {dtype} values (in its first {num_rows} "
         f"rows) but {after:.0f} in float32, in which jboost computes; subtract a "
-        "constant or rescale to keep them apart",
-        stacklevel=4,
+        "constant or rescale to keep them apart"
     )
     return True
 

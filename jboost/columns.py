@@ -7,7 +7,6 @@ array; for categories, the index of each cell's value in a tuple of all values.
 
 import datetime
 import sys
-import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.categories import Category
+from jboost.warning import warn_user
 
 Values = tuple[Category, ...]
 
@@ -121,10 +121,9 @@ def _warn_of_strings(column, values, numbers):
             return
         problem = f"{len(values)} distinct strings in {rows} rows"
         remedy = "drop it if it identifies rows"
-    warnings.warn(
+    warn_user(
         f"{column.place} holds {problem}, which become unordered categories; {remedy}, "
-        "or declare it categorical to keep it as it is",
-        stacklevel=5,
+        "or declare it categorical to keep it as it is"
     )
 
 

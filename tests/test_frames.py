@@ -415,8 +415,10 @@ FAR_CALLS = {
 def test_targets_and_offsets_that_collide_in_float32_are_named(name):
     place = name.removeprefix("integer ").removesuffix(" of several")
     place = place.removesuffix(" of folds")
-    with pytest.warns(UserWarning, match=f"^{place} has 200 distinct .*64 values"):
+    message = f"^{place} has 200 distinct .*64 values"
+    with pytest.warns(UserWarning, match=message) as caught:
         FAR_CALLS[name]()
+    assert caught[0].filename == __file__  # the caller's line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jb.fit(X, Y.astype(np.float64), offset=Y.astype(np.float64), num_rounds=0)
