@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from jboost.boosting import compiled
 from jboost.category_splits import count_words
-from jboost.curvature import Objective, gradients, loss_values
-from jboost.initial import MedianStart
+from jboost.curvature import Objective, derivatives, gradients, loss_values
+from jboost.initial import MedianStart, count_slopes
 from jboost.levels import LeafSums, Tree
 from jboost.reports import report_round
 from jboost.rounds import (
@@ -26,7 +26,7 @@ from jboost.rounds import (
     Method,
     Numbers,
     grow_round,
-    init_state,
+    start_state,
 )
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
@@ -129,11 +129,18 @@ def _chunk(
     return jax.lax.fori_loop(0, count, one_round, empty)
 
 
-def start(job: Job, init_score: Array | MedianStart | None, seed: int) -> BoostState:
-    """The state before the first round; the loss must be finite there."""
+def start(
+    job: Job, init_score: Array | MedianStart | None, seed: int
+) -> tuple[BoostState, str]:
+    """Makes the state before the first round; the loss must be finite there.
+
+    Returns:
+      The state, and the rule that gave the initial score; see
+      :class:`jboost.history.History`.
+    """
     words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
     run, operands = start_program(job, init_score, words)
-    state, values = run(*operands)
+    state, fell_back, values = run(*operands)
     data, offset = job.rows.data, job.rows.scores
     if isinstance(init_score, MedianStart):
         check_minimisers(*job[:2], data, state, "init_score='median'")
@@ -145,7 +152,9 @@ def start(job: Job, init_score: Array | MedianStart | None, seed: int) -> BoostS
         run = compiled(_values_program, job.loss)
         values = run(job.constants, rows.data, scores, state.parameters)
         _check_values(name, rows.data, values, rows.scores, state.init_score)
-    return state
+    if init_score is None:
+        return state, "fallback" if fell_back else "argmin"
+    return state, "median" if isinstance(init_score, MedianStart) else "given"
 
 
 def start_program(
@@ -179,6 +188,31 @@ def check_minimisers(
         )
 
 
+def describe_idleness(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    method: Method,
+    data: Data,
+    state: BoostState,
+) -> str | None:
+    """Says why no tree can learn from the gradients at a state; None if one can.
+
+    Rows that are all at their own minimum leave nothing to learn, and that is fine.
+    """
+    run = compiled(_idleness_program, loss, method)
+    found = run(constants, data, state)
+    if not found.not_finite and not found.stuck():
+        return None
+    start = np.asarray(state.init_score).tolist()
+    return (
+        f"of {found.rows} rows of positive weight, {found.not_finite} have a gradient "
+        f"that is NaN or infinite and {found.zero} one that is zero (init_score "
+        f"{start}); look at the loss there with jb.inspect_loss, or pass another "
+        "init_score. A gradient is NaN beside a finite loss where a branch of "
+        "jnp.where that is not taken has no derivative"
+    )
+
+
 def _check_values(place, data, values, offset, init_score):
     """Raises for the first row of positive weight whose loss is not finite."""
     values = np.asarray(values)
@@ -202,8 +236,11 @@ def refuse_value(
 
 
 def _start_program(loss, implementation, constants, data, offset, init_score, words):
-    state = init_state(loss, constants, data, offset, init_score, words, implementation)
-    return state, _values_program(loss, constants, data, state.scores, state.parameters)
+    state, fell_back = start_state(
+        loss, constants, data, offset, init_score, words, implementation
+    )
+    values = _values_program(loss, constants, data, state.scores, state.parameters)
+    return state, fell_back, values
 
 
 def _values_program(loss, constants, data, scores, parameters):
@@ -214,6 +251,15 @@ def _values_program(loss, constants, data, scores, parameters):
 def _slopes_program(loss, constants, data, scores, parameters):
     objective = Objective(loss, constants, data.targets, parameters, None)
     return gradients(objective, scores)
+
+
+def _idleness_program(loss, method, constants, data, state):
+    objective = Objective(
+        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks,
+        method.implementation,
+    )  # fmt: skip
+    slopes, _ = derivatives(objective, state.scores, data.weights, method.curvature)
+    return count_slopes(objective, slopes, state.scores, data.weights)
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:

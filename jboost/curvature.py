@@ -149,12 +149,19 @@ def _find_minimisers(objective, num_rows):
     num_scores = objective.loss.num_scores
     start = _start_at_target(objective.targets, num_scores, num_rows)
     if num_scores == 1:
-        return _minimisers_along(objective, start, 0)[None, :]
+
+        def slope(points):
+            return gradients(objective, points[None, :])[0]
+
+        return _minimisers_from(slope, start[0])[None, :]
     separable = _separable_rows(objective, start)
 
+    def slopes(points):  # where scores do not interact, all of them may move at once
+        return gradients(objective, points.reshape(start.shape)).reshape(-1)
+
     def search(start):
-        along = [_minimisers_along(objective, start, k) for k in range(num_scores)]
-        return jnp.where(separable[None, :], jnp.stack(along), jnp.nan)
+        found = _minimisers_from(slopes, start.reshape(-1)).reshape(start.shape)
+        return jnp.where(separable[None, :], found, jnp.nan)
 
     nowhere = jnp.full_like(start, jnp.nan)
     return jax.lax.cond(jnp.any(separable), search, lambda _: nowhere, start)
@@ -369,13 +376,8 @@ def _start_at_target(targets, num_scores, num_rows):
     return jax.lax.optimization_barrier(zeros)
 
 
-def _minimisers_along(objective, start, k):
-    """Minimisers along score k, the other scores staying at their start."""
-
-    def slope(point):
-        return gradients(objective, start.at[k].set(point))[k]
-
-    begin = start[k]
+def _minimisers_from(slope, begin):
+    """Where each slope changes its sign; NaN where it does not."""
     side = _SIDE * jnp.abs(begin) + 1e-12
     at_target = (slope(begin - side) < 0) & (slope(begin + side) > 0)
 

@@ -31,7 +31,9 @@ class History:
       metrics: {set: {metric: [R]}}; the training rows are the set "train".
       best_round: the round (from 0) of least loss on the first validation set, or
         the last one without a validation set; -1 if there was no round.
-      choices: what each "auto" stood for, and the initial score.
+      choices: what each "auto" stood for, the initial score, and the rule that gave
+        it, ``"init_score_rule"``: "argmin", "median", "given", or "fallback" where
+        no row had a gradient at the argmin, so that training starts elsewhere.
       oob_improvement: with ``subsample`` < 1, by how much each round lowered the
         weighted mean loss of the rows out of its bag, [R] (Friedman 2002; as in
         scikit-learn); else None. Its running sum is largest after the number of

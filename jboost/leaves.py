@@ -32,7 +32,7 @@ from jboost.floats import sum_rows
 from jboost.histogram import sum_channels
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
-from jboost.minimum import find_minimum
+from jboost.minimum import Minimum, find_minimum
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"
@@ -320,7 +320,6 @@ def solve_groups(
     The candidate with the least loss among the minimum found, the step and 0: for a
     loss with several minima the one found may be a poor one.
     """
-    low, high = _bounds(objective, groups)
     side, moves = None, wanted
     if groups.l1 is not None:
         # |c| has a kink at 0. If the minimum is not there, it lies downhill, where the
@@ -330,14 +329,7 @@ def solve_groups(
         moves = wanted & ~(jnp.abs(at_zero) <= groups.l1)
     size = mean_of_rows(objective, jnp.abs(groups.scores[groups.k]), groups.weights)
     probe = jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
-
-    def slope(c):
-        value, noise = _slope(objective, groups, c)
-        return (value if side is None else value + side), noise
-
-    found = find_minimum(
-        slope, jnp.zeros_like(step), probe, low=low, high=high, wanted=moves
-    )
+    found = locate_minima(objective, groups, probe, moves, side)
     root = jnp.where(moves & (found.strict | found.jump), found.point, step)
     root = jnp.where(wanted & ~moves, 0.0, root)
     (of_root, noise), (of_step, _) = _loss_changes(objective, groups, [root, step])
@@ -346,6 +338,31 @@ def solve_groups(
     best = jnp.minimum(of_step, 0.0)
     value = jnp.where(of_root <= best + noise, root, fallback)
     return jnp.where(wanted, value, step)
+
+
+def locate_minima(
+    objective: Objective,
+    groups: Groups,
+    step: Float[Array, " G"],
+    wanted: Bool[Array, " G"],
+    side: Float[Array, " G"] | None = None,
+) -> Minimum:
+    """Finds where each problem's slope changes its sign, from 0.
+
+    Args:
+      step: distance of the first probe, > 0.
+      wanted: problems to solve.
+      side: the slope of ``l1`` |c| where the minimum lies; None for 0.
+    """
+    low, high = _bounds(objective, groups)
+
+    def slope(c):
+        value, noise = _slope(objective, groups, c)
+        return (value if side is None else value + side), noise
+
+    return find_minimum(
+        slope, jnp.zeros_like(step), step, low=low, high=high, wanted=wanted
+    )
 
 
 def _shift(objective, groups, c):

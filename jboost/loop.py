@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 from tqdm import tqdm
 
-from jboost.chunks import MOST_ROUNDS, Job, run_chunk
+from jboost.chunks import MOST_ROUNDS, Job, describe_idleness, run_chunk
 from jboost.history import Record, TrainingError
 from jboost.rounds import BoostState
 from jboost.storage.checkpoints import Checkpoint, write_checkpoint
@@ -62,10 +62,12 @@ def run_rounds(
             count = min(count, checkpoint.every - record.num_rounds % checkpoint.every)
         begun, last = time.perf_counter(), record.num_rounds + count
         chunk = _run(job, blocks, position, record, count)
-        position = Position(chunk.state, chunk.set_scores)
+        before, position = position, Position(chunk.state, chunk.set_scores)
         fields = ("trees", "losses", "snapshots", "improvement", "parameters")
         seen = jax.device_get({name: getattr(chunk, name) for name in fields})
         chunk = chunk._replace(**seen)
+        if not record.trees:
+            _check_first(job, before.state, chunk, record)
         while record.num_rounds < last and not (stopped or over):
             _look(job, chunk, count - last + record.num_rounds, record, bar)
             stopped, over = _notify(watchers, record), _is_over(record, patience)
@@ -81,6 +83,20 @@ def run_rounds(
             most = max(1, most // 2)
     number = record.num_rounds
     return record.best_round(number) + 1 if patience else number
+
+
+def _check_first(job, state, chunk, record):
+    """Raises if the first round added nothing because of the loss's gradients."""
+    number = record.num_rounds
+    if np.any(chunk.trees.leaf_value[0]) or job.rates[number] == 0:
+        return
+    reason = describe_idleness(
+        job.loss, job.constants, job.method, job.rows.data, state
+    )
+    if reason is not None:
+        raise TrainingError(
+            f"training learned nothing in round {number}: {reason}", record, number
+        )
 
 
 def _is_over(record, patience):

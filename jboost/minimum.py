@@ -122,6 +122,8 @@ def find_minimum(
     def ask(state):
         # The barriers keep XLA from computing slopes anew for each number made of them.
         value, noise = jax.lax.optimization_barrier(slope(state.point))
+        # An infinite slope has a sign, though its rounding is infinite, too.
+        noise = jnp.where(jnp.isfinite(noise), noise, 0.0)
         state = _learn(state, value, noise, low, high)
         state = jax.lax.optimization_barrier(state)
         return _plan(state, noise, start, farthest, low, high)

@@ -183,9 +183,28 @@ def init_state(
     implementation: str | None = None,
     minimiser: Float[Array, "K N"] | None = None,
 ) -> BoostState:
+    """Makes the state before the first round; see :func:`start_state`."""
+    return start_state(
+        loss, constants, data, offset, init_score, words, implementation, minimiser
+    )[0]
+
+
+def start_state(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    offset: Float[Array, "K N"],
+    init_score: Float[Array, " K"] | MedianStart | None,
+    words: UInt32[Array, "2"],
+    implementation: str | None = None,
+    minimiser: Float[Array, "K N"] | None = None,
+) -> tuple[BoostState, Bool[Array, ""]]:
     """Finds the rows' minimisers and the initial score; None asks for the argmin.
 
     Minimisers that are known, from :func:`own_minimisers`, may be given.
+
+    Returns:
+      The state, and whether training could not have started at the argmin.
     """
     start = None if isinstance(init_score, MedianStart) else init_score
     scores = offset if start is None else offset + start[:, None]
@@ -195,12 +214,15 @@ def init_state(
     )
     if needs_minimiser(loss):
         objective = _find_minima(objective, data, minimiser)
+    fell_back = jnp.asarray(False)
     if start is None:
-        find = initial_score if init_score is None else median_score
-        start = find(objective, offset, data.weights)
+        if init_score is None:
+            start, fell_back = initial_score(objective, offset, data.weights)
+        else:
+            start = median_score(objective, offset, data.weights)
         scores = offset + start[:, None]
         parameters = estimate_parameters(loss, constants, data, scores)
-    return BoostState(
+    state = BoostState(
         scores=scores,
         minimiser=objective.minimiser,
         kinks=objective.kinks,
@@ -212,6 +234,7 @@ def init_state(
         words=words,
         round=jnp.int32(0),
     )
+    return state, fell_back
 
 
 def own_minimisers(

@@ -93,7 +93,8 @@ def trace_loss(
 
     Raises:
       TypeError, ValueError: the loss is not callable, does not take (score,
-        target), is not a scalar, or is not floating.
+        target), is not a scalar, is not floating, or is constant or linear in the
+        score.
     """
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
     row = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), rows)
@@ -117,6 +118,7 @@ def trace_loss(
 
     value = _trace(scalar_loss, arguments, constants)
     gradient = _trace(jax.grad(scalar_loss), arguments, constants)
+    _check_gradient(function, gradient)
     hessian = _trace(_hessian(scalar_loss, num_scores), arguments, constants)
     depends = _dependencies(hessian.jaxpr)
     start = len(hessian.constants)
@@ -175,6 +177,22 @@ def _check_loss(loss, arguments):
         )
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"loss {name} must return a floating number, got dtype {dtype}")
+
+
+def _check_gradient(loss, gradient):
+    """Refuses a loss whose gradient is the same, or zero, at every score."""
+    name = getattr(loss, "__name__", repr(loss))
+    if gradient.zero:
+        raise ValueError(
+            f"loss {name} must have a gradient to train on, got one that is zero at "
+            "every score: the loss ignores its score, or is constant or rounded"
+        )
+    if len(gradient.constants) not in _dependencies(gradient.jaxpr):
+        raise ValueError(
+            f"loss {name} must have a minimum in the score, got a loss that is linear "
+            "in it and so unbounded below; the arguments may be swapped: the call is "
+            "loss(score, target)"
+        )
 
 
 def _describe(aval):

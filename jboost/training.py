@@ -219,8 +219,10 @@ def fit(
         the rows' own minimisers, without l2 (for Huber's loss and similar ones);
         "auto": "exact" for piecewise linear losses, "newton" for quadratic ones
         ("hessian" with unit curvature), else "guarded".
-      init_score: "auto" = argmin_c of the weighted loss, "median" of the rows' own
-        minimisers (the targets, where a loss is least there), a number, or K numbers.
+      init_score: "auto" = argmin_c of the weighted loss (or, where no row has a
+        gradient there, a point where the most rows have one; see
+        ``history.choices``), "median" of the rows' own minimisers (the targets, where
+        a loss is least there), a number, or K numbers.
       early_stopping_rounds: stop when the first validation set's loss has not
         improved for so many rounds; the model is then that of the best round.
       seed: of everything random.
@@ -250,8 +252,9 @@ def fit(
     Raises:
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
         another run (the error names what differs), or damaged (a FileError).
-      TrainingError: the loss stopped being finite, a metric or callback failed, or a
-        checkpoint cannot be written; carries the model until then.
+      TrainingError: no row has a gradient to learn from, the loss stopped being
+        finite, a metric or callback failed, or a checkpoint cannot be written;
+        carries the model until then.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jboost as jb
@@ -359,10 +362,11 @@ def fit(
         rates,
     )  # fmt: skip
     found = keep and read_checkpoint(keep)
-    position = first_position(job, start(job, begin, seed))
+    state, rule = start(job, begin, seed)
+    position = first_position(job, state)
     if model is not None and not found:
         position = continue_from(model, job, position, x, validation)
-    record = _start_record(job, bins, position.state, validation, names, model)
+    record = _start_record(job, bins, position.state, rule, validation, names, model)
     if found:
         position = Position(*resume(found, record, *position))
     with tqdm(
@@ -466,7 +470,7 @@ def bin_arrays(
     return Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
 
 
-def _start_record(job, bins, state, validation, names, model):
+def _start_record(job, bins, state, rule, validation, names, model):
     method, numbers = job.method, job.numbers
     init_score = np.asarray(state.init_score)
     return Record(
@@ -482,6 +486,7 @@ def _start_record(job, bins, state, validation, names, model):
             min_child_samples=int(numbers.limits.min_child_samples)
             or (ORDER_STATISTIC_SAMPLES if state.pointed else 1),
             init_score=init_score.tolist(),
+            init_score_rule=rule,
             num_bins=bins.num_bins,
         ),
         feature_names=names,

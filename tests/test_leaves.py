@@ -408,7 +408,7 @@ def test_median_step_needs_minima():
 def compiled_start(traced, constants, targets, offset, weights):
     objective = Objective(traced, constants, targets, (), None)
     objective = with_minimisers(objective, weights.shape[0])
-    return initial_score(objective, offset, weights)
+    return initial_score(objective, offset, weights).score
 
 
 def start(loss, targets, weights=None, offset=None, num_scores=1):

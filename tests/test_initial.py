@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training starts at the argmin, from a point with gradients, or says what is wrong.
+
+References are minima that SciPy finds in float64, in standard units.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import jboost as jb
+
+ROWS = 600
+RNG = np.random.default_rng(21)
+Z = RNG.normal(size=ROWS) + 0.3
+WEIGHTS = RNG.uniform(0, 2, size=ROWS) * (RNG.uniform(size=ROWS) < 0.8)
+X = np.zeros((ROWS, 1), np.float32)
+
+
+class Family(NamedTuple):
+    """Likelihoods of a location and the logarithm of a scale, as one formula."""
+
+    square: float = 0.0
+    absolute: float = 0.0
+    logarithm: float = 0.0
+    stopped: float = 0.0
+
+    def loss(self, np, s, t):
+        z = (t - s[0]) * np.exp(-s[1])
+        rho = self.square * z**2 / 2 + self.absolute * np.abs(z)
+        return s[1] + rho + self.logarithm * np.log1p(z**2 / 4)
+
+    def traced(self):
+        """The loss for ``fit``: all share a program, the numbers being constants."""
+        numbers = Family(*map(jnp.float32, self))
+
+        def loss(s, t):
+            factor = jax.lax.stop_gradient(jnp.exp(numbers.stopped * s[1]))
+            return factor * numbers.loss(jnp, s, t)
+
+        return loss
+
+
+NORMAL, LAPLACE = Family(square=1.0), Family(absolute=1.0)
+STUDENT = Family(logarithm=2.5)
+BETA_NLL = Family(square=1.0, stopped=1.0)
+
+
+def at_infinity(s, t):
+    """Least where tanh is 1, and its gradient 0."""
+    return t * jnp.tanh((s[0] - s[1]) / 2)
+
+
+def pick(losses, number):
+    """One of several losses that share a compiled program."""
+    index = jnp.int32(number)
+    return lambda s, t: jax.lax.switch(index, losses, s, t)
+
+
+def fit(loss, targets, num_scores=2, **settings):
+    settings = dict(num_rounds=0, num_scores=num_scores) | settings
+    settings = dict(sample_weight=np.ones(ROWS), offset=None) | settings
+    if settings["offset"] is None:
+        settings["offset"] = np.zeros((ROWS, num_scores))
+    if num_scores == 1:
+        settings["offset"] = settings["offset"][:, 0]
+    return jb.fit(X, targets.astype(np.float32), loss, **settings)
+
+
+def mean_loss(family, score, targets, weights=None, offset=0.0):
+    scores = (np.asarray(score, np.float64) + offset * np.ones((ROWS, 1))).T
+    return np.average(family.loss(np, scores, targets), weights=weights)
+
+
+def least_loss(family, targets, weights=None, offset=0.0):
+    def mean(score):
+        return mean_loss(family, score, targets, weights, offset)
+
+    options = dict(xatol=1e-9, fatol=1e-13)
+    found = minimize(mean, [0.3, 0.0], method="Nelder-Mead", options=options)
+    return min(found.fun, minimize(mean, found.x, method="Powell").fun)
+
+
+@pytest.mark.parametrize(
+    ("unit", "shift"),
+    [(1.0, 0.0), (1e-6, 0.0), (1e6, 0.0), (1.0, 1e3), (1e-6, 1e3), (80000.0, 2.25)],
+)
+@pytest.mark.parametrize(
+    "family", [NORMAL, LAPLACE, STUDENT], ids=["normal", "laplace", "student"]
+)
+def test_two_scores_start_at_the_argmin_in_any_unit(family, unit, shift):
+    targets = (unit * (Z + shift)).astype(np.float32).astype(float)
+    _, history = fit(family.traced(), targets)
+    reached = mean_loss(family, history.choices["init_score"], targets)
+    # The loss is the one in standard units plus the logarithm of the unit.
+    least = least_loss(family, targets / unit - shift) + np.log(unit)
+    assert history.choices["init_score_rule"] == "argmin"
+    # A location far from 0 is known to 2^-24 of itself.
+    np.testing.assert_allclose(reached, least, rtol=0, atol=1e-5)
+
+
+def test_weights_and_offsets_move_the_argmin():
+    offset = np.stack([np.linspace(0, 2, ROWS), np.linspace(-1, 0, ROWS)], axis=1)
+    offset = offset.astype(np.float32)
+    _, history = fit(STUDENT.traced(), Z, sample_weight=WEIGHTS, offset=offset)
+    reached = mean_loss(STUDENT, history.choices["init_score"], Z, WEIGHTS, offset)
+    least = least_loss(STUDENT, Z, WEIGHTS, offset)
+    np.testing.assert_allclose(reached, least, atol=1e-6)
+
+
+def test_stopped_gradients_start_where_gradients_balance():
+    """The minimum of the values would be elsewhere."""
+    targets = 29.6 + 7 * Z
+    _, history = fit(BETA_NLL.traced(), targets)
+    expected = [targets.mean(), np.log(targets.std())]
+    np.testing.assert_allclose(history.choices["init_score"], expected, rtol=1e-4)
+
+
+def test_an_argmin_at_infinity_falls_back():
+    _, history = fit(at_infinity, Z)
+    assert history.choices["init_score"] == [0.0, 0.0]
+    assert history.choices["init_score_rule"] == "fallback"
+
+
+def test_vmap_starts_where_single_calls_start():
+    binned = jb.apply_bins(jb.fit_bins(X), X)
+    scales = np.array([1e-6, 1.0, 1e6], np.float32)
+
+    def start(scale):
+        targets = scale * Z.astype(np.float32)
+        key = jax.random.key(0)
+        loss = LAPLACE.traced()
+        return jb.init(binned, targets, loss, key, num_scores=2).init_score
+
+    starts = jax.vmap(start)(scales)
+    for scale, found in zip(scales, starts, strict=True):
+        targets = (scale * Z.astype(np.float32)).astype(float)
+        expected = least_loss(LAPLACE, targets / scale) + np.log(scale)
+        reached = mean_loss(LAPLACE, found, targets)
+        np.testing.assert_allclose(reached, expected, atol=1e-5)
+
+
+# Losses of one score that share a compiled program.
+def asymmetric_tukey(s, t):
+    """Flat from 1 above and from 0.3 below: least far below, where all is flat."""
+    width = jnp.where(s > t, 1.0, 0.3)
+    share = jnp.clip((s - t) / width, -1.0, 1.0)
+    return width**2 * (1 - (1 - share**2) ** 3)
+
+
+def poisoned(s, t):
+    """The branch that is never taken has no derivative."""
+    return (s - t) ** 2 + jnp.where(t > 1e9, jnp.sqrt(s - s), 0.0)
+
+
+def huber(s, t):
+    return jb.losses.huber(s, t)
+
+
+def insensitive(s, t):
+    return jnp.maximum(0.0, jnp.abs(s - t) - 9.0) ** 2
+
+
+ONE = [asymmetric_tukey, poisoned, huber, insensitive]
+
+
+def test_a_flat_argmin_falls_back_to_rows_with_gradients():
+    targets = np.where(Z.min() == Z, -200.0, 30 * Z)  # the least is alone
+    model, history = fit(pick(ONE, 0), targets, 1, num_rounds=1)
+    assert history.choices["init_score_rule"] == "fallback"
+    assert abs(history.choices["init_score"] - np.median(targets)) < 30
+    assert np.any(model.leaf_value)
+
+
+def test_gradients_that_are_not_numbers_stop_training():
+    with pytest.raises(jb.TrainingError, match=rf"{ROWS} .* NaN .* 0 .* zero") as error:
+        fit(pick(ONE, 1), Z, 1, num_rounds=1)
+    assert "init_score" in str(error.value) and "jb.inspect_loss" in str(error.value)
+    assert error.value.model.num_rounds == 0
+
+
+def test_rows_that_are_at_their_minimum_are_no_error():
+    for loss, targets in ((huber, np.full(ROWS, 3.0)), (insensitive, Z)):
+        _, history = fit(pick(ONE, ONE.index(loss)), targets, 1, num_rounds=1)
+        np.testing.assert_array_equal(history.train_loss, [0.0])
+        assert history.choices["init_score_rule"] == "argmin"
+    constant = np.full(ROWS, 3.0)
+    model, _ = jb.fit(X, constant, num_rounds=1)
+    np.testing.assert_array_equal(jb.predict(model, X), constant)
+
+
+def test_a_start_without_gradients_stops_training():
+    with pytest.raises(jb.TrainingError, match=rf"0 .* NaN .* {ROWS} .* zero"):
+        fit(pick(ONE, 0), Z, 1, num_rounds=1, init_score=1e4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (lambda s, t: t**2, "ignores"),
+        (lambda s, t: jnp.float32(1), "constant"),
+        (lambda s, t: (jnp.round(s) - t) ** 2, "rounded"),
+        (lambda s, t: jax.nn.softplus(t) - s * t, "swapped"),
+    ],
+)
+def test_losses_without_a_minimum_are_refused(loss, problem):
+    with pytest.raises(ValueError, match=problem):
+        jb.fit(X, Z, loss)
