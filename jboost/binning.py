@@ -20,6 +20,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.categories import Categories, column_values, encode
 from jboost.category_codes import check_values, find_places, fit_categories
+from jboost.entry import on_host, traceable
 from jboost.frames import Frame, Schema, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
@@ -70,6 +71,7 @@ class Bins:
         return Schema(None, column_values(self.categories, self.num_features))
 
 
+@on_host("fit bins first and call jb.apply_bins there")
 def fit_bins(
     x: Any,
     *,
@@ -226,6 +228,7 @@ def pad_thresholds(
     return Bins(thresholds=thresholds, absent=absent, categories=categories)
 
 
+@traceable
 def apply_bins(
     bins: Bins, x: Any, *, implementation: str | None = None
 ) -> UInt8[Array, "N F"] | UInt16[Array, "N F"] | UInt32[Array, "N F"] | SparseCodes:
@@ -309,7 +312,7 @@ def bin_columns(
     device = _host() if library.may_run(implementation) else None
     elsewhere = implementation is None and jax.default_backend() != "cpu"
     if device is None or elsewhere or bins.num_bins > MOST_BINS:
-        matrix = jnp.asarray(matrix)
+        matrix = jax.device_put(matrix)
         return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)
     with jax.default_device(device):
         rows = binning_cpu.make_rows(np.asarray(matrix))

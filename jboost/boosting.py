@@ -7,7 +7,7 @@ host around it.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.curvature import Curvature, needs_minimiser
+from jboost.entry import traceable
 from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
 from jboost.levels import Tree
@@ -57,6 +58,7 @@ class BoostedTrees(NamedTuple):
     init_score: Float[Array, "*K"]
 
 
+@traceable
 def init(
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
@@ -96,10 +98,11 @@ def init(
         binned, y, loss, sample_weight, offset, num_scores, None
     )
     begin = initial_scores(init_score, num_scores)
-    run = compiled(init_state, traced)
+    run = compiled(_init, traced)
     return run(constants, data, offset, begin, seed_words(key))
 
 
+@traceable
 def boost_step(
     state: BoostState,
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
@@ -141,25 +144,39 @@ def boost_step(
     that ``state`` was made with. ``categories`` are those of the bins
     (``bins.categories``), None where no column is categorical.
 
+    Every call checks its arguments and traces the loss again. In a loop, compile the
+    step once with ``jax.jit``, as in the example, or use ``jax.lax.scan``.
+
+    Returns:
+      The next state, whose ``scores`` are [N] or [N, K], and the round's trees, with
+      an axis K in front.
+
     Example:
       >>> import jax, jax.numpy as jnp, jboost as jb
       >>> x, y = jnp.arange(8.0)[:, None], jnp.arange(8.0)
       >>> binned = jb.apply_bins(jb.fit_bins(x), x)
       >>> loss = jb.losses.squared_error
+      >>> @jax.jit
+      ... def step(state, learning_rate):
+      ...     return jb.boost_step(
+      ...         state, binned, y, loss, max_depth=2, learning_rate=learning_rate
+      ...     )
       >>> state = jb.init(binned, y, loss, jax.random.key(0))
-      >>> state, tree = jb.boost_step(state, binned, y, loss, max_depth=2)
-      >>> tree.leaf_value.shape
-      (1, 4)
+      >>> for learning_rate in (0.5, 0.3, 0.1):
+      ...     state, tree = step(state, learning_rate)
+      >>> state.scores.shape, tree.leaf_value.shape
+      ((8,), (1, 4))
     """
-    num_scores = state.scores.shape[0]
+    num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
     traced, constants, data, _ = _bind(
         binned, y, loss, sample_weight, None, num_scores,
         None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
     )  # fmt: skip
-    if state.scores.shape[1] != len(data.weights):
+    rows = (len(data.weights),)
+    if state.scores.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
-            f"binned must have {state.scores.shape[1]} rows, as the state has, got "
-            f"{len(data.weights)}"
+            f"state must be of one run on the {rows[0]} rows of binned, with scores [N] "
+            f"or [N, K], got scores of shape {state.scores.shape}"
         )
     if needs_minimiser(traced) != (state.minimiser is not None):
         raise ValueError("loss must be the one that the state was made with by init")
@@ -183,6 +200,7 @@ def boost_step(
     return run(constants, numbers, jnp.float32(learning_rate), data, state)
 
 
+@traceable
 def boost(
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
@@ -285,8 +303,33 @@ def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:
 
 @lru_cache(maxsize=_MOST_PROGRAMS)
 def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
-    """``function`` with its static arguments bound, jitted; equal losses share it."""
-    return jax.jit(partial(function, *static))
+    """``function`` with its static arguments bound, jitted; equal losses share it.
+
+    Its derivatives are refused.
+    """
+
+    def run(*operands):
+        return function(*static, *_refuse_derivatives(operands))
+
+    return jax.jit(run)
+
+
+@jax.custom_jvp
+def _refuse_derivatives(operands):
+    """Returns its operands; differentiation with respect to them is an error."""
+    return operands
+
+
+@_refuse_derivatives.defjvp
+def _explain_derivatives(primals, tangents):
+    del primals, tangents
+    raise TypeError(
+        "init, boost_step and boost cannot be differentiated: the structure of trees "
+        "(features, thresholds) jumps as numbers change, so the derivative is zero or "
+        "does not exist; differentiate jb.predict in the leaf values, the initial "
+        "score or the offset, or keep what goes into training constant with "
+        "jax.lax.stop_gradient"
+    )
 
 
 def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
@@ -349,12 +392,24 @@ def _by_column(data, method):
     return data._replace(columns=columns, packed=packed)
 
 
+def _init(loss, *operands):
+    state = init_state(loss, *operands)
+    return state._replace(scores=_by_row(state.scores))
+
+
 def _step(loss, method, constants, numbers, learning_rate, data, state):
     data = _by_column(data, method)
+    scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
     state, trees, _ = grow_round(
-        loss, constants, method, numbers, learning_rate, data, state
-    )
-    return state, trees
+        loss, constants, method, numbers, learning_rate, data,
+        state._replace(scores=scores),
+    )  # fmt: skip
+    return state._replace(scores=_by_row(state.scores)), trees
+
+
+def _by_row(scores):
+    """[N] for K = 1, else [N, K]."""
+    return scores[0] if scores.shape[0] == 1 else scores.T
 
 
 def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
@@ -367,5 +422,4 @@ def _boost(loss, method, constants, numbers, rates, data, offset, init_score, wo
         return grow_round(loss, constants, method, numbers, rate, data, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
-    scores = final.scores[0] if final.scores.shape[0] == 1 else final.scores.T
-    return BoostedTrees(trees, state.init_score), scores
+    return BoostedTrees(trees, state.init_score), _by_row(final.scores)

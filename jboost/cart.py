@@ -25,6 +25,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 from jboost import checks
 from jboost.binning import flush_denormals
 from jboost.collisions import warn_of_collisions
+from jboost.entry import on_host
 from jboost.frames import Schema, read_frame, read_values
 from jboost.kernels.library import vary
 from jboost.least_squares import LEAF, Rules, grow
@@ -106,6 +107,7 @@ class RegressionTree:
         return depth
 
 
+@on_host("call jb.boost there")
 def fit_tree(
     x: Any,
     y: Any,
@@ -197,11 +199,7 @@ def make_rules(
 
 
 def check_known(name: str, value: Any) -> float:
-    """A finite number >= 0 that is not being traced."""
-    if isinstance(value, Tracer):
-        raise TypeError(
-            f"{name} must be a number >= 0.0; it decides shapes and cannot be traced"
-        )
+    """A finite number >= 0."""
     checks.check_number(name, value, least=0.0)
     return float(value)
 
@@ -219,11 +217,6 @@ def check_table(
     x: Any, y: Any, sample_weight: Any, feature_names: Sequence[str] | None = None
 ) -> Table:
     """Checks the arguments of the same names."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((x, y, sample_weight))):
-        raise TypeError(
-            "x, y and sample_weight must hold numbers, got traced arrays: a single "
-            "tree is fitted on the host; jboost.boost can be traced"
-        )
     frame = read_frame(x, "x")
     matrix = np.asarray(frame.matrix)
     num_rows = len(matrix)
@@ -276,14 +269,9 @@ def make_tree(**arrays: Any) -> RegressionTree:
 
 
 def check_tree(tree: Any) -> None:
-    """A RegressionTree whose numbers are known."""
+    """A RegressionTree."""
     if not isinstance(tree, RegressionTree):
         raise TypeError(f"tree must be a RegressionTree, got {type(tree).__name__}")
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree)):
-        raise TypeError(
-            "tree must hold numbers, got traced arrays: how many leaves are pruned "
-            "decides shapes"
-        )
 
 
 def tree_scores(
@@ -356,8 +344,8 @@ def _leaves(nodes, matrix):
 
 def _find_leaves(nodes, matrix):
     """All rows go down together, until each has come to a leaf."""
-    left, feature, threshold, missing_left, _ = nodes
-    threshold = jax.lax.stop_gradient(jnp.asarray(threshold, jnp.float32))
+    left, feature, threshold, missing_left, _ = map(jnp.asarray, nodes)
+    threshold = jax.lax.stop_gradient(threshold.astype(jnp.float32))
     matrix = flush_denormals(jax.lax.stop_gradient(matrix))
     rows = jnp.arange(matrix.shape[0], dtype=jnp.int32)
 

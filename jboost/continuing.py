@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jboost.boosting import compiled
 from jboost.categories import Categories
@@ -38,8 +37,6 @@ def check_start(
       The model, with ``absent`` if that is given and the model does not say.
     """
     check_model(model)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
-        raise TypeError("model must hold numbers, got traced arrays: fit is not traced")
     if model.num_scores != num_scores:
         raise ValueError(
             f"num_scores must be {model.num_scores}, as the model has, got {num_scores}"

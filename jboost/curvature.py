@@ -25,6 +25,7 @@ _MOST = 0.75  # of the rows
 _DISTANCES = 4  # at which slopes are compared: 2^-10, 1, 2^10, 2^20 times the size
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
 _BLOCK = 8192  # rows whose minimisers are searched at a time
+_NOWHERE = float("inf")  # minimiser of a row that has none; no NaN: jax_debug_nans
 _PROBES = 12  # steps out for a row's minimiser: 16^12 times the first
 
 
@@ -53,7 +54,7 @@ class Objective(NamedTuple):
       constants: what the loss closed over.
       targets: a pytree with the N rows in front.
       parameters: of an adaptive loss, else ().
-      minimiser: each row's own minimiser of its loss [K, N], NaN where it has none;
+      minimiser: each row's own minimiser of its loss [K, N], inf where it has none;
         None where no rule asks for it.
       kinks: of a piecewise linear loss, None where nobody asked.
       implementation: which kernels sum over rows; see :func:`jboost.fit`.
@@ -111,7 +112,7 @@ def needs_minimiser(loss: TracedLoss) -> bool:
 
 
 def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
-    """Each row's own minimiser F*, NaN where its loss has none.
+    """Each row's own minimiser F*, inf where its loss has none.
 
     F* depends on the target alone and is found once. Accepted are a strict change
     of the gradient's sign, or a jump of the gradient to zero; a gradient that fades
@@ -129,7 +130,7 @@ def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     # Block b has rows b, b + blocks, ...; the last row stands in beyond the end.
     every = jnp.arange(_BLOCK * blocks, dtype=jnp.int32).reshape(_BLOCK, blocks).T
     every = jnp.minimum(every, num_rows - 1)
-    nowhere = jnp.full((objective.loss.num_scores, _BLOCK), jnp.nan, jnp.float32)
+    nowhere = jnp.full((objective.loss.num_scores, _BLOCK), _NOWHERE, jnp.float32)
 
     def search(rows):
         targets = jax.tree.map(lambda target: target[rows], objective.targets)
@@ -161,9 +162,9 @@ def _find_minimisers(objective, num_rows):
 
     def search(start):
         found = _minimisers_from(slopes, start.reshape(-1)).reshape(start.shape)
-        return jnp.where(separable[None, :], found, jnp.nan)
+        return jnp.where(separable[None, :], found, _NOWHERE)
 
-    nowhere = jnp.full_like(start, jnp.nan)
+    nowhere = jnp.full_like(start, _NOWHERE)
     return jax.lax.cond(jnp.any(separable), search, lambda _: nowhere, start)
 
 
@@ -194,7 +195,7 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     size = jnp.max(jnp.where(counts & jnp.isfinite(minimiser), jnp.abs(minimiser), 0.0))
 
     def compare(number, same):
-        distance = size * jnp.exp2(10.0 * number.astype(jnp.float32) - 10.0)
+        distance = size * jnp.exp2(10.0 * jnp.float32(number) - 10.0)
         far_left, far_right = kink_slopes(objective, distance)
         return same & (far_left == left) & (far_right == right)
 
@@ -391,7 +392,8 @@ def _minimisers_from(slope, begin):
         return jnp.where(result.strict | result.jump, result.point, found)
 
     found = jnp.where(at_target, begin, jnp.nan)
-    return jax.lax.fori_loop(0, 2, search, found)
+    found = jax.lax.fori_loop(0, 2, search, found)
+    return jnp.where(jnp.isnan(found), _NOWHERE, found)
 
 
 def _separable_rows(objective, start):

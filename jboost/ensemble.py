@@ -24,6 +24,7 @@ from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.categories import Categories, column_values
 from jboost.category_codes import check_values
 from jboost.category_splits import CATEGORICAL
+from jboost.entry import traceable
 from jboost.frames import Schema, read_frame
 from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
@@ -103,6 +104,8 @@ class Ensemble:
         """Its sizes: the arrays would fill pages."""
         if not hasattr(self.feature, "shape"):  # while JAX builds trees of other things
             return "Ensemble(...)"
+        if np.ndim(self.leaf_value) != 3:  # made by vmap
+            return f"Ensemble(leaf_value.shape={np.shape(self.leaf_value)})"
         sizes = (
             f"num_rounds={self.num_rounds}, num_scores={self.num_scores}, "
             f"max_depth={self.max_depth}, num_features={self.num_features}"
@@ -138,6 +141,7 @@ class Ensemble:
         return ~((self.threshold == np.inf) & self.missing_left)
 
 
+@traceable
 def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     """Turns thresholds that are codes into raw ones; traceable.
 
@@ -159,6 +163,9 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     tree = trees.trees
     # NumPy arrays stay in NumPy, where another number of rounds compiles nothing.
     host = isinstance(tree.feature, np.ndarray)
+    if tree.left_codes is not None and not isinstance(tree.feature, Tracer):
+        # The NaN below must come from no operation of JAX, for jax_debug_nans.
+        host, tree = True, jax.device_get(tree)
     thresholds = np.asarray(bins.thresholds) if host else jnp.asarray(bins.thresholds)
     # The last threshold is +inf: where a node is not split.
     code = (tree.threshold - 1).clip(0, thresholds.shape[1] - 1)
@@ -184,6 +191,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     )
 
 
+@traceable
 def predict(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -241,6 +249,7 @@ def predict(
     return task.cut(transform_rows(inverse_link, scores), rows_axis=0)
 
 
+@traceable
 def staged_predict(
     model: Ensemble,
     x: Any,
@@ -271,6 +280,7 @@ def staged_predict(
     return task.cut(stages, rows_axis=1, rounds_axis=0)
 
 
+@traceable
 def leaf_indices(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -374,6 +384,7 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
     return model, place, width
 
 
+@traceable
 def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     """The model after its first ``num_rounds`` rounds.
 
@@ -408,6 +419,14 @@ def check_model(model: Any) -> None:
         )
     if not isinstance(model, Ensemble):
         raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
+    shape = np.shape(model.leaf_value)
+    if len(shape) != 3:
+        raise ValueError(
+            "model must be one Ensemble, whose leaf_value has the axes R, K and L, got "
+            f"shape {shape}, as jax.vmap makes it; map over the models with "
+            "jax.vmap(lambda model: jb.predict(model, x))(models), or take one of them "
+            "with jax.tree.map(lambda array: array[0], models)"
+        )
 
 
 def _read_rows(model, x):

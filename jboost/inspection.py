@@ -26,6 +26,7 @@ from jboost.curvature import (
     loss_values,
     needs_minimiser,
 )
+from jboost.entry import on_host
 from jboost.losses import Adaptive
 from jboost.rounds import Method
 from jboost.settings import resolve_samples
@@ -83,6 +84,7 @@ class LossReport:
         return "\n".join(lines)
 
 
+@on_host("call it on concrete arrays")
 def inspect_loss(
     loss: Callable[..., Any] | Adaptive,
     target: Any,
@@ -135,7 +137,8 @@ def inspect_loss(
     traced, constants = trace_loss(loss, targets, num_scores)
     look = compiled(_look_along, traced, k, curvature, size)
     points, minimiser, values = look(constants, targets, given, np.float32(reach))
-    points, minimiser = np.asarray(points), float(minimiser)
+    points = np.asarray(points)
+    minimiser = float(minimiser) if np.isfinite(minimiser) else float("nan")
     value, gradient, hessian, positive = (np.asarray(array) for array in values)
     finite = np.isfinite(value) & np.isfinite(gradient) & np.isfinite(hessian)
     noise = _NOISE * np.max(np.abs(hessian[np.isfinite(hessian)]), initial=0)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
 from jboost import checks
@@ -25,6 +24,7 @@ from jboost.cart import (
     make_tree,
 )
 from jboost.collisions import warn_of_collisions
+from jboost.entry import on_host
 from jboost.least_squares import LEAF
 from jboost.thresholds import TINY
 
@@ -46,6 +46,7 @@ class PruningPath(NamedTuple):
     squared_error: Float[np.ndarray, " S"]
 
 
+@on_host("call it on concrete arrays")
 def pruning_path(tree: RegressionTree) -> PruningPath:
     """Finds every subtree that minimises the cost for some alpha.
 
@@ -93,6 +94,7 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
     )
 
 
+@on_host("call it on concrete arrays")
 def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
     """The smallest subtree that minimises C_alpha; see :func:`pruning_path`.
 
@@ -114,7 +116,7 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
       array([2.75, 0.5 , 5.  ])
     """
     check_tree(tree)
-    if isinstance(alpha, Tracer) or not np.array_equal(alpha, np.inf):
+    if not np.array_equal(alpha, np.inf):
         alpha = check_known("alpha", alpha)
     left = np.asarray(tree.left)
     keeps_split = (left != LEAF) & (_collapse_alphas(tree) > alpha)
@@ -165,6 +167,7 @@ class AlphaChoice(NamedTuple):
     one_se_alpha: float
 
 
+@on_host("call it on concrete arrays")
 def cross_validate_alpha(
     x: Any,
     y: Any,

@@ -147,8 +147,9 @@ class BoostState(NamedTuple):
     """What one round hands to the next.
 
     Attributes:
-      scores: of the training rows, offset included.
-      minimiser: each row's own minimiser of the loss, NaN where there is none.
+      scores: of the training rows, offset included: [N] or [N, K] in the states that
+        :func:`jboost.init` and :func:`jboost.boost_step` return, [K, N] within a round.
+      minimiser: each row's own minimiser of the loss, inf where there is none.
       kinks: of a piecewise linear loss, else None.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss, estimated from ``scores``; else ().
@@ -161,7 +162,7 @@ class BoostState(NamedTuple):
       round: how many rounds have been made.
     """
 
-    scores: Float[Array, "K N"]
+    scores: Float[Array, "..."]
     minimiser: Float[Array, "K N"] | None
     kinks: Kinks | None
     init_score: Float[Array, "*K"]

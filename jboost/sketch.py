@@ -17,6 +17,7 @@ from jboost.binning import (
     check_max_bins,
     pad_thresholds,
 )
+from jboost.entry import on_host
 from jboost.frames import read_frame
 from jboost.summary import (
     QuantileSummary,
@@ -132,6 +133,7 @@ def make_sketch(num_features: int, *, eps: float = 1 / 2048) -> QuantileSketch:
     )
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def update_sketch(
     sketch: QuantileSketch,
     x: Any,
@@ -211,6 +213,7 @@ def merge_sketches(first: QuantileSketch, second: QuantileSketch) -> QuantileSke
     return _settle(merged)
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
     """The quantile summary of one feature, all levels merged.
 
@@ -237,6 +240,7 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
     return summary
 
 
+@on_host("call it on concrete arrays")
 def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
     """Chooses thresholds as :func:`jb.fit_bins` does, for rows that were streamed.
 
@@ -287,6 +291,7 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
     return pad_thresholds(rows, int(max_bins))
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def find_thresholds(summary: QuantileSummary, *, eps: float) -> Float[np.ndarray, " C"]:
     """Thresholds at split candidates that are less than ``eps`` apart.
 

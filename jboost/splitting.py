@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.binning import MISSING
+from jboost.entry import traceable
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake
 WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
@@ -61,6 +62,7 @@ class Split(NamedTuple):
     absent_codes: UInt32[Array, "*M W"] | None = None
 
 
+@traceable
 def find_split(
     histogram: Int32[Array, "F B C"],
     unit: Float[Array, "2"],

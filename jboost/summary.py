@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
+from jboost.entry import on_host
 from jboost.frames import read_frame, read_values
 from jboost.thresholds import TINY, count_distinct
 
@@ -67,6 +68,7 @@ class QuantileSummary(NamedTuple):
         )
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def make_summary(
     values: Shaped[ArrayLike, " N"],
     weight: Shaped[ArrayLike, " N"] | None = None,
@@ -113,6 +115,7 @@ def summarize_column(
     return _accumulate(*count_distinct(values[order], weight[keep][order]))
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def merge_summaries(first: QuantileSummary, second: QuantileSummary) -> QuantileSummary:
     """Sums up two columns laid end to end; the errors add up at most.
 
@@ -138,6 +141,7 @@ def merge_summaries(first: QuantileSummary, second: QuantileSummary) -> Quantile
     )
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
     """Keeps at most ``b + 1`` entries, b being ``num_ranks``; bounds stay as they are.
 
@@ -171,6 +175,7 @@ def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
     return QuantileSummary(*(field[keep] for field in summary))
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def query_ranks(
     summary: QuantileSummary, ranks: Shaped[ArrayLike, "*shape"]
 ) -> Float[np.ndarray, "*shape"]:
@@ -208,6 +213,7 @@ def query_ranks(
     return summary.value[place]
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def bound_ranks(
     summary: QuantileSummary, values: Shaped[ArrayLike, " m"]
 ) -> QuantileSummary:
@@ -232,6 +238,7 @@ def bound_ranks(
     return _bound(summary, flush(column))
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
     """Proposes values to split at: neighbours are less than ``eps`` apart in rank.
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
@@ -35,6 +34,7 @@ from jboost.continuing import (
 )
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
+from jboost.entry import on_host
 from jboost.frames import Schema, read_frame
 from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
@@ -61,6 +61,7 @@ from jboost.tables import Rows, make_rows, make_sets, name_sets
 from jboost.tracing import trace_loss
 
 
+@on_host("call jb.boost there")
 def fit(
     x: Any,
     y: Any = None,
@@ -264,11 +265,6 @@ def fit(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
-    if isinstance(x, Tracer):
-        raise TypeError(
-            "x must be an array of numbers, got a traced value: fit runs on the host; "
-            "inside jit, vmap or grad call jb.boost"
-        )
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
     num_scores = checks.check_integer("num_scores", num_scores, least=1)
     seed = checks.check_integer("seed", seed, least=0, most=2**32 - 1)

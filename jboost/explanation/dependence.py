@@ -10,14 +10,13 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
-import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, predict
+from jboost.ensemble import Ensemble, check_model, predict
+from jboost.entry import on_host
 from jboost.frames import read_frame
 
 DependenceKind = Literal["average", "individual", "both"]
@@ -57,6 +56,7 @@ class PartialDependence(NamedTuple):
         return self.individual - self.individual[first]
 
 
+@on_host("call jb.predict there")
 def partial_dependence(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -143,8 +143,8 @@ def _read_matrix(model, x):
         raise TypeError(
             f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
         )
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, x))):
-        raise TypeError("model and x must hold numbers, got traced arrays")
+    if isinstance(model, Ensemble):
+        check_model(model)
     frame = read_frame(x, "x", schema=model.schema, categorical=True)
     matrix = np.asarray(frame.matrix)
     if matrix.shape[1] != model.num_features:
@@ -182,7 +182,7 @@ def _find_features(model, features):
 
 def _split_grid(grid, count):
     """What is asked for of each feature."""
-    if isinstance(grid, int | np.integer | Tracer):
+    if isinstance(grid, int | np.integer):
         return [checks.check_integer("grid", grid, least=1)] * count
     expected = "grid must be a number of values, or the values themselves"
     if count == 2:

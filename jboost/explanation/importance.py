@@ -15,7 +15,8 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 from jboost import checks, losses
 from jboost.boosting import compiled
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, predict
+from jboost.ensemble import Ensemble, check_model, predict
+from jboost.entry import on_host
 from jboost.frames import read_frame
 from jboost.least_squares import LEAF
 from jboost.reports import mean_loss
@@ -62,6 +63,7 @@ class _Nodes(NamedTuple):
     weight: Float[np.ndarray, "R K nodes"]
 
 
+@on_host("call it on concrete arrays")
 def feature_importance(
     model: Ensemble | RegressionTree,
     kind: ImportanceKind = "improvement",
@@ -123,6 +125,7 @@ def feature_importance(
     return Importance(_names(model), total)
 
 
+@on_host("call it on concrete arrays")
 def permutation_importance(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -202,6 +205,8 @@ def _check_model(model):
         raise TypeError(
             f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
         )
+    if isinstance(model, Ensemble):
+        check_model(model)
 
 
 def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):

@@ -25,6 +25,7 @@ from jboost.ensemble import (
     in_blocks,
     keep_used_features,
 )
+from jboost.entry import traceable
 from jboost.explanation.attributions import explain, mean_values
 from jboost.kernels.predict_cpu import Trees, as_rows
 from jboost.least_squares import LEAF
@@ -51,6 +52,7 @@ class ShapValues(NamedTuple):
     base: Float[Array, "*K"]
 
 
+@traceable
 def shap_values(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -114,6 +116,7 @@ def shap_values(
     return ShapValues(values, base)
 
 
+@traceable
 def shap_interactions(
     model: Ensemble | RegressionTree,
     x: Any,

@@ -16,11 +16,13 @@ from jaxtyping import Array, Float
 
 from jboost import checks
 from jboost.ensemble import Ensemble, check_model, predict
+from jboost.entry import on_host
 from jboost.storage.containers import replace_file
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
+@on_host("call it on concrete arrays")
 def export_predict(
     model: Ensemble,
     path: str | os.PathLike[str],

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jboost.ensemble import Ensemble
+from jboost.entry import on_host
 from jboost.interchange.category_sets import CategorySplit, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.lightgbm_categories import find_categories
@@ -29,6 +30,7 @@ _MOST_SCORES = 2**16  # of a model without trees
 _ZERO = float(np.float32(1e-35))  # up to here LightGBM takes numbers for 0
 
 
+@on_host("read the model first")
 def read_lightgbm(source: Any) -> Ensemble:
     """Reads a model of LightGBM's; its scores are LightGBM's raw scores.
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.ensemble import Ensemble
+from jboost.entry import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.linked import (
     LEAF,
@@ -25,6 +26,7 @@ _READ = (
 )
 
 
+@on_host("read the model first")
 def read_sklearn(estimator: Any) -> Ensemble:
     """Reads trees of a fitted estimator of scikit-learn's.
 

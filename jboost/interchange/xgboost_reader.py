@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32
 
 from jboost.category_codes import MOST_VALUES
 from jboost.ensemble import Ensemble, truncate
+from jboost.entry import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.linked import LEAF, Nodes, build_ensemble, place_sets
@@ -39,6 +40,7 @@ class _Parameters(NamedTuple):
     categorical: dict[int, tuple[Any, ...]]  # feature -> its categories; (): unknown
 
 
+@on_host("read the model first")
 def read_xgboost(source: Any) -> Ensemble:
     """Reads a model of XGBoost's; its scores are XGBoost's margins.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jboost import checks
 from jboost.ensemble import Ensemble, check_model
+from jboost.entry import on_host
 from jboost.interchange.category_sets import list_values
 from jboost.interchange.linked import LEAF, Nodes, list_trees
 from jboost.interchange.ubjson import write_ubjson
@@ -47,6 +48,7 @@ _TINY = np.finfo(np.float32).tiny
 _LARGEST = np.finfo(np.float32).max
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def write_xgboost(
     model: Ensemble,
     path: str | os.PathLike[str],

@@ -79,7 +79,7 @@ def _select(key, kinks, width, group, num_groups, target):
 
     def find_digit(number, state):
         prefix, below = state
-        shift = (32 - digit * (number + 1)).astype(jnp.uint32)
+        shift = jnp.asarray(32 - digit * (number + 1), jnp.uint32)
         place = key >> shift
         same = (place >> digit) == ((prefix[group] >> shift) >> digit)
         segment = group * size + (place & (size - 1)).astype(jnp.int32)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.checks import check_integer
-from jboost.ensemble import Ensemble
+from jboost.ensemble import Ensemble, check_model
 from jboost.plotting.canvas import label_features, shorten, write_number
 
 ROOT = -1  # is nobody's child
@@ -149,6 +149,8 @@ def read_tree(
         raise TypeError(
             f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
         )
+    if isinstance(model, Ensemble):
+        check_model(model)
     score = check_integer("score", score, least=0, most=model.num_scores - 1)
     check_integer("precision", precision, least=1, most=17)
     if max_depth is not None:

@@ -9,7 +9,6 @@ from functools import partial
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
 from jboost import checks, losses
@@ -70,11 +69,6 @@ def compare(
 
 def _check_rows(x):
     """Rows must be here to be held out."""
-    if isinstance(x, Tracer):
-        raise TypeError(
-            "x must be an array of numbers, got a traced value: cross_validate and "
-            "sweep run on the host; inside jit, vmap or grad call jb.boost"
-        )
     if isinstance(x, Stream):
         raise ValueError(
             "x must hold its rows in memory (an array, a data frame, a sparse matrix), "

@@ -24,6 +24,7 @@ from jboost.category_splits import (
 )
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
+from jboost.entry import on_host
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
 from jboost.selection.comparison import average, compare
@@ -85,6 +86,7 @@ class CrossValidation:
         return int(np.argmax(self.mean <= np.fmax(most, self.mean[self.best_round])))
 
 
+@on_host("call jb.boost there")
 def cross_validate(
     x: Any,
     y: Any,

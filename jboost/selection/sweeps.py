@@ -25,6 +25,7 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.curvature import Curvature
+from jboost.entry import on_host
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
 from jboost.selection.comparison import SWEPT, average, compare
@@ -99,6 +100,7 @@ def _show(value):
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
+@on_host("call jb.boost there")
 def sweep(
     x: Any,
     y: Any,

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jboost.binning import Bins
 from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble
+from jboost.entry import on_host
 from jboost.storage.containers import (
     Container,
     FileError,
@@ -27,6 +27,7 @@ from jboost.storage.layouts import KINDS, check_container
 Model = Ensemble | RegressionTree | Bins
 
 
+@on_host("call it on concrete arrays", runs_jax=False)
 def save(model: Model, path: Any) -> None:
     """Writes a model to a file, from which :func:`load` gives back the same bits.
 
@@ -57,6 +58,7 @@ def save(model: Model, path: Any) -> None:
     write_container(pack(model), path)
 
 
+@on_host("load the model first")
 def load(path: Any) -> Any:
     """Reads what :func:`save` has written; of a checkpoint of ``fit``, its model.
 
@@ -106,8 +108,6 @@ def pack(model: Any, prefix: str = "") -> Container:
         raise TypeError(
             f"model must be one of {tuple(KINDS)}, got {type(model).__name__}"
         )
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
-        raise TypeError("model must hold numbers to be saved, got traced arrays")
     written, arrays = _check_contents(kind, model)
     return Container(
         type(model).__name__,
