@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient boosting for any differentiable loss, as pure functions on JAX arrays."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from jboost import losses, recipes
 from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.boosting import BoostedTrees, boost, boost_step, init
@@ -68,6 +70,11 @@ from jboost.summary import (
 from jboost.training import fit
 from jboost.tree import grow_tree
 
+try:
+    __version__ = version("jboost")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0+unknown"
+
 __all__ = [
     "AlphaChoice",
     "Bins",
@@ -91,6 +98,7 @@ __all__ = [
     "Sweep",
     "TrainingError",
     "Tree",
+    "__version__",
     "apply_bins",
     "array_batches",
     "bins_from_sketch",

@@ -175,8 +175,8 @@ def boost_step(
     rows = (len(data.weights),)
     if state.scores.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
-            f"state must be of one run on the {rows[0]} rows of binned, with scores [N] "
-            f"or [N, K], got scores of shape {state.scores.shape}"
+            f"state must be of one run on the {rows[0]} rows of binned, with scores "
+            f"[N] or [N, K], got scores of shape {state.scores.shape}"
         )
     if needs_minimiser(traced) != (state.minimiser is not None):
         raise ValueError("loss must be the one that the state was made with by init")
@@ -246,6 +246,10 @@ def boost(
     learning rates, l2, parameters that the loss closes over, keys, sample weights.
     The arguments mean what they mean for :func:`jboost.fit`; ``categories`` are those
     of the bins (``bins.categories``), None where no column is categorical.
+
+    ``jax.export`` needs ``implementation="xla"``, because exported programs cannot hold
+    the compiled kernels. Training has no derivative; differentiate
+    :func:`jboost.predict` in the leaf values, the initial score or the offset.
 
     Returns:
       The trees with their initial score (:func:`jboost.to_ensemble` turns codes into

@@ -300,7 +300,7 @@ def _apply(function, tree, x, implementation):
             f'implementation must be None or "xla" for a RegressionTree, got '
             f"{implementation!r}"
         )
-    matrix = read_frame(x, "x", schema=tree.schema).matrix
+    matrix = read_frame(x, "x", schema=tree.schema, least_rows=0).matrix
     num_rows, num_columns = matrix.shape
     if num_columns != tree.num_features:
         raise ValueError(

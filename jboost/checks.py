@@ -299,9 +299,12 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
 
 
 def check_link(
-    inverse_link: Any, score_shape: tuple[int, ...]
+    inverse_link: Any, score_shape: tuple[int, ...], *, single: bool = False
 ) -> Callable[..., Any] | None:
-    """A function of the score of one row, written in jax.numpy."""
+    """A function of the score of one row, written in jax.numpy.
+
+    ``single``: whether it must return one array rather than a pytree.
+    """
     if inverse_link is None:
         return None
     check_callable("inverse_link", inverse_link, "inverse_link(score)")
@@ -314,8 +317,12 @@ def check_link(
             "inverse_link must be a function in jax.numpy of the score of one row, "
             f"here of shape {score_shape}; it raises {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(found, jax.ShapeDtypeStruct):
-        raise TypeError(f"inverse_link must return one array, got {found!r}")
+    if single and not isinstance(found, jax.ShapeDtypeStruct):
+        raise TypeError(f"inverse_link must return one array here, got {found!r}")
+    if not jax.tree.leaves(found):
+        raise TypeError(
+            f"inverse_link must return an array or a pytree of arrays, got {found!r}"
+        )
     return inverse_link
 
 
@@ -371,7 +378,7 @@ def _check_finite(array, weights, name, given):
     if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
         return
     host = np.asarray(array)
-    bad = ~np.isfinite(host).reshape(len(host), -1).all(axis=1)
+    bad = ~np.isfinite(host).all(axis=tuple(range(1, host.ndim)))
     if weights is not None and not isinstance(weights, Tracer):
         bad &= np.asarray(weights) > 0
     if bad.any():

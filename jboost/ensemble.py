@@ -199,7 +199,7 @@ def predict(
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     inverse_link: Callable[..., Any] | None = None,
     implementation: str | None = None,
-) -> Float[Array, "N *K"]:
+) -> Any:
     """The raw score F(x) = init_score + sum of leaf values (+ offset), or its link.
 
     Args:
@@ -214,14 +214,15 @@ def predict(
         None, every entry must be stored.
       offset: [N] or [N, K], added to the score, as in training.
       inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
-        what to return instead of the score. ``jax.nn.sigmoid`` for probabilities of
-        logistic, ``jax.nn.softmax`` for softmax, ``jnp.exp`` for means of poisson,
-        gamma and tweedie; :func:`jboost.losses.inverse_link` gives that of a loss.
+        what to return instead of the score, an array or a pytree of arrays.
+        ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
+        softmax, ``jnp.exp`` for means of poisson, gamma and tweedie; :func:`jboost.losses.inverse_link` gives that of a loss.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; the results are equal to the bit.
 
     Returns:
-      [N], or [N, K] for K > 1 scores a row; or what ``inverse_link`` makes of them.
+      [N], or [N, K] for K > 1 scores a row; or what ``inverse_link`` makes of them,
+      with an axis N in front of each array. Empty where x has no rows.
 
     Raises:
       TypeError, ValueError: the model is not an Ensemble, x is no numeric matrix, or
@@ -257,7 +258,7 @@ def staged_predict(
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     inverse_link: Callable[..., Any] | None = None,
     implementation: str | None = None,
-) -> Float[Array, "R N *K"]:
+) -> Any:
     """The score after each round, [R, N] or [R, N, K]; see :func:`predict`.
 
     Example:
@@ -323,7 +324,7 @@ def in_blocks(
             "model and offset must not be traced where x is sparse: its rows are "
             "looked at on the host; inside jit, vmap or grad pass a dense x"
         )
-    matrix = read_rows(x, "x")
+    matrix = read_rows(x, "x", least_rows=0)
     _check_columns(model, matrix.shape[1])
     check_gaps(model.absent, matrix, "x")
     num_rows = matrix.shape[0]
@@ -336,7 +337,7 @@ def in_blocks(
     block = block.astype(np.float32)
     fill = block[0, 0]
     results = []
-    for first in range(0, num_rows, size):
+    for first in range(0, max(num_rows, 1), size):
         count = min(size, num_rows - first)
         starts = matrix.starts[first : first + count + 1]
         entries = slice(starts[0], starts[-1])
@@ -352,9 +353,13 @@ def in_blocks(
             rest = np.zeros((size - count, *part.shape[1:]), np.float32)
             result = run(model, block, offset=np.concatenate([part, rest]))
         # Into NumPy: the block may be written to again only when it has been read.
-        results.append(np.take(np.asarray(result), np.arange(count), axis=rows_axis))
+        cut = partial(np.take, indices=np.arange(count), axis=rows_axis)
+        results.append(
+            jax.tree.map(lambda array, cut=cut: cut(np.asarray(array)), result)
+        )
         block[cells] = fill
-    return jnp.asarray(np.concatenate(results, axis=rows_axis))
+    join = partial(np.concatenate, axis=rows_axis)
+    return jax.tree.map(lambda *parts: jax.device_put(join(parts)), *results)
 
 
 def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
@@ -431,7 +436,9 @@ def check_model(model: Any) -> None:
 
 def _read_rows(model, x):
     known = model.categories is not None
-    return read_frame(x, "x", schema=model.schema, categorical=known).matrix
+    return read_frame(
+        x, "x", schema=model.schema, categorical=known, least_rows=0
+    ).matrix
 
 
 def _check_columns(model, num_columns):
@@ -464,8 +471,11 @@ class _Task(NamedTuple):
         pad = jnp.pad if isinstance(offset, Tracer) else np.pad
         return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
 
-    def cut(self, result, rows_axis, rounds_axis=None):
-        """Drops what was added, and waits where memory is borrowed."""
+    def cut(self, results, rows_axis, rounds_axis=None):
+        """Drops what was added to every array, and waits where memory is borrowed."""
+        return jax.tree.map(lambda a: self._cut(a, rows_axis, rounds_axis), results)
+
+    def _cut(self, result, rows_axis, rounds_axis):
         if rounds_axis is not None and result.shape[rounds_axis] > self.num_rounds:
             result = jax.lax.slice_in_dim(result, 0, self.num_rounds, axis=rounds_axis)
         if self.size > self.num_rows:
@@ -490,7 +500,7 @@ def as_task(
     check_implementation(implementation)
     check_model(model)
     plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
-    matrix = x if plain and x.size else _read_rows(model, x)
+    matrix = x if plain and x.shape[1] else _read_rows(model, x)
     _check_columns(model, matrix.shape[1])
     if model.categories is not None:
         check_values(matrix, model.categories.features, "x", model.feature_names)

@@ -178,7 +178,7 @@ class Boosting(BaseEstimator):
 
     def _train(self, X, targets, weights, offset, eval_set, loss, num_scores, labels):
         """Runs ``fit``; ``labels`` are what a random split is to keep the shares of."""
-        check_link(self._link, () if num_scores == 1 else (num_scores,))
+        check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
         seed = self._draw_seed()
         rows: Any = (X, targets, weights, offset)
         validation = self._check_sets(eval_set)
@@ -244,8 +244,9 @@ class Boosting(BaseEstimator):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return X
         return validate_data(
-            self, X, reset=reset, accept_sparse=True, ensure_all_finite=False
-        )
+            self, X, reset=reset, accept_sparse=True, ensure_all_finite=False,
+            ensure_min_samples=1 if reset else 0,
+        )  # fmt: skip
 
     def _score_rows(self, X, offset=None, inverse_link=None) -> np.ndarray:
         check_is_fitted(self)
@@ -293,6 +294,6 @@ def find_loss(loss: Any) -> Any:
     if loss not in losses.LOSSES:
         raise ValueError(
             f"loss must be 'auto', one of {tuple(losses.LOSSES)}, or a function, got "
-            f"{loss!r}"
+            f"{loss!r}{losses.suggest_loss(loss, repr('{}'))}"
         )
     return losses.LOSSES[loss]

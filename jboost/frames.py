@@ -16,7 +16,7 @@ import narwhals.stable.v2 as nw
 import numpy as np
 
 from jboost.columns import Column, Values, read_cells, read_numbers
-from jboost.sparse import is_sparse, read_columns
+from jboost.sparse import check_shape, is_sparse, read_columns
 
 _BLOCK_ROWS = 4096  # are filled at a time, so that they stay in the cache
 
@@ -62,6 +62,7 @@ def read_frame(
     schema: Schema | None = None,
     sparse: bool = False,
     categorical: bool = False,
+    least_rows: int = 1,
 ) -> Frame:
     """Checks that ``x`` is a table of numbers and categories, and reads it.
 
@@ -78,6 +79,7 @@ def read_frame(
         saw no such value.
       sparse: whether the caller can use a sparse matrix.
       categorical: whether the caller can use categories.
+      least_rows: 0 where a table without rows is allowed.
 
     Raises:
       TypeError, ValueError: ``x`` is no such table; names the column.
@@ -90,9 +92,9 @@ def read_frame(
             f"{type(x).__name__}; fit, fit_bins, apply_bins, predict, staged_predict, "
             "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
-    table = _find_columns(x, name)
+    table = _find_columns(x, name, least_rows)
     if table is None:
-        return Frame(_read_matrix(x, name))
+        return Frame(_read_matrix(x, name, least_rows))
     names = _find_names(table, name)
     known: tuple[Values | None, ...] = (None,) * len(table)
     if schema is not None:
@@ -174,7 +176,7 @@ def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
             yield label, read_numbers(head)
 
 
-def _find_columns(x, name) -> dict[Any, Any] | None:
+def _find_columns(x, name, least_rows=1) -> dict[Any, Any] | None:
     """Columns by label, of a data frame or a structured array; None of a matrix."""
     if isinstance(x, np.ndarray):
         if x.dtype.names is None:
@@ -192,10 +194,7 @@ def _find_columns(x, name) -> dict[Any, Any] | None:
             return None
         pairs = zip(frame.columns, frame.iter_columns(), strict=True)
         shape, columns = frame.shape, dict(pairs)
-    if 0 in shape:
-        raise ValueError(
-            f"{name} must have at least one row and one column, got {shape=}"
-        )
+    check_shape(shape, name, least_rows)
     return columns
 
 
@@ -249,7 +248,7 @@ def _check_names(names, expected, name):
     raise ValueError(message)
 
 
-def _read_matrix(x, name):
+def _read_matrix(x, name, least_rows):
     """A matrix in float32, where it lives."""
     if isinstance(x, jax.Array):  # a tracer is one, too
         matrix = x
@@ -265,10 +264,7 @@ def _read_matrix(x, name):
         )
     if matrix.ndim != 2:
         raise ValueError(f"{name} must be 2-D [rows, features], got {matrix.shape=}")
-    if 0 in matrix.shape:
-        raise ValueError(
-            f"{name} must have at least one row and one column, got {matrix.shape=}"
-        )
+    check_shape(matrix.shape, name, least_rows)
     with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
         if isinstance(matrix, np.ndarray):
             return matrix.astype(np.float32, order="C", copy=False)

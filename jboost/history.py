@@ -45,7 +45,7 @@ class History:
     """
 
     train_loss: np.ndarray
-    validation_loss: np.ndarray | dict[str, np.ndarray] | None
+    validation_loss: Any  # a union would make its users tell the cases apart
     metrics: dict[str, dict[str, np.ndarray]]
     best_round: int
     choices: dict[str, Any]

@@ -8,6 +8,7 @@ so a loss of your own needs nothing but its formula. Parameters are keyword-only
 bind them with ``functools.partial`` or a closure.
 """
 
+import difflib
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -305,6 +306,54 @@ def bare_loss(loss: Any) -> Any:
 
 
 Report = Literal["current", "first"]
+
+# Names of objectives in XGBoost, LightGBM, CatBoost and scikit-learn, in lower case.
+_PEERS: Mapping[str, str] = MappingProxyType(
+    {
+        peer: name
+        for name, peers in {
+            "squared_error": "reg:squarederror reg:linear regression regression_l2 l2 "
+            "mean_squared_error mse l2_root root_mean_squared_error rmse ls "
+            "least_squares",
+            "absolute_error": "reg:absoluteerror regression_l1 l1 mean_absolute_error "
+            "mae lad least_absolute_deviation",
+            "pseudo_huber": "reg:pseudohubererror",
+            "log_cosh": "logcosh",
+            "quantile": "reg:quantileerror pinball multiquantile",
+            "expectile": "reg:expectileerror",
+            "poisson": "count:poisson",
+            "gamma": "reg:gamma",
+            "tweedie": "reg:tweedie",
+            "logistic": "binary:logistic binary:logitraw reg:logistic binary logloss "
+            "log_loss binary_logloss cross_entropy crossentropy xentropy deviance "
+            "binomial_deviance binary_crossentropy bce",
+            "softmax": "multi:softmax multi:softprob multiclass multi_logloss "
+            "multinomial_deviance categorical_crossentropy",
+            "hinge": "binary:hinge",
+        }.items()
+        for peer in peers.split()
+    }
+)
+
+
+def suggest_loss(name: str, form: str) -> str:
+    """What an unknown name of a loss probably meant, to end an error message.
+
+    Args:
+      name: of a loss here, of an objective of another library, or misspelt.
+      form: how losses are to be named, such as "jb.losses.{}".
+    """
+    low = name.lower()
+    found = {**{known: known for known in LOSSES}, **_PEERS}
+    # CatBoost writes parameters into names: "Quantile:alpha=0.9".
+    meant = found.get(low) or found.get(low.split(":")[0])
+    if meant is None:
+        close = difflib.get_close_matches(low, found, n=1)
+        meant = found[close[0]] if close else None
+    if meant is None:
+        return "; losses are " + ", ".join(form.format(known) for known in LOSSES)
+    classes = " with num_scores=(number of classes)" if meant == "softmax" else ""
+    return f"; did you mean {form.format(meant)}{classes}?"
 
 
 class Adaptive(NamedTuple):

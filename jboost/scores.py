@@ -56,7 +56,7 @@ def find_row_leaves(model: Any, rows: Any, implementation: str | None) -> Array:
 
 def transform_rows(
     inverse_link: Callable[..., Any] | None, scores: Array, *, staged: bool = False
-) -> Array:
+) -> Any:
     """``inverse_link`` of the score of every row (and round)."""
     if inverse_link is None:
         return scores

@@ -114,7 +114,16 @@ def read_columns(x: Any, name: str) -> SparseMatrix:
     return _as_float32(sort_entries(x, name, by_column=True))
 
 
-def read_rows(x: Any, name: str) -> SparseMatrix:
+def check_shape(shape: tuple[int, ...], name: str, least_rows: int = 1) -> None:
+    """Refuses tables without columns, and those with too few rows."""
+    if shape[0] < least_rows or shape[1] == 0:
+        rows = (
+            "at least one row and one column" if least_rows else "at least one column"
+        )
+        raise ValueError(f"{name} must have {rows}, got shape {tuple(shape)}")
+
+
+def read_rows(x: Any, name: str, least_rows: int = 1) -> SparseMatrix:
     """The stored entries by row, duplicates summed, in float32.
 
     Args:
@@ -130,17 +139,16 @@ def read_rows(x: Any, name: str) -> SparseMatrix:
         columns = np.repeat(np.arange(x.shape[1], dtype=np.int32), np.diff(x.starts))
         starts = _count_starts(x.places, x.shape[0])
         return SparseMatrix(starts, columns[row], x.values[row], x.shape)
-    return _as_float32(sort_entries(x, name, by_column=False))
+    return _as_float32(sort_entries(x, name, by_column=False, least_rows=least_rows))
 
 
-def sort_entries(x: Any, name: str, *, by_column: bool) -> SparseMatrix:
+def sort_entries(
+    x: Any, name: str, *, by_column: bool, least_rows: int = 1
+) -> SparseMatrix:
     """The stored entries in order, in the type that ``x`` has."""
     if len(x.shape) != 2:
         raise ValueError(f"{name} must be 2-D [rows, features], got {x.shape=}")
-    if 0 in x.shape:
-        raise ValueError(
-            f"{name} must have at least one row and one column, got {x.shape=}"
-        )
+    check_shape(x.shape, name, least_rows)
     kind = np.dtype(x.dtype).kind if str(x.dtype) != "bfloat16" else "f"
     if kind not in "fiub":
         raise TypeError(

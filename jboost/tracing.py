@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
-from jboost.losses import Adaptive
+from jboost.losses import Adaptive, suggest_loss
 
 # Calls whose body is spliced in; what they say about differentiation has been used
 # by then, because gradient and Hessian are traced from the function itself.
@@ -106,7 +106,7 @@ def trace_loss(
         scores = jax.ShapeDtypeStruct((num_rows, *score.shape), jnp.float32)
         weights = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
         inputs = (scores, rows, weights)
-        parameters = jax.eval_shape(loss.estimate, *inputs)
+        parameters = _estimate_shapes(loss.estimate, inputs)
         estimate = _trace(loss.estimate, inputs, constants)
         arguments, function = (score, row, parameters), loss.loss
     else:
@@ -117,9 +117,15 @@ def trace_loss(
         return jnp.asarray(function(score, *rest), jnp.float32)
 
     value = _trace(scalar_loss, arguments, constants)
-    gradient = _trace(jax.grad(scalar_loss), arguments, constants)
+    try:
+        gradient = _trace(jax.grad(scalar_loss), arguments, constants)
+        hessian = _trace(_hessian(scalar_loss, num_scores), arguments, constants)
+    except Exception as error:
+        raise TypeError(
+            f"loss {_name(function)} must be differentiable twice by JAX"
+            f"{_obstacle(value.jaxpr)}: {type(error).__name__}: {error}"
+        ) from error
     _check_gradient(function, gradient)
-    hessian = _trace(_hessian(scalar_loss, num_scores), arguments, constants)
     depends = _dependencies(hessian.jaxpr)
     start = len(hessian.constants)
     traced = TracedLoss(
@@ -147,13 +153,46 @@ def _hessian(function, num_scores):
     return second_derivative
 
 
+def _estimate_shapes(estimate, arguments):
+    try:
+        return jax.eval_shape(estimate, *arguments)
+    except Exception as error:
+        raise TypeError(
+            f"estimate {_name(estimate)} of an adaptive loss failed; it must be "
+            "written in jax.numpy for all rows and take (scores, targets, weights): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _name(function):
+    return getattr(function, "__name__", repr(function))
+
+
+def _obstacle(jaxpr):
+    """What in a loss keeps JAX from differentiating it, where that is known."""
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    if "while" in names:
+        return (
+            ", but has a while_loop (or a fori_loop without a fixed number of steps), "
+            "which has no reverse-mode derivative; use lax.scan, a fori_loop with "
+            "fixed bounds, or jax.custom_jvp"
+        )
+    calls = sorted(name for name in names if name.endswith("callback"))
+    if calls:
+        return (
+            f", but has a {calls[0]} to Python, which has no derivative; write it in "
+            "jax.numpy, or give it one with jax.custom_jvp"
+        )
+    return ""
+
+
 def _check_loss(loss, arguments):
     if not callable(loss):
-        hint = f"; did you mean jb.losses.{loss}?" if isinstance(loss, str) else ""
+        hint = suggest_loss(loss, "jb.losses.{}") if isinstance(loss, str) else ""
         raise TypeError(
             f"loss must be callable as loss(score, target), got {loss!r}{hint}"
         )
-    name = getattr(loss, "__name__", repr(loss))
+    name = _name(loss)
     try:
         result = jax.eval_shape(loss, *arguments)
     except Exception as error:

@@ -119,6 +119,8 @@ def partial_dependence(
         for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
     ]
     points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
+    shape = (model.num_scores,) if model.num_scores > 1 else ()
+    checks.check_link(inverse_link, shape, single=True)
     scores = partial(predict, model, inverse_link=inverse_link)
     average, individual = _evaluate(
         scores, matrix, places, points, offset, weights, kind

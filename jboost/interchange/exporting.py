@@ -15,11 +15,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jboost import checks
+from jboost.boosting import BoostedTrees
+from jboost.curvature import Kinks
 from jboost.ensemble import Ensemble, check_model, predict
 from jboost.entry import on_host
+from jboost.levels import LeafSums, Tree
+from jboost.rounds import BoostState
 from jboost.storage.containers import replace_file
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+# So that jax.export can write programs that take or return them (boost, boost_step).
+for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):
+    jax.export.register_namedtuple_serialization(
+        _container, serialized_name=f"jboost.{_container.__name__}"
+    )
 
 
 @on_host("call it on concrete arrays")
@@ -92,6 +102,6 @@ def export_predict(
     except ImportError:
         raise ImportError(
             "export_predict needs flatbuffers, with which jax writes and reads such "
-            "files: install it"
+            "files: pip install 'jboost[export]', or pip install flatbuffers"
         ) from None
     replace_file(Path(path), [bytes(content)])
