@@ -98,7 +98,6 @@ __all__ = [
     "Sweep",
     "TrainingError",
     "Tree",
-    "__version__",
     "apply_bins",
     "array_batches",
     "bins_from_sketch",

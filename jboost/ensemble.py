@@ -216,7 +216,8 @@ def predict(
       inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
         what to return instead of the score, an array or a pytree of arrays.
         ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
-        softmax, ``jnp.exp`` for means of poisson, gamma and tweedie; :func:`jboost.losses.inverse_link` gives that of a loss.
+        softmax, ``jnp.exp`` for means of poisson, gamma and tweedie;
+        :func:`jboost.losses.inverse_link` gives that of a loss.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; the results are equal to the bit.
 

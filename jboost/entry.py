@@ -3,10 +3,12 @@
 
 In: a public function. Out: the same function, which first refuses what would end in
 a deadlock (a forked process) or in a message about JAX's internals (traced values).
+In the processes of joblib, JAX's threads are limited as joblib says.
 """
 
 import functools
 import inspect
+import multiprocessing
 import os
 import sys
 import types
@@ -34,6 +36,21 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_note_fork)
+
+
+def limit_threads() -> None:
+    """Limits JAX's threads on the CPU as joblib limits those of its workers.
+
+    joblib gives each process of its "loky" backend a share of the processors by way of
+    OMP_NUM_THREADS, which JAX does not read. PJRT_NPROC and NPROC go before it.
+    """
+    share = os.environ.get("OMP_NUM_THREADS", "")
+    known = "PJRT_NPROC" in os.environ or "NPROC" in os.environ
+    if share.isdigit() and not known and multiprocessing.parent_process() is not None:
+        os.environ["PJRT_NPROC"] = share
+
+
+limit_threads()
 
 
 def traceable(function: Callable[_P, _T]) -> Callable[_P, _T]:

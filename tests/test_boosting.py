@@ -121,7 +121,7 @@ def test_steps_equal_boost():
         trees.append(tree)
     assert int(state.round) == SMALL["num_rounds"]
     expected, scores = boost(subsample=0.5)
-    assert_alike(state.scores[0], scores, lambda s: np.mean((s - Y) ** 2))
+    assert_alike(state.scores, scores, lambda s: np.mean((s - Y) ** 2))
     np.testing.assert_array_equal(trees[0].feature, expected.trees.feature[0])
 
 
@@ -331,3 +331,33 @@ def test_missing_values_are_used():
     y = np.where(hidden, 3.0, -1.0)
     model, _ = fit(x=x, y=y, learning_rate=1.0, l2=0.0)
     np.testing.assert_allclose(jb.predict(model, x), y, atol=1e-4)  # float32 means
+
+
+def test_scores_of_a_state_are_laid_out_as_those_of_boost():
+    offset = jnp.arange(3 * ROWS, dtype=jnp.float32).reshape(ROWS, 3) / ROWS
+    arguments = dict(num_scores=3, offset=offset)
+    state = jb.init(CODES, CLASSES, jb.losses.softmax, KEY, **arguments)
+    np.testing.assert_array_equal(state.scores, offset + state.init_score)
+    state, _ = jb.boost_step(state, CODES, CLASSES, jb.losses.softmax, max_depth=3)
+    _, scores = boost(jb.losses.softmax, CLASSES, num_rounds=1, **arguments)
+    np.testing.assert_allclose(state.scores, scores, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"state must be .*\(2, "):
+        jb.boost_step(
+            jax.tree.map(lambda a: jnp.stack([a, a]), state), CODES, CLASSES,
+            jb.losses.softmax,
+        )  # fmt: skip
+
+
+def test_jitted_boost_is_exported_from_plain_xla():
+    pytest.importorskip("flatbuffers")
+
+    def train(y):
+        return boost(y=y, num_rounds=2, implementation="xla")
+
+    shape = jax.ShapeDtypeStruct((ROWS,), jnp.float32)
+    content = jax.export.export(jax.jit(train))(shape).serialize()
+    trees, scores = jax.export.deserialize(content).call(jnp.asarray(Y, jnp.float32))
+    expected, _ = train(Y)
+    assert isinstance(trees, jb.BoostedTrees)
+    np.testing.assert_array_equal(trees.trees.feature, expected.trees.feature)
+    assert scores.shape == (ROWS,)

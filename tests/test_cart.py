@@ -525,11 +525,11 @@ def test_fitting_refuses(function, name):
 
 
 def test_fitting_cannot_be_traced():
-    with pytest.raises(TypeError, match=r"got traced arrays.*jboost\.boost can"):
+    with pytest.raises(TypeError, match=r"\bx is traced.*jb\.boost"):
         jax.jit(jb.fit_tree)(X, Y)
-    with pytest.raises(TypeError, match=r"max_depth must be .*cannot be traced"):
+    with pytest.raises(TypeError, match="max_depth is traced"):
         jax.jit(lambda depth: jb.fit_tree(X, Y, max_depth=depth))(3)
-    with pytest.raises(TypeError, match=r"min_gain must be .*cannot be traced"):
+    with pytest.raises(TypeError, match="min_gain is traced"):
         jax.jit(lambda gain: jb.fit_tree(X, Y, min_gain=gain))(3.0)
 
 

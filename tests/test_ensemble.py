@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model predicts on raw floats what its trees do on codes, and is a pytree."""
 
+from functools import partial
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 
 import jboost as jb
@@ -236,3 +240,61 @@ def test_boost_lowers():
     for platform in ("cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert "stablehlo.while" in text
+
+
+NO_ROWS = {
+    "floats": np.asarray,
+    "doubles": np.float64,
+    "jax": jnp.asarray,
+    "sparse": scipy.sparse.csr_matrix,
+    "frame": lambda x: pd.DataFrame(np.asarray(x)),
+}
+
+
+@pytest.mark.parametrize("kind", [*NO_ROWS])
+def test_no_rows_predict_to_empty_arrays(kind):
+    """Of the shape and type that the first of no rows of a larger result has."""
+    make, link = NO_ROWS[kind], lambda score: (score > 0, dict(mean=score))
+    for model, tail in ((MODEL, ()), (jb.to_ensemble(make_trees(3), BINS), (3,))):
+        for function, axis in (
+            (jb.predict, 0),
+            (jb.staged_predict, 1),
+            (jb.leaf_indices, 0),
+            (partial(jb.predict, inverse_link=link), 0),
+            (partial(jb.predict, offset=np.zeros((0, *tail))), 0),
+        ):
+            offsets = "offset" in getattr(function, "keywords", {})
+            expected = function(model, ROWS, **(dict(offset=None) if offsets else {}))
+            empty = jax.tree.map(lambda a, axis=axis: np.take(a, [], axis), expected)
+            found = function(model, make(ROWS[:0]))
+            for one, other in zip(
+                jax.tree.leaves(found), jax.tree.leaves(empty), strict=True
+            ):
+                assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    with pytest.raises(ValueError, match="x must have 3 columns"):
+        jb.predict(MODEL, make(ROWS[:0, :2]))
+
+
+@pytest.mark.parametrize("implementation", jb.kernels.library.IMPLEMENTATIONS)
+def test_links_may_return_pytrees(implementation):
+    """Of arrays of any shape; rows that were added for padding are cut from each."""
+
+    def link(score):
+        return {"mean": score[0], "all": (score > 0, jnp.outer(score, score))}
+
+    model = jb.to_ensemble(make_trees(3), BINS)
+    for x, run in (
+        (ROWS, partial(jb.predict, implementation=implementation)),
+        (scipy.sparse.csr_matrix(np.nan_to_num(ROWS)), jb.predict),
+    ):
+        scores, found = np.asarray(run(model, x)), run(model, x, inverse_link=link)
+        np.testing.assert_array_equal(found["mean"], scores[:, 0])
+        np.testing.assert_array_equal(found["all"][0], scores > 0)
+        outer = scores[:, :, None] * scores[:, None, :]
+        np.testing.assert_array_equal(found["all"][1], outer)
+    stages = jb.staged_predict(model, ROWS, inverse_link=link)
+    assert stages["all"][1].shape == (ROUNDS, len(ROWS), 3, 3)
+    with pytest.raises(TypeError, match="inverse_link must return one array"):
+        jb.partial_dependence(model, ROWS, 0, inverse_link=link)
+    with pytest.raises(TypeError, match="pytree of arrays, got None"):
+        jb.predict(model, ROWS, inverse_link=lambda score: None)

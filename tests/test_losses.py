@@ -345,3 +345,28 @@ def test_adaptive_checks_what_it_is_given():
         L.adaptive(L.huber, None)
     with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\), got 1.5"):
         L.make_adaptive_huber(alpha=1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("binary:logistic", "logistic"),
+        ("reg:squarederror", "squared_error"),
+        ("RMSE", "squared_error"),
+        ("regression_l1", "absolute_error"),
+        ("log_loss", "logistic"),
+        ("Quantile:alpha=0.9", "quantile"),
+        ("count:poisson", "poisson"),
+        ("multi:softprob", "softmax"),
+        ("hubber", "huber"),
+    ],
+)
+def test_names_of_other_libraries_are_answered(given, meant):
+    with pytest.raises(TypeError, match=rf"{given}.*jb\.losses\.{meant}\b"):
+        jb.fit(np.zeros((3, 1)), np.zeros(3), given)  # type: ignore
+    with pytest.raises(TypeError, match=r"jb\.losses\.cauchy"):
+        jb.fit(np.zeros((3, 1)), np.zeros(3), "qqqqqqqq")  # type: ignore
+
+
+def test_every_suggestion_exists():
+    assert set(L._PEERS.values()) <= set(L.LOSSES)

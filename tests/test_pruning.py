@@ -285,9 +285,9 @@ def test_pruning_refuses_what_is_no_tree(function):
     x, y, _ = make_table(20)
     with pytest.raises(TypeError, match="tree must be a RegressionTree, got ndarray"):
         function(x)
-    with pytest.raises(TypeError, match="tree must hold numbers, got traced arrays"):
+    with pytest.raises(TypeError, match="tree is traced"):
         jax.jit(function)(jb.fit_tree(x, y))
-    with pytest.raises(TypeError, match=r"alpha must be .*cannot be traced"):
+    with pytest.raises(TypeError, match="alpha is traced"):
         jax.jit(lambda alpha: jb.prune(jb.fit_tree(x, y), alpha).left)(1.0)
 
 

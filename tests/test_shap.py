@@ -460,3 +460,11 @@ def test_bad_arguments_are_refused():
         jb.shap_values((MODEL, None), X)
     with pytest.raises(ValueError, match=r"offset must have shape \(200,\)"):
         jb.shap_values(MODEL, X, offset=np.zeros(3))
+
+
+@pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_matrix])
+def test_no_rows(make):
+    values, base = jb.shap_values(MODEL, make(X[:0]))
+    assert values.shape == (0, X.shape[1])
+    assert base.shape == ()
+    assert jb.shap_interactions(MODEL, make(X[:0])).shape == (0, *2 * X.shape[1:])

@@ -296,7 +296,7 @@ def test_links_of_predict():
     for wrong, message in (
         (3, "inverse_link must be callable"),
         (jax.nn.softmax, r"of the score of one row, here of shape \(\)"),
-        (lambda score: (score, score), "must return one array"),
+        (lambda score: None, "must return an array or a pytree"),
     ):
         for function in (jb.predict, jb.staged_predict):
             with pytest.raises(TypeError, match=message):
@@ -457,7 +457,7 @@ def test_defaults_and_names_are_those_of_fit():
 @pytest.mark.parametrize(
     ("estimator", "y", "given", "error", "message"),
     [
-        (JBoostRegressor("hubber"), Y, {}, ValueError, "loss must be 'auto', one of"),
+        (JBoostRegressor("hubber"), Y, {}, ValueError, "mean 'huber'"),
         (JBoostRegressor(num_rounds=-1), Y, {}, ValueError, "num_rounds must be"),
         (JBoostRegressor(inverse_link="exp"), Y, {}, ValueError, "inverse_link must"),
         (JBoostRegressor(), Y, dict(eval_set=X), ValueError, r"eval_set must be \(X"),
@@ -487,6 +487,14 @@ def test_defaults_and_names_are_those_of_fit():
 def test_bad_arguments_are_named(estimator, y, given, error, message):
     with pytest.raises(error, match=message):
         estimator.fit(X, y, **given)
+
+
+def test_no_rows_predict_to_empty_arrays():
+    regressor = JBoostRegressor(**SMALL).fit(X, Y)
+    classifier = JBoostClassifier(**SMALL).fit(X, LABELS)
+    assert regressor.predict(X[:0]).shape == (0,)
+    assert classifier.predict_proba(X[:0]).shape == (0, 2)
+    assert classifier.predict(X[:0]).dtype == classifier.predict(X).dtype
 
 
 def test_without_scikit_learn_one_line_says_so():

@@ -279,3 +279,28 @@ def test_the_closure_of_a_loss_can_be_freed_after_fit():
     gc.collect()
     assert arrays() is None
     assert functions() is None
+
+
+def stepping(score, target):
+    return jax.lax.while_loop(lambda c: c < 1, lambda c: 2 * c, (score - target) ** 2)
+
+
+def calling_back(score, target):
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.pure_callback(lambda s, t: np.float32(s - t), shape, score, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"), [(stepping, "while_loop"), (calling_back, "pure_callback")]
+)
+def test_losses_without_derivatives_are_named_with_the_reason(loss, reason):
+    with pytest.raises(TypeError, match=f"loss {loss.__name__} .*{reason}"):
+        trace(loss)
+
+
+def test_estimates_that_fail_are_named():
+    def sizes(scores, targets, weights):
+        return float(scores.sum())
+
+    with pytest.raises(TypeError, match="estimate sizes .*float"):
+        trace(jb.losses.adaptive(lambda s, t, p: s * p, sizes))

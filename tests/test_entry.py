@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public functions under JAX's transformations and settings, and after a fork."""
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+import jboost as jb
+from jboost import entry, executables
+from jboost.binning import bin_columns
+from jboost.curvature import Objective, find_kinks
+from jboost.kernels import leaves_xla
+from jboost.tracing import trace_loss
+
+L = jb.losses
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+Y = X[:, 0] + 0.5
+KEY = jax.random.key(0)
+SMALL = dict(num_rounds=2, max_depth=2)
+BINS = jb.fit_bins(X)
+CODES = jb.apply_bins(BINS, X)
+MODEL, _ = jb.fit(X, Y, L.squared_error, **SMALL)  # type: ignore
+SKETCH = jb.update_sketch(jb.make_sketch(3), X)
+SUMMARY = jb.make_summary(X[:, 0])
+TREE = jb.fit_tree(X, Y, max_depth=2)
+
+
+def boost(loss=L.squared_error, **settings):
+    return jb.boost(CODES, Y, loss, KEY, **{**SMALL, **settings})
+
+
+# ---- every public function has been considered ---------------------------------------
+
+# These run neither JAX nor anything that a traced value could enter.
+PLAIN = {
+    "array_batches", "implementations", "make_sketch", "merge_sketches",
+    "parquet_batches", "stream",
+}  # fmt: skip
+# These are safe in a forked process, because they run NumPy only.
+NUMPY = {
+    "bound_ranks", "find_candidates", "find_thresholds", "make_summary",
+    "merge_summaries", "prune_summary", "query_ranks", "save", "summarize_sketch",
+    "update_sketch", "write_xgboost",
+}  # fmt: skip
+FUNCTIONS = {name for name in jb.__all__ if inspect.isfunction(getattr(jb, name))}
+
+
+def is_decorated(function):
+    """By ours: type checkers wrap functions, too."""
+    while function is not None:
+        if function.__code__.co_filename == entry.__file__:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def test_public_functions_are_decorated():
+    assert {n for n in FUNCTIONS if not is_decorated(getattr(jb, n))} == PLAIN
+
+
+# ---- tracing -------------------------------------------------------------------------
+
+TRACED = {
+    "x": lambda v: jb.fit(v, Y, L.squared_error),
+    "y": lambda v: jb.fit(X, v[:, 0], L.squared_error),
+    "learning_rate": lambda v: jb.fit(X, Y, L.squared_error, learning_rate=v[0, 0]),
+    "l2": lambda v: jb.cross_validate(X, Y, L.squared_error, l2=v[0, 0]),
+    "validation": lambda v: jb.fit(X, Y, L.squared_error, validation=(v, Y)),
+    "points": lambda v: jb.sweep(X, Y, L.squared_error, {"l2": [v[0, 0]]}),
+    "sample_weight": lambda v: jb.fit_bins(X, sample_weight=v[:, 0]),
+    "target": lambda v: jb.inspect_loss(L.squared_error, v[0, 0]),
+    "metric": lambda v: jb.permutation_importance(MODEL, X, v, L.squared_error),
+    "values": lambda v: jb.make_summary(v[:, 0]),
+    "sketch": lambda v: jb.update_sketch(SKETCH, v),
+    "closes over": lambda v: jb.fit(X, Y, lambda s, t: (s - t) ** 2 * v[0, 0], **SMALL),
+}
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+@pytest.mark.parametrize("name", [*TRACED])
+def test_host_functions_refuse_traced_arguments(name, transform):
+    """Also where the value hides in a container or in a closure."""
+    shown = {"metric": "y", "sketch": "x", "points": "points"}.get(name, name)
+    with pytest.raises(TypeError, match=rf"runs on the host.*\b{shown}\b"):
+        transform(TRACED[name])(X if transform is jax.jit else X[None])
+
+
+ON_MODELS = {
+    "feature_importance": jb.feature_importance,
+    "permutation_importance": lambda m: jb.permutation_importance(
+        m, X, Y, L.squared_error
+    ),
+    "partial_dependence": lambda m: jb.partial_dependence(m, X, 0),
+    "predict": lambda m: jb.predict(m, X),
+    "predict sparse": lambda m: jb.predict(m, scipy.sparse.csr_matrix(X)),
+    "staged_predict": lambda m: jb.staged_predict(m, X),
+    "leaf_indices": lambda m: jb.leaf_indices(m, X),
+    "truncate": lambda m: jb.truncate(m, 1),
+    "shap_values": lambda m: jb.shap_values(m, X),
+    "fit": lambda m: jb.fit(X, Y, L.squared_error, model=m),
+    "write_xgboost": lambda m: jb.write_xgboost(m, "never"),
+    "export_predict": lambda m: jb.export_predict(m, "never"),
+}
+
+
+@pytest.mark.parametrize("name", [*ON_MODELS])
+def test_functions_of_a_model_refuse_several(name):
+    """As vmap returns them; some of their arrays may be shared."""
+    rates = jnp.array([0.1, 0.3])
+    many = jax.vmap(lambda c: jax.tree.map(lambda a: a * c.astype(a.dtype), MODEL))
+    with pytest.raises(ValueError, match=r"leaf_value.*\(2, 2, 1, 4\).*jax\.vmap"):
+        ON_MODELS[name](many(rates))
+    assert "(2, 2, 1, 4)" in repr(many(rates))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda v: boost(learning_rate=v)[1],
+        lambda v: boost(lambda s, t: L.huber(s, t, delta=v))[1],
+        lambda v: boost(offset=v * Y, implementation="xla")[1],
+        lambda v: jb.init(CODES, v * Y, L.squared_error, KEY).scores,
+        lambda v: (
+            jb.boost_step(
+                jb.init(CODES, Y, L.squared_error, KEY), CODES, Y, L.squared_error, l2=v
+            )[0].scores
+        ),
+    ],
+)
+def test_training_has_no_derivative(train):
+    def total(v):
+        return train(v).sum()
+
+    for derivative in (jax.grad(total), jax.grad(jax.jit(total)), jax.jacfwd(total)):
+        with pytest.raises(TypeError, match=r"cannot be differentiated.*jb\.predict"):
+            derivative(0.5)
+
+
+def test_training_may_be_held_constant():
+    def scaled(v):
+        return v * boost(learning_rate=jax.lax.stop_gradient(v))[1].sum()
+
+    np.testing.assert_allclose(jax.grad(scaled)(0.5), scaled(0.5) / 0.5, rtol=1e-6)
+
+
+# ---- settings of JAX -----------------------------------------------------------------
+
+
+def test_debug_nans_finds_none_of_ours():
+    """Rows without a minimiser, missing values, and sets of categories."""
+    x, classes = np.where(X > 1, np.nan, X), np.arange(40) % 3
+    bins = jb.fit_bins(np.c_[classes], categorical=[0])
+    trees, _ = jb.boost(
+        jb.apply_bins(bins, np.c_[classes]), Y, L.squared_error, KEY,
+        categories=bins.categories, **SMALL,
+    )  # fmt: skip
+    with jax.debug_nans(True):
+        model, _ = jb.fit(
+            x, classes, L.softmax, num_scores=3, num_rounds=1, max_depth=1
+        )
+        jb.predict(model, x)
+        bin_columns(BINS, x, implementation="xla")
+        jb.to_ensemble(trees, bins)
+
+
+def test_no_minimiser_is_not_a_nan():
+    state = jb.init(CODES, (Y > 0).astype(np.float32), L.logistic, KEY)
+    assert np.all(np.isinf(state.minimiser))
+    assert np.isnan(jb.inspect_loss(L.logistic, 1.0).minimiser)
+
+
+def test_disabled_jit_runs():
+    """Loops then count in Python, and NumPy arrays stay such."""
+    group, ones = jnp.arange(40) % 2, jnp.ones(40)
+    half = jnp.float32(0.5)
+
+    def search():
+        traced, constants = trace_loss(L.absolute_error, Y)
+        objective = Objective(
+            traced, constants, jnp.asarray(Y), (), jnp.asarray(Y)[None]
+        )
+        medians = leaves_xla.middle_minimisers(
+            jnp.asarray(Y), 0 * ones, ones, half, half, jnp.float32(1), group,
+            num_groups=2,
+        )  # fmt: skip
+        return find_kinks(objective, ones).kind, medians, jb.predict(TREE, X)
+
+    with jax.disable_jit():
+        found = search()
+        doubled = executables.run(lambda a: 2 * a, (), np.ones(3, np.float32))
+    for one, other in zip(found, search(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(doubled, 2)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: jb.fit(X, Y, L.squared_error, validation=(X, Y), **SMALL),
+        lambda: jb.predict(MODEL, X, offset=Y),
+        lambda: jb.predict(MODEL, scipy.sparse.csr_matrix(X)),
+        lambda: jb.predict(jb.truncate(MODEL, 1), X, implementation="xla"),
+        lambda: boost(),
+        lambda: jb.shap_values(MODEL, X),
+        lambda: jb.feature_importance(MODEL),
+        lambda: jb.predict(TREE, X),
+        lambda: jb.cross_validate(X, Y, L.squared_error, folds=2, **SMALL),
+    ],
+)
+def test_transfers_that_a_call_implies_are_explicit(run):
+    with jax.transfer_guard("disallow"):
+        run()
+        with pytest.raises(RuntimeError, match="Disallowed"):
+            jax.jit(lambda x: x + 1)(X)
+
+
+def test_explicit_transfers_stay_disallowed():
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(RuntimeError):
+        jb.predict(MODEL, X)
+
+
+# ---- processes -----------------------------------------------------------------------
+
+FORKS = """
+    import os, signal, sys
+    import jboost as jb
+
+    def fork(child):
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # a deadlock ends
+            child()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    fork(lambda: jb.fit_bins([[0.0], [1.0]]))  # JAX has not started
+    import jax.numpy
+    jax.numpy.zeros(1)
+
+    def refused():
+        names = sys.argv[1].split()
+        for name in names:
+            try:
+                getattr(jb, name)()
+            except RuntimeError as error:
+                for word in (name, "spawn", "loky", "threads"):
+                    assert word in str(error), (name, error)
+        jb.make_summary([1.0])
+
+    fork(refused)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+def test_forked_processes_are_refused_at_once():
+    names = sorted(FUNCTIONS - PLAIN - NUMPY)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKS), " ".join(names)], check=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "worker", "expected"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, True, "3"),
+        ({"OMP_NUM_THREADS": "3"}, False, None),
+        ({"OMP_NUM_THREADS": "3", "PJRT_NPROC": "5"}, True, "5"),
+        ({"OMP_NUM_THREADS": "3", "NPROC": "5"}, True, None),
+        ({}, True, None),
+    ],
+)
+def test_workers_keep_to_their_share_of_threads(
+    variables, worker, expected, monkeypatch
+):
+    for name in ("OMP_NUM_THREADS", "PJRT_NPROC", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    parent = object() if worker else None
+    monkeypatch.setattr(entry.multiprocessing, "parent_process", lambda: parent)
+    entry.limit_threads()
+    assert os.environ.get("PJRT_NPROC") == expected
+    os.environ.pop("PJRT_NPROC", None)
