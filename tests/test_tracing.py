@@ -302,5 +302,5 @@ def test_estimates_that_fail_are_named():
     def sizes(scores, targets, weights):
         return float(scores.sum())
 
-    with pytest.raises(TypeError, match="estimate sizes .*float"):
+    with pytest.raises(TypeError, match=r"estimate sizes .*float"):
         trace(jb.losses.adaptive(lambda s, t, p: s * p, sizes))
