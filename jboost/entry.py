@@ -122,10 +122,11 @@ def _allow_transfers():
     Whoever passes a NumPy array asks for the copy to the device: "disallow" is about
     copies that nobody asked for. "disallow_explicit" stays in force.
     """
+    config: Any = jax.config
     levels = (
-        jax.config.jax_transfer_guard_host_to_device,
-        jax.config.jax_transfer_guard_device_to_host,
-        jax.config.jax_transfer_guard_device_to_device,
+        config.jax_transfer_guard_host_to_device,
+        config.jax_transfer_guard_device_to_host,
+        config.jax_transfer_guard_device_to_device,
     )
     if "disallow" in levels and "disallow_explicit" not in levels:
         return jax.transfer_guard("allow")

@@ -44,7 +44,8 @@ def run(
     donate: tuple[int, ...] = (),
 ) -> Any:
     """Compiles, if need be, and calls."""
-    if jax.config.jax_disable_jit:  # compiled programs refuse to run then
+    config: Any = jax.config
+    if config.jax_disable_jit:  # compiled programs refuse to run then
         return function(*static, *operands)
     return program(function, static, *operands, donate=donate)(*operands)
 

@@ -254,7 +254,7 @@ def build_ensemble(
             gradient=arrays["gradient"],
             curvature=arrays["curvature"],
             weight=arrays["weight"],
-            l2=np.full(shape, np.nan, np.float32),
+            l2=jax.device_put(np.full(shape, np.nan, np.float32)),
         ),
         left_codes=arrays.get("left_codes"),
         categories=categories,
