@@ -6,6 +6,8 @@ In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvat
 is written for one score per row is mapped over the first axis.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.floats import sum_rows
 from jboost.kernels.sums_xla import exponent_above, power_of_two
 from jboost.minimum import bisect_minimum
-from jboost.tracing import Program, TracedLoss
+from jboost.tracing import TracedLoss
 
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
 _FLOOR = 1e-6  # least curvature of a row, relative to the mean
@@ -26,6 +28,7 @@ _DISTANCES = 4  # at which slopes are compared: 2^-10, 1, 2^10, 2^20 times the s
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
 _BLOCK = 8192  # rows whose minimisers are searched at a time
 _NOWHERE = float("inf")  # minimiser of a row that has none; no NaN: jax_debug_nans
+_BLOCK_NUMBERS = 1 << 20  # numbers that a block of rows may give, for K > 1
 _PROBES = 12  # steps out for a row's minimiser: 16^12 times the first
 
 
@@ -81,7 +84,7 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
     differentiation picks depends on how the loss is written; there, a row wishes to
     stay.
     """
-    raw = _with_scores_first(_map_rows(objective, objective.loss.gradient, scores))
+    raw = _map_rows(objective, objective.loss.gradient, scores, _with_scores_first)
     if objective.minimiser is None:
         return raw
     return jnp.where(scores == objective.minimiser, 0.0, raw)
@@ -89,8 +92,31 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
 
 def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
     """d2l/dF2 of every row, [N, K, K]."""
-    hessian = _map_rows(objective, objective.loss.hessian, scores)
+    hessian = _evaluate_rows(objective, objective.loss.hessian, scores)
     return hessian.reshape(scores.shape[1], scores.shape[0], scores.shape[0])
+
+
+def mean_hessian(
+    objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
+) -> Float[Array, "K K"]:
+    """Weighted mean of the Hessians of all rows.
+
+    Column by column, each the derivative of the gradient along one score, so that N
+    Hessians never exist together.
+    """
+    gradient = objective.loss.gradient
+
+    def mean_column(direction):
+        def column(constants, score, target, parameters):
+            def slope(score):
+                return gradient(constants, score, target, parameters)
+
+            return jax.jvp(slope, (score,), (direction,))[1]
+
+        rows = _map_rows(objective, column, scores, _with_scores_first)
+        return mean_of_rows(objective, rows, weights)
+
+    return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
 
 
 def hessians(objective: Objective, scores: Float[Array, "K N"]):
@@ -100,10 +126,11 @@ def hessians(objective: Objective, scores: Float[Array, "K N"]):
     move at once; for softmax it is exactly 2 p (1 - p), the value of Friedman 2001
     times K / (K - 1) and of XGBoost.
     """
-    hessian = _map_rows(objective, objective.loss.hessian, scores)
-    if scores.shape[0] == 1:
-        return hessian[None, :]
-    return jnp.sum(jnp.abs(hessian), axis=2).T
+
+    def sum_magnitudes(rows):
+        return rows[None, :] if rows.ndim == 1 else jnp.sum(jnp.abs(rows), axis=2).T
+
+    return _map_rows(objective, objective.loss.hessian, scores, sum_magnitudes)
 
 
 def needs_minimiser(loss: TracedLoss) -> bool:
@@ -352,8 +379,38 @@ def mean_of_rows(
     return sum_rows(weighted, run) / sum_rows(weights, run)
 
 
-def _map_rows(objective: Objective, program: Program, scores):
-    """Evaluates a program of one row at all rows."""
+def _map_rows(
+    objective: Objective, program: Callable[..., Any], scores, finish=lambda rows: rows
+):
+    """Evaluates a program of one row at all rows; ``finish`` puts the rows last.
+
+    For K > 1 blocks of rows are evaluated and finished one by one: N Hessians take
+    K^2 numbers a row, and even gradients would be held in two layouts.
+    """
+    num_scores, num_rows = scores.shape
+    entries = num_scores**2 if program is objective.loss.hessian else num_scores
+    size = max(1, min(_BLOCK, _BLOCK_NUMBERS // entries))
+    if num_scores == 1 or num_rows <= size:
+        return finish(_evaluate_rows(objective, program, scores))
+
+    def evaluate(first):
+        def cut(array, axis=0):
+            return jax.lax.dynamic_slice_in_dim(array, first, size, axis)
+
+        part = objective._replace(targets=jax.tree.map(cut, objective.targets))
+        return finish(_evaluate_rows(part, program, cut(scores, 1)))
+
+    def add_block(number, found):
+        first = jnp.minimum(number * size, num_rows - size)  # the last ones overlap
+        start = (*(0,) * (found.ndim - 1), first)
+        return jax.lax.dynamic_update_slice(found, evaluate(first), start)
+
+    block = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((), jnp.int32))
+    found = jnp.zeros((*block.shape[:-1], num_rows), block.dtype)
+    return jax.lax.fori_loop(0, -(-num_rows // size), add_block, found)
+
+
+def _evaluate_rows(objective, program, scores):
     rows = scores[0] if scores.shape[0] == 1 else scores.T
 
     def one(score, target):

@@ -6,6 +6,7 @@ median of the rows' own minimisers, one number or K: the problem of ``leaves`` w
 one group.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from jboost.curvature import (
     hessian_matrices,
     hessians,
     loss_values,
+    mean_hessian,
     mean_of_rows,
 )
 from jboost.leaves import (
@@ -89,12 +91,10 @@ def _find_argmin(objective, offset, weights):
     known = jnp.isfinite(minimiser) | (weights <= 0)[None, :]
 
     def separately(offset):
-        def along(k):
-            return _initial_along(objective, offset, weights, k)
-
         # One program for all scores: K copies of it would take K times as long to
         # compile, also for losses whose scores interact.
-        return jax.lax.map(along, jnp.arange(num_scores, dtype=jnp.int32))
+        every = jnp.arange(num_scores, dtype=jnp.int32)
+        return jax.lax.map(partial(_initial_along, objective, offset, weights), every)
 
     def jointly(offset):
         return _minimise_jointly(objective, offset, weights)
@@ -324,8 +324,7 @@ def _damped_newton(objective, offset, weights, start, wanted):
         count, c, damping, loss, moved, convex = state
         scores = offset + c[:, None]
         rows = gradients(objective, scores)
-        matrices = hessian_matrices(objective, scores)
-        hessian = mean_of_rows(objective, jnp.moveaxis(matrices, 0, -1), weights)
+        hessian = mean_hessian(objective, scores, weights)
         sizes = mean_of_rows(objective, jnp.abs(rows), weights)
         unit = _units(hessian, sizes)
         hessian = hessian * unit[:, None] * unit[None, :]
