@@ -24,6 +24,7 @@ from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.categories import Categories, column_values
 from jboost.category_codes import check_values
 from jboost.category_splits import CATEGORICAL
+from jboost.frames import RowSource, Schema, read_frame
 from jboost.entry import traceable
 from jboost.frames import Schema, read_frame
 from jboost.kernels.library import check_implementation, may_run
@@ -32,6 +33,7 @@ from jboost.levels import LeafSums
 from jboost.padding import padded_size
 from jboost.scores import find_row_leaves, score_rows, transform_rows
 from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
+from jboost.streams.batches import checked_batches
 
 FORMAT_VERSION = 1
 _PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
@@ -207,12 +209,14 @@ def predict(
         score is the value of the row's leaf.
       x: numbers [N, F], NaN = missing, with the columns that the model was trained
         on; those of a data frame in the same order, too. A float32 NumPy array without
-        gaps is read where it lies. A sparse matrix (as for :func:`jboost.fit`) is
+        gaps is read where it lies. A sparse matrix (as for :func:`jboost.fit`)
         is read in blocks of rows, of which only the columns that the model uses are
         looked at; not under ``jit``, and not by a tree from :func:`jboost.fit_tree`.
         Entries that it does not store are what ``model.absent`` says; where that is
-        None, every entry must be stored.
-      offset: [N] or [N, K], added to the score, as in training.
+        None, every entry must be stored. A stream (:func:`jboost.stream`) is read
+        batch by batch; its targets are not used.
+      offset: [N] or [N, K], added to the score, as in training; the batches of a
+        stream hold their own.
       inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
         what to return instead of the score, an array or a pytree of arrays.
         ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
@@ -237,6 +241,9 @@ def predict(
       >>> jb.predict(model, x).shape
       (40,)
     """
+    if isinstance(x, RowSource):
+        run = partial(predict, inverse_link=inverse_link, implementation=implementation)
+        return _predict_batches(run, model, x, offset)
     if isinstance(model, RegressionTree):
         checks.check_link(inverse_link, model.value.shape[1:])
         scores = tree_scores(model, x, offset, implementation)
@@ -249,6 +256,24 @@ def predict(
     base = task.pad_offset(offset, model.num_scores)
     scores = score_rows(task.model, task.rows, base, task.implementation, staged=False)
     return task.cut(transform_rows(inverse_link, scores), rows_axis=0)
+
+
+def _predict_batches(run, model, x, offset):
+    """Predictions for the rows of a stream."""
+    if offset is not None:
+        raise ValueError(
+            "offset must not be given where x is a stream, because the batches of the "
+            f"stream hold it, got {type(offset).__name__}"
+        )
+    names = getattr(model, "feature_names", None)
+    parts = []
+    for batch in checked_batches(x.source, Schema(names)):
+        own = batch.offset
+        own = own if own is None else own[0] if len(own) == 1 else own.T
+        parts.append(run(model, batch.x, offset=own))
+    if not parts:
+        raise ValueError("source must give at least one row, got none")
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
 
 
 @traceable

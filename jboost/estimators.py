@@ -27,7 +27,7 @@ from jboost.checks import check_link, check_number
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.explanation.importance import feature_importance
-from jboost.frames import is_table
+from jboost.frames import is_table, refuse_batches
 from jboost.history import History
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
@@ -240,6 +240,7 @@ class Boosting(BaseEstimator):
 
     def _read_table(self, X, *, reset=False) -> Any:
         """X as ``fit`` and ``predict`` take it; its features as scikit-learn counts."""
+        refuse_batches(X, "X")
         if is_table(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return X

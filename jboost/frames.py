@@ -8,7 +8,7 @@ other room knows what a data frame is.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,16 @@ from jboost.columns import Column, Values, read_cells, read_numbers
 from jboost.sparse import check_shape, is_sparse, read_columns
 
 _BLOCK_ROWS = 4096  # are filled at a time, so that they stay in the cache
+
+
+class RowSource:
+    """Rows that come in batches; the base of what :func:`jboost.stream` returns.
+
+    Attributes:
+      source: gives a new iterator of batches.
+    """
+
+    source: Callable[[], Iterator[Any]]
 
 
 class Schema(NamedTuple):
@@ -84,6 +94,7 @@ def read_frame(
     Raises:
       TypeError, ValueError: ``x`` is no such table; names the column.
     """
+    refuse_batches(x, name)
     if is_sparse(x):
         if sparse:
             return Frame(read_columns(x, name))
@@ -114,6 +125,21 @@ def read_frame(
         categories.append(values)
     some = any(values is not None for values in categories)
     return Frame(_fill_matrix(cells), names, tuple(categories) if some else None)
+
+
+def refuse_batches(x: Any, name: str) -> None:
+    """Raises for streams and their sources, which few functions take."""
+    if isinstance(x, RowSource):
+        raise TypeError(
+            f"{name} must hold its rows in memory here, got a stream; jboost.fit "
+            "and jboost.predict take streams; call this function for a batch: x, *_ = "
+            "next(stream.source())"
+        )
+    if callable(x):
+        raise TypeError(
+            f"{name} must be a table of numbers, got a callable, {type(x).__name__}; "
+            "a source of batches becomes a stream by jb.stream(source, memory=...)"
+        )
 
 
 def read_values(values: Any, name: str) -> Any:

@@ -307,15 +307,15 @@ def fit(
             y, sample_weight, offset, candidates, candidate_weights, categorical
         )
 
-        def check_columns(num_features):
-            names = checks.check_names(feature_names, x.names, num_features)
+        def check_columns(num_features, names):
+            names = checks.check_names(feature_names, names, num_features)
             if model is not None:
                 names = match_columns(model, num_features, names)
             checks.check_monotone(monotone, num_features, names)
             checks.check_interactions(interactions, num_features, names)
 
         table = x.prepare(max_bins, progress, check_columns)
-        given = _read_stream(table, x.names, num_scores, padded, absent)
+        given = _read_stream(table, num_scores, padded, absent)
     else:
         table = None
         given = bin_arrays(
@@ -414,12 +414,12 @@ def _check_streamed(
             )
 
 
-def _read_stream(table, names, num_scores, padded, absent):
+def _read_stream(table, num_scores, padded, absent):
     rows = load_rows(table, num_scores, padded)
     bins = replace(table.bins, absent=absent or table.bins.absent)
     return Given(
         bins, rows, not table.weighted, table.num_offsets > 0, False,
-        Schema(names),
+        Schema(table.names),
     )  # fmt: skip
 
 

@@ -2,8 +2,13 @@
 """Training on blocks of rows on disk gives what training on arrays gives."""
 
 import gc
+import inspect
+import signal
+import subprocess
+import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,6 +17,9 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.curvature import Objective, gradients, hessians, mean_hessian
+from jboost.executables import added_bytes
+from jboost.sklearn import JBoostRegressor
 from jboost.streams.batches import checked_batches
 from jboost.streams.blocks import (
     Block,
@@ -20,6 +28,7 @@ from jboost.streams.blocks import (
     read_rows,
     write_block,
 )
+from jboost.tracing import trace_loss
 
 NUM_ROWS, BLOCK_ROWS, BATCH_ROWS = 1501, 300, 170
 MEMORY = "64 MiB"
@@ -109,12 +118,14 @@ def test_constrained_trees_are_the_same_to_the_bit(table):
     )  # fmt: skip
 
 
-def test_softmax_is_the_same_to_the_bit(table):
+@pytest.mark.parametrize("with_offset", [False, True])
+def test_softmax_is_the_same_to_the_bit(table, with_offset):
     x, y, weights = table
+    offset = np.stack([0 * y, 0.1 * y, -0.2 * y], axis=1) if with_offset else None
     settings = {"curvature": "exact", "leaf_solver": "newton", "init_score": 0.0}
     loss = jb.losses.softmax
     assert_same_training(
-        x, three_classes(y), weights, loss=loss, num_scores=3, **settings
+        x, three_classes(y), weights, offset, loss=loss, num_scores=3, **settings
     )
 
 
@@ -228,10 +239,71 @@ def test_parquet_files_are_read(table, tmp_path):
     np.testing.assert_array_equal(np.concatenate([b.targets for b in read]), y)
     np.testing.assert_array_equal(np.concatenate([b.weights for b in read]), weights)
     assert max(len(b.x) for b in read) <= 250
-    with pytest.raises(ValueError, match="must have a column 'z'"):
-        jb.parquet_batches(tmp_path, target="z")
-    with pytest.raises(ValueError, match="found none"):
-        jb.parquet_batches(tmp_path / "nothing*.parquet", target="y")
+    assert read[0].names == tuple(f"x{f}" for f in range(7))
+
+
+@pytest.fixture
+def parquet_files(tmp_path):
+    """Two files with a column of targets, one of large integers, and one of text."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "a": 2**24 + np.arange(100), "s": ["text"] * 100, "y": np.arange(100.0),
+        "z": np.arange(100.0), "flag": [True, None] * 50,
+    }  # fmt: skip
+    paths = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
+    for path in paths:
+        parquet.write_table(pyarrow.table(columns), path)
+    return paths
+
+
+BAD_COLUMNS_OF_FILES = [
+    (dict(target="x"), ValueError, "must have a column 'x'"),
+    (dict(target="y", features=["z", "y"]), ValueError, "features .* 'y' as both"),
+    (dict(target=["y", "z"], features=["z"]), ValueError, "features .* 'z' as both"),
+    (dict(target="y", features=["z", "z"]), ValueError, "features must be different"),
+    (dict(target="y"), TypeError, "column 's' of .*1.parquet.* must hold numbers"),
+    (dict(target="s", features=["z"]), TypeError, "column 's' of .*1.parquet"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_COLUMNS_OF_FILES)
+def test_bad_columns_of_files_are_refused(parquet_files, options, error, message):
+    with pytest.raises(error, match=message):
+        jb.parquet_batches(parquet_files, **options)
+
+
+def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
+    features = dict(target="y", features=["z", "flag"])
+    for paths in ([], tmp_path / "nothing*.parquet"):
+        with pytest.raises(ValueError, match="paths must name parquet files"):
+            jb.parquet_batches(paths, **features)
+    good = parquet_files[1].read_bytes()
+    source = jb.parquet_batches(parquet_files, **features)
+    assert sum(len(batch.x) for batch in checked_batches(source)) == 200
+    footer = int.from_bytes(good[-8:-4], "little") + 8
+    parquet_files[1].write_bytes(b"PAR1".ljust(len(good) - footer) + good[-footer:])
+    with pytest.raises(jb.FileError, match=r"2\.parquet"):
+        list(checked_batches(source))
+    parquet_files[1].write_bytes(good[:-20])
+    for read in (
+        lambda: list(source()),
+        lambda: jb.parquet_batches(parquet_files, **features),
+    ):
+        with pytest.raises(jb.FileError, match=r"2\.parquet"):
+            read()
+    other = tmp_path / "other" / "3.parquet"
+    other.parent.mkdir()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(parquet.read_table(parquet_files[0]).drop(["z"]), other)
+    with pytest.raises(ValueError, match=r"3\.parquet' must have a column 'z'"):
+        jb.parquet_batches([parquet_files[0], other], **features)
+
+
+def test_large_integers_of_files_are_warned_of(parquet_files):
+    source = jb.parquet_batches(parquet_files, target="y", features=["z", "a"])
+    with pytest.warns(UserWarning, match="column 'a' of x has 100 distinct int64"):
+        list(checked_batches(source))
 
 
 def test_memory_mapped_arrays_are_read(table, tmp_path):
@@ -240,6 +312,123 @@ def test_memory_mapped_arrays_are_read(table, tmp_path):
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     model, _ = jb.fit(make_stream(mapped, y), num_rounds=2, max_depth=4)
     assert_same_model(model, jb.fit(x, y, num_rounds=2, max_depth=4)[0])
+
+
+# Data frames, prediction, and what takes no streams.
+
+
+def frame_batches(x, y, names):
+    """Batches whose x are data frames."""
+    pandas = pytest.importorskip("pandas")
+    return [
+        (pandas.DataFrame(part, columns=names), target)
+        for part, target in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("with_bins", [False, True])
+def test_frames_keep_their_names(table, with_bins):
+    x, y, _ = table
+    names = list("abcdefg")
+    batches = frame_batches(x, y, names)
+    bins = jb.fit_bins(x) if with_bins else None
+    settings = {"num_rounds": 3, "max_depth": 4, "monotone": {"a": 1}}
+    rows = jb.stream(batches, memory=MEMORY, block_rows=BLOCK_ROWS, bins=bins)
+    for bad in ("n", 7):
+        with pytest.raises((TypeError, ValueError), match="monotone"):
+            jb.fit(rows, **{**settings, "monotone": {bad: 1}})
+    model, _ = jb.fit(rows, **settings)
+    assert model.feature_names == tuple(names)
+    by_place = jb.fit(rows, **{**settings, "monotone": {0: 1}})[0]
+    assert_same_model(model, by_place)
+    with pytest.raises(ValueError, match="expected 'a', got 'g'"):
+        jb.predict(model, jb.stream(frame_batches(x, y, names[::-1]), memory=MEMORY))
+    batches[2] = frame_batches(x, y, names[::-1])[2]
+    with pytest.raises(ValueError, match=r"x of batch 2 .* expected 'a', got 'g'"):
+        jb.fit(jb.stream(batches, memory=MEMORY), **settings)
+
+
+@pytest.mark.parametrize("num_scores", [1, 3])
+def test_streams_are_predicted_batch_by_batch(table, num_scores):
+    x, y, _ = table
+    loss, target, offset = jb.losses.squared_error, y, y
+    if num_scores > 1:
+        loss, target = jb.losses.softmax, three_classes(y)
+        offset = np.stack([y, -y, 0 * y], axis=1)
+
+    def link(score):
+        return 2.0 * score
+
+    model, _ = jb.fit(
+        x, target, loss, num_scores=num_scores, num_rounds=2, max_depth=3,
+        init_score=0.0,
+    )  # fmt: skip
+    rows = make_stream(x, target, bins=jb.fit_bins(x[:50]))
+    np.testing.assert_array_equal(jb.predict(model, rows), jb.predict(model, x))
+    shifted = make_stream(x, target, offset=offset, bins=jb.fit_bins(x[:50]))
+    np.testing.assert_array_equal(
+        jb.predict(model, shifted, inverse_link=link),
+        jb.predict(model, x, offset=offset, inverse_link=link),
+    )
+    with pytest.raises(ValueError, match="offset must not be given"):
+        jb.predict(model, rows, offset=offset)
+    tree = jb.fit_tree(np.nan_to_num(x), y)
+    np.testing.assert_array_equal(
+        jb.predict(tree, make_stream(np.nan_to_num(x), y)),
+        jb.predict(tree, np.nan_to_num(x)),
+    )
+
+
+TAKES_STREAMS = {"fit", "predict"}
+PUBLIC = {name: getattr(jb, name) for name in jb.__all__}
+TAKES_ROWS = [
+    name
+    for name, function in PUBLIC.items()
+    if inspect.isfunction(inspect.unwrap(function))
+    and "x" in inspect.signature(function).parameters
+    and name not in {*TAKES_STREAMS, "array_batches"}
+]
+
+
+@pytest.mark.parametrize("name", TAKES_ROWS)
+def test_functions_that_need_all_rows_refuse_streams(table, small_model, name):
+    """Every public function with an argument x, but those that take streams."""
+    x, y, _ = table
+    model, bins, sketch = small_model
+    known = dict(
+        model=model, ensemble=model, bins=bins, sketch=sketch, y=y, num_folds=3,
+        loss=jb.losses.squared_error, feature=0, features=[0], metric=np.mean,
+        points={"l2": [1.0]}, grid={"l2": [1.0]}, tree=None,
+    )  # fmt: skip
+    function = PUBLIC[name]
+    arguments = {
+        key: known.get(key)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is inspect.Parameter.empty and key != "x"
+    }
+    source = jb.array_batches(x, y)
+    with pytest.raises((TypeError, ValueError), match=r"x must .* got a stream"):
+        function(**arguments, x=jb.stream(source, memory=MEMORY))
+    with pytest.raises((TypeError, ValueError), match=r"x must .*jb\.stream"):
+        function(**arguments, x=source)
+
+
+@pytest.fixture(scope="module")
+def small_model(table):
+    x, y, _ = table
+    model, _ = jb.fit(x, y, num_rounds=1, max_depth=2)
+    return model, jb.fit_bins(x), jb.make_sketch(x.shape[1])
+
+
+def test_streams_are_refused_as_validation_and_by_estimators(table):
+    x, y, _ = table
+    rows = make_stream(x, y)
+    with pytest.raises(TypeError, match=r"validation x must .* got a stream"):
+        jb.fit(x, y, validation=(rows, y))
+    with pytest.raises(TypeError, match=r"must .* got a callable"):
+        jb.fit(jb.array_batches(x, y))
+    with pytest.raises((TypeError, ValueError), match="X must hold"):
+        JBoostRegressor().fit(rows, y)
 
 
 # Files.
@@ -327,6 +516,73 @@ def test_a_run_holds_no_more_than_two_blocks(table, monkeypatch):
     assert size == 2 * x.shape[1] * BLOCK_ROWS
     assert size <= rows.plan["blocks"]
     assert sum(rows.plan.values()) <= rows.memory
+
+
+MEASURE = """
+import ctypes, signal, sys
+import numpy as np
+import jboost as jb
+
+def read(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name):
+            return 1024 * int(line.split()[1])
+
+x = np.random.default_rng(0).random((2_000_000, 1), np.float32)
+rows = jb.stream(
+    jb.array_batches(x, x[:, 0]), bins=jb.fit_bins(x[:1000]), memory="256 MiB",
+    directories=sys.argv[1],
+)
+settings = dict(num_rounds=2, max_depth=2)
+jb.fit(rows, **settings)  # compiles
+ctypes.CDLL(None).malloc_trim(0)
+before = read("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+jb.fit(rows, **settings)
+print((read("VmHWM") - before) / sum(rows.plan.values()), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_stays_within_its_plan_and_removes_its_files(tmp_path):
+    """Resident memory, freed arrays included; then SIGTERM."""
+    command = [sys.executable, "-c", MEASURE, tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ratio = float(process.stdout.readline())
+        assert list(tmp_path.rglob("*.block"))
+        process.terminate()
+        assert process.wait(timeout=60) == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+    assert ratio <= 1.15
+
+
+@pytest.mark.parametrize("num_scores", [2, 20])
+def test_memory_grows_with_scores_not_with_their_square(num_scores):
+    """Hessians [N, K, K] never exist together."""
+    targets = jnp.zeros(20_000, jnp.int32)
+    loss, constants = trace_loss(jb.losses.softmax, targets, num_scores)
+    objective = Objective(loss, constants, targets, (), None)
+    scores = jax.ShapeDtypeStruct((num_scores, len(targets)), jnp.float32)
+    for function, size in ((hessians, num_scores), (gradients, num_scores)):
+        lowered = jax.jit(partial(function, objective)).lower(scores)
+        found = added_bytes(lowered.compile())
+        assert found <= 4 * len(targets) * size + 3 * 2**22
+    weights = jax.ShapeDtypeStruct((len(targets),), jnp.float32)
+    lowered = jax.jit(partial(mean_hessian, objective)).lower(scores, weights)
+    assert added_bytes(lowered.compile()) <= 4 * len(targets) * num_scores + 3 * 2**22
+
+
+def test_a_sketch_is_counted_as_what_it_takes():
+    x = np.random.default_rng(0).random((100_000, 20), np.float32)
+    few = jb.stream([(x[:40_000], x[:40_000, 0])], memory=2 * x[:40_000].nbytes)
+    few.prepare(256)  # of so few rows the sketch holds the values
+    rows = jb.stream([(part, part[:, 0]) for part in np.split(x, 10)], memory="8 MiB")
+    with pytest.raises(ValueError, match="memory must hold the sketch") as caught:
+        rows.prepare(256)
+    assert "fewer max_bins" in str(caught.value)
+    rows.prepare(16)
 
 
 def test_a_budget_too_small_is_refused_with_what_is_needed(table):
@@ -456,7 +712,12 @@ def test_an_error_of_the_source_says_which_batch():
 
 @pytest.mark.parametrize(
     ("second", "message"),
-    [([(X, Y)], "in the first pass and 6 in"), ([(X, Y), (X, Y + 1)], "other targets")],
+    [
+        ([(X, Y)], "in the first pass and 6 in"),
+        ([(X, Y), (X, Y + 1)], "other targets"),
+        ([(X, Y), (X + 1, Y)], "other x"),
+        ([(X[:, ::-1], Y), (X[:, ::-1], Y)], "other x"),
+    ],
 )
 def test_a_source_that_changes_is_noticed(second, message):
     passes = iter([[(X, Y), (X, Y)], second])

@@ -10,6 +10,7 @@ import glob
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -18,34 +19,23 @@ from jaxtyping import Float, Shaped
 
 from jboost import checks
 from jboost.collisions import warn_of_collisions
-from jboost.frames import read_frame, read_values
+from jboost.frames import Schema, read_frame, read_values
+from jboost.storage.containers import FileError
 
 BATCH_ROWS = 65536  # in a batch that is cut here
 
 
 class Batch(NamedTuple):
-    """Some rows; ``targets`` is a pytree, ``offset`` is score by score."""
+    """Some rows; ``targets`` is a pytree, ``offset`` is score by score.
+
+    ``names`` are those of the features, where ``x`` came as a data frame.
+    """
 
     x: Float[np.ndarray, "n F"]
     targets: Any
     weights: Float[np.ndarray, " n"] | None
     offset: Float[np.ndarray, "K n"] | None
-
-
-class Batches(NamedTuple):
-    """A source of batches: calling it begins anew.
-
-    Attributes:
-      begin: gives a new iterator.
-      names: of the features, where they are known.
-    """
-
-    begin: Callable[[], Iterator[Any]]
-    names: tuple[str, ...] | None = None
-
-    def __call__(self) -> Iterator[Any]:
-        """Begins anew."""
-        return self.begin()
+    names: tuple[str, ...] | None
 
 
 def array_batches(
@@ -55,7 +45,7 @@ def array_batches(
     sample_weight: Shaped[np.ndarray, " N"] | None = None,
     offset: Shaped[np.ndarray, "N *K"] | None = None,
     batch_rows: int = BATCH_ROWS,
-) -> Batches:
+) -> Callable[[], Iterator[Any]]:
     """Batches of arrays that need not be in memory: ``numpy.memmap``, HDF5, zarr.
 
     Args:
@@ -98,7 +88,7 @@ def array_batches(
                 ),
             )
 
-    return Batches(begin)
+    return begin
 
 
 def parquet_batches(
@@ -109,7 +99,7 @@ def parquet_batches(
     weight: str | None = None,
     offset: str | Sequence[str] | None = None,
     batch_rows: int = BATCH_ROWS,
-) -> Batches:
+) -> Callable[[], Iterator[Any]]:
     """Batches of parquet files, read by pyarrow row group by row group.
 
     Args:
@@ -127,7 +117,9 @@ def parquet_batches(
 
     Raises:
       ImportError: pyarrow is not installed.
-      ValueError: there is no such file or column.
+      FileError: a file cannot be read, here or later; names the file.
+      TypeError, ValueError: there is no such file; a column is not in all files, holds
+        no numbers, or is both target and feature.
 
     Example:
       >>> import tempfile, pandas as pd, jboost as jb
@@ -141,6 +133,7 @@ def parquet_batches(
       1
     """
     try:
+        import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise ImportError(
@@ -149,42 +142,45 @@ def parquet_batches(
         ) from error
     step = checks.check_integer("batch_rows", batch_rows, least=1)
     files = _find_files(paths)
-    known = parquet.read_schema(files[0]).names
     used = {name for role in (target, weight, offset) for name in _names(role)}
     if features is None:
+        with _naming(files[0], pyarrow):
+            known = parquet.read_schema(files[0]).names
         features = [name for name in known if name not in used]
-    columns = [*features, *(name for name in known if name in used)]
-    for name in (*features, *used):
-        if name not in known:
-            raise ValueError(f"{files[0]!r} must have a column {name!r}, has {known}")
+    _check_features(features, target)
+    columns = [*features, *sorted(used.difference(features))]
+    for path in files:
+        with _naming(path, pyarrow):
+            schema = parquet.read_schema(path)
+        _check_columns(schema, columns, path, pyarrow.types)
 
     def begin():
         for path in files:
-            with parquet.ParquetFile(path) as file:
-                for part in file.iter_batches(batch_size=step, columns=columns):
-                    table = {name: part.column(name) for name in columns}
-                    rows = [_as_numpy(table[name], name, path) for name in features]
-                    yield (
-                        np.stack(rows, axis=1).astype(np.float32, copy=False),
-                        *(
-                            _pick(table, role, path)
-                            for role in (target, weight, offset)
-                        ),
-                    )
+            for part in _read_parts(path, columns, step, pyarrow):
+                yield (
+                    part.select([*features]),
+                    *(_pick(part, role) for role in (target, weight, offset)),
+                )
 
-    return Batches(begin, names=tuple(features))
+    return begin
 
 
-def checked_batches(source: Callable[[], Iterator[Any]]) -> Iterator[Batch]:
+def checked_batches(
+    source: Callable[[], Iterator[Any]], schema: Schema | None = None
+) -> Iterator[Batch]:
     """Runs through a source once; every batch is like the first one.
 
     Batches without rows are left out.
+
+    Args:
+      source: gives a new iterator of batches.
+      schema: what training knows of the columns; None in training.
 
     Raises:
       TypeError, ValueError: what the source gives is not such a batch; names it.
       Exception: whatever the source itself raises, with a note on the batch.
     """
-    first, schema, number = None, None, 0
+    first, number = None, 0
     batches = _start(source)
     while True:
         try:
@@ -199,19 +195,19 @@ def checked_batches(source: Callable[[], Iterator[Any]]) -> Iterator[Batch]:
         if batch is None:
             continue
         if first is None:
-            first, schema = jax.tree.map(lambda array: array[:1], batch), own
+            first, schema = first_row(batch), own
             warn_of_collisions(given[0])
         _check_alike(first, batch, number - 1)
         yield batch
 
 
 def hash_rows(batch: Batch, checksums: tuple[int, ...]) -> tuple[int, ...]:
-    """Goes on with the checksums of targets, weights and offset.
+    """Goes on with the checksums of x, targets, weights and offset.
 
     They do not depend on how rows are cut into batches.
     """
     offset = None if batch.offset is None else batch.offset.T
-    leaves: list[Any] = jax.tree.leaves((batch.targets, batch.weights, offset))
+    leaves: list[Any] = jax.tree.leaves((batch.x, batch.targets, batch.weights, offset))
     checksums = checksums or (0,) * len(leaves)
     pairs = zip(leaves, checksums, strict=True)
     return tuple(zlib.crc32(np.ascontiguousarray(a).data, start) for a, start in pairs)
@@ -275,7 +271,21 @@ def _check_batch(given, number, schema):
             offset, size, num_scores, f"offset {place}", warn=number == 0
         )
         offset = np.asarray(offset)
-    return Batch(matrix, targets, weights, offset), frame.schema
+    return Batch(matrix, targets, weights, offset, frame.names), frame.schema
+
+
+def first_row(batch: Batch) -> Batch:
+    """What later batches are compared with: a copy, so that the batch can be freed."""
+
+    def copy(array):
+        return None if array is None else array[:1].copy()
+
+    return batch._replace(
+        x=copy(batch.x),
+        targets=jax.tree.map(copy, batch.targets),
+        weights=copy(batch.weights),
+        offset=None if batch.offset is None else batch.offset[:, :1].copy(),
+    )
 
 
 def _check_weights(weights, size, name):
@@ -319,21 +329,62 @@ def _names(role):
     return () if role is None else (role,) if isinstance(role, str) else tuple(role)
 
 
-def _pick(table, role, path):
-    """The columns of a role: [N] for a name, [N, n] for several, or None."""
-    if role is None or isinstance(role, str):
-        return None if role is None else _as_numpy(table[role], role, path)
-    return np.stack([_as_numpy(table[name], name, path) for name in role], axis=1)
+def _check_features(features, target):
+    """Every feature once, and none of them a target."""
+    for name in _names(target):
+        if name in features:
+            raise ValueError(
+                f"features must not contain the target, got {name!r} as both"
+            )
+    if len({*features}) < len(features):
+        raise ValueError(f"features must be different columns, got {[*features]}")
 
 
-def _as_numpy(column, name, path):
-    values = column.to_numpy(zero_copy_only=False)
-    if values.dtype.kind not in "fiub":
-        raise TypeError(
-            f"column {name!r} of {os.fspath(path)!r} must hold numbers, got "
-            f"{column.type}; encode strings and dates as numbers first"
-        )
-    return values
+def _check_columns(schema, columns, path, types):
+    """Whether a file has the columns, and numbers in them."""
+    for name in columns:
+        if name not in schema.names:
+            raise ValueError(
+                f"{path!r} must have a column {name!r}, has {schema.names}"
+            )
+    for name in columns:
+        kind = schema.field(name).type
+        tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+        if not any(test(kind) for test in (*tests, types.is_decimal)):
+            raise TypeError(
+                f"column {name!r} of {path!r} must hold numbers, got {kind}; encode "
+                "strings and dates as numbers first"
+            )
+
+
+def _read_parts(path, columns, step, pyarrow):
+    """Record batches of a file."""
+    with _naming(path, pyarrow):
+        file = pyarrow.parquet.ParquetFile(path)
+    with file:
+        parts = file.iter_batches(batch_size=step, columns=columns)
+        while True:
+            with _naming(path, pyarrow):
+                part = next(parts, None)
+            if part is None:
+                return
+            yield part
+
+
+@contextmanager
+def _naming(path, pyarrow):
+    """Says which file it is that cannot be read."""
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        raise FileError(f"{path!r} cannot be read as parquet: {error}") from error
+
+
+def _pick(part, role):
+    """The columns of a role, a series or a table of them, or None."""
+    if role is None:
+        return None
+    return part.column(role) if isinstance(role, str) else part.select([*role])
 
 
 def _find_files(paths):
@@ -347,4 +398,6 @@ def _find_files(paths):
         if not found:
             raise ValueError(f"paths must name parquet files, found none at {path!r}")
         files += found
+    if not files:
+        raise ValueError(f"paths must name parquet files, got none in {paths!r}")
     return files

@@ -31,7 +31,10 @@ from jboost.rounds import (
 from jboost.streams.block_rows import Derivatives, make_way
 from jboost.streams.block_trees import count_node_bytes, grow_blocks
 from jboost.streams.blocks import NUM_BUFFERS, BlockReader, aligned_empty
+from jboost.streams.heap import trim_heap
 from jboost.streams.streaming import Stream, Table, as_text
+
+_STATE = (3,)  # the operand that _begin and _end update in place
 
 
 class Plan(NamedTuple):
@@ -52,6 +55,15 @@ class Plan(NamedTuple):
     validation: int
 
 
+_ADVICE = dict(
+    rows="fewer rows",
+    rounds="fewer rows or scores",
+    nodes="shallower trees or fewer bins",
+    blocks="smaller blocks (block_rows)",
+    validation="smaller validation sets",
+)  # what makes each part of a plan smaller
+
+
 def plan_run(
     job: Job, table: Table, stream: Stream, init_score: Array | MedianStart | None
 ) -> "BlockRun":
@@ -64,14 +76,17 @@ def plan_run(
     plan = _make_plan(job, blocks, init_score)
     needed, size = sum(plan), blocks.num_rows
     if needed > stream.memory:
-        parts = ", ".join(f"{as_text(v)} for {k}" for k, v in plan._asdict().items())
+        parts = plan._asdict()
+        listed = ", ".join(f"{as_text(v)} for {k}" for k, v in parts.items())
+        largest = max(parts, key=lambda name: parts[name])
         raise ValueError(
             f"memory must be at least {needed} bytes ({as_text(needed)}) to train on "
-            f"{size} rows of {blocks.num_features} features ({parts}), got "
+            f"{size} rows of {blocks.num_features} features ({listed}), got "
             f"{as_text(stream.memory)}; set stream.memory, which keeps the blocks, or "
-            "take smaller ones (block_rows), shallower trees or fewer bins"
+            f"use {_ADVICE[largest]}"
         )
     stream.plan = plan._asdict()
+    trim_heap(needed)  # of what the compiler took
     return BlockRun(job, BlockReader(blocks))
 
 
@@ -80,12 +95,15 @@ def _make_plan(job, blocks, init_score):
     num_rows, programs = job.rows.scores.shape[1], _plan_programs(job)
     kept = count_bytes(programs["state"]), count_bytes(programs["now"])
     way = make_way(method, blocks, num_rows)
-    start, operands = start_program(job, init_score, np.zeros(2, np.uint32))
+    words = np.zeros(2, np.uint32)
+    start, operands = start_program(job, init_score, words)
+    measured = programs["measured"]
+    prepared = way.prepare_bytes(measured, words, blocks.block_rows)
     rounds = max(
         added_bytes(start.lower(*operands).compile()),  # jit compiles it no more
         programs["begin"],
         kept[1] + programs["measure"],
-        kept[1] + count_bytes(programs["measured"]) + way.row_bytes() * num_rows,
+        kept[1] + count_bytes(measured) + way.row_bytes() * num_rows + prepared,
         kept[1] + way.row_bytes() * num_rows + programs["fit"],
         kept[1] + programs["end"],
     )
@@ -110,8 +128,9 @@ def _plan_programs(job):
     begin = partial(init_state, loss)
     state = jax.eval_shape(begin, job.constants, data, job.rows.scores, None, words)
     operands = (job.constants, job.numbers, data, state)
-    started = program(_begin, static, *operands)
+    started = program(_begin, static, *operands, donate=_STATE)
     state, now = jax.eval_shape(partial(_begin, *static), *operands)
+    held, now = now, _share(now)
     measure = (data, now, number)
     trees = jax.tree.map(lambda array: array[0], no_trees(method, num_scores, 1))
     tree = jax.tree.map(lambda array: array[0], trees)._replace(sums=None)
@@ -126,12 +145,12 @@ def _plan_programs(job):
     end = (job.constants, data, sets, state, scores, now, trees, leaves)
     return dict(
         state=state,
-        now=now,
+        now=held,
         measured=jax.eval_shape(partial(_measure, method), *measure),
         begin=added_bytes(started),
         measure=added_bytes(program(_measure, (method,), *measure)),
         fit=added_bytes(program(_fit, static, *fit)),
-        end=added_bytes(program(_end, (*static, *_reports(job)), *end)),
+        end=added_bytes(program(_end, (*static, *_reports(job)), *end, donate=_STATE)),
     )
 
 
@@ -154,19 +173,25 @@ class BlockRun:
         job = self.job
         data, loss, method = job.rows.data, job.loss, job.method
         static, rate = (loss, method), np.float32(job.rates[number])
-        state, now = run(_begin, static, job.constants, job.numbers, data, state)
-        trees = []
+        self._trim(state)  # after the start, or the round before
+        operands = (job.constants, job.numbers, data, state)
+        state, now = run(_begin, static, *operands, donate=_STATE)
+        now, trees = _share(now), []
+        self._trim(now)
         for k, leaf in enumerate(self._leaf):
             each, words = np.int32(k), np.asarray(now.seeds)[k]
             measure = partial(run, _measure, (method,), data, now, each)
             tree = grow_blocks(self.reader, method, words, measure, leaf)
+            self._trim(tree)
             operands = (job.constants, rate, data, state, now, each, tree, leaf)
             trees.append(run(_fit, static, *operands))
+            self._trim(trees[-1])
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
         state, report = run(
             _end, (*static, *_reports(job)),
             job.constants, data, sets, state, set_scores, now, trees, self._leaf,
+            donate=_STATE,
         )  # fmt: skip
 
         def alone(array) -> Any:
@@ -182,6 +207,11 @@ class BlockRun:
             parameters=jax.tree.map(alone, state.parameters),
         )
 
+    def _trim(self, results):
+        """Waits for a program, so that the next one finds its memory freed."""
+        jax.block_until_ready(results)
+        trim_heap(self._leaf.nbytes)
+
 
 def _reports(job):
     """Whether scores are kept for metrics, and whether rows are left out of the bag."""
@@ -189,7 +219,14 @@ def _reports(job):
 
 
 def _begin(loss, method, constants, numbers, data, state):
-    return begin_round(loss, constants, method, numbers, data, state)
+    """As ``begin_round``; derivatives that are needed twice are returned once."""
+    state, now = begin_round(loss, constants, method, numbers, data, state)
+    return state, now._replace(fitted=None) if now.fitted is now.shape else now
+
+
+def _share(now):
+    """The whole round, of what ``_begin`` returned."""
+    return now._replace(fitted=now.shape) if now.fitted is None else now
 
 
 def _pick(now, k):

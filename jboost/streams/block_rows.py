@@ -97,6 +97,11 @@ class _PlainXla:
     def row_bytes(self):
         return 4 * self._shape[3] + 1 + 4 + 4
 
+    def prepare_bytes(self, rows, words, num_rows):
+        """What it takes to prepare a block, beside what is kept of it."""
+        static, first = (self._uniform, num_rows), np.int32(0)
+        return added_bytes(program(_cut_rows, static, rows, words, first))
+
     def pass_bytes(self, num_rows, dtype):
         """What it takes to move and sum the rows of a block."""
         shape: Any = jax.ShapeDtypeStruct
@@ -204,6 +209,11 @@ class _Kernels:
     def row_bytes(self):
         return 8 + 2 + 4 + 1
 
+    def prepare_bytes(self, rows, words, num_rows):
+        """What it takes to prepare a block, beside what is kept of it."""
+        static, first = (self._uniform, num_rows), np.int32(0)
+        return added_bytes(program(_cut_words, static, rows, words, first))
+
     def pass_bytes(self, num_rows, dtype):
         """What it takes to move and sum the rows of a block: their codes by row."""
         packed = grow_cpu.packed_shape(self._shape[2], num_rows)
@@ -254,7 +264,7 @@ def _group_rows(words, in_bag, slots):
     size, chunk = len(in_bag), grow_cpu.CHUNK
     num_chunks = -(-size // chunk)
     segments = np.zeros((num_chunks, slots, 2), np.int32)
-    order = (np.arange(size) % chunk).astype(np.uint16)
+    order = np.resize(np.arange(chunk, dtype=np.uint16), size)
     if in_bag.all():
         segments[:, 0, 1] = np.minimum(chunk, size - chunk * np.arange(num_chunks))
         return words, order, segments

@@ -42,6 +42,7 @@ from jboost.levels import (
 from jboost.rounds import Method
 from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
 from jboost.streams.blocks import BlockReader
+from jboost.streams.heap import trim_heap
 
 
 def grow_blocks(
@@ -64,11 +65,13 @@ def grow_blocks(
     states = [way.prepare(rows, words, block) for block in blocks]
     measure, limits = rows.measure, rows.limits
     del rows
+    trim_heap(leaf.nbytes)
 
     sums = way.zeros()
     for block, codes in reader.read():
         # Waiting, because the buffer of the codes is used again after the next block.
         sums = jax.block_until_ready(way.sum_all(states[block.number], codes, sums))
+        trim_heap(codes.nbytes)
     start = (way.unpack, method.max_leaves, *sizes)
     nodes, level = run(_make_root, start, sums, limits), 0
     while True:
@@ -79,6 +82,7 @@ def grow_blocks(
         for block, codes in reader.read():
             moved = way.move(states[block.number], codes, level, nodes, step, sums)
             states[block.number], sums = jax.block_until_ready(moved)
+            trim_heap(codes.nbytes)
         nodes = run(_join, (way.unpack, sizes[2]), nodes.histogram, step, sums)
         level += 1
 

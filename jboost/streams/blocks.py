@@ -15,7 +15,9 @@ whenever it is read.
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
@@ -31,6 +33,8 @@ _ALIGNMENT = 64  # bytes: XLA takes host memory without a copy only from such ad
 _DEFLATED_SHARE = 1 / 3  # of the packed bytes: what deflating must achieve
 _SAMPLE = 1 << 15  # bytes that are deflated to see whether the rest is worth it
 NUM_BUFFERS = 2  # one block in use, one being read
+
+_existing: "weakref.WeakSet[Folders]" = weakref.WeakSet()
 
 
 class BlockError(RuntimeError):
@@ -79,13 +83,17 @@ class BlockSet(NamedTuple):
 class Folders:
     """Where block files go, one folder after the other.
 
-    The files are removed with :meth:`remove`, or when nobody holds this any more.
+    The files are removed with :meth:`remove`, or when nobody holds this any more, at
+    the end of the process, and where SIGTERM or SIGHUP ends it. A signal that the
+    program handles itself is left to it.
     """
 
     def __init__(self, directories: Sequence[str | os.PathLike[str]] | None):
         places = directories or (tempfile.gettempdir(),)
         self.paths: list[Path] = []
-        self.remove = weakref.finalize(self, _remove_folders, self.paths)
+        self.remove = weakref.finalize(self, _remove_folders, self.paths, os.getpid())
+        _existing.add(self)
+        _watch_signals()
         for place in places:
             try:
                 Path(place).mkdir(parents=True, exist_ok=True)
@@ -103,9 +111,28 @@ class Folders:
         return folder / f"{number:06d}.block"
 
 
-def _remove_folders(paths):
+def _remove_folders(paths, owner):
+    if os.getpid() != owner:
+        return  # a forked child has a copy of the object, but not the files
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _watch_signals():
+    """Removes files before a signal ends the process, where nobody else handles it."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # Python allows handlers to be set in the main thread only
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _remove_and_end)
+
+
+def _remove_and_end(number, frame):
+    for folders in list(_existing):
+        folders.remove()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def write_block(

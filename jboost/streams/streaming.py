@@ -19,11 +19,18 @@ from tqdm import tqdm
 
 from jboost import checks
 from jboost.binning import Bins, apply_bins
-from jboost.ensemble import padded_size
+from jboost.frames import RowSource
 from jboost.kernels.binning_cpu import code_dtype
+from jboost.padding import padded_size
 from jboost.rounds import Data
 from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
-from jboost.streams.batches import Batch, as_source, checked_batches, hash_rows
+from jboost.streams.batches import (
+    Batch,
+    as_source,
+    checked_batches,
+    first_row,
+    hash_rows,
+)
 from jboost.streams.blocks import (
     NUM_BUFFERS,
     Block,
@@ -32,6 +39,7 @@ from jboost.streams.blocks import (
     read_rows,
     write_block,
 )
+from jboost.streams.heap import trim_heap
 from jboost.tables import Rows
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -40,7 +48,10 @@ _MOST_BLOCK_ROWS = 1 << 18
 _BLOCK_SHARE = 1 / 8  # of the budget is for blocks in memory
 _CHUNK = 16384  # rows; blocks of whole chunks are summed fastest
 _PIECE = 16384  # rows that are binned at a time
+_PIECE_CELLS = 1 << 22  # in such a piece at most
 _ENTRY_BYTES = 28  # of a sketch
+
+Names = tuple[str, ...] | None
 
 
 class Table(NamedTuple):
@@ -50,6 +61,7 @@ class Table(NamedTuple):
       blocks: the files.
       folders: remove the files when they are forgotten.
       bins: thresholds of the codes.
+      names: of the features, where the batches are data frames.
       structure: the pytree of targets.
       weighted: whether the batches came with weights.
       num_offsets: scores of the offset; 0 without one.
@@ -59,13 +71,21 @@ class Table(NamedTuple):
     blocks: BlockSet
     folders: Folders
     bins: Bins
+    names: tuple[str, ...] | None
     structure: Any
     weighted: bool
     num_offsets: int
     max_bins: int | None
 
 
-class Stream:
+class Pass(NamedTuple):
+    """What a pass over the source saw; see :func:`jboost.streams.batches.hash_rows`."""
+
+    num_rows: int
+    checksums: tuple[int, ...]
+
+
+class Stream(RowSource):
     """Rows on disk, to be trained on; see :func:`stream`.
 
     Attributes:
@@ -82,11 +102,6 @@ class Stream:
         self._bins: Bins | None = bins
         self._block_rows: int | None = block_rows
         self._table: Table | None = None
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """Of the features, where the source knows them."""
-        return getattr(self.source, "names", None)
 
     @property
     def memory(self) -> int:
@@ -106,12 +121,13 @@ class Stream:
         self,
         max_bins: int,
         progress: bool = False,
-        check: Callable[[int], None] = lambda num_features: None,
+        check: Callable[[int, Names], None] = lambda num_features, names: None,
     ) -> Table:
         """Makes the passes over the source, unless blocks are there already.
 
         Args:
-          check: is told how many features the first batch has, and may refuse.
+          check: is called with the number of features of the first batch and their
+            names; may refuse them.
 
         Raises:
           BlockError: files cannot be written.
@@ -125,9 +141,7 @@ class Stream:
                 seen, bins = _sketch(
                     self.source, max_bins, self.memory, progress, check
                 )
-            else:
-                check(bins.num_features)
-            self._table = _write(self, bins, wanted, seen, progress)
+            self._table = _write(self, bins, wanted, seen, progress, check)
         return self._table
 
     def close(self) -> None:
@@ -147,22 +161,30 @@ def stream(
 
     The codes of the features (a byte per value, or less) go to disk and are read
     once for every level of a tree. In memory stay a few numbers for each row: target,
-    weight, score, derivatives, some 60 bytes in all for one score. With the same
-    thresholds (``bins``) the model is the same, bit for bit, as that of ``fit`` on
-    arrays; in plain XLA, which compiles the parts of a round apart, the last bits of
-    leaf values may differ.
+    weight, score, derivatives; 60 to 90 bytes in all for one score, by loss, and about
+    60 more for each further score. With the same thresholds (``bins``) the model is the
+    same, bit for bit, as that of ``fit`` on arrays; in plain XLA, which compiles the
+    parts of a round apart, the last bits of leaf values may differ.
+
+    :func:`jboost.predict` takes streams, too, and works batch by batch. All other
+    functions need rows in memory and refuse streams.
 
     Args:
       source: a callable that gives a new iterator of batches (x, y), (x, y,
         sample_weight) or (x, y, sample_weight, offset) each time; a list of such; or
         what :func:`array_batches` or :func:`parquet_batches` give. It is read twice
-        (once, if ``bins`` are given), and must give the same rows in the same order.
+        (once, if ``bins`` are given), and must give the same rows in the same order;
+        checksums of both passes are compared. Where x are data frames, the model
+        keeps the names of their columns.
       memory: the most that jboost may hold at a time, "512 MiB" or a number of bytes,
-        beside the interpreter, compiled programs, and the source's own batches.
-        ``fit`` refuses to train with less than it needs, and says how much that is.
+        beside the interpreter, the compiler and its programs (20 to 120 MiB, whatever
+        the number of rows), and the source's own batches. Freed memory is returned to
+        the system. ``fit`` refuses to train with less than it needs, and says how much
+        that is.
       directories: where block files go, in turn, if several (disks) are given; the
         system's folder for temporary files if none is. They are removed with the
-        stream.
+        stream, at the end of the process, and on SIGTERM and SIGHUP unless the program
+        handles these itself; SIGKILL leaves folders ``jboost-blocks-*`` behind.
       bins: thresholds from :func:`fit_bins` or :func:`bins_from_sketch`; else a
         sketch of all rows finds them.
       block_rows: rows of a block; by default as many as an eighth of the budget
@@ -239,35 +261,39 @@ def load_rows(table: Table, num_scores: int, padded: bool) -> Rows:
 
 
 def _sketch(source, max_bins, memory, progress, check):
-    """Thresholds from one pass; and how many rows it saw, with their checksums."""
+    """What one pass saw, and thresholds from it."""
     sketch, num_rows, checksums = None, 0, ()
     eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
     with _bar("sketching", progress) as bar:
         for batch in checked_batches(source):
             if sketch is None:
-                check(batch.x.shape[1])
+                check(batch.x.shape[1], batch.names)
                 sketch = make_sketch(batch.x.shape[1], eps=eps)
             sketch = update_sketch(sketch, batch.x, batch.weights)
-            held = _ENTRY_BYTES * sketch.num_entries
+            held = _count_sketch_bytes(sketch)
             if held > memory:
                 raise ValueError(
                     f"memory must hold the sketch of {sketch.num_features} features, "
-                    f"which takes {as_text(held)} after {num_rows} rows, got "
-                    f"{as_text(memory)}; ask for fewer max_bins, or pass bins"
+                    f"which takes {as_text(held)} after {num_rows + len(batch.x)} "
+                    f"rows, got {as_text(memory)}; ask for fewer max_bins, which make "
+                    "it smaller, or pass bins"
                 )
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
+            trim_heap(batch.x.nbytes)
             bar.update(len(batch.x))
     if sketch is None:
         raise ValueError("source must give at least one row, got none")
-    return (num_rows, checksums), bins_from_sketch(sketch, max_bins=max_bins)
+    return Pass(num_rows, checksums), bins_from_sketch(sketch, max_bins=max_bins)
 
 
-def _write(stream, bins, max_bins, seen, progress):
+def _write(stream, bins, max_bins, seen, progress, check):
     """Writes the blocks in one pass; ``seen`` is what the pass before it saw."""
     writer, num_rows, checksums, weight = None, 0, (), 0.0
-    with _bar("writing", progress, seen and seen[0]) as bar:
+    with _bar("writing", progress, seen and seen.num_rows) as bar:
         for batch in checked_batches(stream.source):
+            if writer is None and seen is None:
+                check(batch.x.shape[1], batch.names)
             if batch.x.shape[1] != bins.num_features:
                 raise ValueError(
                     f"x of the batches must have {bins.num_features} columns, as the "
@@ -280,17 +306,37 @@ def _write(stream, bins, max_bins, seen, progress):
             num_rows += len(batch.x)
             weight += 1.0 if batch.weights is None else float(np.sum(batch.weights))
             bar.update(len(batch.x))
-    if seen is not None and (num_rows, checksums) != seen:
-        same = "" if num_rows != seen[0] else "other targets, weights or offsets for "
-        raise ValueError(
-            "source must give the same rows each time it is read, got "
-            f"{seen[0]} rows in the first pass and {same}{num_rows} in the second"
-        )
+    if seen is not None:
+        _check_same(seen, Pass(num_rows, checksums))
     if writer is None:
         raise ValueError("source must give at least one row, got none")
     if not weight > 0:
         raise ValueError("sample_weight must be positive in some row, got zeros only")
     return writer.finish(max_bins)
+
+
+def _check_same(first, second):
+    """Both passes saw the same rows."""
+    expected = "source must give the same rows each time it is read"
+    if first.num_rows != second.num_rows:
+        raise ValueError(
+            f"{expected}, got {first.num_rows} rows in the first pass and "
+            f"{second.num_rows} in the second"
+        )
+    if first.checksums != second.checksums:
+        differ = "x" if first.checksums[0] != second.checksums[0] else None
+        differ = differ or "targets, weights or offsets"
+        raise ValueError(
+            f"{expected}, got other {differ} for {second.num_rows} rows in the second "
+            "pass"
+        )
+
+
+def _count_sketch_bytes(sketch):
+    """What a sketch takes while it is updated: values, and entries old and new."""
+    pending = sum(batch.x.nbytes for batch in sketch.pending)
+    values = sum(batch.x.size for batch in sketch.pending)
+    return pending + 2 * _ENTRY_BYTES * (sketch.num_entries - values)
 
 
 class _Writer:
@@ -302,23 +348,24 @@ class _Writer:
         size = stream._block_rows
         if size is None:
             size = _choose_block_rows(num_features, dtype.itemsize, stream.memory)
-        self._bins, self._first = bins, first
+        self._bins, self._first = bins, first_row(first)
         self._folders = Folders(stream._directories)
         self._identity = uuid.uuid4().hex
         self._blocks: list[Block] = []
         self._codes = np.empty((num_features, size), dtype)
         self._rows = {
             name: np.empty((size, *array.shape[1:]), array.dtype)
-            for name, array in _named_rows(first).items()
+            for name, array in _named_rows(self._first).items()
         }
         self._filled = 0
+        self._piece = max(1, min(_PIECE, _PIECE_CELLS // num_features))
 
     def add(self, batch: Batch):
         """Takes the rows of a batch, piece by piece."""
         named, done = _named_rows(batch), 0
         while done < len(batch.x):
             room = self._codes.shape[1] - self._filled
-            end = min(len(batch.x), done + min(room, _PIECE))
+            end = min(len(batch.x), done + min(room, self._piece))
             here = slice(self._filled, self._filled + end - done)
             self._codes[:, here] = _find_codes(self._bins, batch.x[done:end])
             for name, array in named.items():
@@ -342,6 +389,7 @@ class _Writer:
             blocks=blocks,
             folders=self._folders,
             bins=self._bins,
+            names=self._first.names,
             structure=jax.tree.structure(self._first.targets),
             weighted=self._first.weights is not None,
             num_offsets=0 if offset is None else len(offset),
@@ -356,6 +404,7 @@ class _Writer:
         write_block(block, self._identity, self._codes[:, :filled], rows)
         self._blocks.append(block)
         self._filled = 0
+        trim_heap(self._codes.nbytes)
 
 
 def _named_rows(batch):
