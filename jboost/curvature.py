@@ -7,7 +7,6 @@ is written for one score per row is mapped over the first axis.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax

@@ -24,9 +24,8 @@ from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.categories import Categories, column_values
 from jboost.category_codes import check_values
 from jboost.category_splits import CATEGORICAL
-from jboost.frames import RowSource, Schema, read_frame
 from jboost.entry import traceable
-from jboost.frames import Schema, read_frame
+from jboost.frames import RowSource, Schema, read_frame
 from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
