@@ -3,7 +3,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from jboost import losses, recipes
+from jboost import losses, metrics, recipes
 from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
@@ -22,10 +22,11 @@ from jboost.explanation.importance import (
     permutation_importance,
 )
 from jboost.explanation.shap import ShapValues, shap_interactions, shap_values
+from jboost.explanation.tree_frame import trees_to_dataframe
 from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
 from jboost.inspection import LossReport, inspect_loss
-from jboost.interchange.exporting import export_predict
+from jboost.interchange.exporting import export_predict, to_matrix
 from jboost.interchange.lightgbm_reader import read_lightgbm
 from jboost.interchange.sklearn_reader import read_sklearn
 from jboost.interchange.xgboost_reader import read_xgboost
@@ -126,6 +127,7 @@ __all__ = [
     "make_summary",
     "merge_sketches",
     "merge_summaries",
+    "metrics",
     "parquet_batches",
     "partial_dependence",
     "permutation_importance",
@@ -146,6 +148,8 @@ __all__ = [
     "summarize_sketch",
     "sweep",
     "to_ensemble",
+    "to_matrix",
+    "trees_to_dataframe",
     "truncate",
     "update_sketch",
     "write_xgboost",

@@ -55,6 +55,15 @@ class Bins:
     absent: Absent | None = field(default=None, metadata=dict(static=True))
     categories: Categories | None = None
 
+    def __repr__(self) -> str:
+        """Its sizes: the thresholds would fill pages."""
+        if not hasattr(self.thresholds, "shape"):  # while JAX builds trees of others
+            return "Bins(...)"
+        found = f"num_features={self.num_features}, num_bins={self.num_bins}"
+        if self.categories is not None:
+            found += f", categorical={len(self.categories.features)}"
+        return f"Bins({found}, absent={self.absent!r})"
+
     @property
     def num_features(self) -> int:
         """F."""

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
 from jboost import checks
+from jboost.arguments import explain_arguments
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.categories import Categories
 from jboost.category_splits import (
@@ -31,6 +32,7 @@ from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
 from jboost.levels import Tree
 from jboost.losses import Adaptive, check_domain
+from jboost.representation import show_fields
 from jboost.rounds import (
     BoostState,
     Data,
@@ -57,7 +59,12 @@ class BoostedTrees(NamedTuple):
     trees: Tree
     init_score: Float[Array, "*K"]
 
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
+
+@explain_arguments
 @traceable
 def init(
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
@@ -200,6 +207,7 @@ def boost_step(
     return run(constants, numbers, jnp.float32(learning_rate), data, state)
 
 
+@explain_arguments
 @traceable
 def boost(
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,

@@ -30,6 +30,7 @@ from jboost.frames import Schema, read_frame, read_values
 from jboost.kernels.library import vary
 from jboost.least_squares import LEAF, Rules, grow
 from jboost.padding import padded_size
+from jboost.representation import show_fields
 
 FORMAT_VERSION = 1
 _DEEPEST = 2**31 - 1  # what max_depth=None stands for
@@ -76,6 +77,10 @@ class RegressionTree:
     feature_names: tuple[str, ...] | None = field(
         default=None, metadata=dict(static=True)
     )
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
     @property
     def schema(self) -> Schema:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, UInt32
 
+from jboost.representation import show_fields
+
 Category = str | int | float | bool
 WORD = 32  # codes in one word of a set
 
@@ -36,6 +38,10 @@ class Categories:
     values: tuple[tuple[Category, ...] | None, ...] | None = field(
         default=None, metadata=dict(static=True)
     )
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 def column_values(

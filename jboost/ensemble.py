@@ -30,6 +30,7 @@ from jboost.kernels.library import check_implementation, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
 from jboost.padding import padded_size
+from jboost.representation import show_fields
 from jboost.scores import find_row_leaves, score_rows, transform_rows
 from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
 from jboost.streams.batches import checked_batches
@@ -55,6 +56,10 @@ class Links:
 
     left_child: Int32[Array, "R K I"]
     max_depth: int = field(metadata=dict(static=True))
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 @jax.tree_util.register_dataclass
@@ -448,7 +453,7 @@ def check_model(model: Any) -> None:
             "returns; unpack it: model, history = jb.fit(...)"
         )
     if not isinstance(model, Ensemble):
-        raise TypeError(f"model must be an Ensemble, got {type(model).__name__}")
+        raise TypeError(f"model must be an Ensemble, got {describe_model(model)}")
     shape = np.shape(model.leaf_value)
     if len(shape) != 3:
         raise ValueError(
@@ -457,6 +462,13 @@ def check_model(model: Any) -> None:
             "jax.vmap(lambda model: jb.predict(model, x))(models), or take one of them "
             "with jax.tree.map(lambda array: array[0], models)"
         )
+
+
+def describe_model(model: Any) -> str:
+    """What was given as a model; of an estimator, where its model is."""
+    name = type(model).__name__
+    estimator = isinstance(getattr(model, "model_", None), Ensemble)
+    return f"{name}, an estimator; pass its model_" if estimator else name
 
 
 def _read_rows(model, x):

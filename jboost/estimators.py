@@ -16,6 +16,7 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
+from jboost.arguments import explain_arguments, hint_argument
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -31,6 +32,7 @@ from jboost.frames import is_table, refuse_batches
 from jboost.history import History
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
+from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.sparse import Absent
 from jboost.training import fit
 
@@ -42,7 +44,7 @@ _PASSED = (
     "colsample_bynode", "max_leaves", "monotone", "interactions", "candidates",
     "candidate_weights", "categorical", "category_l2", "category_smoothing",
     "min_category_weight", "max_onehot", "curvature", "leaf_solver", "init_score",
-    "early_stopping_rounds", "metrics", "callbacks", "progress", "implementation",
+    "early_stopping_rounds", "by", "callbacks", "progress", "implementation",
 )  # fmt: skip
 _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
 
@@ -52,7 +54,9 @@ class Boosting(BaseEstimator):
 
     model_: Ensemble
     history_: History
+    _loss: Any  # a function; of one output, where there are several
 
+    @explain_arguments
     def __init__(
         self,
         loss: str | Callable[..., Any] | losses.Adaptive = "auto",
@@ -89,7 +93,8 @@ class Boosting(BaseEstimator):
         early_stopping_rounds: int | None = None,
         validation_fraction: float = 0.1,
         inverse_link: Any = "auto",
-        metrics: dict[str, Callable[..., Any]] | None = None,
+        metrics: Metrics = None,
+        by: By = None,
         callbacks: Any = (),
         progress: bool = False,
         random_state: Any = 0,
@@ -129,10 +134,21 @@ class Boosting(BaseEstimator):
         self.validation_fraction = validation_fraction
         self.inverse_link = inverse_link
         self.metrics = metrics
+        self.by = by
         self.callbacks = callbacks
         self.progress = progress
         self.random_state = random_state
         self.implementation = implementation
+
+    def set_params(self, **params: Any) -> "Boosting":
+        """Sets hyper-parameters, as everywhere in scikit-learn."""
+        for name in params:
+            if name.partition("__")[0] not in self._get_param_names():
+                hint = hint_argument(name, self._get_param_names())
+                raise ValueError(
+                    f"{type(self).__name__} has no hyper-parameter {name!r}{hint}"
+                )
+        return super().set_params(**params)
 
     def get_booster(self) -> Ensemble:
         """The trained model, a pytree that the functions of :mod:`jboost` take."""
@@ -152,7 +168,7 @@ class Boosting(BaseEstimator):
 
     @property
     def best_iteration_(self) -> int:
-        """The round (from 0) of least loss on the first validation set, or the last."""
+        """The best round (from 0) on the first validation set, or the last."""
         check_is_fitted(self)
         return self.history_.best_round
 
@@ -186,9 +202,15 @@ class Boosting(BaseEstimator):
             rows, validation = self._split_rows(rows, labels, seed)
         X, targets, weights, offset = rows
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
+        _, metrics = read_by(self.by, check_metrics(self.metrics))
+        link = "auto" if isinstance(self.inverse_link, str) else self.inverse_link
+        if num_scores > 1 and loss is not self._loss:  # a sum over outputs
+            link = self._link
+        metrics = bind_metrics(metrics, self._loss, num_scores, link)
         self.model_, self.history_ = fit(
             X, targets, loss, sample_weight=weights, offset=offset,
-            validation=validation, num_scores=num_scores, seed=seed, **passed,
+            validation=validation, num_scores=num_scores, seed=seed, metrics=metrics,
+            **passed,
         )  # fmt: skip
         return self
 

@@ -16,6 +16,8 @@ from jboost.boosting import BoostedTrees
 from jboost.ensemble import Ensemble, to_ensemble, truncate
 from jboost.joining import append_rounds
 from jboost.levels import Tree
+from jboost.representation import MOST_LINES, align, cut, import_pandas
+from jboost.scoring import BY_LOSS, Criterion
 
 UNNAMED = "validation"  # the name of a set that was given without one
 
@@ -29,8 +31,8 @@ class History:
       validation_loss: the same of the validation set, [R]; a dict by name where sets
         were given by name; None without.
       metrics: {set: {metric: [R]}}; the training rows are the set "train".
-      best_round: the round (from 0) of least loss on the first validation set, or
-        the last one without a validation set; -1 if there was no round.
+      best_round: the best round (from 0) on the first validation set, by ``by``; the
+        last one without a validation set; -1 if there was no round.
       choices: what each "auto" stood for, the initial score, and the rule that gave
         it, ``"init_score_rule"``: "argmin", "median", "given", or "fallback" where
         no row had a gradient at the argmin, so that training starts elsewhere.
@@ -42,6 +44,8 @@ class History:
       parameters: of an adaptive loss, as estimated after the last round that the
         model holds (with early stopping the best one); () for other losses. See
         :func:`jboost.losses.adaptive`.
+      by: what rounds are compared by: ("loss", "min"), or a metric's name and "min" or
+        "max".
     """
 
     train_loss: np.ndarray
@@ -51,6 +55,50 @@ class History:
     choices: dict[str, Any]
     oob_improvement: np.ndarray | None = None
     parameters: Any = ()
+    by: Criterion = BY_LOSS
+
+    def __repr__(self) -> str:
+        """The first, the best and the last value of each curve."""
+        rounds, best = len(self.train_loss), self.best_round
+        title = f"History of {rounds} rounds"
+        if rounds == 0:
+            return title
+        title += f", best round {best} by {self.by.name} ({self.by.direction})"
+        rows = [["", "first", "best", "last"]]
+        for name, values in self._curves().items():
+            chosen = (values[0], values[best], values[-1])
+            rows.append([name, *(f"{value:.5g}" for value in chosen)])
+        lines = cut(align(rows), MOST_LINES - 1, "curves")
+        return "\n".join([title, *lines])
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``: a row for each round, a column for each curve.
+
+        Columns are named "train_loss", "validation_loss", "validation_auc", ...: the
+        set (by its name, where sets have names), then the loss or the metric.
+
+        Raises:
+          ImportError: pandas is not installed.
+        """
+        pandas = import_pandas("to_frame")
+        curves = self._curves()
+        rounds = pandas.RangeIndex(len(self.train_loss), name="round")
+        return pandas.DataFrame(curves, index=rounds)
+
+    def _curves(self) -> dict[str, np.ndarray]:
+        """Every curve by name, set after set."""
+        losses = {"train": self.train_loss}
+        found = self.validation_loss
+        if found is not None:
+            losses |= found if isinstance(found, dict) else {UNNAMED: found}
+        curves = {}
+        for name, values in losses.items():
+            curves[f"{name}_loss"] = values
+            for metric, measured in self.metrics.get(name, {}).items():
+                curves[f"{name}_{metric}"] = measured
+        if self.oob_improvement is not None:
+            curves["oob_improvement"] = self.oob_improvement
+        return curves
 
 
 class TrainingError(RuntimeError):
@@ -88,6 +136,7 @@ class Record:
     metric_names: tuple[str, ...] = ()
     before: Ensemble | None = None
     restored: int = 0
+    by: Criterion = BY_LOSS
     trees: list[Tree] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     set_losses: list[np.ndarray] = field(default_factory=list)
@@ -102,11 +151,14 @@ class Record:
         return len(self.train_loss)
 
     def best_round(self, num_rounds: int) -> int:
-        """Of the first ``num_rounds``; a loss that is not finite is never best."""
+        """Of the first ``num_rounds``; what is not finite is never best."""
         if not self.set_names or num_rounds == 0:
             return num_rounds - 1
-        first = np.array([losses[0] for losses in self.set_losses[:num_rounds]])
-        return int(np.argmin(np.where(np.isfinite(first), first, np.inf)))
+        values = [losses[0] for losses in self.set_losses[:num_rounds]]
+        if self.by.metric is not None:
+            rows = self.metrics[:num_rounds]
+            values = [row[self.set_names[0]][self.by.metric] for row in rows]
+        return int(np.argmin(self.by.rank(values)))
 
     def model(self, num_rounds: int) -> Ensemble:
         """The ensemble after the first ``num_rounds`` rounds."""
@@ -191,4 +243,5 @@ class Record:
             if self.bagged
             else None,
             parameters=self.parameters[num_rounds if kept is None else kept],
+            by=self.by,
         )

@@ -67,6 +67,10 @@ class LossReport:
     not_finite: Intervals
     choices: dict[str, Any]
 
+    def __repr__(self) -> str:
+        """As ``str``: the arrays would fill pages."""
+        return str(self)
+
     def __str__(self) -> str:
         low, high = self.scores[0], self.scores[-1]
         minima = ", ".join(f"{point:.6g}" for point in self.minima) or "none"

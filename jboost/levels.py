@@ -31,6 +31,7 @@ from jboost.histogram import (
 )
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
+from jboost.representation import show_fields
 from jboost.sampling import sample
 from jboost.sparse import SparseCodes
 from jboost.splitting import Split, ValueLimits, find_split
@@ -51,6 +52,10 @@ class LeafSums(NamedTuple):
     curvature: Float[Array, "*T L"]
     weight: Float[Array, "*T L"]
     l2: Float[Array, "*T"]
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 class Tree(NamedTuple):
@@ -76,6 +81,10 @@ class Tree(NamedTuple):
     sums: LeafSums | None = None
     bounds: Float[Array, "*T I+1 2"] | None = None
     left_codes: UInt32[Array, "*T I W"] | None = None
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
     @property
     def max_depth(self) -> int:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jboost.chunks import MOST_ROUNDS, Job, describe_idleness, run_chunk
 from jboost.history import Record, TrainingError
 from jboost.rounds import BoostState
+from jboost.scoring import SIGNATURE, evaluate_metric
 from jboost.storage.checkpoints import Checkpoint, write_checkpoint
 from jboost.streams.block_rounds import BlockRun
 from jboost.streams.blocks import BlockError
@@ -155,12 +156,7 @@ def _look(job, chunk, entry, record, bar):
             record,
             number,
         )
-    try:
-        values = _measure(job, chunk, entry)
-    except Exception as error:
-        raise TrainingError(
-            f"a metric failed in round {number}: {error!r}", record, number
-        ) from error
+    values = _measure(job, chunk, entry, record)
     record.trees.append(
         jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees)
     )
@@ -193,29 +189,24 @@ def _notify(watchers, record):
     return any(stops)
 
 
-def _measure(job, chunk, entry):
+def _measure(job, chunk, entry, record):
     """{set: {metric: value}} of one round, on the real rows."""
     values: dict[str, dict[str, float]] = {}
     every = {"train": job.rows, **job.sets} if job.metrics else {}
     for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
         score = scores[entry, :, : rows.size]
         score = score[0] if score.shape[0] == 1 else score.T
-        real = jax.tree.map(
-            lambda t, n=rows.size: np.asarray(t)[:n],
-            (rows.data.targets, rows.data.weights),
-        )
-        arguments = (score, *real)
-        values[name] = {
-            metric: evaluate_metric(function, arguments)
-            for metric, function in job.metrics.items()
-        }
+        arguments = (score, *rows.real)
+        values[name] = {}
+        for metric, function in job.metrics.items():
+            try:
+                values[name][metric] = evaluate_metric(function, arguments)
+            except Exception as error:
+                number = record.num_rounds
+                raise TrainingError(
+                    f"metrics[{metric!r}] failed in round {number} on set {name!r}: "
+                    f"{error!r}; it is called as {SIGNATURE}",
+                    record,
+                    number,
+                ) from error
     return values
-
-
-def evaluate_metric(function, arguments):
-    """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
-    try:
-        value = jax.jit(function)(*arguments)
-    except (jax.errors.JAXTypeError, TypeError):
-        value = function(*jax.tree.map(np.asarray, arguments))
-    return float(value)

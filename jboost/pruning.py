@@ -26,6 +26,7 @@ from jboost.cart import (
 from jboost.collisions import warn_of_collisions
 from jboost.entry import on_host
 from jboost.least_squares import LEAF
+from jboost.representation import show_fields
 from jboost.thresholds import TINY
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only
@@ -44,6 +45,10 @@ class PruningPath(NamedTuple):
     alphas: Float[np.ndarray, " S"]
     num_leaves: Int[np.ndarray, " S"]
     squared_error: Float[np.ndarray, " S"]
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 @on_host("call it on concrete arrays")
@@ -165,6 +170,10 @@ class AlphaChoice(NamedTuple):
     standard_error: Float[np.ndarray, " S"]
     best_alpha: float
     one_se_alpha: float
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 @on_host("call it on concrete arrays")

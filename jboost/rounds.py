@@ -43,6 +43,7 @@ from jboost.leaves import (
     solve_leaves,
 )
 from jboost.levels import LeafSums, Tree, TreeLimits
+from jboost.representation import show_fields
 from jboost.sampling import sample
 from jboost.sorted_growth import grow_sorted_tree
 from jboost.splitting import UNBOUNDED
@@ -172,6 +173,10 @@ class BoostState(NamedTuple):
     first_mean: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 def init_state(

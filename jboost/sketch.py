@@ -88,6 +88,11 @@ class QuantileSketch(NamedTuple):
     levels: tuple[Levels, ...]
     pending: tuple[Batch, ...]
 
+    def __repr__(self) -> str:
+        """Its sizes: the summaries would fill pages."""
+        sizes = f"num_features={self.num_features}, num_entries={self.num_entries}"
+        return f"QuantileSketch({sizes}, eps={self.eps:.3g})"
+
     @property
     def num_features(self) -> int:
         """F."""

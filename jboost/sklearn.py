@@ -29,6 +29,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from jboost import losses
+from jboost.arguments import explain_arguments
 from jboost.category_splits import (
     CATEGORY_L2,
     CATEGORY_SMOOTHING,
@@ -38,6 +39,7 @@ from jboost.category_splits import (
 from jboost.checks import check_weights
 from jboost.columns import find_gap
 from jboost.estimators import Boosting, find_loss, is_one_of
+from jboost.scoring import By, Metrics
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
 _BINARY = (losses.logistic, losses.focal, *_SIGNED)
@@ -57,6 +59,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
       absent: what the gaps of a sparse X are, "zero" as in scikit-learn, or "missing".
       early_stopping_rounds: by the first set of ``eval_set``; without one, by a share
         of the rows that is held out.
+      metrics: predictions for metrics are made by ``inverse_link``.
       validation_fraction: that share.
       inverse_link: from the score of a row to what ``predict`` returns. "auto": as the
         loss implies (:func:`jboost.losses.inverse_link`; exp for poisson), so that
@@ -80,6 +83,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
       True
     """
 
+    @explain_arguments
     def fit(
         self,
         X: Any,
@@ -179,7 +183,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         ``predict_proba``.
       class_weight: {label: weight}, or "balanced": N / (K rows of the class), by which
         ``sample_weight`` of the training rows is multiplied; sets of ``eval_set`` have
-        weights of their own.
+        weights of their own. {0: 1, 1: w} is XGBoost's ``scale_pos_weight=w``.
 
     Attributes:
       classes_: the labels, sorted.
@@ -196,6 +200,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
     classes_: np.ndarray
 
+    @explain_arguments
     def __init__(
         self,
         loss: str | Callable[..., Any] | losses.Adaptive = "auto",
@@ -233,7 +238,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         validation_fraction: float = 0.1,
         inverse_link: Any = "auto",
         class_weight: Any = None,
-        metrics: dict[str, Callable[..., Any]] | None = None,
+        metrics: Metrics = None,
+        by: By = None,
         callbacks: Any = (),
         progress: bool = False,
         random_state: Any = 0,
@@ -255,11 +261,12 @@ class JBoostClassifier(ClassifierMixin, Boosting):
             init_score=init_score,
             early_stopping_rounds=early_stopping_rounds,
             validation_fraction=validation_fraction, inverse_link=inverse_link,
-            metrics=metrics, callbacks=callbacks, progress=progress,
+            metrics=metrics, by=by, callbacks=callbacks, progress=progress,
             random_state=random_state, implementation=implementation,
         )  # fmt: skip
         self.class_weight = class_weight
 
+    @explain_arguments
     def fit(
         self,
         X: Any,

@@ -16,6 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int32, UInt8, UInt16
 
+from jboost.representation import show_fields
+
 Absent = Literal["missing", "zero"]
 ABSENT = ("missing", "zero")
 
@@ -61,6 +63,10 @@ class SparseCodes:
     codes: UInt8[Array, " E"] | UInt16[Array, " E"]
     absent: UInt8[Array, " F"] | UInt16[Array, " F"]
     num_rows: int = field(metadata=dict(static=True))
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
     @property
     def num_features(self) -> int:

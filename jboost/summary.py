@@ -22,6 +22,7 @@ from jaxtyping import ArrayLike, Float, Shaped
 from jboost import checks
 from jboost.entry import on_host
 from jboost.frames import read_frame, read_values
+from jboost.representation import show_fields
 from jboost.thresholds import TINY, count_distinct
 
 
@@ -39,6 +40,10 @@ class QuantileSummary(NamedTuple):
     weight: Float[np.ndarray, " n"]
     rmin: Float[np.ndarray, " n"]
     rmax: Float[np.ndarray, " n"]
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
     @property
     def num_entries(self) -> int:

@@ -29,6 +29,12 @@ class Rows(NamedTuple):
     scores: Float[Array, "K N"]
     size: int
 
+    @property
+    def real(self) -> tuple[Any, np.ndarray]:
+        """Targets and weights without the padding, on the host."""
+        pair = (self.data.targets, self.data.weights)
+        return jax.tree.map(lambda array: np.asarray(array)[: self.size], pair)
+
     def sorted(self) -> "Rows":
         """The same with the order of each feature, instead of codes by row."""
         order = sort_rows(np.asarray(self.data.columns))

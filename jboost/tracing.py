@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
-from jboost.losses import Adaptive, suggest_loss
+from jboost.arguments import is_mirrored, positional_names
+from jboost.losses import Adaptive, bare_loss, softmax, suggest_loss
+from jboost.warning import warn_user
 
 # Calls whose body is spliced in; what they say about differentiation has been used
 # by then, because gradient and Hessian are traced from the function itself.
@@ -111,7 +113,7 @@ def trace_loss(
         arguments, function = (score, row, parameters), loss.loss
     else:
         arguments, function = (score, row), loss
-    _check_loss(function, arguments)
+    _check_loss(function, arguments, num_scores)
 
     def scalar_loss(score, *rest):
         return jnp.asarray(function(score, *rest), jnp.float32)
@@ -186,20 +188,32 @@ def _obstacle(jaxpr):
     return ""
 
 
-def _check_loss(loss, arguments):
+def _check_loss(loss, arguments, num_scores):
     if not callable(loss):
         hint = suggest_loss(loss, "jb.losses.{}") if isinstance(loss, str) else ""
         raise TypeError(
             f"loss must be callable as loss(score, target), got {loss!r}{hint}"
         )
     name = _name(loss)
+    if is_mirrored(loss):
+        warn_user(
+            f"loss {name} is called as loss(score, target), but names its arguments "
+            f"{tuple(positional_names(loss) or ())[:2]}; exchange them, or rename them "
+            "if the loss is symmetric"
+        )
+    if num_scores == 1 and bare_loss(loss) is softmax:
+        raise ValueError(
+            "num_scores must be the number of classes for losses.softmax, got 1 (the "
+            "default)"
+        )
     try:
         result = jax.eval_shape(loss, *arguments)
     except Exception as error:
         shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
         raise TypeError(
             f"loss {name} failed on one row with (score, target) of types ({shapes}); "
-            "it must be written in jax.numpy for one row and take (score, target): "
+            "it must be written in jax.numpy for one row and take (score, target)"
+            f"{_hint_scores(loss, arguments, num_scores)}: "
             f"{type(error).__name__}: {error}"
         ) from error
     shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
@@ -220,7 +234,7 @@ def _check_loss(loss, arguments):
 
 def _check_gradient(loss, gradient):
     """Refuses a loss whose gradient is the same, or zero, at every score."""
-    name = getattr(loss, "__name__", repr(loss))
+    name = _name(loss)
     if gradient.zero:
         raise ValueError(
             f"loss {name} must have a gradient to train on, got one that is zero at "
@@ -232,6 +246,18 @@ def _check_gradient(loss, gradient):
             "in it and so unbounded below; the arguments may be swapped: the call is "
             "loss(score, target)"
         )
+
+
+def _hint_scores(loss, arguments, num_scores):
+    """Names num_scores, if the loss works with a few scores and not with one."""
+    for size in range(2, 9) if num_scores == 1 else ():
+        scores = jax.ShapeDtypeStruct((size,), jnp.float32)
+        try:
+            jax.eval_shape(loss, scores, *arguments[1:])
+        except Exception:
+            continue
+        return "; if it takes several scores, pass num_scores"
+    return ""
 
 
 def _describe(aval):

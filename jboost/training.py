@@ -16,6 +16,7 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import checks, losses
+from jboost.arguments import explain_arguments
 from jboost.binning import Bins, fit_frame
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
@@ -41,6 +42,14 @@ from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.loop import Position, first_position, run_rounds
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.scoring import (
+    By,
+    Metrics,
+    bind_metrics,
+    check_metrics,
+    read_by,
+    try_metrics,
+)
 from jboost.settings import (
     check_settings,
     initial_scores,
@@ -61,6 +70,7 @@ from jboost.tables import Rows, make_rows, make_sets, name_sets
 from jboost.tracing import trace_loss
 
 
+@explain_arguments
 @on_host("call jb.boost there")
 def fit(
     x: Any,
@@ -70,7 +80,8 @@ def fit(
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     validation: Any = None,
-    metrics: dict[str, Callable[..., Any]] | None = None,
+    metrics: Metrics = None,
+    by: By = None,
     num_rounds: int = 100,
     learning_rate: Any = 0.1,
     max_depth: int = 6,
@@ -131,13 +142,23 @@ def fit(
         of x by their order, whatever their index.
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, or what
         :func:`jboost.losses.adaptive` returns. See :mod:`jboost.losses`.
-      sample_weight: >= 0; a row of weight 0 may hold NaN.
+      sample_weight: >= 0; a row of weight 0 may hold NaN. XGBoost's scale_pos_weight=w
+        is ``np.where(y == 1, w, 1.0)``.
       offset: [N] or [N, K], added to the score (a base margin: log exposure, say);
         to be given to ``predict`` as well.
       validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset), or
         a dict of such sets by name; early stopping looks at the first.
-      metrics: {name: f(scores, targets, weights) -> number}, for training and
-        validation rows, in jax.numpy (compiled, for each number of rows) or NumPy.
+      metrics: what is reported of training and validation rows besides the loss: names
+        of :mod:`jboost.metrics`, such as ["auc", "log_loss"]; functions; or {name:
+        function}. A function is called as f(scores, targets, weights), with raw
+        scores, in jax.numpy (compiled, for each number of rows) or NumPy; or, if its
+        first argument is named ``y_true``, as scikit-learn's are, as f(y_true, y_pred,
+        sample_weight=...), where y_pred is the inverse link of the scores
+        (:func:`jboost.losses.inverse_link`).
+      by: what rounds are compared by, for early stopping and ``history.best_round``:
+        "loss" (None is the same), the name of a metric, or (name, "max"). Of a
+        function of your own less is better, unless "max" is said; which way is better
+        is known of built-in metrics, which need not be listed in ``metrics``.
       num_rounds: how many trees (times K).
       learning_rate: a number, or a schedule: round -> number, as in optax.
       max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
@@ -224,8 +245,9 @@ def fit(
         gradient there, a point where the most rows have one; see
         ``history.choices``), "median" of the rows' own minimisers (the targets, where
         a loss is least there), a number, or K numbers.
-      early_stopping_rounds: stop when the first validation set's loss has not
-        improved for so many rounds; the model is then that of the best round.
+      early_stopping_rounds: stop when the first validation set's loss, or what ``by``
+        says, has not improved for so many rounds; the model is then that of the best
+        round.
       seed: of everything random.
       progress: show a bar with time left and current losses.
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
@@ -295,8 +317,11 @@ def fit(
         max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
     )  # fmt: skip
     check_settings(**settings)
-    metrics = check_metrics(metrics)
+    criterion, measures = read_by(by, check_metrics(metrics))
+    measures = bind_metrics(measures, loss, num_scores)
     given_sets = name_sets(validation)
+    if criterion.metric is not None and not given_sets:
+        raise ValueError(f"by={by!r} needs validation=(x, y), got None")
     if early_stopping_rounds is not None:
         checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
         if not given_sets:
@@ -344,7 +369,9 @@ def fit(
         categories=bins.categories, implementation=implementation, feature_names=names,
         **settings,
     )  # fmt: skip
-    job = Job(traced, constants, method, numbers, rates, rows, sets, metrics)
+    for part in (rows, *sets.values()):
+        try_metrics(measures, *part.real, num_scores)
+    job = Job(traced, constants, method, numbers, rates, rows, sets, measures)
     blocks = None
     if isinstance(x, Stream) and table is not None:
         blocks = plan_run(job, table, x, begin)
@@ -353,7 +380,7 @@ def fit(
         checkpoint_rounds,
         take_fingerprint(
             job, bins, blocks and blocks.reader, model, begin, seed,
-            early_stopping_rounds, names,
+            early_stopping_rounds, names, criterion,
         ),
         rates,
     )  # fmt: skip
@@ -362,7 +389,9 @@ def fit(
     position = first_position(job, state)
     if model is not None and not found:
         position = continue_from(model, job, position, x, validation)
-    record = _start_record(job, bins, position.state, rule, validation, names, model)
+    record = _start_record(
+        job, bins, position.state, rule, validation, names, model, criterion
+    )
     if found:
         position = Position(*resume(found, record, *position))
     with tqdm(
@@ -466,7 +495,7 @@ def bin_arrays(
     return Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
 
 
-def _start_record(job, bins, state, rule, validation, names, model):
+def _start_record(job, bins, state, rule, validation, names, model, criterion):
     method, numbers = job.method, job.numbers
     init_score = np.asarray(state.init_score)
     return Record(
@@ -490,6 +519,7 @@ def _start_record(job, bins, state, rule, validation, names, model):
         bagged=bool(numbers.subsample < 1),
         before=model,
         parameters=[jax.device_get(state.parameters)],
+        by=criterion,
     )
 
 
@@ -506,18 +536,3 @@ def _check_callbacks(callbacks):
     for watch in watchers:
         checks.check_callable("callbacks", watch, signature)
     return watchers
-
-
-def check_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:
-    """A dict of functions, empty for None."""
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, dict):
-        raise TypeError(
-            "metrics must be a dict {name: f(scores, targets, weights)}, got "
-            f"{type(metrics).__name__}"
-        )
-    for name, function in metrics.items():
-        place = f"metrics[{name!r}]"
-        checks.check_callable(place, function, "f(scores, targets, weights)")
-    return metrics

@@ -259,7 +259,7 @@ OTHERS = {
         r"validation y must be finite.*nan in row 2",
     ),
     "metrics list": (
-        dict(metrics=[np.mean]), TypeError, r"metrics must be a dict.*got list",
+        dict(metrics=[3]), TypeError, r"metrics must be a dict.*got 3",
     ),
     "metric": (
         dict(metrics={"a": 3}), TypeError, r"metrics\['a'\] must be callable.*got 3",

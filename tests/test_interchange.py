@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 from test_predict_categories import add_sets, link
@@ -369,6 +370,31 @@ def test_export_of_a_score(tmp_path):
     for num_rows in (1, 7):
         x = make_rows(num_rows, 3)
         assert_same_bits(program.call(x), jb.predict(model, x, implementation="xla"))
+
+
+def test_export_takes_the_matrix_of_a_table(tmp_path):
+    """Categories, those that training did not see, and missing ones; by hand, too."""
+    pytest.importorskip("flatbuffers")
+    random = np.random.default_rng(0)
+    words = random.choice(["lo", "mid", "hi"], 40)
+    table = pd.DataFrame({"a": random.normal(size=40), "s": pd.Categorical(words)})
+    model, _ = jb.fit(table, words == "mid", num_rounds=3, max_depth=2)
+    jb.export_predict(model, tmp_path / "program", platforms=("cpu",))
+    content = (tmp_path / "program").read_bytes()
+    program = jax.export.deserialize(bytearray(content))
+    later = pd.DataFrame(
+        {"a": [0.0, np.nan, 1.0, 2.0], "s": pd.Categorical(["mid", "new", None, "hi"])}
+    )
+    matrix = jb.to_matrix(model, later)
+    assert matrix.dtype == np.float32
+    values = list(model.categories.values[0])
+    expected = [values.index("mid"), np.nan, np.nan, values.index("hi")]
+    np.testing.assert_array_equal(matrix[:, 1], expected)
+    found = jb.predict(model, later, implementation="xla")
+    assert_same_bits(program.call(matrix), found)
+    assert_same_bits(jb.predict(model, matrix, implementation="xla"), found)
+    with pytest.raises(ValueError, match="columns"):
+        jb.to_matrix(model, later[["a"]])
 
 
 def test_export_what_is_refused(tmp_path):

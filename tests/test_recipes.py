@@ -292,7 +292,7 @@ def test_improvement_of_many_rounds_and_of_a_stopped_run():
     _, stopped, _ = train(recipe, Y, num_rounds=20, callbacks=watch)
     assert lengths == list(range(1, 19))
     np.testing.assert_array_equal(stopped.oob_improvement, history.oob_improvement[:18])
-    assert "oob_improvement=array([" in repr(history)
+    assert "oob_improvement" in repr(history)
 
 
 def test_a_recipe_serves_boost_as_well():

@@ -15,9 +15,10 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, check_model, predict
+from jboost.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.entry import on_host
 from jboost.frames import read_frame
+from jboost.representation import show_fields
 
 DependenceKind = Literal["average", "individual", "both"]
 KINDS = ("average", "individual", "both")
@@ -42,6 +43,10 @@ class PartialDependence(NamedTuple):
     grid: tuple[np.ndarray, ...]
     average: Float[np.ndarray, "*grid K"] | Float[np.ndarray, " *grid"] | None
     individual: Float[np.ndarray, "N *grid K"] | Float[np.ndarray, "N *grid"] | None
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
     @property
     def centred(self) -> Float[np.ndarray, "N *grid"]:
@@ -143,7 +148,8 @@ def _read_matrix(model, x):
     """Rows as a NumPy matrix."""
     if not isinstance(model, Ensemble | RegressionTree):
         raise TypeError(
-            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+            "model must be an Ensemble or a RegressionTree, got "
+            f"{describe_model(model)}"
         )
     if isinstance(model, Ensemble):
         check_model(model)

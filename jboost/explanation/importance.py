@@ -15,11 +15,19 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 from jboost import checks, losses
 from jboost.boosting import compiled
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, check_model, predict
+from jboost.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.entry import on_host
 from jboost.frames import read_frame
 from jboost.least_squares import LEAF
+from jboost.metrics import MAXIMIZED
 from jboost.reports import mean_loss
+from jboost.representation import MOST_LINES, cut, import_pandas
+from jboost.scoring import (
+    bind_metrics,
+    check_metrics,
+    evaluate_metric,
+    try_metrics,
+)
 from jboost.tracing import trace_loss
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
@@ -43,6 +51,20 @@ class Importance(NamedTuple):
         """{name: value}, the most important first."""
         order = np.argsort(-self.values, kind="stable")
         return {self.names[f]: float(self.values[f]) for f in order}
+
+    def to_series(self) -> Any:
+        """A ``pandas.Series`` by name, in the order of the features.
+
+        Raises:
+          ImportError: pandas is not installed.
+        """
+        series = import_pandas("to_series").Series
+        return series(self.values, index=list(self.names), name="importance")
+
+    def __repr__(self) -> str:
+        """The most important features; ``print`` shows all."""
+        lines = cut(str(self).splitlines(), MOST_LINES - 1, "features")
+        return "\n".join([f"Importance of {len(self.names)} features", *lines])
 
     def __str__(self) -> str:
         """A table, the most important first."""
@@ -114,7 +136,7 @@ def feature_importance(
     split = _split_nodes(model)
     values = split.astype(np.float64)
     if kind != "splits":
-        values = np.where(split, _measure_nodes(model, kind), 0.0)
+        values = np.where(split, measure_nodes(model, kind), 0.0)
     features = np.asarray(model.feature)
     total = _sum_by_feature(features, values, model.num_features)
     if per_split:
@@ -134,7 +156,7 @@ def permutation_importance(
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
-    metric: Callable[..., Any] | None = None,
+    metric: str | Callable[..., Any] | None = None,
     num_repeats: int = 5,
     seed: int = 0,
 ) -> Importance:
@@ -150,8 +172,9 @@ def permutation_importance(
       loss: what the rise is measured in; that of training, usually.
       sample_weight: of the rows, in the mean.
       offset: as for ``predict``.
-      metric: ``f(scores, targets, weights) -> number`` to use instead of the loss;
-        the rise of a metric that should be large is negative.
+      metric: to use instead of the loss: the name of a metric or a function, as for
+        :func:`jboost.fit`. Of built-in metrics that should be large, such as "auc",
+        the fall counts; of a function of your own always the rise.
       num_repeats: permutations of each column.
       seed: of the permutations.
 
@@ -203,7 +226,8 @@ def permutation_importance(
 def _check_model(model):
     if not isinstance(model, Ensemble | RegressionTree):
         raise TypeError(
-            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+            "model must be an Ensemble or a RegressionTree, got "
+            f"{describe_model(model)}"
         )
     if isinstance(model, Ensemble):
         check_model(model)
@@ -221,8 +245,7 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
         return predict(model, matrix, offset=offset)
 
     if metric is not None:
-        checks.check_callable("metric", metric, "f(scores, targets, weights)")
-        return lambda: float(metric(np.asarray(scores()), targets, weights))
+        return _measure_metric(metric, loss, scores, targets, weights, num_scores)
     losses.check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     parameters = ()
@@ -237,8 +260,27 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
     return measure
 
 
-def _measure_nodes(model, kind) -> Float[np.ndarray, "*nodes"]:
-    """Improvement, gain or cover of every inner node, as if it were split."""
+def _measure_metric(metric, loss, scores, targets, weights, num_scores):
+    """The same of a metric, the less the better where that is known."""
+    name = metric if isinstance(metric, str) else "metric"
+    bound = bind_metrics(check_metrics({name: metric}), loss, num_scores)
+    try_metrics(bound, targets, weights, num_scores)
+    function = bound[name]
+    sign = -1 if losses.bare_loss(function) in MAXIMIZED else 1
+    return lambda: sign * evaluate_metric(function, (scores(), targets, weights))
+
+
+def measure_nodes(
+    model: Ensemble | RegressionTree, kind: str, *, leaves: bool = False
+) -> Float[np.ndarray, "*nodes"]:
+    """Improvement, gain or cover of every inner node, as if it were split.
+
+    Args:
+      leaves: whether the cover is that of all nodes, leaves included.
+
+    Raises:
+      ValueError: the model does not know the sums.
+    """
     if isinstance(model, RegressionTree):
         return np.asarray(model.weight if kind == "cover" else model.gain)
     if model.sums is None:
@@ -253,7 +295,7 @@ def _measure_nodes(model, kind) -> Float[np.ndarray, "*nodes"]:
     if model.links is not None:
         left = np.asarray(model.links.left_child)
     if kind == "cover":
-        return nodes.curvature[..., : model.feature.shape[2]]
+        return nodes.curvature[..., : None if leaves else model.feature.shape[2]]
     if kind == "gain":
         return _gain(nodes.gradient, nodes.curvature + sums[3][..., None], left) / 2
     root_curvature, root_weight = nodes.curvature[..., :1], nodes.weight[..., :1]

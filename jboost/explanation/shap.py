@@ -30,6 +30,7 @@ from jboost.explanation.attributions import explain, mean_values
 from jboost.kernels.predict_cpu import Trees, as_rows
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums
+from jboost.representation import show_fields
 from jboost.scores import code_columns, read_trees
 from jboost.sparse import is_sparse
 
@@ -50,6 +51,10 @@ class ShapValues(NamedTuple):
 
     values: Float[Array, "N F *K"]
     base: Float[Array, "*K"]
+
+    def __repr__(self) -> str:
+        """Its fields: the arrays would fill pages."""
+        return show_fields(self)
 
 
 @traceable

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jboost import checks
@@ -19,6 +20,7 @@ from jboost.boosting import BoostedTrees
 from jboost.curvature import Kinks
 from jboost.ensemble import Ensemble, check_model, predict
 from jboost.entry import on_host
+from jboost.frames import read_frame
 from jboost.levels import LeafSums, Tree
 from jboost.rounds import BoostState
 from jboost.storage.containers import replace_file
@@ -30,6 +32,42 @@ for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):
     jax.export.register_namedtuple_serialization(
         _container, serialized_name=f"jboost.{_container.__name__}"
     )
+
+
+@on_host("call it on concrete arrays")
+def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
+    """A table as the matrix that a program of :func:`export_predict` takes.
+
+    Categories become the places 0, 1, 2, ... that training gave them, NaN where it saw
+    no such value; ``model.categories.values`` lists them in this order for each of
+    ``model.categories.features``. Columns of numbers stay as they are.
+
+    Law: ``predict(model, to_matrix(model, x))`` equals ``predict(model, x)``.
+
+    Args:
+      model: from :func:`jboost.fit` or a reader.
+      x: as for :func:`jboost.predict`, but dense.
+
+    Raises:
+      TypeError, ValueError: ``x`` does not have the model's columns.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> table = np.array([(1, "low"), (2, "top")], [("a", float), ("b", "U3")])
+      >>> model, _ = jb.fit(table, np.array([0.0, 1.0]), num_rounds=1)
+      >>> jb.to_matrix(model, table).tolist()
+      [[1.0, 0.0], [2.0, 1.0]]
+    """
+    check_model(model)
+    known = model.categories is not None
+    frame = read_frame(x, "x", schema=model.schema, categorical=known)
+    matrix = np.asarray(frame.matrix)
+    if matrix.shape[1] != model.num_features:
+        raise ValueError(
+            f"x must have {model.num_features} columns, as in training, got "
+            f"{matrix.shape[1]}"
+        )
+    return matrix
 
 
 @on_host("call it on concrete arrays")
@@ -52,9 +90,9 @@ def export_predict(
 
     The program is plain XLA, for which the kernels of jboost need not be there; scores
     are those of ``jb.predict`` to the bit where the platform is the same. Categorical
-    columns hold the integers 0, 1, 2, ... of a matrix. jax keeps reading such files for
-    at least half a year of its releases (see its documentation of compatibility), so
-    keep the model itself, too (``jb.save``).
+    columns hold the integers that :func:`to_matrix` gives. jax keeps reading such files
+    for at least half a year of its releases (see its documentation of compatibility),
+    so keep the model itself, too (``jb.save``).
 
     Args:
       model: from :func:`jboost.fit` or a reader.

@@ -50,8 +50,8 @@ def learning_curve(
 ) -> "Axes":
     """Draws the loss, or a metric, of every set after each round.
 
-    Rounds count from 0, as in the history. The best round, that of least loss on the
-    first validation set, is marked where there is one. Of a cross-validation the lines
+    Rounds count from 0, as in the history. ``history.best_round`` is marked where there
+    is a validation set. Of a cross-validation the lines
     are means over the folds, in bands of one standard error to both sides.
 
     Args:
@@ -115,6 +115,8 @@ def _check(history, metric):
         hint = ""
         if isinstance(history, tuple) and any(isinstance(h, History) for h in history):
             hint = "; unpack what fit returns: model, history = jb.fit(...)"
+        elif isinstance(getattr(history, "history_", None), History):
+            hint = ", an estimator; pass its history_"
         raise TypeError(
             "history must be a History or a CrossValidation, got "
             f"{type(history).__name__}{hint}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.checks import check_feature, check_integer
-from jboost.ensemble import Ensemble
+from jboost.ensemble import Ensemble, describe_model
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.frames import read_frame
@@ -105,7 +105,7 @@ def _find(dependence, x, features, grid):
     if not isinstance(model, Ensemble | RegressionTree):
         raise TypeError(
             "dependence must be a PartialDependence, an Ensemble or a RegressionTree, "
-            f"got {type(model).__name__}"
+            f"got {describe_model(model)}"
         )
     if x is None or features is None:
         raise ValueError("x and features must be given where dependence is a model")

@@ -12,7 +12,7 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.checks import check_integer, check_word
-from jboost.ensemble import Ensemble
+from jboost.ensemble import Ensemble, describe_model
 from jboost.explanation.shap import ShapValues, shap_values
 from jboost.frames import read_frame
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
@@ -113,7 +113,7 @@ def _read(shap, x, feature_names) -> _Table:
     if not isinstance(shap, ShapValues):
         raise TypeError(
             "shap must be ShapValues, an Ensemble or a RegressionTree, got "
-            f"{type(shap).__name__}"
+            f"{describe_model(shap)}"
         )
     values = np.asarray(shap.values)
     if not values.size:

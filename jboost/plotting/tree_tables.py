@@ -12,7 +12,7 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.checks import check_integer
-from jboost.ensemble import Ensemble, check_model
+from jboost.ensemble import Ensemble, check_model, describe_model
 from jboost.plotting.canvas import label_features, shorten, write_number
 
 ROOT = -1  # is nobody's child
@@ -147,7 +147,8 @@ def read_tree(
     """Checks the arguments and puts one tree into words."""
     if not isinstance(model, Ensemble | RegressionTree):
         raise TypeError(
-            f"model must be an Ensemble or a RegressionTree, got {type(model).__name__}"
+            "model must be an Ensemble or a RegressionTree, got "
+            f"{describe_model(model)}"
         )
     if isinstance(model, Ensemble):
         check_model(model)

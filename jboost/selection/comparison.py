@@ -13,12 +13,13 @@ from jaxtyping import Float
 
 from jboost import checks, losses
 from jboost.kernels.library import check_implementation, name_implementation
+from jboost.scoring import bind_metrics, check_metrics, read_by, try_metrics
 from jboost.selection.curves import Curve, Setting, Table, run_points, same_loss
 from jboost.selection.folds import check_folds, make_folds
 from jboost.settings import initial_scores, make_settings
 from jboost.streams.streaming import Stream
 from jboost.tracing import trace_loss
-from jboost.training import bin_arrays, check_metrics
+from jboost.training import bin_arrays
 
 SWEPT = (
     "loss", "learning_rate", "max_depth", "l1", "l2", "max_delta_step", "min_gain",
@@ -38,7 +39,8 @@ def compare(
     bound = [_bind_loss(loss, point) for point in points]
     # The estimates of an adaptive loss see real rows only.
     padded = not any(isinstance(each, losses.Adaptive) for each in bound)
-    given, table = _make_table(x, y, padded, keeps_models, shared)
+    by, metrics = read_by(shared["by"], check_metrics(shared["metrics"]))
+    given, table = _make_table(x, y, padded, keeps_models, by, tuple(metrics), shared)
     data, num_scores = table.rows.data, len(table.rows.scores)
     implementation = name_implementation(shared["implementation"], data.weights)
     settings = []
@@ -58,11 +60,17 @@ def compare(
             **chosen,
         )  # fmt: skip
         rates = np.asarray(rates)
-        settings.append(Setting(traced, constants, method, numbers, begin, rates))
-    if table.by is None and not all(same_loss(settings[0], each) for each in settings):
+        measures = bind_metrics(metrics, each, num_scores)
+        try_metrics(measures, *table.rows.real, num_scores)
+        settings.append(
+            Setting(traced, constants, method, numbers, begin, rates, measures)
+        )
+    if table.by.name == "loss" and not all(
+        same_loss(settings[0], each) for each in settings
+    ):
         raise ValueError(
-            "by must name one of metrics where points differ in their loss, because "
-            "values of different losses cannot be compared, got None"
+            "by must name a metric where points differ in their loss, because "
+            f"values of different losses cannot be compared, got {shared['by']!r}"
         )
     return table, run_points(table, settings, num_rounds, shared["progress"])
 
@@ -83,17 +91,14 @@ def _bind_loss(loss, point):
     return partial(loss, **own) if own else loss
 
 
-def _make_table(x, y, padded, keeps_models, shared):
+def _make_table(x, y, padded, keeps_models, by, metrics, shared):
     """Thresholds, rows on the device, folds; and what is wanted of them."""
     num_scores = checks.check_integer("num_scores", shared["num_scores"], least=1)
     max_bins = checks.check_integer("max_bins", shared["max_bins"], least=2, most=65536)
     seed = checks.check_integer("seed", shared["seed"], least=0, most=2**32 - 1)
-    patience, by = shared["early_stopping_rounds"], shared["by"]
+    patience = shared["early_stopping_rounds"]
     if patience is not None:
         checks.check_integer("early_stopping_rounds", patience, least=1)
-    metrics = check_metrics(shared["metrics"])
-    if by is not None and by not in metrics:
-        raise ValueError(f"by must be one of metrics, {(*metrics,)}, got {by!r}")
     check_implementation(shared["implementation"])
     given = bin_arrays(
         x, y, shared["sample_weight"], shared["offset"], max_bins, num_scores, padded,

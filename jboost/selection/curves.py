@@ -22,8 +22,8 @@ from jboost.chunks import MOST_ROUNDS, check_minimisers, no_trees, refuse_value
 from jboost.history import UNNAMED, Record, TrainingError
 from jboost.initial import MedianStart
 from jboost.levels import Tree
-from jboost.loop import evaluate_metric
 from jboost.rounds import Method, Numbers
+from jboost.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.selection.folds import Folds
 from jboost.selection.runs import Rounds, Run, pad_runs, run_rounds, share, start_runs
 from jboost.tables import Rows
@@ -42,13 +42,15 @@ class Setting(NamedTuple):
     numbers: Numbers
     begin: Any  # the initial score, or how to find it
     rates: Float[np.ndarray, " R"]
+    metrics: dict[str, Callable[..., Any]]  # bound to the link of the loss
 
 
 class Table(NamedTuple):
     """What all points share, and what is wanted of them.
 
     Attributes:
-      by: the metric that rounds are compared by; None: the loss.
+      metrics: their names.
+      by: what rounds are compared by.
       patience: rounds without improvement after which a point stops; None: never.
       keeps_models: whether trees and scores of held-out rows are wanted.
     """
@@ -57,8 +59,8 @@ class Table(NamedTuple):
     rows: Rows
     folds: Folds
     names: tuple[str, ...] | None
-    metrics: dict[str, Callable[..., Any]]
-    by: str | None
+    metrics: tuple[str, ...]
+    by: Criterion
     patience: int | None
     seed: int
     keeps_models: bool
@@ -70,18 +72,21 @@ class Curve:
 
     Attributes:
       method: what it trains with.
+      functions: its metrics, by name.
       init_score: of each fold, [folds] or [folds, K].
       losses: of the rows learnt from and of the held-out ones, each [folds, 2].
       metrics: {name: [folds]} of the held-out rows.
-      values: what rounds are compared by: a mean over the folds.
+      values: what rounds are compared by: ranks of means over the folds, of which the
+        least is best.
       trees: of each chunk of rounds, [folds, R, ...].
-      best: the round of least value; -1 before there is one.
+      best: the best round; -1 before there is one.
       scores: of the held-out rows after it, [folds, K, M].
       parameters: of an adaptive loss, else (): at the start and after each round.
       over: whether it has stopped.
     """
 
     method: Method
+    functions: dict[str, Callable[..., Any]]
     init_score: np.ndarray
     losses: list[np.ndarray] = field(default_factory=list)
     metrics: list[dict[str, np.ndarray]] = field(default_factory=list)
@@ -180,6 +185,7 @@ def _run_block(
     curves = [
         Curve(
             setting.method,
+            setting.metrics,
             begun[point],
             parameters=[jax.tree.map(lambda a: a[point], first_parameters)],  # noqa: B023
         )
@@ -291,7 +297,8 @@ def _look(table: Table, curves: list[Curve], made: Rounds, count: int, bar: tqdm
             own = jax.tree.map(lambda a: a[point, :, :count], trees)  # noqa: B023
             curve.trees.append(own)
     least = min(curve.values[curve.best] for curve in curves if curve.values)
-    bar.set_postfix({"best": f"{least:.5g}"}, refresh=False)
+    shown = -least if table.by.direction == "max" else least
+    bar.set_postfix({"best": f"{shown:.5g}"}, refresh=False)
     bar.update(count)
 
 
@@ -303,10 +310,9 @@ def _record(table, curve, losses, scores, parameters):
             _raise_at(table, curve, losses[:, 0])
         curve.over = True  # in a sweep a point may diverge
         return
-    measured = _measure(table, number, scores)
-    value = losses[:, 1] if table.by is None else measured[table.by]
-    value = float(np.mean(value, dtype=np.float64))
-    value = value if np.isfinite(value) else float("inf")
+    measured = _measure(table, curve, scores)
+    value = losses[:, 1] if table.by.name == "loss" else measured[table.by.name]
+    value = float(table.by.rank(np.mean(value, dtype=np.float64)))
     curve.losses.append(losses)
     curve.metrics.append(measured)
     curve.parameters.append(parameters)
@@ -318,8 +324,9 @@ def _record(table, curve, losses, scores, parameters):
         curve.over = True
 
 
-def _measure(table, number, scores):
+def _measure(table, curve, scores):
     """{metric: [folds]} on the held-out rows."""
+    number = curve.num_rounds
     values: dict[str, list[float]] = {name: [] for name in table.metrics}
     for fold, held_out in enumerate(table.folds.held_out if values else ()):
         rows = np.flatnonzero(held_out)
@@ -328,13 +335,13 @@ def _measure(table, number, scores):
         data = (table.rows.data.targets, table.rows.data.weights)
         targets, weights = jax.tree.map(lambda a: np.asarray(a)[rows], data)  # noqa: B023
         arguments = (score, targets, weights * held_out[rows].astype(weights.dtype))
-        for name, function in table.metrics.items():
+        for name, function in curve.functions.items():
             try:
                 values[name].append(evaluate_metric(function, arguments))
             except Exception as error:
                 raise RuntimeError(
                     f"metrics[{name!r}] failed in round {number} on the held-out rows "
-                    f"of fold {fold}: {error!r}"
+                    f"of fold {fold}: {error!r}; it is called as {SIGNATURE}"
                 ) from error
     return {name: np.array(column) for name, column in values.items()}
 
@@ -363,7 +370,8 @@ def make_record(table: Table, curve: Curve, fold: int) -> Record:
         choices={},
         bagged=False,
         feature_names=table.names,
-        metric_names=tuple(table.metrics),
+        metric_names=table.metrics,
+        by=table.by,
         trees=[
             jax.tree.map(lambda a: a[fold, entry], trees)  # noqa: B023
             for trees in curve.trees

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
+from jboost.arguments import explain_arguments
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -27,6 +28,7 @@ from jboost.ensemble import Ensemble
 from jboost.entry import on_host
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
+from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import average, compare
 from jboost.selection.curves import make_record
 from jboost.sparse import Absent
@@ -40,11 +42,11 @@ class CrossValidation:
       train_loss: weighted mean loss of the rows that each fold learnt from.
       validation_loss: the same of its held-out rows.
       metrics: {name: [folds, R]}, of the held-out rows.
-      mean: of what rounds are compared by (the held-out loss, or the metric ``by``),
-        over the folds, each of which counts alike.
+      mean: of what rounds are compared by (see ``by``), over the folds, each of which
+        counts alike.
       standard_error: of that mean: the standard deviation over the folds (ddof 1)
         divided by sqrt(folds); NaN for one fold.
-      best_round: the round (from 0) of least mean; -1 if there was no round.
+      best_round: the round (from 0) of the best mean; -1 if there was no round.
       scores: of each row after the best round, offset included, from the folds that
         held it out (their mean, if several did); NaN where none did.
       held_out: which rows each fold held out.
@@ -52,6 +54,8 @@ class CrossValidation:
         array; None unless asked for.
       parameters: of an adaptive loss in the best round, with an axis of folds in front
         of every array; () for other losses.
+      by: what rounds are compared by: ("loss", "min"), or a metric's name and "min" or
+        "max".
     """
 
     train_loss: Float[np.ndarray, "folds R"]
@@ -64,6 +68,7 @@ class CrossValidation:
     held_out: Bool[np.ndarray, "folds N"]
     models: Ensemble | None = None
     parameters: Any = ()
+    by: Criterion = BY_LOSS
 
     def __repr__(self) -> str:
         """The mean curve at its best; the arrays would fill pages."""
@@ -73,19 +78,22 @@ class CrossValidation:
             return f"{found})"
         best = self.best_round
         return (
-            f"{found}, best_round={best}, mean={self.mean[best]:.5g}, "
+            f"{found}, best_round={best}, by={self.by.name!r}, "
+            f"mean={self.mean[best]:.5g}, "
             f"standard_error={self.standard_error[best]:.2g})"
         )
 
     @property
     def one_se_round(self) -> int:
-        """The first round whose mean is at most one standard error above the least."""
+        """The first round whose mean is within one standard error of the best."""
         if self.best_round < 0:
             return -1
-        most = self.mean[self.best_round] + self.standard_error[self.best_round]
-        return int(np.argmax(self.mean <= np.fmax(most, self.mean[self.best_round])))
+        ranks, best = self.by.rank(self.mean), self.best_round
+        most = ranks[best] + self.standard_error[best]
+        return int(np.argmax(ranks <= np.fmax(most, ranks[best])))
 
 
+@explain_arguments
 @on_host("call jb.boost there")
 def cross_validate(
     x: Any,
@@ -98,8 +106,8 @@ def cross_validate(
     shuffle: bool = True,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
-    metrics: dict[str, Callable[..., Any]] | None = None,
-    by: str | None = None,
+    metrics: Metrics = None,
+    by: By = None,
     num_rounds: int = 100,
     learning_rate: Any = 0.1,
     max_depth: int = 6,
@@ -159,10 +167,9 @@ def cross_validate(
       groups: labels [N]: rows of one label are held out together.
       shuffle: False: the folds are blocks of rows in their order.
       sample_weight: weighs training and held-out losses alike.
-      metrics: {name: f(scores, targets, weights) -> number}, of held-out rows, for
-        each fold and round.
-      by: the name of a metric that rounds are compared by, instead of the loss; less
-        is better.
+      metrics: as for :func:`jboost.fit`, of held-out rows, for each fold and round.
+      by: what rounds are compared by, as for :func:`jboost.fit`: a metric's mean over
+        the folds instead of that of the loss.
       early_stopping_rounds: stop when the mean over the folds has not improved for so
         many rounds.
       seed: of everything random, the draw of the folds included.
@@ -220,7 +227,7 @@ def cross_validate(
             min_category_weight=min_category_weight, max_onehot=max_onehot,
         ),
     )  # fmt: skip
-    mean, error = average(curve.table(table.by))
+    mean, error = average(curve.table(table.by.metric))
     models = _stack_models(table, curve) if return_models else None
     return CrossValidation(
         train_loss=curve.table(column=0),
@@ -231,6 +238,7 @@ def cross_validate(
         best_round=curve.best,
         scores=_held_out_scores(table, curve),
         held_out=table.folds.held_out > 0,
+        by=table.by,
         models=models,
         parameters=curve.parameters[curve.best + 1],
     )

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
+from jboost.arguments import explain_arguments, hint_argument
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -27,7 +28,9 @@ from jboost.category_splits import (
 from jboost.curvature import Curvature
 from jboost.entry import on_host
 from jboost.leaves import LeafSolver
+from jboost.representation import MOST_LINES, cut
 from jboost.rounds import Regularization
+from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare
 from jboost.sparse import Absent
 
@@ -44,9 +47,10 @@ class Sweep:
       train_loss, validation_loss: as in :class:`CrossValidation`, point by point.
       metrics: {name: [P, folds, R]}.
       mean, standard_error: of what points and rounds are compared by.
-      best_rounds: of each point, the round (from 0) of its least mean; -1 without one.
-      best: the point of least mean at its best round, the first of equal ones.
+      best_rounds: of each point, the round (from 0) of its best mean; -1 without one.
+      best: the point of the best mean at its best round, the first of equal ones.
       held_out: which rows each fold held out.
+      by: as in :class:`CrossValidation`.
     """
 
     points: tuple[dict[str, Any], ...]
@@ -58,6 +62,7 @@ class Sweep:
     best_rounds: Int[np.ndarray, " P"]
     best: int
     held_out: Bool[np.ndarray, "folds N"]
+    by: Criterion = BY_LOSS
 
     @property
     def best_point(self) -> dict[str, Any]:
@@ -83,10 +88,18 @@ class Sweep:
             columns[name] = np.where(made, values, np.nan).tolist()
         return {**columns, "best_round": self.best_rounds.tolist()}
 
-    def __str__(self):
+    def __repr__(self) -> str:
+        """The best points; ``print`` shows all."""
+        _, folds, rounds = self.validation_loss.shape
+        sizes = f"{len(self.points)} points, {folds} folds, {rounds} rounds"
+        lines = cut(str(self).splitlines(), MOST_LINES - 1, "points")
+        title = f"Sweep of {sizes}, by {self.by.name} ({self.by.direction})"
+        return "\n".join([title, *lines])
+
+    def __str__(self) -> str:
         """The points, the best one first."""
         table = self.table
-        order = np.argsort(np.array(table["mean"]), kind="stable")  # NaN last
+        order = np.argsort(self.by.rank(table["mean"]), kind="stable")
         cells = [[*map(_show, (column[i] for column in table.values()))] for i in order]
         widths = [max(map(len, column)) for column in zip(table, *cells, strict=True)]
         lines = [
@@ -97,9 +110,12 @@ class Sweep:
 
 
 def _show(value):
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return getattr(value, "__name__", str(value))  # of a loss, say
 
 
+@explain_arguments
 @on_host("call jb.boost there")
 def sweep(
     x: Any,
@@ -114,8 +130,8 @@ def sweep(
     shuffle: bool = True,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
-    metrics: dict[str, Callable[..., Any]] | None = None,
-    by: str | None = None,
+    metrics: Metrics = None,
+    by: By = None,
     num_rounds: int = 100,
     learning_rate: Any = 0.1,
     max_depth: int = 6,
@@ -170,9 +186,9 @@ def sweep(
         What a point does not name is as given below.
       grid: False: the values under each name are equally many, and the i-th point
         takes the i-th of each (a random search, say).
-      by: the name of a metric that rounds and points are compared by, instead of the
-        loss; less is better. Where points differ in their loss it must be given: the
-        losses themselves are not comparable.
+      by: what rounds and points are compared by, as for
+        :func:`jboost.cross_validate`. Where points differ in their loss it must name
+        a metric, because values of different losses are not comparable.
       early_stopping_rounds: each point stops by its own mean.
       folds, stratify, groups, shuffle, metrics, seed: as for
         :func:`jboost.cross_validate`; all points have the same folds and seed.
@@ -249,11 +265,12 @@ def sweep(
             name: stack(lambda curve, name=name: curve.table(name))
             for name in table.metrics
         },
-        mean=stack(lambda curve: average(curve.table(table.by))[0]),
-        standard_error=stack(lambda curve: average(curve.table(table.by))[1]),
+        mean=stack(lambda curve: average(curve.table(table.by.metric))[0]),
+        standard_error=stack(lambda curve: average(curve.table(table.by.metric))[1]),
         best_rounds=np.array([curve.best for curve in curves]),
         best=int(np.argmin(least)),
         held_out=table.folds.held_out > 0,
+        by=table.by,
     )
 
 
@@ -318,6 +335,7 @@ def _check_name(name, loss):
         raise ValueError(
             f"points must name arguments ({', '.join(SWEPT)}) or keywords of the "
             f"loss ({', '.join(_keywords(loss)) or 'it has none'}), got {name!r}"
+            f"{hint_argument(name, [*SWEPT])}"
         )
 
 

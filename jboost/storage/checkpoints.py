@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from jboost.ensemble import Ensemble
 from jboost.history import Record
 from jboost.initial import MedianStart
 from jboost.rounds import BoostState
+from jboost.scoring import Criterion
 from jboost.sparse import SparseCodes
 from jboost.storage.containers import (
     Container,
@@ -222,6 +223,7 @@ def take_fingerprint(
     seed: int,
     patience: int | None,
     feature_names: tuple[str, ...] | None,
+    by: Criterion,
 ) -> dict[str, Any]:
     """What a run depends on: settings as JSON holds them, data as digests."""
     loss = job.loss
@@ -240,7 +242,8 @@ def take_fingerprint(
     found = {
         "jboost": library_version(),
         "jax": jax.__version__,
-        "thresholds of x": _digest(bins),
+        "thresholds of x": _digest(replace(bins, absent="missing")),
+        "absent": bins.absent,
         **_describe_rows("", job.rows, reader),
         "loss": _digest(described),
         "numbers in the loss": _digest(job.constants),
@@ -249,6 +252,7 @@ def take_fingerprint(
         "seed": seed,
         "early_stopping_rounds": patience,
         "metrics": sorted(job.metrics),
+        "by": None if by.metric is None else [*by],
         "validation": [*job.sets],
         "feature_names": feature_names and [*feature_names],
         "model": None if model is None else _digest(model),

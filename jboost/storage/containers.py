@@ -170,7 +170,13 @@ def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # The mode that open() would give it, or that of the file which it replaces.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(part, flags, 0o666)
+    try:
+        descriptor = os.open(part, flags, 0o666)
+    except FileNotFoundError as error:
+        folder = os.fspath(path.parent)
+        raise FileNotFoundError(
+            error.errno, "there is no such folder", folder
+        ) from None
     try:
         with open(descriptor, "wb") as file:
             if path.exists():

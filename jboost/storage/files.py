@@ -14,7 +14,7 @@ import numpy as np
 
 from jboost.binning import Bins
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble
+from jboost.ensemble import Ensemble, describe_model
 from jboost.entry import on_host
 from jboost.storage.containers import (
     Container,
@@ -106,7 +106,7 @@ def pack(model: Any, prefix: str = "") -> Container:
     kind = KINDS.get(type(model).__name__)
     if kind is None or type(model) is not kind.build:
         raise TypeError(
-            f"model must be one of {tuple(KINDS)}, got {type(model).__name__}"
+            f"model must be one of {tuple(KINDS)}, got {describe_model(model)}"
         )
     written, arrays = _check_contents(kind, model)
     return Container(

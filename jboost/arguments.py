@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that other libraries have, answered with those of jboost.
+
+In: names that a caller used. Out: an error that says what the argument is called here.
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# {what is known here: the names in XGBoost, LightGBM, CatBoost, scikit-learn}.
+_NAMES: dict[str, str] = {
+    "num_rounds": "n_estimators num_boost_round num_iterations num_iteration n_iter "
+    "max_iter iterations num_trees nrounds num_round",
+    "learning_rate": "eta shrinkage shrinkage_rate",
+    "max_depth": "depth",
+    "max_leaves": "num_leaves max_leaf_nodes num_leaf",
+    "max_bins": "max_bin border_count n_bins",
+    "l1": "reg_alpha alpha lambda_l1 l1_regularization reg_l1",
+    "l2": "reg_lambda lambda lambda_ lambda_l2 l2_regularization l2_leaf_reg",
+    "min_gain": "gamma min_split_loss min_gain_to_split min_split_gain "
+    "min_impurity_decrease",
+    "min_child_weight": "min_sum_hessian_in_leaf min_sum_hessian",
+    "min_child_samples": "min_samples_leaf min_data_in_leaf min_data",
+    "subsample": "bagging_fraction sub_row bagging bagging_freq subsample_freq",
+    "colsample_bytree": "feature_fraction colsample rsm max_features",
+    "colsample_bynode": "feature_fraction_bynode",
+    "num_scores": "num_class n_classes num_classes",
+    "loss": "objective criterion obj fobj",
+    "init_score": "base_score init",
+    "offset": "base_margin",
+    "sample_weight": "weight weights scale_pos_weight class_weight is_unbalance",
+    "validation": "eval_set evals valid_sets eval_data validation_data X_val",
+    "metrics": "eval_metric metric feval custom_metric scoring eval_metrics",
+    "by": "stop_on first_metric_only maximize",
+    "early_stopping_rounds": "early_stopping early_stopping_round n_iter_no_change "
+    "od_wait",
+    "seed": "random_state random_seed",
+    "progress": "verbose verbosity verbose_eval silent logging_level",
+    "monotone": "monotone_constraints monotonic_cst",
+    "interactions": "interaction_constraints interaction_cst",
+    "categorical": "categorical_feature categorical_features cat_features "
+    "enable_categorical feature_types",
+    "max_onehot": "max_cat_to_onehot one_hot_max_size",
+    "category_l2": "cat_l2",
+    "category_smoothing": "cat_smooth",
+    "min_category_weight": "min_data_per_group",
+    "feature_names": "feature_name columns",
+    "model": "xgb_model init_model warm_start",
+    "candidates": "tree_method",
+    "absent": "missing zero_as_missing",
+    "folds": "nfold n_splits cv",
+    "stratify": "stratified",
+}
+_PEERS = {peer: own for own, peers in _NAMES.items() for peer in peers.split()}
+# What is not a plain renaming.
+_NOTES = {
+    "gamma": "min_gain=gamma / 2", "min_split_loss": "min_gain=min_split_loss / 2",
+    "min_gain_to_split": "min_gain=min_gain_to_split / 2",
+    "min_split_gain": "min_gain=min_split_gain / 2",
+    "scale_pos_weight": "sample_weight=np.where(y == 1, scale_pos_weight, 1.0)",
+    "class_weight": "sample_weight, with the weight of each row's class",
+    "is_unbalance": "sample_weight, with the weight of each row's class",
+    "num_leaves": "max_leaves; trees grow level by level down to max_depth",
+    "max_leaf_nodes": "max_leaves; trees grow level by level down to max_depth",
+    "verbose": "progress=True", "verbosity": "progress=True",
+    "verbose_eval": "progress=True", "silent": "progress=False",
+    "bagging_freq": "subsample, which is drawn in every round",
+    "subsample_freq": "subsample, which is drawn in every round",
+    "missing": "absent for the gaps of a sparse matrix; NaN is missing anyway",
+}  # fmt: skip
+_ABSENT = {
+    "nthread": "the cores that the process may use",
+    "n_jobs": "the cores that the process may use",
+    "num_threads": "the cores that the process may use",
+    "thread_count": "the cores that the process may use",
+    "booster": "trees alone", "boosting_type": "gradient boosting alone",
+    "boosting": "gradient boosting alone", "grow_policy": "level by level alone",
+    "device": "the device that JAX uses", "device_type": "the device that JAX uses",
+    "tree_learner": "one machine", "num_parallel_tree": "one tree a round and score",
+    "params": "keywords: learning_rate=0.1, max_depth=6, ...",
+    "evals_result": "the history that fit returns",
+    "importance_type": "feature_importance(model, kind)",
+}  # fmt: skip
+_METRICS = {
+    "log_loss": "logloss mlogloss binary_logloss multi_logloss cross_entropy "
+    "neg_log_loss nll",
+    "error": "merror binary_error multi_error zero_one_loss",
+    "accuracy": "acc accuracy_score",
+    "auc": "roc_auc roc_auc_score",
+    "average_precision": "aucpr ap average_precision_score",
+    "brier": "brier_score brier_score_loss neg_brier_score",
+    "mae": "l1 mean_absolute_error neg_mean_absolute_error",
+    "mse": "l2 mean_squared_error neg_mean_squared_error",
+    "rmse": "l2_root root_mean_squared_error neg_root_mean_squared_error",
+    "mape": "mean_absolute_percentage_error neg_mean_absolute_percentage_error",
+    "r2": "r2_score",
+    "poisson_deviance": "poisson poisson-nloglik mean_poisson_deviance",
+    "gamma_deviance": "gamma gamma-deviance mean_gamma_deviance",
+}
+# What the two arguments of a loss are called, in whichever order.
+_TRUE = ("y_true", "true", "target", "targets", "label", "labels", "actual")
+_FOUND = ("y_pred", "pred", "preds", "prediction", "predictions", "y_hat", "yhat",
+          "y_score", "score", "scores", "logit", "logits")  # fmt: skip
+_PEER_METRICS = {peer: own for own, peers in _METRICS.items() for peer in peers.split()}
+
+
+def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes ``function`` answer unknown keywords with the names that it has.
+
+    Its signature, documentation and type stay as they are.
+    """
+    parameters = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in parameters:
+                # Of a method: arguments of the estimator itself, too.
+                owner = type(args[0]) if "self" in parameters and args else None
+                hint = hint_argument(name, [*parameters], owner)
+                raise TypeError(
+                    f"{function.__qualname__.removesuffix('.__init__')}() got an "
+                    f"unexpected keyword argument {name!r}{hint}"
+                )
+        return function(*args, **kwargs)
+
+    return explained
+
+
+def hint_argument(name: str, known: list[str], owner: type | None = None) -> str:
+    """What is meant, as the end of an error's sentence; "" if nobody knows.
+
+    Args:
+      known: arguments of the function.
+      owner: of a method, the class; whose constructor may have the argument.
+    """
+    if name in _ABSENT and name not in known:
+        return f"; there is no such argument: jboost uses {_ABSENT[name]}"
+    beside = [] if owner is None else [*inspect.signature(owner).parameters]
+    wanted = _translate(name, known) or _translate(name, beside)
+    if wanted in known:
+        return f"; use {_say(name, wanted)}"
+    if wanted in beside and owner is not None:
+        return f"; in {owner.__name__}(...) use {_say(name, wanted)}"
+    if name in ("eval_set", "evals", "valid_sets", "validation") and owner is not None:
+        return "; use eval_set of its method fit"
+    own = _PEERS.get(name)
+    if own is not None:
+        return f"; jboost.fit has it, as {_say(name, own)}"
+    close = difflib.get_close_matches(name, [*known, *beside], n=1, cutoff=0.75)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _translate(name: str, known: list[str]) -> str | None:
+    """The argument out of ``known`` that a name of another library stands for."""
+    if name in known:
+        return name
+    own = _PEERS.get(name, name)
+    others = {"seed": "random_state", "validation": "eval_set"}
+    if name == "scale_pos_weight" and "class_weight" in known:
+        return "class_weight"
+    return next((each for each in (own, others.get(own)) if each in known), None)
+
+
+def _say(name: str, own: str) -> str:
+    if name == "scale_pos_weight" and own == "class_weight":
+        return "class_weight={0: 1.0, 1: scale_pos_weight}"
+    note = _NOTES.get(name, "")
+    return note if note.startswith(own) else repr(own)
+
+
+def hint_metric(name: str) -> str:
+    """The built-in metric that a name of another library stands for, as a question."""
+    own = _PEER_METRICS.get(name.lower())
+    return f"; did you mean {own!r}?" if own else ""
+
+
+def positional_names(function) -> list[str] | None:
+    """Names of a function's positional parameters; None where they are not known."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [each.name for each in parameters if each.kind in kinds]
+
+
+def is_mirrored(function: Any) -> bool:
+    """Whether a function of (score, target) names its arguments the other way."""
+    first, second = (*(positional_names(function) or ()), "", "")[:2]
+    return first.lower() in _TRUE and second.lower() in _FOUND

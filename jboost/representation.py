@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short ``repr``s: containers say the shapes of their arrays, not the numbers.
+
+In: a container. Out: a few lines of text.
+"""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+MOST_LINES = 10
+_MOST_ITEMS = 4
+_WIDTH = 88
+
+
+def show_fields(container: Any) -> str:
+    """A container by its fields, arrays as dtype and shape: ``float32[100, 3]``.
+
+    Works on traced arrays and on containers that hold no arrays, as JAX builds them.
+    """
+    if is_dataclass(container):
+        names = [part.name for part in fields(container)]
+    else:
+        names = list(container._fields)
+    parts = [f"{name}={_show(getattr(container, name, None))}" for name in names]
+    name = type(container).__name__
+    line = f"{name}({', '.join(parts)})"
+    if len(line) <= _WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"  {part}," for part in parts[:MOST_LINES]), ")"])
+
+
+def _show(value) -> str:
+    """A field; containers in it on one line."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        if shape == () and isinstance(value, float | int):
+            return repr(value)
+        return f"{dtype}[{', '.join(map(str, shape))}]"
+    if hasattr(value, "_fields") or is_dataclass(value):
+        return f"{type(value).__name__}(...)"
+    if isinstance(value, tuple | list):
+        shown = [_show(item) for item in value[:_MOST_ITEMS]]
+        more = ["..."] if len(value) > _MOST_ITEMS else []
+        text = f"({', '.join([*shown, *more])}{',' if len(value) == 1 else ''})"
+        return text if len(text) < 60 else f"({len(value)} entries)"
+    text = repr(value)
+    return text if len(text) < 60 else f"<{type(value).__name__}>"
+
+
+def align(rows: list[list[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def cut(lines: list[str], most: int, what: str) -> list[str]:
+    """The first lines, and how many more there are."""
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], f"... {len(lines) - most + 1} more {what}"]
+
+
+def import_pandas(caller: str) -> Any:
+    """pandas, which jboost does not depend on.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError(
+            f"{caller} needs pandas, which is not installed: pip install pandas"
+        ) from None
+    return pandas

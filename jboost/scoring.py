@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics as callers give them, and what rounds are compared by.
+
+In: names and functions. Out: {name: f(scores, targets, weights)}, each bound to the
+inverse link that it needs; a Criterion, which says which of several rounds is best.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jboost import losses, metrics
+from jboost.arguments import hint_metric, is_mirrored, positional_names
+from jboost.warning import warn_user
+
+Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
+By = str | tuple[str, str] | None
+SIGNATURE = (
+    "f(scores, targets, weights) -> number, or f(y_true, y_pred, sample_weight=...) "
+    "as in scikit-learn, with arguments of these names"
+)
+# Losses whose scores tell probabilities, and those that at least tell the class.
+_CHANCES = (losses.logistic, losses.focal, losses.exponential)
+_MARGINS = (losses.hinge, losses.hinge_squared)
+
+
+class Criterion(NamedTuple):
+    """What rounds are compared by.
+
+    Attributes:
+      name: "loss", or the name of a metric.
+      direction: "min" or "max": which values are better.
+    """
+
+    name: str = "loss"
+    direction: str = "min"
+
+    @property
+    def metric(self) -> str | None:
+        """The metric's name; None for the loss."""
+        return None if self.name == "loss" else self.name
+
+    def rank(self, values: Any) -> Float[np.ndarray, "..."]:
+        """The values as numbers of which the least is best; not finite is worst."""
+        values = np.asarray(values, np.float64)
+        signed = -values if self.direction == "max" else values
+        return np.where(np.isfinite(values), signed, np.inf)
+
+
+BY_LOSS = Criterion()
+
+
+class HostMetric(NamedTuple):
+    """A metric of scikit-learn's signature, called as those of jboost.
+
+    Attributes:
+      function: f(y_true, y_pred) or f(y_true, y_pred, sample_weight=...).
+      inverse_link: makes predictions of scores; None: the scores are predictions.
+      weighs: whether the function takes ``sample_weight``.
+    """
+
+    function: Callable[..., Any]
+    inverse_link: Callable[..., Any] | None
+    weighs: bool
+
+    def __call__(self, scores, targets, weights) -> Any:
+        """Its value on the rows of positive weight."""
+        rows = np.asarray(weights) > 0
+        found = scores
+        if self.inverse_link is not None:
+            found = jax.vmap(self.inverse_link)(jnp.asarray(scores))
+        pair = jax.tree.map(lambda a: np.asarray(a)[rows], (targets, found))
+        weights = np.asarray(weights)[rows]
+        if self.weighs:
+            return self.function(*pair, sample_weight=weights)
+        if np.any(weights != weights[:1]):
+            raise ValueError("it has no argument sample_weight, but rows have weights")
+        return self.function(*pair)
+
+
+def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
+    """{name: function} of names, functions, a sequence of these, or a dict.
+
+    Raises:
+      TypeError, ValueError: they are not such.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, str) or callable(given):
+        given = [given]
+    if not isinstance(given, Mapping | list | tuple):
+        raise TypeError(
+            f"metrics must be names out of {(*metrics.METRICS,)}, functions, or a dict "
+            f"{{name: {SIGNATURE}}}, got {type(given).__name__}"
+        )
+    pairs = given.items() if isinstance(given, Mapping) else map(_name, given)
+    found: dict[str, Callable[..., Any]] = {}
+    for name, value in pairs:
+        if name in found or name == "loss":
+            raise ValueError(
+                "metrics must have different names other than 'loss', got "
+                f"{name!r}{' twice' if name in found else ''}"
+            )
+        function = _find(value) if isinstance(value, str) else value
+        if not callable(function):
+            raise TypeError(
+                f"metrics[{name!r}] must be callable as {SIGNATURE}, got {function!r}"
+            )
+        _check_signature(f"metrics[{name!r}]", function)
+        found[name] = function
+    return found
+
+
+def _name(metric):
+    """A metric of a sequence, with its name."""
+    if isinstance(metric, str):
+        return metric, metric
+    name = getattr(losses.bare_loss(metric), "__name__", None)
+    if name is None or name == "<lambda>":
+        raise TypeError(
+            f"metrics must be a dict {{name: function}} where a function has no name, "
+            f"got {metric!r}"
+        )
+    return name, metric
+
+
+def _find(name):
+    if name not in metrics.METRICS:
+        raise ValueError(
+            f"metrics must be out of {(*metrics.METRICS,)}, got "
+            f"{name!r}{hint_metric(name)}"
+        )
+    return metrics.METRICS[name]
+
+
+def _check_signature(place, function):
+    """Refuses a function that cannot be called; warns of one that is mirrored."""
+    parameters = positional_names(function)
+    if parameters is None or _is_foreign(function):
+        return
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError as error:
+        text = str(inspect.signature(function))
+        raise TypeError(
+            f"{place} must be callable as {SIGNATURE}, got {text}: {error}"
+        ) from None
+    if is_mirrored(function):
+        warn_user(
+            f"{place} is called as f(scores, targets, weights), but its arguments are "
+            f"named {tuple(parameters[:2])}; name the first 'y_true' to be called as "
+            "scikit-learn calls metrics, or exchange them"
+        )
+
+
+def _is_foreign(function) -> bool:
+    """Whether a metric has scikit-learn's signature."""
+    return (positional_names(function) or [""])[0] == "y_true"
+
+
+def bind_metrics(
+    found: dict[str, Callable[..., Any]],
+    loss: Any,
+    num_scores: int,
+    inverse_link: Any = "auto",
+) -> dict[str, Callable[..., Any]]:
+    """Gives each metric the inverse link of the loss, where it has none of its own.
+
+    Args:
+      found: from :func:`check_metrics`.
+      inverse_link: of a row's score, instead of what the loss implies.
+
+    Raises:
+      ValueError: a metric needs probabilities that the loss does not give.
+    """
+    return {
+        name: _bind(name, function, loss, num_scores, inverse_link)
+        for name, function in found.items()
+    }
+
+
+def _bind(name, function, loss, num_scores, given):
+    implied = losses.inverse_link(loss) if isinstance(given, str) else given
+    if _is_foreign(function):
+        parameters = inspect.signature(function).parameters
+        kinds = [each.kind for each in parameters.values()]
+        weighs = "sample_weight" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        return HostMetric(function, implied, weighs)
+    bound = _keywords(function)
+    bare = losses.bare_loss(function)
+    if not _is_built_in(bare) or "inverse_link" in bound:
+        return function
+    known = losses.bare_loss(loss)
+    own_link = not isinstance(given, str) and given is not None
+    chances = own_link or _is_one(known, (*_CHANCES, losses.softmax))
+    labels, link = bare in metrics.LABELS, implied
+    if labels and not own_link and num_scores == 1:
+        # As the classifier labels: by the sign, which no rounding of a link changes.
+        chances = chances or _is_one(known, _MARGINS)
+        link = metrics.second_class
+    needs = labels or bare in metrics.PROBABILITIES
+    if (needs or (bare in metrics.RANKS and num_scores > 1)) and not chances:
+        wanted = "labels" if labels else "probabilities"
+        own = "softmax" if num_scores > 1 else "sigmoid"
+        raise ValueError(
+            f"metrics[{name!r}] needs {wanted}, and how loss {_describe(loss)} gives "
+            f"them is not known; bind the link: {{{name!r}: partial(jb.metrics."
+            f"{bare.__name__}, inverse_link=jax.nn.{own})}}"
+        )
+    try:
+        return _with_link(function, link)
+    except TypeError:  # a link of one's own need not be hashable
+        return partial(function, inverse_link=link)
+
+
+def _is_one(function, known) -> bool:
+    """Compared by identity: what callers pass need not be hashable or comparable."""
+    return any(function is each for each in known)
+
+
+def _is_built_in(bare) -> bool:
+    return _is_one(bare, metrics.METRICS.values())
+
+
+def _keywords(function) -> dict[str, Any]:
+    bound: dict[str, Any] = {}
+    while isinstance(function, partial):
+        bound = {**function.keywords, **bound}
+        function = function.func
+    return bound
+
+
+def _describe(loss):
+    return getattr(losses.bare_loss(loss), "__name__", repr(loss))
+
+
+@lru_cache(maxsize=256)
+def _with_link(function, link):
+    """One object for equal pairs, because programs are compiled for an object."""
+    return partial(function, inverse_link=link)
+
+
+def try_metrics(
+    found: dict[str, Callable[..., Any]], targets: Any, weights: Any, num_scores: int
+) -> None:
+    """Finds before training what the built-in metrics would say to these rows.
+
+    Args:
+      targets, weights: of the real rows, without padding.
+
+    Raises:
+      ValueError: shapes or labels do not fit.
+    """
+    for name, function in found.items():
+        bare = losses.bare_loss(function)
+        if not _is_built_in(bare):
+            continue
+        leaves = jax.tree.leaves(targets)
+        if len(leaves) != 1 or leaves[0] is not targets:
+            raise ValueError(
+                f"metrics[{name!r}] needs targets that are one array, got "
+                f"{jax.tree.structure(targets)}"
+            )
+        size = len(weights)
+        shape = (size,) if num_scores == 1 else (size, num_scores)
+        scores = jax.ShapeDtypeStruct(shape, jnp.float32)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (targets, weights)]
+        try:
+            jax.eval_shape(function, scores, *shapes)
+        except ValueError as error:
+            raise ValueError(f"metrics[{name!r}] cannot be computed: {error}") from None
+        if bare in (*metrics.RANKS, *metrics.LABELS):
+            _check_labels(name, targets, weights, num_scores)
+
+
+def _check_labels(name, targets, weights, num_scores):
+    """Classes, not numbers."""
+    values = np.unique(np.asarray(targets)[np.asarray(weights) > 0])
+    ranges = [range(num_scores)] if num_scores > 1 else [(0, 1), (-1, 1)]
+    if not any(set(values.tolist()) <= {*labels} for labels in ranges):
+        expected = (
+            f"0 to {num_scores - 1}" if num_scores > 1 else "0 and 1, or -1 and 1"
+        )
+        raise ValueError(
+            f"metrics[{name!r}] needs targets that are classes, {expected}, got "
+            f"{values[:5].tolist()}{' ...' if len(values) > 5 else ''}"
+        )
+
+
+def read_by(
+    by: Any, found: dict[str, Callable[..., Any]]
+) -> tuple[Criterion, dict[str, Callable[..., Any]]]:
+    """What rounds are compared by; a built-in metric that it names joins the others.
+
+    Args:
+      by: None or "loss"; the name of a metric; or (name, "min" or "max").
+      found: the metrics, by name.
+
+    Raises:
+      TypeError, ValueError: it is not such, or which way is better is not known.
+    """
+    if by is None or (isinstance(by, str) and by == "loss"):
+        return Criterion(), found
+    pair = (by, None) if isinstance(by, str) else by
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+        raise TypeError(
+            f"by must be 'loss', the name of a metric or (name, 'max'), got {by!r}"
+        )
+    name, direction = pair
+    if direction not in (None, "min", "max"):
+        raise ValueError(f"by must be (name, 'min') or (name, 'max'), got {by!r}")
+    if name == "loss":
+        if direction == "max":
+            raise ValueError("by must not maximise the loss, got ('loss', 'max')")
+        return Criterion(), found
+    if name not in found:
+        if name not in metrics.METRICS:
+            raise ValueError(
+                f"by must be 'loss', one of metrics, {(*found,)}, or one of "
+                f"{(*metrics.METRICS,)}, got {name!r}{hint_metric(name)}"
+            )
+        found = {**found, name: metrics.METRICS[name]}
+    if direction is None:
+        direction = _find_direction(name, found[name])
+    return Criterion(name, direction), found
+
+
+def _find_direction(name, function):
+    """Known of the built-in metrics; else "min", unless the name suggests "max"."""
+    bare = losses.bare_loss(function)
+    if _is_built_in(bare):
+        return "max" if bare in metrics.MAXIMIZED else "min"
+    maximized = {metric.__name__ for metric in metrics.MAXIMIZED}
+    own = str(getattr(bare, "__name__", ""))
+    if {name, own} & maximized or own.endswith("_score") or name.endswith("_score"):
+        raise ValueError(
+            f"by must say which values of metric {name!r} are better, ({name!r}, 'max')"
+            f" or ({name!r}, 'min'), got {name!r}"
+        )
+    return "min"
+
+
+def evaluate_metric(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+    """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
+    if isinstance(function, HostMetric):
+        return float(function(*arguments))
+    try:
+        value = jax.jit(function)(*arguments)
+    except (jax.errors.JAXTypeError, TypeError):
+        value = function(*jax.tree.map(np.asarray, arguments))
+    return float(value)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a notebook shows of results is short, and frames hold all of it."""
+
+import sys
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost
+
+import jboost as jb
+
+N = 60
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(N, 2)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.float32)
+TABLE = pd.DataFrame(
+    {"a": X[:, 0], "s": pd.Categorical(RANDOM.choice(["lo", "mid", "hi"], N))}
+)
+LETTERS = np.asarray(TABLE["s"].cat.codes)
+SETTINGS = dict(num_rounds=3, max_depth=2, max_bins=16)
+
+
+@pytest.fixture(scope="module")
+def run():
+    target = Y + 3 * (LETTERS == 1)
+    sets = {"first": (TABLE, target), "second": (TABLE, target)}
+    return jb.fit(
+        TABLE, target, validation=sets, metrics=["mae", "mse", "rmse"], subsample=0.9,
+        **SETTINGS,
+    )  # fmt: skip
+
+
+def results(model, history):
+    bins = jb.fit_bins(X, max_bins=16)
+    codes = jb.apply_bins(bins, X)
+    key = jax.random.key(0)
+    trees, _ = jb.boost(codes, Y, jb.losses.squared_error, key=key, **SETTINGS)
+    tree = jb.fit_tree(X, Y, max_depth=3)
+    sketch = jb.update_sketch(jb.make_sketch(2), X)
+    points = {"l2": list(range(1, 15))}
+    shared = dict(folds=2, **SETTINGS)
+    loss = jb.losses.squared_error
+    return [
+        history, jb.inspect_loss(jb.losses.logistic, 1.0), bins, trees, trees.trees,
+        jb.init(codes, Y, loss, key=key), tree, jb.pruning_path(tree),
+        sketch, jb.make_summary(X[:, 0]), jb.feature_importance(model), model,
+        model.categories, model.sums, jb.partial_dependence(model, TABLE, "a"),
+        jb.shap_values(model, TABLE),
+        jb.sweep(X, Y, loss, points, **shared),
+        jb.feature_importance(jb.fit_tree(np.tile(X, (1, 20)), Y)),
+    ]  # fmt: skip
+
+
+def test_what_is_shown_is_short(run):
+    for result in results(*run):
+        lines = repr(result).splitlines()
+        assert len(lines) <= 12, lines
+        assert type(result).__name__.split("Tree")[0] in lines[0] or len(lines) > 5
+        # No arrays: they wrap, and end in brackets.
+        assert max(map(len, lines)) < 200  # a sentence of a loss report, say
+        assert "array(" not in repr(result) and "Array(" not in repr(result)
+
+
+def test_containers_are_shown_where_arrays_are_traced_or_none(run):
+    model, _ = run
+    seen = []
+    jax.jit(lambda parts: seen.append(repr(parts)))((model.sums, model.categories))
+    seen.append(repr(jax.tree.map(lambda array: None, model.sums)))
+    bins = jb.fit_bins(X, max_bins=8)
+    seen += [repr(jax.tree.map(lambda array: None, bins)), repr(bins)]
+    assert all("LeafSums" in text for text in seen[:2])
+    assert seen[2] == "Bins(...)" and "num_bins=8" in seen[3]
+
+
+def test_history_says_first_best_and_last(run):
+    _, history = run
+    lines = repr(history).splitlines()
+    assert lines[1].split() == ["first", "best", "last"]
+    name, *numbers = lines[2].split()
+    values = history.train_loss[[0, history.best_round, -1]]
+    assert name == "train_loss"
+    np.testing.assert_allclose([float(n) for n in numbers], values, rtol=1e-4)
+    assert "6 more" in lines[-1]  # of 3 * 4 + 1
+    empty = jb.fit(X, Y, num_rounds=0)[1]
+    assert "0 rounds" in repr(empty) and empty.to_frame().empty
+
+
+def test_frames_hold_all_curves(run):
+    _, history = run
+    frame = history.to_frame()
+    expected = [
+        f"{name}_{curve}" for name in ("train", "first", "second")
+        for curve in ("loss", "mae", "mse", "rmse")
+    ]  # fmt: skip
+    assert [*frame.columns] == [*expected, "oob_improvement"]
+    assert frame.index.name == "round" and len(frame) == 3
+    found = frame["second_mae"].to_numpy()
+    np.testing.assert_array_equal(found, history.metrics["second"]["mae"])
+    _, plain = jb.fit(X, Y, validation=(X, Y), **SETTINGS)
+    assert [*plain.to_frame().columns] == ["train_loss", "validation_loss"]
+
+
+def test_importances_are_a_series(run):
+    model, _ = run
+    found = jb.feature_importance(model)
+    series = found.to_series()
+    assert series.to_dict() == found.as_dict() and [*series.index] == ["a", "s"]
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softmax"])
+def test_nodes_are_those_that_xgboost_lists(objective):
+    """XGBoost's own frame of a model, against that of the model read from it."""
+    several = objective == "multi:softmax"
+    labels = np.arange(N) % 3 if several else Y
+    gaps = np.where(RANDOM.uniform(size=X.shape) < 0.2, np.nan, X)
+    booster = xgboost.train(
+        {"objective": objective, "max_depth": 3, "num_class": 3 if several else 0},
+        xgboost.DMatrix(gaps, labels), 3,
+    )  # fmt: skip
+    expected = booster.trees_to_dataframe()
+    model = jb.read_xgboost(booster)
+    found = jb.trees_to_dataframe(model)
+    assert [*found.columns] == [*expected.columns]
+    for name in ("Tree", "Node", "ID", "Feature", "Yes", "No", "Missing"):
+        pd.testing.assert_series_equal(
+            found[name].astype("str"), expected[name].astype("str"), check_dtype=False
+        )
+    inner = (expected["Feature"] != "Leaf").to_numpy()
+    below = np.nextafter(expected["Split"].to_numpy(np.float32), np.float32(-np.inf))
+    np.testing.assert_array_equal(found["Split"][inner], below[inner])
+    np.testing.assert_allclose(found["Cover"], expected["Cover"], rtol=1e-5)
+    leaves = [column["Gain"][~inner] for column in (found, expected)]
+    np.testing.assert_allclose(*leaves, rtol=1e-6)
+
+
+def test_nodes_add_up_to_importances(run):
+    model, _ = run
+    frame = jb.trees_to_dataframe(model)
+    inner = frame[frame["Feature"] != "Leaf"]
+    for kind, column in (("gain", "Gain"), ("cover", "Cover"), ("splits", None)):
+        groups = inner.groupby("Feature")
+        found = (groups[column].sum() if column else groups.size()).to_dict()
+        assert found == pytest.approx(jb.feature_importance(model, kind).as_dict())
+    sets = inner["Category"][inner["Feature"] == "s"]
+    assert ["lo"] in [*sets] or ["hi", "mid"] in [*sets]
+    assert len(frame["Tree"].unique()) == 3 and frame["ID"].is_unique
+    # The rows that a leaf's values come from: walk the frame by hand.
+    nodes = frame.set_index("ID")
+    scores = np.full(N, float(model.init_score))
+    for row in range(N):
+        for tree in range(3):
+            node = nodes.loc[f"{tree}-0"]
+            while node["Feature"] != "Leaf":
+                value = TABLE[node["Feature"]][row]
+                known = node["Category"]
+                left = value <= node["Split"] if known is None else value in known
+                node = nodes.loc[node["Yes" if left else "No"]]
+            scores[row] += node["Gain"]
+    np.testing.assert_allclose(jb.predict(model, TABLE), scores, rtol=1e-6)
+
+
+def test_without_pandas_it_is_named(run, monkeypatch):
+    model, history = run
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    importance = jb.feature_importance(model)
+    for call in (
+        history.to_frame, importance.to_series, lambda: jb.trees_to_dataframe(model)
+    ):  # fmt: skip
+        with pytest.raises(ImportError, match="needs pandas"):
+            call()
