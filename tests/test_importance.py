@@ -233,7 +233,7 @@ def test_losses_that_are_not_finite_are_refused(value):
         ValueError, match=f"metric must be finite on x and y, .* {value}"
     ):
         jb.permutation_importance(MODEL, X, Y, metric=metric)
-    loss = lambda s, t: jnp.where(s > t, value, 0.0)  # noqa: E731
+    loss = lambda s, t: (s - t) ** 2 + jnp.where(s > t, value, 0.0)  # noqa: E731
     with pytest.raises(ValueError, match=f"loss must be finite on x and y, .* {value}"):
         jb.permutation_importance(MODEL, X, Y, loss)
     fine, calls = 1, []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jboost.ensemble import Ensemble, check_model
+from jboost.entry import on_host
 from jboost.explanation.importance import measure_nodes
 from jboost.representation import import_pandas
 
@@ -18,6 +19,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+@on_host("call it on concrete arrays")
 def trees_to_dataframe(model: Ensemble) -> Any:
     """All nodes of all trees, with the columns that XGBoost gives them.
 
