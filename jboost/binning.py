@@ -7,7 +7,6 @@ says that the value lies above threshold c - 2 and at or below threshold c - 1, 
 stands for a category.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 from jboost.categories import Categories, column_values, encode
 from jboost.category_codes import check_values, find_places, fit_categories
 from jboost.entry import on_host, traceable
+from jboost.executables import compiled
 from jboost.frames import Frame, Schema, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
@@ -282,9 +282,22 @@ def apply_bins(
     if bins.categories is not None:
         check_values(matrix, bins.categories.features, "x")
         matrix = encode(bins.categories, matrix)
-    codes = _apply_bins(bins.thresholds, matrix, implementation=implementation)
+    if _is_on_host(bins, matrix, implementation):
+        thresholds = np.asarray(bins.thresholds, np.float32)
+        return jax.device_put(binning_cpu.find_codes_on_host(thresholds, matrix))
+    run = compiled(_apply_bins, implementation)
+    codes = run(bins.thresholds, matrix)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
+
+
+def _is_on_host(bins, matrix, implementation):
+    """Whether the kernel can read the matrix of the caller, without a program."""
+    traced = isinstance(bins.thresholds, Tracer)
+    if traced or not isinstance(matrix, np.ndarray) or bins.num_bins > MOST_BINS:
+        return False
+    on_cpu = implementation == "cpu" or jax.default_backend() == "cpu"
+    return on_cpu and library.may_run(implementation)
 
 
 class Columns(NamedTuple):
@@ -318,15 +331,15 @@ def bin_columns(
     num_rows = matrix.shape[0] if num_rows is None else num_rows
     if bins.categories is not None:
         matrix = encode(bins.categories, matrix)
-    device = _host() if library.may_run(implementation) else None
+    device = library.host() if library.may_run(implementation) else None
     elsewhere = implementation is None and jax.default_backend() != "cpu"
     if device is None or elsewhere or bins.num_bins > MOST_BINS:
-        matrix = jax.device_put(matrix)
-        return Columns(_bin_columns(bins.thresholds, matrix, num_rows=num_rows), None)
+        bin_them = compiled(_bin_columns, num_rows)
+        return Columns(bin_them(bins.thresholds, jax.device_put(matrix)), None)
+    thresholds = np.asarray(bins.thresholds, np.float32)
+    found = binning_cpu.find_columns(thresholds, np.asarray(matrix), num_rows)
     with jax.default_device(device):
-        rows = binning_cpu.make_rows(np.asarray(matrix))
-        found = binning_cpu.find_columns(np.asarray(bins.thresholds), rows, num_rows)
-    return Columns(*jax.block_until_ready(found))
+        return Columns(*jax.device_put(found))
 
 
 def bin_entries(
@@ -378,13 +391,15 @@ def check_max_bins(max_bins: int) -> None:
         raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
 
 
-def flush_denormals(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def flush_denormals(
+    x: Float[Array, "*shape"] | Float[np.ndarray, "*shape"],
+) -> Float[Array, "*shape"] | Float[np.ndarray, "*shape"]:
     """Counts denormal float32 values as 0: hardware differs in whether it does."""
-    return jnp.where(jnp.abs(x) < TINY, 0.0, x)
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
+    return numpy.where(numpy.abs(x) < TINY, np.float32(0), x)
 
 
-@functools.partial(jax.jit, static_argnames="implementation")
-def _apply_bins(thresholds, matrix, *, implementation=None):
+def _apply_bins(implementation, thresholds, matrix):
     if thresholds.shape[1] >= MOST_BINS:
         return _find_codes(thresholds, matrix)
     run = library.choose(implementation, binning_cpu.find_codes, _find_codes)
@@ -402,28 +417,17 @@ def _find_codes(thresholds, matrix):
     return jax.lax.map(lambda pair: code_column(*pair), (thresholds, values.T)).T
 
 
-@functools.partial(jax.jit, static_argnames="num_rows")
-def _bin_columns(thresholds, matrix, *, num_rows):
+def _bin_columns(num_rows, thresholds, matrix):
     columns = _find_codes(thresholds, matrix).T
     shape = (columns.shape[0], num_rows - columns.shape[1])
     return jnp.concatenate([columns, jnp.broadcast_to(columns[:, :1], shape)], axis=1)
 
 
-def _host():
-    """The device of the CPU's kernels, if JAX has one."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX was told to leave the CPU alone
-        return None
-
-
 def _find_thresholds(matrix, weight, max_bins, implementation):
     """Thresholds of each feature, without the final +inf."""
     small = implementation is None and matrix.size <= _FEW_VALUES
-    device = _host() if library.may_run(implementation) and not small else None
-    if device is None:
+    if not library.may_run(implementation) or library.host() is None or small:
         cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
         return [midpoints(low, high) for low, high in cuts]
-    with jax.default_device(device):
-        low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
+    low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
     return [midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]

@@ -7,7 +7,6 @@ host around it.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +27,7 @@ from jboost.category_splits import (
 )
 from jboost.curvature import Curvature, needs_minimiser
 from jboost.entry import traceable
+from jboost.executables import compiled
 from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
 from jboost.levels import Tree
@@ -44,8 +44,6 @@ from jboost.settings import initial_scores, make_settings, sorts_rows
 from jboost.sparse import SparseCodes
 from jboost.tracing import trace_loss
 from jboost.tree import pack_codes
-
-_MOST_PROGRAMS = 64  # compiled programs kept; the least recently used goes first
 
 
 class BoostedTrees(NamedTuple):
@@ -278,7 +276,7 @@ def boost(
       (2, 8)
     """
     num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
-    rates = jnp.asarray(checks.learning_rates(learning_rate, num_rounds))
+    rates = _put(checks.learning_rates(learning_rate, num_rounds))
     traced, constants, data, offset = _bind(
         binned, y, loss, sample_weight, offset, num_scores,
         None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
@@ -313,19 +311,6 @@ def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:
     return data[:2] if data.shape[0] == 2 else hash_words(data[2:4], data[:2])
 
 
-@lru_cache(maxsize=_MOST_PROGRAMS)
-def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
-    """``function`` with its static arguments bound, jitted; equal losses share it.
-
-    Its derivatives are refused.
-    """
-
-    def run(*operands):
-        return function(*static, *_refuse_derivatives(operands))
-
-    return jax.jit(run)
-
-
 @jax.custom_jvp
 def _refuse_derivatives(operands):
     """Returns its operands; differentiation with respect to them is an error."""
@@ -356,11 +341,18 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     if offset is None:
-        offset = jnp.zeros((num_scores, num_rows), jnp.float32)
+        offset = np.zeros((num_scores, num_rows), np.float32)
     else:
         offset = checks.check_offset(offset, num_rows, num_scores, warn=True)
-    data = Data(codes, jax.tree.map(jnp.asarray, targets), jnp.asarray(weights))
-    return traced, constants, data, offset
+    data = Data(codes, targets, weights)
+    return traced, constants, *_put((data, offset))
+
+
+def _put(arrays):
+    """NumPy arrays as JAX's; ``jnp.asarray`` compiles a program for each shape."""
+    return jax.tree.map(
+        lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays
+    )
 
 
 def _check_codes(binned, max_bins):
@@ -368,7 +360,8 @@ def _check_codes(binned, max_bins):
     if isinstance(binned, SparseCodes):
         codes, parts = binned, (binned.codes, binned.absent)
     else:
-        codes, parts = jnp.asarray(binned), (binned,)
+        codes = binned if isinstance(binned, jax.Array) else np.asarray(binned)
+        parts = (binned,)
         if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16, jnp.uint32):
             raise ValueError(
                 "binned must be a matrix of uint8, uint16 or uint32 codes from "
@@ -405,11 +398,12 @@ def _by_column(data, method):
 
 
 def _init(loss, *operands):
-    state = init_state(loss, *operands)
+    state = init_state(loss, *_refuse_derivatives(operands))
     return state._replace(scores=_by_row(state.scores))
 
 
-def _step(loss, method, constants, numbers, learning_rate, data, state):
+def _step(loss, method, *operands):
+    constants, numbers, learning_rate, data, state = _refuse_derivatives(operands)
     data = _by_column(data, method)
     scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
     state, trees, _ = grow_round(
@@ -424,7 +418,9 @@ def _by_row(scores):
     return scores[0] if scores.shape[0] == 1 else scores.T
 
 
-def _boost(loss, method, constants, numbers, rates, data, offset, init_score, words):
+def _boost(loss, method, *operands):
+    operands = _refuse_derivatives(operands)
+    constants, numbers, rates, data, offset, init_score, words = operands
     state = init_state(
         loss, constants, data, offset, init_score, words, method.implementation
     )

@@ -26,6 +26,7 @@ from jboost import checks
 from jboost.binning import flush_denormals
 from jboost.collisions import warn_of_collisions
 from jboost.entry import on_host
+from jboost.executables import compiled
 from jboost.frames import Schema, read_frame, read_values
 from jboost.kernels.library import vary
 from jboost.least_squares import LEAF, Rules, grow
@@ -316,13 +317,14 @@ def _apply(function, tree, x, implementation):
     nodes = (tree.left, tree.feature, tree.threshold, tree.missing_left, tree.value)
     if all(isinstance(array, np.ndarray) for array in nodes):
         nodes = _pad_nodes(nodes)
+    run = compiled(function)
     if not isinstance(matrix, np.ndarray):
-        return function(nodes, matrix)
+        return run(nodes, matrix)
     short = padded_size(num_rows) - num_rows
-    result = function(nodes, np.pad(matrix, ((0, short), (0, 0))))
+    result = run(nodes, np.pad(matrix, ((0, short), (0, 0))))
     if isinstance(result, Tracer):
         return result[:num_rows]
-    return jnp.asarray(np.asarray(result)[:num_rows])  # a slice would be compiled
+    return jax.device_put(np.asarray(result)[:num_rows])  # a slice would be compiled
 
 
 def _pad_nodes(nodes):
@@ -336,13 +338,11 @@ def _pad_nodes(nodes):
     return tuple(padded)
 
 
-@jax.jit
 def _values(nodes, matrix):
     value = jnp.asarray(nodes[-1], jnp.float32)
     return value[_find_leaves(nodes, matrix)]
 
 
-@jax.jit
 def _leaves(nodes, matrix):
     return _find_leaves(nodes, matrix)
 

@@ -272,6 +272,13 @@ def check_offset(
     return array[None, :] if num_scores == 1 else array.T
 
 
+def read_offset(offset: Any, num_rows: int, num_scores: int) -> Array | np.ndarray:
+    """Scores [N, K]; of NumPy's unless traced, so that no size compiles a program."""
+    if isinstance(offset, jax.Array) and not isinstance(offset, Tracer):
+        offset = np.asarray(offset)
+    return check_offset(offset, num_rows, num_scores).T
+
+
 def learning_rates(
     learning_rate: Any, num_rounds: int, first: int = 0
 ) -> Array | np.ndarray:

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.boosting import compiled
 from jboost.category_splits import count_words
 from jboost.curvature import Objective, derivatives, gradients, loss_values
+from jboost.executables import compiled
 from jboost.initial import MedianStart, count_slopes
 from jboost.levels import LeafSums, Tree
 from jboost.reports import report_round
@@ -148,13 +148,19 @@ def start(
         check_minimisers(*job[:2], data, state, "leaf_solver='median_step'")
     _check_values("the data", data, values, offset, state.init_score)
     for name, rows in job.sets.items():
-        scores = rows.scores + state.init_score.reshape(-1, 1)
+        scores = start_scores(state, rows)
         run = compiled(_values_program, job.loss)
         values = run(job.constants, rows.data, scores, state.parameters)
         _check_values(name, rows.data, values, rows.scores, state.init_score)
     if init_score is None:
         return state, "fallback" if fell_back else "argmin"
     return state, "median" if isinstance(init_score, MedianStart) else "given"
+
+
+def start_scores(state: BoostState, rows: Rows) -> Array:
+    """Of a validation set before the first round; in NumPy, which compiles nothing."""
+    init_score = np.asarray(state.init_score).reshape(-1, 1)
+    return jax.device_put(np.asarray(rows.scores) + init_score)
 
 
 def start_program(

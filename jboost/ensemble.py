@@ -36,7 +36,6 @@ from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
 from jboost.streams.batches import checked_batches
 
 FORMAT_VERSION = 1
-_PADDED_CELLS = 2**18  # of x: up to here a copy costs less than a compilation
 _BLOCK_CELLS = 2**21  # of the columns in use of a sparse x, at a time
 
 
@@ -144,7 +143,10 @@ class Ensemble:
     @property
     def is_split(self) -> Bool[Array, "R K I"]:
         """Which nodes are split: the others send everything left, NaN too."""
-        return ~((self.threshold == np.inf) & self.missing_left)
+        if isinstance(self.threshold, Tracer) or isinstance(self.missing_left, Tracer):
+            return ~((self.threshold == np.inf) & self.missing_left)
+        threshold, missing_left = map(np.asarray, (self.threshold, self.missing_left))
+        return jax.device_put(~((threshold == np.inf) & missing_left))
 
 
 @traceable
@@ -259,7 +261,7 @@ def predict(
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     scores = score_rows(task.model, task.rows, base, task.implementation, staged=False)
-    return task.cut(transform_rows(inverse_link, scores), rows_axis=0)
+    return transform_rows(inverse_link, task.cut(scores, rows_axis=0))
 
 
 def _predict_batches(run, model, x, offset):
@@ -307,8 +309,8 @@ def staged_predict(
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     stages = score_rows(task.model, task.rows, base, task.implementation, staged=True)
-    stages = transform_rows(inverse_link, stages, staged=True)
-    return task.cut(stages, rows_axis=1, rounds_axis=0)
+    stages = task.cut(stages, rows_axis=1, rounds_axis=0)
+    return transform_rows(inverse_link, stages, staged=True)
 
 
 @traceable
@@ -359,8 +361,8 @@ def in_blocks(
     check_gaps(model.absent, matrix, "x")
     num_rows = matrix.shape[0]
     if offset is not None:
-        offset = checks.check_offset(offset, num_rows, model.num_scores)
-        offset = np.asarray(offset[0] if model.num_scores == 1 else offset.T)
+        offset = checks.read_offset(offset, num_rows, model.num_scores)
+        offset = offset[:, 0] if model.num_scores == 1 else offset
     model, place, width = keep_used_features(model)
     size = padded_size(min(num_rows, max(1, _BLOCK_CELLS // width)))
     block = np.full((size, width), np.nan if model.absent == "missing" else 0)
@@ -404,7 +406,7 @@ def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
     place = np.full(model.num_features, width, np.int32)
     place[used] = np.arange(len(used))
     # Where a node is not split, any feature does: all rows go left.
-    feature = jnp.asarray(np.where(split, place[feature], 0))
+    feature = jax.device_put(np.where(split, place[feature], 0))
     categories = model.categories
     if categories is not None:
         kept = np.isin(categories.features, used)
@@ -432,7 +434,7 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
     """
     check_model(model)
     checks.check_integer("num_rounds", num_rounds, least=0, most=model.num_rounds)
-    return map_rounds(lambda array: array[:num_rounds], model)
+    return map_rounds(lambda array: _cut(array, (slice(num_rounds),)), model)
 
 
 def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
@@ -490,7 +492,8 @@ class _Task(NamedTuple):
     """What a public function hands to its compiled program.
 
     ``num_rows`` and ``num_rounds`` count what was asked for; ``size`` counts the rows
-    with those added so that nearby sizes share a program.
+    with those added so that nearby sizes share a program. ``sharding`` is that of
+    results that are computed on the host; None for the default device.
     """
 
     model: Ensemble
@@ -499,27 +502,23 @@ class _Task(NamedTuple):
     num_rows: int
     size: int
     num_rounds: int
+    sharding: Any = None
 
     def pad_offset(self, offset, num_scores):
         """The offset as [size, K]."""
         if offset is None:
             return None
-        offset = checks.check_offset(offset, self.num_rows, num_scores).T
+        offset = checks.read_offset(offset, self.num_rows, num_scores)
         pad = jnp.pad if isinstance(offset, Tracer) else np.pad
         return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
 
-    def cut(self, results, rows_axis, rounds_axis=None):
-        """Drops what was added to every array, and waits where memory is borrowed."""
-        return jax.tree.map(lambda a: self._cut(a, rows_axis, rounds_axis), results)
-
-    def _cut(self, result, rows_axis, rounds_axis):
-        if rounds_axis is not None and result.shape[rounds_axis] > self.num_rounds:
-            result = jax.lax.slice_in_dim(result, 0, self.num_rounds, axis=rounds_axis)
-        if self.size > self.num_rows:
-            result = _cut_rows(result, self.num_rows, rows_axis)
-        if isinstance(self.rows, Rows):
-            result.block_until_ready()
-        return result
+    def cut(self, result, rows_axis, rounds_axis=None):
+        """Drops what was added; an array of JAX's."""
+        index = [slice(None)] * result.ndim
+        index[rows_axis] = slice(self.num_rows)
+        if rounds_axis is not None:
+            index[rounds_axis] = slice(self.num_rounds)
+        return _cut(result, tuple(index), self.sharding)
 
 
 def as_task(
@@ -550,7 +549,9 @@ def as_task(
         model = replace(model, categories=replace(model.categories, values=None))
     rows, num_rounds = matrix.shape[0], model.num_rounds
     if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
-        return _kernel_task(model, matrix)
+        sharding = _find_sharding(model, matrix, offset)
+        matrix = borrow_rows(np.asarray(matrix))
+        return _Task(model, matrix, "cpu", rows, rows, num_rounds, sharding)
     size = rows
     if not isinstance(matrix, Tracer):
         size = padded_size(rows)
@@ -558,26 +559,9 @@ def as_task(
     return _Task(_pad_rounds(model), matrix, implementation, rows, size, num_rounds)
 
 
-def _kernel_task(model, matrix):
-    """Small matrices are copied, and padded to few sizes; large ones are not."""
-    rows = size = matrix.shape[0]
-    if matrix.size <= _PADDED_CELLS:
-        # Below 64 rows powers of two, because a row costs time.
-        size = padded_size(rows) if rows > 64 else 1 << (rows - 1).bit_length()
-        matrix = _pad_rows(matrix, size)
-    elif isinstance(matrix, np.ndarray):
-        matrix = borrow_rows(matrix)
-    return _Task(model, matrix, "cpu", rows, size, model.num_rounds)
-
-
 def _runs_on_cpu(model, matrix, offset):
-    """Whether a program called with these arguments runs at once, on one CPU device.
-
-    It is then lowered for nothing else, so that the kernels can be named; and its
-    compilation takes milliseconds, so that large sizes need not share programs.
-    """
-    arrays = [*jax.tree.leaves(model), matrix, offset]
-    arrays = [array for array in arrays if isinstance(array, jax.Array)]
+    """Whether the kernels can be called at once, on arrays of one CPU device."""
+    arrays = _find_arrays(model, matrix, offset)
     if any(isinstance(array, Tracer) for array in arrays):
         return False
     # Inside a trace even operations on constants are recorded instead of run.
@@ -608,12 +592,23 @@ def _pad_rounds(model):
     return map_rounds(pad, model)
 
 
-def _cut_rows(result, num_rows, axis):
-    """The first rows; on a CPU in NumPy, because a slice is compiled for each size."""
-    if isinstance(result, Tracer) or result.committed or not _is_on_cpu(result):
-        return jax.lax.slice_in_dim(result, 0, num_rows, axis=axis)
-    index = (slice(None),) * axis + (slice(num_rows),)
-    return jnp.asarray(np.asarray(result)[index])
+def _find_arrays(*operands):
+    return [leaf for leaf in jax.tree.leaves(operands) if isinstance(leaf, jax.Array)]
+
+
+def _find_sharding(*operands):
+    """That of the result of a program of these operands; None if not committed."""
+    committed = [array for array in _find_arrays(*operands) if array.committed]
+    return committed[0].sharding if committed else None
+
+
+def _cut(array, index, sharding=None):
+    """Part of an array, cut in NumPy, because a slice is compiled for each size."""
+    if isinstance(array, Tracer):
+        return array[index]
+    if isinstance(array, jax.Array):
+        sharding = _find_sharding(array)
+    return jax.device_put(np.asarray(array)[index], sharding)
 
 
 def _is_on_cpu(array):

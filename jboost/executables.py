@@ -1,19 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs compiled for given shapes, and the memory that they take.
+"""Compiled programs: a bounded store of them, and the memory that they take.
 
 In: a function and its operands, or shapes like theirs. Out: its program; bytes.
+
+A program takes one to several MiB and dozens of memory mappings, of which Linux allows
+a process 65,530. JAX keeps every program for as long as its jitted function exists, one
+for each combination of shapes. Here each combination has a jitted function of its own,
+and the least recently used is released.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-_MOST_PROGRAMS = 128
+MOST_PROGRAMS = 64  # one with sorted rows takes up to 600 mappings
+_programs: OrderedDict[Any, Any] = OrderedDict()
+_lock = Lock()
+
+
+def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
+    """``function`` with its static arguments bound, jitted; operands may be traced.
+
+    The static arguments are compared, so that equal losses share programs.
+    """
+    return partial(_call, function, static)
+
+
+def _call(function, static, *operands):
+    return jitted(function, static, *operands)(*operands)
+
+
+def jitted(
+    function: Callable[..., Any], static: tuple[Any, ...], *operands: Any
+) -> Callable[..., Any]:
+    """The jitted function that :func:`compiled` calls for these operands."""
+    leaves, structure = jax.tree.flatten(operands)
+    key = function, static, structure, tuple(map(_describe, leaves))
+    return _recall(key, lambda: jax.jit(partial(function, *static)))
 
 
 def program(
@@ -22,19 +52,18 @@ def program(
     *operands: Any,
     donate: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
-    """``function`` compiled for these operands, or for shapes like theirs."""
+    """``function`` compiled ahead of time for these operands, or for such shapes."""
     leaves, structure = jax.tree.flatten(operands)
     shapes = tuple(
         jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves
     )
-    return _compile(function, static, donate, structure, shapes)
 
+    def compile_now():
+        run = jax.jit(partial(function, *static), donate_argnums=donate)
+        return run.lower(*jax.tree.unflatten(structure, shapes)).compile()
 
-@lru_cache(maxsize=_MOST_PROGRAMS)
-def _compile(function, static, donate, structure, shapes):
-    operands = jax.tree.unflatten(structure, shapes)
-    run = jax.jit(partial(function, *static), donate_argnums=donate)
-    return run.lower(*operands).compile()
+    key = function, static, structure, shapes, donate
+    return _recall(key, compile_now)
 
 
 def run(
@@ -48,6 +77,29 @@ def run(
     if config.jax_disable_jit:  # compiled programs refuse to run then
         return function(*static, *operands)
     return program(function, static, *operands, donate=donate)(*operands)
+
+
+def _describe(leaf):
+    """The shape and type of an operand."""
+    dtype = getattr(leaf, "dtype", None)
+    return (type(leaf),) if dtype is None else (leaf.shape, dtype)
+
+
+def _recall(key, make):
+    """The program that is stored under the key, or a new one."""
+    with _lock:
+        if key in _programs:
+            _programs.move_to_end(key)
+            return _programs[key]
+    made = make()  # without the lock: tracing and compiling may call the user's code
+    with _lock:
+        made = _programs.setdefault(key, made)
+        excess = max(0, len(_programs) - MOST_PROGRAMS)
+        released = [_programs.popitem(last=False)[1] for _ in range(excess)]
+    for old in released:
+        # Frees the program now; reference cycles would keep it for a while.
+        getattr(old, "clear_cache", lambda: None)()
+    return made
 
 
 def count_bytes(arrays: Any) -> int:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.boosting import compiled
 from jboost.checks import CURVATURES, check_integer, check_number, check_word
 from jboost.curvature import (
     Curvature,
@@ -27,6 +26,7 @@ from jboost.curvature import (
     needs_minimiser,
 )
 from jboost.entry import on_host
+from jboost.executables import compiled
 from jboost.losses import Adaptive
 from jboost.rounds import Method
 from jboost.settings import resolve_samples

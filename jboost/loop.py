@@ -8,6 +8,7 @@ some it writes a checkpoint.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,13 @@ import numpy as np
 from jaxtyping import Array
 from tqdm import tqdm
 
-from jboost.chunks import MOST_ROUNDS, Job, describe_idleness, run_chunk
+from jboost.chunks import (
+    MOST_ROUNDS,
+    Job,
+    describe_idleness,
+    run_chunk,
+    start_scores,
+)
 from jboost.history import Record, TrainingError
 from jboost.rounds import BoostState
 from jboost.scoring import SIGNATURE, evaluate_metric
@@ -40,8 +47,7 @@ class Position(NamedTuple):
 
 def first_position(job: Job, state: BoostState) -> Position:
     """Before the first round: all rows have the initial score."""
-    start = state.init_score.reshape(-1, 1)
-    return Position(state, tuple(rows.scores + start for rows in job.sets.values()))
+    return Position(state, tuple(map(partial(start_scores, state), job.sets.values())))
 
 
 def run_rounds(

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Few sizes for many: programs are compiled for sizes, so that sizes are rounded up.
 
-In: how many. Out: how many with padding.
+In: how many. Out: how many with padding; padded arrays.
 """
+
+from typing import Any
+
+import numpy as np
 
 
 def padded_size(size: int, least: int = 64) -> int:
@@ -11,3 +15,12 @@ def padded_size(size: int, least: int = 64) -> int:
         return least
     step = 1 << max(0, (size - 1).bit_length() - 4)
     return -(-size // step) * step
+
+
+def pad_rows(array: Any, size: int) -> np.ndarray:
+    """Repeats row 0 up to so many rows; in NumPy, because no size is compiled there."""
+    array = np.asarray(array)
+    if len(array) == size:
+        return array
+    first = np.broadcast_to(array[:1], (size - len(array), *array.shape[1:]))
+    return np.concatenate([array, first])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled programs of prediction: scores, scores by round, leaves.
+"""Prediction: scores, scores by round, leaves.
 
 In: a checked model and rows. Out: arrays for all rows. Scores are linear in leaf
-values and initial scores, and differentiable in them.
+values and initial scores, and differentiable in them. Rows in NumPy's memory go to the
+CPU kernels at once; nothing is compiled for their number. Matrices go through compiled
+programs.
 """
 
 from collections.abc import Callable
@@ -13,29 +15,58 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jboost.binning import flush_denormals
 from jboost.categories import Categories, encode, goes_left
+from jboost.executables import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 
+_LINKED_ROWS = 64, 2**18  # sizes of the blocks of which links are computed
 
-@partial(jax.jit, static_argnames=("implementation", "staged"))
+
 def score_rows(
     model: Any,
     rows: Any,
     offset: Float[Array, "N K"] | Float[np.ndarray, "N K"] | None,
     implementation: str | None,
     staged: bool,
-) -> Array:
+) -> Array | np.ndarray:
     """Scores of the rows, [N] or [N, K]; or those after each round, with R in front.
 
     Args:
       model: a :class:`jboost.Ensemble`.
-      rows: Rows, or a matrix [N, F].
+      rows: Rows in NumPy's memory, or a matrix [N, F].
+
+    Returns:
+      A NumPy array for Rows, else one of JAX's.
     """
+    if not isinstance(rows, Rows):
+        return compiled(_score_matrix, implementation, staged)(model, rows, offset)
+    rows, trees = read_trees(model := to_host(model), rows)
+    values = model.leaf_value, model.init_score.reshape(-1)
+    kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
+    scores = kernel(rows, trees, *values, max_depth=model.max_depth)
+    if offset is not None:
+        scores += offset
+    return scores[..., 0] if model.init_score.ndim == 0 else scores
+
+
+def to_host(model: Any) -> Any:
+    """The model with its arrays in NumPy, of the types that the kernels take."""
+    types = {"f": np.float32, "i": np.int32, "u": np.uint32, "b": np.bool_}
+
+    def convert(array):
+        array = np.asarray(array)
+        return array.astype(types[array.dtype.kind], copy=False)
+
+    return jax.tree.map(convert, model)
+
+
+def _score_matrix(implementation, staged, model, rows, offset):
     values = (model.leaf_value, model.init_score.reshape(-1))
     rows, trees = read_trees(model, rows)
     # The definition keeps its own derivative.
@@ -46,9 +77,18 @@ def score_rows(
     return scores[..., 0] if model.init_score.ndim == 0 else scores
 
 
-@partial(jax.jit, static_argnames="implementation")
-def find_row_leaves(model: Any, rows: Any, implementation: str | None) -> Array:
-    """The leaf of each row in each tree, [N, R] or [N, R, K]."""
+def find_row_leaves(
+    model: Any, rows: Any, implementation: str | None
+) -> Array | np.ndarray:
+    """The leaf of each row in each tree, [N, R] or [N, R, K]; see score_rows."""
+    if not isinstance(rows, Rows):
+        return compiled(_find_matrix_leaves, implementation)(model, rows)
+    rows, trees = read_trees(model := to_host(model), rows)
+    leaves = predict_cpu.leaf_indices(rows, trees, max_depth=model.max_depth)
+    return leaves[..., 0] if model.init_score.ndim == 0 else leaves
+
+
+def _find_matrix_leaves(implementation, model, rows):
     rows, trees = read_trees(model, rows)
     leaves = _leaves(implementation, model.max_depth, trees, rows)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
@@ -61,7 +101,38 @@ def transform_rows(
     if inverse_link is None:
         return scores
     over_rows = jax.vmap(inverse_link)
-    return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
+    if isinstance(scores, Tracer):
+        return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
+    axes = 2 if staged else 1
+    flat = np.asarray(scores).reshape(-1, *scores.shape[axes:])
+    sharding = scores.sharding if scores.committed else None
+
+    def place(linked):
+        linked = linked.reshape(*scores.shape[:axes], *linked.shape[1:])
+        return jax.device_put(linked, sharding)
+
+    return jax.tree.map(place, _transform_blocks(over_rows, flat))
+
+
+def _transform_blocks(over_rows, scores):
+    """Of blocks whose sizes are powers of four, so that few programs are compiled.
+
+    Operations that are not inside ``jit`` are compiled for every shape, and JAX keeps
+    these programs.
+    """
+    size, most = _LINKED_ROWS
+    while size < min(len(scores), most):
+        size *= 4
+    blocks = []
+    for first in range(0, max(1, len(scores)), size):
+        block = scores[first : first + size]
+        count = len(block)
+        # Repeats a row, because a link need not be defined at 0.
+        places = np.minimum(np.arange(size), count - 1)
+        padded = block[places] if count else np.zeros((size, *block.shape[1:]), "f4")
+        linked = over_rows(jax.device_put(padded))
+        blocks.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], linked))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
 
 
 def read_trees(model: Any, rows: Any) -> tuple[Rows, Trees]:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from jboost import losses, metrics
 from jboost.arguments import hint_metric, is_mirrored, positional_names
+from jboost.executables import compiled
 from jboost.warning import warn_user
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
@@ -346,12 +347,16 @@ def _find_direction(name, function):
     return "min"
 
 
+def _apply(function, *arguments):
+    return function(*arguments)
+
+
 def evaluate_metric(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
     """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
     if isinstance(function, HostMetric):
         return float(function(*arguments))
     try:
-        value = jax.jit(function)(*arguments)
+        value = compiled(_apply, function)(*arguments)
     except (jax.errors.JAXTypeError, TypeError):
         value = function(*jax.tree.map(np.asarray, arguments))
     return float(value)

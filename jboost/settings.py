@@ -363,12 +363,15 @@ def initial_scores(init_score: Any, num_scores: int) -> Array | MedianStart | No
     if isinstance(init_score, str):
         checks.check_word("init_score", init_score, ("auto", "median"))
         return MedianStart() if init_score == "median" else None
-    array = jnp.asarray(init_score, jnp.float32)
+    traced = any(isinstance(n, Tracer) for n in jax.tree.leaves(init_score))
+    numpy: Any = jnp if traced else np
+    array = numpy.asarray(init_score, numpy.float32)
     if array.shape not in ((), (num_scores,)):
         raise ValueError(
             f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
             f"got shape {array.shape}"
         )
-    if not isinstance(array, Tracer) and not np.isfinite(array).all():
+    if not traced and not np.isfinite(array).all():
         raise ValueError(f"init_score must be finite, got {init_score!r}")
-    return jnp.broadcast_to(array, (num_scores,))
+    scores = numpy.broadcast_to(array, (num_scores,))
+    return scores if traced else jax.device_put(scores)

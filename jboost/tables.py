@@ -5,6 +5,7 @@ In: a matrix, targets, weights and offset of the training rows or of a validatio
 set. Out: Rows, which the compiled program takes.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jboost.candidates import sort_rows
 from jboost.category_codes import check_values
 from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
-from jboost.padding import padded_size
+from jboost.padding import pad_rows, padded_size
 from jboost.rounds import Data
 from jboost.sparse import SparseMatrix, check_gaps
 
@@ -66,11 +67,7 @@ def make_rows(
         scores = checks.check_offset(offset, size, num_scores, name, warn=True)
     total = padded_size(size) if padded else size
 
-    def pad(array):  # in NumPy: another number of rows compiles nothing
-        array = np.asarray(array)
-        first = np.broadcast_to(array[:1], (total - size, *array.shape[1:]))
-        return np.concatenate([array, first]) if total > size else array
-
+    pad = partial(pad_rows, size=total)
     if isinstance(matrix, SparseMatrix):
         entries = matrix.num_entries
         entries = padded_size(entries) if padded else entries

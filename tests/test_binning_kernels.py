@@ -374,18 +374,19 @@ sys.stdout.buffer.write(np.asarray(packed).tobytes())
 # What the kernel refuses.
 
 
-def call(head, body, thresholds, columns, packed, start=0, dtype=np.uint8):
+def call(how, x, thresholds, columns, packed, dtype=np.uint8):
     results = tuple(jax.ShapeDtypeStruct(each, dtype) for each in (columns, packed))
-    return library.call("find_codes", results, head, body, thresholds, start=start)
+    return how("find_codes", results, x, thresholds)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        dict(head=np.zeros(3, np.float32)),
-        dict(body=np.zeros((4, 3), np.float32)),
-        dict(body=np.zeros(13, np.float32)),
-        dict(start=3),
+        dict(x=np.zeros(12, np.float32)),
+        dict(x=np.zeros((0, 3), np.float32)),
+        dict(x=np.zeros((5, 3), np.float32)),
+        dict(x=np.zeros((4, 2), np.float32)),
+        dict(x=np.zeros((4, 3), np.int32)),
         dict(thresholds=np.zeros((2, 7), np.float32)),
         dict(thresholds=np.zeros((3, 256), np.float32)),
         dict(columns=(2, 4)),
@@ -394,17 +395,17 @@ def call(head, body, thresholds, columns, packed, start=0, dtype=np.uint8):
         dict(packed=(1, 4, 2)),
         dict(packed=(2, 4, 8)),
         dict(columns=(3, 2), packed=(1, 2, 8)),
-        dict(dtype=np.int8),
+        dict(dtype=np.uint32),
     ],
 )
-def test_wrong_shapes_are_refused(change):
+@pytest.mark.parametrize("how", [library.call, library.call_on_host])
+def test_wrong_shapes_are_refused(change, how):
     good = dict(
-        head=np.zeros((0, 3), np.float32),
-        body=np.zeros(12, np.float32),
+        x=np.zeros((4, 3), np.float32),
         thresholds=np.full((3, 7), INF, np.float32),
         columns=(3, 4),
         packed=(1, 4, 8),
     )
-    jax.block_until_ready(call(**good))
+    jax.block_until_ready(call(how, **good))
     with pytest.raises(Exception, match=r"jboost kernel: |Wrong (type|buffer)"):
-        jax.block_until_ready(call(**(good | change)))
+        jax.block_until_ready(call(how, **(good | change)))

@@ -116,7 +116,7 @@ def partial_dependence(
     if sample_weight is not None:
         weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
     if offset is not None:
-        offset = np.asarray(checks.check_offset(offset, num_rows, model.num_scores).T)
+        offset = checks.read_offset(offset, num_rows, model.num_scores)
         offset = offset[:, 0] if model.num_scores == 1 else offset
     places = _find_features(model, features)
     axes = [

@@ -7,19 +7,22 @@ every leaf from training; those of inner nodes are sums over the leaves below.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import checks, losses
-from jboost.boosting import compiled
 from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.entry import on_host
+from jboost.executables import compiled
 from jboost.frames import read_frame
 from jboost.least_squares import LEAF
 from jboost.metrics import MAXIMIZED
+from jboost.padding import pad_rows, padded_size
 from jboost.reports import mean_loss
 from jboost.representation import MOST_LINES, cut, import_pandas
 from jboost.scoring import (
@@ -250,14 +253,22 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
     traced, constants = trace_loss(loss, targets, num_scores)
     parameters = ()
     if traced.estimate is not None:
-        parameters = traced.estimate(constants, scores(), targets, weights)
-    run = compiled(mean_loss, traced)
+        run = compiled(_estimate, traced)
+        parameters = run(constants, scores(), targets, weights)
+    run, size = compiled(mean_loss, traced), padded_size(num_rows)
+    targets = jax.tree.map(partial(pad_rows, size=size), targets)
+    weights = np.pad(weights, (0, size - num_rows))
 
     def measure():
-        by_score = scores()[None] if num_scores == 1 else scores().T
+        padded = pad_rows(scores(), size)
+        by_score = padded[None] if num_scores == 1 else padded.T
         return float(run(constants, parameters, targets, weights, by_score))
 
     return measure
+
+
+def _estimate(loss, constants, scores, targets, weights):
+    return loss.estimate(constants, scores, targets, weights)
 
 
 def _measure_metric(metric, loss, scores, targets, weights, num_scores):

@@ -6,7 +6,6 @@ In: a trained model or tree, and rows. Out: one number per row and feature
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -26,12 +25,14 @@ from jboost.ensemble import (
     keep_used_features,
 )
 from jboost.entry import traceable
-from jboost.explanation.attributions import explain, mean_values
-from jboost.kernels.predict_cpu import Trees, as_rows
+from jboost.executables import compiled
+from jboost.explanation.attributions import explain, make_points, mean_values
+from jboost.kernels import shap_cpu
+from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums
 from jboost.representation import show_fields
-from jboost.scores import code_columns, read_trees
+from jboost.scores import code_columns, read_trees, to_host
 from jboost.sparse import is_sparse
 
 Cover = Literal["auto", "weight", "curvature"]
@@ -114,10 +115,10 @@ def shap_values(
     """
     model = _read_model(model, cover)
     values = _explain(model, x, implementation, pairs=False)
-    base = _mean_score(_strip(model))
+    base = compiled(_mean_score)(_strip(model))
     if offset is not None:
-        offset = checks.check_offset(offset, values.shape[0], model.num_scores)
-        base = base + offset[0] if model.init_score.ndim == 0 else base[None] + offset.T
+        offset = checks.read_offset(offset, values.shape[0], model.num_scores)
+        base = _add_offset(base, offset[:, 0] if base.ndim == 0 else offset)
     return ShapValues(values, base)
 
 
@@ -217,9 +218,9 @@ def _as_ensemble(tree):
     num_scores = len(value)
 
     def each(array):
-        return jnp.asarray(np.broadcast_to(array, (1, num_scores, len(left))))
+        return np.broadcast_to(array, (1, num_scores, len(left)))
 
-    nothing = jnp.zeros((1, num_scores, len(left)), jnp.float32)
+    nothing = np.zeros((1, num_scores, len(left)), np.float32)
     children = each(np.where(is_leaf, node, left).astype(np.int32))
     cover = each(np.where(is_leaf, tree.weight, 0).astype(np.float32))
     return Ensemble(
@@ -227,7 +228,7 @@ def _as_ensemble(tree):
         threshold=each(np.asarray(tree.threshold, np.float32)),
         missing_left=each(tree.missing_left),
         leaf_value=each(np.where(is_leaf, value, 0).astype(np.float32)),
-        init_score=jnp.zeros(tree.value.shape[1:], jnp.float32),
+        init_score=np.zeros(tree.value.shape[1:], np.float32),
         num_features=tree.num_features,
         feature_names=tree.feature_names,
         sums=LeafSums(nothing, cover, cover, nothing[..., 0]),
@@ -239,9 +240,12 @@ def _explain(model, x, implementation, *, pairs):
     if is_sparse(x):
         return _explain_sparse(model, x, implementation, pairs)
     task = as_task(model, x, implementation, explain=True)
-    found = _explain_rows(
-        task.model, task.rows, implementation=task.implementation, pairs=pairs
-    )
+    if isinstance(task.rows, Rows) and model.max_depth <= shap_cpu.DEEPEST:
+        found = _explain_on_host(task.model, task.rows, pairs)
+    else:
+        matrix = task.rows.matrix() if isinstance(task.rows, Rows) else task.rows
+        run = compiled(_explain_matrix, task.implementation, pairs)
+        found = run(task.model, matrix)
     return task.cut(found, rows_axis=0)
 
 
@@ -262,7 +266,14 @@ def _explain_sparse(model, x, implementation, pairs):
         values[:, used[:, None], used] = found[:, count, count]
     else:
         values[:, used] = found[:, count]
-    return jnp.asarray(values)
+    return jax.device_put(values)
+
+
+def _add_offset(base, offset):
+    """In NumPy where nothing is traced, because a sum is compiled for each size."""
+    if isinstance(base, Tracer) or isinstance(offset, Tracer):
+        return base + offset
+    return jax.device_put(np.asarray(base) + offset)
 
 
 def _strip(model):
@@ -270,10 +281,22 @@ def _strip(model):
     return replace(model, feature_names=None, absent=None, categories=None)
 
 
-@partial(jax.jit, static_argnames=("implementation", "pairs"))
-def _explain_rows(model, rows, *, implementation, pairs):
+def _explain_on_host(model, rows, pairs):
+    """As _explain_matrix, without a program for the number of rows."""
+    rows, trees = read_trees(model := to_host(model), rows)
+    if rows.codes is not None:
+        rows = borrow_rows(code_columns(rows).T)
+    points = make_points(model.max_depth, rows.num_features)
+    found = shap_cpu.explain(
+        rows, trees, model.leaf_value, model.sums.weight, *points,
+        max_depth=model.max_depth, pairs=pairs,
+    )  # fmt: skip
+    return found[..., 0] if model.init_score.ndim == 0 else found
+
+
+def _explain_matrix(implementation, pairs, model, matrix):
     """[N, F] or [N, F, F]; with K at the end where there are several scores."""
-    rows, trees = read_trees(model, rows)
+    rows, trees = read_trees(model, matrix)
     if rows.codes is not None:
         rows = as_rows(code_columns(rows).T)
     found = explain(
@@ -283,7 +306,6 @@ def _explain_rows(model, rows, *, implementation, pairs):
     return found[..., 0] if model.init_score.ndim == 0 else found
 
 
-@jax.jit
 def _mean_score(model):
     """[] or [K]."""
     structure = (model.feature, model.threshold, model.missing_left, model.left_codes)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
@@ -246,7 +245,7 @@ def build_ensemble(
         threshold=arrays["threshold"],
         missing_left=arrays["missing_left"],
         leaf_value=arrays["value"],
-        init_score=jnp.asarray(init_score if len(init_score) > 1 else init_score[0]),
+        init_score=np.float32(init_score if len(init_score) > 1 else init_score[0]),
         num_features=num_features,
         feature_names=feature_names,
         absent=absent,

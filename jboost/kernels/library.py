@@ -7,6 +7,7 @@ compiler where jboost was installed) everything runs on plain XLA.
 """
 
 import ctypes
+import math
 import os
 import sys
 import warnings
@@ -22,6 +23,8 @@ from jaxtyping import Array, ArrayLike
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")
 _ALIGNMENT = 64  # bytes: XLA copies host memory that begins elsewhere
+# XLA_FFI_DataType of NumPy's types.
+_TYPES = {"?": 1, "i": 4, "B": 6, "H": 7, "I": 8, "f": 11}
 _FILE = "jboost_kernels.so"
 _registered: set[str] = set()
 
@@ -188,14 +191,8 @@ def call(
       aliases: operand -> result that is written in its place.
       attributes: integers, handed over as int64.
     """
-    assert _library is not None
-    target = f"jboost_{name}"
-    if target not in _registered:
-        handler = jax.ffi.pycapsule(getattr(_library, target))
-        jax.ffi.register_ffi_target(target, handler, platform="cpu")
-        _registered.add(target)
-    run = jax.ffi.ffi_call(
-        target, results, vmap_method="sequential", input_output_aliases=aliases
+    run = _make_call(
+        name, results, vmap_method="sequential", input_output_aliases=aliases
     )
     values = run(
         *operands, **{key: np.int64(value) for key, value in attributes.items()}
@@ -203,9 +200,79 @@ def call(
     return jax.tree.map(lambda value: vary(value, *operands), values)
 
 
-def count_unaligned(array: np.ndarray) -> int:
-    """How many numbers lie before the first from which XLA borrows memory."""
-    return -array.ctypes.data % _ALIGNMENT // array.itemsize
+def _make_call(name, results, **options):
+    """An FFI call of a handler, which is registered the first time."""
+    assert _library is not None
+    target = f"jboost_{name}"
+    if target not in _registered:
+        handler = jax.ffi.pycapsule(getattr(_library, target))
+        jax.ffi.register_ffi_target(target, handler, platform="cpu")
+        _registered.add(target)
+    return jax.ffi.ffi_call(target, results, **options)
+
+
+def host() -> jax.Device | None:
+    """The device on which the CPU kernels run, if JAX has one."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX was told not to use the CPU
+        return None
+
+
+def call_on_host(
+    name: str, results: Any, *operands: ArrayLike, **attributes: int
+) -> Any:
+    """One call of a handler on arrays in the memory of the host; waits for its end.
+
+    Unlike :func:`call` it compiles one program for all handlers and shapes, and reads
+    operands where they lie, if they have no gaps.
+
+    Args:
+      name, results, attributes: as for :func:`call`.
+      operands: NumPy arrays, or arrays of JAX's on a CPU; not traced.
+
+    Returns:
+      NumPy arrays, whose memory ``jax.device_put`` shares on a CPU.
+    """
+    shapes, structure = jax.tree.flatten(results)
+    inputs = [np.require(each, requirements=["C", "A"]) for each in operands]
+    outputs = [_make_aligned(shape.shape, shape.dtype) for shape in shapes]
+    names = {key: key.encode() for key in sorted(attributes)}
+    words = [_find_handler(name), len(inputs), len(outputs), len(names)]
+    for array in (*inputs, *outputs):
+        code = _TYPES[array.dtype.char]
+        words += [array.ctypes.data, code, array.ndim, *array.shape]
+    for key, encoded in names.items():
+        address = ctypes.cast(encoded, ctypes.c_void_p).value
+        words += [address, len(encoded), attributes[key]]
+    description = np.array(words, np.int64)
+    address = np.array([description.ctypes.data], np.int64).view(np.uint32)
+    # Eagerly even inside a trace; the address is no data that users want to guard.
+    guard = jax.transfer_guard_host_to_device("allow")
+    with jax.ensure_compile_time_eval(), guard, jax.default_device(host()):
+        # Arrays and names must live until the call has ended.
+        _relay(address).block_until_ready()
+    return jax.tree.unflatten(structure, outputs)
+
+
+def _find_handler(name):
+    """The address of a handler."""
+    handler = getattr(_library, f"jboost_{name}")
+    return ctypes.cast(handler, ctypes.c_void_p).value
+
+
+def _make_aligned(shape, dtype):
+    """An array that begins where XLA uses memory without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+@jax.jit
+def _relay(address):
+    done = jax.ShapeDtypeStruct((1,), np.uint32)
+    return _make_call("relay", done)(address)
 
 
 def vary(value: Array, *others: ArrayLike) -> Array:

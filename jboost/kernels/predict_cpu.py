@@ -5,6 +5,7 @@ In: the rows of a matrix as flat memory, trees on raw thresholds. Out: scores, s
 round, leaves; the same to the bit as those of ``jboost.ensemble`` in plain XLA.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.kernels.library import call, count_unaligned
+from jboost.kernels.library import call, call_on_host
 
 
 class Trees(NamedTuple):
@@ -37,15 +38,13 @@ class Rows:
     """A matrix [N, F] as flat memory.
 
     Attributes:
-      head: its first numbers, copied, so that the others begin at an aligned address.
-      body: the others, possibly in memory of the caller's.
-      by_column: whether the columns lie one after the other.
+      values: in the memory of the caller, if it is NumPy's.
+      by_column: whether the columns lie one after the other; only in NumPy's memory.
       codes: of the categories in the columns ``coded_features``; see
         :class:`jboost.categories.Categories`.
     """
 
-    head: Float[Array, " H"] | Float[np.ndarray, " H"]
-    body: Float[Array, " M"] | Float[np.ndarray, " M"]
+    values: Float[Array, " M"] | Float[np.ndarray, " M"]
     # An int, or a dimension without a size where a program is exported.
     num_rows: Any = field(metadata=dict(static=True))
     num_features: int = field(metadata=dict(static=True))
@@ -54,40 +53,33 @@ class Rows:
     codes: Shaped[Array, "G V"] | Shaped[np.ndarray, "G V"] | None = None
     coded_features: tuple[int, ...] = field(default=(), metadata=dict(static=True))
 
-    def matrix(self) -> Float[Array, "N F"]:
+    def matrix(self) -> Float[Array, "N F"] | Float[np.ndarray, "N F"]:
         """The matrix, categories as they came."""
-        flat = jnp.concatenate([self.head, self.body])
         if self.by_column:
-            return flat.reshape(self.num_features, self.num_rows).T
-        return flat.reshape(self.num_rows, self.num_features)
+            return self.values.reshape(self.num_features, self.num_rows).T
+        return self.values.reshape(self.num_rows, self.num_features)
 
 
 def as_rows(matrix: Float[Array, "N F"]) -> Rows:
-    """An array of JAX's, which is aligned."""
-    num_rows, num_features = matrix.shape
-    return Rows(jnp.zeros(0, jnp.float32), matrix.reshape(-1), num_rows, num_features)
+    """Rows of an array of JAX's."""
+    return Rows(matrix.reshape(-1), *matrix.shape)
 
 
 def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
-    """Rows in the memory of a NumPy array, if there are no gaps in it.
-
-    Until what is computed from them is ready, the array must not be written to.
-    """
+    """Rows in the memory of a NumPy array, if there are no gaps in it."""
     by_column = matrix.flags.f_contiguous and not matrix.flags.c_contiguous
     flat = np.require(matrix.T if by_column else matrix, requirements=["C", "A"])
-    flat, (num_rows, num_features) = flat.reshape(-1), matrix.shape
-    first = count_unaligned(flat)
-    return Rows(flat[:first].copy(), flat[first:], num_rows, num_features, by_column)
+    return Rows(flat.reshape(-1), *matrix.shape, by_column)
 
 
 def predict(
     rows: Rows,
     trees: Trees,
-    leaf_value: Float[Array, "R K L"],
-    init_score: Float[Array, " K"],
+    leaf_value: Float[Array, "R K L"] | Float[np.ndarray, "R K L"],
+    init_score: Float[Array, " K"] | Float[np.ndarray, " K"],
     *,
     max_depth: int,
-) -> Float[Array, "N K"]:
+) -> Float[Array, "N K"] | Float[np.ndarray, "N K"]:
     """The score of each row."""
     shape = (rows.num_rows, trees.feature.shape[1])
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -97,11 +89,11 @@ def predict(
 def staged_predict(
     rows: Rows,
     trees: Trees,
-    leaf_value: Float[Array, "R K L"],
-    init_score: Float[Array, " K"],
+    leaf_value: Float[Array, "R K L"] | Float[np.ndarray, "R K L"],
+    init_score: Float[Array, " K"] | Float[np.ndarray, " K"],
     *,
     max_depth: int,
-) -> Float[Array, "R N K"]:
+) -> Float[Array, "R N K"] | Float[np.ndarray, "R N K"]:
     """The scores after each round."""
     num_rounds, num_scores = trees.feature.shape[:2]
     shape = (num_rounds, rows.num_rows, num_scores)
@@ -110,29 +102,35 @@ def staged_predict(
     return _call("staged_predict", result, max_depth, rows, trees, *values)
 
 
-def leaf_indices(rows: Rows, trees: Trees, *, max_depth: int) -> Int32[Array, "N R K"]:
+def leaf_indices(
+    rows: Rows, trees: Trees, *, max_depth: int
+) -> Int32[Array, "N R K"] | Int32[np.ndarray, "N R K"]:
     """The leaf of each row in each tree."""
     shape = (rows.num_rows, *trees.feature.shape[:2])
     result = jax.ShapeDtypeStruct(shape, jnp.int32)
     return _call("leaf_indices", result, max_depth, rows, trees)
 
 
+def choose_call(rows: Rows) -> Callable[..., Any]:
+    """Rows in NumPy's memory are looked at at once, others by a compiled program."""
+    return call_on_host if isinstance(rows.values, np.ndarray) else call
+
+
 def list_operands(rows: Rows, trees: Trees) -> tuple[ArrayLike, ...]:
     """Rows and trees as kernels take them: what is not there is empty."""
     codes, left_codes, left_child = rows.codes, trees.left_codes, trees.left_child
     return (
-        rows.head,
-        rows.body,
-        jnp.zeros((0, 0), jnp.int32) if codes is None else codes,
+        rows.values,
+        np.zeros((0, 0), np.int32) if codes is None else codes,
         np.array(rows.coded_features, np.int32),
         *trees[:3],
-        jnp.zeros(0, jnp.uint32) if left_codes is None else left_codes,
-        jnp.zeros(0, jnp.int32) if left_child is None else left_child,
+        np.zeros(0, np.uint32) if left_codes is None else left_codes,
+        np.zeros(0, np.int32) if left_child is None else left_child,
     )
 
 
 def _call(name, result, max_depth, rows, trees, *values):
-    return call(
+    return choose_call(rows)(
         name,
         result,
         *list_operands(rows, trees),

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.kernels.library import call
-from jboost.kernels.predict_cpu import Rows, Trees, list_operands
+from jboost.kernels.predict_cpu import Rows, Trees, choose_call, list_operands
 
 DEEPEST = 255  # kMaxShapDepth
 
@@ -20,28 +19,28 @@ DEEPEST = 255  # kMaxShapDepth
 def explain(
     rows: Rows,
     trees: Trees,
-    leaf_value: Float[Array, "R K L"],
-    cover: Float[Array, "R K L"],
+    leaf_value: Float[Array, "R K L"] | Float[np.ndarray, "R K L"],
+    cover: Float[Array, "R K L"] | Float[np.ndarray, "R K L"],
     place: Float[np.ndarray, " P"],
     weight: Float[np.ndarray, " P"],
     *,
     max_depth: int,
     pairs: bool,
-) -> Float[Array, "N *F K"]:
+) -> Float[Array, "N *F K"] | Float[np.ndarray, "N *F K"]:
     """Values [N, F, K], or with ``pairs`` interactions [N, F, F, K].
 
     ``place`` and ``weight`` are the points of a quadrature on [0, 1].
     """
     num_features, num_scores = rows.num_features, trees.feature.shape[1]
     features = (num_features,) * (2 if pairs else 1)
-    return call(
+    return choose_call(rows)(
         "shap",
         jax.ShapeDtypeStruct((rows.num_rows, *features, num_scores), jnp.float32),
         *list_operands(rows, trees),
         leaf_value,
         cover,
-        jnp.asarray(place),
-        jnp.asarray(weight),
+        place,
+        weight,
         num_features=num_features,
         by_column=int(rows.by_column),
         max_depth=max_depth,

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
-from jboost.boosting import compiled
 from jboost.chunks import MOST_ROUNDS, no_trees
 from jboost.curvature import Objective, loss_values
+from jboost.executables import compiled
 from jboost.initial import MedianStart
 from jboost.levels import Tree
 from jboost.padding import padded_size

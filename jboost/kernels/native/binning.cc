@@ -60,22 +60,15 @@ class KeepDenormals {
 
 // Keys of rows [begin, end) of some features, each at its own stride; rows beyond the
 // matrix repeat row 0.
-void MakeKeys(const Matrix& matrix, int64_t begin, int64_t end, const int32_t* features,
+void MakeKeys(const Rows& matrix, int64_t begin, int64_t end, const int32_t* features,
               int64_t num_features, int32_t* keys, int64_t stride) {
   auto make = JBOOST_CHOOSE(BinningLoops).make_keys;
   int64_t width = matrix.num_features;
-  const float* first = matrix.head_rows > 0 ? matrix.head : matrix.body;
   for (int64_t row = begin; row < end;) {
-    int64_t stop = row < matrix.head_rows ? matrix.head_rows
-                   : row < matrix.num_rows ? matrix.num_rows
-                                           : end;
-    stop = std::min(stop, end);
     bool inside = row < matrix.num_rows;
-    const float* rows = !inside                 ? first
-                        : row < matrix.head_rows ? matrix.head + row * width
-                                                 : matrix.body + row * width;
-    make(rows, inside ? width : 0, stop - row, features, num_features,
-         keys + (row - begin), stride);
+    int64_t stop = inside ? std::min(matrix.num_rows, end) : end;
+    make(matrix.values + (inside ? row * width : 0), inside ? width : 0, stop - row,
+         features, num_features, keys + (row - begin), stride);
     row = stop;
   }
 }
@@ -300,7 +293,7 @@ std::vector<Run> WeighDistinct(const int32_t* keys, const double* weight,
   return runs;
 }
 
-void CutBySorting(const Pool& pool, const Matrix& matrix, const double* weight,
+void CutBySorting(const Pool& pool, const Rows& matrix, const double* weight,
                   int64_t max_bins, const Cuts& cuts) {
   int64_t num_rows = matrix.num_rows, num_features = matrix.num_features;
   const Pool& threads = Threads(pool, num_rows * num_features);
@@ -446,7 +439,7 @@ void Advance(int64_t max_bins, int64_t round, Feature* feature) {
 
 // Calls use(f, keys, count) for blocks of rows and the features in a list.
 template <class Use>
-void ForKeys(const Matrix& matrix, const std::vector<int32_t>& features, int64_t begin,
+void ForKeys(const Rows& matrix, const std::vector<int32_t>& features, int64_t begin,
              int64_t end, const Use& use) {
   int64_t size = static_cast<int64_t>(features.size());
   constexpr int64_t kStride = kBlockRows + kPad;
@@ -476,7 +469,7 @@ struct Counter {
   }
 };
 
-void CountRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
+void CountRows(const Rows& matrix, const std::vector<int32_t>& group, int64_t begin,
                int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
   auto count_keys = JBOOST_CHOOSE(BinningLoops).count;
   std::vector<Counter> counters;
@@ -498,7 +491,7 @@ void CountRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t 
   }
 }
 
-void CollectRows(const Matrix& matrix, const std::vector<int32_t>& group, int64_t begin,
+void CollectRows(const Rows& matrix, const std::vector<int32_t>& group, int64_t begin,
                  int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
   auto collect = JBOOST_CHOOSE(BinningLoops).collect;
   std::vector<std::vector<int32_t>> collected(group.size());
@@ -540,21 +533,21 @@ void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& fe
 }
 
 // Maps of a few features, from rows at equal distances.
-void MakeMaps(const Matrix& matrix, int64_t begin, int64_t end,
+void MakeMaps(const Rows& matrix, int64_t begin, int64_t end,
               std::vector<Feature>* features) {
   int64_t size = std::clamp(matrix.num_rows / kSampleShare, kMinSample, kMaxSample);
-  int64_t step = (matrix.num_rows - matrix.head_rows) / size, stride = size + kPad;
+  int64_t step = matrix.num_rows / size, stride = size + kPad;
   std::vector<int32_t> group(end - begin), keys(group.size() * stride);
   std::iota(group.begin(), group.end(), static_cast<int32_t>(begin));
   JBOOST_CHOOSE(BinningLoops).make_keys(
-      matrix.body + matrix.head_rows * matrix.num_features, step * matrix.num_features,
-      size, group.data(), end - begin, keys.data(), stride);
+      matrix.values, step * matrix.num_features, size, group.data(), end - begin,
+      keys.data(), stride);
   for (int64_t f = begin; f < end; ++f) {
     MakeMap(CountDistinct(keys.data() + (f - begin) * stride, size), &(*features)[f]);
   }
 }
 
-void CutByCounting(const Pool& pool, const Matrix& matrix, int64_t max_bins,
+void CutByCounting(const Pool& pool, const Rows& matrix, int64_t max_bins,
                    const Cuts& cuts) {
   int64_t num_features = matrix.num_features;
   std::vector<Feature> features(num_features);
@@ -662,7 +655,7 @@ void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t fir
 
 }  // namespace
 
-void FindCuts(const Pool& pool, const Matrix& matrix, const double* weight,
+void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts) {
   bool sorted = weight != nullptr || matrix.num_rows <= kSortedRows ||
                 max_bins >= kSortedBins;
@@ -673,7 +666,7 @@ void FindCuts(const Pool& pool, const Matrix& matrix, const double* weight,
   }
 }
 
-void FindCodes(const Pool& pool, const Matrix& matrix, const float* thresholds,
+void FindCodes(const Pool& pool, const Rows& matrix, const float* thresholds,
                int64_t num_thresholds, const CodeLayouts& layouts) {
   int64_t num_features = matrix.num_features, num_rows = layouts.num_rows;
   std::vector<Lookup> lookups;

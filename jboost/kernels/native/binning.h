@@ -26,12 +26,10 @@ namespace jboost {
 
 constexpr int32_t kMissingKey = INT32_MIN;
 
-// Rows of floats. The first rows may lie apart from the others: XLA takes NumPy's
-// memory without a copy only from an address that is a multiple of 64.
-struct Matrix {
-  const float* head;  // [head_rows, F]
-  const float* body;  // row 0 would lie here; rows from head_rows on do
-  int64_t head_rows, num_rows, num_features;
+// Rows of floats, [N, F].
+struct Rows {
+  const float* values;
+  int64_t num_rows, num_features;
 };
 
 // A monotone map of keys to buckets 1, 2, ...; 0 is for missing values. The range of
@@ -85,7 +83,7 @@ struct Cuts {
 };
 
 // The definition is jboost.binning.find_cuts. weight: [N], or null.
-void FindCuts(const Pool& pool, const Matrix& matrix, const double* weight,
+void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts);
 
 struct CodeLayouts {
@@ -97,7 +95,7 @@ struct CodeLayouts {
 };
 
 // Codes: 0 if missing, else 1 + #{thresholds < x}.
-void FindCodes(const Pool& pool, const Matrix& matrix, const float* thresholds,
+void FindCodes(const Pool& pool, const Rows& matrix, const float* thresholds,
                int64_t num_thresholds, const CodeLayouts& layouts);
 
 }  // namespace jboost

@@ -6,33 +6,20 @@
 namespace jboost {
 namespace {
 
-
-// `head` holds the first rows, `body` all values but the first `start`.
-ffi::Error GetMatrix(const Float& head, const Float& body, int64_t start,
-                     Matrix* matrix) {
-  JBOOST_CHECK(head.dimensions().size() == 2 && body.dimensions().size() == 1,
-               "x must be [head rows, F] and [values]");
-  int64_t head_rows = head.dimensions()[0], num_features = head.dimensions()[1];
-  int64_t size = start + body.dimensions()[0];
-  JBOOST_CHECK(num_features > 0 && size > 0 && size % num_features == 0,
-               "x must hold whole rows");
-  JBOOST_CHECK(start >= 0 && start <= head_rows * num_features &&
-                   head_rows * num_features <= size,
-               "the head of x must hold the values that are not in its body");
-  *matrix = Matrix{head.typed_data(), body.typed_data() - start, head_rows,
-                   size / num_features, num_features};
+ffi::Error GetRows(const Float& x, Rows* rows) {
+  auto shape = x.dimensions();
+  JBOOST_CHECK(shape.size() == 2 && shape[0] > 0 && shape[1] > 0, "x must be [N, F]");
+  *rows = Rows{x.typed_data(), shape[0], shape[1]};
   return ffi::Error::Success();
 }
 
-ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float head, Float body,
+ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float x,
                         ffi::Buffer<ffi::U32> weight, ffi::Result<Float> lower,
                         ffi::Result<Float> upper,
-                        ffi::Result<ffi::Buffer<ffi::S32>> num_cuts, int64_t start,
+                        ffi::Result<ffi::Buffer<ffi::S32>> num_cuts,
                         int64_t max_bins) {
-  Matrix matrix;
-  if (ffi::Error error = GetMatrix(head, body, start, &matrix); error.failure()) {
-    return error;
-  }
+  Rows matrix;
+  if (ffi::Error error = GetRows(x, &matrix); error.failure()) return error;
   auto weights = weight.dimensions();
   JBOOST_CHECK(weights.size() == 2 && weights[1] == 2 &&
                    (weights[0] == 0 || weights[0] == matrix.num_rows),
@@ -52,13 +39,11 @@ ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float head, Float body,
   return ffi::Error::Success();
 }
 
-ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float head, Float body,
-                         Float thresholds, ffi::Result<ffi::AnyBuffer> columns,
-                         ffi::Result<ffi::AnyBuffer> packed, int64_t start) {
-  Matrix matrix;
-  if (ffi::Error error = GetMatrix(head, body, start, &matrix); error.failure()) {
-    return error;
-  }
+ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float x, Float thresholds,
+                         ffi::Result<ffi::AnyBuffer> columns,
+                         ffi::Result<ffi::AnyBuffer> packed) {
+  Rows matrix;
+  if (ffi::Error error = GetRows(x, &matrix); error.failure()) return error;
   auto bins = thresholds.dimensions();
   auto column = columns->dimensions(), row = packed->dimensions();
   auto type = columns->element_type();
@@ -88,23 +73,19 @@ ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float head, Float body,
 JBOOST_HANDLER(jboost_find_cuts, FindCutsImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()                      // head
-                   .Arg<Float>()                      // body
+                   .Arg<Float>()                      // x
                    .Arg<ffi::Buffer<ffi::U32>>()      // weight
                    .Ret<Float>()                      // lower
                    .Ret<Float>()                      // upper
                    .Ret<ffi::Buffer<ffi::S32>>()      // num_cuts
-                   .Attr<int64_t>("start")
                    .Attr<int64_t>("max_bins"));
 
 JBOOST_HANDLER(jboost_find_codes, FindCodesImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()           // head
-                   .Arg<Float>()           // body
+                   .Arg<Float>()           // x
                    .Arg<Float>()           // thresholds
                    .Ret<ffi::AnyBuffer>()  // columns
-                   .Ret<ffi::AnyBuffer>()  // packed
-                   .Attr<int64_t>("start"));
+                   .Ret<ffi::AnyBuffer>());  // packed
 
 }  // namespace jboost

@@ -324,13 +324,12 @@ void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
 void CopyRows(const Matrix& matrix, int64_t first, int64_t count, int64_t rows,
               float* out) {
   int64_t width = matrix.num_features;
-  int64_t begin = first * width - matrix.head_size;
-  if (matrix.by_column || begin < 0) {
+  if (matrix.by_column) {
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t f = 0; f < width; ++f) out[i * width + f] = matrix.At(first + i, f);
     }
   } else {
-    std::memcpy(out, matrix.body + begin, count * width * sizeof(float));
+    std::memcpy(out, matrix.values + first * width, count * width * sizeof(float));
   }
   std::fill(out + count * width, out + rows * width, 0.0f);
 }
@@ -358,8 +357,7 @@ struct Block {
     first = first_row;
     count = num_rows;
     rows = (count + 63) / 64 * 64;
-    bool in_place = first * matrix.num_features >= matrix.head_size && rows == count;
-    if (matrix.by_column || in_place) {
+    if (matrix.by_column || rows == count) {
       copy.clear();
     } else {
       copy.resize(rows * matrix.num_features);
@@ -369,7 +367,7 @@ struct Block {
 
   const float* x() const {
     if (!copy.empty()) return copy.data();
-    return matrix.body + first * matrix.num_features - matrix.head_size;
+    return matrix.values + first * matrix.num_features;
   }
 };
 
@@ -384,14 +382,9 @@ void LoadColumns(const PredictLoops& loops, const Block& block, int64_t feature,
     return;
   }
   for (int64_t f = 0; f < used; ++f, columns += kBlockRows) {
-    int64_t begin = (feature + f) * matrix.num_rows + block.first - matrix.head_size;
-    if (begin >= 0) {
-      std::memcpy(columns, matrix.body + begin, block.count * sizeof(float));
-    } else {
-      for (int64_t i = 0; i < block.count; ++i) {
-        columns[i] = matrix.At(block.first + i, feature + f);
-      }
-    }
+    const float* values =
+        matrix.values + (feature + f) * matrix.num_rows + block.first;
+    std::memcpy(columns, values, block.count * sizeof(float));
     std::fill(columns + block.count, columns + block.rows, 0.0f);
   }
 }

@@ -53,19 +53,15 @@ struct Categories {
   int64_t num_features, num_values;
 };
 
-// A matrix [N, F], row by row or column by column. Its first elements may lie in
-// `head`, so that the rest can begin where the caller's memory is aligned.
+// A matrix [N, F], row by row or column by column.
 struct Matrix {
-  const float* head;
-  const float* body;
-  int64_t head_size;  // in elements
+  const float* values;
   int64_t num_rows, num_features;
   bool by_column;
   Categories categories;
 
   float At(int64_t row, int64_t column) const {
-    int64_t at = by_column ? column * num_rows + row : row * num_features + column;
-    return at < head_size ? head[at] : body[at - head_size];
+    return values[by_column ? column * num_rows + row : row * num_features + column];
   }
 };
 

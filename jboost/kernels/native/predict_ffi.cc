@@ -5,7 +5,6 @@
 namespace jboost {
 namespace {
 
-
 ffi::Error GetValues(Float leaf_value, Float init_score, Ensemble* model) {
   JBOOST_CHECK(Has(leaf_value.dimensions(),
                    {model->num_rounds, model->num_scores, model->num_leaves()}),
@@ -17,7 +16,7 @@ ffi::Error GetValues(Float leaf_value, Float init_score, Ensemble* model) {
   return ffi::Error::Success();
 }
 
-ffi::Error PredictImpl(ffi::ThreadPool threads, Float head, Float body, Int codes,
+ffi::Error PredictImpl(ffi::ThreadPool threads, Float x, Int codes,
                        Int coded_features, Int feature, Float threshold,
                        Bool missing_left, UInt left_codes, Int left_child,
                        Float leaf_value, Float init_score, ffi::Result<Float> scores,
@@ -32,7 +31,7 @@ ffi::Error PredictImpl(ffi::ThreadPool threads, Float head, Float body, Int code
   JBOOST_CHECK(shape.size() == 2 && shape[1] == model.num_scores,
                "scores must be [N, K]");
   Matrix matrix;
-  error = GetMatrix(head, body, codes, coded_features, model, shape[0], num_features,
+  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features,
                     by_column, &matrix);
   if (error.failure()) return error;
   Answer answer;
@@ -41,7 +40,7 @@ ffi::Error PredictImpl(ffi::ThreadPool threads, Float head, Float body, Int code
   return ffi::Error::Success();
 }
 
-ffi::Error StagedPredictImpl(ffi::ThreadPool threads, Float head, Float body, Int codes,
+ffi::Error StagedPredictImpl(ffi::ThreadPool threads, Float x, Int codes,
                              Int coded_features, Int feature, Float threshold,
                              Bool missing_left, UInt left_codes, Int left_child,
                              Float leaf_value, Float init_score,
@@ -58,7 +57,7 @@ ffi::Error StagedPredictImpl(ffi::ThreadPool threads, Float head, Float body, In
                    shape[2] == model.num_scores,
                "stages must be [R, N, K]");
   Matrix matrix;
-  error = GetMatrix(head, body, codes, coded_features, model, shape[1], num_features,
+  error = GetMatrix(x, codes, coded_features, model, shape[1], num_features,
                     by_column, &matrix);
   if (error.failure()) return error;
   Answer answer;
@@ -67,7 +66,7 @@ ffi::Error StagedPredictImpl(ffi::ThreadPool threads, Float head, Float body, In
   return ffi::Error::Success();
 }
 
-ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, Float head, Float body, Int codes,
+ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, Float x, Int codes,
                            Int coded_features, Int feature, Float threshold,
                            Bool missing_left, UInt left_codes, Int left_child,
                            ffi::Result<Int> leaves, int64_t num_features,
@@ -81,7 +80,7 @@ ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, Float head, Float body, Int 
                    shape[2] == model.num_scores,
                "leaves must be [N, R, K]");
   Matrix matrix;
-  error = GetMatrix(head, body, codes, coded_features, model, shape[0], num_features,
+  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features,
                     by_column, &matrix);
   if (error.failure()) return error;
   Answer answer;

@@ -10,8 +10,6 @@
 
 namespace jboost {
 
-constexpr int64_t kMaxHead = 64;
-
 // The structure of an ensemble, checked. Sets and links have shape [0] where there are
 // none.
 inline ffi::Error GetTrees(Int feature, Float threshold, Bool missing_left, UInt left_codes,
@@ -51,15 +49,11 @@ inline ffi::Error GetTrees(Int feature, Float threshold, Bool missing_left, UInt
   return ffi::Error::Success();
 }
 
-inline ffi::Error GetMatrix(Float head, Float body, Int codes, Int coded_features,
+inline ffi::Error GetMatrix(Float x, Int codes, Int coded_features,
                      const Ensemble& model, int64_t num_rows, int64_t num_features,
                      int64_t by_column, Matrix* matrix) {
-  JBOOST_CHECK(head.dimensions().size() == 1 && body.dimensions().size() == 1,
-               "head and body must be flat");
-  int64_t head_size = head.dimensions()[0];
-  JBOOST_CHECK(num_features > 0 && head_size <= kMaxHead &&
-                   head_size + body.dimensions()[0] == num_rows * num_features,
-               "head and body must hold N x F numbers");
+  JBOOST_CHECK(num_features > 0 && Has(x.dimensions(), {num_rows * num_features}),
+               "x must be flat and hold N x F numbers");
   JBOOST_CHECK(HasFeatures(model, num_features),
                "the trees look at features beyond the columns of x");
   JBOOST_CHECK(codes.dimensions().size() == 2 &&
@@ -72,8 +66,8 @@ inline ffi::Error GetMatrix(Float head, Float body, Int codes, Int coded_feature
     JBOOST_CHECK(0 <= feature && feature < num_features,
                  "coded_features must be columns of x");
   }
-  *matrix = Matrix{head.typed_data(), body.typed_data(), head_size,  num_rows,
-                   num_features,      by_column != 0,    categories};
+  *matrix =
+      Matrix{x.typed_data(), num_rows, num_features, by_column != 0, categories};
   return ffi::Error::Success();
 }
 
@@ -81,8 +75,7 @@ inline ffi::Error GetMatrix(Float head, Float body, Int codes, Int coded_feature
 inline auto Operands() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<Float>()  // head
-      .Arg<Float>()  // body
+      .Arg<Float>()  // x
       .Arg<Int>()    // codes
       .Arg<Int>()    // coded_features
       .Arg<Int>()    // feature

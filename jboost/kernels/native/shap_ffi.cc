@@ -6,7 +6,7 @@
 namespace jboost {
 namespace {
 
-ffi::Error ShapImpl(ffi::ThreadPool threads, Float head, Float body, Int codes,
+ffi::Error ShapImpl(ffi::ThreadPool threads, Float x, Int codes,
                     Int coded_features, Int feature, Float threshold, Bool missing_left,
                     UInt left_codes, Int left_child, Float leaf_value, Float cover,
                     Float place, Float weight, ffi::Result<Float> out,
@@ -27,7 +27,7 @@ ffi::Error ShapImpl(ffi::ThreadPool threads, Float head, Float body, Int codes,
   shape.push_back(trees.num_scores);
   JBOOST_CHECK(Has(out->dimensions(), shape), "out must be [N, F, K] or [N, F, F, K]");
   Matrix matrix;
-  error = GetMatrix(head, body, codes, coded_features, trees, num_rows, num_features,
+  error = GetMatrix(x, codes, coded_features, trees, num_rows, num_features,
                     by_column, &matrix);
   if (error.failure()) return error;
   JBOOST_CHECK(matrix.categories.num_features == 0, "categories must be codes by now");
