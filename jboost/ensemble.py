@@ -36,6 +36,7 @@ from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
 from jboost.streams.batches import checked_batches
 
 FORMAT_VERSION = 1
+_PROBE = np.float32(0)
 _BLOCK_CELLS = 2**21  # of the columns in use of a sparse x, at a time
 
 
@@ -548,10 +549,10 @@ def as_task(
     if model.categories is not None:
         model = replace(model, categories=replace(model.categories, values=None))
     rows, num_rounds = matrix.shape[0], model.num_rounds
-    if may_run(implementation) and _runs_on_cpu(model, matrix, offset):
-        sharding = _find_sharding(model, matrix, offset)
-        matrix = borrow_rows(np.asarray(matrix))
-        return _Task(model, matrix, "cpu", rows, rows, num_rounds, sharding)
+    arrays = _find_arrays(model, matrix, offset)
+    if may_run(implementation) and _runs_on_cpu(arrays):
+        borrowed, sharding = borrow_rows(np.asarray(matrix)), _find_sharding(arrays)
+        return _Task(model, borrowed, "cpu", rows, rows, num_rounds, sharding)
     size = rows
     if not isinstance(matrix, Tracer):
         size = padded_size(rows)
@@ -559,17 +560,26 @@ def as_task(
     return _Task(_pad_rounds(model), matrix, implementation, rows, size, num_rounds)
 
 
-def _runs_on_cpu(model, matrix, offset):
+def _runs_on_cpu(arrays):
     """Whether the kernels can be called at once, on arrays of one CPU device."""
-    arrays = _find_arrays(model, matrix, offset)
     if any(isinstance(array, Tracer) for array in arrays):
         return False
     # Inside a trace even operations on constants are recorded instead of run.
-    probe = jax.device_put(np.float32(0))
+    probe = _identity(_PROBE)
     if isinstance(probe, Tracer):
         return False
-    devices = set().union(*(array.devices() for array in (probe, *arrays)))
-    return len(devices) == 1 and _is_on_cpu(probe)
+    devices = {device for array in (probe, *arrays) for device in array.devices()}
+    return len(devices) == 1 and devices.pop().platform == "cpu"
+
+
+def _identity(value):
+    with jax.transfer_guard_host_to_device("allow"):
+        return _identity_program(value)
+
+
+@jax.jit
+def _identity_program(value):
+    return value
 
 
 def _pad_rows(matrix, size):
@@ -596,10 +606,9 @@ def _find_arrays(*operands):
     return [leaf for leaf in jax.tree.leaves(operands) if isinstance(leaf, jax.Array)]
 
 
-def _find_sharding(*operands):
+def _find_sharding(arrays):
     """That of the result of a program of these operands; None if not committed."""
-    committed = [array for array in _find_arrays(*operands) if array.committed]
-    return committed[0].sharding if committed else None
+    return next((array.sharding for array in arrays if array.committed), None)
 
 
 def _cut(array, index, sharding=None):
@@ -607,9 +616,8 @@ def _cut(array, index, sharding=None):
     if isinstance(array, Tracer):
         return array[index]
     if isinstance(array, jax.Array):
-        sharding = _find_sharding(array)
-    return jax.device_put(np.asarray(array)[index], sharding)
-
-
-def _is_on_cpu(array):
-    return all(device.platform == "cpu" for device in array.devices())
+        sharding = _find_sharding([array])
+    part = np.asarray(array)[index]
+    if part.shape == (1,) and sharding is None:
+        return _identity(part)  # a single score, sooner than device_put
+    return jax.device_put(part, sharding)

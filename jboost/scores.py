@@ -24,6 +24,7 @@ from jboost.executables import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
+from jboost.padding import pad_rows
 
 _LINKED_ROWS = 64, 2**18  # sizes of the blocks of which links are computed
 
@@ -120,18 +121,20 @@ def _transform_blocks(over_rows, scores):
     Operations that are not inside ``jit`` are compiled for every shape, and JAX keeps
     these programs.
     """
-    size, most = _LINKED_ROWS
-    while size < min(len(scores), most):
-        size *= 4
-    blocks = []
-    for first in range(0, max(1, len(scores)), size):
-        block = scores[first : first + size]
-        count = len(block)
+    least, most = _LINKED_ROWS
+    blocks, first = [], 0
+    while first < len(scores) or not blocks:
+        size, block = least, scores[first : first + most]
+        while size < len(block):
+            size *= 4
         # Repeats a row, because a link need not be defined at 0.
-        places = np.minimum(np.arange(size), count - 1)
-        padded = block[places] if count else np.zeros((size, *block.shape[1:]), "f4")
-        linked = over_rows(jax.device_put(padded))
+        filled = block if len(block) else np.zeros((1, *block.shape[1:]), np.float32)
+        linked = over_rows(jax.device_put(pad_rows(filled, size)))
+        count = len(block)
         blocks.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], linked))
+        first += most
+    if len(blocks) == 1:
+        return blocks[0]
     return jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import references
+from compilations import Compilations
 from sklearn.tree import DecisionTreeRegressor
 
 import jboost as jb
@@ -410,10 +411,10 @@ def test_similar_sizes_share_programs():
     trees = [jb.fit_tree(x, y, min_child_samples=n) for n in (8, 9, 10)]
     assert len({tree.num_nodes for tree in trees}) == 3
     jb.predict(trees[0], x)
-    before = jb.cart._values._cache_size()
-    for tree, size in zip(trees, (200, 197, 193), strict=True):
-        assert jb.predict(tree, x[:size]).shape == (size,)
-    assert jb.cart._values._cache_size() == before
+    with Compilations() as compilations:
+        for tree, size in zip(trees, (200, 197, 193), strict=True):
+            assert jb.predict(tree, x[:size]).shape == (size,)
+    assert not compilations.names
 
 
 def test_names_of_columns_are_kept():

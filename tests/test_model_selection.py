@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-validation and sweeps against loops of ``boost``, scikit-learn and laws."""
 
-import logging
 import re
 
 import jax
@@ -9,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from compilations import Compilations
 from sklearn import model_selection
 from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
 
 import jboost as jb
-from jboost.selection import runs
+from jboost import executables
 from jboost.selection.folds import make_folds
 
 X, Y = make_regression()
@@ -303,26 +303,6 @@ def test_a_point_that_diverges_is_left_behind():
 # ---- programs ----
 
 
-class Compilations(logging.Handler):
-    """Names of the programs that are compiled meanwhile."""
-
-    def emit(self, record):
-        self.names += re.findall(r"^Compiling (\S+)", record.getMessage())
-
-    def __enter__(self):
-        self.names, self.logger = [], logging.getLogger("jax")
-        self.setting = jax.log_compiles(True)
-        self.setting.__enter__()
-        self.propagate, self.logger.propagate = self.logger.propagate, False
-        self.logger.addHandler(self)
-        return self
-
-    def __exit__(self, *error):
-        self.logger.removeHandler(self)
-        self.logger.propagate = self.propagate
-        self.setting.__exit__(*error)
-
-
 def test_numbers_and_folds_do_not_recompile(plain):
     with Compilations() as compilations:
         validate(folds=6, seed=3, learning_rate=0.2, num_rounds=5, l2=2.0)
@@ -338,13 +318,13 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
 
     def keep(function, *static):
         def run(*arguments):
-            operands[function.__name__] = (original(function, *static), arguments)
-            return operands[function.__name__][0](*arguments)
+            jitted = executables.jitted(function, static, *arguments)
+            operands[function.__name__] = (jitted, arguments)
+            return jitted(*arguments)
 
         return run
 
-    original = runs.compiled
-    monkeypatch.setattr(runs, "compiled", keep)
+    monkeypatch.setattr("jboost.selection.runs.compiled", keep)
     validate()
     run, arguments = operands["_run_rounds"]
     text = run.lower(*arguments).compile().as_text()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_predict_kernels import (
     OPERATIONS,
+    REFUSALS,
     TINY,
     assert_same_bits,
     isa,
@@ -256,5 +257,5 @@ def test_links_beyond_the_tree_are_refused():
     for child in (-1, model.feature.shape[2] - 1, 2**30):
         left_child = model.links.left_child.at[1, 0, 0].set(child)
         bad = replace(model, links=Links(left_child, 3))
-        with pytest.raises(jax.errors.JaxRuntimeError, match="must be nodes"):
+        with pytest.raises(REFUSALS, match="must be nodes"):
             jb.predict(bad, x).block_until_ready()

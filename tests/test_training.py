@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the host does around training: sets, stopping, metrics, callbacks, inputs."""
 
-import logging
 from functools import partial
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from compilations import Compilations
 from tables import ROWS, SMALL, make_columns, make_regression
 
 import jboost as jb
@@ -209,32 +209,6 @@ def test_progress_shows_rounds_and_losses(capfd):
     assert "8/8" in text and "train=" in text and "validation=" in text
     fit(validation=(OTHER_X, OTHER_Y))
     assert capfd.readouterr().err == ""
-
-
-class Compilations(logging.Handler):
-    """Names of the programs that are compiled meanwhile."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def emit(self, record):
-        message = record.getMessage()
-        if message.startswith("Compiling"):
-            self.names.append(message.split()[1])
-
-    def __enter__(self):
-        self.logger = logging.getLogger("jax")
-        self.setting = jax.log_compiles(True)
-        self.setting.__enter__()
-        self.propagate, self.logger.propagate = self.logger.propagate, False
-        self.logger.addHandler(self)
-        return self
-
-    def __exit__(self, *error):
-        self.logger.removeHandler(self)
-        self.logger.propagate = self.propagate
-        self.setting.__exit__(*error)
 
 
 def make_loss(delta):

@@ -11,7 +11,9 @@ import math
 import os
 import sys
 import warnings
+from array import array
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ _ALIGNMENT = 64  # bytes: XLA copies host memory that begins elsewhere
 _TYPES = {"?": 1, "i": 4, "B": 6, "H": 7, "I": 8, "f": 11}
 _FILE = "jboost_kernels.so"
 _registered: set[str] = set()
+_texts: list[Any] = []
 
 
 def _load() -> ctypes.CDLL | None:
@@ -237,28 +240,34 @@ def call_on_host(
     shapes, structure = jax.tree.flatten(results)
     inputs = [np.require(each, requirements=["C", "A"]) for each in operands]
     outputs = [_make_aligned(shape.shape, shape.dtype) for shape in shapes]
-    names = {key: key.encode() for key in sorted(attributes)}
-    words = [_find_handler(name), len(inputs), len(outputs), len(names)]
-    for array in (*inputs, *outputs):
-        code = _TYPES[array.dtype.char]
-        words += [array.ctypes.data, code, array.ndim, *array.shape]
-    for key, encoded in names.items():
-        address = ctypes.cast(encoded, ctypes.c_void_p).value
-        words += [address, len(encoded), attributes[key]]
-    description = np.array(words, np.int64)
-    address = np.array([description.ctypes.data], np.int64).view(np.uint32)
+    words = [_find_handler(name), len(inputs), len(outputs), len(attributes)]
+    for each in (*inputs, *outputs):
+        words += (each.ctypes.data, _TYPES[each.dtype.char], each.ndim, *each.shape)
+    for key in sorted(attributes):
+        words += (*_find_text(key), attributes[key])
+    description = array("q", words)
+    address = np.array(description.buffer_info()[:1], np.int64).view(np.uint32)
     # Eagerly even inside a trace; the address is no data that users want to guard.
     guard = jax.transfer_guard_host_to_device("allow")
     with jax.ensure_compile_time_eval(), guard, jax.default_device(host()):
-        # Arrays and names must live until the call has ended.
+        # The arrays must live until the call has ended.
         _relay(address).block_until_ready()
     return jax.tree.unflatten(structure, outputs)
 
 
+@cache
 def _find_handler(name):
     """The address of a handler."""
     handler = getattr(_library, f"jboost_{name}")
     return ctypes.cast(handler, ctypes.c_void_p).value
+
+
+@cache
+def _find_text(name):
+    """The address and length of the name of an attribute; it is kept."""
+    text = ctypes.create_string_buffer(name.encode())
+    _texts.append(text)
+    return ctypes.addressof(text), len(name)
 
 
 def _make_aligned(shape, dtype):
