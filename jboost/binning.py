@@ -328,16 +328,16 @@ def bin_columns(
       num_rows: M >= N; N if not given.
       implementation: as in :func:`apply_bins`.
     """
-    num_rows = matrix.shape[0] if num_rows is None else num_rows
+    total = int(matrix.shape[0] if num_rows is None else num_rows)
     if bins.categories is not None:
         matrix = encode(bins.categories, matrix)
     device = library.host() if library.may_run(implementation) else None
     elsewhere = implementation is None and jax.default_backend() != "cpu"
     if device is None or elsewhere or bins.num_bins > MOST_BINS:
-        bin_them = compiled(_bin_columns, num_rows)
+        bin_them = compiled(_bin_columns, total)
         return Columns(bin_them(bins.thresholds, jax.device_put(matrix)), None)
     thresholds = np.asarray(bins.thresholds, np.float32)
-    found = binning_cpu.find_columns(thresholds, np.asarray(matrix), num_rows)
+    found = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
     with jax.default_device(device):
         return Columns(*jax.device_put(found))
 

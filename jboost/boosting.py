@@ -344,11 +344,11 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
         offset = np.zeros((num_scores, num_rows), np.float32)
     else:
         offset = checks.check_offset(offset, num_rows, num_scores, warn=True)
-    data = Data(codes, targets, weights)
-    return traced, constants, *_put((data, offset))
+    codes, targets, weights, offset = _put((codes, targets, weights, offset))
+    return traced, constants, Data(codes, targets, weights), offset
 
 
-def _put(arrays):
+def _put(arrays) -> Any:
     """NumPy arrays as JAX's; ``jnp.asarray`` compiles a program for each shape."""
     return jax.tree.map(
         lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays

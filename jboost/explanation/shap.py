@@ -217,23 +217,24 @@ def _as_ensemble(tree):
     value = np.asarray(tree.value, np.float32).reshape(len(left), -1).T
     num_scores = len(value)
 
-    def each(array):
+    def each(array) -> Any:
         return np.broadcast_to(array, (1, num_scores, len(left)))
 
-    nothing = np.zeros((1, num_scores, len(left)), np.float32)
+    nothing: Any = np.zeros((1, num_scores, len(left)), np.float32)
     children = each(np.where(is_leaf, node, left).astype(np.int32))
     cover = each(np.where(is_leaf, tree.weight, 0).astype(np.float32))
-    return Ensemble(
+    model = Ensemble(
         feature=each(tree.feature),
         threshold=each(np.asarray(tree.threshold, np.float32)),
         missing_left=each(tree.missing_left),
         leaf_value=each(np.where(is_leaf, value, 0).astype(np.float32)),
-        init_score=np.zeros(tree.value.shape[1:], np.float32),
+        init_score=nothing[0, :, 0].reshape(tree.value.shape[1:]),
         num_features=tree.num_features,
         feature_names=tree.feature_names,
         sums=LeafSums(nothing, cover, cover, nothing[..., 0]),
         links=Links(children, tree.max_depth),
     )
+    return jax.device_put(model)
 
 
 def _explain(model, x, implementation, *, pairs):
@@ -285,7 +286,7 @@ def _explain_on_host(model, rows, pairs):
     """As _explain_matrix, without a program for the number of rows."""
     rows, trees = read_trees(model := to_host(model), rows)
     if rows.codes is not None:
-        rows = borrow_rows(code_columns(rows).T)
+        rows = borrow_rows(np.asarray(code_columns(rows)).T)
     points = make_points(model.max_depth, rows.num_features)
     found = shap_cpu.explain(
         rows, trees, model.leaf_value, model.sums.weight, *points,
@@ -298,7 +299,8 @@ def _explain_matrix(implementation, pairs, model, matrix):
     """[N, F] or [N, F, F]; with K at the end where there are several scores."""
     rows, trees = read_trees(model, matrix)
     if rows.codes is not None:
-        rows = as_rows(code_columns(rows).T)
+        coded: Any = code_columns(rows)
+        rows = as_rows(coded.T)
     found = explain(
         rows, trees, model.leaf_value, model.sums.weight, implementation,
         max_depth=model.max_depth, pairs=pairs,

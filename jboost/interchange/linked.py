@@ -240,12 +240,14 @@ def build_ensemble(
                 array[number, place[kept]] = own[kept]
     shape = (len(trees) // len(init_score), len(init_score))
     arrays = {key: a.reshape(*shape, *a.shape[1:]) for key, a in arrays.items()}
+    start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
+    unknown: Any = np.full(shape, np.nan, np.float32)
     model = Ensemble(
         feature=arrays["feature"],
         threshold=arrays["threshold"],
         missing_left=arrays["missing_left"],
         leaf_value=arrays["value"],
-        init_score=np.float32(init_score if len(init_score) > 1 else init_score[0]),
+        init_score=start,
         num_features=num_features,
         feature_names=feature_names,
         absent=absent,
@@ -253,7 +255,7 @@ def build_ensemble(
             gradient=arrays["gradient"],
             curvature=arrays["curvature"],
             weight=arrays["weight"],
-            l2=jax.device_put(np.full(shape, np.nan, np.float32)),
+            l2=unknown,
         ),
         left_codes=arrays.get("left_codes"),
         categories=categories,

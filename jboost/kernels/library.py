@@ -214,7 +214,7 @@ def _make_call(name, results, **options):
     return jax.ffi.ffi_call(target, results, **options)
 
 
-def host() -> jax.Device | None:
+def host() -> Any:
     """The device on which the CPU kernels run, if JAX has one."""
     try:
         return jax.local_devices(backend="cpu")[0]

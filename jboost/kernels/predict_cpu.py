@@ -62,14 +62,16 @@ class Rows:
 
 def as_rows(matrix: Float[Array, "N F"]) -> Rows:
     """Rows of an array of JAX's."""
-    return Rows(matrix.reshape(-1), *matrix.shape)
+    num_rows, num_features = matrix.shape
+    return Rows(matrix.reshape(-1), num_rows, num_features)
 
 
 def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
     """Rows in the memory of a NumPy array, if there are no gaps in it."""
     by_column = matrix.flags.f_contiguous and not matrix.flags.c_contiguous
     flat = np.require(matrix.T if by_column else matrix, requirements=["C", "A"])
-    return Rows(flat.reshape(-1), *matrix.shape, by_column)
+    num_rows, num_features = matrix.shape
+    return Rows(flat.reshape(-1), num_rows, num_features, by_column)
 
 
 def predict(
