@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jboost.category_splits import count_words
 from jboost.curvature import Objective, derivatives, gradients, loss_values
-from jboost.executables import compiled
+from jboost.executables import compiled, jitted
 from jboost.initial import MedianStart, count_slopes
 from jboost.levels import LeafSums, Tree
 from jboost.reports import report_round
@@ -166,9 +166,10 @@ def start_scores(state: BoostState, rows: Rows) -> Array:
 def start_program(
     job: Job, init_score: Array | MedianStart | None, words: np.ndarray
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The compiled program of the start, and its operands."""
-    run = compiled(_start_program, job.loss, job.method.implementation)
-    return run, (job.constants, job.rows.data, job.rows.scores, init_score, words)
+    """The jitted program of the start, and its operands."""
+    operands = (job.constants, job.rows.data, job.rows.scores, init_score, words)
+    static = (job.loss, job.method.implementation)
+    return jitted(_start_program, static, *operands), operands
 
 
 def check_minimisers(

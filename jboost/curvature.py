@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.floats import sum_rows
@@ -28,6 +29,8 @@ _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there i
 _BLOCK = 8192  # rows whose minimisers are searched at a time
 _NOWHERE = float("inf")  # minimiser of a row that has none; no NaN: jax_debug_nans
 _BLOCK_NUMBERS = 1 << 20  # numbers that a block of rows may give, for K > 1
+_MOST_SQUARE = float(np.finfo(np.float32).max)
+_LEAST_ROOT = float(np.finfo(np.float32).tiny)
 _PROBES = 12  # steps out for a row's minimiser: 16^12 times the first
 
 
@@ -280,8 +283,7 @@ def is_pointed(
         return jnp.asarray(False)
     delta = smoothing_scale(objective, scores, weights)[:, None]
     distance = scores - objective.minimiser
-    secant = jnp.abs(gradients(objective, scores))
-    secant /= jnp.sqrt(jnp.square(distance) + jnp.square(delta))
+    secant = _secant(gradients(objective, scores), distance, delta)
     flat = hessians(objective, scores) <= _FLAT * secant
     flat = (flat & jnp.isfinite(distance)).astype(jnp.float32)
     share = mean_of_rows(objective, flat, weights)
@@ -356,10 +358,22 @@ def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian
     positive = jnp.abs(hessian)
     if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):
         distance = scores - objective.minimiser
-        secant = jnp.abs(gradient) / jnp.sqrt(jnp.square(distance) + jnp.square(delta))
+        secant = _secant(gradient, distance, delta)
         rule = secant if curvature == "secant" else jnp.maximum(secant, slope)
         positive = jnp.where(jnp.isfinite(distance), rule, positive)
     return gradient, positive
+
+
+def _secant(gradient, distance, delta):
+    """|g| / sqrt(t^2 + delta^2)."""
+    # The bounds change nothing; they stop XLA from contracting a square and the sum
+    # into one operation, which it does in some programs and not in others.
+    squares = [
+        jnp.minimum(jnp.square(part), _MOST_SQUARE) for part in (distance, delta)
+    ]
+    # The same of a quotient with a root, which may become a product with rsqrt.
+    root = jnp.maximum(jnp.sqrt(squares[0] + squares[1]), _LEAST_ROOT)
+    return jnp.abs(gradient) / root
 
 
 def _floor_curvature(objective, curvature, weights):
