@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import matplotlib.pyplot
 import numpy as np
+import pandas as pd
 
 import jboost as jb
 from jboost import plotting
@@ -72,6 +73,25 @@ def draw_dependence_two():
     """On two features that interact."""
     pair = ("rooms", "distance")
     return plotting.partial_dependence(train_homes()[0], make_homes()[0], pair).figure
+
+
+@cache
+def train_districts():
+    """A model of rents with a district, one of thirty of very different sizes."""
+    rng = np.random.default_rng(0)
+    district = np.minimum(rng.zipf(1.3, 2000), 30)
+    effect = rng.normal(size=31)
+    rooms = rng.normal(size=2000)
+    names = np.array([f"district {number}" for number in range(31)])
+    x = pd.DataFrame({"rooms": rooms, "district": names[district]})
+    y = rooms + effect[district] + 0.3 * rng.normal(size=2000)
+    return jb.fit(x, y, num_rounds=50, max_depth=3)[0], x
+
+
+def draw_dependence_categories():
+    """On a feature with more categories than are drawn."""
+    model, x = train_districts()
+    return plotting.partial_dependence(model, x, "district", max_categories=12).figure
 
 
 def draw_loss_absolute():

@@ -167,6 +167,17 @@ def is_gap(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
+def list_order(column: Column) -> list[Any] | None:
+    """Returns the levels of an ordered dtype in their order; None for other dtypes."""
+    if isinstance(column.cells, np.ndarray):
+        return None
+    arrow = getattr(column.cells.to_native(), "type", None)
+    if isinstance(column.dtype, nw.Enum) or getattr(arrow, "ordered", False):
+        levels = _list_levels(column.cells)
+        return [v.item() if isinstance(v, np.generic) else v for v in levels]
+    return None
+
+
 def _sort_out(column):
     """Numbers [N], or _Labels."""
     cells, dtype = column.cells, column.dtype

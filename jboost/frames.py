@@ -15,7 +15,7 @@ import jax
 import narwhals.stable.v2 as nw
 import numpy as np
 
-from jboost.columns import Column, Values, read_cells, read_numbers
+from jboost.columns import Column, Values, list_order, read_cells, read_numbers
 from jboost.sparse import check_shape, is_sparse, read_columns
 
 _BLOCK_ROWS = 4096  # are filled at a time, so that they stay in the cache
@@ -183,6 +183,17 @@ def is_table(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return x.dtype.names is not None
     return not is_sparse(x) and _find_frame(x, "x") is not None
+
+
+def list_orders(x: Any) -> dict[int, list[Any]]:
+    """Maps the place of each column of an ordered dtype to its levels, in order."""
+    table = None if is_sparse(x) else _find_columns(x, "x")
+    columns = [] if table is None else table.items()
+    orders = {
+        place: list_order(Column(f"column {label!r} of x", column))
+        for place, (label, column) in enumerate(columns)
+    }
+    return {place: levels for place, levels in orders.items() if levels is not None}
 
 
 def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:

@@ -139,8 +139,25 @@ def test_categories_are_values():
     assert found.grid[0].tolist() == ["red", "green", "blue"]
     found = jb.partial_dependence(named, X, 0, grid=["blue", "red"])
     assert found.average.tolist() == [1, -1]
+    found = jb.partial_dependence(named, X, 0, grid=[None, "red", np.nan])
+    assert found.average.tolist() == [1, -1, 1]
     with pytest.raises(ValueError, match="categories of training, got 'pink'"):
         jb.partial_dependence(named, X, 0, grid=["pink"])
+
+
+def test_categories_are_counted_by_weight():
+    """Also those that are floats, which are labels and not numbers."""
+    level = np.arange(ROWS) % 3
+    frame = pd.DataFrame({"a": X[:, 0], "c": pd.Categorical(level / 2)})
+    model, _ = jb.fit(frame, Y + level, **SMALL)
+    found = jb.partial_dependence(model, frame, ("c", "a"), sample_weight=WEIGHTS)
+    labels, numbers = found.grid
+    assert labels.tolist() == [0.0, 0.5, 1.0] and labels.dtype.kind == "O"
+    assert numbers.dtype.kind == "f" and found.counts[1] is None
+    expected = [WEIGHTS[level == value].sum() for value in range(3)]
+    np.testing.assert_allclose(found.counts[0], expected)
+    given = jb.partial_dependence(model, frame, "c", grid=[1.0, np.nan, 0.0])
+    assert given.counts[0].tolist() == [(level == 2).sum(), 0, (level == 0).sum()]
 
 
 def test_names_and_trees():

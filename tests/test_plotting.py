@@ -8,8 +8,11 @@ from dataclasses import replace
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
-from tables import SMALL, make_regression
+from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
 
@@ -524,14 +527,90 @@ def test_many_categories_with_a_number_are_cells(ax):
     many = np.array([f"c{number}" for number in range(30)])
     average = np.arange(60.0).reshape(30, 2)
     found = make_dependence(("a", "b"), (many, np.array([0.25, 0.5])), average)
-    plotting.partial_dependence(found, ax=ax)
+    plotting.partial_dependence(found, max_categories=30, ax=ax)
     np.testing.assert_array_equal(ax.images[0].get_array(), average.T)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0.25", "0.5"]
-    ticks = {
-        place: label.get_text()
-        for place, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)
+    assert [label.get_text() for label in ax.get_xticklabels()] == [*many]
+
+
+RARE = pd.Series(np.random.default_rng(3).zipf(1.3, ROWS) % 40)
+FRAME = pd.DataFrame(
+    {
+        "number": X[:, 0],
+        "nominal": "n" + RARE.astype(str),
+        "ordered": pd.Categorical(
+            np.where(X[:, 1] < 0, "low", np.where(X[:, 1] < 0.5, "mid", "top")),
+            ["top", "mid", "low"], ordered=True,
+        ),
+        "place": RARE,
     }
-    assert ticks[4] == "c4" and len(ticks) == 15
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def named():
+    """A model of strings, an ordered dtype, and integers that are categories."""
+    return jb.fit(FRAME, Y + RARE % 3, **SMALL, categorical=["place"])[0]
+
+
+@pytest.mark.parametrize("feature", ["nominal", "place"])
+def test_rare_categories_are_one_point(named, ax, feature):
+    """The mean over the rest is that of the rows' own frequencies."""
+    plotting.partial_dependence(named, FRAME, feature, max_categories=6, ax=ax)
+    *rows, points = ax.get_lines()
+    assert {line.get_linestyle() for line in (*rows, points)} == {"None"}
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    counts = FRAME[feature].value_counts()
+    assert len(counts) > 20 and labels[-1] == f"others ({len(counts) - 5})"
+    kept = counts[counts.index.astype(str).isin(labels)]
+    assert len(kept) == 5 and kept.min() >= counts.drop(kept.index).max()
+    of_each = [
+        float(jb.predict(named, FRAME.assign(**{feature: value})).mean())
+        for value in FRAME[feature][~FRAME[feature].isin(kept.index)]
+    ]
+    assert points.get_ydata()[-1] == pytest.approx(np.mean(of_each), rel=1e-5)
+    expected = [
+        float(jb.predict(named, FRAME.assign(**{feature: value})).mean())
+        for value in sorted(kept.index)
+    ]
+    np.testing.assert_allclose(points.get_ydata()[:-1], expected, rtol=1e-5)
+
+
+def to_polars(frame):
+    """Enums are polars' ordered dtype."""
+    levels = pl.Enum([*frame["ordered"].cat.categories])
+    return pl.from_pandas(frame).with_columns(pl.col("ordered").cast(levels))
+
+
+@pytest.mark.parametrize("to_table", [lambda f: f, to_polars, pa.Table.from_pandas])
+def test_ordered_dtypes_keep_their_order(named, ax, to_table):
+    """In pictures, and as shades of points; nominal categories are grey."""
+    table = to_table(FRAME)
+    plotting.partial_dependence(named, table, "ordered", ax=ax)
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels == ["top", "mid", "low"]
+    swarms = Figure().subplots()
+    plotting.shap_summary(named, table, ax=swarms)
+    swarms.get_figure().draw_without_rendering()
+    shades = {
+        label.get_text(): swarm.get_facecolors()[:, :3]
+        for label, swarm in zip(
+            swarms.get_yticklabels(), swarms.collections, strict=True
+        )
+    }
+    assert np.ptp(shades["nominal"]) == np.ptp(shades["place"]) == 0
+    reds = [shades["ordered"][FRAME["ordered"] == v, 0] for v in ("top", "mid", "low")]
+    assert [np.ptp(red) for red in reds] == [0, 0, 0]
+    assert reds[0][0] < reds[1][0] < reds[2][0]
+    assert len(np.unique(shades["number"], axis=0)) > 50
+
+
+def test_pictures_of_nominal_features_alone_explain_no_colours(named):
+    figure = Figure()
+    x = FRAME[["nominal"]]
+    model = jb.fit(x, Y, **SMALL)[0]
+    plotting.shap_summary(model, x, ax=figure.subplots())
+    assert len(figure.axes) == 1
 
 
 def test_dependence_of_several_scores(ax):

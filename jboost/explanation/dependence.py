@@ -15,9 +15,10 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import checks
 from jboost.cart import RegressionTree
+from jboost.columns import is_gap
 from jboost.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.entry import on_host
-from jboost.frames import read_frame
+from jboost.frames import list_orders, read_frame
 from jboost.representation import show_fields
 
 DependenceKind = Literal["average", "individual", "both"]
@@ -32,17 +33,21 @@ class PartialDependence(NamedTuple):
 
     Attributes:
       names: of the features; their numbers, as text, where no names are known.
-      grid: the values of each feature: numbers, or the categories that they stand for.
+      grid: the values of each feature: numbers, or the categories that they stand for,
+        in the order of an ordered dtype, otherwise sorted.
       average: [G], or [G, H] for two features; K scores have an axis of their own, the
         last one. None if it was not asked for.
       individual: the same for each row, [N, G] or [N, G, H]. None if it was not asked
         for.
+      counts: of each feature the weight of the rows at every value of the grid, if it
+        is categorical, and None if it is numeric.
     """
 
     names: tuple[str, ...]
     grid: tuple[np.ndarray, ...]
     average: Float[np.ndarray, "*grid K"] | Float[np.ndarray, " *grid"] | None
     individual: Float[np.ndarray, "N *grid K"] | Float[np.ndarray, "N *grid"] | None
+    counts: tuple[Float[np.ndarray, " G"] | None, ...] | None = None
 
     def __repr__(self) -> str:
         """Its fields: the arrays would fill pages."""
@@ -119,8 +124,9 @@ def partial_dependence(
         offset = checks.read_offset(offset, num_rows, model.num_scores)
         offset = offset[:, 0] if model.num_scores == 1 else offset
     places = _find_features(model, features)
+    orders = list_orders(x)
     axes = [
-        _make_axis(model, place, values, matrix[:, place], weights)
+        _make_axis(model, place, values, matrix[:, place], weights, orders.get(place))
         for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
     ]
     points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
@@ -141,6 +147,7 @@ def partial_dependence(
         tuple(axis.labels for axis in axes),
         average,
         individual,
+        tuple(axis.counts for axis in axes),
     )
 
 
@@ -167,10 +174,14 @@ def _read_matrix(model, x):
 
 
 class _Axis(NamedTuple):
-    """Values as a matrix holds them, and as they are shown."""
+    """Values as a matrix holds them, as they are shown, and how often they occur.
+
+    Labels of categories never have a float dtype; counts are None for numbers.
+    """
 
     values: np.ndarray
     labels: np.ndarray
+    counts: np.ndarray | None = None
 
 
 def _find_features(model, features):
@@ -205,11 +216,16 @@ def _split_grid(grid, count):
     return parts
 
 
-def _make_axis(model, place, asked, column, weights):
+def _make_axis(model, place, asked, column, weights, order):
     """The grid of one feature, from a number of values or the values."""
     categories = getattr(model, "categories", None)
     if categories is not None and place in categories.features:
-        return _make_category_axis(categories, place, asked)
+        values, labels = _list_categories(categories, place, asked, order)
+        with_missing = np.where(np.isnan(column), np.inf, column)
+        sought = np.where(np.isnan(values), np.inf, values)
+        mass = np.asarray(weights, np.float64)
+        counts = np.array([mass[with_missing == value].sum() for value in sought])
+        return _Axis(values, _as_labels(labels), counts)
     if isinstance(asked, int):
         values = _find_quantiles(column, weights, asked, place)
         return _Axis(values, values)
@@ -222,22 +238,33 @@ def _make_axis(model, place, asked, column, weights):
     return _Axis(values, values)
 
 
-def _make_category_axis(categories, place, asked):
-    """All categories that training saw, or those given."""
+def _list_categories(categories, place, asked, order):
+    """Values and labels of all categories that training saw, or of those given."""
     group = categories.features.index(place)
     codes = np.asarray(categories.codes)[group]
     known = None if categories.values is None else categories.values[group]
     if isinstance(asked, int):
         values = np.flatnonzero(codes > 0)
-        labels = values if known is None else np.array([known[v] for v in values])
-        return _Axis(values.astype(np.float32), labels)
-    labels = np.asarray(asked)
+        if known is not None and order is not None:
+            rank = {level: number for number, level in enumerate(order)}
+            ranks = [rank.get(known[value], len(rank)) for value in values]
+            values = values[np.argsort(ranks, kind="stable")]
+        labels = values if known is None else [known[v] for v in values]
+        return values.astype(np.float32), labels
     if known is None:
-        return _Axis(np.asarray(asked, np.float32), labels)
-    unknown = [label for label in asked if label not in known]
+        return np.asarray(asked, np.float32), asked
+    places = {value: float(place) for place, value in enumerate(known)}
+    unknown = [v for v in asked if v not in places and not is_gap(v)]
     if unknown:
         raise ValueError(f"grid must hold categories of training, got {unknown[0]!r}")
-    return _Axis(np.array([known.index(v) for v in asked], np.float32), labels)
+    return np.array([places.get(v, np.nan) for v in asked], np.float32), asked
+
+
+def _as_labels(labels):
+    """An array of categories, whose dtype tells them from numbers: it is no float."""
+    some = any(map(is_gap, labels))
+    array = np.array(labels, object if some else None)
+    return array.astype(object) if array.dtype.kind == "f" else array
 
 
 def _find_quantiles(column, weights, count, place):

@@ -2,7 +2,8 @@
 """How scores depend on one or two features.
 
 In: a PartialDependence, or a model, rows and features. Out: axes with the average and
-the curves of single rows, or for two features a map.
+the curves of single rows (points where the feature is categorical), or for two features
+a map.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.checks import check_feature, check_integer
+from jboost.columns import is_gap
 from jboost.ensemble import Ensemble, describe_model
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
 _DECILES = np.arange(0.1, 0.95, 0.1)
 _LEVELS = 12  # of a map
 _CROWDED = 46  # letters below an axis
+_DASHES = dict(linestyle="", marker="_", markersize=10)
+_POINTS = dict(linestyle="", marker="o", markersize=7)
 _MOST_LINES = 10  # of categories; more are cells
-_MOST_TICKS = 25
+_MOST_TICKS = 25  # of numbers; categories are all labelled
 
 
 def partial_dependence(
@@ -45,13 +49,15 @@ def partial_dependence(
     score: int | None = None,
     centred: bool = False,
     max_rows: int = 50,
+    max_categories: int = 20,
     ax: "Axes | None" = None,
 ) -> "Axes":
     """Draws the partial dependence of scores on one feature, or on two.
 
     For one feature the average is a heavy line, the curves of single rows are thin
-    ones, and the deciles of its column are marks at the bottom. Two features make a map
-    of averages; if one of them has categories, a line for each, or cells for many.
+    ones, and the deciles of its column are marks at the bottom. A categorical feature
+    is drawn as points, which no line connects. Two features make a map of averages; if
+    one of them has categories, a line for each, or cells for many.
 
     Args:
       dependence: from :func:`jboost.partial_dependence`, whose individual curves are
@@ -63,6 +69,9 @@ def partial_dependence(
       centred: of individual curves, show the change from the first point of the grid,
         and that of their average.
       max_rows: how many individual curves at most, drawn from all rows.
+      max_categories: how many categories of a feature at most. If there are more, the
+        most frequent are kept, and the last is "others (n)": the mean over the n that
+        are not, weighted by how frequent they are.
       ax: where to draw; None for a new figure.
 
     Returns:
@@ -80,8 +89,11 @@ def partial_dependence(
       'x1'
     """
     check_integer("max_rows", max_rows, least=0)
+    check_integer("max_categories", max_categories, least=2)
     found, columns = _find(dependence, x, features, grid)
     found = _choose_score(found, score, centred)
+    for place in range(len(found.grid)):
+        found = _gather_categories(found, place, max_categories)
     if len(found.grid) == 1:
         ax = open_axes(ax, (6.0, 4.0))
         _draw_one(ax, found, max_rows)
@@ -155,22 +167,52 @@ def _choose_score(found, score, centred):
     return found._replace(average=average, individual=individual)
 
 
+def _gather_categories(found, place, most):
+    """Replaces all but the most frequent categories of a feature by their mean."""
+    labels = found.grid[place]
+    if _is_number(labels) or len(labels) <= most:
+        return found
+    weights = [None] * len(found.grid) if found.counts is None else [*found.counts]
+    counts = np.ones(len(labels)) if weights[place] is None else weights[place]
+    order = np.argsort(-counts, kind="stable")
+    kept, rest = np.sort(order[: most - 1]), order[most - 1 :]
+    share = counts[rest] if counts[rest].any() else None
+
+    def gather(scores, axis):
+        others = np.average(scores.take(rest, axis), axis, share, keepdims=True)
+        return np.concatenate([scores.take(kept, axis), others], axis)
+
+    grid = [*found.grid]
+    grid[place] = np.append(labels[kept].astype(object), f"others ({len(rest)})")
+    weights[place] = np.append(counts[kept], counts[rest].sum())
+    individual = found.individual
+    return found._replace(
+        grid=tuple(grid),
+        average=gather(found.average, place),
+        individual=None if individual is None else gather(individual, 1 + place),
+        counts=tuple(weights),
+    )
+
+
 def _draw_one(ax, found, max_rows):
-    """A line for each score, and thin ones for rows if there is one score."""
+    """A line for each score, and thin ones for rows if there is one score.
+
+    Categories have no order that a line could follow: theirs are points and dashes.
+    """
     values = found.grid[0]
     number = _is_number(values)
     at = values if number else np.arange(len(values))
     own = colours(found.average.shape[-1])
-    marker = "" if number and len(at) > 1 else "o"
     if found.individual is not None and len(own) == 1:
         rows = np.random.default_rng(0).permutation(len(found.individual))[:max_rows]
         lines = found.individual[np.sort(rows), :, 0].T
-        ax.plot(at, lines, color=ink(ax), alpha=0.15, linewidth=0.7, zorder=1)
+        thin = dict(linewidth=0.7) if number else _DASHES
+        ax.plot(at, lines, color=ink(ax), alpha=0.15, zorder=1, **thin)
+    heavy = dict(linewidth=2.4, marker="" if len(at) > 1 else "o")
+    heavy = heavy if number else _POINTS
     for score, colour in enumerate(own):
-        ax.plot(
-            at, found.average[:, score], marker=marker, color=colour, linewidth=2.4,
-            label=f"score {score}", zorder=3,
-        )  # fmt: skip
+        own_style = dict(color=colour, label=f"score {score}", zorder=3)
+        ax.plot(at, found.average[:, score], **own_style, **heavy)
     if len(own) > 1:
         ax.legend(frameon=False)
     _name_axis(ax.xaxis, found.names[0], None if number else values)
@@ -193,7 +235,7 @@ def _draw_two(ax, found):
         for colour, line, category in zip(
             colours(len(categories)), lines.T, categories, strict=True
         ):
-            label = plain(shorten(str(category), 20))
+            label = _write_category(category, 20)
             ax.plot(found.grid[along], line, color=colour, linewidth=1.8, label=label)
         title = plain(_label(found.names[1 - along]))
         beside = dict(loc="center left", bbox_to_anchor=(1, 0.5))
@@ -242,11 +284,10 @@ def _name_axis(axis, name, categories):
     """The feature's name, and categories in place of numbers."""
     axis.set_label_text(plain(_label(name)))
     if categories is not None:
-        step = -(-len(categories) // _MOST_TICKS)
+        numbers = _is_number(categories)
+        step = -(-len(categories) // _MOST_TICKS) if numbers else 1
         labels = [
-            write_number(value, 3)
-            if _is_number(categories)
-            else plain(shorten(str(value), 16))
+            write_number(value, 3) if numbers else _write_category(value, 16)
             for value in categories[::step]
         ]
         longest = max(map(len, labels))
@@ -256,6 +297,11 @@ def _name_axis(axis, name, categories):
         if crowded:
             for label in axis.get_ticklabels():
                 label.set(ha="right", rotation_mode="anchor")
+
+
+def _write_category(value, longest):
+    """A category as it is written; None and NaN are missing values."""
+    return "missing" if is_gap(value) else plain(shorten(str(value), longest))
 
 
 def _label(name):

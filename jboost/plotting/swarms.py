@@ -14,7 +14,7 @@ from jboost.cart import RegressionTree
 from jboost.checks import check_integer, check_word
 from jboost.ensemble import Ensemble, describe_model
 from jboost.explanation.shap import ShapValues, shap_values
-from jboost.frames import read_frame
+from jboost.frames import list_orders, read_frame
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class _Table(NamedTuple):
     """What is drawn, in the order of the features."""
 
     values: np.ndarray  # [N, F, K]
-    matrix: np.ndarray | None  # [N, F], the features' own values
+    matrix: np.ndarray | None  # [N, F], the features' own values, NaN if unordered
     labels: list[str]
 
 
@@ -50,7 +50,8 @@ def shap_summary(
 
     ``"points"`` is a swarm per feature: a point for each row at its SHAP value, thick
     where there are many, coloured by the value of the feature from low (blue) to high
-    (orange), grey where it is missing. ``"bars"`` is the mean of |value|.
+    (orange), grey where it is missing and where the feature is categorical, unless its
+    dtype in x is an ordered one. ``"bars"`` is the mean of |value|.
 
     Args:
       shap: from :func:`jboost.shap_values`, or a model to find them with.
@@ -105,10 +106,13 @@ def _read(shap, x, feature_names) -> _Table:
     """SHAP values with K, the matrix if there is one, names."""
     frame = None if x is None else read_frame(x, "x", categorical=True)
     names = None if frame is None else frame.names
+    categorical: tuple[int, ...] = ()
     if isinstance(shap, Ensemble | RegressionTree):
         if x is None:
             raise ValueError("x must be given where shap is a model, got None")
         names = shap.feature_names or names
+        categories = getattr(shap, "categories", None)
+        categorical = () if categories is None else categories.features
         shap = shap_values(shap, x)
     if not isinstance(shap, ShapValues):
         raise TypeError(
@@ -119,7 +123,7 @@ def _read(shap, x, feature_names) -> _Table:
     if not values.size:
         raise ValueError(f"shap must hold at least one row, got shape {values.shape}")
     values = values[..., None] if values.ndim == 2 else values
-    matrix = None if frame is None else np.asarray(frame.matrix)
+    matrix = None if frame is None else _order(frame, list_orders(x), categorical)
     if matrix is not None and matrix.shape != values.shape[:2]:
         raise ValueError(
             f"x must have the {values.shape[:2]} rows and columns of the SHAP values, "
@@ -131,6 +135,21 @@ def _read(shap, x, feature_names) -> _Table:
         )
     labels = label_features(feature_names or names, values.shape[1])
     return _Table(values, matrix, labels)
+
+
+def _order(frame, orders, categorical):
+    """The matrix with ranks in columns of an ordered dtype, NaN in nominal ones."""
+    matrix = np.array(frame.matrix)
+    for place in categorical:
+        matrix[:, place] = np.nan
+    for place, known in enumerate(frame.categories or ()):
+        if known is not None:
+            levels = orders.get(place, [])
+            rank = {level: float(number) for number, level in enumerate(levels)}
+            ranks = np.array([*(rank.get(v, np.nan) for v in known), np.nan])
+            cells = np.asarray(frame.matrix)[:, place]
+            matrix[:, place] = ranks[np.nan_to_num(cells, nan=-1).astype(int)]
+    return matrix
 
 
 def _choose_score(values, score, kind):
@@ -181,7 +200,7 @@ def _draw_swarms(ax, values, matrix, top, max_rows):
             values[rows, feature], across, c=shade, cmap=palette, vmin=0, vmax=1,
             plotnonfinite=True, **style,
         )  # fmt: skip
-    if matrix is not None:
+    if matrix is not None and not np.isnan(matrix[:, top]).all():
         _explain_colours(ax, palette, Normalize(0, 1))
 
 
