@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast is jboost beside XGBoost, LightGBM and scikit-learn, with equal parameters?
 
-    python experiments/benchmark.py --tables DIR --json FILE
+    python experiments/benchmark.py --tables DIR --out DIR
     python experiments/benchmark.py --quick
     python experiments/benchmark.py --cases wide small --measures train fit
     python experiments/benchmark.py --report FILE
@@ -43,7 +43,8 @@ Speed means something on a quiet machine only. Beside each reading, the processo
 that other processes used is read from /proc/stat (Linux). Readings are put off until
 the machine is quiet (together for --patience seconds at most); those during which
 others used more than --most-load of the cores are discarded and tried again, a bounded
-number of times, and what could not be measured is said.
+number of times, and what could not be measured is said. Written to --out:
+benchmark.json, which --report prints again.
 """
 
 import argparse
@@ -67,6 +68,7 @@ from typing import Any, NamedTuple
 from benchmark_report import print_report
 from benchmark_timing import Reading, read_busy, take, wait_for_quiet
 from benchmark_worker import LIBRARIES, VARIANTS, Case
+from experiment_tools import make_parser, read_processor, write_json
 from tqdm import tqdm
 
 WORKER = Path(__file__).with_name("benchmark_worker.py")
@@ -468,21 +470,9 @@ def describe_machine(bench: Bench) -> dict:
     }
 
 
-def read_processor() -> str:
-    """Returns the processor's name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def parse_options() -> argparse.Namespace:
     """Returns the command line's options, checked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     add("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
@@ -494,11 +484,14 @@ def parse_options() -> argparse.Namespace:
     add("--most-load", type=float, default=0.1, help="of others, as a share of cores")
     add("--patience", type=float, default=300.0, help="seconds to wait for quiet")
     add("--quick", action="store_true", help="a twentieth of the rows, two readings")
-    add("--json", type=Path, metavar="FILE", help="file to write")
-    add("--report", type=Path, metavar="FILE", help="print what --json wrote, and end")
+    add("--report", type=Path, metavar="FILE", help="print a benchmark.json, and end")
     options = parser.parse_args()
     if options.repeats < 1 or options.threads < 1 or options.splits < 1:
         parser.error("--repeats, --threads and --splits must be at least 1")
+    if options.tables and not list_tables(options.tables):
+        parser.error(f"--tables must hold folders of tables, {options.tables} has none")
+    if not options.report and not (make_plan(options) or options.tables):
+        parser.error("--cases and --measures must leave something to measure")
     if options.quick:
         options.repeats = min(2, options.repeats)
         options.splits = 1
@@ -551,7 +544,7 @@ def measure(options: argparse.Namespace) -> dict:
             tqdm.write("interrupted: the report holds what was measured until now")
         finally:
             bench.close()
-    kept = {k: v for k, v in vars(options).items() if k not in ("json", "report")}
+    kept = {k: v for k, v in vars(options).items() if k not in ("out", "report")}
     result["arguments"] = kept | {"tables": bool(options.tables)}
     result["load was read"] = read_busy() is not None
     result["seconds"] = round(time.perf_counter() - begin)
@@ -569,9 +562,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = measure(options)
     verdicts = print_report(result)
-    if options.json:
-        text = json.dumps({**result, "asked": verdicts}, indent=1)
-        options.json.write_text(text + "\n")
+    write_json(options.out / "benchmark.json", {**result, "asked": verdicts})
 
 
 if __name__ == "__main__":

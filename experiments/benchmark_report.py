@@ -198,7 +198,20 @@ def print_report(result: dict) -> list[dict]:
     print_tables(result["tables"])
     verdicts = print_asked(result)
     print_disturbance(result)
+    print(f"\n{conclude(verdicts)}")
     return verdicts
+
+
+def conclude(verdicts: list[dict]) -> str:
+    """Returns what was found, in a sentence."""
+    measured = [entry for entry in verdicts if entry["measured"] is not None]
+    missed = [entry["case"] for entry in measured if entry["verdict"] == "MISSED"]
+    said = f"Found: {len(measured)} of {len(verdicts)} ratios were measured"
+    if missed:
+        return (
+            f"{said}; {len(missed)} miss what they should reach: {'; '.join(missed)}."
+        )
+    return f"{said}; none misses what it should reach."
 
 
 def format_median(summary: dict | None) -> str:

@@ -21,26 +21,31 @@ them without effect, plus noise of variance 1: no tree can do better than 1. Wri
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from compare_losses import Table, describe_machine, load_table, split_rows, str_or_float
+from compare_losses import Table, load_table, split_rows
+from experiment_tools import (
+    BLACK,
+    BLUE,
+    GRAY,
+    ORANGE,
+    describe_machine,
+    make_parser,
+    open_figure,
+    save_figure,
+    write_json,
+)
 from sklearn.tree import DecisionTreeRegressor
 from tqdm import tqdm
 
 import jboost as jb
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-# Okabe and Ito's colours.
-TRAINING, VALIDATED, HELD_OUT = "#999999", "#0072B2", "#D55E00"
+TRAINING, VALIDATED, HELD_OUT = GRAY, BLUE, ORANGE
 
 
 def make_friedman(num_rows: int, seed: int) -> Table:
@@ -216,9 +221,7 @@ def print_sizes(sizes: dict, name: str) -> None:
 
 def plot_sizes(sizes: dict, title: str, path: Path) -> None:
     """Draws errors against leaves, and leaves against alpha."""
-    figure, (axis, second) = plt.subplots(
-        1, 2, figsize=(11, 4.6), width_ratios=[1.7, 1], layout="constrained"
-    )
+    figure, [[axis, second]] = open_figure(1, 2, (11, 4.6), width_ratios=[1.7, 1])
     leaves, mean = sizes["num_leaves"], sizes["mean_error"]
     spread = sizes["standard_error"]
     seen = np.isfinite(sizes["held_out"])
@@ -237,7 +240,7 @@ def plot_sizes(sizes: dict, title: str, path: Path) -> None:
         mean[best] + spread[best], color=VALIDATED, lw=0.8, ls=(0, (4, 4)),
         label="least + one standard error",
     )  # fmt: skip
-    second.step(sizes["alphas"][1:-1], leaves[1:-1], color="black", lw=1.5)
+    second.step(sizes["alphas"][1:-1], leaves[1:-1], color=BLACK, lw=1.5)
     for label, marker in (("best", "o"), ("one_se", "s")):
         i = sizes[label]
         name = "best alpha" if label == "best" else "one-standard-error rule"
@@ -249,21 +252,34 @@ def plot_sizes(sizes: dict, title: str, path: Path) -> None:
     axis.set(xscale="log", xlabel="leaves", ylabel="mean squared error")
     axis.set_ylim(0, 1.05 * max(mean.max(), np.nanmax(sizes["held_out"])))
     second.set(xscale="log", yscale="log", xlabel="alpha", ylabel="leaves")
-    for each in (axis, second):
-        each.grid(alpha=0.25, linewidth=0.6)
-        each.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=12)
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    save_figure(figure, path)
+
+
+def conclude(rows: list[dict], sizes: dict) -> str:
+    """Returns what was found, in a sentence."""
+    said = []
+    if rows:
+        alike = sum(row["same_size"] for row in rows)
+        ratios = [row["ratio"] for row in rows]
+        said.append(
+            f"{alike} of {len(rows)} trees have the size of scikit-learn's, in "
+            f"{min(ratios):.2f} to {max(ratios):.2f} times its time"
+        )
+    i = sizes["best"]
+    said.append(
+        f"the best alpha leaves {sizes['num_leaves'][i]:,} of "
+        f"{sizes['num_leaves'][0]:,} leaves, and a held-out error of "
+        f"{sizes['held_out'][i]:.4g} instead of {sizes['held_out'][0]:.4g}"
+    )
+    return f"Found: {'; '.join(said)}."
 
 
 def parse_options() -> argparse.Namespace:
     """Returns the command line's options, checked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="CSV or parquet file (default: generated)")
     add("--target", help="the column to predict, with --data")
@@ -273,7 +289,6 @@ def parse_options() -> argparse.Namespace:
     add("--test-share", type=float, default=0.5)
     add("--repeats", type=int, default=5, help="runs in turn; 0: no comparison")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("results"), help="folder to write to")
     options = parser.parse_args()
     if (options.data is None) != (options.target is None):
         parser.error("--data and --target go together")
@@ -297,22 +312,17 @@ def main() -> None:
         print_comparison(rows)
     sizes = measure_sizes(table, options)
     print_sizes(sizes, table.name)
-    options.out.mkdir(parents=True, exist_ok=True)
-    base = options.out / f"cart_{table.name}"
-    arguments = {name: value for name, value in vars(options).items() if name != "out"}
+    print(f"\n{conclude(rows, sizes)}")
     result = {
-        "arguments": arguments,
+        "arguments": vars(options),
         **describe_machine(),
         "comparison": rows,
-        "sizes": {name: np.asarray(value).tolist() for name, value in sizes.items()},
+        "sizes": sizes,
     }
-    base.with_suffix(".json").write_text(
-        json.dumps(result, indent=1, default=str_or_float)
-    )
+    write_json(options.out / f"cart_{table.name}.json", result)
     train, test = sizes["rows"]
     title = f"{table.name}: one tree, {train:,} training rows, {test:,} held out"
-    plot_sizes(sizes, title, base.with_suffix(".png"))
-    print(f"\nwritten: {base}.json, {base}.png")
+    plot_sizes(sizes, title, options.out / f"cart_{table.name}.png")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ categories as ordinary numbers (their rank among the sorted ones), and with a co
 
     python experiments/categories.py                     # generated tables
     python experiments/categories.py --data FILE --target COLUMN --loss logistic
-    python experiments/categories.py --tables DIR --json FILE --set category_l2=5
+    python experiments/categories.py --tables DIR --cache FILE --set category_l2=5
 
 FILE is CSV or Parquet; columns that are no numbers are categories, and so are those
 named by `--categorical`. DIR has a folder per table with `data.parquet` and
 `meta.json` (target, drop_columns, columns with a role). Each table is split at random
-into 80 % training and 20 % test rows, several times. The JSON file keeps every fit, so
-that a second run computes only what is missing.
+into 80 % training and 20 % test rows, several times. The cache keeps every fit, so that
+a second run computes only what is missing. Written to --out: categories.json.
 
 Losses are means of r^2, log-loss, or half the Poisson deviance, after the last round
 and (in brackets) after each library's best round on the test rows.
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from experiment_tools import choose_tables, describe_machine, make_parser, write_json
 from tqdm import tqdm
 
 import jboost as jb
@@ -300,16 +301,22 @@ def measure(name, table, seed, who, options, cache) -> dict[str, float]:
         cache[key] = dict(
             last=float(losses[-1]), best=float(losses.min()), seconds=seconds
         )
-        if options.json is not None:
-            kept = json.loads(options.json.read_text()) if options.json.exists() else {}
-            part = options.json.with_suffix(f".{os.getpid()}")
+        if options.cache is not None:
+            path = options.cache
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            part = path.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(kept | {key: cache[key]}, indent=1))
-            os.replace(part, options.json)
+            os.replace(part, path)
     return cache[key]
 
 
-def report(fits: pd.DataFrame, subject: str = "jboost") -> None:
-    """Prints a row per table, and the geometric means of the ratios to each other."""
+def report(fits: pd.DataFrame) -> str:
+    """Prints a row per table, and the geometric means of the ratios to each other.
+
+    Returns what was found, in a sentence.
+    """
+    subject = "jboost" if (fits["who"] == "jboost").any() else fits["who"].iloc[0]
+    said = []
     for column, title in (("last", "after the last round"), ("best", "at the best")):
         losses = fits.pivot_table(
             index=["table", "seed"], columns="who", values=column, sort=False
@@ -321,12 +328,20 @@ def report(fits: pd.DataFrame, subject: str = "jboost") -> None:
         print(f"\n# held-out loss {title}\n")
         print(rows.to_string(float_format="{:.5g}".format))
         print("\ngeometric means over tables:")
-        print(np.exp(logs.mean()).to_string(float_format="{:.4f}".format))
+        means = np.exp(logs.mean())
+        print(means.to_string(float_format="{:.4f}".format))
+        words = ", ".join(f"{mean:.4f} to {who}" for who, mean in means.items())
+        said.append(f"{title} {words or 'no other'}")
     seconds = fits.pivot_table(
         index="table", columns="who", values="seconds", sort=False
     )
     print("\n# seconds per fit, compilation included\n")
     print(seconds.to_string(float_format="{:.2f}".format), flush=True)
+    tables = fits["table"].nunique()
+    return (
+        f"Found: geometric means over {tables} tables of {subject}'s losses over "
+        f"others', {'; '.join(said)}."
+    )
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -337,7 +352,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def parse_options() -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, metavar="FILE", help="a table of your own")
     add("--target", metavar="COLUMN")
@@ -353,12 +368,16 @@ def parse_options() -> argparse.Namespace:
     add("--rate", type=float, default=0.1)
     add("--depth", type=int, default=6)
     add("--threads", type=int, default=2)
-    add("--json", type=Path, metavar="FILE", help="cache of fits")
+    add("--cache", type=Path, metavar="FILE", help="JSON file that keeps all fits")
     add("--set", nargs="+", type=parse_setting, default=[], metavar="NAME=VALUE")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if (options.data is None) != (options.target is None):
+        parser.error("--data and --target go together")
+    options.tables = list_tables(parser, options)
+    return options
 
 
-def list_tables(options: argparse.Namespace) -> dict[str, Any]:
+def list_tables(parser, options: argparse.Namespace) -> dict[str, Any]:
     """{name: function that returns the table}."""
     if options.data is not None:
         read = pd.read_csv if options.data.suffix == ".csv" else pd.read_parquet
@@ -370,20 +389,21 @@ def list_tables(options: argparse.Namespace) -> dict[str, Any]:
     names = ("additive", "crossed", "many", "nothing")
     tables: dict[str, Any] = {name: lambda name=name: generate(name) for name in names}
     if options.tables is not None:
-        tables |= {
-            name: lambda name=name: read_table(options.tables, name) for name in REAL
-        }
-    only = options.only or [*tables]
-    return {name: table for name, table in tables.items() if name in only}
+        folder = options.tables
+        there = [n for n in REAL if (folder / n.split()[0] / "meta.json").exists()]
+        if not there:
+            parser.error(f"--tables must hold a folder for one of {', '.join(REAL)}")
+        tables |= {name: lambda name=name: read_table(folder, name) for name in there}
+    return {name: tables[name] for name in choose_tables(parser, options.only, tables)}
 
 
 def main() -> None:
     """Measures everybody on every table."""
     options = parse_options()
     cache = {}
-    if options.json is not None and options.json.exists():
-        cache = json.loads(options.json.read_text())
-    tables = list_tables(options)
+    if options.cache is not None and options.cache.exists():
+        cache = json.loads(options.cache.read_text())
+    tables = options.tables
     jobs = [
         (n, s, w) for n in tables for s in range(options.splits) for w in options.who
     ]
@@ -393,7 +413,10 @@ def main() -> None:
             last, table = name, tables[name]()
         result = measure(name, table, seed, who, options, cache)
         fits.append(dict(table=name, seed=seed, who=who, **result))
-    report(pd.DataFrame(fits))
+    print(f"\n{report(pd.DataFrame(fits))}")
+    arguments = vars(options) | {"tables": [*tables]}
+    result = {"arguments": arguments, **describe_machine(), "fits": fits}
+    write_json(options.out / "categories.json", result)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,18 @@ that what else the machine does meets all alike; the table shows medians. Proces
 leaves out what the disk takes (a checkpoint waits for it twice).
 
     python experiments/checkpoints.py
+
+A cost that is smaller than the spread of the runs without checkpoints is "below noise".
+Written to --out: checkpoints.json.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from experiment_tools import describe_machine, make_parser, write_json
 
 import jboost as jb
 
@@ -44,10 +46,21 @@ def main():
         f"the model: {files['bytes']} bytes, saved in {files['save']:.4f} s, loaded in "
         f"{files['load']:.4f} s"
     )
-    settings = {name: str(value) for name, value in vars(args).items()}
-    result = {"settings": settings, "runs": table, "model": files}
-    args.out.mkdir(exist_ok=True)
-    (args.out / "checkpoints.json").write_text(json.dumps(result, indent=1))
+    print(f"\n{conclude(table)}")
+    result = {
+        "settings": vars(args), **describe_machine(), "runs": table, "model": files,
+    }  # fmt: skip
+    write_json(args.out / "checkpoints.json", result)
+
+
+def conclude(table):
+    """What was found, in a sentence."""
+    base, said = table[0], []
+    for row in table[1:]:
+        cost = row["processor_seconds"] / base["processor_seconds"] - 1
+        above = cost * base["processor_seconds"] > base["spread"]
+        said.append(f"{row['checkpoint']} {f'{cost:.1%}' if above else 'below noise'}")
+    return f"Found: checkpoints cost, in processor time, {', '.join(said)}."
 
 
 def time_runs(args, x, y, folder):
@@ -71,6 +84,7 @@ def time_runs(args, x, y, folder):
             checkpoint=name,
             seconds=statistics.median(seconds[name]),
             processor_seconds=statistics.median(processor[name]),
+            spread=max(processor[name]) - min(processor[name]),
             bytes=size[name],
         )
         for name in names
@@ -98,15 +112,17 @@ def time_files(model, path):
 
 def parse():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--max-depth", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", help="where files go; a temporary folder if not")
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.repeats < 2:
+        parser.error("--repeats must be at least 2, to tell costs from noise")
+    return args
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@
 The peers are XGBoost, LightGBM and scikit-learn's HistGradientBoosting; the ground is
 real tables, each split at random into 80 % training and 20 % test rows, several times.
 
-    python experiments/compare_libraries.py --tables DIR --task all --json FILE
-    python experiments/compare_libraries.py --tables DIR --json FILE --fresh jboost
-    python experiments/compare_libraries.py --tables DIR --json FILE --set l2=0.1
+    python experiments/compare_libraries.py --tables DIR --task all --cache FILE
+    python experiments/compare_libraries.py --tables DIR --cache FILE --fresh jboost
+    python experiments/compare_libraries.py --tables DIR --cache FILE --set l2=0.1
 
 DIR has a folder per table with `data.parquet` and `meta.json` (target, drop_columns,
 columns with a role). FILE keeps every fit by task, table, split, library, version and
 parameters, so that a second run computes only what is missing. `--set` hands further
-arguments to `jboost.fit`, to compare candidates for a default.
+arguments to `jboost.fit`, to compare candidates for a default. Written to --out:
+compare_libraries.json with the report of every task.
 
 Held-out losses are means of: r^2 (ratios are of MSE, not RMSE), log-loss, half the
 Poisson deviance, |r|, pinball loss, Huber loss. What keeps the comparison fair:
@@ -40,6 +41,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from experiment_tools import choose_tables, describe_machine, make_parser, write_json
 from tqdm import tqdm
 
 CONTINUOUS = "abalone bike_sharing_hour california_housing diamonds sk_diabetes"
@@ -59,7 +61,6 @@ TASKS = {  # task: {kind of loss: tables}
 }
 ROLES = ("weight", "exposure", "group", "init_score", "event", "time")
 THREADS = 2
-REPORT_OPTIONS = ("subject", "only", "splits", "rounds", "set", "min_child_samples")
 
 
 # ---- tables -------------------------------------------------------------------------
@@ -288,17 +289,17 @@ def fit_sklearn(kind: str, parameters: dict, train: Rows, test: Rows) -> tuple:
 
 
 def load_cache(path: Path | None) -> dict[str, dict]:
-    """Returns {"fits": {key: result}, "summaries": {key: report}}."""
+    """Returns {"fits": {key: result}}."""
     if path is None or not path.exists():
-        return {"fits": {}, "summaries": {}}
+        return {"fits": {}}
     return json.loads(path.read_text())
 
 
-def save(path: Path | None, section: str, key: list, value: dict) -> None:
-    """Adds one value to what the file holds by now: another run may have written."""
+def save(path: Path | None, key: list, value: dict) -> None:
+    """Adds one fit to what the file holds by now: another run may have written."""
     if path is not None:
         cache = load_cache(path)
-        cache[section][json.dumps(key, sort_keys=True)] = value
+        cache["fits"][json.dumps(key, sort_keys=True)] = value
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(cache, indent=1))
         os.replace(part, path)
@@ -322,7 +323,7 @@ def measure(library: str, kind: str, parameters: dict, train: Rows, test: Rows) 
 
 def measure_all(cases: list[Case], options: argparse.Namespace) -> pd.DataFrame:
     """Returns a row per fit, from the cache or new; failures are shown, not kept."""
-    cached = load_cache(options.json)["fits"]
+    cached = load_cache(options.cache)["fits"]
     fits = []
     splits = range(options.splits)
     jobs = [(c, s, name) for c in cases for s in splits for name in options.libraries]
@@ -341,7 +342,7 @@ def measure_all(cases: list[Case], options: argparse.Namespace) -> pd.DataFrame:
             except Exception as error:  # one bad fit must not end a long run
                 tqdm.write(f"FAILED {library} on {case}, split {split}: {error!r}")
                 continue
-            save(options.json, "fits", key, result)
+            save(options.cache, key, result)
         fits.append({**case._asdict(), "split": split, "library": library, **result})
         ratio = compare(pd.DataFrame(fits), options.subject).get("/best")
         if ratio is not None:
@@ -384,8 +385,8 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     return summary.assign(tables=len(ratios))
 
 
-def report(task: str, fits: pd.DataFrame, options: argparse.Namespace) -> None:
-    """Prints one task's table and summary, and keeps both in the JSON file."""
+def report(task: str, fits: pd.DataFrame, options: argparse.Namespace) -> dict:
+    """Prints one task's table and summary; returns both."""
     rows = compare(fits, options.subject)
     summary = summarise(rows)
     errors = {c: rows[c].map("{:.2g}".format) for c in rows if c.startswith("+-")}
@@ -394,11 +395,24 @@ def report(task: str, fits: pd.DataFrame, options: argparse.Namespace) -> None:
     print(shown.to_string(index=False, float_format="{:.5g}".format), end="\n\n")
     if len(summary):
         print(summary.to_string(float_format="{:.4f}".format), flush=True)
-    versions = {library: find_version(library) for library in options.libraries}
-    chosen = {k: v for k, v in vars(options).items() if k in REPORT_OPTIONS}
     result = {"rows": rows.reset_index(), "summary": summary.reset_index()}
-    tables = {k: json.loads(v.to_json(orient="records")) for k, v in result.items()}
-    save(options.json, "summaries", [task, versions, chosen], tables)
+    return {k: json.loads(v.to_json(orient="records")) for k, v in result.items()}
+
+
+def conclude(reports: dict[str, dict], subject: str) -> str:
+    """Returns what was found, in a sentence."""
+    said = [
+        f"{row['geometric mean']:.4f} for {task} ({row['tables']} tables)"
+        for task, tables in reports.items()
+        for row in tables["summary"]
+        if row["index"] == "/best"
+    ]
+    if not said:
+        return f"Found: nothing to compare {subject} with."
+    return (
+        f"Found: the geometric mean of {subject}'s held-out loss over that of the best "
+        f"peer is {', '.join(said)}."
+    )
 
 
 def print_parameters(kind: str, options: argparse.Namespace) -> None:
@@ -428,7 +442,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def parse_options() -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add_names = partial(add, nargs="+", choices=LIBRARIES)
     add("--tables", type=Path, required=True, metavar="DIR")
@@ -439,27 +453,43 @@ def parse_options() -> argparse.Namespace:
     add_names("--libraries", default=list(LIBRARIES))
     add_names("--fresh", default=[], help="measure these libraries again")
     add("--subject", choices=LIBRARIES, default="jboost", help="whose ratios to show")
-    add("--json", type=Path, metavar="FILE", help="cache of fits, and the reports")
+    add("--cache", type=Path, metavar="FILE", help="JSON file that keeps all fits")
     add("--set", nargs="+", type=parse_setting, default=[], metavar="NAME=VALUE")
     add("--min-child-samples", type=int, metavar="ROWS", help="the peers' in all tasks")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if "all" in options.task:
+        options.task = list(TASKS)
+    kinds = [TASKS[task] for task in options.task]
+    known = {table for each in kinds for tables in each.values() for table in tables}
+    there = [n for n in sorted(known) if (options.tables / n / "meta.json").exists()]
+    if not there:
+        parser.error(
+            f"--tables must hold a folder for one of {', '.join(sorted(known))}"
+        )
+    options.only = choose_tables(parser, options.only, there)
+    return options
 
 
 def main() -> None:
     """Runs the chosen tasks one after the other."""
-    options = parse_options()
-    for task in TASKS if "all" in options.task else options.task:
+    options, reports = parse_options(), {}
+    for task in options.task:
         cases = [
             Case(task, table, kind)
             for kind, tables in TASKS[task].items()
             for table in tables
-            if options.only is None or table in options.only
+            if table in options.only
         ]
         for kind in dict.fromkeys(case.kind for case in cases):
             print_parameters(kind, options)
         fits = measure_all(cases, options)
         if len(fits):
-            report(task, fits, options)
+            reports[task] = report(task, fits, options)
+    if not reports:
+        raise SystemExit("every fit failed")
+    print(f"\n{conclude(reports, options.subject)}")
+    result = {"arguments": vars(options), **describe_machine(), "reports": reports}
+    write_json(options.out / "compare_libraries.json", result)
 
 
 if __name__ == "__main__":

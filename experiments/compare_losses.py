@@ -28,32 +28,34 @@ curves, and a JSON with every number, the versions and the device.
 """
 
 import argparse
-import importlib.metadata
-import json
-import platform
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import matplotlib
 import numpy as np
 import pandas as pd
+from experiment_tools import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    describe_machine,
+    make_parser,
+    open_figure,
+    save_figure,
+    write_json,
+)
 from tqdm import tqdm
 
 import jboost as jb
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 LOSSES = ("L2", "L1", "Huber", "adaptive Huber")
 METRICS = ("MAE", "RMSE", "median AE")
-# Okabe and Ito's colours can be told apart by colour-blind readers; so can the dashes.
 STYLES = {
-    "L2": ("#000000", "-"),
-    "L1": ("#D55E00", "--"),
-    "Huber": ("#0072B2", "-."),
-    "adaptive Huber": ("#009E73", ":"),
+    "L2": (BLACK, "-"),
+    "L1": (ORANGE, "--"),
+    "Huber": (BLUE, "-."),
+    "adaptive Huber": (GREEN, ":"),
 }
 
 
@@ -217,25 +219,19 @@ def print_block(rows: list[dict], value: str, error: str) -> None:
 def plot_curves(curves: dict, title: str, test_share: float, path: Path) -> None:
     """Draws held-out MAE by round: a panel per kind of targets, a line per loss."""
     kinds = list(dict.fromkeys(kind for kind, _ in curves))
-    figure, axes = plt.subplots(
-        1, len(kinds), figsize=(5.2 * len(kinds), 4.4), squeeze=False
-    )
+    figure, axes = open_figure(1, len(kinds), (5.2 * len(kinds), 4.4))
     for axis, kind in zip(axes[0], kinds, strict=True):
         for name in LOSSES:
             draw_curve(axis, name, curves[kind, name][:, 0], test_share)
         axis.set_ylim(*late_limits([curves[kind, n][:, 0] for n in LOSSES], test_share))
         axis.set_title(f"{kind} training targets", fontsize=11)
         axis.set_xlabel("round")
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.01)
     axes[0, 0].set_ylabel("held-out mean absolute error")
     figure.suptitle(title, fontsize=12)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.set_layout_engine("constrained")
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def late_limits(curves: list[np.ndarray], test_share: float) -> tuple[float, float]:
@@ -260,37 +256,25 @@ def draw_curve(axis, name: str, curve: np.ndarray, test_share: float) -> None:
     axis.fill_between(rounds, mean - error, mean + error, color=colour, alpha=0.1, lw=0)
 
 
-def describe_machine() -> dict:
-    """Returns the versions and the device that the numbers come from."""
-    versions = {"python": platform.python_version()}
-    for name in ("jboost", "jax", "jaxlib", "numpy", "pandas", "scikit-learn"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "source"
-    device = jax.devices()[0]
-    return {
-        "versions": versions,
-        "device": f"{device.platform}: {device.device_kind}",
-        "processor": read_processor(),
-    }
-
-
-def read_processor() -> str:
-    """Returns the processor's name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor() or platform.machine()
+def conclude(rows: list[dict]) -> str:
+    """Returns what was found, in a sentence."""
+    said = []
+    for kind in dict.fromkeys(row["targets"] for row in rows):
+        chosen = [row for row in rows if row["targets"] == kind]
+        best = min(chosen, key=lambda row: row["MAE"]["mean"])
+        words = f"{best['loss']} has the lowest MAE on {kind} targets"
+        if best["loss"] != "L2":
+            value, error = (
+                best["MAE"][name] for name in ("minus_L2", "minus_L2_standard_error")
+            )
+            words += f" ({value:+.3g} +- {error:.2g} to L2)"
+        said.append(words)
+    return f"Found: {'; '.join(said)}."
 
 
 def parse_options() -> argparse.Namespace:
     """Returns the command line's options, checked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="CSV or parquet file (default: diabetes)")
     add("--target", help="the column to predict, with --data")
@@ -303,7 +287,6 @@ def parse_options() -> argparse.Namespace:
     add("--max-depth", type=int, default=3)
     add("--min-child-samples", type=int, default=20, help="rows a leaf, for every loss")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("results"), help="folder to write to")
     options = parser.parse_args()
     if not 0 <= options.contaminate < 1:
         parser.error("--contaminate must lie in [0, 1)")
@@ -325,27 +308,19 @@ def main() -> None:
     curves, deltas = train_all(table, options)
     rows = summarise(curves, options.test_share)
     print_report(rows)
-    options.out.mkdir(parents=True, exist_ok=True)
-    arguments = {name: value for name, value in vars(options).items() if name != "out"}
+    print(f"\n{conclude(rows)}")
     result = {
         "table": {"name": table.name, "size": size},
-        "arguments": arguments,
+        "arguments": vars(options),
         **describe_machine(),
         "huber_delta": deltas,
         "results": rows,
     }
-    base = options.out / f"compare_losses_{table.name}"
-    text = json.dumps(result, indent=1, default=str_or_float)
-    base.with_suffix(".json").write_text(text)
+    name = f"compare_losses_{table.name}"
+    write_json(options.out / f"{name}.json", result)
     mean_of = f"mean of {options.splits} splits, band: one standard error"
     title = f"{table.name} ({size}), {mean_of}"
-    plot_curves(curves, title, options.test_share, base.with_suffix(".png"))
-    print(f"\nwritten: {base}.json, {base}.png")
-
-
-def str_or_float(value):
-    """Returns what JSON can hold for NumPy's numbers and for paths."""
-    return float(value) if isinstance(value, np.generic | np.ndarray) else str(value)
+    plot_curves(curves, title, options.test_share, options.out / f"{name}.png")
 
 
 if __name__ == "__main__":

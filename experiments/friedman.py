@@ -35,20 +35,23 @@ Written to --out: friedman.png with box plots, friedman.json with every number.
 """
 
 import argparse
-import importlib.metadata
-import json
-import platform
 from pathlib import Path
 
-import jax
-import matplotlib
 import numpy as np
+from experiment_tools import (
+    BLACK,
+    GRAY,
+    GREEN,
+    ORANGE,
+    describe_machine,
+    make_parser,
+    open_figure,
+    save_figure,
+    write_json,
+)
 from tqdm import tqdm
 
 import jboost as jb
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 NUM_INPUTS, NUM_TERMS = 10, 20
 TEST_ROWS = 5000
@@ -58,8 +61,7 @@ RECIPES = {
     "LAD": jb.recipes.lad_tree_boost(),
     "M": jb.recipes.m_tree_boost(alpha=0.9),
 }
-# Okabe and Ito's colours can be told apart by colour-blind readers.
-COLOURS = {"LS": "#000000", "LAD": "#D55E00", "M": "#009E73"}
+COLORS = {"LS": BLACK, "LAD": ORANGE, "M": GREEN}
 # Percent worse than the best, Friedman 2001, section 6.2: 100 functions.
 PUBLISHED = {
     ("normal", "LS"): 0.2, ("normal", "LAD"): 7.4, ("normal", "M"): 0.9,
@@ -196,15 +198,26 @@ def print_report(rows: list[dict]) -> None:
         )
 
 
+def conclude(rows: list[dict]) -> str:
+    """Returns what was found, in a sentence."""
+    said = []
+    for noise in NOISES:
+        chosen = [row for row in rows if row["noise"] == noise]
+        best = min(chosen, key=lambda row: row["error"][0])
+        mean, error = best["error"]
+        said.append(f"{best['method']} under {noise} noise ({mean:.3f} +- {error:.3f})")
+    return f"Found: the lowest mean error has {', and '.join(said)}."
+
+
 def plot_errors(errors: dict, title: str, path: Path) -> None:
     """Draws box plots: a row per noise; errors left, relative to the best right."""
-    figure, axes = plt.subplots(2, 2, figsize=(8, 7))
+    figure, axes = open_figure(2, 2, (8, 7))
     ratios = compare_to_best(errors)
     for noise, (left, right) in zip(NOISES, axes, strict=True):
         draw_boxes(left, [errors[noise, name] for name in RECIPES])
         draw_boxes(right, [ratios[noise, name] for name in RECIPES])
         if left.get_ylim()[1] > 0.9:
-            left.axhline(1.0, color="#999999", linewidth=1, linestyle=":")
+            left.axhline(1.0, color=GRAY, linewidth=1, linestyle=":")
         left.set_ylabel(f"{noise} noise\n\nerror (1: a constant)")
         right.set_ylabel("error / least error")
     for axis in axes[1]:
@@ -212,9 +225,7 @@ def plot_errors(errors: dict, title: str, path: Path) -> None:
         for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
             ticks("{x:g}")
     figure.suptitle(title, fontsize=11)
-    figure.set_layout_engine("constrained")
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_boxes(axis, groups: list[np.ndarray]) -> None:
@@ -226,17 +237,13 @@ def draw_boxes(axis, groups: list[np.ndarray]) -> None:
     for place, (name, values) in enumerate(zip(RECIPES, groups, strict=True), start=1):
         offset = np.linspace(-0.15, 0.15, len(values))
         axis.plot(
-            place + offset, values, "o", color=COLOURS[name], markersize=3, alpha=0.5
+            place + offset, values, "o", color=COLORS[name], markersize=3, alpha=0.5
         )
-    axis.grid(axis="y", alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def parse_options() -> argparse.Namespace:
     """Returns the command line's options, checked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--functions", type=int, default=25, help="random targets, at least 2")
     add("--rows", type=int, default=5000, help="to train on")
@@ -245,7 +252,6 @@ def parse_options() -> argparse.Namespace:
     add("--depth", type=int, default=4)
     add("--min-child-samples", type=int, default=10, help="rows of a leaf, at least")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("results"), help="folder to write to")
     options = parser.parse_args()
     if options.functions < 2 or options.rows < 8 or options.rounds < 1:
         parser.error("--functions must be >= 2, --rows >= 8 and --rounds >= 1")
@@ -258,25 +264,14 @@ def main() -> None:
     errors = train_all(options)
     rows = summarise(errors)
     print_report(rows)
-    options.out.mkdir(parents=True, exist_ok=True)
-    device = jax.devices()[0]
-    result = {
-        "arguments": {k: v for k, v in vars(options).items() if k != "out"},
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("jax", "numpy")
-        },
-        "python": platform.python_version(),
-        "device": f"{device.platform}: {device.device_kind}",
-        "results": rows,
-    }
-    base = options.out / "friedman"
-    base.with_suffix(".json").write_text(json.dumps(result, indent=1))
+    print(f"\n{conclude(rows)}")
+    result = {"arguments": vars(options), **describe_machine(), "results": rows}
+    write_json(options.out / "friedman.json", result)
     title = (
         f"{options.functions} random functions, {options.rows} rows, "
         f"at most {options.rounds} rounds"
     )
-    plot_errors(errors, title, base.with_suffix(".png"))
-    print(f"\nwritten: {base}.json, {base}.png")
+    plot_errors(errors, title, options.out / "friedman.png")
 
 
 if __name__ == "__main__":

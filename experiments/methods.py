@@ -14,7 +14,7 @@ compilation included; the error is that on held-out rows, without noise. Methods
 peers take turns. The table shows medians, and medians of the ratios turn by turn: time
 and error to the default fit, time to the peer. "sparse" has nine tenths of the table
 missing, for all who take part; "sketch" is thresholds alone, beside ``fit_bins``.
-Written to --output: methods.json with every reading.
+Written to --out: methods.json with every reading.
 """
 
 import argparse
@@ -28,10 +28,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from experiment_tools import make_parser, write_json
 from tqdm import tqdm
 
 PACKAGES = ("jax", "xgboost-cpu", "lightgbm", "scikit-learn")
@@ -359,15 +359,31 @@ def print_table(summary: list[dict[str, Any]]) -> None:
         )
 
 
+def conclude(summary: list[dict[str, Any]]) -> str:
+    """Returns what was found, in a sentence."""
+    own = [r for r in summary if not r["peer"] and r["method"] != r["base"]]
+    beside = [r for r in summary if r["peer"]]
+    said = []
+    if own:
+        most = max(own, key=lambda row: row["time_to_base"])
+        said.append(
+            f"the slowest beside its base is {most['method']} "
+            f"({most['time_to_base']:.2f} times the time)"
+        )
+    if beside:
+        faster = sum(row["jboost_to_peer"] < 1 for row in beside)
+        said.append(f"jboost is faster in {faster} of {len(beside)} pairs with a peer")
+    return f"Found: {'; '.join(said) or 'one method alone, beside nothing'}."
+
+
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--rows", type=int, default=100_000, help="to train on; a quarter held out")
     add("--turns", type=int, default=3, help="readings of each method")
     add("--threads", type=int, default=os.cpu_count(), help="of the peers")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    add("--output", type=Path, default=Path("results"))
     add("--reading", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.reading:
@@ -384,13 +400,11 @@ def main() -> None:
     readings = [read_one(*pair, options) for pair in tqdm(todo, unit="run")]
     summary = summarise(readings)
     print_table(summary)
-    options.output.mkdir(parents=True, exist_ok=True)
+    print(f"\n{conclude(summary)}")
     numbers = dict(
         rows=options.rows, versions=versions, readings=readings, summary=summary
     )
-    path = options.output / "methods.json"
-    path.write_text(json.dumps(numbers, indent=1))
-    print(f"written: {path}")
+    write_json(options.out / "methods.json", numbers)
 
 
 if __name__ == "__main__":

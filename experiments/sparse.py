@@ -5,7 +5,10 @@ Random matrices of a fixed shape at several densities, absent entries missing. F
 library: time per tree (a longer run minus one of a tree, over the rounds between, so
 that preparation does not count), time to the first tree, of prediction, and how much
 memory the process took at most. Libraries take turns, each in a process of its own;
-medians. A table in the terminal; a picture and all numbers in ``results/``.
+medians. A tree whose time is smaller than the spread of the readings is "below noise":
+it is not drawn and has no ratio. Written to --out: sparse.png and sparse.json.
+
+    python experiments/sparse.py
 """
 
 import argparse
@@ -17,13 +20,24 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import scipy.sparse
+from experiment_tools import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    find_slope,
+    format_number,
+    make_parser,
+    open_figure,
+    save_figure,
+    write_json,
+)
 from tqdm import tqdm
 
 LIBRARIES = ("jboost", "xgboost", "lightgbm")
+COLORS = dict(zip(LIBRARIES, (BLUE, ORANGE, GREEN), strict=True))
 PACKAGES = ("jax", "xgboost-cpu", "lightgbm", "scipy")
 DEPTH, RATE, BINS = 6, 0.1, 256
 
@@ -93,19 +107,19 @@ def measure(library, rows, columns, density, rounds, threads):
     before = peak_memory()
     train, predict = TRAINERS[library](x, y, threads)
     train(1)  # compiles, and loads what is loaded late
-    begun = time.perf_counter()
-    model = train(1)
-    short = time.perf_counter() - begun
-    begun = time.perf_counter()
-    model = train(1 + rounds)
-    per_tree = (time.perf_counter() - begun - short) / rounds
+    few, many = [], []
+    for _ in range(2):
+        for seconds, number in ((few, 1), (many, 1 + rounds)):
+            begun = time.perf_counter()
+            model = train(number)
+            seconds.append(time.perf_counter() - begun)
     predict(model)
     begun = time.perf_counter()
     score = predict(model)
     seconds = time.perf_counter() - begun
     return dict(
-        library=library, density=density, entries=x.nnz, per_tree=per_tree,
-        first=short, predict=seconds, megabytes=peak_memory() - before,
+        library=library, density=density, entries=x.nnz, few=few, many=many,
+        first=min(few), predict=seconds, megabytes=peak_memory() - before,
         mse=float(np.mean((score - y) ** 2)),
     )  # fmt: skip
 
@@ -127,55 +141,89 @@ def run_turn(library, density, asked):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarise(turns, density):
-    """Medians of each library at one density, and ratios turn by turn."""
-    rows = []
+def summarise(turns, density, rounds):
+    """Medians of each library at one density, and ratios turn by turn.
+
+    Slopes, and ratios that need them, are None where they are below noise.
+    """
+    rows, slopes = [], {}
     for library in LIBRARIES:
         own = [t for t in turns if (t["library"], t["density"]) == (library, density)]
         row = {key: float(np.median([t[key] for t in own])) for key in own[0]
-               if key != "library"}  # fmt: skip
-        base = [t for t in turns if (t["library"], t["density"]) == ("jboost", density)]
-        ratios = [b["per_tree"] / t["per_tree"] for b, t in zip(base, own, strict=True)]
-        rows.append({"library": library, **row, "ratio": float(np.median(ratios))})
+               if key not in ("library", "few", "many")}  # fmt: skip
+        few, many = ([s for t in own for s in t[key]] for key in ("few", "many"))
+        slope = find_slope(few, many, rounds)
+        slopes[library] = [
+            find_slope(t["few"], t["many"], rounds).value
+            for t in own
+            if slope.measured is not None
+        ]
+        pairs = zip(slopes["jboost"], slopes[library], strict=False)
+        ratios = [mine / its for mine, its in pairs]
+        row |= dict(per_tree=slope.measured, noise=slope.noise)
+        ratio = float(np.median(ratios)) if ratios else None
+        rows.append({"library": library, **row, "ratio": ratio})
     return rows
 
 
 def print_table(summary):
     """One line for each library and density."""
     head = (
-        f"{'density':>8} {'entries':>11} {'library':<9} {'s/tree':>8} {'jboost/it':>9}"
+        f"{'density':>8} {'entries':>11} {'library':<9} {'s/tree':>11} {'jboost/it':>9}"
     )
     print(head + f" {'1st tree s':>10} {'predict s':>9} {'MB':>7} {'MSE':>9}")
     for row in summary:
         print(
             f"{row['density']:8.2%} {row['entries']:11.0f} {row['library']:<9} "
-            f"{row['per_tree']:8.4f} {row['ratio']:9.2f} {row['first']:10.2f} "
+            f"{format_number(row['per_tree'], '11.4f'):>11} "
+            f"{format_number(row['ratio'], '9.2f', '-'):>9} {row['first']:10.2f} "
             f"{row['predict']:9.3f} {row['megabytes']:7.0f} {row['mse']:9.4g}"
         )
 
 
 def draw(summary, path):
-    """Time per tree against stored entries."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
+    """Time per tree against stored entries; what is below noise is said."""
+    figure, [[axes]] = open_figure()
     for library in LIBRARIES:
         own = [row for row in summary if row["library"] == library]
+        drawn = [row for row in own if row["per_tree"] is not None]
         entries, seconds = (
-            [row[key] for row in own] for key in ("entries", "per_tree")
+            [row[key] for row in drawn] for key in ("entries", "per_tree")
         )
-        axes.loglog(entries, seconds, marker="o", label=library)
+        lost = [f"{row['density']:.2%}" for row in own if row["per_tree"] is None]
+        label = library + (f" (below noise at {', '.join(lost)})" if lost else "")
+        axes.plot(entries, seconds, marker="o", color=COLORS[library], label=label)
     axes.set(xlabel="stored entries", ylabel="seconds per tree")
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    if any(row["per_tree"] is not None for row in summary):
+        axes.set(xscale="log", yscale="log")
+    axes.legend(frameon=False)
+    save_figure(figure, path)
+
+
+def conclude(summary):
+    """What was found, in a sentence."""
+    own = [row for row in summary if row["library"] == "jboost"]
+    own = [row for row in own if row["per_tree"] is not None]
+    last = [row for row in summary if row["density"] == summary[-1]["density"]]
+    said = "jboost's time per tree is above noise at fewer than two densities"
+    if len(own) > 1:
+        growth = own[-1]["per_tree"] / own[0]["per_tree"]
+        entries = own[-1]["entries"] / own[0]["entries"]
+        said = f"{entries:.3g} times the entries take jboost {growth:.3g} times as long"
+    beside = [
+        f"{format_number(row['ratio'], '.2f')} beside {row['library']}"
+        for row in last
+        if row["library"] != "jboost"
+    ]
+    return (
+        f"Found: {said}; at density {last[0]['density']:.2%} the ratio of times per "
+        f"tree is {', '.join(beside)}."
+    )
 
 
 def main():
     """Measures, prints, draws."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--columns", type=int, default=1000)
     parser.add_argument(
@@ -184,9 +232,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--output", type=Path, default=Path("results"))
     parser.add_argument("--turn", choices=LIBRARIES, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if min(asked.rounds, asked.turns, asked.rows, asked.columns) < 1:
+        parser.error("--rounds, --turns, --rows and --columns must be at least 1")
     if asked.turn:
         sizes = (asked.rows, asked.columns, asked.densities[0])
         print(json.dumps(measure(asked.turn, *sizes, asked.rounds, asked.threads)))
@@ -194,7 +243,6 @@ def main():
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     print(f"{platform.processor() or platform.machine()}, {asked.threads} threads")
     print(f"{versions}; {asked.rows} rows, {asked.columns} columns, depth {DEPTH}")
-    asked.output.mkdir(parents=True, exist_ok=True)
     turns, summary = [], []
     total = len(asked.densities) * asked.turns * len(LIBRARIES)
     with tqdm(total=total, unit="run") as bar:
@@ -203,12 +251,12 @@ def main():
                 for library in LIBRARIES:
                     turns.append(run_turn(library, density, asked))
                     bar.update()
-            summary += summarise(turns, density)
+            summary += summarise(turns, density, asked.rounds)
     print_table(summary)
     numbers = dict(turns=turns, summary=summary, versions=versions)
-    (asked.output / "sparse.json").write_text(json.dumps(numbers, indent=1))
-    draw(summary, asked.output / "sparse.png")
-    print(f"written: {asked.output / 'sparse.json'}, {asked.output / 'sparse.png'}")
+    print(f"\n{conclude(summary)}")
+    write_json(asked.out / "sparse.json", numbers)
+    draw(summary, asked.out / "sparse.png")
 
 
 if __name__ == "__main__":

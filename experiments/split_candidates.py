@@ -10,11 +10,11 @@ may be coarser than global ones, and that fine ones are as good as all of them.
     python experiments/split_candidates.py --data FILE --target COLUMN --rounds 200
 
 Without --data each seed draws a new table: two classes, in features of skewed
-distribution, told apart by narrow bands of them. FILE is CSV or parquet with columns
-of numbers; each seed splits it anew. A target of two values is learnt by the logistic
-loss, any other by squared error. Written to --out: a PNG with curves of held-out loss
-and the final loss against eps, and a JSON with every number, the versions and the
-device.
+distribution, told apart by narrow bands of them. FILE is CSV or parquet; columns that
+are not numbers become ranks of their sorted values; each seed splits it anew. A target
+of two values is learned by the logistic loss, any other by squared error. Written to
+--out: a PNG with curves of held-out loss and the final loss against eps, and a JSON
+with every number, the versions and the device.
 
 - Candidates are the ends of at most round(1 / eps) bins.
 - Seeds are paired: all methods see the same rows. Errors are standard errors over
@@ -26,31 +26,33 @@ device.
 """
 
 import argparse
-import importlib.metadata
-import json
-import platform
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import matplotlib
+import compare_losses
 import numpy as np
-import pandas as pd
+from experiment_tools import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    describe_machine,
+    make_parser,
+    open_figure,
+    save_figure,
+    write_json,
+)
 from tqdm import tqdm
 
 import jboost as jb
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 KINDS = {
     "global": dict(candidates="global"),
     "per tree": dict(candidates="global", candidate_weights="curvature"),
     "local": dict(candidates="local", candidate_weights="curvature"),
 }
-# Okabe and Ito's colours can be told apart by colour-blind readers.
-COLOURS = {"global": "#0072B2", "per tree": "#009E73", "local": "#D55E00"}
+COLORS = {"global": BLUE, "per tree": GREEN, "local": ORANGE}
 DASHES = ("-", "--", "-.", ":")
 EXACT = ("exact", 0.0)
 
@@ -79,21 +81,11 @@ def draw_table(seed: int, num_rows: int, num_test: int) -> Table:
     return Table(x[:num_rows], y[:num_rows], x[num_rows:], y[num_rows:])
 
 
-def load_frame(path: Path, target: str) -> pd.DataFrame:
-    """Returns a file's columns of numbers, without rows that lack the target."""
-    frame = pd.read_csv(path) if ".csv" in path.suffixes else pd.read_parquet(path)
-    frame = frame.select_dtypes("number")
-    if target not in frame:
-        raise SystemExit(f"--target must be one of {list(frame)}, got {target!r}")
-    return frame[frame[target].notna()]
-
-
-def split_frame(frame: pd.DataFrame, target: str, seed: int, share: float) -> Table:
+def split_table(table: compare_losses.Table, seed: int, share: float) -> Table:
     """Returns a random split of a file's rows."""
-    order = np.random.default_rng(seed).permutation(len(frame))
-    cut = max(1, round(share * len(frame)))
-    x = frame.drop(columns=target).to_numpy(np.float32)[order]
-    y = frame[target].to_numpy(np.float32)[order]
+    order = np.random.default_rng(seed).permutation(len(table.x))
+    cut = max(1, round(share * len(order)))
+    x, y = table.x[order], table.target[order]
     if len(np.unique(y)) == 2:
         y = (y == y.max()).astype(np.float32)
     return Table(x[cut:], y[cut:], x[:cut], y[:cut])
@@ -128,15 +120,15 @@ def train(table: Table, method: tuple, rounds: int, options: argparse.Namespace)
 def run(options: argparse.Namespace) -> tuple[dict, dict]:
     """Returns {method: [seed, round]} of losses and {method: [seed]} of seconds."""
     methods = [(kind, eps) for kind in KINDS for eps in options.eps] + [EXACT]
-    frame = load_frame(options.data, options.target) if options.data else None
+    given = options.data and compare_losses.load_table(options.data, options.target)
     losses = {method: [] for method in methods}
     seconds = {method: [] for method in methods}
     bar = tqdm(total=options.seeds * len(methods), unit="fit", smoothing=0)
     for seed in range(options.seeds):
-        if frame is None:
+        if given is None:
             table = draw_table(seed, options.rows, options.test_rows)
         else:
-            table = split_frame(frame, options.target, seed, options.test_share)
+            table = split_table(given, seed, options.test_share)
         for method in methods:
             bar.set_description(f"seed {seed}, {name(method)}")
             if seed == 0:
@@ -197,26 +189,21 @@ def print_report(rows: list[dict]) -> None:
 
 def plot(losses: dict, shared: float, title: str, path: Path) -> None:
     """Draws curves of each kind, and the final loss against eps."""
-    figure, axes = plt.subplots(1, len(KINDS) + 1, figsize=(16, 4.4))
+    figure, [axes] = open_figure(1, len(KINDS) + 1, (16, 4.4))
     exact = losses[EXACT]
     for axis, kind in zip(axes, KINDS, strict=False):
         chosen = [method for method in losses if method[0] == kind]
         for i, method in enumerate(chosen):
-            draw_curve(axis, losses[method], COLOURS[kind], DASHES[i % 4], method[1])
-        draw_curve(axis, exact, "#000000", "-", None)
+            draw_curve(axis, losses[method], COLORS[kind], DASHES[i % 4], method[1])
+        draw_curve(axis, exact, BLACK, "-", None)
         axis.set_title(kind, fontsize=11)
         axis.set_xlabel("round")
         axis.set_ylim(*late_limits(losses))
         axis.legend(frameon=False, fontsize=9)
     draw_final(axes[-1], losses, shared)
     axes[0].set_ylabel("held-out loss")
-    for axis in axes:
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=12)
-    figure.set_layout_engine("constrained")
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_curve(axis, curve: np.ndarray, colour: str, dashes: str, eps) -> None:
@@ -234,9 +221,9 @@ def draw_final(axis, losses: dict, shared: float) -> None:
         eps = np.array([method[1] for method in chosen]) * 1.04 ** (number - 1)
         gaps = np.stack([losses[method][:, -1] - exact for method in chosen], axis=1)
         error = standard_error(gaps, shared)
-        style = dict(color=COLOURS[kind], marker="o", ms=4, capsize=3, label=kind)
+        style = dict(color=COLORS[kind], marker="o", ms=4, capsize=3, label=kind)
         axis.errorbar(eps, gaps.mean(axis=0), error, **style)
-    axis.axhline(0, color="#000000", lw=1)
+    axis.axhline(0, color=BLACK, lw=1)
     axis.set_xscale("log")
     axis.set_title("after the last round, minus exact", fontsize=11)
     axis.set_xlabel("eps")
@@ -251,20 +238,25 @@ def late_limits(losses: dict) -> tuple[float, float]:
     return float(late.min()) - room, float(late.max()) + room
 
 
-def describe_machine() -> dict:
-    """Returns the versions and the device that the numbers come from."""
-    versions = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "numpy"):
-        versions[package] = importlib.metadata.version(package)
-    device = jax.devices()[0]
-    return {"versions": versions, "device": f"{device.platform}: {device.device_kind}"}
+def conclude(rows: list[dict], methods: list[tuple]) -> str:
+    """Returns what was found, in a sentence: how coarse each kind may be."""
+    said = []
+    for kind in KINDS:
+        good = [
+            method[1]
+            for method, row in zip(methods, rows, strict=True)
+            if method[0] == kind and row["minus_exact"] <= 2 * row["minus_exact_error"]
+        ]
+        said.append(f"{kind} {f'{max(good):g}' if good else 'none'}")
+    return (
+        "Found: the coarsest eps whose loss is within two standard errors of exact "
+        f"candidates, or below: {', '.join(said)}."
+    )
 
 
 def parse_options() -> argparse.Namespace:
     """Returns the command line's options, checked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="CSV or parquet file (default: generated)")
     add("--target", help="the column to predict, with --data")
@@ -276,7 +268,6 @@ def parse_options() -> argparse.Namespace:
     add("--rounds", type=int, default=80)
     add("--learning-rate", type=float, default=0.15)
     add("--max-depth", type=int, default=5)
-    add("--out", type=Path, default=Path("results"), help="folder to write to")
     options = parser.parse_args()
     if (options.data is None) != (options.target is None):
         parser.error("--data and --target go together")
@@ -297,15 +288,12 @@ def main() -> None:
     shared = share / (1 - share) if options.data else 0.0
     rows = summarise(losses, seconds, shared)
     print_report(rows)
-    options.out.mkdir(parents=True, exist_ok=True)
-    base = options.out / "split_candidates"
-    arguments = {key: value for key, value in vars(options).items() if key != "out"}
-    result = {"arguments": arguments, **describe_machine(), "results": rows}
-    base.with_suffix(".json").write_text(json.dumps(result, indent=1, default=str))
+    print(f"\n{conclude(rows, [*losses])}")
+    result = {"arguments": vars(options), **describe_machine(), "results": rows}
+    write_json(options.out / "split_candidates.json", result)
     where = options.data.stem if options.data else "generated rows"
     title = f"Split candidates, {where}: mean of {options.seeds} seeds"
-    plot(losses, shared, title, base.with_suffix(".png"))
-    print(f"\nwritten: {base}.json, {base}.png")
+    plot(losses, shared, title, options.out / "split_candidates.png")
 
 
 if __name__ == "__main__":

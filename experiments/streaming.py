@@ -7,6 +7,10 @@ its own, of which the peak of resident memory is measured; what the interpreter,
 libraries and a small training run take before is measured, too, and subtracted.
 
     python experiments/streaming.py
+
+Seconds per tree are differences of runs of 12 and of 4 rounds; where they are smaller
+than the spread of the runs they are "below noise", are not drawn and have no ratio.
+Written to --out: streaming.png and streaming.json.
 """
 
 import argparse
@@ -17,17 +21,23 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from experiment_tools import (
+    BLUE,
+    ORANGE,
+    find_slope,
+    format_number,
+    make_parser,
+    open_figure,
+    save_figure,
+    write_json,
+)
 
 import jboost as jb
 
 BATCH_ROWS = 65536
+FEW, MANY = 4, 12  # rounds of the runs that are compared
 MIB = 1 << 20
 
 
@@ -54,21 +64,38 @@ def main():
     print(f"{'passes':36s} {large['passes_seconds']:8.1f} s")
     print(f"{'a tree':36s} {large['tree_seconds']:8.2f} s\n")
     results["ratio"] = ratios = call(args, "ratio")
-    print(f"{'rows':>9s} {'in memory':>10s} {'blocks':>8s} {'ratio':>6s}  same model")
+    print(f"{'rows':>9s} {'in memory':>12s} {'blocks':>12s} {'ratio':>6s}  same model")
     for row in ratios:
         print(
-            f"{row['rows']:9d} {row['memory']:8.3f} s {row['stream']:6.3f} s "
-            f"{row['ratio']:6.2f}  {row['same']}"
+            f"{row['rows']:9d} {format_number(row['memory'], '.4f'):>12} "
+            f"{format_number(row['stream'], '.4f'):>12} "
+            f"{format_number(row['ratio'], '.2f', '-'):>6}  {row['same']}"
         )
-    folder = Path(args.results)
-    folder.mkdir(exist_ok=True)
-    (folder / "streaming.json").write_text(json.dumps(results, indent=2))
-    draw(results, folder / "streaming.png")
+    print(f"\n{conclude(results)}")
+    write_json(args.out / "streaming.json", results)
+    draw(results, args.out / "streaming.png")
+
+
+def conclude(results):
+    """What was found, in a sentence."""
+    large, ratios = results["large"], results["ratio"]
+    peak = max(large["passes_mib"], large["training_mib"])
+    within = "within" if peak <= large["budget_mib"] else "beyond"
+    known = [row["ratio"] for row in ratios if row["ratio"] is not None]
+    times = "below noise"
+    if known:
+        times = f"{min(known):.2f} to {max(known):.2f} times that in memory"
+    same = "the same" if all(row["same"] for row in ratios) else "not always the same"
+    return (
+        f"Found: {peak:.0f} MiB at most, {within} the budget of "
+        f"{large['budget_mib']:.0f} MiB; the time of a tree on blocks is {times}; "
+        f"models are {same}."
+    )
 
 
 def parse():
     """The settings."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--features", type=int, default=160)
     parser.add_argument("--memory", default="512 MiB")
@@ -79,9 +106,11 @@ def parse():
         "--ratio-rows", type=int, nargs="+", default=[250_000, 1_000_000]
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", default="results")
-    parser.add_argument("--worker", choices=[*WORKERS, None], default=None)
-    return parser.parse_args()
+    parser.add_argument("--worker", choices=[*WORKERS], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if min(args.trees, args.repeats) < 2:
+        parser.error("--trees and --repeats must be at least 2")
+    return args
 
 
 def call(args, worker):
@@ -165,17 +194,17 @@ def run_ratio(args):
             jb.array_batches(x, y), memory=args.memory, bins=jb.fit_bins(x)
         )
         for given in ((x, y), (rows,)):
-            seconds_per_tree(given)  # compiles
-        pairs = [
-            (seconds_per_tree((x, y)), seconds_per_tree((rows,)))
-            for _ in range(args.repeats)
-        ]
+            time_runs(given)  # compiles
+        pairs = [(time_runs((x, y)), time_runs((rows,))) for _ in range(args.repeats)]
         models = [jb.fit(*given, num_rounds=4)[0] for given in ((x, y), (rows,))]
         names = ("feature", "threshold", "missing_left", "leaf_value")
         memory, stream = (
-            statistics.median(times) for times in zip(*pairs, strict=True)
+            find_slope(*zip(*runs, strict=True), MANY - FEW).measured
+            for runs in zip(*pairs, strict=True)
         )
-        ratio = statistics.median(b / a for a, b in pairs)
+        ratio = None
+        if memory is not None and stream is not None:
+            ratio = statistics.median((d - c) / (b - a) for (a, b), (c, d) in pairs)
         found.append(
             {
                 "rows": num_rows,
@@ -191,32 +220,39 @@ def run_ratio(args):
     return found
 
 
-def seconds_per_tree(given, few=4, many=12):
-    """By difference, so that binning and the start do not count."""
+def time_runs(given):
+    """Seconds of a short and of a long run.
+
+    In their difference binning and the start do not count.
+    """
     seconds = []
-    for num_rounds in (few, many):
+    for num_rounds in (FEW, MANY):
         begun = time.perf_counter()
         jb.fit(*given, num_rounds=num_rounds)
         seconds.append(time.perf_counter() - begun)
-    return (seconds[1] - seconds[0]) / (many - few)
+    return seconds
 
 
 def draw(results, path):
     """Memory beside the budget, and seconds per tree."""
     large, ratios = results["large"], results["ratio"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    figure, [[left, right]] = open_figure(1, 2, (10, 4))
     names = ["data", "budget", "plan", "passes", "training"]
     keys = ["data_mib", "budget_mib", "planned_mib", "passes_mib", "training_mib"]
-    left.barh(names[::-1], [large[key] for key in keys[::-1]])
+    left.barh(names[::-1], [large[key] for key in keys[::-1]], color=BLUE)
     left.set_xlabel("MiB (passes and training: peak above the start)")
-    right.plot([r["rows"] for r in ratios], [r["memory"] for r in ratios], "o-")
-    right.plot([r["rows"] for r in ratios], [r["stream"] for r in ratios], "o-")
-    right.legend(["in memory", "blocks on disk"])
+    labels = (("memory", "in memory", BLUE), ("stream", "blocks on disk", ORANGE))
+    for key, label, color in labels:
+        drawn = [row for row in ratios if row[key] is not None]
+        lost = [f"{row['rows']:,}" for row in ratios if row[key] is None]
+        label += f" (below noise at {', '.join(lost)} rows)" if lost else ""
+        rows, seconds = ([row[name] for row in drawn] for name in ("rows", key))
+        right.plot(rows, seconds, "o-", color=color, label=label)
+    right.legend(frameon=False)
     right.set_xlabel("rows (28 features)")
     right.set_ylabel("seconds per tree")
     right.set_ylim(bottom=0)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 WORKERS = {"large": run_large, "ratio": run_ratio}

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from experiment_tools import describe_machine, make_parser, write_json
 
 import jboost as jb
 
@@ -43,8 +44,19 @@ def format_errors(score: np.ndarray) -> str:
     return f"{np.mean(residual**2):12.1f}{np.mean(np.abs(residual)):9.1f}"
 
 
-def print_rent(heading: str, loss: Callable, name: str, direction: Callable) -> None:
-    """Prints scores, fitted directions and trees of three rounds of stumps."""
+def find_leaf_error(leaves: np.ndarray, residual: np.ndarray, values, center) -> float:
+    """Returns how far the values of leaves are from NumPy's centers of residuals."""
+    expected = np.array([center(residual[leaves == leaf]) for leaf in leaves])
+    return float(np.abs(values - expected).max())
+
+
+def print_rent(
+    heading: str, loss: Callable, name: str, direction: Callable, center: Callable
+) -> float:
+    """Prints scores, fitted directions and trees of three rounds of stumps.
+
+    Returns the largest difference of a leaf value to the center of its residuals.
+    """
     settings = dict(num_rounds=3, learning_rate=1.0, max_depth=1, **CLASSICAL)
     model, _ = jb.fit(SQUARE_FEET, RENT, loss, **settings)
     stages = np.asarray(jb.staged_predict(model, SQUARE_FEET), np.float64)
@@ -53,12 +65,16 @@ def print_rent(heading: str, loss: Callable, name: str, direction: Callable) -> 
     print(format_row("square feet", SQUARE_FEET[:, 0]) + f"{'MSE':>12}{'MAE':>9}")
     print(format_row("rent", RENT))
     print(format_row("F_0", score, 1, format_errors(score)))
+    errors = []
     for number, after in enumerate(stages, start=1):
         threshold = float(model.threshold[number - 1, 0, 0])
         print(format_row(f"{name} at F_{number - 1}", direction(RENT - score), 1))
         print(format_row(f"tree {number}, split at {threshold:g}", after - score, 1))
         print(format_row(f"F_{number}", after, 1, format_errors(after)))
+        leaves = (SQUARE_FEET[:, 0] <= threshold).astype(int)
+        errors.append(find_leaf_error(leaves, RENT - score, after - score, center))
         score = after
+    return max(errors)
 
 
 def fit_given_leaves(leaves: np.ndarray, target: np.ndarray) -> jb.Ensemble:
@@ -82,8 +98,11 @@ def fit_given_leaves(leaves: np.ndarray, target: np.ndarray) -> jb.Ensemble:
     return jb.to_ensemble(jb.BoostedTrees(stacked, state.init_score), bins)
 
 
-def print_grades() -> None:
-    """Prints residuals, leaf values and scores of two trees with given leaves."""
+def print_grades() -> float:
+    """Prints residuals, leaf values and scores of two trees with given leaves.
+
+    Returns the largest difference of a leaf value to the mean of its residuals.
+    """
     model = fit_given_leaves(LEAVES, GRADE)
     score = np.full(len(GRADE), float(model.init_score))
     print("\nGrades, squared error, learning rate 0.1, leaves given\n")
@@ -91,20 +110,37 @@ def print_grades() -> None:
     print(format_row("grade", GRADE))
     print(format_row("F_0", score))
     stages = np.asarray(jb.staged_predict(model, LEAVES), np.float64)
+    errors = []
     for number, after in enumerate(stages, start=1):
         print(format_row(f"residual at F_{number - 1}", GRADE - score, 3))
         print(format_row(f"tree {number}, times 0.1", after - score, 3))
         print(format_row(f"F_{number}", after, 3))
+        leaves = LEAVES[:, number - 1]
+        values = (after - score) / 0.1
+        errors.append(find_leaf_error(leaves, GRADE - score, values, np.mean))
         score = after
     new = float(jb.predict(model, NEW_STUDENT)[0])
     print(f"\na new student in leaf {{1,3,5}} of both trees: {new:.2f}")
+    return max(errors)
 
 
 def main() -> None:
-    """Prints the three tables."""
-    print_rent("Rent, absolute error", jb.losses.absolute_error, "signs", np.sign)
-    print_rent("Rent, squared error", jb.losses.squared_error, "residuals", np.array)
-    print_grades()
+    """Prints the three tables, and how far they are from medians and means."""
+    options = make_parser(__doc__).parse_args()
+    absolute, squared = jb.losses.absolute_error, jb.losses.squared_error
+    errors = {
+        "medians": print_rent(
+            "Rent, absolute error", absolute, "signs", np.sign, np.median
+        ),
+        "means": print_rent(
+            "Rent, squared error", squared, "residuals", np.array, np.mean
+        ),
+        "means of grades": print_grades(),
+    }
+    said = ", ".join(f"{value:.1g} ({name})" for name, value in errors.items())
+    print(f"\nFound: leaf values differ from NumPy's by at most {said}.")
+    result = {**describe_machine(), "largest_differences": errors}
+    write_json(options.out / "worked_examples.json", result)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from jboost.cart import RegressionTree
 from jboost.checks import check_integer, check_word
 from jboost.ensemble import Ensemble, describe_model
 from jboost.explanation.shap import ShapValues, shap_values
-from jboost.frames import list_orders, read_frame
+from jboost.frames import Frame, list_orders, read_frame
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _read(shap, x, feature_names) -> _Table:
     return _Table(values, matrix, labels)
 
 
-def _order(frame, orders, categorical):
+def _order(frame: Frame, orders, categorical):
     """The matrix with ranks in columns of an ordered dtype, NaN in nominal ones."""
     matrix = np.array(frame.matrix)
     for place in categorical:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the experiments share: command line, pictures, results, slopes.
+
+In: a script's docstring, figures, numbers, timings. Out: a parser with ``--help`` and
+``--out``, PNG and JSON files in one style, and slopes with their noise.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Okabe and Ito's colors can be told apart by color-blind readers.
+BLACK, BLUE, ORANGE, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
+PINK, GRAY = "#CC79A7", "#999999"
+PACKAGES = (
+    "jboost", "jax", "jaxlib", "numpy", "pandas", "scikit-learn", "xgboost-cpu",
+    "lightgbm",
+)  # fmt: skip
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser whose help is the script's docstring, with ``--out``."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results"), metavar="DIR",
+        help="folder to write to (default: results)",
+    )  # fmt: skip
+    return parser
+
+
+def choose_tables(
+    parser: argparse.ArgumentParser, only: Sequence[str] | None, known: Sequence[str]
+) -> list[str]:
+    """Returns the known tables that ``--only`` names, all of them without it.
+
+    Ends the program with the list of known tables if one of the names is not known.
+    """
+    unknown = [name for name in only or () if name not in known]
+    if unknown:
+        parser.error(f"--only must be among {', '.join(known)}; got {unknown[0]!r}")
+    return [name for name in known if only is None or name in only]
+
+
+def describe_machine() -> dict[str, Any]:
+    """Returns the versions and the device that the numbers come from."""
+    import jax
+
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "source" if name == "jboost" else "not installed"
+    device = jax.devices()[0]
+    return {
+        "versions": versions,
+        "device": f"{device.platform}: {device.device_kind}",
+        "processor": read_processor(),
+    }
+
+
+def read_processor() -> str:
+    """Returns the processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+# ---- results ------------------------------------------------------------------------
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result, makes its folder, and says where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, default=_as_json) + "\n")
+    print(f"written: {path}")
+
+
+def _as_json(value):
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+
+
+def open_figure(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (6, 4), **settings: Any
+) -> tuple[Any, Any]:
+    """Returns a figure for a file, and its axes as an array [rows, columns]."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", **settings
+    )
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a PNG in the experiments' style, and says where it is."""
+    from matplotlib import pyplot
+
+    for axes in figure.axes:
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+    print(f"written: {path}")
+
+
+# ---- slopes -------------------------------------------------------------------------
+
+
+class Slope(NamedTuple):
+    """Seconds per tree: the difference of long and short runs over their rounds.
+
+    Attributes:
+      value: the difference of the medians, divided.
+      noise: the sum of the ranges of both kinds of runs, divided.
+    """
+
+    value: float
+    noise: float
+
+    @property
+    def measured(self) -> float | None:
+        """The value; None if it is below noise, which makes it meaningless.
+
+        Above noise every long run took longer than every short one, so that slopes
+        and ratios of single turns are positive, too.
+        """
+        return self.value if self.value > self.noise else None
+
+
+def find_slope(few: Sequence[float], many: Sequence[float], between: int) -> Slope:
+    """Returns the slope from repeated readings.
+
+    Args:
+      few: seconds of the short runs.
+      many: of the long runs.
+      between: how many more rounds the long runs have.
+    """
+    value = float(np.median(many) - np.median(few)) / between
+    return Slope(value, float(np.ptp(few) + np.ptp(many)) / between)
+
+
+def format_number(value: float | None, form: str, missing: str = "below noise") -> str:
+    """Returns a number in a format such as "8.3f", or what to say without one."""
+    return missing if value is None else f"{value:{form}}"
