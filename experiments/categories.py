@@ -330,8 +330,8 @@ def report(fits: pd.DataFrame) -> str:
         print("\ngeometric means over tables:")
         means = np.exp(logs.mean())
         print(means.to_string(float_format="{:.4f}".format))
-        words = ", ".join(f"{mean:.4f} to {who}" for who, mean in means.items())
-        said.append(f"{title} {words or 'no other'}")
+        words = ", ".join(f"{mean:.4f} ({who})" for who, mean in means.items())
+        said.append(f"{title} {words or 'there is no other'}")
     seconds = fits.pivot_table(
         index="table", columns="who", values="seconds", sort=False
     )
@@ -339,8 +339,8 @@ def report(fits: pd.DataFrame) -> str:
     print(seconds.to_string(float_format="{:.2f}".format), flush=True)
     tables = fits["table"].nunique()
     return (
-        f"Found: geometric means over {tables} tables of {subject}'s losses over "
-        f"others', {'; '.join(said)}."
+        f"Found: {subject}'s held-out loss divided by others', geometric mean over "
+        f"tables ({tables}): {'; '.join(said)}."
     )
 
 

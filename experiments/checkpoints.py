@@ -59,7 +59,9 @@ def conclude(table):
     for row in table[1:]:
         cost = row["processor_seconds"] / base["processor_seconds"] - 1
         above = cost * base["processor_seconds"] > base["spread"]
-        said.append(f"{row['checkpoint']} {f'{cost:.1%}' if above else 'below noise'}")
+        said.append(
+            f"{f'{cost:.1%}' if above else 'below noise'} ({row['checkpoint']})"
+        )
     return f"Found: checkpoints cost, in processor time, {', '.join(said)}."
 
 

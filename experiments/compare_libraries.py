@@ -395,17 +395,18 @@ def report(task: str, fits: pd.DataFrame, options: argparse.Namespace) -> dict:
     print(shown.to_string(index=False, float_format="{:.5g}".format), end="\n\n")
     if len(summary):
         print(summary.to_string(float_format="{:.4f}".format), flush=True)
-    result = {"rows": rows.reset_index(), "summary": summary.reset_index()}
+    summary = summary.rename_axis("ratio").reset_index()
+    result = {"rows": rows.reset_index(), "summary": summary}
     return {k: json.loads(v.to_json(orient="records")) for k, v in result.items()}
 
 
 def conclude(reports: dict[str, dict], subject: str) -> str:
     """Returns what was found, in a sentence."""
     said = [
-        f"{row['geometric mean']:.4f} for {task} ({row['tables']} tables)"
+        f"{row['geometric mean']:.4f} for {task} (tables: {row['tables']})"
         for task, tables in reports.items()
         for row in tables["summary"]
-        if row["index"] == "/best"
+        if row["ratio"] == "/best"
     ]
     if not said:
         return f"Found: nothing to compare {subject} with."

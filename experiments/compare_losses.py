@@ -267,7 +267,7 @@ def conclude(rows: list[dict]) -> str:
             value, error = (
                 best["MAE"][name] for name in ("minus_L2", "minus_L2_standard_error")
             )
-            words += f" ({value:+.3g} +- {error:.2g} to L2)"
+            words += f" ({value:+.3g} +- {error:.2g} against L2)"
         said.append(words)
     return f"Found: {'; '.join(said)}."
 

@@ -205,8 +205,10 @@ def conclude(rows: list[dict]) -> str:
         chosen = [row for row in rows if row["noise"] == noise]
         best = min(chosen, key=lambda row: row["error"][0])
         mean, error = best["error"]
-        said.append(f"{best['method']} under {noise} noise ({mean:.3f} +- {error:.3f})")
-    return f"Found: the lowest mean error has {', and '.join(said)}."
+        said.append(
+            f"{best['method']}'s ({mean:.3f} +- {error:.3f}) under {noise} noise"
+        )
+    return f"Found: the lowest mean error is {', and '.join(said)}."
 
 
 def plot_errors(errors: dict, title: str, path: Path) -> None:
