@@ -206,6 +206,8 @@ def conclude(verdicts: list[dict]) -> str:
     """Returns what was found, in a sentence."""
     measured = [entry for entry in verdicts if entry["measured"] is not None]
     missed = [entry["case"] for entry in measured if entry["verdict"] == "MISSED"]
+    if not measured:
+        return f"Found: none of the {len(verdicts)} ratios was measured."
     said = f"Found: {len(measured)} of {len(verdicts)} ratios were measured"
     if missed:
         return (
