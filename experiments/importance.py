@@ -126,7 +126,7 @@ def conclude(names, shares, generated):
             for kind, f in zip(KINDS, mean.argmax(axis=1), strict=True)
         ]
         return f"Found: the most important feature by {'; by '.join(top)}."
-    idle = np.abs(mean[:, [names.index(name) for name in WITHOUT_EFFECT]]).sum(axis=1)
+    idle = np.abs(mean[:, [names.index(name) for name in WITHOUT_EFFECT]].sum(axis=1))
     best, worst = idle.argmin(), idle.argmax()
     return (
         f"Found: features without effect have the smallest share by {KINDS[best]} "
