@@ -351,7 +351,7 @@ def _find_leaves(nodes, matrix):
     """All rows go down together, until each has come to a leaf."""
     left, feature, threshold, missing_left, _ = map(jnp.asarray, nodes)
     threshold = jax.lax.stop_gradient(threshold.astype(jnp.float32))
-    matrix = flush_denormals(jax.lax.stop_gradient(matrix))
+    matrix = flush_denormals(jax.lax.stop_gradient(jnp.asarray(matrix)))
     rows = jnp.arange(matrix.shape[0], dtype=jnp.int32)
 
     def look(array, *index):

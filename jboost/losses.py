@@ -411,7 +411,8 @@ def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
 
     Friedman 2001, section 4.4 (M_TreeBoost). Where that quantile is 0, because a
     share alpha of the rows is fitted exactly, delta is the smallest positive |r|: with
-    delta = 0 the loss would be constant, and nothing could be learned.
+    delta = 0 the loss would be constant, and nothing could be learned. It is 1 where
+    all rows are fitted exactly.
 
     Losses are reported at the delta of the first round (``report="first"`` of
     :func:`adaptive`): those of different deltas are not comparable.
@@ -424,7 +425,7 @@ def make_adaptive_huber(*, alpha: float = 0.9) -> Adaptive:
         positive = (weights > 0) & (sizes > 0)
         least = jnp.min(jnp.where(positive, sizes, jnp.inf))
         delta = weighted_quantile(sizes, weights, alpha)
-        return jnp.maximum(delta, jnp.where(jnp.isfinite(least), least, 0.0))
+        return jnp.maximum(delta, jnp.where(jnp.isfinite(least), least, 1.0))
 
     return adaptive(
         lambda s, t, delta: huber(s, t, delta=delta), estimate, report="first"

@@ -424,11 +424,18 @@ def test_one_large_tree_among_many_small_ones_does_not_take_gigabytes():
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="times their own size"):
-            build_ensemble(trees, init_score=np.zeros(1, np.float32), num_features=1)
+            build_ensemble(
+                trees,
+                init_score=np.zeros(1, np.float32),
+                num_features=1,
+                absent="missing",
+            )
         assert tracemalloc.get_traced_memory()[1] < 2**26
     finally:
         tracemalloc.stop()
-    few = build_ensemble(trees[:9], init_score=np.zeros(1, np.float32), num_features=1)
+    few = build_ensemble(
+        trees[:9], init_score=np.zeros(1, np.float32), num_features=1, absent="missing"
+    )
     assert few.max_depth == 4000
 
 

@@ -123,7 +123,7 @@ def test_functional_gradient_descent():
 
 
 def test_huber_of_mostly_equal_targets():
-    """delta is the least |r| above 0; of equal targets it is 0, and nothing breaks."""
+    """delta is the least |r| above 0, and 1 if all targets are equal."""
     y = np.where(np.arange(ROWS) % 20 == 0, Y, 0)
     model, _, stages = train(jb.recipes.m_tree_boost(alpha=0.8), y)
     expected = references.m_tree_boost(X, y.astype(float), WEIGHTS, plan(), 0.8)

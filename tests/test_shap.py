@@ -232,7 +232,9 @@ def test_values_and_interactions_are_those_of_xgboost(problem, missing):
     chosen, settings = parity.PROBLEMS[problem], parity.SETTINGS["plain"]
     booster = parity.train_booster(x, y, weight, chosen, settings)
     start = np.array([chosen.init_score], np.float32)
-    model = build_ensemble(read_booster(booster), init_score=start, num_features=5)
+    model = build_ensemble(
+        read_booster(booster), init_score=start, num_features=5, absent="missing"
+    )
     rows = xgb.DMatrix(x[:200])
     found = jb.shap_values(model, x[:200])
     expected = booster.predict(rows, pred_contribs=True)
@@ -268,7 +270,7 @@ def test_a_tree_is_explained_as_by_the_shap_package():
     theirs.fit(X, Y, sample_weight=WEIGHTS)
     explainer = shap.TreeExplainer(theirs)
     nodes, start = read_sklearn(theirs.tree_), np.zeros(1, np.float32)
-    model = build_ensemble([nodes], init_score=start, num_features=3)
+    model = build_ensemble([nodes], init_score=start, num_features=3, absent="missing")
     found = jb.shap_values(model, X)
     expected = explainer.shap_values(X)
     tolerance = dict(rtol=0, atol=1e-5 * largest(expected))

@@ -441,7 +441,7 @@ def bad_inputs():
         (dense_part, TypeError, "BCOO or BCSR without batch or dense dimensions"),
         (other, TypeError, "a BCOO or BCSR"),
         (flat, ValueError, "x must be 2-D"),
-        (nobody, ValueError, "at least one row and one column"),
+        (nobody, ValueError, "at least one row and one column|must have 6 columns"),
     ]
 
 
