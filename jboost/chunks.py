@@ -211,12 +211,15 @@ def describe_idleness(
     if not found.not_finite and not found.stuck():
         return None
     start = np.asarray(state.init_score).tolist()
+    branch = (
+        ". A gradient is NaN beside a finite loss where a branch of jnp.where that is "
+        "not taken has no derivative"
+    )
     return (
         f"of {found.rows} rows of positive weight, {found.not_finite} have a gradient "
         f"that is NaN or infinite and {found.zero} one that is zero (init_score "
         f"{start}); look at the loss there with jb.inspect_loss, or pass another "
-        "init_score. A gradient is NaN beside a finite loss where a branch of "
-        "jnp.where that is not taken has no derivative"
+        f"init_score{branch if found.not_finite else ''}"
     )
 
 

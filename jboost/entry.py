@@ -19,10 +19,12 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 from jax.core import Tracer
 from jax.extend import backend
+from jax.extend.core import get_opaque_trace_state
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_NOT_TRACING = get_opaque_trace_state()
 _forked = False  # from a process that had started JAX
 
 
@@ -98,6 +100,7 @@ def on_host(
 
 def _wrap(function, prepare, explain=None):
     prepare_call, allow, errors = prepare, _allow_transfers, jax.errors.JAXTypeError
+    is_about_tracing = _is_about_tracing
 
     def run(*args, **kwargs):
         with allow():
@@ -105,7 +108,7 @@ def _wrap(function, prepare, explain=None):
             try:
                 return function(*args, **kwargs)
             except errors as error:
-                if explain is None:
+                if explain is None or not is_about_tracing(error):
                     raise
                 raise explain(error) from error
 
@@ -114,6 +117,12 @@ def _wrap(function, prepare, explain=None):
         run.__code__, function.__globals__, closure=run.__closure__
     )
     return functools.wraps(function)(run)
+
+
+def _is_about_tracing(error):
+    """Whether the call itself is traced; a callback may jit functions of its own."""
+    unexpected = isinstance(error, jax.errors.UnexpectedTracerError)
+    return unexpected or get_opaque_trace_state() != _NOT_TRACING
 
 
 def _allow_transfers():

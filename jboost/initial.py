@@ -33,6 +33,7 @@ from jboost.leaves import (
 )
 
 _STARTS = 33  # where the search may begin
+_PROBES = 6  # distances, 1/16 to 16^4 times the score, at which losses are compared
 _ROUNDING = 2.0**-21  # of a mean in float32
 _NEWTON_STEPS = 50  # at most, for K numbers
 _COMPARABLE = 2.0**-10  # ratio of lengths down to which scores share a unit
@@ -405,15 +406,37 @@ def count_slopes(
     counts, minimiser = weights > 0, objective.minimiser
     flat = jnp.all(slopes == 0, axis=0)
     lost = ~jnp.all(jnp.isfinite(slopes), axis=0)
-    settled = jnp.zeros_like(counts)
+    here = loss_values(objective, scores)
+    settled = _is_lowest(objective, scores, here)
     if minimiser is None or len(scores) > 1:
-        settled = jnp.all(hessians(objective, scores) > 0, axis=0)
+        settled |= jnp.all(hessians(objective, scores) > 0, axis=0)
     if minimiser is not None:
-        here = loss_values(objective, scores)
         least = loss_values(objective, minimiser)
-        settled |= here <= least + _ROUNDING * jnp.abs(least)  # not if it is NaN
+        known = jnp.all(jnp.isfinite(minimiser), axis=0)
+        settled = jnp.where(known, here <= least + _ROUNDING * jnp.abs(least), settled)
     every = (counts, counts & lost, counts & flat, counts & flat & settled)
     return Slopes(*(jnp.sum(rows, dtype=jnp.int32) for rows in every))
+
+
+def _is_lowest(objective, scores, here):
+    """Whether no score far or near gives a row a lower loss.
+
+    The loss of a row without a minimum may have reached its infimum in float32: the
+    logistic loss of a score of 150 is 0, and so are its derivatives.
+    """
+    num_scores = len(scores)
+    least = here - _ROUNDING * jnp.abs(here)
+    size = jnp.maximum(jnp.abs(scores), 1.0)
+
+    def probe(number, lowest):
+        k, number = number % num_scores, number // num_scores
+        sign, distance = 1 - 2 * (number % 2), jnp.float32(16.0) ** (number // 2 - 1)
+        along = (jnp.arange(num_scores) == k)[:, None]
+        point = scores + jnp.where(along, sign * distance * size, 0.0)
+        return lowest & ~(loss_values(objective, point) < least)
+
+    every = jnp.ones(scores.shape[1], bool)
+    return jax.lax.fori_loop(0, 2 * _PROBES * num_scores, probe, every)
 
 
 def _avoid_plateau(objective, offset, weights, found):

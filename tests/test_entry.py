@@ -93,6 +93,13 @@ def test_host_functions_refuse_traced_arguments(name, transform):
         transform(TRACED[name])(X if transform is jax.jit else X[None])
 
 
+def test_errors_of_the_users_own_jit_are_theirs():
+    """Only where jboost itself is traced is that the reason."""
+    schedule = jax.jit(lambda number: 0.1 if number > 0 else 0.2)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jb.fit(X, Y, L.squared_error, learning_rate=schedule)
+
+
 ON_MODELS = {
     "feature_importance": jb.feature_importance,
     "permutation_importance": lambda m: jb.permutation_importance(

@@ -193,9 +193,27 @@ def test_rows_that_are_at_their_minimum_are_no_error():
     np.testing.assert_array_equal(jb.predict(model, X), constant)
 
 
+@pytest.mark.parametrize("num_scores", [1, 2])
+def test_saturated_rows_are_no_error(num_scores):
+    """Losses without a minimum reach 0 in float32, and so do their derivatives."""
+    labels = (Z > 0).astype(np.float32)
+    offset = np.where(labels > 0, 150.0, -150.0).astype(np.float32)
+    loss = jb.losses.logistic
+    if num_scores == 2:
+        loss = jb.losses.softmax
+        labels, offset = labels.astype(np.int32), np.stack([-offset, offset], 1)
+    _, history = jb.fit(
+        X, labels, loss, offset=offset, num_scores=num_scores, init_score=0.0,
+        num_rounds=1, max_depth=1,
+    )  # fmt: skip
+    np.testing.assert_array_equal(history.train_loss, [0.0])
+
+
 def test_a_start_without_gradients_stops_training():
-    with pytest.raises(jb.TrainingError, match=rf"0 .* NaN .* {ROWS} .* zero"):
+    pattern = rf"0 .* NaN .* {ROWS} .* zero"
+    with pytest.raises(jb.TrainingError, match=pattern) as error:
         fit(pick(ONE, 0), Z, 1, num_rounds=1, init_score=1e4)
+    assert "jnp.where" not in str(error.value)
 
 
 @pytest.mark.parametrize(
