@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from jboost.category_splits import count_words
 from jboost.curvature import Objective, derivatives, gradients, loss_values
 from jboost.executables import compiled, jitted
-from jboost.initial import MedianStart, count_slopes
+from jboost.initial import MedianStart, count_slopes, is_endless
 from jboost.levels import LeafSums, Tree
 from jboost.reports import report_round
 from jboost.rounds import (
@@ -140,8 +140,10 @@ def start(
     """
     words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
     run, operands = start_program(job, init_score, words)
-    state, fell_back, values = run(*operands)
+    state, fell_back, values, endless = run(*operands)
     data, offset = job.rows.data, job.rows.scores
+    if endless:
+        refuse_endless()
     if isinstance(init_score, MedianStart):
         check_minimisers(*job[:2], data, state, "init_score='median'")
     if job.method.leaf_solver == "median_step":
@@ -223,6 +225,16 @@ def describe_idleness(
     )
 
 
+def refuse_endless() -> NoReturn:
+    """Raises for a loss that :func:`is_endless`."""
+    raise ValueError(
+        "loss must have a minimum in the score, got one without a minimum for any row "
+        "of positive weight: it is linear or concave in the score, so unbounded below; "
+        "its arguments may be swapped (the call is loss(score, target)), or its sign "
+        "may be wrong"
+    )
+
+
 def _check_values(place, data, values, offset, init_score):
     """Raises for the first row of positive weight whose loss is not finite."""
     values = np.asarray(values)
@@ -241,7 +253,8 @@ def refuse_value(
     raise ValueError(
         f"loss must be finite on {place}, got {value} in row {row} "
         f"for target {target} at score {score}; a target may lie outside what the "
-        "loss is defined for, or init_score be needed"
+        "loss is defined for, the arguments of the loss may be swapped (the call is "
+        "loss(score, target)), or init_score be needed"
     )
 
 
@@ -250,7 +263,11 @@ def _start_program(loss, implementation, constants, data, offset, init_score, wo
         loss, constants, data, offset, init_score, words, implementation
     )
     values = _values_program(loss, constants, data, state.scores, state.parameters)
-    return state, fell_back, values
+    objective = Objective(
+        loss, constants, data.targets, state.parameters, state.minimiser
+    )
+    endless = is_endless(objective, state.scores, data.weights)
+    return state, fell_back, values, endless
 
 
 def _values_program(loss, constants, data, scores, parameters):

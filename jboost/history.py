@@ -5,6 +5,7 @@ In: trees and losses, round by round. Out: a History, and the model after any nu
 of rounds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,6 +116,23 @@ class TrainingError(RuntimeError):
         kept = record.num_rounds
         self.round = round
         self.model, self.history = record.model(kept), record.history(kept)
+
+
+def explain_divergence(losses: Sequence[float], value: float) -> str:
+    """Says what may help against a training loss that is not finite any more.
+
+    Args:
+      losses: of the rounds before.
+      value: the loss now.
+    """
+    advice = "a smaller learning_rate or a larger l2 may help"
+    fell = len(losses) > 0 and losses[-1] < min(losses[0], 0.0)
+    if value == -np.inf or fell:
+        advice += (
+            ", but the loss fell before, and may be unbounded below; arguments may be "
+            "swapped (the call is loss(score, target)), or its sign be wrong"
+        )
+    return advice
 
 
 @dataclass

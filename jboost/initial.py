@@ -42,6 +42,7 @@ _SEARCHED_NUMBERS = 2**15  # at most, these rows times K
 _SWEEPS = 4  # over all K scores, before each run of Newton's method
 _TURNS = 6  # of searches and Newton's method
 _CONCAVE = 1e-4  # of the largest: a negative curvature that is none of rounding
+_BESIDE = 2.0**-10  # of 1 + |minimiser|: where the loss must be defined, too
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 
 
@@ -437,6 +438,27 @@ def _is_lowest(objective, scores, here):
 
     every = jnp.ones(scores.shape[1], bool)
     return jax.lax.fori_loop(0, 2 * _PROBES * num_scores, probe, every)
+
+
+def is_endless(
+    objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
+) -> Bool[Array, ""]:
+    """Whether a loss of constant curvature has slopes, but a minimum for no row.
+
+    A loss that is NaN beside a point has no minimum there. Other losses may approach
+    their infimum at infinity (logistic) and are not judged.
+    """
+    if not objective.loss.quadratic:
+        return jnp.asarray(False)
+    counts, minimiser = weights > 0, objective.minimiser
+    slopes = gradients(objective, scores)[0]
+    sloping = jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0))
+    bounded = hessians(objective, scores)[0] > 0
+    if minimiser is not None:
+        side = _BESIDE * (1 + jnp.abs(minimiser))
+        around = [loss_values(objective, minimiser + d) for d in (-side, side)]
+        bounded |= jnp.isfinite(minimiser[0]) & ~jnp.isnan(around[0] + around[1])
+    return sloping & ~jnp.any(counts & bounded)
 
 
 def _avoid_plateau(objective, offset, weights, found):

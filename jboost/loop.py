@@ -23,7 +23,7 @@ from jboost.chunks import (
     run_chunk,
     start_scores,
 )
-from jboost.history import Record, TrainingError
+from jboost.history import Record, TrainingError, explain_divergence
 from jboost.rounds import BoostState
 from jboost.scoring import SIGNATURE, evaluate_metric
 from jboost.storage.checkpoints import Checkpoint, write_checkpoint
@@ -69,12 +69,12 @@ def run_rounds(
             count = min(count, checkpoint.every - record.num_rounds % checkpoint.every)
         begun, last = time.perf_counter(), record.num_rounds + count
         chunk = _run(job, blocks, position, record, count)
-        before, position = position, Position(chunk.state, chunk.set_scores)
+        position = Position(chunk.state, chunk.set_scores)
         fields = ("trees", "losses", "snapshots", "improvement", "parameters")
         seen = jax.device_get({name: getattr(chunk, name) for name in fields})
         chunk = chunk._replace(**seen)
         if not record.trees:
-            _check_first(job, before.state, chunk, record)
+            _check_first(job, chunk, record)
         while record.num_rounds < last and not (stopped or over):
             _look(job, chunk, count - last + record.num_rounds, record, bar)
             stopped, over = _notify(watchers, record), _is_over(record, patience)
@@ -92,13 +92,16 @@ def run_rounds(
     return record.best_round(number) + 1 if patience else number
 
 
-def _check_first(job, state, chunk, record):
-    """Raises if the first round added nothing because of the loss's gradients."""
+def _check_first(job, chunk, record):
+    """Raises if the first round added nothing because of the loss's gradients.
+
+    The scores are then still those of the start, whose buffers streams have reused.
+    """
     number = record.num_rounds
     if np.any(chunk.trees.leaf_value[0]) or job.rates[number] == 0:
         return
     reason = describe_idleness(
-        job.loss, job.constants, job.method, job.rows.data, state
+        job.loss, job.constants, job.method, job.rows.data, chunk.state
     )
     if reason is not None:
         raise TrainingError(
@@ -157,8 +160,8 @@ def _look(job, chunk, entry, record, bar):
     if not np.isfinite(train_loss):
         raise TrainingError(
             f"the loss of the training rows became {train_loss} in round {number}; "
-            "a smaller learning_rate or a larger l2 may help; the error's .model and "
-            ".history hold the rounds before",
+            f"{explain_divergence(record.train_loss, train_loss)}; the error's .model "
+            "and .history hold the rounds before",
             record,
             number,
         )

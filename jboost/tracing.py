@@ -128,6 +128,8 @@ def trace_loss(
             f"{_obstacle(value.jaxpr)}: {type(error).__name__}: {error}"
         ) from error
     _check_gradient(function, gradient)
+    if num_scores > 1:
+        _warn_of_unused(function, gradient, constants, num_scores)
     depends = _dependencies(hessian.jaxpr)
     start = len(hessian.constants)
     traced = TracedLoss(
@@ -245,6 +247,20 @@ def _check_gradient(loss, gradient):
             f"loss {name} must have a minimum in the score, got a loss that is linear "
             "in it and so unbounded below; the arguments may be swapped: the call is "
             "loss(score, target)"
+        )
+
+
+def _warn_of_unused(loss, gradient, constants, num_scores):
+    """Warns of scores whose gradient is zero whatever the scores and the target."""
+    known = [constants[i] for i in gradient.constants]
+    used = _used_entries(gradient.jaxpr, known)
+    unused = np.flatnonzero(~used).tolist()
+    if unused:
+        listed = ", ".join(f"score[{k}]" for k in unused)
+        warn_user(
+            f"loss {_name(loss)} has no gradient in {listed}: num_scores={num_scores} "
+            f"gives it {num_scores} scores, and the unused ones are never trained; "
+            "pass a smaller num_scores, or check the indices in the loss"
         )
 
 
@@ -412,8 +428,13 @@ def _dependencies(jaxpr):
 
 
 def _is_zero(jaxpr):
-    """Whether every output is zero whatever the inputs, by the rules of 0 below."""
-    zeros: set[Any] = set()
+    """Whether every output is zero whatever the inputs."""
+    zero = _find_zeros(jaxpr, set())
+    return all(zero(output) for output in jaxpr.outvars)
+
+
+def _find_zeros(jaxpr, zeros):
+    """A function that tells which operands are zero, given some variables that are."""
 
     def zero(operand):
         if isinstance(operand, jex_core.Literal):
@@ -431,4 +452,37 @@ def _is_zero(jaxpr):
             vanishes = bool(inputs) and all(inputs) and name in _KEEP_ZERO
         if vanishes:
             zeros.update(equation.outvars)
-    return all(zero(output) for output in jaxpr.outvars)
+    return zero
+
+
+def _used_entries(jaxpr, known):
+    """Mask of the entries of the output [K] that are not zero whatever the inputs.
+
+    ``known`` are the values of the first inputs. The gradient of ``score[k]`` is a
+    scalar that is padded with zeros, and such vectors are added.
+    """
+    pairs = zip(jaxpr.invars, known, strict=False)
+    fixed = {v for v, a in pairs if isinstance(a, np.ndarray) and not a.any()}
+    zero = _find_zeros(jaxpr, fixed)
+    made = {v: equation for equation in jaxpr.eqns for v in equation.outvars}
+
+    def used(operand):
+        mask = np.full(operand.aval.shape, not zero(operand))
+        equation = None if isinstance(operand, jex_core.Literal) else made.get(operand)
+        if equation is None or mask.ndim != 1 or not mask.any():
+            return mask
+        name, inputs = equation.primitive.name, equation.invars
+        if name in ("add", "add_any") and all(
+            i.aval.shape == mask.shape for i in inputs
+        ):
+            return used(inputs[0]) | used(inputs[1])
+        if name == "pad" and zero(inputs[1]):
+            [(low, _, interior)] = equation.params["padding_config"]
+            inner = used(inputs[0])
+            places = low + (interior + 1) * np.arange(len(inner))
+            within = (places >= 0) & (places < len(mask))
+            mask[:] = False
+            mask[places[within]] = inner[within]
+        return mask
+
+    return used(jaxpr.outvars[0])

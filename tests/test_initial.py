@@ -4,6 +4,7 @@
 References are minima that SciPy finds in float64, in standard units.
 """
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from scipy.optimize import minimize
 
 import jboost as jb
+from jboost.tracing import trace_loss
 
 ROWS = 600
 RNG = np.random.default_rng(21)
@@ -216,6 +218,15 @@ def test_a_start_without_gradients_stops_training():
     assert "jnp.where" not in str(error.value)
 
 
+def test_streams_and_continued_training_stop_without_gradients():
+    rows, targets = X[:50], Z[:50].astype(np.float32)
+    stream = jb.stream(jb.array_batches(rows, targets), memory="256 MiB")
+    model, _ = jb.fit(rows, targets, num_rounds=1, max_depth=2)
+    for arguments, before in (((stream, None), None), ((rows, targets), model)):
+        with pytest.raises(jb.TrainingError, match=r"round 0: of 50 .* 50 .* NaN"):
+            jb.fit(*arguments, poisoned, num_rounds=1, max_depth=2, model=before)
+
+
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
@@ -223,8 +234,47 @@ def test_a_start_without_gradients_stops_training():
         (lambda s, t: jnp.float32(1), "constant"),
         (lambda s, t: (jnp.round(s) - t) ** 2, "rounded"),
         (lambda s, t: jax.nn.softplus(t) - s * t, "swapped"),
+        # Beyond the domain of their targets these are NaN.
+        (lambda s, t: jb.losses.logistic(t, s), "swapped"),
+        (lambda s, t: -((s - t) ** 2), "sign"),
     ],
 )
 def test_losses_without_a_minimum_are_refused(loss, problem):
     with pytest.raises(ValueError, match=problem):
         jb.fit(X, Z, loss)
+
+
+def test_a_loss_that_falls_for_ever_is_named():
+    """The cubic has an inflection for a start and no minimum."""
+    with pytest.raises(jb.TrainingError, match="unbounded below; arguments") as error:
+        jb.fit(X, Z, lambda s, t: (s - t) ** 3 * 1e30, num_rounds=99, max_depth=1)
+    assert error.value.history.train_loss[-1] < 0
+    with pytest.raises(jb.TrainingError) as error:
+        jb.fit(X, Z, num_rounds=9, max_depth=1, learning_rate=1e30, init_score=1.0)
+    assert "unbounded" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "unused"),
+    [
+        (lambda s, t: (s[0] - t) ** 2, [1, 2]),
+        (lambda s, t: (s[-1] - t) ** 2 + s[1] * s[0] * 0.0, [0, 1]),
+        (jax.jit(lambda s, t: jnp.sum((s[::2] - t) ** 2)), [1]),
+        (lambda s, t: jnp.sum((s[jnp.array([0, 2])] - t) ** 2 + s[1]), []),
+        (lambda s, t: -jax.nn.log_softmax(s)[0] * t, []),
+        (lambda s, t: s[t.astype(int)] ** 2, []),
+    ],
+)
+def test_scores_without_a_gradient_are_named(loss, unused):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        traced, constants = trace_loss(loss, Z, 3)
+    named = [k for k in range(3) for w in caught if f"score[{k}]" in str(w.message)]
+    assert named == unused
+    # The reference: gradients of random scores.
+    points = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    targets = np.arange(20, dtype=np.float32) % 3
+    slopes = jax.vmap(traced.gradient, (None, 0, 0, None))(
+        constants, points, targets, ()
+    )
+    assert np.flatnonzero(~np.any(slopes != 0, axis=0)).tolist() == unused

@@ -300,6 +300,24 @@ def test_a_point_that_diverges_is_left_behind():
     assert kept.model.num_rounds == kept.round == len(kept.history.train_loss)
 
 
+def poisoned(s, t):
+    """The branch that is never taken has no derivative."""
+    return (s - t) ** 2 + jnp.where(t > 1e9, jnp.sqrt(s - s), 0.0)
+
+
+def test_a_fold_that_learns_nothing_is_named():
+    with pytest.raises(jb.TrainingError, match=r"fold 0: of 150 .* NaN") as caught:
+        validate(loss=poisoned)
+    assert caught.value.model.num_rounds == 0
+    points = dict(init_score=[0.0, 1e4])  # far out, Welsch's loss is flat
+    with pytest.raises(jb.TrainingError, match=r"fold 0 of points\[1\].*10000.* zero"):
+        sweep(points, jb.losses.welsch, num_rounds=1)
+    equal = validate(y=np.ones(ROWS, np.float32), num_rounds=1)  # nothing to learn
+    np.testing.assert_array_equal(equal.train_loss, 0)
+    with pytest.raises(ValueError, match="swapped"):
+        validate(y=LABELS, loss=lambda s, t: jb.losses.logistic(t, s))
+
+
 # ---- programs ----
 
 

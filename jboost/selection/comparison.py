@@ -44,7 +44,7 @@ def compare(
     data, num_scores = table.rows.data, len(table.rows.scores)
     implementation = name_implementation(shared["implementation"], data.weights)
     settings = []
-    for each, point in zip(bound, points, strict=True):
+    for place, (each, point) in enumerate(zip(bound, points, strict=True)):
         chosen = base | {name: point[name] for name in base if name in point}
         rates = checks.learning_rates(chosen.pop("learning_rate"), num_rounds)
         begin = initial_scores(chosen.pop("init_score"), num_scores)
@@ -60,10 +60,11 @@ def compare(
             **chosen,
         )  # fmt: skip
         rates = np.asarray(rates)
+        name = f" of points[{place}], {point}" if point else ""
         measures = bind_metrics(metrics, each, num_scores)
         try_metrics(measures, *table.rows.real, num_scores)
         settings.append(
-            Setting(traced, constants, method, numbers, begin, rates, measures)
+            Setting(name, traced, constants, method, numbers, begin, rates, measures)
         )
     if table.by.name == "loss" and not all(
         same_loss(settings[0], each) for each in settings

@@ -18,14 +18,29 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from jboost.binning import Bins
-from jboost.chunks import MOST_ROUNDS, check_minimisers, no_trees, refuse_value
-from jboost.history import UNNAMED, Record, TrainingError
+from jboost.chunks import (
+    MOST_ROUNDS,
+    check_minimisers,
+    describe_idleness,
+    no_trees,
+    refuse_endless,
+    refuse_value,
+)
+from jboost.history import UNNAMED, Record, TrainingError, explain_divergence
 from jboost.initial import MedianStart
 from jboost.levels import Tree
 from jboost.rounds import Method, Numbers
 from jboost.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.selection.folds import Folds
-from jboost.selection.runs import Rounds, Run, pad_runs, run_rounds, share, start_runs
+from jboost.selection.runs import (
+    Rounds,
+    Run,
+    data_of,
+    pad_runs,
+    run_rounds,
+    share,
+    start_runs,
+)
 from jboost.tables import Rows
 from jboost.tracing import TracedLoss
 
@@ -34,8 +49,9 @@ _MOST_BYTES = 2**30  # of the runs of one program, about
 
 
 class Setting(NamedTuple):
-    """What one point trains with."""
+    """What one point trains with; messages call the point by its name."""
 
+    name: str  # "" where there is but one
     loss: TracedLoss
     constants: tuple[Any, ...]
     method: Method
@@ -199,6 +215,8 @@ def _run_block(
         made = run_rounds(
             loss, method, table.keeps_models, shared, runs, rates, counts, state
         )
+        if first == 0:
+            _check_first(table, settings, curves, shared, runs, made)
         state = made.state
         _look(table, curves, made, count, bar)
         first, seconds = first + count, time.perf_counter() - clock
@@ -257,10 +275,34 @@ def _check_start(table, settings, curves, state, doubt):
             if wanted:
                 own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
                 check_minimisers(setting.loss, setting.constants, data, own, word)
+        if doubt.endless[number]:
+            refuse_endless()
         if doubt.found[number]:
             row, value = int(doubt.row[number]), float(doubt.value[number])
             start = curve.init_score[number % num_folds]
             refuse_value("the data", data, row, value, offset, start)
+
+
+def _check_first(table, settings, curves, shared, runs, made):
+    """Raises if the first round of a run added nothing because of the gradients."""
+    num_folds = len(table.folds.train)
+    moved = np.asarray(made.moved)[:, 0]
+    for number in np.flatnonzero(~moved[: len(settings) * num_folds]).tolist():
+        point, fold = divmod(number, num_folds)
+        setting = settings[point]
+        if setting.rates[0] == 0:
+            continue
+        run, own = jax.tree.map(lambda a: a[number], (runs, made.state))  # noqa: B023
+        reason = describe_idleness(
+            setting.loss, setting.constants, setting.method, data_of(shared, run), own
+        )
+        if reason is not None:
+            raise TrainingError(
+                f"training learned nothing in round 0 of fold {fold}{setting.name}: "
+                f"{reason}",
+                make_record(table, curves[point], fold),
+                0,
+            )
 
 
 def _plan(settings, curves, num_folds, first, count):
@@ -349,10 +391,11 @@ def _measure(table, curve, scores):
 def _raise_at(table, curve, losses):
     """A fold broke off; the error holds its model until then."""
     fold, number = int(np.argmax(~np.isfinite(losses))), curve.num_rounds
+    before = curve.table(column=0)[fold]
     raise TrainingError(
         f"the loss of the training rows of fold {fold} became {losses[fold]} in round "
-        f"{number}; a smaller learning_rate or a larger l2 may help; the error's "
-        ".model and .history hold that fold's rounds before",
+        f"{number}; {explain_divergence(before, losses[fold])}; the error's .model "
+        "and .history hold that fold's rounds before",
         make_record(table, curve, fold),
         number,
     )

@@ -189,8 +189,8 @@ def cross_validate(
 
     Raises:
       TypeError, ValueError: for bad arguments, before training.
-      TrainingError: the training loss of a fold stopped being finite; carries that
-        fold's model until then.
+      TrainingError: no row of a fold has a gradient to learn from, or its training
+        loss stopped being finite; carries that fold's model until then.
       RuntimeError: a metric failed.
 
     Example:

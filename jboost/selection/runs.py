@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 from jboost.chunks import MOST_ROUNDS, no_trees
 from jboost.curvature import Objective, loss_values
 from jboost.executables import compiled
-from jboost.initial import MedianStart
+from jboost.initial import MedianStart, is_endless
 from jboost.levels import Tree
 from jboost.padding import padded_size
 from jboost.reports import mean_loss
@@ -76,11 +76,18 @@ class Run(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """The first row of positive weight whose loss is not finite at the start."""
+    """What is wrong with a run at its start.
+
+    Attributes:
+      found, row, value: whether there is a row of positive weight whose loss is not
+        finite; the first one, and its loss.
+      endless: see :func:`jboost.initial.is_endless`.
+    """
 
     found: Bool[Array, ""]
     row: Int32[Array, ""]
     value: Float[Array, ""]
+    endless: Bool[Array, ""]
 
 
 class Rounds(NamedTuple):
@@ -89,6 +96,7 @@ class Rounds(NamedTuple):
     Attributes:
       trees: None where nobody wants them.
       losses: of the rows learnt from, and of those held out.
+      moved: whether a leaf has a value other than 0.
       scores: of the watched rows after each round.
       parameters: of an adaptive loss after each round; () for other losses.
     """
@@ -96,6 +104,7 @@ class Rounds(NamedTuple):
     state: BoostState
     trees: Tree | None
     losses: Float[Array, "R 2"]
+    moved: Bool[Array, " R"]
     scores: Float[Array, "R K M"]
     parameters: Any
 
@@ -181,7 +190,7 @@ def _start_runs(loss, method, shared, runs):
         )
 
     def start(run):
-        data, constants = _data_of(shared, run), _constants_of(shared, run)
+        data, constants = data_of(shared, run), _constants_of(shared, run)
         state = init_state(
             loss, constants, data, shared.offset, run.init_score, shared.words,
             method.implementation, minimiser,
@@ -190,14 +199,16 @@ def _start_runs(loss, method, shared, runs):
         values = loss_values(objective, state.scores)
         bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
         row = jnp.argmax(bad).astype(jnp.int32)
-        return state, Doubt(jnp.any(bad), row, values[row])
+        objective = objective._replace(minimiser=state.minimiser)
+        endless = is_endless(objective, state.scores, data.weights)
+        return state, Doubt(jnp.any(bad), row, values[row], endless)
 
     return _over_runs(method, start, (runs,))
 
 
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
     def make(run, rates, count, state):
-        data, constants = _data_of(shared, run), _constants_of(shared, run)
+        data, constants = data_of(shared, run), _constants_of(shared, run)
         held_out = _weigh(shared, -shared.counts[run.fold])
 
         def measure(state, weights):
@@ -220,6 +231,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
                 state=after,
                 trees=jax.tree.map(store, made.trees, trees) if keeps_trees else None,
                 losses=store(made.losses, jnp.stack(losses)),
+                moved=store(made.moved, jnp.any(trees.leaf_value != 0)),
                 scores=store(made.scores, after.scores[:, shared.watched[run.fold]]),
                 parameters=jax.tree.map(store, made.parameters, after.parameters),
             )
@@ -242,6 +254,7 @@ def _no_rounds(method, keeps_trees, num_watched, state):
         state=state,
         trees=trees,
         losses=jnp.zeros((MOST_ROUNDS, 2), jnp.float32),
+        moved=jnp.zeros(MOST_ROUNDS, bool),
         scores=jnp.zeros((MOST_ROUNDS, num_scores, num_watched), jnp.float32),
         parameters=jax.tree.map(
             lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), state.parameters
@@ -249,7 +262,7 @@ def _no_rounds(method, keeps_trees, num_watched, state):
     )
 
 
-def _data_of(shared, run):
+def data_of(shared: Shared, run: Run) -> Data:
     """The rows as a run sees them: those that it does not learn from weigh nothing."""
     return shared.data._replace(weights=_weigh(shared, shared.counts[run.fold]))
 

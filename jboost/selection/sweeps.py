@@ -207,6 +207,7 @@ def sweep(
 
     Raises:
       TypeError, ValueError: for bad arguments, before training.
+      TrainingError: no row of a fold has a gradient to learn from at some point.
       RuntimeError: a metric failed.
 
     Example:
