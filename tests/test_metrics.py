@@ -250,7 +250,7 @@ def test_rounds_are_compared_by_a_metric(by, tmp_path):
     """One meaning in training, checkpoints, folds, sweeps and streams."""
     own = dict(metrics={"swing": swing}, by=by)
     train = dict(
-        loss=jb.losses.logistic, validation=WEIGHTED, max_depth=2, num_rounds=12,
+        loss=jb.losses.squared_error, validation=WEIGHTED, max_depth=2, num_rounds=12,
         max_bins=16,
     )  # fmt: skip
     name, sign = ("auc", -1) if by == "auc" else ("swing", -1 if "max" in by else 1)
@@ -279,12 +279,12 @@ def test_rounds_are_compared_by_a_metric(by, tmp_path):
     with pytest.raises(ValueError, match="by "):
         jb.fit(X, LABELS, **train, **{**early, "by": "loss"}, **every)
     shared = dict(num_rounds=12, max_depth=2, max_bins=16, folds=3, **early)
-    result = jb.cross_validate(X, LABELS, jb.losses.logistic, **shared)
+    result = jb.cross_validate(X, LABELS, jb.losses.squared_error, **shared)
     ranked = sign * result.metrics[name].mean(axis=0)
     assert result.best_round == ranked.argmin() and result.by == whole.by
     near = ranked <= ranked.min() + result.standard_error[result.best_round]
     assert result.one_se_round == near.argmax()
-    found = jb.sweep(X, LABELS, jb.losses.logistic, {"l2": [1.0, 100.0]}, **shared)
+    found = jb.sweep(X, LABELS, jb.losses.squared_error, {"l2": [1.0, 100.0]}, **shared)
     ranks = np.nanmin(sign * found.mean, axis=1)
     assert found.best == ranks.argmin() and found.best_rounds[0] == result.best_round
     first = str(found).splitlines()[1].split()[0]
@@ -327,9 +327,9 @@ def test_a_metric_that_is_not_finite_is_never_best():
 def test_estimators_measure_what_they_predict():
     """By their own link; several outputs, several classes, a link of one's own."""
     both = np.stack([COUNTS, COUNTS[::-1]], axis=1)
-    regressor = JBoostRegressor(
-        "poisson", metrics=["mae", "rmse"], by="mae", **settings()
-    ).fit(X, both, eval_set=(X, both, WEIGHTS))
+    regressor = JBoostRegressor(metrics=["mae", "rmse"], by="mae", **settings()).fit(
+        X, both, eval_set=(X, both, WEIGHTS)
+    )
     names = np.array(["a", "b", "c"])[CLASSES]
     classes = JBoostClassifier(
         metrics=["auc", "error", peers.log_loss], by="auc", **settings()
