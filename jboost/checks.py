@@ -272,11 +272,18 @@ def check_offset(
     return array[None, :] if num_scores == 1 else array.T
 
 
-def read_offset(offset: Any, num_rows: int, num_scores: int) -> Array | np.ndarray:
-    """Scores [N, K]; of NumPy's unless traced, so that no size compiles a program."""
+def read_offset(
+    offset: Any,
+    num_rows: int,
+    num_scores: int,
+    name: str = "offset",
+    *,
+    warn: bool = False,
+) -> Array | np.ndarray:
+    """As check_offset, [N, K]; in NumPy unless traced, so that no size is compiled."""
     if isinstance(offset, jax.Array) and not isinstance(offset, Tracer):
         offset = np.asarray(offset)
-    return check_offset(offset, num_rows, num_scores).T
+    return check_offset(offset, num_rows, num_scores, name, warn=warn).T
 
 
 def learning_rates(

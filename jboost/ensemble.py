@@ -6,10 +6,12 @@ immutable pytree of arrays; every function here can be jitted, vmapped and, in l
 values, initial score and offset, differentiated.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +28,17 @@ from jboost.category_codes import check_values
 from jboost.category_splits import CATEGORICAL
 from jboost.entry import traceable
 from jboost.frames import RowSource, Schema, read_frame
-from jboost.kernels.library import check_implementation, may_run
+from jboost.kernels.library import check_implementation, default_device, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
-from jboost.padding import padded_size
+from jboost.padding import pad_rows, padded_size
 from jboost.representation import show_fields
-from jboost.scores import find_row_leaves, score_rows, transform_rows
+from jboost.scores import find_row_leaves, score_rows, to_host, transform_rows
 from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
 from jboost.streams.batches import checked_batches
 
 FORMAT_VERSION = 1
-_PROBE = np.float32(0)
+_FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
 _BLOCK_CELLS = 2**21  # of the columns in use of a sparse x, at a time
 
 
@@ -280,7 +282,8 @@ def _predict_batches(run, model, x, offset):
         parts.append(run(model, batch.x, offset=own))
     if not parts:
         raise ValueError("source must give at least one row, got none")
-    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    # In NumPy: JAX compiles a program for the sizes of the batches.
+    return jax.tree.map(lambda *arrays: jax.device_put(np.concatenate(arrays)), *parts)
 
 
 @traceable
@@ -543,50 +546,75 @@ def as_task(
         check_values(matrix, model.categories.features, "x", model.feature_names)
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
-    # What prediction does not need: other names would compile another program.
-    sums = model.sums if explain else None
-    model = replace(model, sums=sums, feature_names=None, absent=None)
-    if model.categories is not None:
-        model = replace(model, categories=replace(model.categories, values=None))
+    ready = _prepare(model, explain)
     rows, num_rounds = matrix.shape[0], model.num_rounds
-    arrays = _find_arrays(model, matrix, offset)
-    if may_run(implementation) and _runs_on_cpu(arrays):
-        borrowed, sharding = borrow_rows(np.asarray(matrix)), _find_sharding(arrays)
+    operands = _find_arrays(matrix, offset)
+    on_host = ready.on_host
+    if may_run(implementation) and on_host and _runs_on_cpu(ready.devices, operands):
+        # Deep models are explained by a compiled program, which takes JAX's arrays.
+        model = ready.model if explain else on_host
+        sharding = ready.sharding or _find_sharding(operands)
+        borrowed = borrow_rows(np.asarray(matrix))
         return _Task(model, borrowed, "cpu", rows, rows, num_rounds, sharding)
     size = rows
     if not isinstance(matrix, Tracer):
         size = padded_size(rows)
-        matrix = _pad_rows(matrix, size)
-    return _Task(_pad_rounds(model), matrix, implementation, rows, size, num_rounds)
+        matrix = pad_rows(matrix, size)
+    model = _pad_rounds(ready.model)
+    return _Task(model, matrix, implementation, rows, size, num_rounds)
 
 
-def _runs_on_cpu(arrays):
-    """Whether the kernels can be called at once, on arrays of one CPU device."""
+class _Prepared(NamedTuple):
+    """A model without what prediction does not need.
+
+    Attributes:
+      model: other names in it would compile another program.
+      on_host: the same in NumPy; None unless it is on CPU devices, and not traced.
+      devices: that it is on.
+      sharding: that of results; None for the default device.
+    """
+
+    model: Ensemble
+    on_host: Ensemble | None
+    devices: frozenset[Any]
+    sharding: Any
+
+
+_prepared: WeakKeyDictionary[Ensemble, _Prepared] = WeakKeyDictionary()
+
+
+def _prepare(model, explain):
+    """A model for prediction, or to ``explain`` scores, with the sums of leaves.
+
+    Models for prediction are kept, because preparing takes as long as predicting a row.
+    """
+    known = None if explain else _prepared.get(model)
+    if known is not None:
+        return known
+    sums = model.sums if explain else None
+    small = replace(model, sums=sums, feature_names=None, absent=None)
+    if small.categories is not None:
+        small = replace(small, categories=replace(small.categories, values=None))
+    leaves, arrays = jax.tree.leaves(small), _find_arrays(small)
     if any(isinstance(array, Tracer) for array in arrays):
+        return _Prepared(small, None, frozenset(), None)
+    devices = frozenset(device for array in arrays for device in array.devices())
+    on_cpu = all(device.platform == "cpu" for device in devices)
+    on_host = to_host(small) if on_cpu else None
+    ready = _Prepared(small, on_host, devices, _find_sharding(arrays))
+    if not explain and len(arrays) == len(leaves):  # NumPy arrays may change
+        _prepared[model] = ready
+    return ready
+
+
+def _runs_on_cpu(devices, operands):
+    """Whether the kernels can be called at once, on arrays of one CPU device."""
+    device = default_device()
+    if device is None or device.platform != "cpu":
         return False
-    # Inside a trace even operations on constants are recorded instead of run.
-    probe = _identity(_PROBE)
-    if isinstance(probe, Tracer):
+    if any(isinstance(array, Tracer) for array in operands):
         return False
-    devices = {device for array in (probe, *arrays) for device in array.devices()}
-    return len(devices) == 1 and devices.pop().platform == "cpu"
-
-
-def _identity(value):
-    with jax.transfer_guard_host_to_device("allow"):
-        return _identity_program(value)
-
-
-@jax.jit
-def _identity_program(value):
-    return value
-
-
-def _pad_rows(matrix, size):
-    """Adds rows of zeros, in NumPy, which compiles nothing."""
-    padded = np.zeros((size, matrix.shape[1]), np.float32)
-    padded[: matrix.shape[0]] = matrix
-    return padded
+    return devices.union(*(array.devices() for array in operands)) <= {device}
 
 
 def _pad_rounds(model):
@@ -611,6 +639,19 @@ def _find_sharding(arrays):
     return next((array.sharding for array in arrays if array.committed), None)
 
 
+@jax.jit
+def _identity(value):
+    """A program for a shape that is used often: faster than ``device_put``."""
+    return value
+
+
+@lru_cache(maxsize=8)
+def _count(shape, dtype):
+    """Counts the recent results of a shape."""
+    del shape, dtype
+    return itertools.count()
+
+
 def _cut(array, index, sharding=None):
     """Part of an array, cut in NumPy, because a slice is compiled for each size."""
     if isinstance(array, Tracer):
@@ -618,6 +659,9 @@ def _cut(array, index, sharding=None):
     if isinstance(array, jax.Array):
         sharding = _find_sharding([array])
     part = np.asarray(array)[index]
-    if part.shape == (1,) and sharding is None:
-        return _identity(part)  # a single score, sooner than device_put
+    if 2 * part.nbytes < array.nbytes:
+        part = part.copy()  # a view would keep all of the array
+    small = sharding is None and part.size <= _FEW
+    if small and next(_count(part.shape, part.dtype)) >= _OFTEN:
+        return _identity(part)
     return jax.device_put(part, sharding)

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.extend import backend
 from jax.extend.core import get_opaque_trace_state
@@ -24,7 +25,10 @@ from jax.extend.core import get_opaque_trace_state
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_NOT_TRACING = get_opaque_trace_state()
+# Types that are never traced; Python's numbers, but not their containers.
+_PLAIN = (int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+with jax.ensure_compile_time_eval():
+    _NOT_TRACING = get_opaque_trace_state()
 _forked = False  # from a process that had started JAX
 
 
@@ -122,7 +126,12 @@ def _wrap(function, prepare, explain=None):
 def _is_about_tracing(error):
     """Whether the call itself is traced; a callback may jit functions of its own."""
     unexpected = isinstance(error, jax.errors.UnexpectedTracerError)
-    return unexpected or get_opaque_trace_state() != _NOT_TRACING
+    return unexpected or is_tracing()
+
+
+def is_tracing() -> bool:
+    """Whether operations are recorded instead of run, even those on constants."""
+    return get_opaque_trace_state() != _NOT_TRACING
 
 
 def _allow_transfers():
@@ -155,7 +164,9 @@ def _check_process(name):
 
 def _is_traced(value: Any) -> bool:
     if isinstance(value, dict):  # its keys need not be sortable, as a pytree's must
-        value = list(value.values())
+        return any(map(_is_traced, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(_is_traced, value))
+        # By type first: a list may hold a million numbers.
+        others = {kind for kind in {*map(type, value)} if not issubclass(kind, _PLAIN)}
+        return any(_is_traced(each) for each in value) if others else False
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))

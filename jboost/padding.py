@@ -18,9 +18,13 @@ def padded_size(size: int, least: int = 64) -> int:
 
 
 def pad_rows(array: Any, size: int) -> np.ndarray:
-    """Repeats row 0 up to so many rows; in NumPy, because no size is compiled there."""
+    """Repeats row 0 up to so many rows; in NumPy, because no size is compiled there.
+
+    An array without rows gets zeros.
+    """
     array = np.asarray(array)
     if len(array) == size:
         return array
-    first = np.broadcast_to(array[:1], (size - len(array), *array.shape[1:]))
+    shape = (size - len(array), *array.shape[1:])
+    first = np.broadcast_to(array[:1] if len(array) else array.dtype.type(), shape)
     return np.concatenate([array, first])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def score_rows(
     """Scores of the rows, [N] or [N, K]; or those after each round, with R in front.
 
     Args:
-      model: a :class:`jboost.Ensemble`.
+      model: a :class:`jboost.Ensemble`; with Rows, from :func:`to_host`.
       rows: Rows in NumPy's memory, or a matrix [N, F].
 
     Returns:
@@ -47,7 +48,7 @@ def score_rows(
     """
     if not isinstance(rows, Rows):
         return compiled(_score_matrix, implementation, staged)(model, rows, offset)
-    rows, trees = read_trees(model := to_host(model), rows)
+    rows, trees = read_trees(model, rows)
     values = model.leaf_value, model.init_score.reshape(-1)
     kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
     scores = kernel(rows, trees, *values, max_depth=model.max_depth)
@@ -84,7 +85,7 @@ def find_row_leaves(
     """The leaf of each row in each tree, [N, R] or [N, R, K]; see score_rows."""
     if not isinstance(rows, Rows):
         return compiled(_find_matrix_leaves, implementation)(model, rows)
-    rows, trees = read_trees(model := to_host(model), rows)
+    rows, trees = read_trees(model, rows)
     leaves = predict_cpu.leaf_indices(rows, trees, max_depth=model.max_depth)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
 
@@ -96,26 +97,48 @@ def _find_matrix_leaves(implementation, model, rows):
 
 
 def transform_rows(
-    inverse_link: Callable[..., Any] | None, scores: Array, *, staged: bool = False
+    inverse_link: Callable[..., Any] | None,
+    scores: Array | np.ndarray,
+    *,
+    staged: bool = False,
 ) -> Any:
     """``inverse_link`` of the score of every row (and round)."""
     if inverse_link is None:
         return scores
-    over_rows = jax.vmap(inverse_link)
     if isinstance(scores, Tracer):
+        over_rows = jax.vmap(inverse_link)
         return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
     axes = 2 if staged else 1
     flat = np.asarray(scores).reshape(-1, *scores.shape[axes:])
-    sharding = scores.sharding if scores.committed else None
+    sharding = None
+    if isinstance(scores, jax.Array) and scores.committed:
+        sharding = scores.sharding
 
     def place(linked):
         linked = linked.reshape(*scores.shape[:axes], *linked.shape[1:])
         return jax.device_put(linked, sharding)
 
-    return jax.tree.map(place, _transform_blocks(over_rows, flat))
+    return jax.tree.map(place, _transform_blocks(_link_rows(inverse_link), flat))
 
 
-def _transform_blocks(over_rows, scores):
+_linked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _link_rows(link):
+    """The link of many rows; compiled as one program if the link itself is jitted.
+
+    Other links are not compiled: their caller may pass a new function each time.
+    """
+    if not isinstance(link, jax.stages.Wrapped):
+        return lambda scores: jax.vmap(link)(jax.device_put(scores))
+    run = _linked.get(link)
+    if run is None:
+        known: Any = ref(link)  # the program must not keep the link alive
+        run = _linked[link] = jax.jit(lambda scores: jax.vmap(known())(scores))
+    return run
+
+
+def _transform_blocks(run, scores):
     """Of blocks whose sizes are powers of four, so that few programs are compiled.
 
     Operations that are not inside ``jit`` are compiled for every shape, and JAX keeps
@@ -127,9 +150,7 @@ def _transform_blocks(over_rows, scores):
         size, block = least, scores[first : first + most]
         while size < len(block):
             size *= 4
-        # Repeats a row, because a link need not be defined at 0.
-        filled = block if len(block) else np.zeros((1, *block.shape[1:]), np.float32)
-        linked = over_rows(jax.device_put(pad_rows(filled, size)))
+        linked = run(pad_rows(block, size))
         count = len(block)
         blocks.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], linked))
         first += most

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from jboost import losses, metrics
 from jboost.arguments import hint_metric, is_mirrored, positional_names
-from jboost.executables import compiled
+from jboost.scores import transform_rows
 from jboost.warning import warn_user
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
@@ -75,7 +75,7 @@ class HostMetric(NamedTuple):
         rows = np.asarray(weights) > 0
         found = scores
         if self.inverse_link is not None:
-            found = jax.vmap(self.inverse_link)(jnp.asarray(scores))
+            found = transform_rows(self.inverse_link, scores)
         pair = jax.tree.map(lambda a: np.asarray(a)[rows], (targets, found))
         weights = np.asarray(weights)[rows]
         if self.weighs:
@@ -347,16 +347,13 @@ def _find_direction(name, function):
     return "min"
 
 
-def _apply(function, *arguments):
-    return function(*arguments)
-
-
 def evaluate_metric(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
     """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
     if isinstance(function, HostMetric):
         return float(function(*arguments))
     try:
-        value = compiled(_apply, function)(*arguments)
+        # JAX's own store lets go of functions that the caller drops.
+        value = jax.jit(function)(*arguments)
     except (jax.errors.JAXTypeError, TypeError):
         value = function(*jax.tree.map(np.asarray, arguments))
     return float(value)

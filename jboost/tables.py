@@ -61,10 +61,10 @@ def make_rows(
     size = matrix.shape[0]
     targets = checks.check_targets(y, size, weights, f"{prefix}y", warn=True)
     weights = np.ones(size, np.float32) if weights is None else weights
-    scores = np.zeros((num_scores, size), np.float32)
+    scores = np.zeros((size, num_scores), np.float32)
     if offset is not None:
         name = f"{prefix}offset"
-        scores = checks.check_offset(offset, size, num_scores, name, warn=True)
+        scores = checks.read_offset(offset, size, num_scores, name, warn=True)
     total = padded_size(size) if padded else size
 
     pad = partial(pad_rows, size=total)
@@ -82,7 +82,7 @@ def make_rows(
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
     )
-    return Rows(data, jax.device_put(pad(np.asarray(scores).T).T), size)
+    return Rows(data, jax.device_put(pad(scores).T), size)
 
 
 def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:

@@ -184,6 +184,17 @@ def test_no_minimiser_is_not_a_nan():
     assert np.isnan(jb.inspect_loss(L.logistic, 1.0).minimiser)
 
 
+def test_long_lists_are_not_searched_number_by_number(monkeypatch):
+    looked = []
+    search = entry._is_traced
+    monkeypatch.setattr(entry, "_is_traced", lambda x: looked.append(0) or search(x))
+    numbers = [0.5] * 1000
+    assert not entry._is_traced(((numbers, [np.float32(1), None]), {"x": numbers}))
+    assert len(looked) < 20
+    mixed = jax.jit(lambda one: search(([*numbers, {0: 1, "x": [one]}], {})))
+    assert mixed(1.0)
+
+
 def test_disabled_jit_runs(monkeypatch):
     """Loops then count in Python, and NumPy arrays stay such."""
     monkeypatch.setattr(leaves_xla, "_DIGIT", 16)  # fewer steps

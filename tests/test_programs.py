@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that are compiled take memory: how many there are is bounded."""
 
+import gc
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +26,19 @@ MODEL = make_model(9, 3, 5)
 COVER = np.ones(MODEL.leaf_value.shape, np.float32)
 MODEL = replace(MODEL, sums=LeafSums(COVER, COVER, COVER, COVER[..., 0]))
 BINS = jb.fit_bins(ROWS)
+
+
+def stream_rows(x):
+    pairs = [(rows, TARGETS[: len(rows)]) for rows in (x[len(x) // 2 :], x)]
+    return jb.stream(pairs, memory="1 MiB")
+
+
 OPERATIONS = {
     "predict": lambda x: jb.predict(MODEL, x),
     "offset": lambda x: jb.predict(MODEL, x, offset=TARGETS[: len(x)]),
     "columns": lambda x: jb.predict(MODEL, np.asfortranarray(x)),
     "float64": lambda x: jb.predict(MODEL, x.astype(np.float64)),
+    "batches": lambda x: jb.predict(MODEL, stream_rows(x)),
     "jax": lambda x: jb.predict(MODEL, jax.device_put(x)),
     "truncate": lambda x: jb.predict(jb.truncate(MODEL, len(x) % 9 + 1), x),
     "staged_predict": lambda x: jb.staged_predict(MODEL, x),
@@ -151,3 +161,93 @@ def test_host_calls_work_inside_a_trace():
         return number + jb.apply_bins(BINS, ROWS[:9])
 
     np.testing.assert_array_equal(trace(0), expected)
+
+
+# ---- memory of users ----
+
+
+def is_released(make, use):
+    """Whether what ``make()`` gives dies after ``use`` of it."""
+    thing = make()
+    use(thing)
+    known = weakref.ref(thing)
+    del thing
+    gc.collect()
+    return known() is None
+
+
+def make_metric():
+    return lambda scores, targets, weights: jnp.sum(weights * jnp.abs(scores - targets))
+
+
+def fit_with_metric(metric):
+    x = np.arange(20.0)[:, None]
+    pair = (x, x[:, 0])
+    _, history = jb.fit(
+        *pair, num_rounds=3, max_depth=1, validation=pair, metrics={"own": metric}
+    )
+    assert len(history.metrics["train"]["own"]) == 3
+
+
+def make_link():
+    return jax.jit(lambda score: 2 * score)
+
+
+def predict_with_link(link):
+    for _ in range(2):
+        doubled = jb.predict(MODEL, ROWS[:5], inverse_link=link)
+        np.testing.assert_array_equal(doubled, 2 * jb.predict(MODEL, ROWS[:5]))
+
+
+@pytest.mark.parametrize(
+    "make, use",
+    [
+        (make_metric, fit_with_metric),
+        (make_link, predict_with_link),
+        (lambda: replace(MODEL), lambda model: jb.predict(model, ROWS[:5])),
+    ],
+    ids=["metric", "link", "model"],
+)
+def test_what_users_pass_is_released(make, use):
+    assert is_released(make, use)
+
+
+def test_models_are_read_anew():
+    """Neither a model made from another, nor arrays that change, are mixed up."""
+    expected = np.asarray(jb.predict(MODEL, ROWS[:5])) - MODEL.init_score
+    other = replace(MODEL, leaf_value=2 * MODEL.leaf_value, init_score=jnp.zeros(()))
+    np.testing.assert_allclose(jb.predict(other, ROWS[:5]), 2 * expected, rtol=1e-5)
+    changing = jax.tree.map(np.array, other)
+    jb.predict(changing, ROWS[:5])
+    changing.leaf_value[:] = 0
+    np.testing.assert_array_equal(jb.predict(changing, ROWS[:5]), 0)
+
+
+def test_truncated_models_do_not_keep_the_whole():
+    short = jb.truncate(MODEL, 1)
+    for part, whole in zip(*map(jax.tree.leaves, (short, MODEL)), strict=True):
+        if part.size < whole.size:
+            assert not np.shares_memory(np.asarray(part), np.asarray(whole))
+
+
+@pytest.mark.skipif(not library.available(), reason="no CPU kernels")
+@pytest.mark.parametrize("where", ["call", "wait"])
+def test_interrupted_calls_keep_their_memory(monkeypatch, where):
+    waits = []
+
+    class Running:
+        def block_until_ready(self):
+            waits.append(0)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+
+    def relay(address):
+        if where == "call":
+            raise KeyboardInterrupt
+        return Running()
+
+    monkeypatch.setattr(library, "_relay", relay)
+    monkeypatch.setattr(library, "_abandoned", [])
+    with pytest.raises(KeyboardInterrupt):
+        jb.predict(MODEL, ROWS[:5])
+    assert len(waits) == 2 or len(library._abandoned) == 1

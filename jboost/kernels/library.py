@@ -13,6 +13,7 @@ import sys
 import warnings
 from array import array
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
+from jboost.entry import is_tracing
+
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")
 _ALIGNMENT = 64  # bytes: XLA copies host memory that begins elsewhere
@@ -30,6 +33,7 @@ _TYPES = {"?": 1, "i": 4, "B": 6, "H": 7, "I": 8, "f": 11}
 _FILE = "jboost_kernels.so"
 _registered: set[str] = set()
 _texts: list[Any] = []
+_abandoned: list[Any] = []  # memory of calls that were interrupted
 
 
 def _load() -> ctypes.CDLL | None:
@@ -238,21 +242,69 @@ def call_on_host(
       NumPy arrays, whose memory ``jax.device_put`` shares on a CPU.
     """
     shapes, structure = jax.tree.flatten(results)
-    inputs = [np.require(each, requirements=["C", "A"]) for each in operands]
+    inputs = [_require(each) for each in operands]
     outputs = [_make_aligned(shape.shape, shape.dtype) for shape in shapes]
     words = [_find_handler(name), len(inputs), len(outputs), len(attributes)]
     for each in (*inputs, *outputs):
-        words += (each.ctypes.data, _TYPES[each.dtype.char], each.ndim, *each.shape)
+        place = each.__array_interface__["data"][0]
+        words += (place, _TYPES[each.dtype.char], each.ndim, *each.shape)
     for key in sorted(attributes):
         words += (*_find_text(key), attributes[key])
-    description = array("q", words)
-    address = np.array(description.buffer_info()[:1], np.int64).view(np.uint32)
-    # Eagerly even inside a trace; the address is no data that users want to guard.
-    guard = jax.transfer_guard_host_to_device("allow")
-    with jax.ensure_compile_time_eval(), guard, jax.default_device(host()):
-        # The arrays must live until the call has ended.
-        _relay(address).block_until_ready()
+    _relay_and_wait(array("q", words), (inputs, outputs))
     return jax.tree.unflatten(structure, outputs)
+
+
+def _require(operand):
+    """The operand as an array without gaps, copied only where it must be."""
+    if type(operand) is np.ndarray:
+        flags = operand.flags
+        if flags.c_contiguous and flags.aligned:
+            return operand
+    return np.require(operand, requirements=["C", "A"])
+
+
+def _relay_and_wait(description, arrays):
+    """Makes the call that is described; ``arrays`` is the memory that it uses."""
+    address = np.array(description.buffer_info()[:1], np.int64).view(np.uint32)
+    done = None
+    try:
+        with _eagerly_on_host():
+            done = _relay(address)
+            done.block_until_ready()
+    except BaseException:
+        # After an interrupt the call may still be running, and needs the memory.
+        if done is None:
+            _abandoned.append((description, arrays))
+        else:
+            done.block_until_ready()
+        raise
+
+
+def _eagerly_on_host():
+    """A context where programs run at once, on the host; for NumPy arrays as operands.
+
+    Entering contexts takes as long as a small prediction, so none is entered in vain.
+    """
+    guard = jax.config.jax_transfer_guard_host_to_device  # type: ignore[attr-defined]
+    device = default_device()
+    if guard in (None, "allow") and device is not None and device.platform == "cpu":
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(jax.ensure_compile_time_eval())
+    # The operand is an address, not data that users want to guard.
+    stack.enter_context(jax.transfer_guard_host_to_device("allow"))
+    stack.enter_context(jax.default_device(host()))
+    return stack
+
+
+def default_device() -> Any:
+    """The device where NumPy arrays are used; None inside a trace or a mesh."""
+    if is_tracing() or not jax.sharding.get_abstract_mesh().empty:
+        return None
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen
 
 
 @cache
@@ -274,7 +326,7 @@ def _make_aligned(shape, dtype):
     """An array that begins where XLA uses memory without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
