@@ -143,16 +143,23 @@ def _find(name):
 def _check_signature(place, function):
     """Refuses a function that cannot be called; warns of one that is mirrored."""
     parameters = positional_names(function)
-    if parameters is None or _is_foreign(function):
+    if parameters is None:
         return
+    foreign = _is_foreign(function)
     try:
-        inspect.signature(function).bind(None, None, None)
+        signature = inspect.signature(function)
+        if not foreign:
+            signature.bind(None, None, None)
+        elif _takes_weights(function):
+            signature.bind(None, None, sample_weight=None)
+        else:
+            signature.bind(None, None)
     except TypeError as error:
         text = str(inspect.signature(function))
         raise TypeError(
             f"{place} must be callable as {SIGNATURE}, got {text}: {error}"
         ) from None
-    if is_mirrored(function):
+    if not foreign and is_mirrored(function):
         warn_user(
             f"{place} is called as f(scores, targets, weights), but its arguments are "
             f"named {tuple(parameters[:2])}; name the first 'y_true' to be called as "
@@ -163,6 +170,13 @@ def _check_signature(place, function):
 def _is_foreign(function) -> bool:
     """Whether a metric has scikit-learn's signature."""
     return (positional_names(function) or [""])[0] == "y_true"
+
+
+def _takes_weights(function) -> bool:
+    """Whether a metric of scikit-learn's signature takes ``sample_weight``."""
+    parameters = inspect.signature(function).parameters
+    kinds = [each.kind for each in parameters.values()]
+    return "sample_weight" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def bind_metrics(
@@ -189,10 +203,7 @@ def bind_metrics(
 def _bind(name, function, loss, num_scores, given):
     implied = losses.inverse_link(loss) if isinstance(given, str) else given
     if _is_foreign(function):
-        parameters = inspect.signature(function).parameters
-        kinds = [each.kind for each in parameters.values()]
-        weighs = "sample_weight" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
-        return HostMetric(function, implied, weighs)
+        return HostMetric(function, implied, _takes_weights(function))
     bound = _keywords(function)
     bare = losses.bare_loss(function)
     if not _is_built_in(bare) or "inverse_link" in bound:
@@ -250,15 +261,18 @@ def _with_link(function, link):
 def try_metrics(
     found: dict[str, Callable[..., Any]], targets: Any, weights: Any, num_scores: int
 ) -> None:
-    """Finds before training what the built-in metrics would say to these rows.
+    """Refuses before training rows that a metric cannot be computed on.
 
     Args:
       targets, weights: of the real rows, without padding.
 
     Raises:
-      ValueError: shapes or labels do not fit.
+      ValueError: shapes or labels do not fit a built-in metric, or the rows have
+        different weights and a metric of scikit-learn's signature takes none.
     """
     for name, function in found.items():
+        if isinstance(function, HostMetric) and not function.weighs:
+            _check_equal_weights(name, function.function, weights)
         bare = losses.bare_loss(function)
         if not _is_built_in(bare):
             continue
@@ -278,6 +292,17 @@ def try_metrics(
             raise ValueError(f"metrics[{name!r}] cannot be computed: {error}") from None
         if bare in (*metrics.RANKS, *metrics.LABELS):
             _check_labels(name, targets, weights, num_scores)
+
+
+def _check_equal_weights(name, function, weights):
+    positive = np.unique(np.asarray(weights)[np.asarray(weights) > 0])
+    if len(positive) > 1:
+        raise ValueError(
+            f"metrics[{name!r}] must be callable as f(y_true, y_pred, "
+            "sample_weight=...) where rows have different weights, got "
+            f"{inspect.signature(function)} and weights {positive[0]:g} to "
+            f"{positive[-1]:g}"
+        )
 
 
 def _check_labels(name, targets, weights, num_scores):

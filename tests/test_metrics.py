@@ -192,6 +192,10 @@ def test_metrics_that_cannot_be_called_are_refused_by_name():
         (["binary_logloss"], ["'binary_logloss'", "'log_loss'"], {}),
         ({"m": 3}, ["metrics['m']", "scores, targets, weights"], {}),
         ({"m": lambda a, b: 0.0}, ["metrics['m']", "(a, b)", "y_true"], {}),
+        ({"m": misnamed_weights}, ["metrics['m']", "sample_weight=", "weights)"], {}),
+        ({"m": three_arrays}, ["metrics['m']", "sample_weight=", "y_other"], {}),
+        ({"m": no_weights}, ["metrics['m']", "sample_weight="], dict(
+            sample_weight=WEIGHTS)),
         ({"loss": lambda s, t, w: 0.0}, ["metrics", "'loss'"], {}),
         (["auc", jb.metrics.auc], ["'auc' twice"], {}),
         (["auc"], ["metrics['auc']", "0 and 1"], dict(y=COUNTS, loss=half)),
@@ -205,10 +209,11 @@ def test_metrics_that_cannot_be_called_are_refused_by_name():
         with pytest.raises((TypeError, ValueError)) as caught:
             fit(metrics, **more)
         assert all(word in str(caught.value) for word in words), caught.value
-    for metric, word in ((peers.accuracy_score, "continuous"), (no_weights, "weights")):
-        with pytest.raises(jb.TrainingError, match="y_true, y_pred") as caught:
-            fit({"mine": metric}, sample_weight=WEIGHTS)
-        assert "metrics['mine']" in str(caught.value) and word in str(caught.value)
+    with pytest.raises(jb.TrainingError, match="y_true, y_pred") as caught:
+        fit({"mine": peers.accuracy_score}, sample_weight=WEIGHTS)
+    assert "metrics['mine']" in str(caught.value) and "continuous" in str(caught.value)
+    _, history = fit({"m": no_weights}, sample_weight=2 * (WEIGHTS > 1))
+    assert len(history.metrics["train"]["m"])  # rows that count have equal weights
     bound = {"log_loss": partial(jb.metrics.log_loss, inverse_link=jax.nn.sigmoid)}
     _, history = fit(bound, loss=half, y=LABELS.astype(np.float32))
     assert 0 < history.metrics["train"]["log_loss"][-1] < 1
@@ -216,6 +221,14 @@ def test_metrics_that_cannot_be_called_are_refused_by_name():
 
 def no_weights(y_true, y_pred):
     return np.abs(y_true - y_pred).max()
+
+
+def misnamed_weights(y_true, y_pred, weights):
+    return 0.0
+
+
+def three_arrays(y_true, y_pred, y_other, *, sample_weight=None):
+    return 0.0
 
 
 def swapped(targets, scores, weights):
