@@ -5,7 +5,6 @@ In: the arguments of ``fit`` and ``boost``. Out: a Method, which shapes the comp
 program, and Numbers, which may be traced and never recompile.
 """
 
-import warnings
 from typing import Any
 
 import jax
@@ -40,6 +39,7 @@ from jboost.sorted_growth import MOST_CODES
 from jboost.sparse import SparseCodes, SparseMatrix
 from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tracing import TracedLoss
+from jboost.warning import warn_user
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB
@@ -165,13 +165,12 @@ def _warn_of_no_steps(loss, method):
     flat = loss.straight and method.leaf_curvature in ("exact", "absolute")
     steps = method.leaf_solver in ("newton", "hessian", "line_search")
     if flat and steps and method.regularization == "absolute":
-        warnings.warn(
+        warn_user(
             "nothing will be learned: the loss is piecewise linear, so that its second "
             "derivative is 0, and so is every leaf with curvature="
             f"{method.curvature!r}, leaf_solver={method.leaf_solver!r} and "
             "regularization='absolute' (as in XGBoost); use leaf_solver='auto' and "
-            "curvature='auto'",
-            stacklevel=3,
+            "curvature='auto'"
         )
 
 

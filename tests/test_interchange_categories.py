@@ -195,8 +195,9 @@ def test_lightgbm_names_whose_column_is_not_clear_are_dropped_with_a_warning():
         dict(a=pd.Categorical.from_codes(code, ["u", "v", "w"]), b=number)
     )
     booster = train(frame, 2.0 * code + (number == 1), categorical_feature=["a", "b"])
-    with pytest.warns(UserWarning, match="names of categories are dropped"):
+    with pytest.warns(UserWarning, match="names of categories are dropped") as caught:
         model = jb.read_lightgbm(booster)
+    assert caught[0].filename == __file__
     expected = booster.predict(frame)
     frame["a"] = frame["a"].cat.codes
     np.testing.assert_allclose(jb.predict(model, frame), expected, **CLOSE)

@@ -213,8 +213,9 @@ def test_a_root_below_min_child_weight_is_that_of_xgboost(problem, share):
 def test_a_loss_without_curvature_stands_still_as_in_xgboost(settings):
     x, y, weight = make_data(missing=True)
     problem = Problem(jb.losses.absolute_error, "reg:squarederror", 0.25, 0.25)
-    with pytest.warns(UserWarning, match="leaf_solver='newton'"):
+    with pytest.warns(UserWarning, match="leaf_solver='newton'") as caught:
         model = train_jboost(x, y, weight, problem, SETTINGS[settings])
+    assert caught[0].filename == __file__
 
     def derivatives(scores, matrix):
         return np.sign(scores - matrix.get_label()), np.zeros(NUM_ROWS)

@@ -11,13 +11,13 @@ frame one after the other, without the columns they belong to.
 """
 
 import json
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jboost.interchange.category_sets import CategorySplit, KnownValues
+from jboost.warning import warn_user
 
 # Values that no split lists go right, as missing ones do: up to here they are kept as
 # categories.
@@ -63,11 +63,10 @@ def _place_names(infos, rest, values):
         last = _match(lists[::-1], features[::-1], values, whole)
         if first is not None and last is not None and first == last[::-1]:
             return dict(zip(first, map(tuple, lists), strict=True))
-    warnings.warn(
+    warn_user(
         f"the model was trained on a pandas data frame with {len(lists)} columns of "
         "category dtype, but does not tell which they were; the names of categories "
-        "are dropped: predict from their codes (column.cat.codes, NaN where missing)",
-        stacklevel=5,
+        "are dropped: predict from their codes (column.cat.codes, NaN where missing)"
     )
     return {}
 

@@ -10,7 +10,6 @@ import ctypes
 import math
 import os
 import sys
-import warnings
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -24,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from jboost.entry import is_tracing
+from jboost.warning import warn_user
 
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")
@@ -69,12 +69,11 @@ def _warn_of_missing_kernels():
     """Says once a process that the slow way is taken."""
     if "warned" not in _registered and jax.default_backend() == "cpu":
         _registered.add("warned")
-        warnings.warn(
+        warn_user(
             "jboost was installed without its CPU kernels (no C++17 compiler was "
             "found), so everything runs on plain XLA: the same results, several times "
             "slower; reinstall it where there is a compiler",
             RuntimeWarning,
-            stacklevel=2,
         )
 
 
