@@ -269,14 +269,16 @@ def predict(
 
 def _predict_batches(run, model, x, offset):
     """Predictions for the rows of a stream."""
+    if not isinstance(model, RegressionTree):
+        check_model(model)
     if offset is not None:
         raise ValueError(
             "offset must not be given where x is a stream, because the batches of the "
             f"stream hold it, got {type(offset).__name__}"
         )
-    names = getattr(model, "feature_names", None)
+    categorical = getattr(model, "categories", None) is not None
     parts = []
-    for batch in checked_batches(x.source, Schema(names)):
+    for batch in checked_batches(x.source, model.schema, categorical):
         own = batch.offset
         own = own if own is None else own[0] if len(own) == 1 else own.T
         parts.append(run(model, batch.x, offset=own))

@@ -8,23 +8,27 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import jboost as jb
 from jboost.curvature import Objective, gradients, hessians, mean_hessian
 from jboost.executables import added_bytes
 from jboost.sklearn import JBoostRegressor
+from jboost.streams import blocks
 from jboost.streams.batches import checked_batches
 from jboost.streams.blocks import (
     Block,
     BlockReader,
     BlockSet,
+    Folders,
     read_rows,
     write_block,
 )
@@ -377,6 +381,65 @@ def test_streams_are_predicted_batch_by_batch(table, num_scores):
         jb.predict(tree, make_stream(np.nan_to_num(x), y)),
         jb.predict(tree, np.nan_to_num(x)),
     )
+
+
+@pytest.mark.parametrize("num_scores", [1, 3])
+def test_streams_of_categories_are_predicted_as_the_whole_frame(num_scores):
+    """Batches lack values, have new and missing ones, or are the codes of a frame."""
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        dict(
+            word=random.choice(["q", "p", "r", None], 90),
+            number=random.normal(size=90).astype(np.float32),
+            level=pd.Categorical(random.choice(["low", "high"], 90)),
+        )
+    )
+    y = random.normal(size=90).astype(np.float32) + (frame.word == "p")
+    loss, target = jb.losses.squared_error, np.asarray(y, np.float32)
+    if num_scores > 1:
+        loss, target = jb.losses.softmax, three_classes(target)
+    settings = dict(num_scores=num_scores, num_rounds=2, max_depth=3)
+    model, _ = jb.fit(frame, target, loss, **settings)
+    frame.loc[80:, "word"] = "new"
+    frame.loc[60:70, "word"] = None
+    codes = jb.to_matrix(model, frame)
+    parts = [slice(0, 30), slice(30, 60), slice(60, 90)]
+    frames = [frame.iloc[part] for part in parts]
+    expected = jb.predict(model, frame)
+    for batches in (frames, [codes[parts[0]], *frames[1:]]):
+        pairs = [(x, target[part]) for x, part in zip(batches, parts, strict=True)]
+        found = jb.predict(model, jb.stream(pairs, memory=MEMORY))
+        np.testing.assert_array_equal(found, expected)
+    swapped = (codes[parts[0]], frames[1][["number", "word", "level"]])
+    pairs = [(x, target[:30]) for x in swapped]
+    with pytest.raises(ValueError, match="expected 'word', got 'number'"):
+        jb.predict(model, jb.stream(pairs, memory=MEMORY))
+    with pytest.raises(TypeError, match="must be an Ensemble, got the pair"):
+        jb.predict((model, None), jb.stream(pairs, memory=MEMORY))
+
+
+def test_signal_handlers_stay_only_while_folders_exist(tmp_path, monkeypatch):
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    monkeypatch.setattr(blocks, "_existing", weakref.WeakSet())
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        first, second = Folders([tmp_path]), Folders([tmp_path])
+        assert all(callable(signal.getsignal(number)) for number in numbers)
+        first.remove()
+        assert callable(signal.getsignal(signal.SIGTERM))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the program's own choice stays
+        del second
+        gc.collect()
+        assert [*map(signal.getsignal, numbers)] == [signal.SIG_DFL, signal.SIG_IGN]
+        again = Folders([tmp_path])
+        assert callable(signal.getsignal(signal.SIGTERM))
+        again.remove()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 TAKES_STREAMS = {"fit", "predict"}

@@ -166,7 +166,9 @@ def parquet_batches(
 
 
 def checked_batches(
-    source: Callable[[], Iterator[Any]], schema: Schema | None = None
+    source: Callable[[], Iterator[Any]],
+    schema: Schema | None = None,
+    categorical: bool = False,
 ) -> Iterator[Batch]:
     """Runs through a source once; every batch is like the first one.
 
@@ -175,6 +177,7 @@ def checked_batches(
     Args:
       source: gives a new iterator of batches.
       schema: what training knows of the columns; None in training.
+      categorical: whether the caller can use categories.
 
     Raises:
       TypeError, ValueError: what the source gives is not such a batch; names it.
@@ -190,12 +193,17 @@ def checked_batches(
         except Exception as error:
             error.add_note(f"raised by the source of batches, in batch {number}")
             raise
-        batch, own = _check_batch(given, number, schema)
+        batch, own = _check_batch(given, number, schema, categorical)
         number += 1
         if batch is None:
             continue
         if first is None:
-            first, schema = first_row(batch), own
+            first = first_row(batch)
+            # A batch without names must not replace what training knows.
+            if schema is None:
+                schema = own
+            elif schema.names is None:
+                schema = schema._replace(names=own.names)
             warn_of_collisions(given[0])
         _check_alike(first, batch, number - 1)
         yield batch
@@ -242,7 +250,7 @@ def _start(source):
     return iter(batches)
 
 
-def _check_batch(given, number, schema):
+def _check_batch(given, number, schema, categorical):
     """A batch, or None where it has no rows; and what is known of its columns."""
     place = f"of batch {number}"
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 4:
@@ -255,7 +263,7 @@ def _check_batch(given, number, schema):
     shape = x.shape if hasattr(x, "shape") else np.shape(x)
     if len(shape) == 2 and shape[0] == 0:
         return None, schema
-    frame = read_frame(x, f"x {place}", schema=schema)
+    frame = read_frame(x, f"x {place}", schema=schema, categorical=categorical)
     matrix = np.asarray(frame.matrix)
     size = len(matrix)
     if weights is not None:

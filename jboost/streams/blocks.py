@@ -33,6 +33,9 @@ _ALIGNMENT = 64  # bytes: XLA takes host memory without a copy only from such ad
 _DEFLATED_SHARE = 1 / 3  # of the packed bytes: what deflating must achieve
 _SAMPLE = 1 << 15  # bytes that are deflated to see whether the rest is worth it
 NUM_BUFFERS = 2  # one block in use, one being read
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 _existing: "weakref.WeakSet[Folders]" = weakref.WeakSet()
 
@@ -84,8 +87,9 @@ class Folders:
     """Where block files go, one folder after the other.
 
     The files are removed with :meth:`remove`, or when nobody holds this any more, at
-    the end of the process, and where SIGTERM or SIGHUP ends it. A signal that the
-    program handles itself is left to it.
+    the end of the process, and where SIGTERM or SIGHUP ends it. The handlers of these
+    signals are set only while such folders exist, and never replace a handler of the
+    program.
     """
 
     def __init__(self, directories: Sequence[str | os.PathLike[str]] | None):
@@ -116,16 +120,27 @@ def _remove_folders(paths, owner):
         return  # a forked child has a copy of the object, but not the files
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
+    _release_signals()
 
 
 def _watch_signals():
     """Removes files before a signal ends the process, where nobody else handles it."""
     if threading.current_thread() is not threading.main_thread():
         return  # Python allows handlers to be set in the main thread only
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+    for number in _SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _remove_and_end)
+
+
+def _release_signals():
+    """Restores the default handlers where no folder is left to remove."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if any(folders.remove.alive for folders in list(_existing)):
+        return
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _remove_and_end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _remove_and_end(number, frame):
