@@ -32,6 +32,7 @@ from jboost.sparse import (
     check_gaps,
 )
 from jboost.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
+from jboost.warning import warn_user
 
 MISSING = 0  # the code of a missing value
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
@@ -174,6 +175,10 @@ def fit_frame(
         )
     library.check_implementation(implementation)
     places = find_places(categorical, matrix.shape[1], names, frame.categories)
+    listed = find_places(categorical, matrix.shape[1], names)
+    for place, doubt in enumerate(frame.doubts):
+        if doubt is not None and place not in listed:
+            warn_user(doubt)
     categories = None
     if places:
         _refuse_categories(places, matrix, max_bins)

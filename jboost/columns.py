@@ -6,6 +6,7 @@ array; for categories, the index of each cell's value in a tuple of all values.
 """
 
 import datetime
+import math
 import sys
 from collections.abc import Callable
 from decimal import Decimal
@@ -18,7 +19,6 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.categories import Category
-from jboost.warning import warn_user
 
 Values = tuple[Category, ...]
 
@@ -60,7 +60,7 @@ class _Labels(NamedTuple):
 
 def read_cells(
     column: Column, known: Values | None, *, new: bool
-) -> tuple[Shaped[np.ndarray, " N"], Values | None]:
+) -> tuple[Shaped[np.ndarray, " N"], Values | None, str | None]:
     """A column of x: numbers and None, or places of categories and their values.
 
     In training the values that occur come first, sorted; then the levels that the dtype
@@ -70,6 +70,10 @@ def read_cells(
       column: the cells.
       known: the values that training saw; None if it saw numbers.
       new: whether this is training.
+
+    Returns:
+      The cells, the values, and a warning where strings of training look like numbers
+      or identifiers, else None.
 
     Raises:
       TypeError: the cells are neither; or of the other kind than in training.
@@ -81,10 +85,10 @@ def read_cells(
                 f"{column.place} must hold categories, as in training, got numbers "
                 f"({column.dtype})"
             )
-        return cells, known
+        return cells, known, None
     values = _check_values(cells.distinct, column)
     if not values and not (new and cells.levels is not None):
-        return cells.replace([]), known
+        return cells.replace([]), known, None
     if new:
         known = (*sorted(values), *_find_unused(cells.levels, values))
     elif known is None:
@@ -99,9 +103,8 @@ def read_cells(
         )
     places = _number_values(known)
     numbers = cells.replace([places.get(value, np.nan) for value in values])
-    if new and cells.levels is None:
-        _warn_of_strings(column, values, numbers)
-    return numbers, known
+    undeclared = new and cells.levels is None
+    return numbers, known, _doubt(column, values, numbers) if undeclared else None
 
 
 @lru_cache(maxsize=128)
@@ -110,29 +113,29 @@ def _number_values(known: Values) -> dict[Category, float]:
     return {value: float(place) for place, value in enumerate(known)}
 
 
-def _warn_of_strings(column, values, numbers):
-    """Warns if strings that become categories look like numbers or identifiers."""
+def _doubt(column, values, numbers):
+    """Returns a warning if the strings look like numbers or identifiers, else None."""
     if all(map(_is_numeric, values)):
         problem = f"only strings that are numbers, such as {values[0]!r}"
         remedy = "convert it to numbers if their order matters"
     else:
         rows = np.count_nonzero(~np.isnan(numbers))
         if len(values) < max(_LEAST_STRINGS, _OWN_SHARE * rows):
-            return
+            return None
         problem = f"{len(values)} distinct strings in {rows} rows"
         remedy = "drop it if it identifies rows"
-    warn_user(
+    return (
         f"{column.place} holds {problem}, which become unordered categories; {remedy}, "
-        "or declare it categorical to keep it as it is"
+        "or list it in categorical to keep it as it is"
     )
 
 
 def _is_numeric(text):
+    """Whether it is a finite number as tables write it: no nan, inf or 1_000."""
     try:
-        float(text)
+        return math.isfinite(float(text)) and "_" not in text
     except ValueError:
         return False
-    return True
 
 
 def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:

@@ -53,11 +53,15 @@ class Frame(NamedTuple):
       names: of the columns, if x has such.
       categories: of each column the values that its cells 0, 1, 2, ... stand for, None
         where cells are numbers; None if all are.
+      doubts: of each column the warning that its strings may be no categories, for
+        callers that train and know which columns the user declared categorical; empty
+        if there is none.
     """
 
     matrix: Any
     names: tuple[str, ...] | None = None
     categories: tuple[Values | None, ...] | None = None
+    doubts: tuple[str | None, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -112,10 +116,10 @@ def read_frame(
         _check_names(names, schema.names, name)
         # That there are too many or too few columns is for the caller to say.
         known = (*(schema.categories or ()), *known)[: len(table)]
-    cells, categories = [], []
+    cells, categories, doubts = [], [], []
     for (label, column), values in zip(table.items(), known, strict=True):
         column = Column(f"column {label!r} of {name}", column)
-        held, values = read_cells(column, values, new=schema is None)
+        held, values, doubt = read_cells(column, values, new=schema is None)
         if values is not None and not categorical:
             raise TypeError(
                 f"{column.place} must hold numbers here, got categories "
@@ -123,8 +127,11 @@ def read_frame(
             )
         cells.append(held)
         categories.append(values)
+        doubts.append(doubt)
     some = any(values is not None for values in categories)
-    return Frame(_fill_matrix(cells), names, tuple(categories) if some else None)
+    categories = tuple(categories) if some else None
+    doubts = tuple(doubts) if any(doubts) else ()
+    return Frame(_fill_matrix(cells), names, categories, doubts)
 
 
 def refuse_batches(x: Any, name: str) -> None:

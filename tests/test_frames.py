@@ -16,7 +16,9 @@ from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
 from jboost import columns
+from jboost.binning import fit_frame
 from jboost.frames import Frame, Schema, read_frame, read_values
+from jboost.sklearn import JBoostRegressor
 
 X, Y = make_regression()
 X = np.where(np.random.default_rng(3).uniform(size=X.shape) < 0.1, np.float32("nan"), X)
@@ -257,7 +259,13 @@ WORDS_OF = {
     "half": [f"name {i % 20}" for i in range(40)],
     "few rows": ["p", "q"],
     "a number among words": ["1", "2", "none", "3"] * 10,
+    "not finite": ["nan", "inf", "-Infinity"],
+    "digits in groups": ["1_000", "2_000"],
 }
+SETTINGS = dict(
+    max_bins=256, sample_weight=None, absent=None, categorical="auto",
+    implementation="xla",
+)  # fmt: skip
 LOOK_LIKE_IDS = ("names", "names, some twice")
 
 
@@ -273,6 +281,7 @@ def test_strings_that_look_like_numbers_or_identifiers_are_reported(name, kind):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             frame = read_frame(table, "x", categorical=True, **arguments)
+            fit_frame(frame, **SETTINGS)
         return frame, [str(warning.message) for warning in caught]
 
     frame, messages = warnings_of(table)
@@ -290,6 +299,26 @@ def test_fit_bins_reports_strings_that_look_like_numbers():
     table = pd.DataFrame(dict(z=[str(i / 7) for i in range(ROWS)]))
     with pytest.warns(UserWarning, match="column 'z' of x"):
         jb.fit_bins(table)
+
+
+def test_strings_that_the_caller_declares_categorical_are_not_reported():
+    words = [str(i % 9) for i in range(ROWS)]
+    table, y = pd.DataFrame(dict(a=words, b=words)), np.arange(ROWS, dtype=np.float32)
+    own = dict(num_rounds=1, max_depth=1)
+    calls = [
+        lambda **more: jb.fit(table, y, **own, **more),
+        lambda **more: jb.cross_validate(table, y, folds=2, **own, **more),
+        lambda **more: jb.fit_bins(table, **more),
+        lambda **more: JBoostRegressor(**own, **more).fit(table, y),
+    ]
+    for listed, reported in ((["a"], "b"), ([1], "a"), (["b", 0], ""), ((), "ab")):
+        for call in calls:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call(categorical=listed)
+            found = [str(warning.message).split("'")[1] for warning in caught]
+            assert found == [*reported]
+            assert all(warning.filename == __file__ for warning in caught)
 
 
 DATE, DAY = datetime.datetime(2020, 1, 1), datetime.timedelta(days=1)
