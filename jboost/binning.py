@@ -112,8 +112,9 @@ def fit_bins(
         "exact" of :func:`jboost.boost` choose among them).
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
       absent: how entries that a sparse matrix does not store are read: "missing", as
-        NaN, or "zero". None: "missing" if x is sparse; if x is dense, the bins refuse
-        sparse matrices that do not store every entry.
+        NaN, or "zero". None: "missing" if x is sparse, or dense with a missing value
+        in a row of positive weight; otherwise the bins refuse sparse matrices that do
+        not store every entry.
       categorical: "auto": the columns that a data frame says are categories (strings,
         and what is declared so); a sequence: these columns as well, by name or place,
         which hold integers 0, 1, 2, ..., NaN where missing; None: no column. The
@@ -195,11 +196,21 @@ def fit_frame(
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)
+        absent = absent or ("missing" if has_missing(matrix, weight) else None)
         rows = _find_thresholds(matrix, weight, most, implementation)
     if categories is not None:  # between all codes, whether they occur or not
         for place, codes in zip(places, np.asarray(categories.codes), strict=True):
             rows[place] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
     return pad_thresholds(rows, most, absent, categories)
+
+
+def has_missing(
+    matrix: Float[np.ndarray, "N F"], weight: Shaped[np.ndarray, " N"] | None
+) -> bool:
+    """Whether a row of positive weight has a missing value."""
+    if not np.isnan(np.min(matrix)):  # the minimum needs no other memory
+        return False
+    return weight is None or bool(np.isnan(matrix[weight > 0]).any())
 
 
 def _refuse_categories(places, matrix, max_bins):

@@ -49,7 +49,9 @@ def check_start(
     check_absent(absent)
     if None not in (absent, model.absent) and model.absent != absent:
         raise ValueError(
-            f"absent must be {model.absent!r}, as the model was trained, got {absent!r}"
+            f"absent must be {model.absent!r}, as the model was trained, got "
+            f"{absent!r}; to change it, use dataclasses.replace(model, "
+            f"absent={absent!r})"
         )
     return replace(model, absent=model.absent or absent)
 

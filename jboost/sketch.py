@@ -293,7 +293,8 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
             between = spread_between(summary)
             lower = cut_positions(summary.weight, int(max_bins) - 1, between)
         rows.append(_thresholds_above(summary, lower))
-    return pad_thresholds(rows, int(max_bins))
+    absent = "missing" if np.any(sketch.missing > 0) else None
+    return pad_thresholds(rows, int(max_bins), absent)
 
 
 @on_host("call it on concrete arrays", runs_jax=False)

@@ -94,17 +94,20 @@ def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:
     """Refuses entries that are not stored where nothing says how to read them.
 
     Args:
-      absent: of the model or the bins; None if they were made from dense rows alone.
+      absent: of the model or the bins; None if they were made from dense rows without
+        missing values, and the caller did not say.
       matrix: its entries.
       name: of the argument, for the error.
     """
     num_cells = matrix.shape[0] * matrix.shape[1]
     if absent is None and matrix.num_entries < num_cells:
         raise ValueError(
-            f"absent must be given where {name} is sparse and x was dense in training, "
-            f"got None: {name} stores {matrix.num_entries} of {num_cells} entries, and "
-            "the others may be missing or zero; pass absent='zero' or 'missing' in "
-            "training, or use dataclasses.replace(model, absent='zero')"
+            f"absent must be given where {name} is sparse and x was dense without "
+            f"missing values in training, got None: {name} stores {matrix.num_entries} "
+            f"of {num_cells} entries, and the others may be zero or missing; pass "
+            "absent='zero' or absent='missing' in training, or use "
+            "dataclasses.replace(model, absent='zero') or "
+            "dataclasses.replace(model, absent='missing')"
         )
 
 

@@ -167,9 +167,9 @@ def fit(
       absent: how entries that a sparse matrix does not store are read: "missing", so
         that they take the direction learned at each split, or "zero"; the result is
         that of the dense matrix with NaN or 0 there. The model keeps it for
-        prediction. None: that of ``model``, or "missing" if x is sparse. If x is dense
-        and ``absent`` is not given, validation sets and the model refuse sparse
-        matrices that do not store every entry.
+        prediction. None: that of ``model``, or "missing" if x is sparse, or dense with
+        a missing value in a row of positive weight. Otherwise validation sets and the
+        model refuse sparse matrices that do not store every entry.
       l1: alpha: moves the sum of a leaf's gradients towards 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
         the mean curvature). Leaves that are order statistics take neither l1 nor l2.
@@ -352,6 +352,7 @@ def fit(
     if model is not None:
         names = match_columns(model, bins.num_features, names)
         match_categories(model, bins.categories)
+        model = replace(model, absent=bins.absent)  # known once rows have been seen
     sets = make_sets(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset, implementation,

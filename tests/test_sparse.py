@@ -306,6 +306,7 @@ TAKE_ROWS = dict(
 def test_a_model_of_dense_rows_asks_what_gaps_are():
     """All that takes rows refuses gaps, reads full matrices, and believes absent."""
     x = make_sparse()
+    x.data[np.isnan(x.data)] = 3  # training must see no missing value
     dense, y = densify(x, "zero"), make_targets(x)
     full = scipy.sparse.csr_matrix(np.where(dense == 0, np.float32(7), dense))
     model, _ = jb.fit(dense, y, **QUICK)
@@ -334,6 +335,63 @@ def test_a_model_of_dense_rows_asks_what_gaps_are():
     assert more.absent == "zero"
     assert jb.fit(dense, y, model=more, **QUICK)[0].absent == "zero"
     assert jb.fit(x, y, **QUICK)[0].absent == "missing"
+
+
+def test_models_of_missing_values_read_gaps_as_missing():
+    """Missing values in training decide, in rows that count, by every way in."""
+    x = make_sparse()
+    y, dense = make_targets(x), densify(x, "missing")
+    full = np.nan_to_num(dense)
+    last = full.copy()
+    last[-1, 2] = np.nan  # the only missing value, in the last batch and one column
+    ones, none = np.ones(ROWS, np.float32), np.ones(ROWS, np.float32)
+    none[-1] = 0
+    half = ROWS // 2
+
+    def stream(rows, weight, **more):
+        parts = (slice(half), slice(half, None))
+        batches = [(rows[p], y[p], weight[p]) for p in parts]
+        return jb.fit(jb.stream(batches, memory="1 MiB", **more), **QUICK)[0]
+
+    def sketch(rows, weight):
+        made = jb.update_sketch(jb.make_sketch(COLUMNS), rows, weight)
+        return jb.bins_from_sketch(made, max_bins=16)
+
+    ways = dict(
+        fit=lambda rows, weight: jb.fit(rows, y, sample_weight=weight, **QUICK)[0],
+        bins=lambda rows, weight: jb.fit_bins(rows, sample_weight=weight),
+        sorted=lambda rows, weight: jb.fit(
+            rows, y, sample_weight=weight, candidates="exact", **QUICK
+        )[0],
+        batches=stream,
+        own_bins=lambda rows, weight: stream(rows, weight, bins=jb.fit_bins(full)),
+        sketch=sketch,
+        folds=lambda rows, weight: (
+            jb.cross_validate(
+                rows, y, sample_weight=weight, folds=2, return_models=True, **QUICK
+            ).models
+        ),
+    )
+    for name, way in ways.items():
+        assert way(dense, ones).absent == "missing", name
+        assert way(last, ones).absent == "missing", name
+        assert way(last, none).absent is None, name
+        assert way(full, ones).absent is None, name
+    model, start = ways["fit"](dense, ones), ways["fit"](full, ones)
+    for run in TAKE_ROWS.values():
+        np.testing.assert_array_equal(run(model, x), run(model, dense))
+    more, history = jb.fit(dense, y, model=start, validation=(x, y), **QUICK)
+    assert more.absent == "missing"
+    np.testing.assert_allclose(history.validation_loss, history.train_loss, rtol=1e-5)
+    assert jb.fit(full, y, model=model, **QUICK)[0].absent == "missing"
+    assert jb.fit(dense, y, absent="zero", **QUICK)[0].absent == "zero"
+    with pytest.raises(ValueError, match="absent must be given") as caught:
+        jb.predict(start, x)
+    for word in ("zero", "missing"):
+        assert f"pass absent='{word}'" in str(caught.value) or (
+            f"or absent='{word}' in training" in str(caught.value)
+        )
+        assert f"replace(model, absent='{word}')" in str(caught.value)
 
 
 def test_nothing_stored_at_all():

@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jboost import checks
-from jboost.binning import Bins, apply_bins
+from jboost.binning import Bins, apply_bins, has_missing
 from jboost.frames import RowSource
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.padding import padded_size
@@ -357,11 +358,12 @@ class _Writer:
             name: np.empty((size, *array.shape[1:]), array.dtype)
             for name, array in _named_rows(self._first).items()
         }
-        self._filled = 0
+        self._filled, self._missing = 0, False
         self._piece = max(1, min(_PIECE, _PIECE_CELLS // num_features))
 
     def add(self, batch: Batch):
         """Takes the rows of a batch, piece by piece."""
+        self._missing = self._missing or has_missing(batch.x, batch.weights)
         named, done = _named_rows(batch), 0
         while done < len(batch.x):
             room = self._codes.shape[1] - self._filled
@@ -379,6 +381,7 @@ class _Writer:
         if self._filled:
             self._flush()
         offset = self._first.offset
+        absent = self._bins.absent or ("missing" if self._missing else None)
         blocks = BlockSet(
             blocks=tuple(self._blocks),
             identity=self._identity,
@@ -388,7 +391,7 @@ class _Writer:
         return Table(
             blocks=blocks,
             folders=self._folders,
-            bins=self._bins,
+            bins=replace(self._bins, absent=absent),
             names=self._first.names,
             structure=jax.tree.structure(self._first.targets),
             weighted=self._first.weights is not None,
