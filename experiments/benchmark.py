@@ -6,7 +6,7 @@
     python experiments/benchmark.py --cases wide small --measures train fit
     python experiments/benchmark.py --report FILE
 
-Measured, libraries in turn, medians over repeats; LightGBM's quantised training is a
+Measured, libraries in turn, medians over repeats; LightGBM's quantized training is a
 contender of its own, "lightgbm-q", and what is not installed is left out:
 
 - train: milliseconds a tree, as the slope between two numbers of rounds. Peers get
@@ -236,7 +236,7 @@ class Step(NamedTuple):
 
 def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ...]:
     """Returns whose readings a step takes: libraries, and variants of jboost."""
-    # Quantised or not.
+    # Quantized or not.
     same = ("binning", "predict 50", "predict 500", "shap", "cold", "cold cv", "sweep")
     sources = [n for n in libraries if n != "lightgbm-q" or measure not in same]
     if "jboost" not in libraries:

@@ -22,7 +22,7 @@ follows from the loss's Hessian at the start); 20 rows a leaf for absolute error
 quantiles, else 1; the same rounds and threads. scikit-learn has no limit on the Hessian
 and no losses of one's own; XGBoost counts no rows, but the Hessian of the two losses
 that need 20 is 1 a row. What a library alone has (how LightGBM chooses its layout, the
-bits of its quantised gradients) is its own default.
+bits of its quantized gradients) is its own default.
 """
 
 import json

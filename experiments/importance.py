@@ -98,7 +98,7 @@ def print_row(name, shares):
 
 
 def draw(names, shares, path):
-    """Bars by feature, one colour per measure."""
+    """Bars by feature, one color per measure."""
     figure, [[axes]] = open_figure(size=(10, 4.5))
     place = np.arange(len(names))
     for number, (kind, color) in enumerate(zip(KINDS, COLORS, strict=True)):

@@ -94,12 +94,12 @@ def fit_bins(
     """Chooses thresholds: midpoints of distinct values, or weighted quantiles.
 
     A feature with at most ``max_bins - 1`` distinct values gets one bin per value
-    and thresholds midway between neighbours, so that split search is exact. Any
+    and thresholds midway between neighbors, so that split search is exact. Any
     other feature is cut at quantiles of capped weight: no distinct value counts
     for more than one bin, and the bins share what remains equally, so that one
     heavy value (zero, often) does not use up the bins of the others.
 
-    A threshold between neighbouring values lo < hi is lo/2 + hi/2 if that lies in
+    A threshold between neighboring values lo < hi is lo/2 + hi/2 if that lies in
     [lo, hi), else lo; ``x <= threshold`` goes left.
 
     Args:

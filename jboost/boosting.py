@@ -86,7 +86,7 @@ def init(
       offset: [N] or [N, K], added to the score.
       num_scores: K.
       init_score: where to start: ``"auto"`` = argmin_c of the weighted loss,
-        ``"median"`` of the rows' own minimisers, or a number or K numbers.
+        ``"median"`` of the rows' own minimizers, or a number or K numbers.
 
     Raises:
       TypeError, ValueError: for arguments that do not fit together.

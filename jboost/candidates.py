@@ -61,7 +61,7 @@ def accumulate(values: Int32[Array, "N C"]) -> Int32[Array, "N C"]:
 
 
 class Segments(NamedTuple):
-    """Nodes as runs of neighbours in a feature's order, for each of the N positions.
+    """Nodes as runs of neighbors in a feature's order, for each of the N positions.
 
     Attributes:
       code: of the row there, ascending within a node.
@@ -89,7 +89,7 @@ def find_bins(
 
         r(v) = (mass of values below v + mass of v / 2) / mass of all values.
 
-    Candidates are the ends of the bins. So between neighbouring candidates lies less
+    Candidates are the ends of the bins. So between neighboring candidates lies less
     than eps of the mass, plus half of that of the bin's first and last value; and a
     value of mass 2 eps or more has a bin of its own. Chen and Guestrin 2016, eq. 8
     and 9, ask for the same, as far as values can be cut at all.

@@ -128,7 +128,7 @@ def fit_tree(
 ) -> RegressionTree:
     """Fits a regression tree by least squares, on all distinct values.
 
-    In each node the feature j and the threshold s that minimise
+    In each node the feature j and the threshold s that minimize
 
         sum_{x_ij <= s} w_i (y_i - mean_left)^2
             + sum_{x_ij > s} w_i (y_i - mean_right)^2
@@ -136,7 +136,7 @@ def fit_tree(
     (Breiman et al. 1984, section 8.3), until the targets of a node are equal or a limit
     forbids every split. A split that gains nothing is made, too (the first one of an
     exclusive or does not), because pruning takes it back at no price. Thresholds lie
-    midway between neighbouring distinct values, as in :func:`jboost.fit_bins`. Of
+    midway between neighboring distinct values, as in :func:`jboost.fit_bins`. Of
     splits whose gains differ by rounding alone, the one with the lowest feature, then
     the lowest threshold is taken.
 

@@ -26,19 +26,19 @@ _FLAT = 0.1  # of the secant weight: a Hessian below it says nothing of the vall
 _MOST = 0.75  # of the rows
 _DISTANCES = 4  # at which slopes are compared: 2^-10, 1, 2^10, 2^20 times the size
 _SIDE = 2.0**-20  # distance, relative to the target, at which a minimum there is tested
-_BLOCK = 8192  # rows whose minimisers are searched at a time
-_NOWHERE = float("inf")  # minimiser of a row that has none; no NaN: jax_debug_nans
+_BLOCK = 8192  # rows whose minimizers are searched at a time
+_NOWHERE = float("inf")  # minimizer of a row that has none; no NaN: jax_debug_nans
 _BLOCK_NUMBERS = 1 << 20  # numbers that a block of rows may give, for K > 1
 _MOST_SQUARE = float(np.finfo(np.float32).max)
 _LEAST_ROOT = float(np.finfo(np.float32).tiny)
-_PROBES = 12  # steps out for a row's minimiser: 16^12 times the first
+_PROBES = 12  # steps out for a row's minimizer: 16^12 times the first
 
 
 class Kinks(NamedTuple):
     """Where the rows of a piecewise linear loss have their kinks.
 
     Attributes:
-      kind: 0: anywhere; 1: each row has one, at its own minimiser; 2: the same, with
+      kind: 0: anywhere; 1: each row has one, at its own minimizer; 2: the same, with
         the same slopes for all rows.
       left, right: magnitudes of the slope on each side, of kind 2.
       scale: a power of two; the weighted slopes of all rows sum to less than 2^40
@@ -59,7 +59,7 @@ class Objective(NamedTuple):
       constants: what the loss closed over.
       targets: a pytree with the N rows in front.
       parameters: of an adaptive loss, else ().
-      minimiser: each row's own minimiser of its loss [K, N], inf where it has none;
+      minimiser: each row's own minimizer of its loss [K, N], inf where it has none;
         None where no rule asks for it.
       kinks: of a piecewise linear loss, None where nobody asked.
       implementation: which kernels sum over rows; see :func:`jboost.fit`.
@@ -80,7 +80,7 @@ def loss_values(objective: Objective, scores: Float[Array, "K N"]):
 
 
 def gradients(objective: Objective, scores: Float[Array, "K N"]):
-    """dl/dF of every row, [K, N]; zero where a score is the row's own minimiser.
+    """dl/dF of every row, [K, N]; zero where a score is the row's own minimizer.
 
     At the kink of |r| any number in [-1, 1] is a subgradient, and which of them
     differentiation picks depends on how the loss is written; there, a row wishes to
@@ -141,11 +141,11 @@ def needs_minimiser(loss: TracedLoss) -> bool:
 
 
 def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
-    """Each row's own minimiser F*, inf where its loss has none.
+    """Each row's own minimizer F*, inf where its loss has none.
 
     F* depends on the target alone and is found once. Accepted are a strict change
     of the gradient's sign, or a jump of the gradient to zero; a gradient that fades
-    to zero (logistic loss far out) has no minimum there. For K > 1 a minimiser along
+    to zero (logistic loss far out) has no minimum there. For K > 1 a minimizer along
     one score means something only where the scores do not interact: where the
     off-diagonal Hessian is zero.
 
@@ -200,10 +200,10 @@ def _find_minimisers(objective, num_rows):
 def kink_slopes(
     objective: Objective, distance: Float[ArrayLike, ""] = 0.0
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """Magnitudes of each row's slope left and right of its minimiser, for K = 1.
+    """Magnitudes of each row's slope left and right of its minimizer, for K = 1.
 
     Args:
-      distance: from the minimiser; at least what its own rounding asks for.
+      distance: from the minimizer; at least what its own rounding asks for.
     """
     assert objective.minimiser is not None
     side = _SIDE * jnp.abs(objective.minimiser) + 1e-12 + distance
@@ -212,10 +212,10 @@ def kink_slopes(
 
 
 def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
-    """Whether each row that counts has one kink, at its minimiser, for K = 1.
+    """Whether each row that counts has one kink, at its minimizer, for K = 1.
 
     The loss is known to be piecewise linear. If it is convex as well, then a slope
-    that is the same close to the minimiser and far away is the same in between.
+    that is the same close to the minimizer and far away is the same in between.
     """
     assert objective.minimiser is not None
     minimiser = objective.minimiser[0]
@@ -306,7 +306,7 @@ def derivatives(
     delta is twice as wide: a few rows near their kink would otherwise outweigh the
     rest, and an extreme quantile is overfitted in small data.
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
-    ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorise-minimise weight
+    ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorize-minimize weight
     (Hunter and Lange 2004); |h| where F* does not exist.
     All but "unit" and those of quadratic losses are at least 1e-6 of the weighted
     mean of their positive parts, which is 0 if no row has positive curvature. At

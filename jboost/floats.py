@@ -30,7 +30,7 @@ def sum_rows(
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):
     """The float32 halfway from low to high in the order of bit patterns.
 
-    About 32 such halvings reach neighbouring floats from any interval, whatever
+    About 32 such halvings reach neighboring floats from any interval, whatever
     its scale; an arithmetic mean needs as many as the exponents differ.
     """
     first, second = _to_ordered(low), _to_ordered(high)

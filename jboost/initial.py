@@ -2,7 +2,7 @@
 """Finds the score that training starts from.
 
 In: a loss bound to its data, offsets. Out: argmin_c of the weighted loss, or the
-median of the rows' own minimisers, one number or K: the problem of ``leaves`` with
+median of the rows' own minimizers, one number or K: the problem of ``leaves`` with
 one group.
 """
 
@@ -69,13 +69,13 @@ def initial_score(
 ) -> Start:
     """Finds argmin_c of the weighted loss at scores offset + c.
 
-    One number: the quadratic's own step, an order statistic of the rows' minimisers,
+    One number: the quadratic's own step, an order statistic of the rows' minimizers,
     or the exact solver, begun at the best of 33 quantiles of them (a loss with several
     minima has its best one near some row's). K numbers: score by score where they do
     not interact, else see :func:`_minimise_jointly`.
 
     Where the loss is least no row may have a slope (the argmin is on a plateau or at
-    infinity). The start is then 0 or the own minimiser of some row, where the most rows
+    infinity). The start is then 0 or the own minimizer of some row, where the most rows
     have a slope.
     """
     found = _find_argmin(objective, offset, weights)
@@ -109,7 +109,7 @@ def median_score(
     offset: Float[Array, "K N"],
     weights: Float[Array, " N"],
 ) -> Float[Array, " K"]:
-    """The weighted median of the rows' own minimisers F* - offset, for each score.
+    """The weighted median of the rows' own minimizers F* - offset, for each score.
 
     NaN where a row that counts has a slope, but no minimum.
     """
@@ -168,7 +168,7 @@ def _search_start(objective, groups, k):
 
 
 def _best_start(objective, groups, k):
-    """Where along a score the loss is least, of some of the rows' minimisers and 0."""
+    """Where along a score the loss is least, of some of the rows' minimizers and 0."""
     starts = _starting_points(objective.minimiser[k] - groups.scores[k], groups.weights)
     return _best_of(objective, groups, starts)
 
@@ -185,7 +185,7 @@ def _begin_at(groups, k, start):
 
 
 def _starting_points(distance, weights):
-    """0 and quantiles of the rows' own minimisers, by sorting at most 8,192 rows."""
+    """0 and quantiles of the rows' own minimizers, by sorting at most 8,192 rows."""
     usable = jnp.where(weights > 0, distance, jnp.nan)
     stride = -(-usable.shape[0] // 8192)
     ordered = jnp.sort(usable[::stride])  # NaN last
@@ -202,7 +202,7 @@ def _total_loss(objective, groups, c):
 
 
 def _minimise_jointly(objective, offset, weights):
-    """Minimises the mean loss over K scores that interact.
+    """Minimizes the mean loss over K scores that interact.
 
     Damped Newton from 0 ends at once for a convex loss in ordinary units. Else it is
     begun anew where a search along one score after another ends, as long as that
@@ -256,7 +256,7 @@ def _take_rows(objective, offset, weights):
 
 
 def _search_along(objective, offset, weights, start):
-    """Minimises along one score after another, by slopes alone."""
+    """Minimizes along one score after another, by slopes alone."""
     num_scores = offset.shape[0]
     objective = objective._replace(minimiser=None)
     powers = 16.0 ** np.arange(-6, 9)

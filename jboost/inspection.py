@@ -33,7 +33,7 @@ from jboost.settings import resolve_samples
 from jboost.tracing import trace_loss
 
 _POINTS = 400  # scores looked at on either side
-_REACH = 30.0  # how far, in units of max(1, |minimiser|)
+_REACH = 30.0  # how far, in units of max(1, |minimizer|)
 _NOISE = 1e-6  # of the largest Hessian: what rounding makes of zero
 _CLOSEST = 1e-5  # how close, in the same units
 
@@ -49,7 +49,7 @@ class LossReport:
       value, gradient, hessian: of the loss there.
       curvature: the positive weight that training would use there.
       minima: where the gradient turns from negative to positive.
-      minimiser: the row's own minimiser as training found it; NaN for none.
+      minimiser: the row's own minimizer as training found it; NaN for none.
       hessian_zero, hessian_negative: intervals of scores.
       not_finite: where value, gradient or Hessian is not finite.
       choices: what "auto" stands for: curvature, leaf_solver, min_child_samples.
@@ -77,7 +77,7 @@ class LossReport:
         own = "none" if np.isnan(self.minimiser) else f"{self.minimiser:.6g}"
         lines = [
             f"looked at {len(self.scores)} scores from {low:.4g} to {high:.4g}",
-            f"minima: {minima}; the row's own minimiser in training: {own}",
+            f"minima: {minima}; the row's own minimizer in training: {own}",
             f"Hessian zero: {_describe(self.hessian_zero)}",
             f"Hessian negative: {_describe(self.hessian_negative)}",
             f"value or derivatives not finite: {_describe(self.not_finite)}",
@@ -101,11 +101,11 @@ def inspect_loss(
 ) -> LossReport:
     """Looks at a loss along one score, the others being 0.
 
-    The scores lie around the minimiser (or 0), densely near it and up to ``reach``
-    times max(1, |minimiser|) away. The smoothing scale and the least value of the
+    The scores lie around the minimizer (or 0), densely near it and up to ``reach``
+    times max(1, |minimizer|) away. The smoothing scale and the least value of the
     curvature, which in training come from the data, are here those of scores that
-    are normally distributed about the minimiser, with standard deviation
-    max(1, |minimiser|).
+    are normally distributed about the minimizer, with standard deviation
+    max(1, |minimizer|).
 
     Args:
       loss: as for :func:`jboost.fit`.
@@ -178,14 +178,14 @@ def _check_scores(scores):
 
 
 def _look_along(loss, k, curvature, size, constants, targets, points, reach):
-    """Scores around the minimiser, the minimiser, and what the loss does there."""
+    """Scores around the minimizer, the minimizer, and what the loss does there."""
     origin = jnp.zeros((loss.num_scores, size), jnp.float32)
     parameters = ()
     if loss.estimate is not None:
         rows = origin[0] if loss.num_scores == 1 else origin.T
         parameters = loss.estimate(constants, rows, targets, _ones(size))
     objective = Objective(loss, constants, targets, parameters, None)
-    # Also for a quadratic, which training needs no minimiser for.
+    # Also for a quadratic, which training needs no minimizer for.
     own = find_minimisers(objective, size)
     minimiser = own[k, 0]
     centre = jnp.where(jnp.isfinite(minimiser), minimiser, 0.0)
@@ -213,7 +213,7 @@ def _normal_weights(steps):
     """Of scores that are unevenly spread, as if they were normally distributed."""
     edges = jnp.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
     weights = jnp.diff(edges) * jnp.exp(-jnp.square(steps) / 2)
-    # Far from the minimiser they would all be 0.
+    # Far from the minimizer they would all be 0.
     return jnp.where(jnp.sum(weights) > 0, weights, 1.0)
 
 
@@ -249,7 +249,7 @@ def _describe(intervals: Intervals) -> str:
 def _explain(name: str, choice: Any) -> str:
     reasons = {
         ("curvature", "exact"): "the Hessian",
-        ("curvature", "auto"): "secant of the gradient about the row's own minimiser, "
+        ("curvature", "auto"): "secant of the gradient about the row's own minimizer, "
         "|Hessian| where it has none",
         ("leaf_solver", "exact"): "the argmin of the leaf's loss",
         ("leaf_solver", "newton"): "-G / (H + l2)",

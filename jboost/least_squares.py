@@ -180,7 +180,7 @@ def _rows(words):
 
 
 def _summarise(data, rows, sizes):
-    """Statistics of nodes whose rows lie side by side; centres and scales these."""
+    """Statistics of nodes whose rows lie side by side; centers and scales these."""
     starts = np.cumsum(sizes) - sizes
     slot = np.repeat(np.arange(len(sizes)), sizes)
     y = data.targets[:, rows]

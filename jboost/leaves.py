@@ -2,7 +2,7 @@
 """What each leaf adds to the score.
 
 In: a loss bound to its data, current scores, the leaf of each row. Out: one value
-per leaf. A problem is always the same: minimise over c
+per leaf. A problem is always the same: minimize over c
 
     sum_i w_i l(F_i + c d_i, y_i) + penalty c^2 / 2 + l1 |c|   over a group's rows i,
 
@@ -75,7 +75,7 @@ def newton_step(
 
     Args:
       gradient, curvature: G and H, weighted sums over the leaf's rows.
-      l1: what G is moved by towards 0 first, as an l1 |c| in the objective asks.
+      l1: what G is moved by toward 0 first, as an l1 |c| in the objective asks.
 
     Returns:
       The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
@@ -134,11 +134,11 @@ def middle_minimisers(
 ) -> Float[Array, " G"]:
     """Weighted order statistics: medians, quantiles.
 
-    The middle of all c that minimise, for each group, the sum over its rows of
+    The middle of all c that minimize, for each group, the sum over its rows of
 
         w_i (left_i max(r_i - c, 0) + (kink_i - left_i) max(c - r_i, 0)),
 
-    with r = minimiser - score; 0 for groups without weight. Slopes times weight are
+    with r = minimizer - score; 0 for groups without weight. Slopes times weight are
     rounded to multiples of 1 / scale, so that their sums are exact in any order; where
     the sum's slope is below 2^-20 of the sum of kinks it counts as zero, because that
     is what weights in float32 know (0.1 * 500 rows are not 50).
@@ -222,9 +222,9 @@ def _solve_freely(objective, groups, newton, leaf_solver):
 
 
 def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
-    """The middle of all c that minimise sum_i w_i |F*_i - F_i - c|, group by group.
+    """The middle of all c that minimize sum_i w_i |F*_i - F_i - c|, group by group.
 
-    The weighted median of the rows' own minimisers F*; rows without one do not count.
+    The weighted median of the rows' own minimizers F*; rows without one do not count.
     """
     assert objective.minimiser is not None
     minimiser, run = objective.minimiser[groups.k], objective.implementation
@@ -315,7 +315,7 @@ def solve_groups(
     step: Float[Array, " G"],
     wanted: Bool[Array, " G"],
 ) -> Float[Array, " G"]:
-    """The exact minimiser where wanted, else ``step``.
+    """The exact minimizer where wanted, else ``step``.
 
     The candidate with the least loss among the minimum found, the step and 0: for a
     loss with several minima the one found may be a poor one.
@@ -433,5 +433,5 @@ def _bounds(objective, groups):
     wish = jnp.where(jnp.isfinite(wish), jnp.where(wish == 0, 0.0, wish), jnp.nan)
     group = jnp.where(moves, groups.group, num_groups)
     low, high = find_range(wish, group, num_groups, objective.implementation)
-    # The penalty pulls towards 0; empty groups stay there.
+    # The penalty pulls toward 0; empty groups stay there.
     return jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)

@@ -40,7 +40,7 @@ _sample_in_xla = partial(sample, implementation="xla")
 
 
 class LeafSums(NamedTuple):
-    """What a tree's leaves were fitted to: sums over the rows it learnt from.
+    """What a tree's leaves were fitted to: sums over the rows it learned from.
 
     Attributes:
       gradient, curvature: weighted, in the loss's units.

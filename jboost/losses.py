@@ -26,7 +26,7 @@ Scalar = Float[ArrayLike, ""]
 
 
 def squared_error(score, target):
-    """r^2. Minimised by the mean (Gauss). The same scale as in optax: Hessian 2.
+    """r^2. Minimized by the mean (Gauss). The same scale as in optax: Hessian 2.
 
     Example:
       >>> import jboost as jb
@@ -37,7 +37,7 @@ def squared_error(score, target):
 
 
 def absolute_error(score, target):
-    """|r|. Minimised by the median (Friedman 2001, Algorithm 3, LAD_TreeBoost)."""
+    """|r|. Minimized by the median (Friedman 2001, Algorithm 3, LAD_TreeBoost)."""
     residual = _residual(score, target)
     return jnp.sign(residual) * residual  # JAX's jnp.abs has gradient +1, not 0, at 0
 
@@ -69,7 +69,7 @@ def log_cosh(score, target):
 def quantile(score, target, *, tau=0.5):
     """max(tau (target - score), (tau - 1) (target - score)): the pinball loss.
 
-    Minimised by the tau-quantile (Koenker and Bassett 1978).
+    Minimized by the tau-quantile (Koenker and Bassett 1978).
     """
     residual = _residual(score, target)
     return jnp.where(residual > 0, (1 - tau) * residual, -tau * residual)
@@ -340,7 +340,7 @@ def suggest_loss(name: str, form: str) -> str:
     """What an unknown name of a loss probably meant, to end an error message.
 
     Args:
-      name: of a loss here, of an objective of another library, or misspelt.
+      name: of a loss here, of an objective of another library, or misspelled.
       form: how losses are to be named, such as "jb.losses.{}".
     """
     low = name.lower()

@@ -2,7 +2,7 @@
 """Finds minima of many functions of one number at once, from their slopes.
 
 In: a function that gives the slopes at one point for each problem. Out: where each
-slope turns from negative to positive. A row's own minimiser, a leaf's exact value,
+slope turns from negative to positive. A row's own minimizer, a leaf's exact value,
 a tree's line search and the initial score are all this problem, with N, L, 1 and 1
 of them. Derivative values need not be continuous: where a slope is zero on an
 interval (the median of an even count), the interval's midpoint is taken.
@@ -41,7 +41,7 @@ class Minimum(NamedTuple):
     """Minima of P problems.
 
     Attributes:
-      point: the minimiser; the start where none was found.
+      point: the minimizer; the start where none was found.
       strict: the slope is negative to the left and positive to the right of it.
       jump: on one side the slope jumps to zero, and stays there as far as seen.
     """
@@ -233,7 +233,7 @@ def _narrow(state, noise):
 def _edge(state, noise):
     """A point beyond the flat set as seen, and whether its edges are known.
 
-    An edge is known when neighbouring floats enclose it, or when the slope beyond it
+    An edge is known when neighboring floats enclose it, or when the slope beyond it
     has faded to what cannot be told from zero. A smooth slope has done so close by:
     there each edge is tested first.
     """
@@ -369,7 +369,7 @@ def _first(known, new):
 
 
 def _bisect(slope, left, right):
-    """Neighbouring floats around the first slope >= 0 and around the last <= 0."""
+    """Neighboring floats around the first slope >= 0 and around the last <= 0."""
 
     def unfinished(state):
         count, (a, b), (c, d) = state

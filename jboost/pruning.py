@@ -53,7 +53,7 @@ class PruningPath(NamedTuple):
 
 @on_host("call it on concrete arrays")
 def pruning_path(tree: RegressionTree) -> PruningPath:
-    """Finds every subtree that minimises the cost for some alpha.
+    """Finds every subtree that minimizes the cost for some alpha.
 
         C_alpha(T) = sum of leaves' squared errors + alpha * number of leaves
 
@@ -101,7 +101,7 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
 
 @on_host("call it on concrete arrays")
 def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
-    """The smallest subtree that minimises C_alpha; see :func:`pruning_path`.
+    """The smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
 
     Args:
       tree: from :func:`jboost.fit_tree`.

@@ -9,7 +9,7 @@ In: a method's own parameters. Out: a dict with the loss and the words that make
     trees, scores = jb.boost(binned, y, key=key, **jb.recipes.lad_tree_boost())
 
 A recipe is a plain dict: ``{**jb.recipes.ls_tree_boost(), "min_child_samples": 10}``
-is one as well. ``fit`` minimises, so that Friedman's pseudo-responses are -g, minus the
+is one as well. ``fit`` minimizes, so that Friedman's pseudo-responses are -g, minus the
 loss's derivative in the score F; R_j are the rows of leaf j, w_i their weights.
 """
 

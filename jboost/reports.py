@@ -51,7 +51,7 @@ def report_round(
       before: the state before the round, and ``set_scores`` the scores of the other
         sets then.
       state: the state after it.
-      in_bag: rows that the trees learnt from; None if all did.
+      in_bag: rows that the trees learned from; None if all did.
     """
     implementation = method.implementation
     parameters = reported_parameters(loss, state)

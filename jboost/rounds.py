@@ -150,7 +150,7 @@ class BoostState(NamedTuple):
     Attributes:
       scores: of the training rows, offset included: [N] or [N, K] in the states that
         :func:`jboost.init` and :func:`jboost.boost_step` return, [K, N] within a round.
-      minimiser: each row's own minimiser of the loss, inf where there is none.
+      minimiser: each row's own minimizer of the loss, inf where there is none.
       kinks: of a piecewise linear loss, else None.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss, estimated from ``scores``; else ().
@@ -205,9 +205,9 @@ def start_state(
     implementation: str | None = None,
     minimiser: Float[Array, "K N"] | None = None,
 ) -> tuple[BoostState, Bool[Array, ""]]:
-    """Finds the rows' minimisers and the initial score; None asks for the argmin.
+    """Finds the rows' minimizers and the initial score; None asks for the argmin.
 
-    Minimisers that are known, from :func:`own_minimisers`, may be given.
+    Minimizers that are known, from :func:`own_minimisers`, may be given.
 
     Returns:
       The state, and whether training could not have started at the argmin.
@@ -249,7 +249,7 @@ def own_minimisers(
     data: Data,
     implementation: str | None = None,
 ) -> Float[Array, "K N"] | None:
-    """Each row's own minimiser, where it is asked for and depends on its target alone.
+    """Each row's own minimizer, where it is asked for and depends on its target alone.
 
     Weights, and so the folds of a cross-validation, do not matter to it.
     """
@@ -308,7 +308,7 @@ def grow_round(
     data: Data,
     state: BoostState,
 ) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
-    """One round: K trees, one for each score, and the rows they learnt from.
+    """One round: K trees, one for each score, and the rows they learned from.
 
     ``method`` must be resolved.
     """
@@ -559,7 +559,7 @@ def _row_derivatives(objective, state, weights, method):
         mean = jnp.ones(state.scores.shape[0], jnp.float32)
         if method.regularization == "relative" and curvature != "unit":
             # An average row of the first round or of this one, whichever curves
-            # more: where the fit flattens the loss (logistic), regularisation must
+            # more: where the fit flattens the loss (logistic), regularization must
             # not fade with it.
             mean = mean_of_rows(objective, positive, weights)
             flat = mean == 0  # no row has any curvature: all count alike

@@ -343,7 +343,7 @@ def read_by(
         raise ValueError(f"by must be (name, 'min') or (name, 'max'), got {by!r}")
     if name == "loss":
         if direction == "max":
-            raise ValueError("by must not maximise the loss, got ('loss', 'max')")
+            raise ValueError("by must not maximize the loss, got ('loss', 'max')")
         return Criterion(), found
     if name not in found:
         if name not in metrics.METRICS:

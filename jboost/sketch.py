@@ -249,7 +249,7 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
 def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
     """Chooses thresholds as :func:`jb.fit_bins` does, for rows that were streamed.
 
-    A threshold lies midway between two neighbouring entries lo < hi of the summary.
+    A threshold lies midway between two neighboring entries lo < hi of the summary.
     Where all values are known (a feature with at most 24 / eps distinct ones) the
     thresholds are those of ``fit_bins``, up to the rounding of fractional weights.
     Elsewhere unknown values lie between lo and hi, of at most the sketch's error

@@ -25,7 +25,7 @@ class ValueLimits(NamedTuple):
     """What holds the leaf values below a node back.
 
     Attributes:
-      l1: by how much sums of gradients are moved towards 0.
+      l1: by how much sums of gradients are moved toward 0.
       bounds: least and greatest leaf value.
       monotone: of each feature: 1 rising, -1 falling, 0 either.
     """
@@ -43,7 +43,7 @@ class Split(NamedTuple):
       threshold: a code; rows with 1 <= code <= threshold go left. -1 where codes are
         categories.
       missing_left: whether rows with code 0 go left.
-      gain: what the regularised objective falls by, before learning rate.
+      gain: what the regularized objective falls by, before learning rate.
       found: whether there is an admissible split of positive gain.
       child_bounds: least and greatest leaf value below the left and the right child,
         where leaf values are limited.
@@ -111,7 +111,7 @@ def find_split(
       >>> int(split.threshold), float(split.gain)
       (1, 18.0)
     """
-    # Channels in front: long rows of bins vectorise, pairs of channels do not.
+    # Channels in front: long rows of bins vectorize, pairs of channels do not.
     sums = jnp.moveaxis(histogram, -1, 0)
     cumulative = jnp.cumsum(sums, axis=2)
     total, missing = cumulative[:, :1, -1:], sums[:, :, MISSING, None]

@@ -157,7 +157,7 @@ def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
         sum_i min(weight_i, c) + (weight between the entries) = c * b.
 
     An entry heavier than c is then always kept, and the weight that comes to lie
-    between two neighbours grows by at most c <= total / b. So the error grows by at
+    between two neighbors grows by at most c <= total / b. So the error grows by at
     most c, and where a few heavy values hold nearly all the weight c is as small as
     the rest demands: c <= (weight of all but any h values) / (b - h).
 
@@ -245,7 +245,7 @@ def bound_ranks(
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
-    """Proposes values to split at: neighbours are less than ``eps`` apart in rank.
+    """Proposes values to split at: neighbors are less than ``eps`` apart in rank.
 
     With r(s) = [values < s] / total as in Chen and Guestrin (2016), eq. 8 and 9: the
     first candidate is the least value, the last the largest, and

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a column of values is cut into bins: the definition.
 
-In: a column, weights of its rows, a number of bins. Out: neighbouring distinct values
+In: a column, weights of its rows, a number of bins. Out: neighboring distinct values
 with a threshold between them, and the threshold. All in float64 on the host; see
 :func:`jboost.fit_bins` for the rule.
 """
@@ -20,7 +20,7 @@ def find_cuts(
     max_bins: int,
     zeros: float = 0.0,
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
-    """Neighbouring distinct values with a threshold between them; the definition.
+    """Neighboring distinct values with a threshold between them; the definition.
 
     Sums run value by value, each value's weight row by row, so that a kernel can
     round as they do. ``zeros`` is the weight of zeros that are not in the column.
@@ -95,7 +95,7 @@ def _find_cap(mass, num_value_bins, spread):
 def midpoints(
     low: Float[np.ndarray, " C"], high: Float[np.ndarray, " C"]
 ) -> Float[np.ndarray, " C"]:
-    """Thresholds between neighbours low < high, by the rule of :func:`fit_bins`."""
+    """Thresholds between neighbors low < high, by the rule of :func:`fit_bins`."""
     with np.errstate(over="ignore", invalid="ignore"):
         middle = low / 2 + high / 2
     middle = np.where(np.abs(middle) < TINY, np.float32(0), middle)

@@ -125,7 +125,7 @@ def fit(
     """Trains a model for any differentiable loss.
 
     F_0 = init_score + offset;  F_m = F_{m-1} + learning_rate * tree_m, where each
-    tree minimises the loss to second order around F_{m-1} (Friedman 2001; Chen and
+    tree minimizes the loss to second order around F_{m-1} (Friedman 2001; Chen and
     Guestrin 2016), with the curvature and leaf values that ``curvature`` and
     ``leaf_solver`` say.
 
@@ -170,7 +170,7 @@ def fit(
         prediction. None: that of ``model``, or "missing" if x is sparse, or dense with
         a missing value in a row of positive weight. Otherwise validation sets and the
         model refuse sparse matrices that do not store every entry.
-      l1: alpha: moves the sum of a leaf's gradients towards 0 by so much, so that
+      l1: alpha: moves the sum of a leaf's gradients toward 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
         the mean curvature). Leaves that are order statistics take neither l1 nor l2.
       l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
@@ -238,12 +238,12 @@ def fit(
         the argmin in leaves where it falls short of its predicted decrease, and in all
         leaves if 75 % of the rows have almost no curvature; "line_search": the Newton
         steps times one multiplier per tree; "median_step": one step from the median of
-        the rows' own minimisers, without l2 (for Huber's loss and similar ones);
+        the rows' own minimizers, without l2 (for Huber's loss and similar ones);
         "auto": "exact" for piecewise linear losses, "newton" for quadratic ones
         ("hessian" with unit curvature), else "guarded".
       init_score: "auto" = argmin_c of the weighted loss (or, where no row has a
         gradient there, a point where the most rows have one; see
-        ``history.choices``), "median" of the rows' own minimisers (the targets, where
+        ``history.choices``), "median" of the rows' own minimizers (the targets, where
         a loss is least there), a number, or K numbers.
       early_stopping_rounds: stop when the first validation set's loss, or what ``by``
         says, has not improved for so many rounds; the model is then that of the best

@@ -98,7 +98,7 @@ def feature_importance(
     """Importance of each feature from what the trees did in training.
 
     Over the nodes t that split on the feature, with sums over the rows that the tree
-    learnt from (L and R are the children's):
+    learned from (L and R are the children's):
 
     ``"improvement"``: the average over trees of sum_t i_t^2 with
     i_t^2 = SSE(t) - SSE(L) - SSE(R), the least-squares improvement (Breiman et al.

@@ -46,7 +46,7 @@ class ShapValues(NamedTuple):
 
     Attributes:
       values: K scores a row have an axis of their own, the last one.
-      base: the mean score of the rows that the model learnt from, as its trees know
+      base: the mean score of the rows that the model learned from, as its trees know
         it; with an offset that of each row, [N] or [N, K].
     """
 

@@ -43,7 +43,7 @@ def read_lightgbm(source: Any) -> Ensemble:
     their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes
     where 0 does. A category that no split lists, an unseen or a missing one goes right;
     a negative one, which is missing to LightGBM, must be NaN here. Categories of 2^24
-    and more, of which float32 does not tell neighbours apart, are refused.
+    and more, of which float32 does not tell neighbors apart, are refused.
 
     For probabilities of objective "binary" mind LightGBM's parameter ``sigmoid``, which
     multiplies the score (1 unless it was set).

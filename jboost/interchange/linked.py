@@ -37,7 +37,7 @@ class Nodes(NamedTuple):
       threshold: ``x <= threshold`` goes left; NaN where ``left_codes`` decides.
       missing_left: where NaN goes.
       value: of a leaf; what it is of other nodes does not matter.
-      gradient, curvature, weight: sums over the rows of the node that the tree learnt
+      gradient, curvature, weight: sums over the rows of the node that the tree learned
         from; NaN where that is not known.
       left_codes: as in :class:`jboost.Ensemble`; None where no split is categorical.
     """

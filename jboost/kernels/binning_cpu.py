@@ -31,7 +31,7 @@ def find_cuts(
 ) -> tuple[
     Float32[np.ndarray, "F C"], Float32[np.ndarray, "F C"], Int32[np.ndarray, " F"]
 ]:
-    """Neighbouring distinct values with a threshold between them, and how many."""
+    """Neighboring distinct values with a threshold between them, and how many."""
     words = np.zeros((0, 2), np.uint32)  # two of them hold a float64
     if weight is not None:
         words = np.ascontiguousarray(weight).view(np.uint32).reshape(-1, 2)

@@ -33,7 +33,7 @@ class Grown(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a split must fulfil; see :func:`jboost.fit`."""
+    """What a split must fulfill; see :func:`jboost.fit`."""
 
     l2: Float[Array, ""]
     min_gain: Float[Array, ""]

@@ -3,7 +3,7 @@
 
 In: what jboost's functions return. Out: matplotlib axes, which every function takes,
 too; without them it makes a figure of its own. Nothing is shown and nothing is saved:
-that is the caller's (``plt.show()``, ``ax.figure.savefig(...)``). Colours are those of
+that is the caller's (``plt.show()``, ``ax.figure.savefig(...)``). Colors are those of
 the style in use.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pictures are drawn: axes given or made, in the colours of the style in use.
+"""Where pictures are drawn: axes given or made, in the colors of the style in use.
 
 In: axes, or None. Out: axes with thin frames. matplotlib is imported here and in the
 drawing functions, when they are called.
@@ -73,12 +73,12 @@ def tidy(ax: "Axes", grid: str = "both") -> None:
 
 
 def ink(ax: "Axes") -> Any:
-    """The colour of these axes' own words: dark on light paper, light on dark."""
+    """The color of these axes' own words: dark on light paper, light on dark."""
     return ax.xaxis.label.get_color()
 
 
 def colours(count: int) -> list[Any]:
-    """The first colours of the style, again from the start when they run out."""
+    """The first colors of the style, again from the start when they run out."""
     from matplotlib import rcParams
 
     cycle = rcParams["axes.prop_cycle"].by_key().get("color", ["C0"])

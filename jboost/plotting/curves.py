@@ -87,7 +87,7 @@ def learning_curve(
         ax.plot(
             rounds,
             values,
-            # What was learnt from is there for comparison.
+            # What was learned from is there for comparison.
             linestyle="--" if name == "train" else "-",
             marker="o" if len(values) <= _FEW else "",
             markersize=4,

@@ -37,7 +37,7 @@ _CROWDED = 46  # letters below an axis
 _DASHES = dict(linestyle="", marker="_", markersize=10)
 _POINTS = dict(linestyle="", marker="o", markersize=7)
 _MOST_LINES = 10  # of categories; more are cells
-_MOST_TICKS = 25  # of numbers; categories are all labelled
+_MOST_TICKS = 25  # of numbers; categories are all labeled
 
 
 def partial_dependence(

@@ -18,7 +18,7 @@ from jboost.plotting.canvas import colours, ink, open_panels, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_REACH = 4.0  # to either side, in units of max(1, |minimiser|)
+_REACH = 4.0  # to either side, in units of max(1, |minimizer|)
 _STEEP = 3.0  # curves may leave a panel above so many times what most of them show
 
 
@@ -36,13 +36,13 @@ def loss(
 
     The third panel shows the second derivative as it is, and the positive curvature
     that training uses in its place; for a quadratic loss the two agree. The dotted line
-    is the row's own minimiser, where it has one. The smoothing scale of the curvature
+    is the row's own minimizer, where it has one. The smoothing scale of the curvature
     comes from the data in training; for the one that is used here see
     :func:`jboost.inspect_loss`.
 
     Args:
       loss, target, num_scores, k: as for :func:`jboost.inspect_loss`.
-      scores: where to look, ascending; None for 4 max(1, |minimiser|) to both sides.
+      scores: where to look, ascending; None for 4 max(1, |minimizer|) to both sides.
       curvature: the policy, or several to compare; see :func:`jboost.fit`.
       axes: three, or None for a new figure.
 
@@ -101,7 +101,7 @@ def _draw_curvature(ax, reports, own):
     lines |= {f'"{policy}"': _finite(r.curvature) for policy, r in reports.items()}
     for number, (name, values) in enumerate(lines.items()):
         style, width = ("--", 1.6) if number == 0 else ("-", 2)
-        # The first policy has the colour of loss and gradient.
+        # The first policy has the color of loss and gradient.
         colour = own[{0: 1, 1: 0}.get(number, number)]
         ax.plot(
             report.scores, values, style, color=colour, linewidth=width, label=name,

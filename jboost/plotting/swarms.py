@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # seen on light and dark paper
-_EDGES = (0.05, 0.95)  # quantiles of a feature beyond which colours do not change
+_EDGES = (0.05, 0.95)  # quantiles of a feature beyond which colors do not change
 _WIDTH = 0.38  # of half a swarm, in distances between features
 _BINS = 80  # along the axis, in which points are counted
 _FULL = 12  # points in a bin that fill a swarm that has few of them
@@ -49,13 +49,13 @@ def shap_summary(
     """Draws SHAP values of many rows, the features of largest mean |value| on top.
 
     ``"points"`` is a swarm per feature: a point for each row at its SHAP value, thick
-    where there are many, coloured by the value of the feature from low (blue) to high
-    (orange), grey where it is missing and where the feature is categorical, unless its
+    where there are many, colored by the value of the feature from low (blue) to high
+    (orange), gray where it is missing and where the feature is categorical, unless its
     dtype in x is an ordered one. ``"bars"`` is the mean of |value|.
 
     Args:
       shap: from :func:`jboost.shap_values`, or a model to find them with.
-      x: the rows; with ShapValues it may be left out, and points have one colour.
+      x: the rows; with ShapValues it may be left out, and points have one color.
       kind: see above.
       score: which of K > 1 scores; None stacks the bars of all of them, and is no
         choice for points.

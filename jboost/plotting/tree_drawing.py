@@ -27,7 +27,7 @@ _PADDING = 6.0  # between words and their box
 _MARGIN = 8.0
 _MOST = 32.0  # inches, beyond which the picture shrinks
 _COLOURS = "RdBu_r"
-_DARKEST = 0.6  # of the half-range of the colours: words are legible on all of them
+_DARKEST = 0.6  # of the half-range of the colors: words are legible on all of them
 
 
 class _Boxes(NamedTuple):

@@ -21,7 +21,7 @@ def place_across(
       parents: the place of each node's parent, before its own; -1 of the first node.
         A node has no children or two, the left one first.
       sizes: of the nodes, in this direction.
-      gap: between neighbours.
+      gap: between neighbors.
 
     Returns:
       The middle of each node; the least edge of all is 0.

@@ -90,7 +90,7 @@ class Curve:
       method: what it trains with.
       functions: its metrics, by name.
       init_score: of each fold, [folds] or [folds, K].
-      losses: of the rows learnt from and of the held-out ones, each [folds, 2].
+      losses: of the rows learned from and of the held-out ones, each [folds, 2].
       metrics: {name: [folds]} of the held-out rows.
       values: what rounds are compared by: ranks of means over the folds, of which the
         least is best.
@@ -119,7 +119,7 @@ class Curve:
         return len(self.values)
 
     def table(self, name: str | None = None, column: int = 1) -> np.ndarray:
-        """A loss (0: of the rows learnt from, 1: of held-out ones) or a metric."""
+        """A loss (0: of the rows learned from, 1: of held-out ones) or a metric."""
         num_folds = len(self.init_score)
         rows = [losses[:, column] for losses in self.losses]
         if name is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well does it generalise: cross-validation.
+"""How well does it generalize: cross-validation.
 
 In: what ``fit`` takes, and folds. Out: losses by fold and round, scores of held-out
 rows, models. All folds run in one compiled program: a fold is a mask of weights, and
@@ -39,7 +39,7 @@ class CrossValidation:
     """What cross-validation found; R rounds were made.
 
     Attributes:
-      train_loss: weighted mean loss of the rows that each fold learnt from.
+      train_loss: weighted mean loss of the rows that each fold learned from.
       validation_loss: the same of its held-out rows.
       metrics: {name: [folds, R]}, of the held-out rows.
       mean: of what rounds are compared by (see ``by``), over the folds, each of which

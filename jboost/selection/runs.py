@@ -3,7 +3,7 @@
 
 In: rows on the device, the parts that they play in each fold, and what differs from
 run to run. Out: the states of all runs, and up to 16 rounds of each at a time, with
-losses of the rows learnt from and of those held out. Rows that a run does not learn
+losses of the rows learned from and of those held out. Rows that a run does not learn
 from have weight 0 in it; codes and targets are there once.
 """
 
@@ -95,7 +95,7 @@ class Rounds(NamedTuple):
 
     Attributes:
       trees: None where nobody wants them.
-      losses: of the rows learnt from, and of those held out.
+      losses: of the rows learned from, and of those held out.
       moved: whether a leaf has a value other than 0.
       scores: of the watched rows after each round.
       parameters: of an adaptive loss after each round; () for other losses.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings generalise best: many of them, cross-validated side by side.
+"""Which settings generalize best: many of them, cross-validated side by side.
 
 In: what ``fit`` takes, folds, and points: values of arguments or of parameters of the
 loss. Out: losses by point, fold and round. Points that differ in numbers only run in

@@ -74,7 +74,7 @@ struct BinningLoops {
 
 JBOOST_DECLARE_LOOPS(BinningLoops)
 
-// Pairs of neighbouring distinct values with a threshold between them.
+// Pairs of neighboring distinct values with a threshold between them.
 struct Cuts {
   float* lower;  // [F, max_cuts]
   float* upper;

@@ -91,7 +91,7 @@ void FindBuckets(const BucketMap& map, const int32_t* keys, int64_t num_keys,
   }
   for (int64_t i = 0; i < num_keys; ++i) {
     uint32_t cell = buckets[i];
-    // Loads one by one: vectorised, they go through slow gathers or worse.
+    // Loads one by one: vectorized, they go through slow gathers or worse.
     __asm__("" : "+r"(cell));
     buckets[i] = map.cells[cell];
   }

@@ -89,7 +89,7 @@ inline Digits RoundToDigits(float multiple) {
   return {high, bits - kWholeBits};
 }
 
-// The sum of term(0 .. count - 1), all finite. In int32, which vectorises, as far as
+// The sum of term(0 .. count - 1), all finite. In int32, which vectorizes, as far as
 // its range goes.
 template <class Term>
 inline ExactSum SumTerms(const Term& term, int64_t count, float up) {

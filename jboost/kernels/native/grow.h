@@ -3,7 +3,7 @@
 //
 // Rows are kept in chunks of 16,384. Within a chunk the rows in the bag are grouped by
 // node slot: `index` holds their positions in the chunk (16 bits), `words` their
-// quantised gradient and curvature, moved along. A segment says where a slot's rows lie
+// quantized gradient and curvature, moved along. A segment says where a slot's rows lie
 // in a chunk. So rows are partitioned chunk by chunk, in cache, without a prefix over
 // threads; and since sums are of integers, the result is that of any other order.
 //
@@ -132,7 +132,7 @@ void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out);
 
-// Chooses scales, quantises (jboost.histogram.choose_scale, quantise), and groups the
+// Chooses scales, quantizes (jboost.histogram.choose_scale, quantise), and groups the
 // rows in the bag (slot 0 holds them all). `units`: what one integer of gradient and of
 // curvature stands for; where all rows are `uniform`, that of curvature is a row.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,

@@ -16,7 +16,7 @@ namespace jboost {
 constexpr int64_t kMaxChannels = 4;
 constexpr int64_t kLockstep = 4;  // blocks of rows that are summed side by side
 
-// Rows of which each minimises its own loss at `minimiser`, where its slope jumps by
+// Rows of which each minimizes its own loss at `minimiser`, where its slope jumps by
 // `kink` from -left. Both are numbers of all rows if `uniform`.
 struct KinkRows {
   const float* minimiser;
@@ -43,7 +43,7 @@ struct KinkSums {
 };
 
 struct Candidate {
-  float key;  // minimiser - score
+  float key;  // minimizer - score
   uint32_t group;
   uint64_t kink;
 };
@@ -86,7 +86,7 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
                const int32_t* leaf, int64_t num_scores, int64_t num_rows,
                int64_t num_leaves, float* result);
 
-// The middle of the minimisers of each group's sum of losses, 0 for empty groups; see
+// The middle of the minimizers of each group's sum of losses, 0 for empty groups; see
 // jboost.leaves.middle_minimisers.
 void MiddleMinimisers(const Pool& pool, const KinkRows& rows, int64_t num_groups,
                       float* values);

@@ -110,7 +110,7 @@ JBOOST_HANDLER(jboost_add_values, AddValuesImpl,
 JBOOST_HANDLER(jboost_middle_minimisers, MiddleMinimisersImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()    // minimiser
+                   .Arg<Float>()    // minimizer
                    .Arg<Float>()    // scores
                    .Arg<Float>()    // weights
                    .Arg<Float>()    // left

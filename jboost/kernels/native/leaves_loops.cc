@@ -21,13 +21,13 @@ uint32_t FindGreatestBits(const float* channel, const int32_t* group,
   uint32_t groups = static_cast<uint32_t>(num_groups), greatest = 0;
   for (int64_t i = begin; i < end; ++i) {
     uint32_t inside = static_cast<uint32_t>(group[i]) < groups ? ~0u : 0u;
-    uint32_t bits = MagnitudeBits(channel[i]) & inside;  // a branch does not vectorise
+    uint32_t bits = MagnitudeBits(channel[i]) & inside;  // a branch does not vectorize
     greatest = bits > greatest ? bits : greatest;
   }
   return greatest;
 }
 
-constexpr int64_t kStep = 128;  // rows that are rounded at a time, which vectorises
+constexpr int64_t kStep = 128;  // rows that are rounded at a time, which vectorizes
 
 template <int kChannels>
 struct Step {
@@ -134,7 +134,7 @@ inline uint64_t Round(float x) {
   return static_cast<uint64_t>(static_cast<int64_t>(x < kMost ? x : kMost));
 }
 
-constexpr int64_t kBlock = 256;  // rows at a time, in steps that vectorise
+constexpr int64_t kBlock = 256;  // rows at a time, in steps that vectorize
 
 struct Block {
   float key[kBlock];

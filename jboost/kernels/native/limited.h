@@ -18,7 +18,7 @@ struct Sums {
 inline float Larger(float a, float b) { return a > b ? a : b; }
 inline float Smaller(float a, float b) { return a < b ? a : b; }
 
-// -G / (H + l2), G moved by l1 towards 0, and within bounds.
+// -G / (H + l2), G moved by l1 toward 0, and within bounds.
 inline float LimitedValue(const Sums& sums, const ValueLimits& values, float divisor) {
   float shrunk = Larger(__builtin_fabsf(sums.gradient) - values.l1, 0.0f);
   float value = (sums.gradient > 0.0f ? -shrunk : shrunk) / divisor;
