@@ -19,8 +19,9 @@ from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.categories import Categories, column_values, encode
 from jboost.category_codes import check_values, find_places, fit_categories
-from jboost.entry import on_host, traceable
-from jboost.executables import compiled
+from jboost.entry.decorators import on_host, traceable
+from jboost.entry.programs import compiled
+from jboost.entry.warning import warn_user
 from jboost.frames import Frame, Schema, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
@@ -32,7 +33,6 @@ from jboost.sparse import (
     check_gaps,
 )
 from jboost.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
-from jboost.warning import warn_user
 
 MISSING = 0  # the code of a missing value
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel

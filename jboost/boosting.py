@@ -15,8 +15,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
-from jboost import checks
-from jboost.arguments import explain_arguments
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.categories import Categories
 from jboost.category_splits import (
@@ -26,13 +24,15 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.curvature import Curvature, needs_minimiser
-from jboost.entry import traceable
-from jboost.executables import compiled
+from jboost.entry import checks
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.decorators import traceable
+from jboost.entry.programs import compiled
+from jboost.entry.representation import show_fields
 from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
 from jboost.levels import Tree
 from jboost.losses import Adaptive, check_domain
-from jboost.representation import show_fields
 from jboost.rounds import (
     BoostState,
     Data,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, UInt32
 
-from jboost.representation import show_fields
+from jboost.entry.representation import show_fields
 
 Category = str | int | float | bool
 WORD = 32  # codes in one word of a set

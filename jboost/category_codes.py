@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from jboost.categories import Categories, Category
-from jboost.checks import check_feature
+from jboost.entry.checks import check_feature
 
 MOST_VALUES = 2**24  # integers that float32 tells apart
 MOST_CELLS = 2**26  # of the table of codes: 256 MiB

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jboost.category_splits import count_words
 from jboost.curvature import Objective, derivatives, gradients, loss_values
-from jboost.executables import compiled, jitted
+from jboost.entry.programs import compiled, jitted
 from jboost.initial import MedianStart, count_slopes, is_endless
 from jboost.levels import LeafSums, Tree
 from jboost.reports import report_round

@@ -16,7 +16,7 @@ import numpy as np
 from jboost.categories import Categories
 from jboost.chunks import Job
 from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
-from jboost.executables import compiled
+from jboost.entry.programs import compiled
 from jboost.loop import Position
 from jboost.rounds import begin_round, estimate_parameters
 from jboost.sparse import Absent, check_absent

@@ -16,7 +16,6 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
-from jboost.arguments import explain_arguments, hint_argument
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -24,9 +23,10 @@ from jboost.category_splits import (
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
 )
-from jboost.checks import check_link, check_number
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
+from jboost.entry.arguments import explain_arguments, hint_argument
+from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.frames import is_table, refuse_batches
 from jboost.history import History

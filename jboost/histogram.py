@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
-from jboost.entry import traceable
+from jboost.entry.decorators import traceable
 from jboost.floats import sum_rows
 from jboost.kernels import grow_cpu, leaves_cpu, sparse_xla, sums_xla, xla
 from jboost.kernels.library import choose

@@ -15,9 +15,9 @@ import numpy as np
 from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
 from jboost.ensemble import Ensemble, to_ensemble, truncate
+from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
 from jboost.joining import append_rounds
 from jboost.levels import Tree
-from jboost.representation import MOST_LINES, align, cut, import_pandas
 from jboost.scoring import BY_LOSS, Criterion
 
 UNNAMED = "validation"  # the name of a set that was given without one

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.checks import CURVATURES, check_integer, check_number, check_word
 from jboost.curvature import (
     Curvature,
     Objective,
@@ -25,8 +24,9 @@ from jboost.curvature import (
     loss_values,
     needs_minimiser,
 )
-from jboost.entry import on_host
-from jboost.executables import compiled
+from jboost.entry.checks import CURVATURES, check_integer, check_number, check_word
+from jboost.entry.decorators import on_host
+from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
 from jboost.rounds import Method
 from jboost.settings import resolve_samples

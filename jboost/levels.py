@@ -21,6 +21,7 @@ from jboost.category_splits import (
     count_words,
     find_mixed_split,
 )
+from jboost.entry.representation import show_fields
 from jboost.histogram import (
     Codes,
     FixedPoint,
@@ -31,7 +32,6 @@ from jboost.histogram import (
 )
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
-from jboost.representation import show_fields
 from jboost.sampling import sample
 from jboost.sparse import SparseCodes
 from jboost.splitting import Split, ValueLimits, find_split

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from jboost import checks
 from jboost.cart import (
     RegressionTree,
     check_known,
@@ -24,9 +23,10 @@ from jboost.cart import (
     make_tree,
 )
 from jboost.collisions import warn_of_collisions
-from jboost.entry import on_host
+from jboost.entry import checks
+from jboost.entry.decorators import on_host
+from jboost.entry.representation import show_fields
 from jboost.least_squares import LEAF
-from jboost.representation import show_fields
 from jboost.thresholds import TINY
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only

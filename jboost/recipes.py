@@ -16,7 +16,7 @@ loss's derivative in the score F; R_j are the rows of leaf j, w_i their weights.
 from collections.abc import Callable
 from typing import Any
 
-from jboost.checks import check_integer, check_number
+from jboost.entry.checks import check_integer, check_number
 from jboost.losses import (
     Adaptive,
     absolute_error,

@@ -33,6 +33,7 @@ from jboost.curvature import (
     mean_of_rows,
     needs_minimiser,
 )
+from jboost.entry.representation import show_fields
 from jboost.histogram import Codes, derive, sum_channels
 from jboost.initial import MedianStart, initial_score, median_score
 from jboost.leaves import (
@@ -43,7 +44,6 @@ from jboost.leaves import (
     solve_leaves,
 )
 from jboost.levels import LeafSums, Tree, TreeLimits
-from jboost.representation import show_fields
 from jboost.sampling import sample
 from jboost.sorted_growth import grow_sorted_tree
 from jboost.splitting import UNBOUNDED

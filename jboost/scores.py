@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from jboost.binning import flush_denormals
 from jboost.categories import Categories, encode, goes_left
-from jboost.executables import compiled
+from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows

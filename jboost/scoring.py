@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost import losses, metrics
-from jboost.arguments import hint_metric, is_mirrored, positional_names
+from jboost.entry.arguments import hint_metric, is_mirrored, positional_names
+from jboost.entry.warning import warn_user
 from jboost.scores import transform_rows
-from jboost.warning import warn_user
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
 By = str | tuple[str, str] | None

@@ -13,7 +13,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost import checks
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.categories import Categories
 from jboost.category_splits import (
@@ -24,6 +23,8 @@ from jboost.category_splits import (
     CategoryLimits,
 )
 from jboost.curvature import Curvature
+from jboost.entry import checks
+from jboost.entry.warning import warn_user
 from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
@@ -39,7 +40,6 @@ from jboost.sorted_growth import MOST_CODES
 from jboost.sparse import SparseCodes, SparseMatrix
 from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tracing import TracedLoss
-from jboost.warning import warn_user
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost import checks
 from jboost.binning import (
     Bins,
     check_max_bins,
     pad_thresholds,
 )
-from jboost.entry import on_host
+from jboost.entry import checks
+from jboost.entry.decorators import on_host
 from jboost.frames import read_frame
 from jboost.summary import (
     QuantileSummary,

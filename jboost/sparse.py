@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int32, UInt8, UInt16
 
-from jboost.representation import show_fields
+from jboost.entry.representation import show_fields
 
 Absent = Literal["missing", "zero"]
 ABSENT = ("missing", "zero")

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.binning import MISSING
-from jboost.entry import traceable
+from jboost.entry.decorators import traceable
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake
 WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost import checks
-from jboost.entry import on_host
+from jboost.entry import checks
+from jboost.entry.decorators import on_host
+from jboost.entry.representation import show_fields
 from jboost.frames import read_frame, read_values
-from jboost.representation import show_fields
 from jboost.thresholds import TINY, count_distinct
 
 

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost import checks
 from jboost.binning import Bins, bin_columns, bin_entries
 from jboost.candidates import sort_rows
 from jboost.category_codes import check_values
+from jboost.entry import checks
 from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
 from jboost.padding import pad_rows, padded_size

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
-from jboost.arguments import is_mirrored, positional_names
+from jboost.entry.arguments import is_mirrored, positional_names
+from jboost.entry.warning import warn_user
 from jboost.losses import Adaptive, bare_loss, softmax, suggest_loss
-from jboost.warning import warn_user
 
 # Calls whose body is spliced in; what they say about differentiation has been used
 # by then, because gradient and Hessian are traced from the function itself.

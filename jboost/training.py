@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
-from jboost import checks, losses
-from jboost.arguments import explain_arguments
+from jboost import losses
 from jboost.binning import Bins, fit_frame
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
@@ -35,7 +34,9 @@ from jboost.continuing import (
 )
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
-from jboost.entry import on_host
+from jboost.entry import checks
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.decorators import on_host
 from jboost.frames import Schema, read_frame
 from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 from jboost.binning import MISSING
 from jboost.categories import goes_left
 from jboost.category_splits import CATEGORICAL
-from jboost.entry import traceable
+from jboost.entry.decorators import traceable
 from jboost.histogram import (
     Codes,
     build_child_histogram,

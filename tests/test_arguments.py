@@ -15,7 +15,8 @@ from sklearn.ensemble import (
 )
 
 import jboost as jb
-from jboost import arguments, plotting
+from jboost import plotting
+from jboost.entry import arguments
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
 
 X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)

@@ -14,9 +14,10 @@ import pytest
 import scipy.sparse
 
 import jboost as jb
-from jboost import entry, executables
 from jboost.binning import bin_columns
 from jboost.curvature import Objective, find_kinks
+from jboost.entry import decorators as entry
+from jboost.entry import programs as executables
 from jboost.kernels import leaves_xla
 from jboost.tracing import trace_loss
 

@@ -13,7 +13,7 @@ from sklearn import model_selection
 from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
 
 import jboost as jb
-from jboost import executables
+from jboost.entry import programs as executables
 from jboost.selection.folds import make_folds
 
 X, Y = make_regression()

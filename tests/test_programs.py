@@ -15,7 +15,7 @@ from compilations import Compilations
 from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
-from jboost import executables
+from jboost.entry import programs as executables
 from jboost.kernels import library
 from jboost.levels import LeafSums
 

@@ -20,7 +20,7 @@ import pytest
 
 import jboost as jb
 from jboost.curvature import Objective, gradients, hessians, mean_hessian
-from jboost.executables import added_bytes
+from jboost.entry.programs import added_bytes
 from jboost.sklearn import JBoostRegressor
 from jboost.streams import blocks
 from jboost.streams.batches import checked_batches

@@ -14,17 +14,18 @@ import jax
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
-from jboost import checks, losses
+from jboost import losses
 from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, check_model, describe_model, predict
-from jboost.entry import on_host
-from jboost.executables import compiled
+from jboost.entry import checks
+from jboost.entry.decorators import on_host
+from jboost.entry.programs import compiled
+from jboost.entry.representation import MOST_LINES, cut, import_pandas
 from jboost.frames import read_frame
 from jboost.least_squares import LEAF
 from jboost.metrics import MAXIMIZED
 from jboost.padding import pad_rows, padded_size
 from jboost.reports import mean_loss
-from jboost.representation import MOST_LINES, cut, import_pandas
 from jboost.scoring import (
     bind_metrics,
     check_metrics,

@@ -14,7 +14,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jboost import checks
 from jboost.cart import RegressionTree
 from jboost.ensemble import (
     Ensemble,
@@ -24,14 +23,15 @@ from jboost.ensemble import (
     in_blocks,
     keep_used_features,
 )
-from jboost.entry import traceable
-from jboost.executables import compiled
+from jboost.entry import checks
+from jboost.entry.decorators import traceable
+from jboost.entry.programs import compiled
+from jboost.entry.representation import show_fields
 from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums
-from jboost.representation import show_fields
 from jboost.scores import code_columns, read_trees, to_host
 from jboost.sparse import is_sparse
 

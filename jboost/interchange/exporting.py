@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost import checks
 from jboost.boosting import BoostedTrees
 from jboost.curvature import Kinks
 from jboost.ensemble import Ensemble, check_model, predict
-from jboost.entry import on_host
+from jboost.entry import checks
+from jboost.entry.decorators import on_host
 from jboost.frames import read_frame
 from jboost.levels import LeafSums, Tree
 from jboost.rounds import BoostState

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from jboost.entry.warning import warn_user
 from jboost.interchange.category_sets import CategorySplit, KnownValues
-from jboost.warning import warn_user
 
 # Values that no split lists go right, as missing ones do: up to here they are kept as
 # categories.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jboost.ensemble import Ensemble
-from jboost.entry import on_host
+from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.lightgbm_categories import find_categories

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.ensemble import Ensemble
-from jboost.entry import on_host
+from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.linked import (
     LEAF,

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32
 
 from jboost.category_codes import MOST_VALUES
 from jboost.ensemble import Ensemble, truncate
-from jboost.entry import on_host
+from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.linked import LEAF, Nodes, build_ensemble, place_sets

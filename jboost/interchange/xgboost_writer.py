@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from jboost import checks
 from jboost.ensemble import Ensemble, check_model
-from jboost.entry import on_host
+from jboost.entry import checks
+from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import list_values
 from jboost.interchange.linked import LEAF, Nodes, list_trees
 from jboost.interchange.ubjson import write_ubjson

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from jboost.entry import is_tracing
-from jboost.warning import warn_user
+from jboost.entry.decorators import is_tracing
+from jboost.entry.warning import warn_user
 
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jboost.cart import RegressionTree
-from jboost.checks import check_integer
 from jboost.ensemble import Ensemble
+from jboost.entry.checks import check_integer
 from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.plotting.canvas import (
     colours,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jboost.cart import RegressionTree
-from jboost.checks import check_feature, check_integer
 from jboost.columns import is_gap
 from jboost.ensemble import Ensemble, describe_model
+from jboost.entry.checks import check_feature, check_integer
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.frames import read_frame

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jboost import checks, losses
+from jboost import losses
+from jboost.entry import checks
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.scoring import bind_metrics, check_metrics, read_by, try_metrics
 from jboost.selection.curves import Curve, Setting, Table, run_points, same_loss

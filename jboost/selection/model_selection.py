@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
-from jboost.arguments import explain_arguments
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -25,7 +24,8 @@ from jboost.category_splits import (
 )
 from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
-from jboost.entry import on_host
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.decorators import on_host
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics

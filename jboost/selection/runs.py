@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
 from jboost.chunks import MOST_ROUNDS, no_trees
 from jboost.curvature import Objective, loss_values
-from jboost.executables import compiled
+from jboost.entry.programs import compiled
 from jboost.initial import MedianStart, is_endless
 from jboost.levels import Tree
 from jboost.padding import padded_size

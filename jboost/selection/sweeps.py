@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
-from jboost.arguments import explain_arguments, hint_argument
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -26,9 +25,10 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.curvature import Curvature
-from jboost.entry import on_host
+from jboost.entry.arguments import explain_arguments, hint_argument
+from jboost.entry.decorators import on_host
+from jboost.entry.representation import MOST_LINES, cut
 from jboost.leaves import LeafSolver
-from jboost.representation import MOST_LINES, cut
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost import checks
 from jboost.binning import Bins
 from jboost.chunks import Job
 from jboost.ensemble import Ensemble
+from jboost.entry import checks
 from jboost.history import Record
 from jboost.initial import MedianStart
 from jboost.rounds import BoostState

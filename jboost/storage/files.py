@@ -15,7 +15,7 @@ import numpy as np
 from jboost.binning import Bins
 from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, describe_model
-from jboost.entry import on_host
+from jboost.entry.decorators import on_host
 from jboost.storage.containers import (
     Container,
     FileError,

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jboost import checks
 from jboost.collisions import warn_of_collisions
+from jboost.entry import checks
 from jboost.frames import Schema, read_frame, read_values
 from jboost.storage.containers import FileError
 

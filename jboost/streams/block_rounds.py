@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jboost.chunks import Chunk, Job, no_trees, start_program
-from jboost.executables import added_bytes, count_bytes, program, run
+from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.initial import MedianStart
 from jboost.levels import measure_rows
 from jboost.reports import report_round

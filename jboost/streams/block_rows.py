@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.executables import added_bytes, count_bytes, program, run
+from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.histogram import build_histogram
 from jboost.kernels import grow_cpu
 from jboost.kernels.paths import Paths

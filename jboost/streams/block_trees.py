@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int32, UInt32
 
 from jboost.binning import MISSING
-from jboost.executables import added_bytes, count_bytes, program, run
+from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.histogram import FixedPoint
 from jboost.levels import (
     Measure,

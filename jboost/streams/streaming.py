@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jboost import checks
 from jboost.binning import Bins, apply_bins, has_missing
+from jboost.entry import checks
 from jboost.frames import RowSource
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.padding import padded_size
