@@ -31,7 +31,7 @@ from jboost.entry.representation import show_fields
 from jboost.frames import Schema, read_frame, read_values
 from jboost.kernels.library import vary
 from jboost.least_squares import LEAF, Rules, grow
-from jboost.padding import padded_size
+from jboost.numerics.padding import padded_size
 
 FORMAT_VERSION = 1
 _DEEPEST = 2**31 - 1  # what max_depth=None stands for

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.floats import sum_rows
 from jboost.kernels.sums_xla import exponent_above, power_of_two
 from jboost.minimum import bisect_minimum
+from jboost.numerics.floats import sum_rows
 from jboost.tracing import TracedLoss
 
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]

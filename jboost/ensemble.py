@@ -32,7 +32,7 @@ from jboost.frames import RowSource, Schema, read_frame
 from jboost.kernels.library import check_implementation, default_device, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.levels import LeafSums
-from jboost.padding import pad_rows, padded_size
+from jboost.numerics.padding import pad_rows, padded_size
 from jboost.scores import find_row_leaves, score_rows, to_host, transform_rows
 from jboost.sparse import Absent, check_gaps, is_sparse, read_rows
 from jboost.streams.batches import checked_batches

@@ -19,10 +19,10 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
 
 from jboost.entry.decorators import traceable
-from jboost.floats import sum_rows
 from jboost.kernels import grow_cpu, leaves_cpu, sparse_xla, sums_xla, xla
 from jboost.kernels.library import choose
 from jboost.kernels.sums_xla import exponent_above, power_of_two
+from jboost.numerics.floats import sum_rows
 from jboost.sparse import SparseCodes
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"] | SparseCodes
@@ -143,7 +143,7 @@ def sum_channels(
     """Sums each channel by group; the bits do not depend on the order of the rows.
 
     Floats are added as multiples of a unit, one for each channel; see
-    :func:`jboost.floats.sum_rows`. A group outside [0, num_groups) is left out.
+    :func:`jboost.numerics.floats.sum_rows`. A group outside [0, num_groups) is left out.
     """
     run = partial(sums_xla.sum_channels, num_groups=num_groups)
     if all(channel.dtype == jnp.float32 for channel in channels):

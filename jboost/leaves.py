@@ -28,11 +28,11 @@ from jboost.curvature import (
     loss_values,
     mean_of_rows,
 )
-from jboost.floats import sum_rows
 from jboost.histogram import sum_channels
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.minimum import Minimum, find_minimum
+from jboost.numerics.floats import sum_rows
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"

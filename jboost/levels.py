@@ -32,7 +32,7 @@ from jboost.histogram import (
 )
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
-from jboost.sampling import sample
+from jboost.numerics.sampling import sample
 from jboost.sparse import SparseCodes
 from jboost.splitting import Split, ValueLimits, find_split
 

@@ -33,8 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jboost.floats import sum_rows
 from jboost.losses import INVERSE_LINKS, exponential
+from jboost.numerics.floats import sum_rows
 
 Link = Callable[..., Any] | None
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int8, Int32
 
-from jboost.floats import middle_float
+from jboost.numerics.floats import middle_float
 
 _GROWTH = 16.0  # factor from one probe to the next while bracketing
 _TURNS = 128  # beyond the probes: bisection alone needs 2 * 32

@@ -44,7 +44,7 @@ from jboost.leaves import (
     solve_leaves,
 )
 from jboost.levels import LeafSums, Tree, TreeLimits
-from jboost.sampling import sample
+from jboost.numerics.sampling import sample
 from jboost.sorted_growth import grow_sorted_tree
 from jboost.splitting import UNBOUNDED
 from jboost.tracing import TracedLoss

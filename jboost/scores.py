@@ -25,7 +25,7 @@ from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
-from jboost.padding import pad_rows
+from jboost.numerics.padding import pad_rows
 
 _LINKED_ROWS = 64, 2**18  # sizes of the blocks of which links are computed
 

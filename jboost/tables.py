@@ -18,7 +18,7 @@ from jboost.category_codes import check_values
 from jboost.entry import checks
 from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
-from jboost.padding import pad_rows, padded_size
+from jboost.numerics.padding import pad_rows, padded_size
 from jboost.rounds import Data
 from jboost.sparse import SparseMatrix, check_gaps
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.floats import sum_rows
 from jboost.histogram import choose_scale, quantise
 from jboost.kernels import grow_cpu, library
 from jboost.levels import TreeLimits
-from jboost.sampling import sample
+from jboost.numerics.floats import sum_rows
+from jboost.numerics.sampling import sample
 from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tree import grow_tree, pack_codes, predict_tree
 

@@ -18,7 +18,7 @@ from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegress
 
 import jboost as jb
 from jboost.histogram import derive
-from jboost.sampling import sample
+from jboost.numerics.sampling import sample
 
 ROWS, ROUNDS, RATE, DEPTH, SEED = 80, 5, 0.3, 2, 3
 TOLERANCE = 2e-5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jboost.histogram import derive
-from jboost.sampling import sample
+from jboost.numerics.sampling import sample
 
 WORDS = jnp.array([11, 22], jnp.uint32)
 NUM_SEEDS = 4000

@@ -24,7 +24,7 @@ from jboost.entry.representation import MOST_LINES, cut, import_pandas
 from jboost.frames import read_frame
 from jboost.least_squares import LEAF
 from jboost.metrics import MAXIMIZED
-from jboost.padding import pad_rows, padded_size
+from jboost.numerics.padding import pad_rows, padded_size
 from jboost.reports import mean_loss
 from jboost.scoring import (
     bind_metrics,

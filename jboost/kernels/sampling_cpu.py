@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random subsets by the CPU kernels of native/sampling.h.
 
-In: seed words, what may be chosen, fractions. Out: the masks of ``jboost.sampling``
+In: seed words, what may be chosen, fractions. Out: the masks of ``jboost.numerics.sampling``
 and ``jboost.tree``, to the bit.
 """
 
@@ -15,7 +15,7 @@ from jboost.kernels.library import call
 def sample(
     words: UInt32[Array, "2"], eligible: Bool[Array, " N"], fraction: Float[Array, ""]
 ) -> Bool[Array, " N"]:
-    """See :func:`jboost.sampling.sample`."""
+    """See :func:`jboost.numerics.sampling.sample`."""
     result = jax.ShapeDtypeStruct(eligible.shape, jnp.bool_)
     return call("sample", result, words, eligible, fraction)
 

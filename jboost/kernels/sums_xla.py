@@ -36,7 +36,7 @@ def exponent_above(value):
 
 
 def sum_rows(values):
-    """See :func:`jboost.floats.sum_rows`."""
+    """See :func:`jboost.numerics.floats.sum_rows`."""
     finite = jnp.isfinite(values)
     up, down = _choose_unit(jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1))
     width = _limb_width(values.shape[-1])

@@ -20,7 +20,7 @@ from jboost.curvature import Objective, loss_values
 from jboost.entry.programs import compiled
 from jboost.initial import MedianStart, is_endless
 from jboost.levels import Tree
-from jboost.padding import padded_size
+from jboost.numerics.padding import padded_size
 from jboost.reports import mean_loss
 from jboost.rounds import (
     BoostState,

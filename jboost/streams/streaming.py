@@ -22,7 +22,7 @@ from jboost.binning import Bins, apply_bins, has_missing
 from jboost.entry import checks
 from jboost.frames import RowSource
 from jboost.kernels.binning_cpu import code_dtype
-from jboost.padding import padded_size
+from jboost.numerics.padding import padded_size
 from jboost.rounds import Data
 from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.streams.batches import (

@@ -25,7 +25,7 @@ struct SamplingLoops {
 JBOOST_DECLARE_LOOPS(SamplingLoops)
 
 // Chooses max(1, round(fraction * number)) of the eligible entries; all of them where
-// fraction >= 1. See jboost.sampling.sample.
+// fraction >= 1. See jboost.numerics.sampling.sample.
 void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
             int64_t count, float fraction, uint8_t* chosen);
 
