@@ -52,7 +52,6 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
-from jboost.sparse import SparseCodes
 from jboost.splitting import find_split
 from jboost.storage.containers import FileError
 from jboost.storage.files import load, save
@@ -68,6 +67,7 @@ from jboost.summary import (
     prune_summary,
     query_ranks,
 )
+from jboost.tables.sparse import SparseCodes
 from jboost.training import fit
 from jboost.tree import grow_tree
 

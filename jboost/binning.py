@@ -17,15 +17,15 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
-from jboost.categories import Categories, column_values, encode
 from jboost.category_codes import check_values, find_places, fit_categories
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.programs import compiled
 from jboost.entry.warning import warn_user
-from jboost.frames import Frame, Schema, read_frame, read_values
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
-from jboost.sparse import (
+from jboost.tables.categories import Categories, column_values, encode
+from jboost.tables.frames import Frame, Schema, read_frame, read_values
+from jboost.tables.sparse import (
     Absent,
     SparseCodes,
     SparseMatrix,
@@ -340,7 +340,7 @@ def bin_columns(
 
     Args:
       bins: from :func:`fit_bins`, with F features.
-      matrix: from :func:`jboost.frames.read_frame`; read where it lies, not copied.
+      matrix: from :func:`jboost.tables.frames.read_frame`; read where it lies, not copied.
       num_rows: M >= N; N if not given.
       implementation: as in :func:`apply_bins`.
     """
@@ -368,7 +368,7 @@ def bin_entries(
 
     Args:
       bins: from :func:`fit_bins`, with F features.
-      matrix: by column, from :func:`jboost.frames.read_frame`.
+      matrix: by column, from :func:`jboost.tables.frames.read_frame`.
       num_rows: at least N; N if not given.
       num_entries: at least E; E if not given (but at least 1).
     """

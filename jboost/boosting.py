@@ -16,7 +16,6 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
 from jboost.candidates import Candidates, CandidateWeights, sort_rows
-from jboost.categories import Categories
 from jboost.category_splits import (
     CATEGORY_L2,
     CATEGORY_SMOOTHING,
@@ -41,7 +40,8 @@ from jboost.rounds import (
     init_state,
 )
 from jboost.settings import initial_scores, make_settings, sorts_rows
-from jboost.sparse import SparseCodes
+from jboost.tables.categories import Categories
+from jboost.tables.sparse import SparseCodes
 from jboost.tracing import trace_loss
 from jboost.tree import pack_codes
 

@@ -13,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
 
-from jboost.categories import Categories, Category
 from jboost.entry.checks import check_feature
+from jboost.tables.categories import Categories, Category
 
 MOST_VALUES = 2**24  # integers that float32 tells apart
 MOST_CELLS = 2**26  # of the table of codes: 256 MiB

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.binning import MISSING
-from jboost.categories import WORD
 from jboost.splitting import (
     UNBOUNDED,
     Split,
@@ -34,6 +33,7 @@ from jboost.splitting import (
     search_cuts,
     sums_in_units,
 )
+from jboost.tables.categories import WORD
 
 CATEGORICAL = -1  # the threshold of a split by categories
 

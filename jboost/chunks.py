@@ -28,7 +28,7 @@ from jboost.rounds import (
     grow_round,
     start_state,
 )
-from jboost.tables import Rows
+from jboost.rows import Rows
 from jboost.tracing import TracedLoss
 
 MOST_ROUNDS = 16  # in one call of the compiled program

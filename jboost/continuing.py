@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.categories import Categories
 from jboost.chunks import Job
 from jboost.ensemble import Ensemble, check_model, leaf_indices, map_rounds
 from jboost.entry.programs import compiled
 from jboost.loop import Position
 from jboost.rounds import begin_round, estimate_parameters
-from jboost.sparse import Absent, check_absent
+from jboost.rows import Rows, name_sets
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream
-from jboost.tables import Rows, name_sets
+from jboost.tables.categories import Categories
+from jboost.tables.sparse import Absent, check_absent
 
 _MOST_ROUNDS = 16  # whose leaves are found at a time
 _MOST_LEAVES = 2**26  # of all rows

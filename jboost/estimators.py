@@ -28,12 +28,12 @@ from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
-from jboost.frames import is_table, refuse_batches
 from jboost.history import History
 from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
 from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by
-from jboost.sparse import Absent
+from jboost.tables.frames import is_table, refuse_batches
+from jboost.tables.sparse import Absent
 from jboost.training import fit
 
 # The hyper-parameters that go to ``fit`` as they are.

@@ -23,7 +23,7 @@ from jboost.kernels import grow_cpu, leaves_cpu, sparse_xla, sums_xla, xla
 from jboost.kernels.library import choose
 from jboost.kernels.sums_xla import exponent_above, power_of_two
 from jboost.numerics.floats import sum_rows
-from jboost.sparse import SparseCodes
+from jboost.tables.sparse import SparseCodes
 
 Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"] | SparseCodes
 _NEAREST_BITS = (

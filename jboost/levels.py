@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.binning import MISSING
-from jboost.categories import goes_left
 from jboost.category_splits import (
     CATEGORICAL,
     CategoryLimits,
@@ -33,8 +32,9 @@ from jboost.histogram import (
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
 from jboost.numerics.sampling import sample
-from jboost.sparse import SparseCodes
 from jboost.splitting import Split, ValueLimits, find_split
+from jboost.tables.categories import goes_left
+from jboost.tables.sparse import SparseCodes
 
 _sample_in_xla = partial(sample, implementation="xla")
 

@@ -20,12 +20,12 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jboost.binning import flush_denormals
-from jboost.categories import Categories, encode, goes_left
 from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 from jboost.numerics.padding import pad_rows
+from jboost.tables.categories import Categories, encode, goes_left
 
 _LINKED_ROWS = 64, 2**18  # sizes of the blocks of which links are computed
 

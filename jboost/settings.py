@@ -14,7 +14,6 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jboost.candidates import Candidates, CandidateWeights
-from jboost.categories import Categories
 from jboost.category_splits import (
     CATEGORY_L2,
     CATEGORY_SMOOTHING,
@@ -37,8 +36,9 @@ from jboost.rounds import (
     Regularization,
 )
 from jboost.sorted_growth import MOST_CODES
-from jboost.sparse import SparseCodes, SparseMatrix
 from jboost.splitting import UNBOUNDED, ValueLimits
+from jboost.tables.categories import Categories
+from jboost.tables.sparse import SparseCodes, SparseMatrix
 from jboost.tracing import TracedLoss
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves

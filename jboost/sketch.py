@@ -18,7 +18,6 @@ from jboost.binning import (
 )
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.frames import read_frame
 from jboost.summary import (
     QuantileSummary,
     check_eps,
@@ -30,6 +29,7 @@ from jboost.summary import (
     spread_between,
     summarize_column,
 )
+from jboost.tables.frames import read_frame
 from jboost.thresholds import cut_positions, midpoints
 
 FAN = 8  # a level takes at least so many summaries before it is pruned

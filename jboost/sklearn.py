@@ -35,11 +35,11 @@ from jboost.category_splits import (
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
 )
-from jboost.columns import find_gap
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.checks import check_weights
 from jboost.estimators import Boosting, find_loss, is_one_of
 from jboost.scoring import By, Metrics
+from jboost.tables.columns import find_gap
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
 _BINARY = (losses.logistic, losses.focal, *_SIGNED)

@@ -22,7 +22,7 @@ from jaxtyping import ArrayLike, Float, Shaped
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
-from jboost.frames import read_frame, read_values
+from jboost.tables.frames import read_frame, read_values
 from jboost.thresholds import TINY, count_distinct
 
 

@@ -9,7 +9,7 @@ with a threshold between them, and the threshold. All in float64 on the host; se
 import numpy as np
 from jaxtyping import Float, Int
 
-from jboost.sparse import Absent, SparseMatrix
+from jboost.tables.sparse import Absent, SparseMatrix
 
 TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
 

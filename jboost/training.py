@@ -25,7 +25,6 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.chunks import Job, no_trees, start
-from jboost.collisions import warn_of_collisions
 from jboost.continuing import (
     check_start,
     continue_from,
@@ -37,12 +36,12 @@ from jboost.ensemble import Ensemble
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.frames import Schema, read_frame
 from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.loop import Position, first_position, run_rounds
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.rows import Rows, make_rows, make_sets, name_sets
 from jboost.scoring import (
     By,
     Metrics,
@@ -57,7 +56,6 @@ from jboost.settings import (
     make_settings,
     sorts_rows,
 )
-from jboost.sparse import Absent, SparseMatrix, check_absent, check_gaps
 from jboost.storage.checkpoints import (
     Checkpoint,
     check_checkpoint,
@@ -67,7 +65,9 @@ from jboost.storage.checkpoints import (
 )
 from jboost.streams.block_rounds import plan_run
 from jboost.streams.streaming import Stream, load_rows
-from jboost.tables import Rows, make_rows, make_sets, name_sets
+from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.frames import Schema, read_frame
+from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 from jboost.tracing import trace_loss
 
 

@@ -20,7 +20,6 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.binning import MISSING
-from jboost.categories import goes_left
 from jboost.category_splits import CATEGORICAL
 from jboost.entry.decorators import traceable
 from jboost.histogram import (
@@ -50,8 +49,9 @@ from jboost.levels import (
     start_paths,
     write_splits,
 )
-from jboost.sparse import SparseCodes
 from jboost.splitting import WEIGHT_SLACK
+from jboost.tables.categories import goes_left
+from jboost.tables.sparse import SparseCodes
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 

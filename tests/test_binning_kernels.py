@@ -12,8 +12,9 @@ import pytest
 import references
 
 import jboost as jb
-from jboost import binning, frames
+from jboost import binning
 from jboost.kernels import binning_cpu, grow_cpu, library
+from jboost.tables import frames
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the CPU kernels were not built"

@@ -15,8 +15,8 @@ import xgboost as xgb
 from tables import squared_distance
 
 import jboost as jb
-from jboost.categories import encode, goes_left
 from jboost.category_codes import fit_categories
+from jboost.tables.categories import encode, goes_left
 
 ROWS, COUNT = 400, 12
 SMALL = dict(num_rounds=5, max_depth=3, learning_rate=0.5)

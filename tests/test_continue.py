@@ -10,9 +10,9 @@ import pytest
 from tables import SMALL, make_regression, make_runs, same_bits
 
 import jboost as jb
-from jboost.categories import Categories
 from jboost.ensemble import Links
 from jboost.joining import append_rounds
+from jboost.tables.categories import Categories
 
 X, Y = make_regression()
 LATER = make_regression(seed=5)

@@ -13,7 +13,7 @@ from sklearn.inspection import partial_dependence
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
-from jboost.categories import Categories
+from jboost.tables.categories import Categories
 
 X, Y = make_regression()
 WEIGHTS = np.random.default_rng(1).integers(0, 3, ROWS).astype(np.float32)

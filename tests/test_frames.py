@@ -15,10 +15,10 @@ import pytest
 from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
-from jboost import columns
 from jboost.binning import fit_frame
-from jboost.frames import Frame, Schema, read_frame, read_values
 from jboost.sklearn import JBoostRegressor
+from jboost.tables import columns
+from jboost.tables.frames import Frame, Schema, read_frame, read_values
 
 X, Y = make_regression()
 X = np.where(np.random.default_rng(3).uniform(size=X.shape) < 0.1, np.float32("nan"), X)

@@ -23,10 +23,10 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from jboost import plotting
-from jboost.categories import Categories
 from jboost.ensemble import Links
 from jboost.levels import LeafSums
 from jboost.plotting.tree_layout import place_across, place_along
+from jboost.tables.categories import Categories
 
 X, Y = make_regression()
 NAMES = ("income", "$age$", "a name that is far too long to be written at a tick")

@@ -18,9 +18,9 @@ from test_predict_kernels import (
 )
 
 import jboost as jb
-from jboost.categories import Categories
 from jboost.ensemble import Links
 from jboost.kernels import library
+from jboost.tables.categories import Categories
 
 __all__ = ["isa"]  # a fixture
 LARGEST = np.finfo(np.float32).max

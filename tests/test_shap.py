@@ -16,11 +16,11 @@ from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
-from jboost.categories import Categories
 from jboost.ensemble import Links
 from jboost.interchange.linked import Nodes, build_ensemble
 from jboost.kernels import library
 from jboost.levels import LeafSums
+from jboost.tables.categories import Categories
 
 IMPLEMENTATIONS = ["xla", "cpu"] if library.available() else ["xla"]
 FEATURES = 4

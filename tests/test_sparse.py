@@ -15,8 +15,8 @@ import xgboost
 from references import histogram as naive_histogram
 
 import jboost as jb
-from jboost.collisions import warn_of_collisions
 from jboost.kernels import library
+from jboost.tables.collisions import warn_of_collisions
 
 FILL = {"missing": np.nan, "zero": 0.0}
 KERNELS = ("xla", "cpu") if library.available() else ("xla",)

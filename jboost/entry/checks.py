@@ -14,8 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.collisions import warn_of_rounding
-from jboost.frames import read_values
+from jboost.tables.collisions import warn_of_rounding
+from jboost.tables.frames import read_values
 
 Words = tuple[str, ...]
 CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")

@@ -21,7 +21,6 @@ from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.entry.representation import MOST_LINES, cut, import_pandas
-from jboost.frames import read_frame
 from jboost.least_squares import LEAF
 from jboost.metrics import MAXIMIZED
 from jboost.numerics.padding import pad_rows, padded_size
@@ -32,6 +31,7 @@ from jboost.scoring import (
     evaluate_metric,
     try_metrics,
 )
+from jboost.tables.frames import read_frame
 from jboost.tracing import trace_loss
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]

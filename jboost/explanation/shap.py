@@ -33,7 +33,7 @@ from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums
 from jboost.scores import code_columns, read_trees, to_host
-from jboost.sparse import is_sparse
+from jboost.tables.sparse import is_sparse
 
 Cover = Literal["auto", "weight", "curvature"]
 COVERS = ("auto", "weight", "curvature")

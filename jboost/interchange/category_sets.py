@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt32
 
-from jboost.categories import WORD, Categories, Category
 from jboost.category_codes import MOST_CELLS, MOST_VALUES
 from jboost.interchange.failures import ForeignError
+from jboost.tables.categories import WORD, Categories, Category
 
 _SHARED = 1  # the code of values that no split lists
 _MOST_BYTES = 2**28  # that any file may ask for

@@ -20,10 +20,10 @@ from jboost.curvature import Kinks
 from jboost.ensemble import Ensemble, check_model, predict
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.frames import read_frame
 from jboost.levels import LeafSums, Tree
 from jboost.rounds import BoostState
 from jboost.storage.containers import replace_file
+from jboost.tables.frames import read_frame
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

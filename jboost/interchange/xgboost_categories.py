@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jboost.categories import Category
 from jboost.ensemble import Ensemble
+from jboost.tables.categories import Category
 
 CategoryNames = Literal["names", "codes"]
 _INT64 = 15  # XGBoost's number for a list of int64

@@ -93,7 +93,7 @@ def dense_source(columns: Array, packed: Array | None) -> Source:
 def sparse_source(
     starts: Array, rows: Array, codes: Array, absent: Array, *, num_rows: int
 ) -> Source:
-    """The arrays of :class:`jboost.sparse.SparseCodes`."""
+    """The arrays of :class:`jboost.tables.sparse.SparseCodes`."""
     columns, entries = codes[None], (starts, rows, absent)
     return Source(columns, columns, entries, (absent.shape[0], num_rows))
 

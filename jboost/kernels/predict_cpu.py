@@ -41,7 +41,7 @@ class Rows:
       values: in the memory of the caller, if it is NumPy's.
       by_column: whether the columns lie one after the other; only in NumPy's memory.
       codes: of the categories in the columns ``coded_features``; see
-        :class:`jboost.categories.Categories`.
+        :class:`jboost.tables.categories.Categories`.
     """
 
     values: Float[Array, " M"] | Float[np.ndarray, " M"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse codes in plain XLA: the definition of what the kernels do.
 
-In: the arrays of :class:`jboost.sparse.SparseCodes`. Out: histograms, in which only
+In: the arrays of :class:`jboost.tables.sparse.SparseCodes`. Out: histograms, in which only
 stored entries are summed; the code of each row in a feature.
 """
 

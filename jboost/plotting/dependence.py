@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jboost.cart import RegressionTree
-from jboost.columns import is_gap
 from jboost.ensemble import Ensemble, describe_model
 from jboost.entry.checks import check_feature, check_integer
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
-from jboost.frames import read_frame
 from jboost.plotting.canvas import (
     colours,
     ink,
@@ -27,6 +25,8 @@ from jboost.plotting.canvas import (
     tidy,
     write_number,
 )
+from jboost.tables.columns import is_gap
+from jboost.tables.frames import read_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

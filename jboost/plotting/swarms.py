@@ -14,8 +14,8 @@ from jboost.cart import RegressionTree
 from jboost.ensemble import Ensemble, describe_model
 from jboost.entry.checks import check_integer, check_word
 from jboost.explanation.shap import ShapValues, shap_values
-from jboost.frames import Frame, list_orders, read_frame
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
+from jboost.tables.frames import Frame, list_orders, read_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

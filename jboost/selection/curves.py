@@ -30,6 +30,7 @@ from jboost.history import UNNAMED, Record, TrainingError, explain_divergence
 from jboost.initial import MedianStart
 from jboost.levels import Tree
 from jboost.rounds import Method, Numbers
+from jboost.rows import Rows
 from jboost.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
@@ -41,7 +42,6 @@ from jboost.selection.runs import (
     share,
     start_runs,
 )
-from jboost.tables import Rows
 from jboost.tracing import TracedLoss
 
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from jboost.columns import find_gap
 from jboost.entry import checks
+from jboost.tables.columns import find_gap
 
 _EXPECTED = (
     "folds must be an integer, a fold number for each row, pairs (training rows, "

@@ -31,7 +31,7 @@ from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import average, compare
 from jboost.selection.curves import make_record
-from jboost.sparse import Absent
+from jboost.tables.sparse import Absent
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from jboost.rounds import (
     own_minimisers,
     reported_parameters,
 )
+from jboost.rows import Rows
 from jboost.selection.folds import Folds
-from jboost.tables import Rows
 from jboost.tracing import TracedLoss
 
 _LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers

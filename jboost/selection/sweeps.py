@@ -32,7 +32,7 @@ from jboost.leaves import LeafSolver
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare
-from jboost.sparse import Absent
+from jboost.tables.sparse import Absent
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from jboost.entry import checks
 from jboost.history import Record
 from jboost.initial import MedianStart
 from jboost.rounds import BoostState
+from jboost.rows import Rows
 from jboost.scoring import Criterion
-from jboost.sparse import SparseCodes
 from jboost.storage.containers import (
     Container,
     FileError,
@@ -38,7 +38,7 @@ from jboost.storage.containers import (
 )
 from jboost.storage.files import pack, unpack
 from jboost.streams.blocks import BlockReader
-from jboost.tables import Rows
+from jboost.tables.sparse import SparseCodes
 
 _DERIVED = (
     "num_bins",

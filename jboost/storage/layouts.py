@@ -15,11 +15,11 @@ import numpy as np
 from jboost.binning import Bins
 from jboost.cart import FORMAT_VERSION as TREE_VERSION
 from jboost.cart import RegressionTree
-from jboost.categories import WORD, Categories
 from jboost.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums
-from jboost.sparse import check_absent
+from jboost.tables.categories import WORD, Categories
+from jboost.tables.sparse import check_absent
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jboost.collisions import warn_of_collisions
 from jboost.entry import checks
-from jboost.frames import Schema, read_frame, read_values
 from jboost.storage.containers import FileError
+from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.frames import Schema, read_frame, read_values
 
 BATCH_ROWS = 65536  # in a batch that is cut here
 

@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from jboost.binning import Bins, apply_bins, has_missing
 from jboost.entry import checks
-from jboost.frames import RowSource
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
 from jboost.rounds import Data
+from jboost.rows import Rows
 from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.streams.batches import (
     Batch,
@@ -41,7 +41,7 @@ from jboost.streams.blocks import (
     write_block,
 )
 from jboost.streams.heap import trim_heap
-from jboost.tables import Rows
+from jboost.tables.frames import RowSource
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LEAST_MEMORY = 1 << 16
@@ -224,7 +224,7 @@ def stream(
 def load_rows(table: Table, num_scores: int, padded: bool) -> Rows:
     """What is kept in memory of each row; there are no codes in it.
 
-    As :func:`jboost.tables.make_rows`, padding repeats row 0 at weight 0.
+    As :func:`jboost.rows.make_rows`, padding repeats row 0 at weight 0.
     """
     if table.num_offsets not in (0, num_scores):
         raise ValueError(

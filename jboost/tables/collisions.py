@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jboost.entry.warning import warn_user
-from jboost.frames import first_rows
-from jboost.sparse import is_sparse, sort_entries
+from jboost.tables.frames import first_rows
+from jboost.tables.sparse import is_sparse, sort_entries
 
 _ROWS = 100_000  # of a column that are looked at
 _SHARE = 0.01  # of a column's distinct values: if more become equal, it is reported

@@ -18,7 +18,7 @@ import narwhals.stable.v2 as nw
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jboost.categories import Category
+from jboost.tables.categories import Category
 
 Values = tuple[Category, ...]
 

@@ -15,8 +15,8 @@ import jax
 import narwhals.stable.v2 as nw
 import numpy as np
 
-from jboost.columns import Column, Values, list_order, read_cells, read_numbers
-from jboost.sparse import check_shape, is_sparse, read_columns
+from jboost.tables.columns import Column, Values, list_order, read_cells, read_numbers
+from jboost.tables.sparse import check_shape, is_sparse, read_columns
 
 _BLOCK_ROWS = 4096  # are filled at a time, so that they stay in the cache
 
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
     Attributes:
       matrix: [N, F] in float32, NaN where a cell is missing: a NumPy array, a JAX one
-        where x was such, or a :class:`jboost.sparse.SparseMatrix` where x was sparse.
+        where x was such, or a :class:`jboost.tables.sparse.SparseMatrix` where x was sparse.
       names: of the columns, if x has such.
       categories: of each column the values that its cells 0, 1, 2, ... stand for, None
         where cells are numbers; None if all are.

@@ -16,11 +16,11 @@ from jboost.binning import Bins, bin_columns, bin_entries
 from jboost.candidates import sort_rows
 from jboost.category_codes import check_values
 from jboost.entry import checks
-from jboost.frames import Schema, read_frame
 from jboost.history import UNNAMED
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.rounds import Data
-from jboost.sparse import SparseMatrix, check_gaps
+from jboost.tables.frames import Schema, read_frame
+from jboost.tables.sparse import SparseMatrix, check_gaps
 
 
 class Rows(NamedTuple):
