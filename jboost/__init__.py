@@ -4,9 +4,9 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from jboost import losses, metrics, recipes
-from jboost.binning import Bins, apply_bins, fit_bins
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
+from jboost.codes.binning import Bins, apply_bins, fit_bins
 from jboost.ensemble import (
     Ensemble,
     leaf_indices,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped
 
-from jboost.binning import MISSING
+from jboost.codes.binning import MISSING
 from jboost.histogram import Codes, choose_scale, quantise
 from jboost.kernels.binning_cpu import code_dtype
 

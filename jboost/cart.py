@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
-from jboost.binning import flush_denormals
+from jboost.codes.binning import flush_denormals
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled

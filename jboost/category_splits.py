@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.binning import MISSING
+from jboost.codes.binning import MISSING
 from jboost.splitting import (
     UNBOUNDED,
     Split,

@@ -19,11 +19,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
-from jboost.category_codes import check_values
 from jboost.category_splits import CATEGORICAL
+from jboost.codes.binning import Bins
+from jboost.codes.category_codes import check_values
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
 from jboost.entry.representation import show_fields

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.binning import Bins
 from jboost.boosting import BoostedTrees
+from jboost.codes.binning import Bins
 from jboost.ensemble import Ensemble, to_ensemble, truncate
 from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
 from jboost.joining import append_rounds

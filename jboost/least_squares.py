@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from jboost.thresholds import TINY, midpoints
+from jboost.codes.thresholds import TINY, midpoints
 
 LEAF = -1  # the left child of a node that has none
 _ROW = np.uint64(2**32 - 1)  # the half of a word that is the row's number

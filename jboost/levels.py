@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.binning import MISSING
 from jboost.category_splits import (
     CATEGORICAL,
     CategoryLimits,
     count_words,
     find_mixed_split,
 )
+from jboost.codes.binning import MISSING
 from jboost.entry.representation import show_fields
 from jboost.histogram import (
     Codes,

@@ -22,12 +22,12 @@ from jboost.cart import (
     make_rules,
     make_tree,
 )
+from jboost.codes.thresholds import TINY
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
 from jboost.least_squares import LEAF
 from jboost.tables.collisions import warn_of_collisions
-from jboost.thresholds import TINY
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.binning import Bins, bin_columns, bin_entries
 from jboost.candidates import sort_rows
-from jboost.category_codes import check_values
+from jboost.codes.binning import Bins, bin_columns, bin_entries
+from jboost.codes.category_codes import check_values
 from jboost.entry import checks
 from jboost.history import UNNAMED
 from jboost.numerics.padding import pad_rows, padded_size

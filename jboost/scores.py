@@ -19,7 +19,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jboost.binning import flush_denormals
+from jboost.codes.binning import flush_denormals
 from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary

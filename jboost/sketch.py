@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.binning import (
+from jboost.codes.binning import (
     Bins,
     check_max_bins,
     pad_thresholds,
 )
+from jboost.codes.thresholds import cut_positions, midpoints
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.summary import (
@@ -30,7 +31,6 @@ from jboost.summary import (
     summarize_column,
 )
 from jboost.tables.frames import read_frame
-from jboost.thresholds import cut_positions, midpoints
 
 FAN = 8  # a level takes at least so many summaries before it is pruned
 LEAST_SHARE = 4  # of a bin's share of the weight, the error is at most 1/4

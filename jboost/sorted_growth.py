@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.binning import MISSING
 from jboost.candidates import Segments, accumulate, find_bins
+from jboost.codes.binning import MISSING
 from jboost.histogram import Codes
 from jboost.kernels import paths, xla
 from jboost.kernels.paths import Paths

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
+from jboost.codes.thresholds import TINY, count_distinct
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
 from jboost.tables.frames import read_frame, read_values
-from jboost.thresholds import TINY, count_distinct
 
 
 class QuantileSummary(NamedTuple):

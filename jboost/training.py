@@ -16,7 +16,6 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
-from jboost.binning import Bins, fit_frame
 from jboost.candidates import Candidates, CandidateWeights
 from jboost.category_splits import (
     CATEGORY_L2,
@@ -25,6 +24,7 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.chunks import Job, no_trees, start
+from jboost.codes.binning import Bins, fit_frame
 from jboost.continuing import (
     check_start,
     continue_from,

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.binning import MISSING
 from jboost.category_splits import CATEGORICAL
+from jboost.codes.binning import MISSING
 from jboost.entry.decorators import traceable
 from jboost.histogram import (
     Codes,

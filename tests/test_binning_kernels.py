@@ -12,7 +12,7 @@ import pytest
 import references
 
 import jboost as jb
-from jboost import binning
+from jboost.codes import binning
 from jboost.kernels import binning_cpu, grow_cpu, library
 from jboost.tables import frames
 
@@ -356,7 +356,7 @@ import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import numpy as np
 import jboost as jb
-from jboost import binning
+from jboost.codes import binning
 x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
 bins = jb.fit_bins(x, implementation="cpu")
 columns, packed = binning.bin_columns(bins, x, implementation="cpu")

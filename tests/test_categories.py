@@ -15,7 +15,7 @@ import xgboost as xgb
 from tables import squared_distance
 
 import jboost as jb
-from jboost.category_codes import fit_categories
+from jboost.codes.category_codes import fit_categories
 from jboost.tables.categories import encode, goes_left
 
 ROWS, COUNT = 400, 12

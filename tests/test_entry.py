@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 
 import jboost as jb
-from jboost.binning import bin_columns
+from jboost.codes.binning import bin_columns
 from jboost.curvature import Objective, find_kinks
 from jboost.entry import decorators as entry
 from jboost.entry import programs as executables

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.binning import flush_denormals
+from jboost.codes.binning import flush_denormals
 from jboost.kernels import shap_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt32
 
-from jboost.category_codes import MOST_CELLS, MOST_VALUES
+from jboost.codes.category_codes import MOST_CELLS, MOST_VALUES
 from jboost.interchange.failures import ForeignError
 from jboost.tables.categories import WORD, Categories, Category
 

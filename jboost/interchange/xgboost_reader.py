@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32
 
-from jboost.category_codes import MOST_VALUES
+from jboost.codes.category_codes import MOST_VALUES
 from jboost.ensemble import Ensemble, truncate
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits

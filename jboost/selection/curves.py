@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from jboost.binning import Bins
 from jboost.chunks import (
     MOST_ROUNDS,
     check_minimisers,
@@ -26,6 +25,7 @@ from jboost.chunks import (
     refuse_endless,
     refuse_value,
 )
+from jboost.codes.binning import Bins
 from jboost.history import UNNAMED, Record, TrainingError, explain_divergence
 from jboost.initial import MedianStart
 from jboost.levels import Tree

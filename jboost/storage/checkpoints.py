@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.binning import Bins
 from jboost.chunks import Job
+from jboost.codes.binning import Bins
 from jboost.ensemble import Ensemble
 from jboost.entry import checks
 from jboost.history import Record

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.binning import Bins
 from jboost.cart import RegressionTree
+from jboost.codes.binning import Bins
 from jboost.ensemble import Ensemble, describe_model
 from jboost.entry.decorators import on_host
 from jboost.storage.containers import (

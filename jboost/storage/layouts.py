@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.binning import Bins
 from jboost.cart import FORMAT_VERSION as TREE_VERSION
 from jboost.cart import RegressionTree
+from jboost.codes.binning import Bins
 from jboost.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.least_squares import LEAF
 from jboost.levels import LeafSums

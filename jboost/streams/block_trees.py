@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32, UInt32
 
-from jboost.binning import MISSING
+from jboost.codes.binning import MISSING
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.histogram import FixedPoint
 from jboost.levels import (

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jboost.binning import Bins, apply_bins, has_missing
+from jboost.codes.binning import Bins, apply_bins, has_missing
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size

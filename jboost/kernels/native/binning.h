@@ -82,7 +82,7 @@ struct Cuts {
   int64_t max_cuts;
 };
 
-// The definition is jboost.binning.find_cuts. weight: [N], or null.
+// The definition is jboost.codes.binning.find_cuts. weight: [N], or null.
 void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts);
 

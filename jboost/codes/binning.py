@@ -17,7 +17,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
-from jboost.category_codes import check_values, find_places, fit_categories
+from jboost.codes.category_codes import check_values, find_places, fit_categories
+from jboost.codes.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.programs import compiled
 from jboost.entry.warning import warn_user
@@ -32,7 +33,6 @@ from jboost.tables.sparse import (
     check_absent,
     check_gaps,
 )
-from jboost.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
 
 MISSING = 0  # the code of a missing value
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
