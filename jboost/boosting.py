@@ -22,7 +22,6 @@ from jboost.category_splits import (
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
 )
-from jboost.curvature import Curvature, needs_minimiser
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
@@ -32,6 +31,8 @@ from jboost.histogram import hash_words
 from jboost.leaves import LeafSolver
 from jboost.levels import Tree
 from jboost.losses import Adaptive, check_domain
+from jboost.objective.curvature import Curvature, needs_minimiser
+from jboost.objective.tracing import trace_loss
 from jboost.rounds import (
     BoostState,
     Data,
@@ -42,7 +43,6 @@ from jboost.rounds import (
 from jboost.settings import initial_scores, make_settings, sorts_rows
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseCodes
-from jboost.tracing import trace_loss
 from jboost.tree import pack_codes
 
 

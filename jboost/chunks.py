@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.category_splits import count_words
-from jboost.curvature import Objective, derivatives, gradients, loss_values
 from jboost.entry.programs import compiled, jitted
 from jboost.initial import MedianStart, count_slopes, is_endless
 from jboost.levels import LeafSums, Tree
+from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
+from jboost.objective.tracing import TracedLoss
 from jboost.reports import report_round
 from jboost.rounds import (
     BoostState,
@@ -29,7 +30,6 @@ from jboost.rounds import (
     start_state,
 )
 from jboost.rows import Rows
-from jboost.tracing import TracedLoss
 
 MOST_ROUNDS = 16  # in one call of the compiled program
 

@@ -23,13 +23,13 @@ from jboost.category_splits import (
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
 )
-from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.history import History
 from jboost.leaves import LeafSolver
+from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.tables.frames import is_table, refuse_batches

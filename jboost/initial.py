@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.curvature import (
+from jboost.leaves import (
+    Groups,
+    find_medians,
+    locate_minima,
+    solve_at_kinks,
+    solve_groups,
+)
+from jboost.objective.curvature import (
     Objective,
     find_minimisers,
     gradients,
@@ -23,13 +30,6 @@ from jboost.curvature import (
     loss_values,
     mean_hessian,
     mean_of_rows,
-)
-from jboost.leaves import (
-    Groups,
-    find_medians,
-    locate_minima,
-    solve_at_kinks,
-    solve_groups,
 )
 
 _STARTS = 33  # where the search may begin

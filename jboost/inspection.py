@@ -14,7 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.curvature import (
+from jboost.entry.checks import CURVATURES, check_integer, check_number, check_word
+from jboost.entry.decorators import on_host
+from jboost.entry.programs import compiled
+from jboost.losses import Adaptive
+from jboost.objective.curvature import (
     Curvature,
     Objective,
     derivatives,
@@ -24,13 +28,9 @@ from jboost.curvature import (
     loss_values,
     needs_minimiser,
 )
-from jboost.entry.checks import CURVATURES, check_integer, check_number, check_word
-from jboost.entry.decorators import on_host
-from jboost.entry.programs import compiled
-from jboost.losses import Adaptive
+from jboost.objective.tracing import trace_loss
 from jboost.rounds import Method
 from jboost.settings import resolve_samples
-from jboost.tracing import trace_loss
 
 _POINTS = 400  # scores looked at on either side
 _REACH = 30.0  # how far, in units of max(1, |minimizer|)

@@ -18,7 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.curvature import (
+from jboost.histogram import sum_channels
+from jboost.kernels import leaves_cpu, leaves_xla
+from jboost.kernels.library import choose
+from jboost.numerics.floats import sum_rows
+from jboost.objective.curvature import (
     Kinks,
     Objective,
     exact_scale,
@@ -28,11 +32,7 @@ from jboost.curvature import (
     loss_values,
     mean_of_rows,
 )
-from jboost.histogram import sum_channels
-from jboost.kernels import leaves_cpu, leaves_xla
-from jboost.kernels.library import choose
-from jboost.minimum import Minimum, find_minimum
-from jboost.numerics.floats import sum_rows
+from jboost.objective.minimum import Minimum, find_minimum
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"

@@ -22,17 +22,6 @@ from jboost.candidates import (
     propose,
     restore_thresholds,
 )
-from jboost.curvature import (
-    Curvature,
-    Kinks,
-    Objective,
-    derivatives,
-    find_kinks,
-    find_minimisers,
-    is_pointed,
-    mean_of_rows,
-    needs_minimiser,
-)
 from jboost.entry.representation import show_fields
 from jboost.histogram import Codes, derive, sum_channels
 from jboost.initial import MedianStart, initial_score, median_score
@@ -45,9 +34,20 @@ from jboost.leaves import (
 )
 from jboost.levels import LeafSums, Tree, TreeLimits
 from jboost.numerics.sampling import sample
+from jboost.objective.curvature import (
+    Curvature,
+    Kinks,
+    Objective,
+    derivatives,
+    find_kinks,
+    find_minimisers,
+    is_pointed,
+    mean_of_rows,
+    needs_minimiser,
+)
+from jboost.objective.tracing import TracedLoss
 from jboost.sorted_growth import grow_sorted_tree
 from jboost.splitting import UNBOUNDED
-from jboost.tracing import TracedLoss
 from jboost.tree import grow_tree
 
 Regularization = Literal["relative", "absolute"]
@@ -157,7 +157,7 @@ class BoostState(NamedTuple):
       first_parameters: those of the first round, if losses are reported at them;
         else ().
       pointed: whether the loss looks like |r| to most rows at the start; see
-        :func:`jboost.curvature.is_pointed`.
+        :func:`jboost.objective.curvature.is_pointed`.
       first_mean: mean curvature of the first round (0 before it), for each score.
       words: seed.
       round: how many rounds have been made.

@@ -21,13 +21,14 @@ from jboost.category_splits import (
     MIN_CATEGORY_WEIGHT,
     CategoryLimits,
 )
-from jboost.curvature import Curvature
 from jboost.entry import checks
 from jboost.entry.warning import warn_user
 from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
 from jboost.leaves import LeafSolver
 from jboost.levels import TreeLimits
+from jboost.objective.curvature import Curvature
+from jboost.objective.tracing import TracedLoss
 from jboost.rounds import (
     ORDER_STATISTIC_SAMPLES,
     Data,
@@ -39,7 +40,6 @@ from jboost.sorted_growth import MOST_CODES
 from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseCodes, SparseMatrix
-from jboost.tracing import TracedLoss
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB

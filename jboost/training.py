@@ -31,7 +31,6 @@ from jboost.continuing import (
     match_categories,
     match_columns,
 )
-from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
@@ -40,6 +39,8 @@ from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.leaves import LeafSolver
 from jboost.loop import Position, first_position, run_rounds
+from jboost.objective.curvature import Curvature
+from jboost.objective.tracing import trace_loss
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
 from jboost.rows import Rows, make_rows, make_sets, name_sets
 from jboost.scoring import (
@@ -68,7 +69,6 @@ from jboost.streams.streaming import Stream, load_rows
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
-from jboost.tracing import trace_loss
 
 
 @explain_arguments
@@ -232,7 +232,7 @@ def fit(
         and XGBoost).
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
-        "absolute" or "unit"; see :func:`jboost.curvature.derivatives`.
+        "absolute" or "unit"; see :func:`jboost.objective.curvature.derivatives`.
       leaf_solver: "newton": -G / (H + l2), where H sums ``curvature``; "hessian": the
         same with the second derivatives of the loss, whatever ``curvature`` is;
         "exact": the argmin of the leaf's loss; "guarded": the Newton step, replaced by

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.curvature import (
+from jboost.objective.curvature import (
     Objective,
     derivatives,
     find_minimisers,
     needs_minimiser,
     smoothing_scale,
 )
-from jboost.tracing import trace_loss
+from jboost.objective.tracing import trace_loss
 
 L = jb.losses
 ROWS = 15

@@ -15,11 +15,11 @@ import scipy.sparse
 
 import jboost as jb
 from jboost.codes.binning import bin_columns
-from jboost.curvature import Objective, find_kinks
 from jboost.entry import decorators as entry
 from jboost.entry import programs as executables
 from jboost.kernels import leaves_xla
-from jboost.tracing import trace_loss
+from jboost.objective.curvature import Objective, find_kinks
+from jboost.objective.tracing import trace_loss
 
 L = jb.losses
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

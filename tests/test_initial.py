@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import minimize
 
 import jboost as jb
-from jboost.tracing import trace_loss
+from jboost.objective.tracing import trace_loss
 
 ROWS = 600
 RNG = np.random.default_rng(21)

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from scipy import optimize
 
 import jboost as jb
-from jboost.curvature import (
+from jboost.histogram import sum_channels
+from jboost.initial import initial_score
+from jboost.leaves import Groups, newton_step, solve_leaves
+from jboost.objective.curvature import (
     Objective,
     derivatives,
     find_kinks,
     find_minimisers,
     needs_minimiser,
 )
-from jboost.histogram import sum_channels
-from jboost.initial import initial_score
-from jboost.leaves import Groups, newton_step, solve_leaves
-from jboost.tracing import trace_loss
+from jboost.objective.tracing import trace_loss
 
 L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it

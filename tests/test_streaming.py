@@ -19,8 +19,9 @@ import pandas as pd
 import pytest
 
 import jboost as jb
-from jboost.curvature import Objective, gradients, hessians, mean_hessian
 from jboost.entry.programs import added_bytes
+from jboost.objective.curvature import Objective, gradients, hessians, mean_hessian
+from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostRegressor
 from jboost.streams import blocks
 from jboost.streams.batches import checked_batches
@@ -32,7 +33,6 @@ from jboost.streams.blocks import (
     read_rows,
     write_block,
 )
-from jboost.tracing import trace_loss
 
 NUM_ROWS, BLOCK_ROWS, BATCH_ROWS = 1501, 300, 170
 MEMORY = "64 MiB"

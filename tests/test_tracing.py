@@ -13,7 +13,7 @@ import pytest
 from tables import SMALL, make_regression
 
 import jboost as jb
-from jboost.tracing import trace_loss
+from jboost.objective.tracing import trace_loss
 
 TARGETS = np.zeros(5, np.float32)
 

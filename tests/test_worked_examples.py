@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.curvature import Objective, gradients
 from jboost.histogram import sum_channels
 from jboost.leaves import newton_step
-from jboost.tracing import trace_loss
+from jboost.objective.curvature import Objective, gradients
+from jboost.objective.tracing import trace_loss
 
 FEET = np.float32([750, 800, 850, 900, 950])[:, None]
 RENT = np.float32([1160, 1200, 1280, 1450, 2000])

@@ -24,6 +24,7 @@ from jboost.entry.representation import MOST_LINES, cut, import_pandas
 from jboost.least_squares import LEAF
 from jboost.metrics import MAXIMIZED
 from jboost.numerics.padding import pad_rows, padded_size
+from jboost.objective.tracing import trace_loss
 from jboost.reports import mean_loss
 from jboost.scoring import (
     bind_metrics,
@@ -32,7 +33,6 @@ from jboost.scoring import (
     try_metrics,
 )
 from jboost.tables.frames import read_frame
-from jboost.tracing import trace_loss
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
 KINDS = ("improvement", "gain", "cover", "splits")

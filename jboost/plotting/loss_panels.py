@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.curvature import Curvature
 from jboost.inspection import inspect_loss
 from jboost.losses import Adaptive
+from jboost.objective.curvature import Curvature
 from jboost.plotting.canvas import colours, ink, open_panels, tidy
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from jboost.category_splits import (
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
 )
-from jboost.curvature import Curvature
 from jboost.ensemble import Ensemble
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.leaves import LeafSolver
+from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import average, compare

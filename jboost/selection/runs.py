@@ -16,11 +16,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
 from jboost.chunks import MOST_ROUNDS, no_trees
-from jboost.curvature import Objective, loss_values
 from jboost.entry.programs import compiled
 from jboost.initial import MedianStart, is_endless
 from jboost.levels import Tree
 from jboost.numerics.padding import padded_size
+from jboost.objective.curvature import Objective, loss_values
+from jboost.objective.tracing import TracedLoss
 from jboost.reports import mean_loss
 from jboost.rounds import (
     BoostState,
@@ -34,7 +35,6 @@ from jboost.rounds import (
 )
 from jboost.rows import Rows
 from jboost.selection.folds import Folds
-from jboost.tracing import TracedLoss
 
 _LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers
 

@@ -24,11 +24,11 @@ from jboost.category_splits import (
     MAX_ONEHOT,
     MIN_CATEGORY_WEIGHT,
 )
-from jboost.curvature import Curvature
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.leaves import LeafSolver
+from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare

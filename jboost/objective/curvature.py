@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.kernels.sums_xla import exponent_above, power_of_two
-from jboost.minimum import bisect_minimum
 from jboost.numerics.floats import sum_rows
-from jboost.tracing import TracedLoss
+from jboost.objective.minimum import bisect_minimum
+from jboost.objective.tracing import TracedLoss
 
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
 _FLOOR = 1e-6  # least curvature of a row, relative to the mean
