@@ -23,7 +23,6 @@ from jboost.explanation.importance import (
 )
 from jboost.explanation.shap import ShapValues, shap_interactions, shap_values
 from jboost.explanation.tree_frame import trees_to_dataframe
-from jboost.histogram import build_histogram
 from jboost.history import History, TrainingError
 from jboost.inspection import LossReport, inspect_loss
 from jboost.interchange.exporting import export_predict, to_matrix
@@ -32,7 +31,6 @@ from jboost.interchange.sklearn_reader import read_sklearn
 from jboost.interchange.xgboost_reader import read_xgboost
 from jboost.interchange.xgboost_writer import write_xgboost
 from jboost.kernels.library import implementations
-from jboost.levels import Tree
 from jboost.pruning import (
     AlphaChoice,
     PruningPath,
@@ -52,7 +50,6 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
-from jboost.splitting import find_split
 from jboost.storage.containers import FileError
 from jboost.storage.files import load, save
 from jboost.streams.batches import array_batches, parquet_batches
@@ -69,7 +66,10 @@ from jboost.summary import (
 )
 from jboost.tables.sparse import SparseCodes
 from jboost.training import fit
-from jboost.tree import grow_tree
+from jboost.trees.growing import grow_tree
+from jboost.trees.histogram import build_histogram
+from jboost.trees.levels import Tree
+from jboost.trees.splitting import find_split
 
 try:
     __version__ = version("jboost")

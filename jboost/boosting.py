@@ -15,21 +15,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
-from jboost.candidates import Candidates, CandidateWeights, sort_rows
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
-from jboost.histogram import hash_words
-from jboost.leaves import LeafSolver
-from jboost.levels import Tree
 from jboost.losses import Adaptive, check_domain
 from jboost.objective.curvature import Curvature, needs_minimiser
 from jboost.objective.tracing import trace_loss
@@ -43,7 +33,17 @@ from jboost.rounds import (
 from jboost.settings import initial_scores, make_settings, sorts_rows
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseCodes
-from jboost.tree import pack_codes
+from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
+from jboost.trees.growing import pack_codes
+from jboost.trees.histogram import hash_words
+from jboost.trees.leaves import LeafSolver
+from jboost.trees.levels import Tree
 
 
 class BoostedTrees(NamedTuple):

@@ -14,10 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.category_splits import count_words
 from jboost.entry.programs import compiled, jitted
-from jboost.initial import MedianStart, count_slopes, is_endless
-from jboost.levels import LeafSums, Tree
 from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
 from jboost.objective.tracing import TracedLoss
 from jboost.reports import report_round
@@ -30,6 +27,9 @@ from jboost.rounds import (
     start_state,
 )
 from jboost.rows import Rows
+from jboost.trees.category_splits import count_words
+from jboost.trees.initial import MedianStart, count_slopes, is_endless
+from jboost.trees.levels import LeafSums, Tree
 
 MOST_ROUNDS = 16  # in one call of the compiled program
 

@@ -21,7 +21,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.boosting import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
-from jboost.category_splits import CATEGORICAL
 from jboost.codes.binning import Bins
 from jboost.codes.category_codes import check_values
 from jboost.entry import checks
@@ -29,13 +28,14 @@ from jboost.entry.decorators import traceable
 from jboost.entry.representation import show_fields
 from jboost.kernels.library import check_implementation, default_device, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
-from jboost.levels import LeafSums
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.scores import find_row_leaves, score_rows, to_host, transform_rows
 from jboost.streams.batches import checked_batches
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import RowSource, Schema, read_frame
 from jboost.tables.sparse import Absent, check_gaps, is_sparse, read_rows
+from jboost.trees.category_splits import CATEGORICAL
+from jboost.trees.levels import LeafSums
 
 FORMAT_VERSION = 1
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape

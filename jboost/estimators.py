@@ -16,25 +16,25 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
-from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.history import History
-from jboost.leaves import LeafSolver
 from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.tables.frames import is_table, refuse_batches
 from jboost.tables.sparse import Absent
 from jboost.training import fit
+from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
+from jboost.trees.leaves import LeafSolver
 
 # The hyper-parameters that go to ``fit`` as they are.
 _PASSED = (

@@ -17,8 +17,8 @@ from jboost.codes.binning import Bins
 from jboost.ensemble import Ensemble, to_ensemble, truncate
 from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
 from jboost.joining import append_rounds
-from jboost.levels import Tree
 from jboost.scoring import BY_LOSS, Criterion
+from jboost.trees.levels import Tree
 
 UNNAMED = "validation"  # the name of a set that was given without one
 

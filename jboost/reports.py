@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jboost.histogram import Codes
-from jboost.leaves import add_values
-from jboost.levels import Tree
 from jboost.objective.curvature import Objective, loss_values, mean_of_rows
 from jboost.objective.tracing import TracedLoss
 from jboost.rounds import BoostState, Data, Method, reported_parameters
-from jboost.tree import predict_tree
+from jboost.trees.growing import predict_tree
+from jboost.trees.histogram import Codes
+from jboost.trees.leaves import add_values
+from jboost.trees.levels import Tree
 
 
 class Report(NamedTuple):

@@ -15,24 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.candidates import (
-    Candidates,
-    CandidateWeights,
-    measure,
-    propose,
-    restore_thresholds,
-)
 from jboost.entry.representation import show_fields
-from jboost.histogram import Codes, derive, sum_channels
-from jboost.initial import MedianStart, initial_score, median_score
-from jboost.leaves import (
-    Groups,
-    LeafSolver,
-    add_values,
-    newton_step,
-    solve_leaves,
-)
-from jboost.levels import LeafSums, Tree, TreeLimits
 from jboost.numerics.sampling import sample
 from jboost.objective.curvature import (
     Curvature,
@@ -46,9 +29,26 @@ from jboost.objective.curvature import (
     needs_minimiser,
 )
 from jboost.objective.tracing import TracedLoss
-from jboost.sorted_growth import grow_sorted_tree
-from jboost.splitting import UNBOUNDED
-from jboost.tree import grow_tree
+from jboost.trees.candidates import (
+    Candidates,
+    CandidateWeights,
+    measure,
+    propose,
+    restore_thresholds,
+)
+from jboost.trees.growing import grow_tree
+from jboost.trees.histogram import Codes, derive, sum_channels
+from jboost.trees.initial import MedianStart, initial_score, median_score
+from jboost.trees.leaves import (
+    Groups,
+    LeafSolver,
+    add_values,
+    newton_step,
+    solve_leaves,
+)
+from jboost.trees.levels import LeafSums, Tree, TreeLimits
+from jboost.trees.sorted_growth import grow_sorted_tree
+from jboost.trees.splitting import UNBOUNDED
 
 Regularization = Literal["relative", "absolute"]
 
@@ -62,7 +62,7 @@ class Method:
 
     ``uniform`` says that all rows weigh the same (or nothing); ``categorical`` that
     some feature holds categories; ``implementation`` which kernels run, see
-    :func:`jboost.histogram.build_histogram`.
+    :func:`jboost.trees.histogram.build_histogram`.
     """
 
     curvature: Curvature = "auto"
@@ -132,9 +132,9 @@ class Data(NamedTuple):
       targets: a pytree with the N rows in front.
       weights: 0 for rows that do not count, which may hold anything.
       packed: the codes by row, where kernels want them; see
-        :func:`jboost.tree.pack_codes`.
+        :func:`jboost.trees.growing.pack_codes`.
       order: the rows in order of each feature, where the method sorts rows; see
-        :func:`jboost.candidates.sort_rows`.
+        :func:`jboost.trees.candidates.sort_rows`.
     """
 
     columns: Codes

@@ -13,20 +13,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-    CategoryLimits,
-)
 from jboost.entry import checks
 from jboost.entry.warning import warn_user
-from jboost.initial import MedianStart
 from jboost.kernels.library import check_implementation
-from jboost.leaves import LeafSolver
-from jboost.levels import TreeLimits
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import TracedLoss
 from jboost.rounds import (
@@ -36,10 +25,21 @@ from jboost.rounds import (
     Numbers,
     Regularization,
 )
-from jboost.sorted_growth import MOST_CODES
-from jboost.splitting import UNBOUNDED, ValueLimits
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseCodes, SparseMatrix
+from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+    CategoryLimits,
+)
+from jboost.trees.initial import MedianStart
+from jboost.trees.leaves import LeafSolver
+from jboost.trees.levels import TreeLimits
+from jboost.trees.sorted_growth import MOST_CODES
+from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 _MOST_DEPTH = 20  # a heap of 2^20 leaves
 _MOST_CELLS = 2**30  # of a level's histograms of sparse data: 4 GiB

@@ -29,17 +29,17 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from jboost import losses
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.checks import check_weights
 from jboost.estimators import Boosting, find_loss, is_one_of
 from jboost.scoring import By, Metrics
 from jboost.tables.columns import find_gap
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
 _BINARY = (losses.logistic, losses.focal, *_SIGNED)

@@ -16,13 +16,6 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
-from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.chunks import Job, no_trees, start
 from jboost.codes.binning import Bins, fit_frame
 from jboost.continuing import (
@@ -37,7 +30,6 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
-from jboost.leaves import LeafSolver
 from jboost.loop import Position, first_position, run_rounds
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
@@ -69,6 +61,14 @@ from jboost.streams.streaming import Stream, load_rows
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
+from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
+from jboost.trees.leaves import LeafSolver
 
 
 @explain_arguments

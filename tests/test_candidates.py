@@ -17,9 +17,9 @@ import xgboost as xgb
 from tables import make_regression
 
 import jboost as jb
-from jboost.candidates import measure, propose, sort_rows
-from jboost.levels import TreeLimits
-from jboost.sorted_growth import grow_sorted_tree
+from jboost.trees.candidates import measure, propose, sort_rows
+from jboost.trees.levels import TreeLimits
+from jboost.trees.sorted_growth import grow_sorted_tree
 
 N = 256
 

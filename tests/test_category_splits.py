@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import references
 
-from jboost.category_splits import CategoryLimits, find_mixed_split, pack_bits
 from jboost.kernels import library
-from jboost.levels import TreeLimits
-from jboost.splitting import ValueLimits
-from jboost.tree import grow_tree, predict_tree
+from jboost.trees.category_splits import CategoryLimits, find_mixed_split, pack_bits
+from jboost.trees.growing import grow_tree, predict_tree
+from jboost.trees.levels import TreeLimits
+from jboost.trees.splitting import ValueLimits
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 500, 4, 12
 WORDS = jnp.array([5, 6], jnp.uint32)

@@ -20,9 +20,9 @@ from scipy import optimize
 from tables import squared_distance
 
 import jboost as jb
-from jboost.levels import TreeLimits
-from jboost.splitting import UNBOUNDED, ValueLimits, find_split
-from jboost.tree import grow_tree
+from jboost.trees.growing import grow_tree
+from jboost.trees.levels import TreeLimits
+from jboost.trees.splitting import UNBOUNDED, ValueLimits, find_split
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 500, 4, 16
 WORDS = jnp.array([5, 6], jnp.uint32)

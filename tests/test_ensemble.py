@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import jboost as jb
 from jboost.boosting import BoostedTrees
-from jboost.tree import predict_tree
+from jboost.trees.growing import predict_tree
 
 ROUNDS, DEPTH, FEATURES = 5, 3, 3
 NODES = 2**DEPTH - 1

@@ -23,9 +23,9 @@ from tables import same_bits
 
 import jboost as jb
 from jboost.ensemble import Links
-from jboost.levels import LeafSums
 from jboost.storage.containers import Container, read_container, write_container
 from jboost.tables.categories import Categories
+from jboost.trees.levels import LeafSums
 
 ODD = np.array([0x7FC12345, 0xFFC00001, 0x80000000, 1, 0x7F800000], np.uint32)
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.histogram import choose_scale, quantise
 from jboost.kernels import grow_cpu, library
-from jboost.levels import TreeLimits
 from jboost.numerics.floats import sum_rows
 from jboost.numerics.sampling import sample
-from jboost.splitting import UNBOUNDED, ValueLimits
-from jboost.tree import grow_tree, pack_codes, predict_tree
+from jboost.trees.growing import grow_tree, pack_codes, predict_tree
+from jboost.trees.histogram import choose_scale, quantise
+from jboost.trees.levels import TreeLimits
+from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -345,8 +345,8 @@ def test_the_same_bytes_for_any_threads_and_instructions():
 DEADLOCK = """
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
-from jboost.levels import TreeLimits
-from jboost.tree import grow_tree
+from jboost.trees.levels import TreeLimits
+from jboost.trees.growing import grow_tree
 rng = np.random.default_rng(0)
 grow = partial(grow_tree, max_depth=5, num_bins=64, implementation="cpu")
 words, rows = jnp.array([1, 2], jnp.uint32), 60_000
@@ -380,8 +380,8 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import Mesh, PartitionSpec as P
-from jboost.levels import TreeLimits
-from jboost.tree import grow_tree
+from jboost.trees.levels import TreeLimits
+from jboost.trees.growing import grow_tree
 assert len(jax.devices()) == 2
 rng = np.random.default_rng(0)
 columns = jnp.asarray(rng.integers(1, 32, (5, 2000)), jnp.uint8)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import references
 
-from jboost.histogram import (
+from jboost.kernels.library import IMPLEMENTATIONS
+from jboost.trees.histogram import (
     build_child_histogram,
     build_histogram,
     choose_scale,
@@ -20,7 +21,6 @@ from jboost.histogram import (
     select_rows,
     sum_by_group,
 )
-from jboost.kernels.library import IMPLEMENTATIONS
 
 every_kernel = pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.histogram import sum_channels
 from jboost.kernels import library
-from jboost.leaves import add_values, find_range, middle_minimisers
+from jboost.trees.histogram import sum_channels
+from jboost.trees.leaves import add_values, find_range, middle_minimisers
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -271,8 +271,8 @@ if sys.argv[1] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import hashlib
 import jax.numpy as jnp, numpy as np
-from jboost.histogram import sum_channels
-from jboost.leaves import add_values, find_range, middle_minimisers
+from jboost.trees.histogram import sum_channels
+from jboost.trees.leaves import add_values, find_range, middle_minimisers
 
 rng = np.random.default_rng(0)
 v = jnp.asarray(rng.normal(size=(2, 300_007)), jnp.float32)

@@ -13,9 +13,6 @@ from hypothesis import given, settings
 from scipy import optimize
 
 import jboost as jb
-from jboost.histogram import sum_channels
-from jboost.initial import initial_score
-from jboost.leaves import Groups, newton_step, solve_leaves
 from jboost.objective.curvature import (
     Objective,
     derivatives,
@@ -24,6 +21,9 @@ from jboost.objective.curvature import (
     needs_minimiser,
 )
 from jboost.objective.tracing import trace_loss
+from jboost.trees.histogram import sum_channels
+from jboost.trees.initial import initial_score
+from jboost.trees.leaves import Groups, newton_step, solve_leaves
 
 L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it

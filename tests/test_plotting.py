@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 
 from jboost import plotting
 from jboost.ensemble import Links
-from jboost.levels import LeafSums
 from jboost.plotting.tree_layout import place_across, place_along
 from jboost.tables.categories import Categories
+from jboost.trees.levels import LeafSums
 
 X, Y = make_regression()
 NAMES = ("income", "$age$", "a name that is far too long to be written at a tick")

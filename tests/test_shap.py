@@ -19,8 +19,8 @@ import jboost as jb
 from jboost.ensemble import Links
 from jboost.interchange.linked import Nodes, build_ensemble
 from jboost.kernels import library
-from jboost.levels import LeafSums
 from jboost.tables.categories import Categories
+from jboost.trees.levels import LeafSums
 
 IMPLEMENTATIONS = ["xla", "cpu"] if library.available() else ["xla"]
 FEATURES = 4

@@ -9,7 +9,7 @@ import pytest
 import references
 from hypothesis import given, settings
 
-from jboost.splitting import find_split
+from jboost.trees.splitting import find_split
 
 NUM_FEATURES, NUM_BINS, NUM_ROWS = 3, 6, 24
 UNIT = jnp.array([0.25, 0.5])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import references
 
-from jboost.tree import Tree, TreeLimits, grow_tree, predict_tree
+from jboost.trees.growing import Tree, TreeLimits, grow_tree, predict_tree
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 600, 4, 16
 WORDS = jnp.array([5, 6], jnp.uint32)

@@ -31,9 +31,9 @@ from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 from jboost.least_squares import LEAF
-from jboost.levels import LeafSums
 from jboost.scores import code_columns, read_trees, to_host
 from jboost.tables.sparse import is_sparse
+from jboost.trees.levels import LeafSums
 
 Cover = Literal["auto", "weight", "curvature"]
 COVERS = ("auto", "weight", "curvature")

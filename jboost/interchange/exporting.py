@@ -19,11 +19,11 @@ from jboost.boosting import BoostedTrees
 from jboost.ensemble import Ensemble, check_model, predict
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.levels import LeafSums, Tree
 from jboost.objective.curvature import Kinks
 from jboost.rounds import BoostState
 from jboost.storage.containers import replace_file
 from jboost.tables.frames import read_frame
+from jboost.trees.levels import LeafSums, Tree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

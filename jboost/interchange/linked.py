@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
 from jboost.ensemble import Ensemble, Links
 from jboost.interchange.category_sets import CategorySplit, check_growth
-from jboost.levels import LeafSums
 from jboost.storage.files import check_contents
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
+from jboost.trees.levels import LeafSums
 
 LEAF = -1
 # Up to here trees become heaps: their kernel is the faster one, and the nodes that are

@@ -42,7 +42,7 @@ class Limits(NamedTuple):
 
 
 class _Splits(NamedTuple):
-    """See :class:`jboost.splitting.Split`."""
+    """See :class:`jboost.trees.splitting.Split`."""
 
     feature: Int32[Array, " M"]
     threshold: Int32[Array, " M"]
@@ -118,7 +118,7 @@ def pack(columns: UInt8[Array, "F N"] | UInt16[Array, "F N"], num_bins: int) -> 
 
 
 def histogram(*operands, num_nodes, num_bins):
-    """See :func:`jboost.histogram.build_histogram`.
+    """See :func:`jboost.trees.histogram.build_histogram`.
 
     The operands are columns, channels and node; or the arrays of sparse codes instead
     of the columns.
@@ -174,8 +174,8 @@ def grow(
     Args:
       fractions: of features, by tree, level and node.
       path: what is open at the root.
-      values: what holds leaf values back; see :class:`jboost.splitting.ValueLimits`.
-      categories: see :class:`jboost.category_splits.CategoryLimits`; not with sparse
+      values: what holds leaf values back; see :class:`jboost.trees.splitting.ValueLimits`.
+      categories: see :class:`jboost.trees.category_splits.CategoryLimits`; not with sparse
         codes.
     """
     num_features, num_rows = source.shape

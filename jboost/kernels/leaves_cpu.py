@@ -13,7 +13,7 @@ _MOST_CHANNELS = 4
 def sum_channels(
     group: Int32[Array, " N"], *channels: Float[Array, " N"], num_groups: int
 ) -> Float[Array, "C G"]:
-    """See :func:`jboost.histogram.sum_channels`; equal to it bit for bit."""
+    """See :func:`jboost.trees.histogram.sum_channels`; equal to it bit for bit."""
     sums = []
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]
@@ -25,7 +25,7 @@ def sum_channels(
 def find_range(
     values: Float[Array, " N"], group: Int32[Array, " N"], *, num_groups: int
 ) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
-    """See :func:`jboost.leaves.find_range`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaves.find_range`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
     return tuple(call("range_by_group", (result, result), values, group))
 
@@ -37,7 +37,7 @@ def add_values(
     *,
     in_place: bool,
 ) -> Float[Array, "K N"]:
-    """See :func:`jboost.leaves.add_values`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaves.add_values`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct(scores.shape, jnp.float32)
     # In place without need, XLA copies the scores first.
     aliases = {0: 0} if in_place else None
@@ -55,7 +55,7 @@ def middle_minimisers(
     *,
     num_groups: int,
 ) -> Float[Array, " G"]:
-    """See :func:`jboost.leaves.middle_minimisers`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaves.middle_minimisers`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
     rows = (minimiser, scores, weights, left, kink, scale, group)
     return call("middle_minimisers", result, *rows)

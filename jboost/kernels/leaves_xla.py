@@ -19,7 +19,7 @@ _MANY_GROUPS = 1024  # beyond which it is half as many, to bound the table of su
 
 
 def find_range(values, group, *, num_groups):
-    """See :func:`jboost.leaves.find_range`."""
+    """See :func:`jboost.trees.leaves.find_range`."""
     unknown = jnp.isnan(values)
     group = _inside(group, num_groups)
     low, high = (jnp.where(unknown, end, values) for end in (-jnp.inf, jnp.inf))
@@ -29,7 +29,7 @@ def find_range(values, group, *, num_groups):
 
 
 def add_values(scores, values, leaf):
-    """See :func:`jboost.leaves.add_values`."""
+    """See :func:`jboost.trees.leaves.add_values`."""
     num_leaves = values.shape[1]
     # Or the product that made the values might become part of a fused addition.
     values = jax.lax.optimization_barrier(values)
@@ -42,7 +42,7 @@ def add_values(scores, values, leaf):
 def middle_minimisers(
     minimiser, scores, weights, left, kink, scale, group, *, num_groups
 ):
-    """See :func:`jboost.leaves.middle_minimisers`.
+    """See :func:`jboost.trees.leaves.middle_minimisers`.
 
     The digits of each group's key are found one after the other, as in a radix sort:
     of the rows that share those before, kinks are summed by digit.

@@ -2,7 +2,7 @@
 """Random subsets by the CPU kernels of native/sampling.h.
 
 In: seed words, what may be chosen, fractions. Out: the masks of ``jboost.numerics.sampling``
-and ``jboost.tree``, to the bit.
+and ``jboost.trees.growing``, to the bit.
 """
 
 import jax

@@ -47,7 +47,7 @@ def sum_rows(values):
 
 
 def sum_channels(group, *channels, num_groups):
-    """See :func:`jboost.histogram.sum_channels`."""
+    """See :func:`jboost.trees.histogram.sum_channels`."""
 
     def add(group, *channels):
         inside = (group >= 0) & (group < num_groups)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
-from jboost.histogram import hash_words
 from jboost.kernels import sampling_cpu
 from jboost.kernels.library import choose
+from jboost.trees.histogram import hash_words
 
 
 def sample(

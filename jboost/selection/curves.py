@@ -27,8 +27,6 @@ from jboost.chunks import (
 )
 from jboost.codes.binning import Bins
 from jboost.history import UNNAMED, Record, TrainingError, explain_divergence
-from jboost.initial import MedianStart
-from jboost.levels import Tree
 from jboost.objective.tracing import TracedLoss
 from jboost.rounds import Method, Numbers
 from jboost.rows import Rows
@@ -43,6 +41,8 @@ from jboost.selection.runs import (
     share,
     start_runs,
 )
+from jboost.trees.initial import MedianStart
+from jboost.trees.levels import Tree
 
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 _MOST_BYTES = 2**30  # of the runs of one program, about

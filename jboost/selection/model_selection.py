@@ -15,23 +15,23 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
-from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.ensemble import Ensemble
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.leaves import LeafSolver
 from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import average, compare
 from jboost.selection.curves import make_record
 from jboost.tables.sparse import Absent
+from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
+from jboost.trees.leaves import LeafSolver
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
 from jboost.chunks import MOST_ROUNDS, no_trees
 from jboost.entry.programs import compiled
-from jboost.initial import MedianStart, is_endless
-from jboost.levels import Tree
 from jboost.numerics.padding import padded_size
 from jboost.objective.curvature import Objective, loss_values
 from jboost.objective.tracing import TracedLoss
@@ -35,6 +33,8 @@ from jboost.rounds import (
 )
 from jboost.rows import Rows
 from jboost.selection.folds import Folds
+from jboost.trees.initial import MedianStart, is_endless
+from jboost.trees.levels import Tree
 
 _LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers
 
@@ -81,7 +81,7 @@ class Doubt(NamedTuple):
     Attributes:
       found, row, value: whether there is a row of positive weight whose loss is not
         finite; the first one, and its loss.
-      endless: see :func:`jboost.initial.is_endless`.
+      endless: see :func:`jboost.trees.initial.is_endless`.
     """
 
     found: Bool[Array, ""]

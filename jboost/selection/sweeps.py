@@ -17,22 +17,22 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
-from jboost.candidates import Candidates, CandidateWeights
-from jboost.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
-from jboost.leaves import LeafSolver
 from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare
 from jboost.tables.sparse import Absent
+from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.category_splits import (
+    CATEGORY_L2,
+    CATEGORY_SMOOTHING,
+    MAX_ONEHOT,
+    MIN_CATEGORY_WEIGHT,
+)
+from jboost.trees.leaves import LeafSolver
 
 
 @dataclass(frozen=True)

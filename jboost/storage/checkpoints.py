@@ -24,7 +24,6 @@ from jboost.codes.binning import Bins
 from jboost.ensemble import Ensemble
 from jboost.entry import checks
 from jboost.history import Record
-from jboost.initial import MedianStart
 from jboost.rounds import BoostState
 from jboost.rows import Rows
 from jboost.scoring import Criterion
@@ -39,6 +38,7 @@ from jboost.storage.containers import (
 from jboost.storage.files import pack, unpack
 from jboost.streams.blocks import BlockReader
 from jboost.tables.sparse import SparseCodes
+from jboost.trees.initial import MedianStart
 
 _DERIVED = (
     "num_bins",

@@ -17,9 +17,9 @@ from jboost.cart import RegressionTree
 from jboost.codes.binning import Bins
 from jboost.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.least_squares import LEAF
-from jboost.levels import LeafSums
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.sparse import check_absent
+from jboost.trees.levels import LeafSums
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 

@@ -16,8 +16,6 @@ from jaxtyping import Array
 
 from jboost.chunks import Chunk, Job, no_trees, start_program
 from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.initial import MedianStart
-from jboost.levels import measure_rows
 from jboost.reports import report_round
 from jboost.rounds import (
     BoostState,
@@ -33,6 +31,8 @@ from jboost.streams.block_trees import count_node_bytes, grow_blocks
 from jboost.streams.blocks import NUM_BUFFERS, BlockReader, aligned_empty
 from jboost.streams.heap import trim_heap
 from jboost.streams.streaming import Stream, Table, as_text
+from jboost.trees.initial import MedianStart
+from jboost.trees.levels import measure_rows
 
 _STATE = (3,)  # the operand that _begin and _end update in place
 

@@ -14,10 +14,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.histogram import build_histogram
 from jboost.kernels import grow_cpu
 from jboost.kernels.paths import Paths
-from jboost.levels import (
+from jboost.rounds import Method
+from jboost.streams.blocks import BlockSet
+from jboost.trees.histogram import build_histogram
+from jboost.trees.levels import (
     Measure,
     Pairs,
     Tree,
@@ -25,9 +27,7 @@ from jboost.levels import (
     round_rows,
     route_rows,
 )
-from jboost.rounds import Method
-from jboost.splitting import Split
-from jboost.streams.blocks import BlockSet
+from jboost.trees.splitting import Split
 
 _LEAST_COLUMNS = 8  # that are read where fewer are needed: few shapes are compiled
 

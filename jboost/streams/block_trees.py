@@ -25,8 +25,12 @@ from jaxtyping import Int32, UInt32
 
 from jboost.codes.binning import MISSING
 from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.histogram import FixedPoint
-from jboost.levels import (
+from jboost.rounds import Method
+from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
+from jboost.streams.blocks import BlockReader
+from jboost.streams.heap import trim_heap
+from jboost.trees.histogram import FixedPoint
+from jboost.trees.levels import (
     Measure,
     Tree,
     TreeLimits,
@@ -39,10 +43,6 @@ from jboost.levels import (
     start_paths,
     write_splits,
 )
-from jboost.rounds import Method
-from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
-from jboost.streams.blocks import BlockReader
-from jboost.streams.heap import trim_heap
 
 
 def grow_blocks(

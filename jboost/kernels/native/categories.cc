@@ -24,7 +24,7 @@ struct RankedFeature {
   bool onehot;
 };
 
-// G / (H + smoothing); see _rank_codes of jboost.category_splits.
+// G / (H + smoothing); see _rank_codes of jboost.trees.category_splits.
 float SortKey(int32_t gradient, int32_t curvature, const SplitLimits& limits,
               float smoothing) {
   float g = static_cast<float>(gradient) * limits.gradient_unit;

@@ -18,7 +18,7 @@ inline bool HasCode(const uint32_t* set, int64_t code) {
   return (set[code / kWordBits] >> (code % kWordBits)) & 1;
 }
 
-// See CategoryLimits of jboost.category_splits.
+// See CategoryLimits of jboost.trees.category_splits.
 struct CategoryLimits {
   const int32_t* features;   // [G], ascending
   const int32_t* num_codes;  // [G]

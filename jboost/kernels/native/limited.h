@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a side of a split is worth where leaf values are limited: _limited_score of
-// jboost.splitting, to the bit. Internal linkage, as loops include it, too.
+// jboost.trees.splitting, to the bit. Internal linkage, as loops include it, too.
 #ifndef JBOOST_LIMITED_H_
 #define JBOOST_LIMITED_H_
 

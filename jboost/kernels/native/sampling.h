@@ -30,7 +30,7 @@ void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
             int64_t count, float fraction, uint8_t* chosen);
 
 // Masks [slots, F] of a level: some of the tree's features, of those the level's, of
-// those the node's; see jboost.tree.
+// those the node's; see jboost.trees.growing.
 void SampleFeatures(const uint32_t* seed, int32_t level, const float fractions[3],
                     int64_t num_slots, int64_t num_features, uint8_t* masks);
 

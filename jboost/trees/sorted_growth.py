@@ -25,12 +25,12 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.candidates import Segments, accumulate, find_bins
 from jboost.codes.binning import MISSING
-from jboost.histogram import Codes
 from jboost.kernels import paths, xla
 from jboost.kernels.paths import Paths
-from jboost.levels import (
+from jboost.trees.candidates import Segments, accumulate, find_bins
+from jboost.trees.histogram import Codes
+from jboost.trees.levels import (
     Tree,
     TreeLimits,
     count_sides,
@@ -46,7 +46,7 @@ from jboost.levels import (
     start_paths,
     write_splits,
 )
-from jboost.splitting import (
+from jboost.trees.splitting import (
     WEIGHT_SLACK,
     Split,
     are_large_enough,
@@ -125,7 +125,7 @@ def grow_sorted_tree(
 
     Without ``mass`` every distinct value of a node's rows is tried: Chen and Guestrin
     2016, algorithm 1. With it, candidates are proposed for each node from its own
-    rows ("local", algorithm 2); see :func:`jboost.candidates.find_bins`.
+    rows ("local", algorithm 2); see :func:`jboost.trees.candidates.find_bins`.
 
     Sums are those of :func:`jboost.grow_tree`, integers, and so are gains and the
     rule for ties. A threshold is the code of the highest value on its left among the
@@ -133,14 +133,14 @@ def grow_sorted_tree(
 
     Args:
       columns: codes, one row per feature.
-      order: from :func:`jboost.candidates.sort_rows`.
+      order: from :func:`jboost.trees.candidates.sort_rows`.
       gradient, curvature: of each row, times its weight.
       in_bag: rows to learn from; the others are only routed.
       words: seed of column sampling and stochastic rounding.
       limits: numbers; may be traced. ``max_bins`` is that of each node. Leaf values
         must not be limited.
       mass: what each row counts in a node's quantiles, from
-        :func:`jboost.candidates.measure`; None for every value.
+        :func:`jboost.trees.candidates.measure`; None for every value.
       max_depth: number of levels of splits.
       max_nodes, max_leaves: as for :func:`jboost.grow_tree`.
       uniform: all rows in the bag have the same curvature.

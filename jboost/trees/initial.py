@@ -14,13 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.leaves import (
-    Groups,
-    find_medians,
-    locate_minima,
-    solve_at_kinks,
-    solve_groups,
-)
 from jboost.objective.curvature import (
     Objective,
     find_minimisers,
@@ -30,6 +23,13 @@ from jboost.objective.curvature import (
     loss_values,
     mean_hessian,
     mean_of_rows,
+)
+from jboost.trees.leaves import (
+    Groups,
+    find_medians,
+    locate_minima,
+    solve_at_kinks,
+    solve_groups,
 )
 
 _STARTS = 33  # where the search may begin

@@ -59,7 +59,7 @@ def build_histogram(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jboost.histogram import build_histogram
+      >>> from jboost.trees.histogram import build_histogram
       >>> columns = jnp.array([[1, 2, 1]], jnp.uint8)
       >>> channels = jnp.array([[5, 1], [7, 1], [9, 1]], jnp.int32)
       >>> build_histogram(

@@ -13,15 +13,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.category_splits import (
+from jboost.codes.binning import MISSING
+from jboost.entry.representation import show_fields
+from jboost.kernels import paths, sparse_xla
+from jboost.kernels.paths import Paths
+from jboost.numerics.sampling import sample
+from jboost.tables.categories import goes_left
+from jboost.tables.sparse import SparseCodes
+from jboost.trees.category_splits import (
     CATEGORICAL,
     CategoryLimits,
     count_words,
     find_mixed_split,
 )
-from jboost.codes.binning import MISSING
-from jboost.entry.representation import show_fields
-from jboost.histogram import (
+from jboost.trees.histogram import (
     Codes,
     FixedPoint,
     choose_scale,
@@ -29,12 +34,7 @@ from jboost.histogram import (
     quantise,
     sum_by_group,
 )
-from jboost.kernels import paths, sparse_xla
-from jboost.kernels.paths import Paths
-from jboost.numerics.sampling import sample
-from jboost.splitting import Split, ValueLimits, find_split
-from jboost.tables.categories import goes_left
-from jboost.tables.sparse import SparseCodes
+from jboost.trees.splitting import Split, ValueLimits, find_split
 
 _sample_in_xla = partial(sample, implementation="xla")
 

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.histogram import sum_channels
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.numerics.floats import sum_rows
@@ -33,6 +32,7 @@ from jboost.objective.curvature import (
     mean_of_rows,
 )
 from jboost.objective.minimum import Minimum, find_minimum
+from jboost.trees.histogram import sum_channels
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.binning import MISSING
-from jboost.splitting import (
+from jboost.tables.categories import WORD
+from jboost.trees.splitting import (
     UNBOUNDED,
     Split,
     ValueLimits,
@@ -33,7 +34,6 @@ from jboost.splitting import (
     search_cuts,
     sums_in_units,
 )
-from jboost.tables.categories import WORD
 
 CATEGORICAL = -1  # the threshold of a split by categories
 
@@ -86,13 +86,13 @@ def find_mixed_split(
     A node's categories are sorted by G / (H + smoothing), those of equal key by code;
     candidates are the first 1, 2, ... of them. Where a feature has at most
     ``max_onehot`` codes, they are the categories one by one. Gains are those of
-    :func:`jboost.splitting.find_split`, but that the two children of a sorted set have
+    :func:`jboost.trees.splitting.find_split`, but that the two children of a sorted set have
     l2 + categories.l2. Equal gains go to the lowest feature, then to the fewest
     categories (one by one: the lowest code), then to missing rows right.
 
     Args:
       histogram, unit, features, l2, min_gain, min_child_weight, min_child_samples:
-        see :func:`jboost.splitting.find_split`.
+        see :func:`jboost.trees.splitting.find_split`.
       categories: which features hold categories; they must not be monotone.
       values: what holds leaf values back, if anything.
 

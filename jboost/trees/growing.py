@@ -19,19 +19,21 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.category_splits import CATEGORICAL
 from jboost.codes.binning import MISSING
 from jboost.entry.decorators import traceable
-from jboost.histogram import (
+from jboost.kernels import grow_cpu
+from jboost.kernels.library import choose, may_run
+from jboost.kernels.paths import Paths
+from jboost.tables.categories import goes_left
+from jboost.tables.sparse import SparseCodes
+from jboost.trees.category_splits import CATEGORICAL
+from jboost.trees.histogram import (
     Codes,
     build_child_histogram,
     build_histogram,
     count_rows,
 )
-from jboost.kernels import grow_cpu
-from jboost.kernels.library import choose, may_run
-from jboost.kernels.paths import Paths
-from jboost.levels import (
+from jboost.trees.levels import (
     Tree,
     TreeLimits,
     column_fractions,
@@ -49,9 +51,7 @@ from jboost.levels import (
     start_paths,
     write_splits,
 )
-from jboost.splitting import WEIGHT_SLACK
-from jboost.tables.categories import goes_left
-from jboost.tables.sparse import SparseCodes
+from jboost.trees.splitting import WEIGHT_SLACK
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 
@@ -104,7 +104,7 @@ def grow_tree(
       uniform: all rows in the bag have the same curvature, so that counts of rows
         follow from it.
       packed: the same codes by row, from :func:`pack_codes`; made here if needed.
-      implementation: as for :func:`jboost.histogram.build_histogram`.
+      implementation: as for :func:`jboost.trees.histogram.build_histogram`.
 
     Returns:
       The tree and the leaf of every row. Where leaf values are limited, the tree
@@ -112,7 +112,7 @@ def grow_tree(
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
-      >>> from jboost.levels import TreeLimits
+      >>> from jboost.trees.levels import TreeLimits
       >>> x, residual = jnp.arange(8.0)[:, None], jnp.array([0.0] * 4 + [1.0] * 4)
       >>> columns = jb.apply_bins(jb.fit_bins(x), x).T
       >>> tree, leaf = jb.grow_tree(

@@ -49,7 +49,7 @@ class Split(NamedTuple):
         where leaf values are limited.
       left_codes, absent_codes: bits of the categories that go left, and of those that
         no row of the node has, where there are categorical features; see
-        :func:`jboost.category_splits.find_mixed_split`.
+        :func:`jboost.trees.category_splits.find_mixed_split`.
     """
 
     feature: Int32[Array, "*M"]
