@@ -7,14 +7,6 @@ from jboost import losses, metrics, recipes
 from jboost.boosting import BoostedTrees, boost, boost_step, init
 from jboost.cart import RegressionTree, fit_tree
 from jboost.codes.binning import Bins, apply_bins, fit_bins
-from jboost.ensemble import (
-    Ensemble,
-    leaf_indices,
-    predict,
-    staged_predict,
-    to_ensemble,
-    truncate,
-)
 from jboost.explanation.dependence import PartialDependence, partial_dependence
 from jboost.explanation.importance import (
     Importance,
@@ -31,6 +23,16 @@ from jboost.interchange.sklearn_reader import read_sklearn
 from jboost.interchange.xgboost_reader import read_xgboost
 from jboost.interchange.xgboost_writer import write_xgboost
 from jboost.kernels.library import implementations
+from jboost.model.containers import FileError
+from jboost.model.ensemble import (
+    Ensemble,
+    leaf_indices,
+    predict,
+    staged_predict,
+    to_ensemble,
+    truncate,
+)
+from jboost.model.files import load, save
 from jboost.pruning import (
     AlphaChoice,
     PruningPath,
@@ -50,8 +52,6 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
-from jboost.storage.containers import FileError
-from jboost.storage.files import load, save
 from jboost.streams.batches import array_batches, parquet_batches
 from jboost.streams.blocks import BlockError
 from jboost.streams.streaming import Stream, stream

@@ -16,11 +16,11 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
-from jboost.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.history import History
+from jboost.model.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by

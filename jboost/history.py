@@ -14,9 +14,9 @@ import numpy as np
 
 from jboost.boosting import BoostedTrees
 from jboost.codes.binning import Bins
-from jboost.ensemble import Ensemble, to_ensemble, truncate
 from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
-from jboost.joining import append_rounds
+from jboost.model.ensemble import Ensemble, to_ensemble, truncate
+from jboost.model.joining import append_rounds
 from jboost.scoring import BY_LOSS, Criterion
 from jboost.trees.levels import Tree
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from jboost import losses, metrics
 from jboost.entry.arguments import hint_metric, is_mirrored, positional_names
 from jboost.entry.warning import warn_user
-from jboost.scores import transform_rows
+from jboost.model.scores import transform_rows
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
 By = str | tuple[str, str] | None

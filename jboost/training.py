@@ -24,13 +24,13 @@ from jboost.continuing import (
     match_categories,
     match_columns,
 )
-from jboost.ensemble import Ensemble
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.history import History, Record
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.loop import Position, first_position, run_rounds
+from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
 from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization

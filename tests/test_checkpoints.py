@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_model_and_history(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jboost.storage.containers.os.replace", fail)
+    monkeypatch.setattr("jboost.model.containers.os.replace", fail)
     with pytest.raises(jb.TrainingError, match=r"checkpoint.*No space left") as error:
         jb.fit(X, Y, checkpoint=tmp_path / "run", checkpoint_rounds=3, **SMALL)
     monkeypatch.undo()

@@ -10,8 +10,8 @@ import pytest
 from tables import SMALL, make_regression, make_runs, same_bits
 
 import jboost as jb
-from jboost.ensemble import Links
-from jboost.joining import append_rounds
+from jboost.model.ensemble import Links
+from jboost.model.joining import append_rounds
 from jboost.tables.categories import Categories
 
 X, Y = make_regression()

@@ -22,8 +22,8 @@ import xgboost
 from tables import same_bits
 
 import jboost as jb
-from jboost.ensemble import Links
-from jboost.storage.containers import Container, read_container, write_container
+from jboost.model.containers import Container, read_container, write_container
+from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
 from jboost.trees.levels import LeafSums
 

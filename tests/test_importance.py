@@ -12,7 +12,7 @@ import xgboost as xgb
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
-from jboost.ensemble import Links
+from jboost.model.ensemble import Links
 from jboost.trees.levels import LeafSums
 
 X, Y = make_regression()

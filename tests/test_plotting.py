@@ -23,7 +23,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from jboost import plotting
-from jboost.ensemble import Links
+from jboost.model.ensemble import Links
 from jboost.plotting.tree_layout import place_across, place_along
 from jboost.tables.categories import Categories
 from jboost.trees.levels import LeafSums

@@ -18,8 +18,8 @@ from test_predict_kernels import (
 )
 
 import jboost as jb
-from jboost.ensemble import Links
 from jboost.kernels import library
+from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
 
 __all__ = ["isa"]  # a fixture

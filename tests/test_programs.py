@@ -75,7 +75,7 @@ def test_links_are_compiled_for_few_sizes():
 
 
 def test_links_of_many_rows_are_computed_in_blocks(monkeypatch):
-    monkeypatch.setattr("jboost.scores._LINKED_ROWS", (4, 16))
+    monkeypatch.setattr("jboost.model.scores._LINKED_ROWS", (4, 16))
     for size in (4, 17, 50):
         scores = jb.staged_predict(MODEL, ROWS[:size])
         linked = jb.staged_predict(MODEL, ROWS[:size], inverse_link=jnp.negative)

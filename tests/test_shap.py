@@ -16,9 +16,9 @@ from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
-from jboost.ensemble import Links
 from jboost.interchange.linked import Nodes, build_ensemble
 from jboost.kernels import library
+from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
 from jboost.trees.levels import LeafSums
 

@@ -268,7 +268,7 @@ def test_several_scores_validation_sets_and_offsets():
 
 def test_more_rows_than_a_chunk_and_a_block(monkeypatch):
     """Kernels work in chunks of 16,384 rows; predict in blocks of rows."""
-    from jboost import ensemble
+    from jboost.model import ensemble
 
     x = make_sparse(rows=40_001, columns=5, density=0.02)
     for absent in FILL:

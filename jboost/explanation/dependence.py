@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
+from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import list_orders, read_frame
 

@@ -15,14 +15,6 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.cart import RegressionTree
-from jboost.ensemble import (
-    Ensemble,
-    Links,
-    as_task,
-    check_model,
-    in_blocks,
-    keep_used_features,
-)
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
@@ -31,7 +23,15 @@ from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 from jboost.least_squares import LEAF
-from jboost.scores import code_columns, read_trees, to_host
+from jboost.model.ensemble import (
+    Ensemble,
+    Links,
+    as_task,
+    check_model,
+    in_blocks,
+    keep_used_features,
+)
+from jboost.model.scores import code_columns, read_trees, to_host
 from jboost.tables.sparse import is_sparse
 from jboost.trees.levels import LeafSums
 

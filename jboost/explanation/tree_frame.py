@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jboost.ensemble import Ensemble, check_model
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import import_pandas
 from jboost.explanation.importance import measure_nodes
+from jboost.model.ensemble import Ensemble, check_model
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",

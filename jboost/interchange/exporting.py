@@ -16,12 +16,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.boosting import BoostedTrees
-from jboost.ensemble import Ensemble, check_model, predict
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
+from jboost.model.containers import replace_file
+from jboost.model.ensemble import Ensemble, check_model, predict
 from jboost.objective.curvature import Kinks
 from jboost.rounds import BoostState
-from jboost.storage.containers import replace_file
 from jboost.tables.frames import read_frame
 from jboost.trees.levels import LeafSums, Tree
 

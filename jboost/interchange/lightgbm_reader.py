@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.ensemble import Ensemble
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
@@ -23,6 +22,7 @@ from jboost.interchange.linked import (
     place_sets,
     round_down,
 )
+from jboost.model.ensemble import Ensemble
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
 _MISSING = ("none", "zero", "nan")  # the two bits after those

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
-from jboost.ensemble import Ensemble, Links
 from jboost.interchange.category_sets import CategorySplit, check_growth
-from jboost.storage.files import check_contents
+from jboost.model.ensemble import Ensemble, Links
+from jboost.model.files import check_contents
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
 from jboost.trees.levels import LeafSums

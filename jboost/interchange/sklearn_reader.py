@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jboost.ensemble import Ensemble
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.linked import (
@@ -19,6 +18,7 @@ from jboost.interchange.linked import (
     place_sets,
     round_down,
 )
+from jboost.model.ensemble import Ensemble
 
 _READ = (
     "DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*, GradientBoosting* and "

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jboost.ensemble import Ensemble
+from jboost.model.ensemble import Ensemble
 from jboost.tables.categories import Category
 
 CategoryNames = Literal["names", "codes"]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, describe_model
 from jboost.entry.checks import check_feature, check_integer
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
+from jboost.model.ensemble import Ensemble, describe_model
 from jboost.plotting.canvas import (
     colours,
     ink,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from jboost.cart import RegressionTree
-from jboost.ensemble import Ensemble, describe_model
 from jboost.entry.checks import check_integer, check_word
 from jboost.explanation.shap import ShapValues, shap_values
+from jboost.model.ensemble import Ensemble, describe_model
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
 from jboost.tables.frames import Frame, list_orders, read_frame
 

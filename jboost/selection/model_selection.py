@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
-from jboost.ensemble import Ensemble
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
+from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics

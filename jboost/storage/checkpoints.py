@@ -21,13 +21,9 @@ import numpy as np
 
 from jboost.chunks import Job
 from jboost.codes.binning import Bins
-from jboost.ensemble import Ensemble
 from jboost.entry import checks
 from jboost.history import Record
-from jboost.rounds import BoostState
-from jboost.rows import Rows
-from jboost.scoring import Criterion
-from jboost.storage.containers import (
+from jboost.model.containers import (
     Container,
     FileError,
     library_version,
@@ -35,7 +31,11 @@ from jboost.storage.containers import (
     remove_parts,
     write_container,
 )
-from jboost.storage.files import pack, unpack
+from jboost.model.ensemble import Ensemble
+from jboost.model.files import pack, unpack
+from jboost.rounds import BoostState
+from jboost.rows import Rows
+from jboost.scoring import Criterion
 from jboost.streams.blocks import BlockReader
 from jboost.tables.sparse import SparseCodes
 from jboost.trees.initial import MedianStart

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.entry import checks
-from jboost.storage.containers import FileError
+from jboost.model.containers import FileError
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame, read_values
 

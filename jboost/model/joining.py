@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.ensemble import Ensemble, Links
+from jboost.model.ensemble import Ensemble, Links
 
 
 def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:

@@ -14,15 +14,15 @@ import numpy as np
 
 from jboost.cart import RegressionTree
 from jboost.codes.binning import Bins
-from jboost.ensemble import Ensemble, describe_model
 from jboost.entry.decorators import on_host
-from jboost.storage.containers import (
+from jboost.model.containers import (
     Container,
     FileError,
     read_container,
     write_container,
 )
-from jboost.storage.layouts import KINDS, check_container
+from jboost.model.ensemble import Ensemble, describe_model
+from jboost.model.layouts import KINDS, check_container
 
 Model = Ensemble | RegressionTree | Bins
 

@@ -15,8 +15,8 @@ import numpy as np
 from jboost.cart import FORMAT_VERSION as TREE_VERSION
 from jboost.cart import RegressionTree
 from jboost.codes.binning import Bins
-from jboost.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.least_squares import LEAF
+from jboost.model.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.sparse import check_absent
 from jboost.trees.levels import LeafSums

@@ -28,8 +28,8 @@ from jboost.entry.decorators import traceable
 from jboost.entry.representation import show_fields
 from jboost.kernels.library import check_implementation, default_device, may_run
 from jboost.kernels.predict_cpu import Rows, borrow_rows
+from jboost.model.scores import find_row_leaves, score_rows, to_host, transform_rows
 from jboost.numerics.padding import pad_rows, padded_size
-from jboost.scores import find_row_leaves, score_rows, to_host, transform_rows
 from jboost.streams.batches import checked_batches
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import RowSource, Schema, read_frame
