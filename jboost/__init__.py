@@ -4,7 +4,9 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from jboost import losses, metrics, recipes
-from jboost.boosting import BoostedTrees, boost, boost_step, init
+from jboost.boosting.inspection import LossReport, inspect_loss
+from jboost.boosting.loop import BoostedTrees, boost, boost_step, init
+from jboost.boosting.rounds import BoostState
 from jboost.cart import RegressionTree, fit_tree
 from jboost.codes.binning import Bins, apply_bins, fit_bins
 from jboost.explanation.dependence import PartialDependence, partial_dependence
@@ -16,7 +18,6 @@ from jboost.explanation.importance import (
 from jboost.explanation.shap import ShapValues, shap_interactions, shap_values
 from jboost.explanation.tree_frame import trees_to_dataframe
 from jboost.history import History, TrainingError
-from jboost.inspection import LossReport, inspect_loss
 from jboost.interchange.exporting import export_predict, to_matrix
 from jboost.interchange.lightgbm_reader import read_lightgbm
 from jboost.interchange.sklearn_reader import read_sklearn
@@ -40,7 +41,6 @@ from jboost.pruning import (
     prune,
     pruning_path,
 )
-from jboost.rounds import BoostState
 from jboost.selection.model_selection import CrossValidation, cross_validate
 from jboost.selection.sweeps import Sweep, sweep
 from jboost.sketch import (

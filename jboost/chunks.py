@@ -14,11 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.entry.programs import compiled, jitted
-from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
-from jboost.objective.tracing import TracedLoss
-from jboost.reports import report_round
-from jboost.rounds import (
+from jboost.boosting.reports import report_round
+from jboost.boosting.rounds import (
     BoostState,
     Data,
     Method,
@@ -26,6 +23,9 @@ from jboost.rounds import (
     grow_round,
     start_state,
 )
+from jboost.entry.programs import compiled, jitted
+from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
+from jboost.objective.tracing import TracedLoss
 from jboost.rows import Rows
 from jboost.trees.category_splits import count_words
 from jboost.trees.initial import MedianStart, count_slopes, is_endless

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jboost.boosting.rounds import begin_round, estimate_parameters
 from jboost.chunks import Job
 from jboost.entry.programs import compiled
 from jboost.loop import Position
 from jboost.model.ensemble import Ensemble, check_model, leaf_indices, map_rounds
-from jboost.rounds import begin_round, estimate_parameters
 from jboost.rows import Rows, name_sets
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream

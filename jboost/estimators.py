@@ -16,13 +16,13 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
+from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.history import History
 from jboost.model.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.objective.curvature import Curvature
-from jboost.rounds import Regularization
 from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.tables.frames import is_table, refuse_batches
 from jboost.tables.sparse import Absent

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array
 from tqdm import tqdm
 
+from jboost.boosting.rounds import BoostState
 from jboost.chunks import (
     MOST_ROUNDS,
     Job,
@@ -24,7 +25,6 @@ from jboost.chunks import (
     start_scores,
 )
 from jboost.history import Record, TrainingError, explain_divergence
-from jboost.rounds import BoostState
 from jboost.scoring import SIGNATURE, evaluate_metric
 from jboost.storage.checkpoints import Checkpoint, write_checkpoint
 from jboost.streams.block_rounds import BlockRun

@@ -16,6 +16,13 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
+from jboost.boosting.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.boosting.settings import (
+    check_settings,
+    initial_scores,
+    make_settings,
+    sorts_rows,
+)
 from jboost.chunks import Job, no_trees, start
 from jboost.codes.binning import Bins, fit_frame
 from jboost.continuing import (
@@ -33,7 +40,6 @@ from jboost.loop import Position, first_position, run_rounds
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
-from jboost.rounds import ORDER_STATISTIC_SAMPLES, Regularization
 from jboost.rows import Rows, make_rows, make_sets, name_sets
 from jboost.scoring import (
     By,
@@ -42,12 +48,6 @@ from jboost.scoring import (
     check_metrics,
     read_by,
     try_metrics,
-)
-from jboost.settings import (
-    check_settings,
-    initial_scores,
-    make_settings,
-    sorts_rows,
 )
 from jboost.storage.checkpoints import (
     Checkpoint,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from tables import ROWS, SMALL, make_columns, make_regression
 
 import jboost as jb
-from jboost.boosting import seed_words
+from jboost.boosting.loop import seed_words
 
 X, Y = make_regression()
 BINS = jb.fit_bins(X)

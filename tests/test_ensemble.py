@@ -13,7 +13,7 @@ import scipy.sparse
 from hypothesis import given, settings
 
 import jboost as jb
-from jboost.boosting import BoostedTrees
+from jboost.boosting.loop import BoostedTrees
 from jboost.trees.growing import predict_tree
 
 ROUNDS, DEPTH, FEATURES = 5, 3, 3

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
+from jboost.boosting.settings import make_settings
 from jboost.objective.curvature import Objective, find_minimisers
 from jboost.objective.tracing import trace_loss
-from jboost.rounds import Data, begin_round, fit_leaves, init_state
-from jboost.settings import make_settings
 from jboost.trees.levels import LeafSums, Tree
 
 ROWS, LEAVES, L2, START = 120, 4, 3.0, 0.25

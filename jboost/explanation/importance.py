@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
+from jboost.boosting.reports import mean_loss
 from jboost.cart import RegressionTree
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
@@ -25,7 +26,6 @@ from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
-from jboost.reports import mean_loss
 from jboost.scoring import (
     bind_metrics,
     check_metrics,

@@ -19,7 +19,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.boosting import BoostedTrees
+from jboost.boosting.loop import BoostedTrees
 from jboost.cart import RegressionTree, tree_leaves, tree_scores
 from jboost.codes.binning import Bins
 from jboost.codes.category_codes import check_values

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.inspection import inspect_loss
+from jboost.boosting.inspection import inspect_loss
 from jboost.losses import Adaptive
 from jboost.objective.curvature import Curvature
 from jboost.plotting.canvas import colours, ink, open_panels, tidy

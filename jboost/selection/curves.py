@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
+from jboost.boosting.rounds import Method, Numbers
 from jboost.chunks import (
     MOST_ROUNDS,
     check_minimisers,
@@ -28,7 +29,6 @@ from jboost.chunks import (
 from jboost.codes.binning import Bins
 from jboost.history import UNNAMED, Record, TrainingError, explain_divergence
 from jboost.objective.tracing import TracedLoss
-from jboost.rounds import Method, Numbers
 from jboost.rows import Rows
 from jboost.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.selection.folds import Folds

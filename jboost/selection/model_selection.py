@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
+from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
-from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import average, compare
 from jboost.selection.curves import make_record

@@ -15,13 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
-from jboost.chunks import MOST_ROUNDS, no_trees
-from jboost.entry.programs import compiled
-from jboost.numerics.padding import padded_size
-from jboost.objective.curvature import Objective, loss_values
-from jboost.objective.tracing import TracedLoss
-from jboost.reports import mean_loss
-from jboost.rounds import (
+from jboost.boosting.reports import mean_loss
+from jboost.boosting.rounds import (
     BoostState,
     Data,
     Method,
@@ -31,6 +26,11 @@ from jboost.rounds import (
     own_minimisers,
     reported_parameters,
 )
+from jboost.chunks import MOST_ROUNDS, no_trees
+from jboost.entry.programs import compiled
+from jboost.numerics.padding import padded_size
+from jboost.objective.curvature import Objective, loss_values
+from jboost.objective.tracing import TracedLoss
 from jboost.rows import Rows
 from jboost.selection.folds import Folds
 from jboost.trees.initial import MedianStart, is_endless

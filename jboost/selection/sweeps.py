@@ -17,11 +17,11 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
+from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.objective.curvature import Curvature
-from jboost.rounds import Regularization
 from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare
 from jboost.tables.sparse import Absent

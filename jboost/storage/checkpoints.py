@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jboost.boosting.rounds import BoostState
 from jboost.chunks import Job
 from jboost.codes.binning import Bins
 from jboost.entry import checks
@@ -33,7 +34,6 @@ from jboost.model.containers import (
 )
 from jboost.model.ensemble import Ensemble
 from jboost.model.files import pack, unpack
-from jboost.rounds import BoostState
 from jboost.rows import Rows
 from jboost.scoring import Criterion
 from jboost.streams.blocks import BlockReader

@@ -14,10 +14,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jboost.chunks import Chunk, Job, no_trees, start_program
-from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.reports import report_round
-from jboost.rounds import (
+from jboost.boosting.reports import report_round
+from jboost.boosting.rounds import (
     BoostState,
     begin_round,
     end_round,
@@ -26,6 +24,8 @@ from jboost.rounds import (
     shaping_derivatives,
     shaping_limits,
 )
+from jboost.chunks import Chunk, Job, no_trees, start_program
+from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.streams.block_rows import Derivatives, make_way
 from jboost.streams.block_trees import count_node_bytes, grow_blocks
 from jboost.streams.blocks import NUM_BUFFERS, BlockReader, aligned_empty

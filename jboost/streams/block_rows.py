@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.boosting.rounds import Method
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.kernels import grow_cpu
 from jboost.kernels.paths import Paths
-from jboost.rounds import Method
 from jboost.streams.blocks import BlockSet
 from jboost.trees.histogram import build_histogram
 from jboost.trees.levels import (

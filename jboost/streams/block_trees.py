@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32, UInt32
 
+from jboost.boosting.rounds import Method
 from jboost.codes.binning import MISSING
 from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.rounds import Method
 from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
 from jboost.streams.blocks import BlockReader
 from jboost.streams.heap import trim_heap

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jboost.boosting.rounds import Data
 from jboost.codes.binning import Bins, apply_bins, has_missing
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
-from jboost.rounds import Data
 from jboost.rows import Rows
 from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.streams.batches import (

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
+from jboost.boosting.rounds import Method
+from jboost.boosting.settings import resolve_samples
 from jboost.entry.checks import CURVATURES, check_integer, check_number, check_word
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
@@ -29,8 +31,6 @@ from jboost.objective.curvature import (
     needs_minimiser,
 )
 from jboost.objective.tracing import trace_loss
-from jboost.rounds import Method
-from jboost.settings import resolve_samples
 
 _POINTS = 400  # scores looked at on either side
 _REACH = 30.0  # how far, in units of max(1, |minimizer|)

@@ -13,18 +13,18 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.entry import checks
-from jboost.entry.warning import warn_user
-from jboost.kernels.library import check_implementation
-from jboost.objective.curvature import Curvature
-from jboost.objective.tracing import TracedLoss
-from jboost.rounds import (
+from jboost.boosting.rounds import (
     ORDER_STATISTIC_SAMPLES,
     Data,
     Method,
     Numbers,
     Regularization,
 )
+from jboost.entry import checks
+from jboost.entry.warning import warn_user
+from jboost.kernels.library import check_implementation
+from jboost.objective.curvature import Curvature
+from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseCodes, SparseMatrix
 from jboost.trees.candidates import Candidates, CandidateWeights

@@ -15,6 +15,14 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
+from jboost.boosting.rounds import (
+    BoostState,
+    Data,
+    Regularization,
+    grow_round,
+    init_state,
+)
+from jboost.boosting.settings import initial_scores, make_settings, sorts_rows
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
@@ -23,14 +31,6 @@ from jboost.entry.representation import show_fields
 from jboost.losses import Adaptive, check_domain
 from jboost.objective.curvature import Curvature, needs_minimiser
 from jboost.objective.tracing import trace_loss
-from jboost.rounds import (
-    BoostState,
-    Data,
-    Regularization,
-    grow_round,
-    init_state,
-)
-from jboost.settings import initial_scores, make_settings, sorts_rows
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseCodes
 from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
