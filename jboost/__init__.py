@@ -17,7 +17,6 @@ from jboost.explanation.importance import (
 )
 from jboost.explanation.shap import ShapValues, shap_interactions, shap_values
 from jboost.explanation.tree_frame import trees_to_dataframe
-from jboost.history import History, TrainingError
 from jboost.interchange.exporting import export_predict, to_matrix
 from jboost.interchange.lightgbm_reader import read_lightgbm
 from jboost.interchange.sklearn_reader import read_sklearn
@@ -65,7 +64,8 @@ from jboost.summary import (
     query_ranks,
 )
 from jboost.tables.sparse import SparseCodes
-from jboost.training import fit
+from jboost.training.fitting import fit
+from jboost.training.history import History, TrainingError
 from jboost.trees.growing import grow_tree
 from jboost.trees.histogram import build_histogram
 from jboost.trees.levels import Tree

@@ -20,13 +20,13 @@ from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
-from jboost.history import History
 from jboost.model.ensemble import Ensemble, leaf_indices, predict, staged_predict
 from jboost.objective.curvature import Curvature
-from jboost.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.tables.frames import is_table, refuse_batches
 from jboost.tables.sparse import Absent
-from jboost.training import fit
+from jboost.training.fitting import fit
+from jboost.training.history import History
+from jboost.training.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.category_splits import (
     CATEGORY_L2,

@@ -32,8 +32,8 @@ from jboost import losses
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.checks import check_weights
 from jboost.estimators import Boosting, find_loss, is_one_of
-from jboost.scoring import By, Metrics
 from jboost.tables.columns import find_gap
+from jboost.training.scoring import By, Metrics
 from jboost.trees.category_splits import (
     CATEGORY_L2,
     CATEGORY_SMOOTHING,

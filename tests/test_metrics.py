@@ -14,10 +14,10 @@ import xgboost
 from sklearn.base import clone
 
 import jboost as jb
-from jboost.history import Record
 from jboost.metrics import METRICS
-from jboost.scoring import bind_metrics, check_metrics, evaluate_metric
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
+from jboost.training.history import Record
+from jboost.training.scoring import bind_metrics, check_metrics, evaluate_metric
 
 N = 60
 RANDOM = np.random.default_rng(0)

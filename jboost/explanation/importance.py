@@ -26,13 +26,13 @@ from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
-from jboost.scoring import (
+from jboost.tables.frames import read_frame
+from jboost.training.scoring import (
     bind_metrics,
     check_metrics,
     evaluate_metric,
     try_metrics,
 )
-from jboost.tables.frames import read_frame
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
 KINDS = ("improvement", "gain", "cover", "splits")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jboost.history import UNNAMED, History
 from jboost.plotting.canvas import (
     colours,
     ink,
@@ -19,6 +18,7 @@ from jboost.plotting.canvas import (
     tidy,
 )
 from jboost.selection.model_selection import CrossValidation
+from jboost.training.history import UNNAMED, History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

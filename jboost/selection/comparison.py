@@ -16,11 +16,11 @@ from jboost.boosting.settings import initial_scores, make_settings
 from jboost.entry import checks
 from jboost.kernels.library import check_implementation, name_implementation
 from jboost.objective.tracing import trace_loss
-from jboost.scoring import bind_metrics, check_metrics, read_by, try_metrics
 from jboost.selection.curves import Curve, Setting, Table, run_points, same_loss
 from jboost.selection.folds import check_folds, make_folds
 from jboost.streams.streaming import Stream
-from jboost.training import bin_arrays
+from jboost.training.fitting import bin_arrays
+from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
 
 SWEPT = (
     "loss", "learning_rate", "max_depth", "l1", "l2", "max_delta_step", "min_gain",

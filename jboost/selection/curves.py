@@ -18,19 +18,8 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from jboost.boosting.rounds import Method, Numbers
-from jboost.chunks import (
-    MOST_ROUNDS,
-    check_minimisers,
-    describe_idleness,
-    no_trees,
-    refuse_endless,
-    refuse_value,
-)
 from jboost.codes.binning import Bins
-from jboost.history import UNNAMED, Record, TrainingError, explain_divergence
 from jboost.objective.tracing import TracedLoss
-from jboost.rows import Rows
-from jboost.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
     Rounds,
@@ -41,6 +30,17 @@ from jboost.selection.runs import (
     share,
     start_runs,
 )
+from jboost.training.chunks import (
+    MOST_ROUNDS,
+    check_minimisers,
+    describe_idleness,
+    no_trees,
+    refuse_endless,
+    refuse_value,
+)
+from jboost.training.history import UNNAMED, Record, TrainingError, explain_divergence
+from jboost.training.rows import Rows
+from jboost.training.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.trees.initial import MedianStart
 from jboost.trees.levels import Tree
 

@@ -20,10 +20,10 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
-from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import average, compare
 from jboost.selection.curves import make_record
 from jboost.tables.sparse import Absent
+from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.category_splits import (
     CATEGORY_L2,

@@ -26,13 +26,13 @@ from jboost.boosting.rounds import (
     own_minimisers,
     reported_parameters,
 )
-from jboost.chunks import MOST_ROUNDS, no_trees
 from jboost.entry.programs import compiled
 from jboost.numerics.padding import padded_size
 from jboost.objective.curvature import Objective, loss_values
 from jboost.objective.tracing import TracedLoss
-from jboost.rows import Rows
 from jboost.selection.folds import Folds
+from jboost.training.chunks import MOST_ROUNDS, no_trees
+from jboost.training.rows import Rows
 from jboost.trees.initial import MedianStart, is_endless
 from jboost.trees.levels import Tree
 

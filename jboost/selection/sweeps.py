@@ -22,9 +22,9 @@ from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.objective.curvature import Curvature
-from jboost.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.selection.comparison import SWEPT, average, compare
 from jboost.tables.sparse import Absent
+from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.category_splits import (
     CATEGORY_L2,

@@ -24,13 +24,13 @@ from jboost.boosting.rounds import (
     shaping_derivatives,
     shaping_limits,
 )
-from jboost.chunks import Chunk, Job, no_trees, start_program
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.streams.block_rows import Derivatives, make_way
 from jboost.streams.block_trees import count_node_bytes, grow_blocks
 from jboost.streams.blocks import NUM_BUFFERS, BlockReader, aligned_empty
 from jboost.streams.heap import trim_heap
 from jboost.streams.streaming import Stream, Table, as_text
+from jboost.training.chunks import Chunk, Job, no_trees, start_program
 from jboost.trees.initial import MedianStart
 from jboost.trees.levels import measure_rows
 

@@ -23,7 +23,6 @@ from jboost.codes.binning import Bins, apply_bins, has_missing
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
-from jboost.rows import Rows
 from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.streams.batches import (
     Batch,
@@ -42,6 +41,7 @@ from jboost.streams.blocks import (
 )
 from jboost.streams.heap import trim_heap
 from jboost.tables.frames import RowSource
+from jboost.training.rows import Rows
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LEAST_MEMORY = 1 << 16
@@ -224,7 +224,7 @@ def stream(
 def load_rows(table: Table, num_scores: int, padded: bool) -> Rows:
     """What is kept in memory of each row; there are no codes in it.
 
-    As :func:`jboost.rows.make_rows`, padding repeats row 0 at weight 0.
+    As :func:`jboost.training.rows.make_rows`, padding repeats row 0 at weight 0.
     """
     if table.num_offsets not in (0, num_scores):
         raise ValueError(

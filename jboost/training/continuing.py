@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jboost.boosting.rounds import begin_round, estimate_parameters
-from jboost.chunks import Job
 from jboost.entry.programs import compiled
-from jboost.loop import Position
 from jboost.model.ensemble import Ensemble, check_model, leaf_indices, map_rounds
-from jboost.rows import Rows, name_sets
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent, check_absent
+from jboost.training.chunks import Job
+from jboost.training.host_loop import Position
+from jboost.training.rows import Rows, name_sets
 
 _MOST_ROUNDS = 16  # whose leaves are found at a time
 _MOST_LEAVES = 2**26  # of all rows

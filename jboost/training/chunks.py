@@ -26,7 +26,7 @@ from jboost.boosting.rounds import (
 from jboost.entry.programs import compiled, jitted
 from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
 from jboost.objective.tracing import TracedLoss
-from jboost.rows import Rows
+from jboost.training.rows import Rows
 from jboost.trees.category_splits import count_words
 from jboost.trees.initial import MedianStart, count_slopes, is_endless
 from jboost.trees.levels import LeafSums, Tree
@@ -136,7 +136,7 @@ def start(
 
     Returns:
       The state, and the rule that gave the initial score; see
-      :class:`jboost.history.History`.
+      :class:`jboost.training.history.History`.
     """
     words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
     run, operands = start_program(job, init_score, words)

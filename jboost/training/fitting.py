@@ -23,25 +23,37 @@ from jboost.boosting.settings import (
     make_settings,
     sorts_rows,
 )
-from jboost.chunks import Job, no_trees, start
 from jboost.codes.binning import Bins, fit_frame
-from jboost.continuing import (
+from jboost.entry import checks
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.decorators import on_host
+from jboost.kernels.library import check_implementation, name_implementation
+from jboost.model.ensemble import Ensemble
+from jboost.objective.curvature import Curvature
+from jboost.objective.tracing import trace_loss
+from jboost.streams.block_rounds import plan_run
+from jboost.streams.streaming import Stream, load_rows
+from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.frames import Schema, read_frame
+from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
+from jboost.training.checkpoints import (
+    Checkpoint,
+    check_checkpoint,
+    read_checkpoint,
+    resume,
+    take_fingerprint,
+)
+from jboost.training.chunks import Job, no_trees, start
+from jboost.training.continuing import (
     check_start,
     continue_from,
     match_categories,
     match_columns,
 )
-from jboost.entry import checks
-from jboost.entry.arguments import explain_arguments
-from jboost.entry.decorators import on_host
-from jboost.history import History, Record
-from jboost.kernels.library import check_implementation, name_implementation
-from jboost.loop import Position, first_position, run_rounds
-from jboost.model.ensemble import Ensemble
-from jboost.objective.curvature import Curvature
-from jboost.objective.tracing import trace_loss
-from jboost.rows import Rows, make_rows, make_sets, name_sets
-from jboost.scoring import (
+from jboost.training.history import History, Record
+from jboost.training.host_loop import Position, first_position, run_rounds
+from jboost.training.rows import Rows, make_rows, make_sets, name_sets
+from jboost.training.scoring import (
     By,
     Metrics,
     bind_metrics,
@@ -49,18 +61,6 @@ from jboost.scoring import (
     read_by,
     try_metrics,
 )
-from jboost.storage.checkpoints import (
-    Checkpoint,
-    check_checkpoint,
-    read_checkpoint,
-    resume,
-    take_fingerprint,
-)
-from jboost.streams.block_rounds import plan_run
-from jboost.streams.streaming import Stream, load_rows
-from jboost.tables.collisions import warn_of_collisions
-from jboost.tables.frames import Schema, read_frame
-from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.category_splits import (
     CATEGORY_L2,

@@ -17,18 +17,18 @@ from jaxtyping import Array
 from tqdm import tqdm
 
 from jboost.boosting.rounds import BoostState
-from jboost.chunks import (
+from jboost.streams.block_rounds import BlockRun
+from jboost.streams.blocks import BlockError
+from jboost.training.checkpoints import Checkpoint, write_checkpoint
+from jboost.training.chunks import (
     MOST_ROUNDS,
     Job,
     describe_idleness,
     run_chunk,
     start_scores,
 )
-from jboost.history import Record, TrainingError, explain_divergence
-from jboost.scoring import SIGNATURE, evaluate_metric
-from jboost.storage.checkpoints import Checkpoint, write_checkpoint
-from jboost.streams.block_rounds import BlockRun
-from jboost.streams.blocks import BlockError
+from jboost.training.history import Record, TrainingError, explain_divergence
+from jboost.training.scoring import SIGNATURE, evaluate_metric
 
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 

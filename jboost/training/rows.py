@@ -16,10 +16,10 @@ from jboost.boosting.rounds import Data
 from jboost.codes.binning import Bins, bin_columns, bin_entries
 from jboost.codes.category_codes import check_values
 from jboost.entry import checks
-from jboost.history import UNNAMED
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import SparseMatrix, check_gaps
+from jboost.training.history import UNNAMED
 from jboost.trees.candidates import sort_rows
 
 

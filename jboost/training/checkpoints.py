@@ -20,10 +20,8 @@ import jax
 import numpy as np
 
 from jboost.boosting.rounds import BoostState
-from jboost.chunks import Job
 from jboost.codes.binning import Bins
 from jboost.entry import checks
-from jboost.history import Record
 from jboost.model.containers import (
     Container,
     FileError,
@@ -34,10 +32,12 @@ from jboost.model.containers import (
 )
 from jboost.model.ensemble import Ensemble
 from jboost.model.files import pack, unpack
-from jboost.rows import Rows
-from jboost.scoring import Criterion
 from jboost.streams.blocks import BlockReader
 from jboost.tables.sparse import SparseCodes
+from jboost.training.chunks import Job
+from jboost.training.history import Record
+from jboost.training.rows import Rows
+from jboost.training.scoring import Criterion
 from jboost.trees.initial import MedianStart
 
 _DERIVED = (
