@@ -7,7 +7,14 @@ from jboost import losses, metrics, recipes
 from jboost.boosting.inspection import LossReport, inspect_loss
 from jboost.boosting.loop import BoostedTrees, boost, boost_step, init
 from jboost.boosting.rounds import BoostState
-from jboost.cart import RegressionTree, fit_tree
+from jboost.cart.pruning import (
+    AlphaChoice,
+    PruningPath,
+    cross_validate_alpha,
+    prune,
+    pruning_path,
+)
+from jboost.cart.tree import RegressionTree, fit_tree
 from jboost.codes.binning import Bins, apply_bins, fit_bins
 from jboost.explanation.dependence import PartialDependence, partial_dependence
 from jboost.explanation.importance import (
@@ -33,13 +40,6 @@ from jboost.model.ensemble import (
     truncate,
 )
 from jboost.model.files import load, save
-from jboost.pruning import (
-    AlphaChoice,
-    PruningPath,
-    cross_validate_alpha,
-    prune,
-    pruning_path,
-)
 from jboost.selection.model_selection import CrossValidation, cross_validate
 from jboost.selection.sweeps import Sweep, sweep
 from jboost.sketch import (

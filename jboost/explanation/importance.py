@@ -16,12 +16,12 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
 from jboost.boosting.reports import mean_loss
-from jboost.cart import RegressionTree
+from jboost.cart.least_squares import LEAF
+from jboost.cart.tree import RegressionTree
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.entry.representation import MOST_LINES, cut, import_pandas
-from jboost.least_squares import LEAF
 from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.numerics.padding import pad_rows, padded_size

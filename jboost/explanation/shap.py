@@ -14,7 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jboost.cart import RegressionTree
+from jboost.cart.least_squares import LEAF
+from jboost.cart.tree import RegressionTree
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
@@ -22,7 +23,6 @@ from jboost.entry.representation import show_fields
 from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
-from jboost.least_squares import LEAF
 from jboost.model.ensemble import (
     Ensemble,
     Links,

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.boosting.loop import BoostedTrees
-from jboost.cart import RegressionTree, tree_leaves, tree_scores
+from jboost.cart.tree import RegressionTree, tree_leaves, tree_scores
 from jboost.codes.binning import Bins
 from jboost.codes.category_codes import check_values
 from jboost.entry import checks

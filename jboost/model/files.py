@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.cart import RegressionTree
+from jboost.cart.tree import RegressionTree
 from jboost.codes.binning import Bins
 from jboost.entry.decorators import on_host
 from jboost.model.containers import (

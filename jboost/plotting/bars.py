@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jboost.cart import RegressionTree
+from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_integer
 from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.model.ensemble import Ensemble

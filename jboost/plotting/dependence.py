@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jboost.cart import RegressionTree
+from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_feature, check_integer
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from jboost.cart import RegressionTree
+from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_integer, check_word
 from jboost.explanation.shap import ShapValues, shap_values
 from jboost.model.ensemble import Ensemble, describe_model

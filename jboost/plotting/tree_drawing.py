@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from jboost.cart import RegressionTree
+from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_word
 from jboost.model.ensemble import Ensemble
 from jboost.plotting.canvas import check_axes, ink, need_matplotlib

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.cart import RegressionTree
+from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_integer
 from jboost.model.ensemble import Ensemble, check_model, describe_model
 from jboost.plotting.canvas import label_features, shorten, write_number

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from jboost.cart import (
+from jboost.cart.least_squares import LEAF
+from jboost.cart.tree import (
     RegressionTree,
     check_known,
     check_table,
@@ -26,7 +27,6 @@ from jboost.codes.thresholds import TINY
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
-from jboost.least_squares import LEAF
 from jboost.tables.collisions import warn_of_collisions
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only

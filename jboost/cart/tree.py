@@ -22,13 +22,13 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
+from jboost.cart.least_squares import LEAF, Rules, grow
 from jboost.codes.binning import flush_denormals
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
 from jboost.kernels.library import vary
-from jboost.least_squares import LEAF, Rules, grow
 from jboost.numerics.padding import padded_size
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame, read_values
