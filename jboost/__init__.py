@@ -42,7 +42,7 @@ from jboost.model.ensemble import (
 from jboost.model.files import load, save
 from jboost.selection.model_selection import CrossValidation, cross_validate
 from jboost.selection.sweeps import Sweep, sweep
-from jboost.sketch import (
+from jboost.sketches.sketch import (
     QuantileSketch,
     bins_from_sketch,
     find_thresholds,
@@ -51,10 +51,7 @@ from jboost.sketch import (
     summarize_sketch,
     update_sketch,
 )
-from jboost.streams.batches import array_batches, parquet_batches
-from jboost.streams.blocks import BlockError
-from jboost.streams.streaming import Stream, stream
-from jboost.summary import (
+from jboost.sketches.summary import (
     QuantileSummary,
     bound_ranks,
     find_candidates,
@@ -63,6 +60,9 @@ from jboost.summary import (
     prune_summary,
     query_ranks,
 )
+from jboost.streams.batches import array_batches, parquet_batches
+from jboost.streams.blocks import BlockError
+from jboost.streams.streaming import Stream, stream
 from jboost.tables.sparse import SparseCodes
 from jboost.training.fitting import fit
 from jboost.training.history import History, TrainingError

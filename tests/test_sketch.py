@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.sketch import max_entries
+from jboost.sketches.sketch import max_entries
 
 INF = np.inf
 EPS = 0.2  # small streams then reach level 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import jboost as jb
-from jboost.summary import spread_between
+from jboost.sketches.summary import spread_between
 
 STRICT = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 INF = np.inf

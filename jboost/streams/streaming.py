@@ -23,7 +23,7 @@ from jboost.codes.binning import Bins, apply_bins, has_missing
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
-from jboost.sketch import bins_from_sketch, make_sketch, update_sketch
+from jboost.sketches.sketch import bins_from_sketch, make_sketch, update_sketch
 from jboost.streams.batches import (
     Batch,
     as_source,

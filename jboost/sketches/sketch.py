@@ -19,7 +19,7 @@ from jboost.codes.binning import (
 from jboost.codes.thresholds import cut_positions, midpoints
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
-from jboost.summary import (
+from jboost.sketches.summary import (
     QuantileSummary,
     check_eps,
     check_weight,
