@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from jboost import losses, metrics, recipes
 from jboost.boosting.inspection import LossReport, inspect_loss
-from jboost.boosting.loop import BoostedTrees, boost, boost_step, init
+from jboost.boosting.loop import boost, boost_step, init
 from jboost.boosting.rounds import BoostState
 from jboost.cart.pruning import (
     AlphaChoice,
@@ -16,6 +16,7 @@ from jboost.cart.pruning import (
 )
 from jboost.cart.tree import RegressionTree, fit_tree
 from jboost.codes.binning import Bins, apply_bins, fit_bins
+from jboost.codes.codes import SparseCodes
 from jboost.explanation.dependence import PartialDependence, partial_dependence
 from jboost.explanation.importance import (
     Importance,
@@ -63,13 +64,12 @@ from jboost.sketches.summary import (
 from jboost.streams.batches import array_batches, parquet_batches
 from jboost.streams.blocks import BlockError
 from jboost.streams.streaming import Stream, stream
-from jboost.tables.sparse import SparseCodes
 from jboost.training.fitting import fit
 from jboost.training.history import History, TrainingError
 from jboost.trees.growing import grow_tree
 from jboost.trees.histogram import build_histogram
-from jboost.trees.levels import Tree
 from jboost.trees.splitting import find_split
+from jboost.trees.tree import BoostedTrees, Tree
 
 try:
     __version__ = version("jboost")

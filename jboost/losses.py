@@ -20,7 +20,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
-from jboost.numerics.floats import middle_float, sum_rows
+from jboost.numerics.floats import middle_float
+from jboost.numerics.sums import sum_rows
 
 Scalar = Float[ArrayLike, ""]
 

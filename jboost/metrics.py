@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.losses import INVERSE_LINKS, exponential
-from jboost.numerics.floats import sum_rows
+from jboost.numerics.sums import sum_rows
 
 Link = Callable[..., Any] | None
 

@@ -29,10 +29,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Installed before jboost is imported. The other modules are doors: they check their
 # arguments themselves, and the tests look at what they say.
 INNER = (
-    "candidates", "categories", "category_codes", "category_splits", "chunks",
-    "curvature", "histogram", "initial", "kernels", "least_squares", "leaves",
-    "levels", "minimum", "padding", "reports", "rounds", "sampling", "sorted_growth",
-    "splitting", "tracing", "tree",
+    "cart.least_squares", "codes.category_codes", "kernels", "numerics.padding",
+    "numerics.sampling", "numerics.fixed_point", "numerics.random_bits", "objective",
+    "boosting.reports", "boosting.rounds", "tables.categories", "training.chunks",
+    "trees",
 )  # fmt: skip
 install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")
 

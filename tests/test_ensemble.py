@@ -13,8 +13,8 @@ import scipy.sparse
 from hypothesis import given, settings
 
 import jboost as jb
-from jboost.boosting.loop import BoostedTrees
 from jboost.trees.growing import predict_tree
+from jboost.trees.tree import BoostedTrees
 
 ROUNDS, DEPTH, FEATURES = 5, 3, 3
 NODES = 2**DEPTH - 1

@@ -25,7 +25,7 @@ import jboost as jb
 from jboost.model.containers import Container, read_container, write_container
 from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 ODD = np.array([0x7FC12345, 0xFFC00001, 0x80000000, 1, 0x7F800000], np.uint32)
 

@@ -13,10 +13,10 @@ import pytest
 
 import jboost as jb
 from jboost.kernels import grow_cpu, library
-from jboost.numerics.floats import sum_rows
+from jboost.numerics.fixed_point import choose_scale, quantise
 from jboost.numerics.sampling import sample
+from jboost.numerics.sums import sum_rows
 from jboost.trees.growing import grow_tree, pack_codes, predict_tree
-from jboost.trees.histogram import choose_scale, quantise
 from jboost.trees.levels import TreeLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 

@@ -11,16 +11,10 @@ import pytest
 import references
 
 from jboost.kernels.library import IMPLEMENTATIONS
-from jboost.trees.histogram import (
-    build_child_histogram,
-    build_histogram,
-    choose_scale,
-    derive,
-    hash_words,
-    quantise,
-    select_rows,
-    sum_by_group,
-)
+from jboost.numerics.fixed_point import choose_scale, quantise
+from jboost.numerics.random_bits import derive, hash_words
+from jboost.numerics.sums import sum_by_group
+from jboost.trees.histogram import build_child_histogram, build_histogram, select_rows
 
 every_kernel = pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)

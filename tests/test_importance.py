@@ -13,7 +13,7 @@ from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
 from jboost.model.ensemble import Links
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 X, Y = make_regression()
 WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, ROWS).astype(np.float32)

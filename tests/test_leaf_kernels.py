@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jboost.kernels import library
-from jboost.trees.histogram import sum_channels
+from jboost.numerics.sums import sum_channels
 from jboost.trees.leaves import add_values, find_range, middle_minimisers
 
 pytestmark = pytest.mark.skipif(
@@ -271,7 +271,7 @@ if sys.argv[1] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import hashlib
 import jax.numpy as jnp, numpy as np
-from jboost.trees.histogram import sum_channels
+from jboost.numerics.sums import sum_channels
 from jboost.trees.leaves import add_values, find_range, middle_minimisers
 
 rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
 from jboost.boosting.settings import make_settings
 from jboost.objective.curvature import Objective, find_minimisers
 from jboost.objective.tracing import trace_loss
-from jboost.trees.levels import LeafSums, Tree
+from jboost.trees.tree import LeafSums, Tree
 
 ROWS, LEAVES, L2, START = 120, 4, 3.0, 0.25
 RNG = np.random.default_rng(0)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from scipy import optimize
 
 import jboost as jb
+from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import (
     Objective,
     derivatives,
@@ -21,7 +22,6 @@ from jboost.objective.curvature import (
     needs_minimiser,
 )
 from jboost.objective.tracing import trace_loss
-from jboost.trees.histogram import sum_channels
 from jboost.trees.initial import initial_score
 from jboost.trees.leaves import Groups, newton_step, solve_leaves
 

@@ -26,7 +26,7 @@ from jboost import plotting
 from jboost.model.ensemble import Links
 from jboost.plotting.tree_layout import place_across, place_along
 from jboost.tables.categories import Categories
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 X, Y = make_regression()
 NAMES = ("income", "$age$", "a name that is far too long to be written at a tick")

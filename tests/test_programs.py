@@ -17,7 +17,7 @@ from test_predict_kernels import make_model, make_rows
 import jboost as jb
 from jboost.entry import programs as executables
 from jboost.kernels import library
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 SIZES = np.random.default_rng(0).integers(1, 2000, 60)
 ROWS = make_rows(2000, 5)

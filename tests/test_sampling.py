@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample
-from jboost.trees.histogram import derive
 
 WORDS = jnp.array([11, 22], jnp.uint32)
 NUM_SEEDS = 4000

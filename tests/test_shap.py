@@ -20,7 +20,7 @@ from jboost.interchange.linked import Nodes, build_ensemble
 from jboost.kernels import library
 from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 IMPLEMENTATIONS = ["xla", "cpu"] if library.available() else ["xla"]
 FEATURES = 4

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import Objective, gradients
 from jboost.objective.tracing import trace_loss
-from jboost.trees.histogram import sum_channels
 from jboost.trees.leaves import newton_step
 
 FEET = np.float32([750, 800, 850, 900, 950])[:, None]

@@ -7,7 +7,7 @@ host around it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +23,17 @@ from jboost.boosting.rounds import (
     init_state,
 )
 from jboost.boosting.settings import initial_scores, make_settings, sorts_rows
+from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
-from jboost.entry.representation import show_fields
 from jboost.losses import Adaptive, check_domain
+from jboost.numerics.random_bits import hash_words
 from jboost.objective.curvature import Curvature, needs_minimiser
 from jboost.objective.tracing import trace_loss
 from jboost.tables.categories import Categories
-from jboost.tables.sparse import SparseCodes
+from jboost.tables.targets import check_offset, check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.trees.category_splits import (
     CATEGORY_L2,
@@ -41,25 +42,8 @@ from jboost.trees.category_splits import (
     MIN_CATEGORY_WEIGHT,
 )
 from jboost.trees.growing import pack_codes
-from jboost.trees.histogram import hash_words
 from jboost.trees.leaves import LeafSolver
-from jboost.trees.levels import Tree
-
-
-class BoostedTrees(NamedTuple):
-    """Trees on codes, and the score they start from.
-
-    Attributes:
-      trees: a :class:`jboost.Tree` whose arrays have axes [R, K] in front.
-      init_score: [] for one score, else [K].
-    """
-
-    trees: Tree
-    init_score: Float[Array, "*K"]
-
-    def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
-        return show_fields(self)
+from jboost.trees.tree import BoostedTrees, Tree
 
 
 @explain_arguments
@@ -336,14 +320,14 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
-        weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
-    targets = checks.check_targets(y, num_rows, weights, "y", warn=True)
+        weights = check_weights(sample_weight, num_rows, "sample_weight")
+    targets = check_targets(y, num_rows, weights, "y", warn=True)
     check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     if offset is None:
         offset = np.zeros((num_scores, num_rows), np.float32)
     else:
-        offset = checks.check_offset(offset, num_rows, num_scores, warn=True)
+        offset = check_offset(offset, num_rows, num_scores, warn=True)
     codes, targets, weights, offset = _put((codes, targets, weights, offset))
     return traced, constants, Data(codes, targets, weights), offset
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jboost.boosting.rounds import BoostState, Data, Method, reported_parameters
+from jboost.codes.codes import Codes
 from jboost.objective.curvature import Objective, loss_values, mean_of_rows
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.growing import predict_tree
-from jboost.trees.histogram import Codes
 from jboost.trees.leaves import add_values
-from jboost.trees.levels import Tree
+from jboost.trees.tree import Tree
 
 
 class Report(NamedTuple):

@@ -15,8 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
+from jboost.codes.codes import Codes
 from jboost.entry.representation import show_fields
+from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample
+from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import (
     Curvature,
     Kinks,
@@ -37,7 +40,6 @@ from jboost.trees.candidates import (
     restore_thresholds,
 )
 from jboost.trees.growing import grow_tree
-from jboost.trees.histogram import Codes, derive, sum_channels
 from jboost.trees.initial import MedianStart, initial_score, median_score
 from jboost.trees.leaves import (
     Groups,
@@ -46,9 +48,10 @@ from jboost.trees.leaves import (
     newton_step,
     solve_leaves,
 )
-from jboost.trees.levels import LeafSums, Tree, TreeLimits
+from jboost.trees.levels import TreeLimits
 from jboost.trees.sorted_growth import grow_sorted_tree
 from jboost.trees.splitting import UNBOUNDED
+from jboost.trees.tree import LeafSums, Tree
 
 Regularization = Literal["relative", "absolute"]
 

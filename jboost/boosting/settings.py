@@ -20,13 +20,14 @@ from jboost.boosting.rounds import (
     Numbers,
     Regularization,
 )
+from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
 from jboost.entry.warning import warn_user
 from jboost.kernels.library import check_implementation
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
-from jboost.tables.sparse import SparseCodes, SparseMatrix
+from jboost.tables.sparse import SparseMatrix
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.category_splits import (
     CATEGORY_L2,

@@ -32,6 +32,7 @@ from jboost.kernels.library import vary
 from jboost.numerics.padding import padded_size
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame, read_values
+from jboost.tables.targets import check_targets, check_weights
 
 FORMAT_VERSION = 1
 _DEEPEST = 2**31 - 1  # what max_depth=None stands for
@@ -229,7 +230,7 @@ def check_table(
     weights = None
     if sample_weight is not None:
         with np.errstate(over="ignore"):  # is an infinity, which is refused
-            checks.check_weights(sample_weight, num_rows, "sample_weight")
+            check_weights(sample_weight, num_rows, "sample_weight")
         weights = np.asarray(read_values(sample_weight, "sample_weight"), np.float64)
     if isinstance(y, tuple | dict) or (isinstance(y, list) and not len(y)):
         raise TypeError(
@@ -237,7 +238,7 @@ def check_table(
             f"{type(y).__name__}"
         )
     with np.errstate(over="ignore"):
-        targets = checks.check_targets(y, num_rows, weights, "y")
+        targets = check_targets(y, num_rows, weights, "y")
     if targets.ndim > 2 or 0 in targets.shape:
         raise ValueError(f"y must be [N] or [N, K], got shape {targets.shape}")
     # Checked as float32, in which scores are, but used as they came.

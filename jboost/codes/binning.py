@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.codes.category_codes import check_values, find_places, fit_categories
+from jboost.codes.codes import SparseCodes
 from jboost.codes.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.programs import compiled
@@ -26,13 +27,7 @@ from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
 from jboost.tables.categories import Categories, column_values, encode
 from jboost.tables.frames import Frame, Schema, read_frame, read_values
-from jboost.tables.sparse import (
-    Absent,
-    SparseCodes,
-    SparseMatrix,
-    check_absent,
-    check_gaps,
-)
+from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 
 MISSING = 0  # the code of a missing value
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
@@ -340,7 +335,7 @@ def bin_columns(
 
     Args:
       bins: from :func:`fit_bins`, with F features.
-      matrix: from :func:`jboost.tables.frames.read_frame`; read where it lies, not copied.
+      matrix: from :func:`jboost.tables.frames.read_frame`; it is not copied.
       num_rows: M >= N; N if not given.
       implementation: as in :func:`apply_bins`.
     """

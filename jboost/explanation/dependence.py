@@ -20,6 +20,7 @@ from jboost.entry.representation import show_fields
 from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import list_orders, read_frame
+from jboost.tables.targets import check_weights, read_offset
 
 DependenceKind = Literal["average", "individual", "both"]
 KINDS = ("average", "individual", "both")
@@ -119,9 +120,9 @@ def partial_dependence(
     matrix = _read_matrix(model, x)
     num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:
-        weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
+        weights = check_weights(sample_weight, num_rows, "sample_weight")
     if offset is not None:
-        offset = checks.read_offset(offset, num_rows, model.num_scores)
+        offset = read_offset(offset, num_rows, model.num_scores)
         offset = offset[:, 0] if model.num_scores == 1 else offset
     places = _find_features(model, features)
     orders = list_orders(x)

@@ -27,6 +27,7 @@ from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
 from jboost.tables.frames import read_frame
+from jboost.tables.targets import check_targets, check_weights
 from jboost.training.scoring import (
     bind_metrics,
     check_metrics,
@@ -242,8 +243,8 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
     num_rows, num_scores = len(matrix), model.num_scores
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
-        weights = checks.check_weights(sample_weight, num_rows, "sample_weight")
-    targets = checks.check_targets(y, num_rows, weights, "y")
+        weights = check_weights(sample_weight, num_rows, "sample_weight")
+    targets = check_targets(y, num_rows, weights, "y")
 
     def scores():
         return predict(model, matrix, offset=offset)

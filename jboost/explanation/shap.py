@@ -33,7 +33,8 @@ from jboost.model.ensemble import (
 )
 from jboost.model.scores import code_columns, read_trees, to_host
 from jboost.tables.sparse import is_sparse
-from jboost.trees.levels import LeafSums
+from jboost.tables.targets import read_offset
+from jboost.trees.tree import LeafSums
 
 Cover = Literal["auto", "weight", "curvature"]
 COVERS = ("auto", "weight", "curvature")
@@ -117,7 +118,7 @@ def shap_values(
     values = _explain(model, x, implementation, pairs=False)
     base = compiled(_mean_score)(_strip(model))
     if offset is not None:
-        offset = checks.read_offset(offset, values.shape[0], model.num_scores)
+        offset = read_offset(offset, values.shape[0], model.num_scores)
         base = _add_offset(base, offset[:, 0] if base.ndim == 0 else offset)
     return ShapValues(values, base)
 

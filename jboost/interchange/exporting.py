@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.boosting.loop import BoostedTrees
 from jboost.boosting.rounds import BoostState
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
@@ -23,7 +22,7 @@ from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model, predict
 from jboost.objective.curvature import Kinks
 from jboost.tables.frames import read_frame
-from jboost.trees.levels import LeafSums, Tree
+from jboost.trees.tree import BoostedTrees, LeafSums, Tree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

@@ -17,7 +17,7 @@ from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 LEAF = -1
 # Up to here trees become heaps: their kernel is the faster one, and the nodes that are

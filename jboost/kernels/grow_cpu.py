@@ -93,7 +93,7 @@ def dense_source(columns: Array, packed: Array | None) -> Source:
 def sparse_source(
     starts: Array, rows: Array, codes: Array, absent: Array, *, num_rows: int
 ) -> Source:
-    """The arrays of :class:`jboost.tables.sparse.SparseCodes`."""
+    """The arrays of :class:`jboost.codes.codes.SparseCodes`."""
     columns, entries = codes[None], (starts, rows, absent)
     return Source(columns, columns, entries, (absent.shape[0], num_rows))
 
@@ -174,9 +174,9 @@ def grow(
     Args:
       fractions: of features, by tree, level and node.
       path: what is open at the root.
-      values: what holds leaf values back; see :class:`jboost.trees.splitting.ValueLimits`.
-      categories: see :class:`jboost.trees.category_splits.CategoryLimits`; not with sparse
-        codes.
+      values: limits of leaf values; see :class:`jboost.trees.splitting.ValueLimits`.
+      categories: see :class:`jboost.trees.category_splits.CategoryLimits`; not with
+        sparse codes.
     """
     num_features, num_rows = source.shape
     shapes = (

@@ -13,7 +13,7 @@ _MOST_CHANNELS = 4
 def sum_channels(
     group: Int32[Array, " N"], *channels: Float[Array, " N"], num_groups: int
 ) -> Float[Array, "C G"]:
-    """See :func:`jboost.trees.histogram.sum_channels`; equal to it bit for bit."""
+    """See :func:`jboost.numerics.sums.sum_channels`; equal to it bit for bit."""
     sums = []
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random subsets by the CPU kernels of native/sampling.h.
 
-In: seed words, what may be chosen, fractions. Out: the masks of ``jboost.numerics.sampling``
-and ``jboost.trees.growing``, to the bit.
+In: seed words, what may be chosen, fractions. Out: the masks of
+``jboost.numerics.sampling`` and ``jboost.trees.growing``, to the bit.
 """
 
 import jax

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse codes in plain XLA: the definition of what the kernels do.
 
-In: the arrays of :class:`jboost.tables.sparse.SparseCodes`. Out: histograms, in which only
-stored entries are summed; the code of each row in a feature.
+In: the arrays of :class:`jboost.codes.codes.SparseCodes`. Out: histograms, in which
+only stored entries are summed; the code of each row in a feature.
 """
 
 import jax

@@ -36,7 +36,7 @@ def exponent_above(value):
 
 
 def sum_rows(values):
-    """See :func:`jboost.numerics.floats.sum_rows`."""
+    """See :func:`jboost.numerics.sums.sum_rows`."""
     finite = jnp.isfinite(values)
     up, down = _choose_unit(jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1))
     width = _limb_width(values.shape[-1])
@@ -47,7 +47,7 @@ def sum_rows(values):
 
 
 def sum_channels(group, *channels, num_groups):
-    """See :func:`jboost.trees.histogram.sum_channels`."""
+    """See :func:`jboost.numerics.sums.sum_channels`."""
 
     def add(group, *channels):
         inside = (group >= 0) & (group < num_groups)

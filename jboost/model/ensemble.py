@@ -19,7 +19,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.boosting.loop import BoostedTrees
 from jboost.cart.tree import RegressionTree, tree_leaves, tree_scores
 from jboost.codes.binning import Bins
 from jboost.codes.category_codes import check_values
@@ -34,8 +33,9 @@ from jboost.streams.batches import checked_batches
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import RowSource, Schema, read_frame
 from jboost.tables.sparse import Absent, check_gaps, is_sparse, read_rows
+from jboost.tables.targets import read_offset
 from jboost.trees.category_splits import CATEGORICAL
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import BoostedTrees, LeafSums
 
 FORMAT_VERSION = 1
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
@@ -367,7 +367,7 @@ def in_blocks(
     check_gaps(model.absent, matrix, "x")
     num_rows = matrix.shape[0]
     if offset is not None:
-        offset = checks.read_offset(offset, num_rows, model.num_scores)
+        offset = read_offset(offset, num_rows, model.num_scores)
         offset = offset[:, 0] if model.num_scores == 1 else offset
     model, place, width = keep_used_features(model)
     size = padded_size(min(num_rows, max(1, _BLOCK_CELLS // width)))
@@ -514,7 +514,7 @@ class _Task(NamedTuple):
         """The offset as [size, K]."""
         if offset is None:
             return None
-        offset = checks.read_offset(offset, self.num_rows, num_scores)
+        offset = read_offset(offset, self.num_rows, num_scores)
         pad = jnp.pad if isinstance(offset, Tracer) else np.pad
         return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
 

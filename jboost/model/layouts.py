@@ -19,7 +19,7 @@ from jboost.codes.binning import Bins
 from jboost.model.ensemble import FORMAT_VERSION, Ensemble, Links
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.sparse import check_absent
-from jboost.trees.levels import LeafSums
+from jboost.trees.tree import LeafSums
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 

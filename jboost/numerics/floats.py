@@ -9,23 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jboost.kernels import reduce_cpu, sums_xla
-from jboost.kernels.library import choose
-
-
-def sum_rows(
-    values: Float[Array, "*K N"], implementation: str | None = None
-) -> Float[Array, "*K"]:
-    """Sums the last axis; the bits do not depend on the order of the terms.
-
-    Terms are rounded to multiples of 2^-38 times the power of two above the greatest
-    magnitude and added as integers; the result is rounded to float32. The error is at
-    most N 2^-39 times the greatest magnitude, and that rounding. A sum that holds NaN
-    or infinities is NaN or infinite, as in floating point.
-    """
-    run = choose(implementation, cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
-    return run(values)
-
 
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):
     """The float32 halfway from low to high in the order of bit patterns.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.kernels import sampling_cpu
 from jboost.kernels.library import choose
-from jboost.trees.histogram import hash_words
+from jboost.numerics.random_bits import hash_words
 
 
 def sample(

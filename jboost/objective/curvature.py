@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.kernels.sums_xla import exponent_above, power_of_two
-from jboost.numerics.floats import sum_rows
+from jboost.numerics.sums import sum_rows
 from jboost.objective.minimum import bisect_minimum
 from jboost.objective.tracing import TracedLoss
 

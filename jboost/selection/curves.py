@@ -42,7 +42,7 @@ from jboost.training.history import UNNAMED, Record, TrainingError, explain_dive
 from jboost.training.rows import Rows
 from jboost.training.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.trees.initial import MedianStart
-from jboost.trees.levels import Tree
+from jboost.trees.tree import Tree
 
 _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 _MOST_BYTES = 2**30  # of the runs of one program, about

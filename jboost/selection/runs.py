@@ -34,7 +34,7 @@ from jboost.selection.folds import Folds
 from jboost.training.chunks import MOST_ROUNDS, no_trees
 from jboost.training.rows import Rows
 from jboost.trees.initial import MedianStart, is_endless
-from jboost.trees.levels import Tree
+from jboost.trees.tree import Tree
 
 _LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers
 

@@ -21,6 +21,7 @@ from jboost.entry import checks
 from jboost.model.containers import FileError
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame, read_values
+from jboost.tables.targets import check_offset, check_targets, check_weights
 
 BATCH_ROWS = 65536  # in a batch that is cut here
 
@@ -270,12 +271,12 @@ def _check_batch(given, number, schema, categorical):
         weights = _check_weights(weights, size, f"sample_weight {place}")
     targets = jax.tree.map(
         np.asarray,
-        checks.check_targets(y, size, weights, f"y {place}", warn=number == 0),
+        check_targets(y, size, weights, f"y {place}", warn=number == 0),
     )
     if offset is not None:
         offset = read_values(offset, f"offset {place}")
         num_scores = 1 if np.ndim(offset) == 1 else np.shape(offset)[-1]
-        offset = checks.check_offset(
+        offset = check_offset(
             offset, size, num_scores, f"offset {place}", warn=number == 0
         )
         offset = np.asarray(offset)
@@ -300,7 +301,7 @@ def _check_weights(weights, size, name):
     array = np.asarray(read_values(weights, name))
     if array.shape == (size,) and not array.any():
         return np.zeros(size, np.float32)  # other batches may hold positive ones
-    return np.asarray(checks.check_weights(weights, size, name))
+    return np.asarray(check_weights(weights, size, name))
 
 
 def _check_alike(first, batch, number):

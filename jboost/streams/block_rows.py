@@ -19,15 +19,9 @@ from jboost.kernels import grow_cpu
 from jboost.kernels.paths import Paths
 from jboost.streams.blocks import BlockSet
 from jboost.trees.histogram import build_histogram
-from jboost.trees.levels import (
-    Measure,
-    Pairs,
-    Tree,
-    TreeLimits,
-    round_rows,
-    route_rows,
-)
+from jboost.trees.levels import Measure, Pairs, TreeLimits, round_rows, route_rows
 from jboost.trees.splitting import Split
+from jboost.trees.tree import Tree
 
 _LEAST_COLUMNS = 8  # that are read where fewer are needed: few shapes are compiled
 

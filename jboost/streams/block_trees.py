@@ -26,13 +26,12 @@ from jaxtyping import Int32, UInt32
 from jboost.boosting.rounds import Method
 from jboost.codes.binning import MISSING
 from jboost.entry.programs import added_bytes, count_bytes, program, run
+from jboost.numerics.fixed_point import FixedPoint
 from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
 from jboost.streams.blocks import BlockReader
 from jboost.streams.heap import trim_heap
-from jboost.trees.histogram import FixedPoint
 from jboost.trees.levels import (
     Measure,
-    Tree,
     TreeLimits,
     find_splits,
     join_children,
@@ -43,6 +42,7 @@ from jboost.trees.levels import (
     start_paths,
     write_splits,
 )
+from jboost.trees.tree import Tree
 
 
 def grow_blocks(

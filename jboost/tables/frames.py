@@ -49,7 +49,8 @@ class Frame(NamedTuple):
 
     Attributes:
       matrix: [N, F] in float32, NaN where a cell is missing: a NumPy array, a JAX one
-        where x was such, or a :class:`jboost.tables.sparse.SparseMatrix` where x was sparse.
+        where x was such, or a :class:`jboost.tables.sparse.SparseMatrix` where x was
+        sparse.
       names: of the columns, if x has such.
       categories: of each column the values that its cells 0, 1, 2, ... stand for, None
         where cells are numbers; None if all are.

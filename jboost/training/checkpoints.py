@@ -21,6 +21,7 @@ import numpy as np
 
 from jboost.boosting.rounds import BoostState
 from jboost.codes.binning import Bins
+from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
 from jboost.model.containers import (
     Container,
@@ -33,7 +34,6 @@ from jboost.model.containers import (
 from jboost.model.ensemble import Ensemble
 from jboost.model.files import pack, unpack
 from jboost.streams.blocks import BlockReader
-from jboost.tables.sparse import SparseCodes
 from jboost.training.chunks import Job
 from jboost.training.history import Record
 from jboost.training.rows import Rows

@@ -29,7 +29,7 @@ from jboost.objective.tracing import TracedLoss
 from jboost.training.rows import Rows
 from jboost.trees.category_splits import count_words
 from jboost.trees.initial import MedianStart, count_slopes, is_endless
-from jboost.trees.levels import LeafSums, Tree
+from jboost.trees.tree import LeafSums, Tree
 
 MOST_ROUNDS = 16  # in one call of the compiled program
 

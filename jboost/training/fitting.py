@@ -36,6 +36,7 @@ from jboost.streams.streaming import Stream, load_rows
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
+from jboost.tables.targets import check_weights
 from jboost.training.checkpoints import (
     Checkpoint,
     check_checkpoint,
@@ -478,7 +479,7 @@ def bin_arrays(
     warn_of_collisions(x)
     weights = sample_weight
     if weights is not None:
-        weights = checks.check_weights(weights, matrix.shape[0], "sample_weight")
+        weights = check_weights(weights, matrix.shape[0], "sample_weight")
     sorts = sorts_rows(candidates, candidate_weights, matrix)
     bins = fit_frame(
         frame,

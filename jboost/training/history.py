@@ -12,13 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.boosting.loop import BoostedTrees
 from jboost.codes.binning import Bins
 from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
 from jboost.model.ensemble import Ensemble, to_ensemble, truncate
 from jboost.model.joining import append_rounds
 from jboost.training.scoring import BY_LOSS, Criterion
-from jboost.trees.levels import Tree
+from jboost.trees.tree import BoostedTrees, Tree
 
 UNNAMED = "validation"  # the name of a set that was given without one
 

@@ -15,10 +15,15 @@ from jaxtyping import Array, Float
 from jboost.boosting.rounds import Data
 from jboost.codes.binning import Bins, bin_columns, bin_entries
 from jboost.codes.category_codes import check_values
-from jboost.entry import checks
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import SparseMatrix, check_gaps
+from jboost.tables.targets import (
+    check_targets,
+    check_weights,
+    match_targets,
+    read_offset,
+)
 from jboost.training.history import UNNAMED
 from jboost.trees.candidates import sort_rows
 
@@ -59,12 +64,12 @@ def make_rows(
     as harmless as in row 0. (Of a sparse matrix such rows store nothing.)
     """
     size = matrix.shape[0]
-    targets = checks.check_targets(y, size, weights, f"{prefix}y", warn=True)
+    targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
     weights = np.ones(size, np.float32) if weights is None else weights
     scores = np.zeros((size, num_scores), np.float32)
     if offset is not None:
         name = f"{prefix}offset"
-        scores = checks.read_offset(offset, size, num_scores, name, warn=True)
+        scores = read_offset(offset, size, num_scores, name, warn=True)
     total = padded_size(size) if padded else size
 
     pad = partial(pad_rows, size=total)
@@ -148,11 +153,9 @@ def make_sets(
         if isinstance(matrix, SparseMatrix):
             check_gaps(bins.absent, matrix, f"{place} x")
         if weights is not None:
-            weights = checks.check_weights(
-                weights, matrix.shape[0], f"{place} sample_weight"
-            )
-        y = checks.check_targets(y, matrix.shape[0], weights, f"{place} y", warn=True)
-        y = checks.match_targets(y, training, f"{place} y")
+            weights = check_weights(weights, matrix.shape[0], f"{place} sample_weight")
+        y = check_targets(y, matrix.shape[0], weights, f"{place} y", warn=True)
+        y = match_targets(y, training, f"{place} y")
         sets[name] = make_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{place} ",
             implementation,

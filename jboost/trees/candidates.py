@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped
 
 from jboost.codes.binning import MISSING
+from jboost.codes.codes import Codes
 from jboost.kernels.binning_cpu import code_dtype
-from jboost.trees.histogram import Codes, choose_scale, quantise
+from jboost.numerics.fixed_point import choose_scale, quantise
 
 Candidates = Literal["global", "local", "exact"]
 CandidateWeights = Literal["samples", "curvature"]

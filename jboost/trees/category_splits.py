@@ -86,8 +86,8 @@ def find_mixed_split(
     A node's categories are sorted by G / (H + smoothing), those of equal key by code;
     candidates are the first 1, 2, ... of them. Where a feature has at most
     ``max_onehot`` codes, they are the categories one by one. Gains are those of
-    :func:`jboost.trees.splitting.find_split`, but that the two children of a sorted set have
-    l2 + categories.l2. Equal gains go to the lowest feature, then to the fewest
+    :func:`jboost.trees.splitting.find_split`, but that the two children of a sorted set
+    have l2 + categories.l2. Equal gains go to the lowest feature, then to the fewest
     categories (one by one: the lowest code), then to missing rows right.
 
     Args:

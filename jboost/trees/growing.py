@@ -20,21 +20,15 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.binning import MISSING
+from jboost.codes.codes import Codes, SparseCodes, count_rows
 from jboost.entry.decorators import traceable
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose, may_run
 from jboost.kernels.paths import Paths
 from jboost.tables.categories import goes_left
-from jboost.tables.sparse import SparseCodes
 from jboost.trees.category_splits import CATEGORICAL
-from jboost.trees.histogram import (
-    Codes,
-    build_child_histogram,
-    build_histogram,
-    count_rows,
-)
+from jboost.trees.histogram import build_child_histogram, build_histogram
 from jboost.trees.levels import (
-    Tree,
     TreeLimits,
     column_fractions,
     count_sides,
@@ -52,6 +46,7 @@ from jboost.trees.levels import (
     write_splits,
 )
 from jboost.trees.splitting import WEIGHT_SLACK
+from jboost.trees.tree import Tree
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 

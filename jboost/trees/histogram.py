@@ -10,25 +10,16 @@ the child's. ``quantise`` makes the integers: a power of two times the float, ch
 per tree so that no sum over rows can leave 31 bits.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Bool, Float, Int, Int32, Shaped, UInt8, UInt16, UInt32
+from jaxtyping import Array, Bool, Int32
 
+from jboost.codes.codes import Codes, SparseCodes, count_rows
 from jboost.entry.decorators import traceable
-from jboost.kernels import grow_cpu, leaves_cpu, sparse_xla, sums_xla, xla
+from jboost.kernels import grow_cpu, sparse_xla, xla
 from jboost.kernels.library import choose
-from jboost.kernels.sums_xla import exponent_above, power_of_two
-from jboost.numerics.floats import sum_rows
-from jboost.tables.sparse import SparseCodes
-
-Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"] | SparseCodes
-_NEAREST_BITS = (
-    16  # bits left for a row above which rounding to nearest is exact enough
-)
 
 
 @traceable
@@ -122,133 +113,6 @@ def select_rows(
     every = jnp.arange(num_rows, dtype=jnp.int32)
     rows = jnp.zeros(size, jnp.int32).at[slot].set(every, mode="drop")
     return rows, jnp.arange(size) < position[-1]
-
-
-def sum_by_group(
-    values: Shaped[Array, " N"],
-    group: Int32[Array, " N"],
-    num_groups: int,
-    implementation: str | None = None,
-) -> Shaped[Array, " G"]:
-    """Sums ``values``, which may be float, by group; see :func:`sum_channels`."""
-    return sum_channels((values,), group, num_groups, implementation)[0]
-
-
-def sum_channels(
-    channels: Sequence[Shaped[Array, " N"]],
-    group: Int32[Array, " N"],
-    num_groups: int,
-    implementation: str | None = None,
-) -> Shaped[Array, "C G"]:
-    """Sums each channel by group; the bits do not depend on the order of the rows.
-
-    Floats are added as multiples of a unit, one for each channel; see
-    :func:`jboost.numerics.floats.sum_rows`. A group outside [0, num_groups) is left out.
-    """
-    run = partial(sums_xla.sum_channels, num_groups=num_groups)
-    if all(channel.dtype == jnp.float32 for channel in channels):
-        cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
-        run = choose(implementation, cpu=cpu, xla=run)
-    return run(group, *channels)
-
-
-class FixedPoint(NamedTuple):
-    """How floats become integers.
-
-    Attributes:
-      scale: a power of two for each channel.
-      unit: its inverse.
-      stochastic: whether rounding is stochastic instead of to nearest.
-    """
-
-    scale: Float[Array, " C"]
-    unit: Float[Array, " C"]
-    stochastic: Bool[Array, ""]
-
-
-def choose_scale(
-    values: Float[Array, "C N"],
-    num_rows: Int[Array, ""],
-    implementation: str | None = None,
-) -> FixedPoint:
-    """Finds the largest scales with which no sum over rows can leave 31 bits.
-
-    Rounding is to nearest while at least 16 bits a row remain; below, stochastic.
-
-    Args:
-      values: finite; 0 for rows that must not count.
-      num_rows: how many rows count.
-    """
-    total = sum_rows(jnp.abs(values), implementation)
-    total = jnp.maximum(total, jnp.float32(1e-30))
-    # The scaled sum stays below 2^30; rounding adds at most 1 a row.
-    exponent = jnp.clip(30 - exponent_above(total), -126, 126)
-    exponent = jnp.where(jnp.isfinite(total), exponent, -126)  # a row is below 2^2
-    return FixedPoint(
-        scale=power_of_two(exponent),
-        unit=power_of_two(-exponent),
-        stochastic=num_rows > 2 ** (31 - _NEAREST_BITS),
-    )
-
-
-def quantise(
-    values: Float[Array, "N C"],
-    fixed: FixedPoint,
-    words: UInt32[Array, "2"],
-    first_row: Int32[Array, ""] | int = 0,
-) -> Int32[Array, "N C"]:
-    """Rounds each channel to integers, which times ``fixed.unit`` give the values.
-
-    Stochastically means up with probability equal to the fraction, by a hash of
-    channel, row and seed, so that a sum over many rows stays unbiased.
-
-    Args:
-      values: finite; 0 for rows that must not count.
-      fixed: from :func:`choose_scale`.
-      words: seed, another for each tree.
-      first_row: the number of the first row, where these are not all rows.
-    """
-    scaled = values * fixed.scale[None, :]
-    row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
-    row = row + jnp.asarray(first_row).astype(jnp.uint32)
-    channel = jnp.arange(values.shape[1], dtype=jnp.uint32)[None, :]
-    bits = hash_words(row ^ (channel << 31), words)
-    fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
-    offset = jnp.where(fixed.stochastic, fraction, jnp.float32(0.5))
-    # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.
-    return jnp.floor(scaled + offset).astype(jnp.int32)
-
-
-def hash_words(
-    word: UInt32[Array, "*shape"], words: UInt32[Array, "2"]
-) -> UInt32[Array, "*shape"]:
-    """A seeded bijection of 32-bit words that looks random.
-
-    Two rounds of an xor-shift-multiply mixer (constants: Wellons' lowbias32), each
-    after adding a word of the seed; every step can be undone, so distinct words have
-    distinct hashes.
-    """
-    for part in (words[0], words[1]):
-        word = word + part
-        word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
-        word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
-        word = word ^ (word >> 16)
-    return word
-
-
-def derive(
-    words: UInt32[Array, "2"], index: Int32[Array, "*shape"]
-) -> UInt32[Array, "*shape 2"]:
-    """Two words for each ``index``-th use of ``words``; cheap to compile and to run."""
-    pair = jnp.arange(2, dtype=jnp.uint32)
-    number = 2 * jnp.asarray(index)[..., None].astype(jnp.uint32)
-    return hash_words(number + pair.reshape((1,) * (number.ndim - 1) + (2,)), words)
-
-
-def count_rows(columns: Codes) -> int:
-    """N."""
-    sparse = isinstance(columns, SparseCodes)
-    return columns.num_rows if sparse else columns.shape[1]
 
 
 def _check_rows(columns, channels, node):

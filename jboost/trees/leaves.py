@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
-from jboost.numerics.floats import sum_rows
+from jboost.numerics.sums import sum_channels, sum_rows
 from jboost.objective.curvature import (
     Kinks,
     Objective,
@@ -32,7 +32,6 @@ from jboost.objective.curvature import (
     mean_of_rows,
 )
 from jboost.objective.minimum import Minimum, find_minimum
-from jboost.trees.histogram import sum_channels
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"

@@ -14,82 +14,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.binning import MISSING
-from jboost.entry.representation import show_fields
+from jboost.codes.codes import Codes, SparseCodes
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
+from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantise
+from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample
+from jboost.numerics.sums import sum_by_group
 from jboost.tables.categories import goes_left
-from jboost.tables.sparse import SparseCodes
 from jboost.trees.category_splits import (
     CATEGORICAL,
     CategoryLimits,
     count_words,
     find_mixed_split,
 )
-from jboost.trees.histogram import (
-    Codes,
-    FixedPoint,
-    choose_scale,
-    derive,
-    quantise,
-    sum_by_group,
-)
 from jboost.trees.splitting import Split, ValueLimits, find_split
+from jboost.trees.tree import Tree
 
 _sample_in_xla = partial(sample, implementation="xla")
-
-
-class LeafSums(NamedTuple):
-    """What a tree's leaves were fitted to: sums over the rows it learned from.
-
-    Attributes:
-      gradient, curvature: weighted, in the loss's units.
-      weight: of the rows.
-      l2: what is added to a node's curvature in a gain.
-    """
-
-    gradient: Float[Array, "*T L"]
-    curvature: Float[Array, "*T L"]
-    weight: Float[Array, "*T L"]
-    l2: Float[Array, "*T"]
-
-    def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
-        return show_fields(self)
-
-
-class Tree(NamedTuple):
-    """A tree on codes; more axes in front for more trees.
-
-    Attributes:
-      feature: 0 where a node is not split.
-      threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
-        a node is not split, -1 where categories are.
-      missing_left: where code 0 goes. True where a node is not split.
-      leaf_value: what each leaf adds to the score.
-      sums: what its leaves were fitted to; None in a tree that was only grown.
-      bounds: least and greatest value of each leaf; None where leaf values are not
-        limited, and in a tree that has its values.
-      left_codes: bit c % 32 of word c // 32 says whether code c goes left, where
-        categories are split; None where no feature holds categories.
-    """
-
-    feature: Int32[Array, "*T I"]  # I = 2^max_depth - 1
-    threshold: Int32[Array, "*T I"]
-    missing_left: Bool[Array, "*T I"]
-    leaf_value: Float[Array, "*T I+1"]
-    sums: LeafSums | None = None
-    bounds: Float[Array, "*T I+1 2"] | None = None
-    left_codes: UInt32[Array, "*T I W"] | None = None
-
-    def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
-        return show_fields(self)
-
-    @property
-    def max_depth(self) -> int:
-        """D, levels of splits."""
-        return self.leaf_value.shape[-1].bit_length() - 1
 
 
 class TreeLimits(NamedTuple):

@@ -26,12 +26,11 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.binning import MISSING
+from jboost.codes.codes import Codes
 from jboost.kernels import paths, xla
 from jboost.kernels.paths import Paths
 from jboost.trees.candidates import Segments, accumulate, find_bins
-from jboost.trees.histogram import Codes
 from jboost.trees.levels import (
-    Tree,
     TreeLimits,
     count_sides,
     least_samples,
@@ -54,6 +53,7 @@ from jboost.trees.splitting import (
     is_worth,
     node_score,
 )
+from jboost.trees.tree import Tree
 
 MOST_CODES = 2**31 - 1  # no table has one entry per code, so any number will do
 

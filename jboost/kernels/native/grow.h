@@ -100,7 +100,7 @@ struct GrowLoops {
   uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
-  // Rounds a chunk's derivatives to words; see jboost.trees.histogram.quantise.
+  // Rounds a chunk's derivatives to words; see jboost.numerics.fixed_point.quantise.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,
                    bool stochastic, bool uniform, const uint8_t* in_bag,
@@ -132,7 +132,7 @@ void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out);
 
-// Chooses scales, quantizes (jboost.trees.histogram.choose_scale, quantise), and groups the
+// Chooses scales, quantizes (jboost.numerics.fixed_point.choose_scale, quantise), and groups the
 // rows in the bag (slot 0 holds them all). `units`: what one integer of gradient and of
 // curvature stands for; where all rows are `uniform`, that of curvature is a row.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,

@@ -72,7 +72,7 @@ struct LeafLoops {
 JBOOST_DECLARE_LOOPS(LeafLoops)
 
 // sums[c][g] = sum of channels[c][i] over rows i of group g, the same bits for any order
-// of the rows; see jboost.trees.histogram.sum_channels.
+// of the rows; see jboost.numerics.sums.sum_channels.
 void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_channels,
                 const int32_t* group, int64_t num_rows, int64_t num_groups,
                 float* sums);

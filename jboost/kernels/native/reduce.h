@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of float32 rows whose bits do not depend on the order of the rows; see
-// jboost.numerics.floats.sum_rows.
+// jboost.numerics.sums.sum_rows.
 #ifndef JBOOST_REDUCE_H_
 #define JBOOST_REDUCE_H_
 

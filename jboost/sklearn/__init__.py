@@ -30,9 +30,9 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from jboost import losses
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.checks import check_weights
-from jboost.estimators import Boosting, find_loss, is_one_of
+from jboost.sklearn.estimators import Boosting, find_loss, is_one_of
 from jboost.tables.columns import find_gap
+from jboost.tables.targets import check_weights
 from jboost.training.scoring import By, Metrics
 from jboost.trees.category_splits import (
     CATEGORY_L2,

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks targets, weights and offsets, and narrows them to 32 bits.
+
+In: what a user passes. Out: arrays with one row per row of x. Every message names the
+argument, what is expected and what came. Values that are traced are taken on trust.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+from jboost.tables.collisions import warn_of_rounding
+from jboost.tables.frames import read_values
+
+
+def check_targets(
+    y: Any, num_rows: int, weights: Any, name: str, *, warn: bool = False
+) -> Any:
+    """A pytree of arrays with ``num_rows`` rows, 64-bit numbers made 32-bit.
+
+    Only rows of positive weight must be finite.
+
+    Args:
+      warn: whether to warn of values that float32 cannot tell apart.
+    """
+    leaves = jax.tree.leaves(y)
+    if isinstance(y, list) and not any(np.ndim(leaf) for leaf in leaves):
+        y = np.asarray(y)  # a list of numbers is one target per row, not a pytree
+    elif isinstance(y, list):
+        y = _stack_list(y, name)
+    if not jax.tree.leaves(y):
+        raise ValueError(f"{name} must hold at least one array, got {y!r}")
+
+    def check(leaf):
+        given = array = read_values(leaf, name)
+        if jnp.issubdtype(array.dtype, np.floating):
+            array = _narrow_floats(array)
+        elif array.dtype.itemsize == 8:
+            array = _narrow_integers(array, name)
+        if array.ndim == 0 or array.shape[0] != num_rows:
+            raise ValueError(
+                f"{name} must have {num_rows} rows, as x has, got shape {array.shape}"
+            )
+        _check_finite(array, weights, name, given)
+        if warn and isinstance(given, np.ndarray):
+            warn_of_rounding(given, name)
+        return array
+
+    return jax.tree.map(check, y)
+
+
+def match_targets(targets: Any, training: Any, name: str) -> Any:
+    """Targets of a validation set as the loss takes them: like those of training."""
+    expected, got = jax.tree.structure(training), jax.tree.structure(targets)
+    if expected != got:
+        raise ValueError(f"{name} must be built like y, {expected}, got {got}")
+
+    def match(array, like):
+        if array.shape[1:] != like.shape[1:]:
+            raise ValueError(
+                f"{name} must have rows of shape {like.shape[1:]}, as y has, got "
+                f"{array.shape[1:]}"
+            )
+        if array.dtype == like.dtype:
+            return array
+        host = np.asarray(array)
+        with np.errstate(invalid="ignore"):
+            cast = host.astype(like.dtype)
+        lost = np.isfinite(host) & (cast.astype(host.dtype) != host)
+        if lost.any():
+            raise ValueError(
+                f"{name} must hold values that {like.dtype}, the type of y, can hold, "
+                f"got {host[lost][0]}"
+            )
+        return cast
+
+    return jax.tree.map(match, targets, training)
+
+
+def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
+    """Float32 weights >= 0, not all zero."""
+    array = read_values(weights, name)
+    array = array if isinstance(array, Tracer) else np.asarray(array)
+    if array.shape != (num_rows,):
+        raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
+    given, array = array, _narrow_floats(array)
+    if isinstance(array, Tracer):
+        return array
+    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    if len(bad):
+        raise ValueError(
+            f"{name} must be finite and >= 0, got {given[bad[0]]} in row {bad[0]}"
+        )
+    if not np.any(array > 0):
+        tiny = f"at most {given.max()}, which is 0 in float32"
+        got = tiny if np.any(given > 0) else "zeros only"
+        raise ValueError(f"{name} must be positive in some row, got {got}")
+    return array
+
+
+def check_offset(
+    offset: Any,
+    num_rows: int,
+    num_scores: int,
+    name: str = "offset",
+    *,
+    warn: bool = False,
+) -> Array | np.ndarray:
+    """Float32 scores [N], or [N, K] for K > 1, returned as [K, N].
+
+    Args:
+      warn: whether to warn of values that float32 cannot tell apart.
+    """
+    shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
+    array = read_values(offset, name)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    given, array = array, _narrow_floats(array)
+    _check_finite(array, None, name, given)
+    if warn and isinstance(given, np.ndarray):
+        warn_of_rounding(given, name)
+    return array[None, :] if num_scores == 1 else array.T
+
+
+def read_offset(
+    offset: Any,
+    num_rows: int,
+    num_scores: int,
+    name: str = "offset",
+    *,
+    warn: bool = False,
+) -> Array | np.ndarray:
+    """As check_offset, [N, K]; in NumPy unless traced, so that no size is compiled."""
+    if isinstance(offset, jax.Array) and not isinstance(offset, Tracer):
+        offset = np.asarray(offset)
+    return check_offset(offset, num_rows, num_scores, name, warn=warn).T
+
+
+def _stack_list(y, name):
+    try:
+        return np.asarray(y)
+    except ValueError:
+        raise ValueError(
+            f"{name} is a list of arrays of different shapes; pass a tuple or a dict "
+            "for several targets per row"
+        ) from None
+
+
+def _narrow_floats(array):
+    with np.errstate(over="ignore"):  # an infinity, which is refused
+        return array.astype(np.float32)
+
+
+def _narrow_integers(array, name):
+    if isinstance(array, Tracer):
+        return array.astype(jnp.int32)
+    if np.any(np.abs(array) > 2**31 - 1):
+        raise ValueError(
+            f"{name} must hold integers below 2^31 in magnitude; pass floats instead"
+        )
+    return array.astype(np.int32)
+
+
+def _check_finite(array, weights, name, given):
+    """Refuses what is not finite in float32; ``given`` is what it was before."""
+    if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
+        return
+    host = np.asarray(array)
+    bad = ~np.isfinite(host).all(axis=tuple(range(1, host.ndim)))
+    if weights is not None and not isinstance(weights, Tracer):
+        bad &= np.asarray(weights) > 0
+    if bad.any():
+        row = np.flatnonzero(bad)[0]
+        raise ValueError(
+            f"{name} must be finite in every row of positive weight, got "
+            f"{np.asarray(given)[row]} in row {row}"
+        )
