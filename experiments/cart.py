@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How large should a single regression tree be, and is it the one scikit-learn grows?
 
-First, on this table and on generated ones: the time of jb.fit_tree over that of
+First, on this table and on generated ones: the time of jb.cart.fit_tree over that of
 scikit-learn, median of runs in turn, and whether both find the same tree: as many
 nodes, the same values for the training rows, the same alphas of weakest-link pruning.
 Splits that gain the same are a tie, which scikit-learn decides at random: two rows that
@@ -78,10 +78,12 @@ def make_cases(table: Table, options: argparse.Namespace) -> list[dict]:
     return cases
 
 
-def fit_jboost(case: dict) -> jb.RegressionTree:
+def fit_jboost(case: dict) -> jb.cart.RegressionTree:
     """Returns jboost's tree."""
     depth, weights = case.get("max_depth"), case.get("w")
-    return jb.fit_tree(case["x"], case["y"], sample_weight=weights, max_depth=depth)
+    return jb.cart.fit_tree(
+        case["x"], case["y"], sample_weight=weights, max_depth=depth
+    )
 
 
 def fit_sklearn(case: dict) -> DecisionTreeRegressor:
@@ -122,7 +124,7 @@ def compare(case: dict, repeats: int, bar: tqdm) -> dict:
     }
 
 
-def compare_alphas(case: dict, tree: jb.RegressionTree) -> float | None:
+def compare_alphas(case: dict, tree: jb.cart.RegressionTree) -> float | None:
     """Returns the largest relative difference of alphas; None where it would take long.
 
     scikit-learn's are means over rows, and it lists those of ties one by one.
@@ -133,7 +135,7 @@ def compare_alphas(case: dict, tree: jb.RegressionTree) -> float | None:
     path = peer.cost_complexity_pruning_path(
         case["x"], case["y"], sample_weight=case.get("w")
     )
-    mine = jb.pruning_path(tree).alphas / tree.weight[0]
+    mine = jb.cart.pruning_path(tree).alphas / tree.weight[0]
 
     # Each of the alphas has to be near one of the others.
     def miss(some, others):
@@ -167,11 +169,11 @@ def measure_sizes(table: Table, options: argparse.Namespace) -> dict:
     """Returns errors of all subtrees: training, cross-validated, held out."""
     train, test = split_rows(len(table.x), [options.seed], options.test_share)
     x, y = table.x[train], table.target[train]
-    choice = jb.cross_validate_alpha(
+    choice = jb.cart.cross_validate_alpha(
         x, y, folds=options.folds, seed=options.seed,
         min_child_samples=options.min_child_samples,
     )  # fmt: skip
-    training = jb.pruning_path(choice.tree).squared_error / len(train)
+    training = jb.cart.pruning_path(choice.tree).squared_error / len(train)
     held_out = np.full(len(choice.alphas), np.nan)
     # All alphas would take long, and the picture could not show them.
     shown = np.unique(np.geomspace(1, len(choice.alphas), 60).round().astype(int))
@@ -181,7 +183,7 @@ def measure_sizes(table: Table, options: argparse.Namespace) -> dict:
     )
     shown = np.union1d(len(choice.alphas) - shown, [best, one_se])
     for i in tqdm(shown, desc="pruning", unit="tree"):
-        tree = jb.prune(choice.tree, choice.alphas[i])
+        tree = jb.cart.prune(choice.tree, choice.alphas[i])
         scores = np.asarray(jb.predict(tree, table.x[test]))
         held_out[i] = np.mean((scores - table.target[test]) ** 2)
     return {

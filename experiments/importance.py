@@ -81,7 +81,7 @@ def measure(x, y, seed):
     )
     found = [jb.feature_importance(model, kind) for kind in KINDS[:-1]]
     found.append(
-        jb.permutation_importance(
+        jb.explanation.permutation_importance(
             model, x.iloc[test], y[test], num_repeats=3, seed=seed
         )
     )

@@ -107,7 +107,7 @@ def streamed(table: Table) -> Run:
     import jboost as jb
 
     def run():
-        source = jb.array_batches(table.x, table.y, batch_rows=BATCH)
+        source = jb.streams.array_batches(table.x, table.y, batch_rows=BATCH)
         rows = jb.stream(source, memory="256 MiB")
         model, _ = jb.fit(rows, num_rounds=ROUNDS, max_depth=DEPTH, learning_rate=RATE)
         return jb.predict(model, table.held_out)
@@ -120,7 +120,7 @@ def single_tree(table: Table) -> Run:
     import jboost as jb
 
     def run():
-        tree = jb.fit_tree(table.x, table.y, max_depth=10, min_child_samples=5)
+        tree = jb.cart.fit_tree(table.x, table.y, max_depth=10, min_child_samples=5)
         return jb.predict(tree, table.held_out)
 
     return run
@@ -134,7 +134,7 @@ def importance(table: Table) -> Run:
         model, _ = jb.fit(
             table.x, table.y, num_rounds=ROUNDS, max_depth=DEPTH, learning_rate=RATE
         )
-        jb.permutation_importance(
+        jb.explanation.permutation_importance(
             model, table.held_out, table.truth.astype(np.float32), num_repeats=1
         )
         return jb.predict(model, table.held_out)
@@ -154,10 +154,10 @@ def sketched(table: Table) -> Run:
     import jboost as jb
 
     def run():
-        sketch = jb.make_sketch(FEATURES)
+        sketch = jb.sketches.make_sketch(FEATURES)
         for first in range(0, len(table.x), BATCH):
-            sketch = jb.update_sketch(sketch, table.x[first : first + BATCH])
-        return np.asarray(jb.bins_from_sketch(sketch).thresholds)
+            sketch = jb.sketches.update_sketch(sketch, table.x[first : first + BATCH])
+        return np.asarray(jb.sketches.bins_from_sketch(sketch).thresholds)
 
     return run
 

@@ -191,7 +191,7 @@ def run_ratio(args):
         parts = list(make_batches(num_rows, 28)())
         x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
         rows = jb.stream(
-            jb.array_batches(x, y), memory=args.memory, bins=jb.fit_bins(x)
+            jb.streams.array_batches(x, y), memory=args.memory, bins=jb.fit_bins(x)
         )
         for given in ((x, y), (rows,)):
             time_runs(given)  # compiles

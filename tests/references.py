@@ -253,7 +253,7 @@ def may_use(path, groups, num_features):
 
 
 class GrownTree(NamedTuple):
-    """In heap order, and the leaf of every row, as :class:`jboost.Tree`.
+    """In heap order, and the leaf of every row, as :class:`jboost.parts.Tree`.
 
     ``bounds`` of leaf values, for leaves that rows are in; ``left_codes`` of nodes that
     categories split, whose threshold is -1.

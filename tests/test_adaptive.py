@@ -119,7 +119,7 @@ def test_the_state_holds_the_current_parameters():
 
 def test_a_stream_gives_the_parameters_of_memory():
     _, expected = jb.fit(X, Y, NORMAL, subsample=0.7, **RUN)
-    batches = jb.array_batches(X, Y, batch_rows=70)
+    batches = jb.streams.array_batches(X, Y, batch_rows=70)
     _, found = jb.fit(
         jb.stream(batches, memory="64 MiB"), loss=NORMAL, subsample=0.7, **RUN
     )

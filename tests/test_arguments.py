@@ -107,13 +107,13 @@ def test_estimators_are_answered_with_their_model(estimator, tmp_path):
         lambda: jb.predict(estimator, X), lambda: jb.staged_predict(estimator, X),
         lambda: jb.leaf_indices(estimator, X), lambda: jb.truncate(estimator, 1),
         lambda: jb.shap_values(estimator, X), lambda: jb.feature_importance(estimator),
-        lambda: jb.shap_interactions(estimator, X),
-        lambda: jb.permutation_importance(estimator, X, Y),
+        lambda: jb.explanation.shap_interactions(estimator, X),
+        lambda: jb.explanation.permutation_importance(estimator, X, Y),
         lambda: jb.partial_dependence(estimator, X, 0),
         lambda: jb.fit(X, Y, model=estimator),
         lambda: jb.save(estimator, tmp_path / "m"),
-        lambda: jb.write_xgboost(estimator, tmp_path / "m"),
-        lambda: jb.export_predict(estimator, tmp_path / "m"),
+        lambda: jb.interchange.write_xgboost(estimator, tmp_path / "m"),
+        lambda: jb.interchange.export_predict(estimator, tmp_path / "m"),
         lambda: plotting.importance(estimator), lambda: plotting.tree(estimator),
         lambda: plotting.tree_to_dot(estimator),
         lambda: plotting.shap_summary(estimator, X),
@@ -150,7 +150,7 @@ def test_paths_into_missing_folders_name_the_folder(estimator, tmp_path):
     folder = tmp_path / "nosuch"
     for call in (
         lambda: jb.save(estimator.model_, folder / "model"),
-        lambda: jb.write_xgboost(estimator.model_, folder / "model.json"),
+        lambda: jb.interchange.write_xgboost(estimator.model_, folder / "model.json"),
         lambda: jb.fit(X, Y, checkpoint=folder / "run"),
     ):
         with pytest.raises((OSError, ValueError), match="folder") as caught:

@@ -91,7 +91,7 @@ def assert_equal_to_reference(tree, node, reference):
 def test_equals_exact_recursion_with_ties(seed, missing, outputs, weighted, limits):
     x, y, weights = make_small_table(seed, missing, outputs)
     weights = weights if weighted else np.ones(len(x))
-    tree = jb.fit_tree(x, y, sample_weight=weights if weighted else None, **limits)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights if weighted else None, **limits)
     reference = references.fit_cart(x, y.reshape(24, -1), weights, **limits)
     assert_equal_to_reference(tree, 0, reference)
 
@@ -161,7 +161,7 @@ def assert_same_up_to_ties(tree, other, x):
 def test_same_tree_as_scikit_learn(shape, table, weighted, limits):
     x, y = make_table(*shape, **table)
     weights = np.random.default_rng(5).uniform(0.1, 3, len(x)) if weighted else None
-    tree = jb.fit_tree(x, y, sample_weight=weights, **limits)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights, **limits)
     names = dict(
         min_child_samples="min_samples_leaf", min_split_samples="min_samples_split",
         max_depth="max_depth",
@@ -183,7 +183,7 @@ def test_same_tree_as_scikit_learn(shape, table, weighted, limits):
 
 def test_min_gain_is_scikit_learns_in_sums():
     x, y = make_table(400, 3)
-    tree = jb.fit_tree(x, y, min_gain=8.0)
+    tree = jb.cart.fit_tree(x, y, min_gain=8.0)
     peer = DecisionTreeRegressor(min_impurity_decrease=8.0 / len(x)).fit(x, y)
     assert tree.num_nodes == peer.tree_.node_count > 10
     np.testing.assert_allclose(jb.predict(tree, x), peer.predict(x), rtol=1e-6)
@@ -195,7 +195,7 @@ def test_min_gain_is_scikit_learns_in_sums():
 def test_statistics_of_nodes():
     x, y = make_table(300, 3, missing=0.2)
     weights = np.random.default_rng(3).uniform(0.1, 3, 300)
-    tree = jb.fit_tree(x, y, sample_weight=weights, min_child_samples=4)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights, min_child_samples=4)
     leaves = np.asarray(jb.leaf_indices(tree, x))
     assert set(leaves) == set(np.flatnonzero(tree.left == -1))
     for leaf in np.unique(leaves):
@@ -222,9 +222,9 @@ def test_statistics_of_nodes():
 def test_weight_two_is_a_duplicate_and_weight_zero_is_nobody():
     x, y = make_table(200, 3, missing=0.2)
     weights = np.random.default_rng(1).integers(0, 3, 200)
-    tree = jb.fit_tree(x, y, sample_weight=weights)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights)
     copies = np.repeat(np.arange(200), weights)
-    other = jb.fit_tree(x[copies], y[copies])
+    other = jb.cart.fit_tree(x[copies], y[copies])
     different = tree.num_rows != other.num_rows
     assert different.any()  # duplicates are rows, and weights are not
     assert_same_fields(replace(tree, num_rows=other.num_rows), other, rtol=1e-9)
@@ -233,15 +233,15 @@ def test_weight_two_is_a_duplicate_and_weight_zero_is_nobody():
 def test_the_order_of_rows_is_irrelevant():
     x, y, weights = make_small_table(0, missing=0.2)
     order = np.random.default_rng(0).permutation(len(x))
-    tree = jb.fit_tree(x, y + 0.1, sample_weight=weights / 7)
-    other = jb.fit_tree(x[order], y[order] + 0.1, sample_weight=weights[order] / 7)
+    tree = jb.cart.fit_tree(x, y + 0.1, sample_weight=weights / 7)
+    other = jb.cart.fit_tree(x[order], y[order] + 0.1, sample_weight=weights[order] / 7)
     for name in ("left", "feature", "threshold", "missing_left", "num_rows"):
         np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
 
 
 def test_a_mirrored_column_is_a_tie_and_the_first_one_is_taken():
     x, y = make_table(500, 1)
-    tree = jb.fit_tree(np.hstack([-x, x, x]), y)
+    tree = jb.cart.fit_tree(np.hstack([-x, x, x]), y)
     assert set(tree.feature) == {0}
 
 
@@ -249,8 +249,8 @@ def test_a_mirrored_column_is_a_tie_and_the_first_one_is_taken():
 def test_units_of_the_target_are_irrelevant(scale, offset):
     x, y = make_table(300, 2)
     y = np.round(y * 2**10) / 2**10  # exact with the offset, too
-    tree = jb.fit_tree(x, y, min_child_samples=3)
-    other = jb.fit_tree(x, y * scale + offset, min_child_samples=3)
+    tree = jb.cart.fit_tree(x, y, min_child_samples=3)
+    other = jb.cart.fit_tree(x, y * scale + offset, min_child_samples=3)
     for name in ("left", "feature", "threshold", "missing_left", "num_rows"):
         np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
     np.testing.assert_allclose((other.value - offset) / scale, tree.value, atol=1e-9)
@@ -265,13 +265,13 @@ def test_units_of_the_target_are_irrelevant(scale, offset):
 def test_a_chain_of_78_levels():
     y = 3.0 ** np.arange(79)
     x = np.arange(79.0)[:, None]
-    tree = jb.fit_tree(x, y)
+    tree = jb.cart.fit_tree(x, y)
     assert tree.max_depth == 78 and tree.num_nodes == 157
     np.testing.assert_array_equal(jb.predict(tree, x), y.astype(np.float32))
-    assert jb.fit_tree(x, y, max_depth=35).max_depth == 35
-    path = jb.pruning_path(tree)
+    assert jb.cart.fit_tree(x, y, max_depth=35).max_depth == 35
+    path = jb.cart.pruning_path(tree)
     assert np.all(np.diff(path.alphas) > 0) and path.num_leaves[-1] == 1
-    assert jb.prune(tree, path.alphas[50]).num_leaves == path.num_leaves[50] == 29
+    assert jb.cart.prune(tree, path.alphas[50]).num_leaves == path.num_leaves[50] == 29
 
 
 def test_two_scales_on_one_level():
@@ -279,30 +279,30 @@ def test_two_scales_on_one_level():
     tiny = np.array([1.0, 2, 3, 10, 11, 12, 40, 41]) * 2.0**-60
     y = np.concatenate([tiny, 2.0**60 * np.arange(101, 109)])
     x = np.arange(16.0)[:, None]
-    tree = jb.fit_tree(x, y)
+    tree = jb.cart.fit_tree(x, y)
     assert tree.threshold[0] == 7.5
     np.testing.assert_array_equal(jb.predict(tree, x), y.astype(np.float32))
-    alone = jb.fit_tree(x[:8], tiny)
+    alone = jb.cart.fit_tree(x[:8], tiny)
     assert tree.threshold[1] == alone.threshold[0] == 5.5
 
 
 def test_constant_targets_and_single_rows_make_a_root():
     x, _ = make_table(50, 2)
-    tree = jb.fit_tree(x, np.full(50, 0.1))
+    tree = jb.cart.fit_tree(x, np.full(50, 0.1))
     assert (tree.num_nodes, tree.max_depth, tree.num_leaves) == (1, 0, 1)
     assert tree.value[0] == pytest.approx(0.1) and tree.threshold[0] == INF
-    single = jb.fit_tree(x[:1], np.array([3.0]))
+    single = jb.cart.fit_tree(x[:1], np.array([3.0]))
     np.testing.assert_array_equal(jb.predict(single, x), np.full(50, 3.0))
-    assert jb.pruning_path(single).num_leaves.tolist() == [1]
-    assert jb.fit_tree(x, x[:, 0], max_depth=0).num_nodes == 1
+    assert jb.cart.pruning_path(single).num_leaves.tolist() == [1]
+    assert jb.cart.fit_tree(x, x[:, 0], max_depth=0).num_nodes == 1
 
 
 def test_nothing_to_split_on():
     x = np.full((6, 2), np.nan)
     x[:, 1] = 5.0
-    assert jb.fit_tree(x, np.arange(6.0)).num_nodes == 1
+    assert jb.cart.fit_tree(x, np.arange(6.0)).num_nodes == 1
     x[:3, 0] = 1.0  # values from missing ones
-    tree = jb.fit_tree(x, np.arange(6.0))
+    tree = jb.cart.fit_tree(x, np.arange(6.0))
     assert tree.num_nodes == 3 and tree.threshold[0] == INF
     assert not tree.missing_left[0]
     np.testing.assert_array_equal(
@@ -312,32 +312,32 @@ def test_nothing_to_split_on():
 
 def test_a_split_that_gains_nothing_is_made():
     x = np.array([[0.0, 0], [0, 1], [1, 0], [1, 1]])
-    tree = jb.fit_tree(x, x[:, 0] != x[:, 1])
+    tree = jb.cart.fit_tree(x, x[:, 0] != x[:, 1])
     assert tree.num_leaves == 4 and tree.gain[0] == 0 and tree.feature[0] == 0
     # One alone is taken back at no price, both levels at the mean of their gains.
-    stump = jb.fit_tree(x, x[:, 0] != x[:, 1], max_depth=1)
-    assert jb.prune(stump, 0.0).num_leaves == 1
-    assert jb.pruning_path(tree).alphas.tolist() == pytest.approx([0, 1 / 3])
+    stump = jb.cart.fit_tree(x, x[:, 0] != x[:, 1], max_depth=1)
+    assert jb.cart.prune(stump, 0.0).num_leaves == 1
+    assert jb.cart.pruning_path(tree).alphas.tolist() == pytest.approx([0, 1 / 3])
 
 
 def test_missing_values_that_training_never_saw_follow_the_heavier_child():
     x = np.arange(5.0)[:, None]
     y = np.array([0.0, 0, 1, 1, 1])
-    assert not jb.fit_tree(x, y).missing_left[0]
-    assert jb.fit_tree(x[1:], y[1:], sample_weight=[3.0, 1, 1, 1]).missing_left[0]
-    assert jb.fit_tree(x[:4], y[:4]).missing_left[0]  # a tie
+    assert not jb.cart.fit_tree(x, y).missing_left[0]
+    assert jb.cart.fit_tree(x[1:], y[1:], sample_weight=[3.0, 1, 1, 1]).missing_left[0]
+    assert jb.cart.fit_tree(x[:4], y[:4]).missing_left[0]  # a tie
 
 
 def test_values_are_float32_with_infinities_and_without_denormals():
     y = np.array([0.0, 1.0, 5.0])
     with pytest.warns(UserWarning, match="column 0 of x has 2 distinct float64"):
-        tree = jb.fit_tree(np.array([[1.0], [1.0 + 1e-9], [1.0]]), y)
+        tree = jb.cart.fit_tree(np.array([[1.0], [1.0 + 1e-9], [1.0]]), y)
     assert tree.num_nodes == 1
-    tree = jb.fit_tree(np.array([[-INF], [0.0], [INF]]), y)
+    tree = jb.cart.fit_tree(np.array([[-INF], [0.0], [INF]]), y)
     assert tree.threshold[0] == 0.0 and tree.threshold[tree.left[0]] == -INF
     np.testing.assert_array_equal(jb.predict(tree, [[-INF], [0], [INF]]), y)
     tiny = np.array([[0.0], [-0.0], [1e-40], [1.0]], np.float32)
-    tree = jb.fit_tree(tiny, np.array([0.0, 1, 2, 3]))
+    tree = jb.cart.fit_tree(tiny, np.array([0.0, 1, 2, 3]))
     assert tree.num_rows.tolist() == [4, 3, 1]
 
 
@@ -346,17 +346,17 @@ def test_weights_over_many_magnitudes():
     x = np.arange(6.0)[:, None]
     y = np.array([0.0, 0, 1, 1, 2, 9])
     weights = np.array([1e-20, 1, 1, 1, 1, 1e-20])
-    tree = jb.fit_tree(x, y, sample_weight=weights)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights)
     assert sorted(tree.threshold[tree.left != -1]) == [1.5, 3.5]
     np.testing.assert_allclose(jb.predict(tree, x), [0, 0, 1, 1, 2, 2])
     many = np.logspace(-30, 30, 6)
-    assert np.all(np.isfinite(jb.fit_tree(x, y, sample_weight=many).value))
+    assert np.all(np.isfinite(jb.cart.fit_tree(x, y, sample_weight=many).value))
 
 
 def test_neighbouring_floats_are_told_apart():
     low = np.float32(1)
     x = np.array([[low], [np.nextafter(low, np.float32(2))]])
-    tree = jb.fit_tree(x, np.array([0.0, 1.0]))
+    tree = jb.cart.fit_tree(x, np.array([0.0, 1.0]))
     np.testing.assert_array_equal(jb.predict(tree, x), [0.0, 1.0])
 
 
@@ -364,7 +364,7 @@ def test_neighbouring_floats_are_told_apart():
 
 
 def test_arrays_cannot_be_written_to():
-    tree = jb.fit_tree(*make_table(50, 2))
+    tree = jb.cart.fit_tree(*make_table(50, 2))
     for name in ARRAYS:
         with pytest.raises(ValueError, match="read-only"):
             getattr(tree, name)[0] = 0
@@ -378,7 +378,7 @@ def test_arrays_cannot_be_written_to():
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_predict_under_jit_and_vmap(outputs):
     x, y = make_table(90, 3, missing=0.2, outputs=outputs)
-    tree = jb.fit_tree(x, y, min_child_samples=3)
+    tree = jb.cart.fit_tree(x, y, min_child_samples=3)
     scores = jb.predict(tree, x)
     assert scores.shape == y.shape and scores.dtype == jnp.float32
     np.testing.assert_allclose(
@@ -397,7 +397,7 @@ def test_predict_under_jit_and_vmap(outputs):
 
 def test_predict_is_linear_in_values():
     x, y = make_table(90, 3)
-    tree = jb.fit_tree(x, y, min_child_samples=5)
+    tree = jb.cart.fit_tree(x, y, min_child_samples=5)
 
     def total(value):
         return jb.predict(replace(tree, value=value), x).sum()
@@ -408,7 +408,7 @@ def test_predict_is_linear_in_values():
 
 def test_similar_sizes_share_programs():
     x, y = make_table(200, 3)
-    trees = [jb.fit_tree(x, y, min_child_samples=n) for n in (8, 9, 10)]
+    trees = [jb.cart.fit_tree(x, y, min_child_samples=n) for n in (8, 9, 10)]
     assert len({tree.num_nodes for tree in trees}) == 3
     jb.predict(trees[0], x)
     with Compilations() as compilations:
@@ -420,23 +420,23 @@ def test_similar_sizes_share_programs():
 def test_names_of_columns_are_kept():
     x, y = make_table(50, 2)
     frame = pd.DataFrame(x, columns=["a", "b"])
-    tree = jb.fit_tree(frame, y)
+    tree = jb.cart.fit_tree(frame, y)
     for other in (
-        jb.fit_tree(x, y, feature_names=["a", "b"]),
-        jb.prune(tree, 1.0),
-        jb.cross_validate_alpha(frame, y).tree,
+        jb.cart.fit_tree(x, y, feature_names=["a", "b"]),
+        jb.cart.prune(tree, 1.0),
+        jb.cart.cross_validate_alpha(frame, y).tree,
     ):
         assert other.feature_names == ("a", "b")
     np.testing.assert_array_equal(jb.predict(tree, frame), jb.predict(tree, x))
     with pytest.raises(ValueError, match="same order, expected 'a', got 'b'"):
         jb.predict(tree, frame[["b", "a"]])
     with pytest.raises(ValueError, match="feature_names must be 2 different names"):
-        jb.fit_tree(x, y, feature_names=["a", "a"])
+        jb.cart.fit_tree(x, y, feature_names=["a", "a"])
 
 
 def test_importance_is_scikit_learns():
     x, y = make_table(400, 4)
-    tree = jb.fit_tree(x, y, min_child_samples=10, feature_names=list("abcd"))
+    tree = jb.cart.fit_tree(x, y, min_child_samples=10, feature_names=list("abcd"))
     peer = DecisionTreeRegressor(min_samples_leaf=10).fit(x, y)
     found = jb.feature_importance(tree)
     assert found.names == tuple("abcd")
@@ -448,7 +448,7 @@ def test_importance_is_scikit_learns():
     np.testing.assert_array_equal(jb.feature_importance(tree, "splits").values, splits)
     rows = np.bincount(peer.tree_.feature[inner], peer.tree_.n_node_samples[inner])
     np.testing.assert_array_equal(jb.feature_importance(tree, "cover").values, rows)
-    shuffled = jb.permutation_importance(tree, x, y, num_repeats=2)
+    shuffled = jb.explanation.permutation_importance(tree, x, y, num_repeats=2)
     assert set(np.argsort(shuffled.values)[-2:]) == {0, 3}
 
 
@@ -515,7 +515,7 @@ LIMITS = {
 TABLE = {**DATA, **LIMITS}
 
 
-@pytest.mark.parametrize("function", [jb.fit_tree, jb.cross_validate_alpha])
+@pytest.mark.parametrize("function", [jb.cart.fit_tree, jb.cart.cross_validate_alpha])
 @pytest.mark.parametrize("name", TABLE)
 def test_fitting_refuses(function, name):
     arguments, error, message = TABLE[name]
@@ -527,11 +527,11 @@ def test_fitting_refuses(function, name):
 
 def test_fitting_cannot_be_traced():
     with pytest.raises(TypeError, match=r"\bx is traced.*jb\.boost"):
-        jax.jit(jb.fit_tree)(X, Y)
+        jax.jit(jb.cart.fit_tree)(X, Y)
     with pytest.raises(TypeError, match="max_depth is traced"):
-        jax.jit(lambda depth: jb.fit_tree(X, Y, max_depth=depth))(3)
+        jax.jit(lambda depth: jb.cart.fit_tree(X, Y, max_depth=depth))(3)
     with pytest.raises(TypeError, match="min_gain is traced"):
-        jax.jit(lambda gain: jb.fit_tree(X, Y, min_gain=gain))(3.0)
+        jax.jit(lambda gain: jb.cart.fit_tree(X, Y, min_gain=gain))(3.0)
 
 
 @pytest.mark.parametrize("function", [jb.predict, jb.leaf_indices])
@@ -545,13 +545,13 @@ def test_fitting_cannot_be_traced():
     ],
 )
 def test_predict_refuses(function, x, arguments, error, message):
-    tree = jb.fit_tree(X, Y)
+    tree = jb.cart.fit_tree(X, Y)
     with pytest.raises(error, match=message):
         function(tree, x, **arguments)
 
 
 def test_what_is_for_ensembles_only_is_refused():
-    tree = jb.fit_tree(X, Y)
+    tree = jb.cart.fit_tree(X, Y)
     with pytest.raises(ValueError, match="offset must be None for a RegressionTree"):
         jb.predict(tree, X, offset=Y)
     for function in (jb.staged_predict, lambda tree, _: jb.truncate(tree, 1)):

@@ -290,7 +290,9 @@ def test_sparse_tables_and_streams_are_refused(table):
     x = scipy.sparse.csr_matrix(np.nan_to_num(table.x))
     with pytest.raises(ValueError, match="x must be dense"):
         jb.fit(x, table.y, categorical=[1], **SMALL)
-    rows = jb.stream(jb.array_batches(table.x, table.y, batch_rows=100), memory=2**26)
+    rows = jb.stream(
+        jb.streams.array_batches(table.x, table.y, batch_rows=100), memory=2**26
+    )
     with pytest.raises(ValueError, match="categorical must be 'auto'"):
         jb.fit(rows, categorical=[1], **SMALL)
 

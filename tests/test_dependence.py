@@ -167,7 +167,7 @@ def test_names_and_trees():
     found = jb.partial_dependence(model, frame, "b", grid=7, kind="both")
     assert found.names == ("b",) and BOTH.names == ("1",)
     np.testing.assert_array_equal(found.individual, BOTH.individual)
-    tree = jb.fit_tree(X, Y, max_depth=3)
+    tree = jb.cart.fit_tree(X, Y, max_depth=3)
     found = jb.partial_dependence(tree, X, 1, grid=7, kind="individual")
     np.testing.assert_array_equal(found.individual, loop(tree, X, [1], found.grid))
 

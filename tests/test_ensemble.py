@@ -43,7 +43,7 @@ def make_trees(num_scores=1, seed=0):
     split = generator.random(shape) < 0.8
     feature = np.where(split, generator.integers(0, FEATURES, shape), 0)
     code = generator.integers(1, BINS.num_bins, shape)
-    tree = jb.Tree(
+    tree = jb.parts.Tree(
         feature=jnp.asarray(feature, jnp.int32),
         threshold=jnp.asarray(np.where(split, code, BINS.num_bins - 1), jnp.int32),
         missing_left=jnp.asarray(~split | (generator.random(shape) < 0.5)),

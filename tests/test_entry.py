@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public functions under JAX's transformations and settings, and after a fork."""
 
-import inspect
 import os
 import subprocess
 import sys
@@ -12,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
+from public_names import find_public_functions
 
 import jboost as jb
 from jboost.codes.binning import bin_columns
 from jboost.entry import decorators as entry
+from jboost.entry import processes
 from jboost.entry import programs as executables
 from jboost.kernels import leaves_xla
 from jboost.objective.curvature import Objective, find_kinks
@@ -29,9 +30,9 @@ SMALL = dict(num_rounds=2, max_depth=2)
 BINS = jb.fit_bins(X)
 CODES = jb.apply_bins(BINS, X)
 MODEL, _ = jb.fit(X, Y, L.squared_error, **SMALL)  # type: ignore
-SKETCH = jb.update_sketch(jb.make_sketch(3), X)
-SUMMARY = jb.make_summary(X[:, 0])
-TREE = jb.fit_tree(X, Y, max_depth=2)
+SKETCH = jb.sketches.update_sketch(jb.sketches.make_sketch(3), X)
+SUMMARY = jb.sketches.make_summary(X[:, 0])
+TREE = jb.cart.fit_tree(X, Y, max_depth=2)
 
 
 def boost(loss=L.squared_error, **settings):
@@ -51,7 +52,9 @@ NUMPY = {
     "merge_summaries", "prune_summary", "query_ranks", "save", "summarize_sketch",
     "update_sketch", "write_xgboost",
 }  # fmt: skip
-FUNCTIONS = {name for name in jb.__all__ if inspect.isfunction(getattr(jb, name))}
+FUNCTIONS = {
+    name.split(".")[-1]: function for name, function in find_public_functions().items()
+}
 
 
 def is_decorated(function):
@@ -64,7 +67,7 @@ def is_decorated(function):
 
 
 def test_public_functions_are_decorated():
-    assert {n for n in FUNCTIONS if not is_decorated(getattr(jb, n))} == PLAIN
+    assert {n for n, f in FUNCTIONS.items() if not is_decorated(f)} == PLAIN
 
 
 # ---- tracing -------------------------------------------------------------------------
@@ -78,9 +81,11 @@ TRACED = {
     "points": lambda v: jb.sweep(X, Y, L.squared_error, {"l2": [v[0, 0]]}),
     "sample_weight": lambda v: jb.fit_bins(X, sample_weight=v[:, 0]),
     "target": lambda v: jb.inspect_loss(L.squared_error, v[0, 0]),
-    "metric": lambda v: jb.permutation_importance(MODEL, X, v, L.squared_error),
-    "values": lambda v: jb.make_summary(v[:, 0]),
-    "sketch": lambda v: jb.update_sketch(SKETCH, v),
+    "metric": lambda v: jb.explanation.permutation_importance(
+        MODEL, X, v, L.squared_error
+    ),
+    "values": lambda v: jb.sketches.make_summary(v[:, 0]),
+    "sketch": lambda v: jb.sketches.update_sketch(SKETCH, v),
     "closes over": lambda v: jb.fit(X, Y, lambda s, t: (s - t) ** 2 * v[0, 0], **SMALL),
 }
 
@@ -103,7 +108,7 @@ def test_errors_of_the_users_own_jit_are_theirs():
 
 ON_MODELS = {
     "feature_importance": jb.feature_importance,
-    "permutation_importance": lambda m: jb.permutation_importance(
+    "permutation_importance": lambda m: jb.explanation.permutation_importance(
         m, X, Y, L.squared_error
     ),
     "partial_dependence": lambda m: jb.partial_dependence(m, X, 0),
@@ -114,8 +119,8 @@ ON_MODELS = {
     "truncate": lambda m: jb.truncate(m, 1),
     "shap_values": lambda m: jb.shap_values(m, X),
     "fit": lambda m: jb.fit(X, Y, L.squared_error, model=m),
-    "write_xgboost": lambda m: jb.write_xgboost(m, "never"),
-    "export_predict": lambda m: jb.export_predict(m, "never"),
+    "write_xgboost": lambda m: jb.interchange.write_xgboost(m, "never"),
+    "export_predict": lambda m: jb.interchange.export_predict(m, "never"),
 }
 
 
@@ -246,7 +251,7 @@ def test_explicit_transfers_stay_disallowed():
 # ---- processes -----------------------------------------------------------------------
 
 FORKS = """
-    import os, signal, sys
+    import functools, os, signal, sys
     import jboost as jb
 
     def fork(child):
@@ -265,11 +270,11 @@ FORKS = """
         names = sys.argv[1].split()
         for name in names:
             try:
-                getattr(jb, name)()
+                functools.reduce(getattr, name.split("."), jb)()
             except RuntimeError as error:
-                for word in (name, "spawn", "loky", "threads"):
+                for word in (name.split(".")[-1], "spawn", "loky", "threads"):
                     assert word in str(error), (name, error)
-        jb.make_summary([1.0])
+        jb.sketches.make_summary([1.0])
 
     fork(refused)
 """
@@ -277,7 +282,8 @@ FORKS = """
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
 def test_forked_processes_are_refused_at_once():
-    names = sorted(FUNCTIONS - PLAIN - NUMPY)
+    skipped = PLAIN | NUMPY
+    names = [n for n in find_public_functions() if n.split(".")[-1] not in skipped]
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FORKS), " ".join(names)], check=True
     )
@@ -301,7 +307,27 @@ def test_workers_keep_to_their_share_of_threads(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     parent = object() if worker else None
-    monkeypatch.setattr(entry.multiprocessing, "parent_process", lambda: parent)
-    entry.limit_threads()
+    monkeypatch.setattr(processes.multiprocessing, "parent_process", lambda: parent)
+    processes.limit_threads()
     assert os.environ.get("PJRT_NPROC") == expected
     os.environ.pop("PJRT_NPROC", None)
+
+
+IMPORTS = """
+import sys
+import jboost
+print(*sorted({"jax", "sklearn", "matplotlib", "pyarrow", "scipy"} & {*sys.modules}))
+"""
+
+
+def test_importing_the_package_loads_no_other():
+    """Importing JAX alone takes most of the time that a small script takes."""
+    command = [sys.executable, "-c", IMPORTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_a_name_that_is_elsewhere_is_answered_with_its_home():
+    with pytest.raises(AttributeError, match=r"jboost\.interchange\.read_xgboost"):
+        jb.read_xgboost  # noqa: B018
+    assert not hasattr(jb, "no_such_name")

@@ -78,7 +78,7 @@ def make_linked():
 
 def make_tree():
     x = np.random.default_rng(1).normal(size=(40, 3))
-    return jb.fit_tree(x, x[:, 0] + x[:, 1], max_depth=3, feature_names=[*"abc"])
+    return jb.cart.fit_tree(x, x[:, 0] + x[:, 1], max_depth=3, feature_names=[*"abc"])
 
 
 MODELS = {
@@ -111,7 +111,7 @@ def test_what_is_loaded_is_what_was_saved(name, tmp_path):
         loaded = jb.load(path)
         assert type(loaded) is type(model)
         same_bits(loaded, model)
-        host = isinstance(model, jb.RegressionTree | jb.Bins)
+        host = isinstance(model, jb.cart.RegressionTree | jb.Bins)
         for leaf in jax.tree.leaves(loaded):
             assert isinstance(leaf, np.ndarray if host else jax.Array)
 
@@ -205,9 +205,9 @@ def foreign_files(folder):
     np.save(array, x)
     np.savez(archive, x=x)
     yield pickle.dumps(Danger()), "pickle"
-    yield bytes(booster.save_raw("json")), "XGBoost.*jb.read_xgboost"
-    yield bytes(booster.save_raw("ubj")), "XGBoost.*jb.read_xgboost"
-    yield other.model_to_string().encode(), "LightGBM.*jb.read_lightgbm"
+    yield bytes(booster.save_raw("json")), "XGBoost.*jb.interchange.read_xgboost"
+    yield bytes(booster.save_raw("ubj")), "XGBoost.*jb.interchange.read_xgboost"
+    yield other.model_to_string().encode(), "LightGBM.*jb.interchange.read_lightgbm"
     yield array.getvalue(), "NumPy"
     yield archive.getvalue(), "ZIP"
     yield gzip.compress(written(make_heaps())), "gzip"
@@ -438,6 +438,6 @@ def test_permissions_and_links_are_those_of_a_plain_write(tmp_path):
         os.umask(old)
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o604
-    assert isinstance(jb.load(path), jb.RegressionTree)
+    assert isinstance(jb.load(path), jb.cart.RegressionTree)
     jb.save(HEAPS, "/dev/null")
     assert not Path("/dev/null").is_file()

@@ -71,17 +71,21 @@ def test_every_function_of_rows_takes_tables(name):
 
 def test_single_trees_importance_sketches_and_streams_take_tables():
     table = TABLES["polars"]
-    tree = jb.fit_tree(table, Y, max_depth=3)
-    assert_same(tree, jb.fit_tree(X, Y, max_depth=3, feature_names=NAMES))
+    tree = jb.cart.fit_tree(table, Y, max_depth=3)
+    assert_same(tree, jb.cart.fit_tree(X, Y, max_depth=3, feature_names=NAMES))
     np.testing.assert_array_equal(jb.predict(tree, table), jb.predict(tree, X))
     with pytest.raises(ValueError, match=r"lacks \['c'\]"):
         jb.predict(tree, table.select("a", "b"))
-    assert jb.cross_validate_alpha(table, Y, max_depth=2).tree.feature_names == NAMES
-    found = jb.permutation_importance(MODEL, table, Y, num_repeats=1)
-    expected = jb.permutation_importance(MODEL, X, Y, num_repeats=1)
+    assert (
+        jb.cart.cross_validate_alpha(table, Y, max_depth=2).tree.feature_names == NAMES
+    )
+    found = jb.explanation.permutation_importance(MODEL, table, Y, num_repeats=1)
+    expected = jb.explanation.permutation_importance(MODEL, X, Y, num_repeats=1)
     np.testing.assert_array_equal(found.values, expected.values)
-    sketches = [jb.update_sketch(jb.make_sketch(3), x) for x in (table, X)]
-    rows = [jb.bins_from_sketch(sketch).thresholds for sketch in sketches]
+    sketches = [
+        jb.sketches.update_sketch(jb.sketches.make_sketch(3), x) for x in (table, X)
+    ]
+    rows = [jb.sketches.bins_from_sketch(sketch).thresholds for sketch in sketches]
     np.testing.assert_array_equal(*rows)
 
 
@@ -481,8 +485,8 @@ def test_targets_weights_and_offsets_of_every_kind(name):
     assert_same(model, expected)
     scores = jb.predict(model, X, offset=y)
     np.testing.assert_array_equal(scores, jb.predict(expected, X, offset=Y))
-    tree = jb.fit_tree(X, y, sample_weight=weight, max_depth=2)
-    assert_same(tree, jb.fit_tree(X, Y, sample_weight=np.abs(Y), max_depth=2))
+    tree = jb.cart.fit_tree(X, y, sample_weight=weight, max_depth=2)
+    assert_same(tree, jb.cart.fit_tree(X, Y, sample_weight=np.abs(Y), max_depth=2))
 
 
 def test_targets_keep_their_type_and_their_columns():

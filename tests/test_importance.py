@@ -104,7 +104,7 @@ def test_permutation_is_the_mean_over_all_permutations():
     scores = np.asarray(jb.predict(model, x), np.float64)
     pairs = np.average(np.square(scores[:, None] - y[None]), axis=1).mean()
     repeats = 40
-    found = jb.permutation_importance(model, x, y, num_repeats=repeats)
+    found = jb.explanation.permutation_importance(model, x, y, num_repeats=repeats)
     expected = pairs - np.mean(np.square(scores - y))
     error = found.deviations[0] / np.sqrt(repeats)
     assert abs(found.values[0] - expected) < 4 * error < expected / 4
@@ -115,16 +115,18 @@ def test_permutation_uses_weights_offsets_losses_and_metrics():
     offset = np.linspace(0, 1, ROWS, dtype=np.float32)
     same = dict(offset=offset, num_repeats=2)
     loss = jb.losses.absolute_error
-    first = jb.permutation_importance(MODEL, X, Y, loss, sample_weight=kept, **same)
+    first = jb.explanation.permutation_importance(
+        MODEL, X, Y, loss, sample_weight=kept, **same
+    )
 
     def mean(scores, targets, weights):
         return np.average(np.abs(scores - targets), weights=weights)
 
-    second = jb.permutation_importance(
+    second = jb.explanation.permutation_importance(
         MODEL, X, Y, metric=mean, sample_weight=kept, **same
     )
     np.testing.assert_allclose(first.values, second.values, rtol=1e-4, atol=1e-6)
-    plain = jb.permutation_importance(MODEL, X, Y, loss, num_repeats=2)
+    plain = jb.explanation.permutation_importance(MODEL, X, Y, loss, num_repeats=2)
     assert not np.allclose(plain.values, first.values, rtol=0.01)
 
 
@@ -135,7 +137,7 @@ def test_an_adaptive_loss_keeps_the_parameters_of_the_unshuffled_data():
     delta = jb.losses.weighted_quantile(magnitude, jnp.ones(ROWS), 0.9)
     fixed = lambda s, t: jb.losses.huber(s, t, delta=float(delta))  # noqa: E731
     found, expected = (
-        jb.permutation_importance(MODEL, X, Y, this, num_repeats=1).values
+        jb.explanation.permutation_importance(MODEL, X, Y, this, num_repeats=1).values
         for this in (loss, fixed)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -148,7 +150,7 @@ def test_columns_that_no_tree_uses_count_for_nothing():
         assert (
             jb.feature_importance(model, kind, per_split=kind == "gain").values[-1] == 0
         )
-    found = jb.permutation_importance(model, x, Y, num_repeats=1)
+    found = jb.explanation.permutation_importance(model, x, Y, num_repeats=1)
     assert found.values[-1] == 0 and found.deviations[-1] == 0
 
 
@@ -168,7 +170,7 @@ def test_several_scores_and_truncated_models():
     half = jb.truncate(model, 2)
     gains = [jb.feature_importance(m, "gain").values for m in (half, model)]
     assert (gains[0] <= gains[1]).all() and gains[0].sum() < gains[1].sum()
-    found = jb.permutation_importance(model, X, targets, squared_distance)
+    found = jb.explanation.permutation_importance(model, X, targets, squared_distance)
     assert found.values.min() > 0
 
 
@@ -183,7 +185,9 @@ def test_names_come_from_a_data_frame_or_by_hand():
     values = list(found.as_dict().values())
     assert values == sorted(values, reverse=True)
     assert str(found).splitlines()[0].startswith(next(iter(found.as_dict())))
-    assert " +- " in str(jb.permutation_importance(by_hand, frame, Y, num_repeats=2))
+    assert " +- " in str(
+        jb.explanation.permutation_importance(by_hand, frame, Y, num_repeats=2)
+    )
     np.testing.assert_array_equal(jb.predict(from_frame, frame), jb.predict(MODEL, X))
     with pytest.raises(ValueError, match="expected 'column 0', got 'column 1'"):
         jb.predict(from_frame, frame[[names[1], names[0], *names[2:]]])
@@ -212,11 +216,11 @@ def test_bad_arguments_are_refused():
         jb.feature_importance(UNKNOWN, "gain")
     assert jb.feature_importance(UNKNOWN, "splits").values.sum() > 0
     with pytest.raises(ValueError, match="num_repeats must be an integer from 1"):
-        jb.permutation_importance(MODEL, X, Y, num_repeats=0)
+        jb.explanation.permutation_importance(MODEL, X, Y, num_repeats=0)
     with pytest.raises(ValueError, match="y must have 200 rows"):
-        jb.permutation_importance(MODEL, X, Y[:-1])
+        jb.explanation.permutation_importance(MODEL, X, Y[:-1])
     with pytest.raises(ValueError, match="x must have 3 columns"):
-        jb.permutation_importance(MODEL, X[:, :2], Y)
+        jb.explanation.permutation_importance(MODEL, X[:, :2], Y)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -230,14 +234,14 @@ def test_losses_that_are_not_finite_are_refused(value):
 
     bound = 0.0
     with pytest.raises(ValueError, match=f"metric must be finite .* {value}"):
-        jb.permutation_importance(MODEL, X, Y, metric=metric)
+        jb.explanation.permutation_importance(MODEL, X, Y, metric=metric)
     loss = lambda s, t: (s - t) ** 2 + jnp.where(s > t, value, 0.0)  # noqa: E731
     with pytest.raises(ValueError, match=f"loss must be finite on x and y, .* {value}"):
-        jb.permutation_importance(MODEL, X, Y, loss)
+        jb.explanation.permutation_importance(MODEL, X, Y, loss)
     bound = 1.001 * own
     if np.isnan(value):  # a rise may be infinite
         with pytest.raises(ValueError, match=r"metric must be .* column '.' of x"):
-            jb.permutation_importance(MODEL, X, Y, metric=metric)
+            jb.explanation.permutation_importance(MODEL, X, Y, metric=metric)
 
 
 def _as_linked(model):

@@ -220,7 +220,7 @@ def test_a_start_without_gradients_stops_training():
 
 def test_streams_stop_without_gradients():
     rows, targets = X[:50], Z[:50].astype(np.float32)
-    stream = jb.stream(jb.array_batches(rows, targets), memory="256 MiB")
+    stream = jb.stream(jb.streams.array_batches(rows, targets), memory="256 MiB")
     with pytest.raises(jb.TrainingError, match=r"round 0: of 50 .* 50 .* NaN"):
         jb.fit(stream, None, poisoned, num_rounds=1, max_depth=1)
 

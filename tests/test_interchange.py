@@ -75,7 +75,7 @@ def test_lightgbm_from_files_and_memory(table, tmp_path, saved):
     if saved:
         source = tmp_path / "model.txt"
         booster.save_model(source)
-    model = jb.read_lightgbm(source)
+    model = jb.interchange.read_lightgbm(source)
     assert model.categories.features == (3,)
     assert model.feature_names == ("Column_0", "Column_1", "Column_2", "Column_3")
     assert_raw_scores(model, booster, probe(table[0]))
@@ -96,7 +96,7 @@ def test_lightgbm_from_files_and_memory(table, tmp_path, saved):
 def test_lightgbm_trees_of_all_kinds(table, parameters):
     target = table[1] > 0 if "sigmoid" in parameters else None
     booster = train(table, 3, target=target, **parameters)
-    model = jb.read_lightgbm(booster)
+    model = jb.interchange.read_lightgbm(booster)
     assert model.links is not None or parameters.get("num_leaves") != 150
     assert_raw_scores(model, booster, probe(table[0]))
 
@@ -105,11 +105,11 @@ def test_lightgbm_classes_and_forests(table):
     x, y = table
     target = np.digitize(y, [-0.5, 0.5])
     booster = train(table, 2, target=target, objective="multiclass", num_class=3)
-    model = jb.read_lightgbm(booster)
+    model = jb.interchange.read_lightgbm(booster)
     assert model.num_scores == 3 and model.num_rounds == 2
     assert_raw_scores(model, booster, probe(x))
     forest = train(table, boosting="rf", bagging_freq=1, bagging_fraction=0.5)
-    scores = jb.predict(jb.read_lightgbm(forest), x)
+    scores = jb.predict(jb.interchange.read_lightgbm(forest), x)
     np.testing.assert_allclose(scores, forest.predict(x), **CLOSE)
 
 
@@ -128,7 +128,7 @@ def test_lightgbm_zero_as_missing(table):
         x = probe(table[0])
         x[:4, :3] = [[1e-35], [-1e-35], [1e-36], [1e-34]]
         try:
-            model = jb.read_lightgbm(booster)
+            model = jb.interchange.read_lightgbm(booster)
         except ValueError as error:
             assert "zero_as_missing" in str(error)
             refused += 1
@@ -139,7 +139,7 @@ def test_lightgbm_zero_as_missing(table):
 
 def test_lightgbm_weights_and_rows(table):
     booster = train(table, 2)
-    sums = jb.read_lightgbm(booster).sums
+    sums = jb.interchange.read_lightgbm(booster).sums
     np.testing.assert_array_equal(np.asarray(sums.weight).sum(2), ROWS)
     np.testing.assert_allclose(np.asarray(sums.curvature).sum(2), ROWS, rtol=1e-6)
 
@@ -151,7 +151,7 @@ def test_lightgbm_categories_of_a_data_frame(table):
     frame = pandas.DataFrame(dict(a=table[0][:, 0], c=column))
     data = lightgbm.Dataset(frame, table[1])
     booster = lightgbm.train(dict(verbose=-1, num_leaves=7), data, 3)
-    model = jb.read_lightgbm(booster)
+    model = jb.interchange.read_lightgbm(booster)
     assert model.categories.values == (("u", "vé", "w"),)
     assert_raw_scores(model, booster, frame)
 
@@ -164,11 +164,11 @@ def test_gaps_of_sparse_rows_are_zeros_as_in_the_other_library(table):
     x[np.random.default_rng(4).random(x.shape) < 0.5] = 0
     sparse = scipy.sparse.csr_matrix(x)
     booster = train((table[0], y))
-    model = jb.read_lightgbm(booster)
+    model = jb.interchange.read_lightgbm(booster)
     expected = booster.predict(sparse, raw_score=True)
     np.testing.assert_allclose(jb.predict(model, sparse), expected, **CLOSE)
     forest = ensemble.RandomForestRegressor(5, max_depth=4, random_state=0).fit(x, y)
-    model = jb.read_sklearn(forest)
+    model = jb.interchange.read_sklearn(forest)
     np.testing.assert_allclose(
         jb.predict(model, sparse), forest.predict(sparse), **CLOSE
     )
@@ -176,11 +176,11 @@ def test_gaps_of_sparse_rows_are_zeros_as_in_the_other_library(table):
 
 def test_lightgbm_what_is_refused(table, tmp_path):
     with pytest.raises(TypeError, match="source must be"):
-        jb.read_lightgbm(3)
+        jb.interchange.read_lightgbm(3)
     data = lightgbm.Dataset(table[0][:, :2], table[1])
     linear = lightgbm.train(dict(verbose=-1, linear_tree=True, num_leaves=3), data, 1)
     with pytest.raises(ValueError, match="linear trees"):
-        jb.read_lightgbm(linear)
+        jb.interchange.read_lightgbm(linear)
     path, whole = tmp_path / "model.txt", train(table, 2).model_to_string()
     end = whole.index("end of trees") + 12
     cuts = [whole[:size] for size in range(0, end, end // 40)]
@@ -189,10 +189,10 @@ def test_lightgbm_what_is_refused(table, tmp_path):
     for content in cuts:
         path.write_text(content)
         with pytest.raises(ValueError, match="LightGBM"):
-            jb.read_lightgbm(path)
+            jb.interchange.read_lightgbm(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="LightGBM"):
-        jb.read_lightgbm(path)
+        jb.interchange.read_lightgbm(path)
 
 
 # scikit-learn.
@@ -256,7 +256,7 @@ def test_sklearn(table, name):
     else:
         expected = estimator.predict(x)
         expected = np.log(expected) if "poisson" in name else expected
-    model = jb.read_sklearn(estimator)
+    model = jb.interchange.read_sklearn(estimator)
     np.testing.assert_allclose(jb.predict(model, x), expected, **CLOSE)
     sums = np.asarray(model.sums.weight).sum(axis=2)
     np.testing.assert_array_equal(sums, np.full_like(sums, ROWS))
@@ -277,7 +277,7 @@ def test_sklearn_categories_of_a_data_frame(table):
     estimator = HistGradientBoostingRegressor(
         max_iter=3, categorical_features="from_dtype"
     ).fit(frame, table[1])
-    model = jb.read_sklearn(estimator)
+    model = jb.interchange.read_sklearn(estimator)
     assert model.categories.values == (("u", "vé", "w"),)
     np.testing.assert_allclose(
         jb.predict(model, frame), estimator.predict(frame), **CLOSE
@@ -289,20 +289,20 @@ def test_sklearn_what_is_refused(table):
 
     x, y = np.nan_to_num(table[0]), table[1]
     with pytest.raises(TypeError, match="AdaBoost"):
-        jb.read_sklearn(ensemble.AdaBoostRegressor())
+        jb.interchange.read_sklearn(ensemble.AdaBoostRegressor())
     with pytest.raises(ValueError, match="fitted"):
-        jb.read_sklearn(ensemble.RandomForestRegressor())
+        jb.interchange.read_sklearn(ensemble.RandomForestRegressor())
     start = linear_model.LinearRegression()
     boosting = ensemble.GradientBoostingRegressor(n_estimators=1, init=start)
     with pytest.raises(ValueError, match="LinearRegression"):
-        jb.read_sklearn(boosting.fit(x, y))
+        jb.interchange.read_sklearn(boosting.fit(x, y))
     forest = ensemble.RandomForestClassifier(2).fit(x, np.stack([y > 0, y > 1], 1))
     with pytest.raises(ValueError, match="one output"):
-        jb.read_sklearn(forest)
+        jb.interchange.read_sklearn(forest)
     x[:, 3] += 0.5
     hist = ensemble.HistGradientBoostingRegressor(max_iter=1, categorical_features=[3])
     with pytest.raises(ValueError, match="integers"):
-        jb.read_sklearn(hist.fit(x, y))
+        jb.interchange.read_sklearn(hist.fit(x, y))
 
 
 # StableHLO.
@@ -333,7 +333,7 @@ def test_export_runs_where_jboost_is_not(tmp_path, linked):
     x[:, [1, 3]] = np.random.default_rng(1).integers(0, 45, (100, 2))
     x[:9, 1] = np.nan
     offset = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
-    jb.export_predict(
+    jb.interchange.export_predict(
         model, tmp_path / "program", inverse_link=jax.nn.softmax, offset=True
     )
     np.savez(tmp_path / "data.npz", x=x, offset=offset)
@@ -362,7 +362,7 @@ def test_export_runs_where_jboost_is_not(tmp_path, linked):
 def test_export_of_a_score(tmp_path):
     pytest.importorskip("flatbuffers")
     model, path = make_model(2, 2, 3), tmp_path / "program"
-    jb.export_predict(model, path)
+    jb.interchange.export_predict(model, path)
     program = jax.export.deserialize(bytearray(path.read_bytes()))
     assert program.platforms == ("cpu", "cuda", "tpu")
     calls = set(re.findall(r"custom_call @(\w+)", program.mlir_module()))
@@ -379,13 +379,13 @@ def test_export_takes_the_matrix_of_a_table(tmp_path):
     words = random.choice(["lo", "mid", "hi"], 40)
     table = pd.DataFrame({"a": random.normal(size=40), "s": pd.Categorical(words)})
     model, _ = jb.fit(table, words == "mid", num_rounds=3, max_depth=2)
-    jb.export_predict(model, tmp_path / "program", platforms=("cpu",))
+    jb.interchange.export_predict(model, tmp_path / "program", platforms=("cpu",))
     content = (tmp_path / "program").read_bytes()
     program = jax.export.deserialize(bytearray(content))
     later = pd.DataFrame(
         {"a": [0.0, np.nan, 1.0, 2.0], "s": pd.Categorical(["mid", "new", None, "hi"])}
     )
-    matrix = jb.to_matrix(model, later)
+    matrix = jb.interchange.to_matrix(model, later)
     assert matrix.dtype == np.float32
     values = list(model.categories.values[0])
     expected = [values.index("mid"), np.nan, np.nan, values.index("hi")]
@@ -394,7 +394,7 @@ def test_export_takes_the_matrix_of_a_table(tmp_path):
     assert_same_bits(program.call(matrix), found)
     assert_same_bits(jb.predict(model, matrix, implementation="xla"), found)
     with pytest.raises(ValueError, match="columns"):
-        jb.to_matrix(model, later[["a"]])
+        jb.interchange.to_matrix(model, later[["a"]])
 
 
 def test_export_what_is_refused(tmp_path):
@@ -407,7 +407,7 @@ def test_export_what_is_refused(tmp_path):
         (dict(inverse_link=3), "inverse_link"),
     ]:
         with pytest.raises((TypeError, ValueError), match=match):
-            jb.export_predict(model, path, **arguments)
+            jb.interchange.export_predict(model, path, **arguments)
     with pytest.raises(TypeError, match="Ensemble"):
-        jb.export_predict(3, path)
+        jb.interchange.export_predict(3, path)
     assert not path.exists()

@@ -44,7 +44,7 @@ def fit(frame, target, **settings):
 
 def assert_same_scores(model, frame, path, table=None, **arguments):
     """XGBoost's scores of the frame, or of a table in its place, are ours."""
-    jb.write_xgboost(model, path, **arguments)
+    jb.interchange.write_xgboost(model, path, **arguments)
     booster = xgboost.Booster(model_file=path)
     table = frame if table is None else table
     data = xgboost.DMatrix(table, enable_categorical=True)
@@ -77,7 +77,7 @@ def test_xgboost_predicts_the_same_from_the_table_of_training(tmp_path, columns)
         later.loc[9:30, "ten,s"] = 99
     assert_same_scores(model, later, path)
     # The model is the same when it comes back.
-    again = jb.read_xgboost(path)
+    again = jb.interchange.read_xgboost(path)
     np.testing.assert_allclose(
         jb.predict(again, later), jb.predict(model, later), **CLOSE
     )
@@ -104,7 +104,7 @@ def test_names_that_xgboost_cannot_hold_are_refused_unless_codes_will_do(
     frame = frame[["Größe", "words", "é"]]
     model, path = fit(frame, target + 2 * codes), tmp_path / "model.json"
     with pytest.raises(ValueError, match=f"categories must be .*{value!r} .* 'é'"):
-        jb.write_xgboost(model, path)
+        jb.interchange.write_xgboost(model, path)
     assert not path.exists()
     # Without names XGBoost takes positions in ``categories.values``.
     values = dict(zip(["words", "é"], model.categories.values, strict=True))
@@ -125,9 +125,9 @@ def test_feature_names_that_xgboost_cannot_read_are_refused(tmp_path):
             path = tmp_path / f"{len(name)}.{suffix}"
             if suffix in suffixes:
                 with pytest.raises(ValueError, match="feature_names"):
-                    jb.write_xgboost(model, path)
+                    jb.interchange.write_xgboost(model, path)
             else:
-                jb.write_xgboost(model, path)
+                jb.interchange.write_xgboost(model, path)
                 assert xgboost.Booster(model_file=path).feature_names == [name, "b"]
 
 
@@ -179,7 +179,7 @@ def test_lightgbm_keeps_the_names_of_categories(tmp_path, saved, name, column):
     if saved:
         source = tmp_path / "model.txt"
         booster.save_model(source)
-    model = jb.read_lightgbm(source)
+    model = jb.interchange.read_lightgbm(source)
     named = dict(zip(model.categories.features, model.categories.values, strict=True))
     places = [*frame.columns]
     assert named[places.index("words")] == tuple(frame["words"].cat.categories)
@@ -196,7 +196,7 @@ def test_lightgbm_names_whose_column_is_not_clear_are_dropped_with_a_warning():
     )
     booster = train(frame, 2.0 * code + (number == 1), categorical_feature=["a", "b"])
     with pytest.warns(UserWarning, match="names of categories are dropped") as caught:
-        model = jb.read_lightgbm(booster)
+        model = jb.interchange.read_lightgbm(booster)
     assert caught[0].filename == __file__
     expected = booster.predict(frame)
     frame["a"] = frame["a"].cat.codes
@@ -211,7 +211,7 @@ def test_lightgbm_names_are_not_given_to_another_column():
     booster = train(frame, target + frame["ids"], categorical_feature=["ids"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = jb.read_lightgbm(booster)
+        model = jb.interchange.read_lightgbm(booster)
     assert model.categories.values is None
     matrix = frame.assign(words=frame["words"].cat.codes.replace(-1, np.nan))
     expected = booster.predict(frame, raw_score=True)
@@ -227,10 +227,12 @@ def test_lightgbm_of_large_integers(tmp_path, least):
         warnings.simplefilter("ignore")  # LightGBM's, of large values
         booster = train(x.astype(float), y, 1, categorical_feature=[0])
     if least < 2**24:
-        assert_raw_scores(jb.read_lightgbm(booster), booster, x.astype(np.float32))
+        assert_raw_scores(
+            jb.interchange.read_lightgbm(booster), booster, x.astype(np.float32)
+        )
     else:
         with pytest.raises(jb.FileError, match=f"categories of {2**24} and more"):
-            jb.read_lightgbm(booster)
+            jb.interchange.read_lightgbm(booster)
 
 
 def test_what_lightgbm_saw_and_does_not_list_takes_no_memory(tmp_path):
@@ -238,4 +240,4 @@ def test_what_lightgbm_saw_and_does_not_list_takes_no_memory(tmp_path):
     text = train(frame, frame[:, 0] == 3, categorical_feature=[0]).model_to_string()
     assert text.count("feature_infos=") == 1
     path.write_text(text.replace("feature_infos=", "feature_infos=3000000000:"))
-    assert jb.read_lightgbm(path).categories.codes.shape[1] == 5
+    assert jb.interchange.read_lightgbm(path).categories.codes.shape[1] == 5

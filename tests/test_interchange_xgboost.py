@@ -63,7 +63,7 @@ def test_read_from_files_and_memory(table, tmp_path, suffix):
     if suffix:
         source = tmp_path / f"model.{suffix}"
         booster.save_model(source)
-    model = jb.read_xgboost(source)
+    model = jb.interchange.read_xgboost(source)
     assert model.categories.features == (3,) and model.num_rounds == 5
     assert_margins(model, table[0], booster, matrix(table[0]))
 
@@ -83,7 +83,7 @@ def test_read_from_files_and_memory(table, tmp_path, suffix):
 )
 def test_read_all_kinds_of_trees(table, parameters, num_rounds, depth, linked):
     booster = train(table, num_rounds, **parameters)
-    model = jb.read_xgboost(booster)
+    model = jb.interchange.read_xgboost(booster)
     assert model.num_rounds == num_rounds * parameters.get("num_parallel_tree", 1)
     assert (model.links is not None) == linked
     assert depth is None or model.max_depth >= depth
@@ -97,14 +97,17 @@ def test_gaps_of_sparse_rows_are_missing(table):
     x = scipy.sparse.csr_matrix(dense)
     expected = booster.predict(xgboost.DMatrix(x))
     np.testing.assert_allclose(
-        jb.predict(jb.read_xgboost(booster), x), expected, rtol=1e-6, atol=1e-6
+        jb.predict(jb.interchange.read_xgboost(booster), x),
+        expected,
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
 def test_read_covers(table):
     booster = train(table, max_depth=3)
     covers = booster.get_score(importance_type="total_cover")
-    own = jb.feature_importance(jb.read_xgboost(booster), "cover").values
+    own = jb.feature_importance(jb.interchange.read_xgboost(booster), "cover").values
     expected = [covers.get(f"f{feature}", 0) for feature in range(4)]
     np.testing.assert_allclose(own, expected, rtol=1e-5)
 
@@ -115,7 +118,7 @@ def test_read_several_targets(table, strategy):
     data = xgboost.DMatrix(x[:, :2], np.stack([y, -y, y * y], axis=1))
     settings = dict(max_depth=3, multi_strategy=strategy, nthread=1)
     booster = xgboost.train(settings, data, 3)
-    assert_margins(jb.read_xgboost(booster), x[:, :2], booster, data)
+    assert_margins(jb.interchange.read_xgboost(booster), x[:, :2], booster, data)
 
 
 def test_read_classes(table):
@@ -123,7 +126,7 @@ def test_read_classes(table):
     data = matrix(x, np.digitize(y, [-0.5, 0.5]))
     settings = dict(objective="multi:softprob", num_class=3, num_parallel_tree=2)
     booster = xgboost.train(settings | dict(max_depth=3, nthread=1), data, 3)
-    model = jb.read_xgboost(booster)
+    model = jb.interchange.read_xgboost(booster)
     assert model.num_scores == 3 and model.num_rounds == 6
     assert_margins(model, x, booster, data)
     probabilities = jb.predict(model, x, inverse_link=jax.nn.softmax)
@@ -145,7 +148,7 @@ def test_read_the_initial_score_of_each_objective(table, objective):
         data.set_group([ROWS])
     settings = dict(objective=objective, max_depth=2, nthread=1)
     booster = xgboost.train(settings, data, 1)
-    assert_margins(jb.read_xgboost(booster), x[:, :2], booster, data)
+    assert_margins(jb.interchange.read_xgboost(booster), x[:, :2], booster, data)
 
 
 def test_read_categories_of_a_data_frame(table):
@@ -155,7 +158,7 @@ def test_read_categories_of_a_data_frame(table):
     frame = pandas.DataFrame(dict(a=table[0][:, 0], c=column))
     data = xgboost.DMatrix(frame, table[1], enable_categorical=True)
     booster = xgboost.train(dict(max_depth=3, max_cat_to_onehot=1), data, 3)
-    model = jb.read_xgboost(booster)
+    model = jb.interchange.read_xgboost(booster)
     assert model.feature_names == ("a", "c")
     assert model.categories.values == (("u", "v", "w"),)
     assert_margins(model, frame, booster, data)
@@ -167,7 +170,7 @@ def test_read_as_many_rounds_as_an_estimator_uses(table):
         n_estimators=60, max_depth=3, learning_rate=1, early_stopping_rounds=2, n_jobs=1
     )
     estimator.fit(x[:200], y[:200], eval_set=[(x[200:], y[200:])], verbose=False)
-    model = jb.read_xgboost(estimator)
+    model = jb.interchange.read_xgboost(estimator)
     assert model.num_rounds == estimator.best_iteration + 1 < 60
     np.testing.assert_allclose(jb.predict(model, x), estimator.predict(x), rtol=1e-6)
 
@@ -176,19 +179,19 @@ def test_categories_that_are_not_listed_go_left(table):
     booster = train(table, 2, max_cat_to_onehot=1)
     x = np.tile(table[0][:1], (4, 1))
     x[:, 3] = [39, 40, 500, 1000]  # two of them beyond all that was seen
-    assert_margins(jb.read_xgboost(booster), x, booster, matrix(x))
+    assert_margins(jb.interchange.read_xgboost(booster), x, booster, matrix(x))
 
 
 def test_what_is_refused(table, tmp_path):
     path = tmp_path / "model"
     with pytest.raises(FileNotFoundError):
-        jb.read_xgboost(path)
+        jb.interchange.read_xgboost(path)
     with pytest.raises(TypeError, match="source must be a path"):
-        jb.read_xgboost(3)
+        jb.interchange.read_xgboost(3)
     x, y = table
     linear = xgboost.train(dict(booster="gblinear"), xgboost.DMatrix(x[:, :2], y), 1)
     with pytest.raises(ValueError, match="gblinear"):
-        jb.read_xgboost(linear)
+        jb.interchange.read_xgboost(linear)
 
 
 @pytest.mark.parametrize("kind", ["json", "ubj"])
@@ -200,7 +203,7 @@ def test_damaged_files_are_refused(table, tmp_path, kind):
     for content in cuts:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="model"):
-            jb.read_xgboost(path)
+            jb.interchange.read_xgboost(path)
 
 
 def test_altered_trees_are_refused(table, tmp_path):
@@ -216,7 +219,7 @@ def test_altered_trees_are_refused(table, tmp_path):
         tree[name] = [*start, *before[1:]] if start and name != "tree_param" else start
         path.write_text(json.dumps(document))
         with pytest.raises(ValueError, match="damaged"):
-            jb.read_xgboost(path)
+            jb.interchange.read_xgboost(path)
         tree[name] = before
 
 
@@ -228,7 +231,7 @@ def assert_written(model, x, folder, **arguments):
     boosters, path = [], folder
     for suffix in ("json", "ubj"):
         path = folder / f"model.{suffix}"
-        jb.write_xgboost(model, path, **arguments)
+        jb.interchange.write_xgboost(model, path, **arguments)
         booster = xgboost.Booster(model_file=path)
         data = xgboost.DMatrix(
             x, feature_names=booster.feature_names,
@@ -236,7 +239,7 @@ def assert_written(model, x, folder, **arguments):
         )  # fmt: skip
         assert_margins(model, x, booster, data)
         boosters.append((booster, data))
-    again = jb.read_xgboost(path)
+    again = jb.interchange.read_xgboost(path)
     np.testing.assert_allclose(
         jb.predict(again, x), jb.predict(model, x), rtol=1e-6, atol=1e-6
     )
@@ -316,16 +319,16 @@ def test_what_cannot_be_written(tmp_path):
     model = finite_model(2, 2, 3)
     path = tmp_path / "model.json"
     with pytest.raises(TypeError, match="Ensemble"):
-        jb.write_xgboost(3, path)
+        jb.interchange.write_xgboost(3, path)
     with pytest.raises(ValueError, match="objective"):
-        jb.write_xgboost(model, path, objective="survival:cox")
+        jb.interchange.write_xgboost(model, path, objective="survival:cox")
     with pytest.raises(ValueError, match="objective"):
-        jb.write_xgboost(model, path, objective="multi:softprob")
+        jb.interchange.write_xgboost(model, path, objective="multi:softprob")
     bad = replace(model, leaf_value=model.leaf_value.at[0].set(jnp.inf))
     with pytest.raises(ValueError, match="leaf_value"):
-        jb.write_xgboost(bad, path)
+        jb.interchange.write_xgboost(bad, path)
     with pytest.raises(ValueError, match="codes"):
-        jb.write_xgboost(add_sets(finite_model(9, 3, 3), [0, 1, 2]), path)
+        jb.interchange.write_xgboost(add_sets(finite_model(9, 3, 3), [0, 1, 2]), path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -379,7 +379,9 @@ def test_estimators_measure_what_they_predict():
 
 def test_permutations_lower_a_metric_that_should_be_large():
     model, _ = jb.fit(X, LABELS, jb.losses.logistic, **settings())
-    find = partial(jb.permutation_importance, model, X, LABELS, jb.losses.logistic)
+    find = partial(
+        jb.explanation.permutation_importance, model, X, LABELS, jb.losses.logistic
+    )
     by_name = find(metric="auc", num_repeats=2)
     own = find(metric=lambda s, t, w: -jb.metrics.auc(s, t, w), num_repeats=2)
     np.testing.assert_allclose(by_name.values, own.values, atol=1e-6)

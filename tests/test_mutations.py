@@ -260,18 +260,18 @@ def make_files():
         "json": (
             documents,
             lambda d, r: encode(change_document(d, r)),
-            jb.read_xgboost,
+            jb.interchange.read_xgboost,
         ),
-        "ubjson": (binary, change_bytes, jb.read_xgboost),
+        "ubjson": (binary, change_bytes, jb.interchange.read_xgboost),
         "ubjson documents": (
             documents,
             lambda d, r: write_ubjson(as_ubjson(change_document(d, r))),
-            jb.read_xgboost,
+            jb.interchange.read_xgboost,
         ),
         "lightgbm": (
             [*lightgbm_texts()],
             lambda text, r: change_text(text, r).encode("utf-8", "replace"),
-            jb.read_lightgbm,
+            jb.interchange.read_lightgbm,
         ),
         "own": ([written(m) for m in models.values()], change_container, jb.load),
     }
@@ -376,14 +376,14 @@ def test_small_xgboost_files_cannot_ask_for_much(files, name, tmp_path):
     for path, value in GREEDY[name].items():
         document = set_in(document, f"learner.{path}", value)
     content = json.dumps(document).encode()
-    assert_refused(content, jb.read_xgboost, tmp_path / "model")
+    assert_refused(content, jb.interchange.read_xgboost, tmp_path / "model")
 
 
 def test_small_ubjson_cannot_ask_for_much(tmp_path):
     for mark in b"ZTFi[{S":
         size = b"L" + (2**40).to_bytes(8, "big")
         content = b"{U\x01a[$" + bytes([mark]) + b"#" + size + b"}"
-        assert_refused(content, jb.read_xgboost, tmp_path / "model")
+        assert_refused(content, jb.interchange.read_xgboost, tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_small_lightgbm_files_cannot_ask_for_much(files, key, values, tmp_path):
     place = next(i for i, line in enumerate(lines) if line.startswith(f"{key}="))
     lines[place] = f"{key}={values}"
     content = "\n".join(lines).encode()
-    assert_refused(content, jb.read_lightgbm, tmp_path / "model")
+    assert_refused(content, jb.interchange.read_lightgbm, tmp_path / "model")
 
 
 def make_chain(depth):

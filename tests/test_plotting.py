@@ -148,7 +148,9 @@ def test_metrics_of_folds_have_one_line(ax):
 
 
 def test_importance_shows_the_largest_on_top(ax):
-    found = jb.Importance(NAMES, np.array([1.0, 5.0, 3.0]), np.array([0.1, 0.5, 0.3]))
+    found = jb.explanation.Importance(
+        NAMES, np.array([1.0, 5.0, 3.0]), np.array([0.1, 0.5, 0.3])
+    )
     assert plotting.importance(found, max_features=2, ax=ax) is ax
     assert [patch.get_width() for patch in ax.patches] == [5, 3]
     labels = [label.get_text() for label in ax.get_yticklabels()]
@@ -170,7 +172,7 @@ def test_importance_of_a_model_is_that_of_feature_importance(trained, kind, ax):
 
 
 def test_features_without_names_are_called_as_in_x(ax):
-    found = jb.Importance(("0", "1"), np.array([1.0, 2.0]))
+    found = jb.explanation.Importance(("0", "1"), np.array([1.0, 2.0]))
     plotting.importance(found, ax=ax)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["x1", "x0"]
 
@@ -234,7 +236,7 @@ def test_words_fit_into_their_boxes_and_boxes_do_not_touch(trained, orientation)
 
 def test_heavy_lines_follow_missing_values():
     x = np.array([[1.0], [2.0], [np.nan], [np.nan]])
-    single = jb.fit_tree(x, np.array([0.0, 0.0, 5.0, 5.0]))
+    single = jb.cart.fit_tree(x, np.array([0.0, 0.0, 5.0, 5.0]))
     assert "x0 is known" in plotting.tree_to_dot(single)
     assert '0 -> 2 [label="no, missing"]' in plotting.tree_to_dot(single)
     ax = plotting.tree(single)
@@ -246,7 +248,7 @@ def test_heavy_lines_follow_missing_values():
 
 
 def test_high_leaves_are_red_and_low_ones_blue():
-    single = jb.fit_tree(np.array([[1.0], [2.0]]), np.array([10.0, 20.0]))
+    single = jb.cart.fit_tree(np.array([[1.0], [2.0]]), np.array([10.0, 20.0]))
     ax = plotting.tree(single)
     _, low, high = (p for p in ax.patches if hasattr(p, "get_boxstyle"))
     assert low.get_facecolor()[2] > low.get_facecolor()[0]
@@ -319,7 +321,7 @@ def test_linked_trees_are_drawn_by_their_links(ax):
 
 
 def test_a_chain_of_a_thousand_levels_is_laid_out():
-    chain = jb.fit_tree(np.arange(300.0)[:, None], 4.0 ** -np.arange(300.0))
+    chain = jb.cart.fit_tree(np.arange(300.0)[:, None], 4.0 ** -np.arange(300.0))
     assert chain.max_depth > 200
     dot = plotting.tree_to_dot(chain)
     assert dot.count(" -> ") == chain.num_nodes - 1
@@ -327,7 +329,7 @@ def test_a_chain_of_a_thousand_levels_is_laid_out():
 
 
 def test_a_root_alone_is_a_tree():
-    ax = plotting.tree(jb.fit_tree(np.ones((3, 1)), np.arange(3.0)))
+    ax = plotting.tree(jb.cart.fit_tree(np.ones((3, 1)), np.arange(3.0)))
     assert texts(ax)[0] == "1  (3)" and len(ax.patches) == 1
 
 
@@ -404,7 +406,7 @@ def make_shap():
     """Two features, of which the second matters more; one value is missing."""
     values = np.array([[0.1, -1.0], [-0.2, 0.5], [0.0, 2.0], [0.1, 2.0]])
     x = np.array([[1.0, 0.0], [2.0, 5.0], [3.0, 10.0], [np.nan, 10.0]])
-    return jb.ShapValues(values, np.array(0.0)), x
+    return jb.explanation.ShapValues(values, np.array(0.0)), x
 
 
 def test_swarms_have_a_point_for_each_row(ax):
@@ -445,12 +447,14 @@ def test_bars_are_mean_magnitudes(ax):
 
 def test_bars_of_several_scores_are_stacked(ax):
     values = np.random.default_rng(0).normal(size=(6, 2, 3))
-    plotting.shap_summary(jb.ShapValues(values, np.zeros(3)), kind="bars", ax=ax)
+    plotting.shap_summary(
+        jb.explanation.ShapValues(values, np.zeros(3)), kind="bars", ax=ax
+    )
     ends = max(patch.get_x() + patch.get_width() for patch in ax.patches)
     assert len(ax.patches) == 6
     assert ends == pytest.approx(np.abs(values).mean(axis=0).sum(axis=1).max())
     with pytest.raises(ValueError, match="score must be an integer from 0 to 2"):
-        plotting.shap_summary(jb.ShapValues(values, np.zeros(3)))
+        plotting.shap_summary(jb.explanation.ShapValues(values, np.zeros(3)))
 
 
 def test_summary_of_a_model_is_that_of_its_shap_values(trained, ax):
@@ -496,7 +500,9 @@ CATEGORIES = np.array(["red", "green"])
 
 
 def make_dependence(names, grid, average, individual=None):
-    return jb.PartialDependence(names, grid, np.asarray(average, float), individual)
+    return jb.explanation.PartialDependence(
+        names, grid, np.asarray(average, float), individual
+    )
 
 
 def test_dependence_on_categories_names_them(ax):

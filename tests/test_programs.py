@@ -44,7 +44,7 @@ OPERATIONS = {
     "staged_predict": lambda x: jb.staged_predict(MODEL, x),
     "leaf_indices": lambda x: jb.leaf_indices(MODEL, x),
     "shap_values": lambda x: jb.shap_values(MODEL, x, offset=TARGETS[: len(x)]),
-    "shap_interactions": lambda x: jb.shap_interactions(MODEL, x[:50]),
+    "shap_interactions": lambda x: jb.explanation.shap_interactions(MODEL, x[:50]),
     "partial_dependence": lambda x: jb.partial_dependence(MODEL, x, 1, grid=[0, 1]),
     "fit_bins": lambda x: jb.fit_bins(x),
     "apply_bins": lambda x: jb.apply_bins(BINS, x),
@@ -84,7 +84,7 @@ def test_links_of_many_rows_are_computed_in_blocks(monkeypatch):
 
 def test_permutation_importance_shares_programs():
     def measure(size):
-        return jb.permutation_importance(
+        return jb.explanation.permutation_importance(
             MODEL, ROWS[:size], TARGETS[:size], num_repeats=1
         )
 

@@ -35,7 +35,7 @@ def fit_both(name, **pruning):
     arguments, weighted, least = TABLES[name]
     x, y, weights = make_table(**arguments)
     weights = weights if weighted else None
-    tree = jb.fit_tree(x, y, sample_weight=weights, min_child_samples=least)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights, min_child_samples=least)
     peer = DecisionTreeRegressor(min_samples_leaf=least, random_state=0, **pruning)
     return x, y, weights, tree, peer
 
@@ -43,7 +43,7 @@ def fit_both(name, **pruning):
 @pytest.mark.parametrize("name", TABLES)
 def test_same_alphas_as_scikit_learn(name):
     x, y, weights, tree, peer = fit_both(name)
-    path = jb.pruning_path(tree)
+    path = jb.cart.pruning_path(tree)
     expected = peer.cost_complexity_pruning_path(x, y, sample_weight=weights)
     total = tree.weight[0]  # its errors are means
     np.testing.assert_allclose(path.alphas / total, expected.ccp_alphas, atol=1e-12)
@@ -56,11 +56,11 @@ def test_same_alphas_as_scikit_learn(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_same_pruned_trees_as_scikit_learn(name):
     _, _, _, tree, _ = fit_both(name)
-    alphas = jb.pruning_path(tree).alphas
+    alphas = jb.cart.pruning_path(tree).alphas
     for alpha in np.sqrt(alphas[:-1] * alphas[1:])[:: len(alphas) // 4]:
         x, y, weights, tree, peer = fit_both(name, ccp_alpha=alpha / tree.weight[0])
         peer.fit(x, y, sample_weight=weights)
-        pruned = jb.prune(tree, alpha)
+        pruned = jb.cart.prune(tree, alpha)
         assert pruned.num_nodes == peer.tree_.node_count
         fresh = make_table(500, x.shape[1], missing=float(np.isnan(x).mean()), seed=9)
         np.testing.assert_allclose(
@@ -71,7 +71,7 @@ def test_same_pruned_trees_as_scikit_learn(name):
 def test_ties_are_one_step():
     x = np.arange(8.0)[:, None]
     y = np.array([0.0, 1, 10, 11, 100, 101, 110, 111])
-    path = jb.pruning_path(jb.fit_tree(x, y))
+    path = jb.cart.pruning_path(jb.cart.fit_tree(x, y))
     expected = DecisionTreeRegressor().cost_complexity_pruning_path(x, y)
     distinct = np.unique(np.round(expected.ccp_alphas, 9))
     np.testing.assert_allclose(path.alphas / 8, distinct)
@@ -87,16 +87,16 @@ def test_no_subtree_is_better(seed):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 6, (9, 2)).astype(np.float32)
     y = rng.integers(0, 5, 9).astype(np.float64)
-    tree = jb.fit_tree(x, y)
+    tree = jb.cart.fit_tree(x, y)
     reference = references.fit_cart(x, y[:, None], np.ones(9))
     every = references.pruned_costs(reference)
-    path = jb.pruning_path(tree)
+    path = jb.cart.pruning_path(tree)
     between = [(a + b) / 2 for a, b in pairwise(path.alphas)]
     for alpha in [*path.alphas, *between, 2 * path.alphas[-1] + 1]:
         costs = [float(error) + alpha * leaves for leaves, error in every]
         least = min(costs) + 1e-9
         best = [n for (n, _), cost in zip(every, costs, strict=True) if cost <= least]
-        pruned = jb.prune(tree, alpha)
+        pruned = jb.cart.prune(tree, alpha)
         is_leaf = pruned.left == -1
         cost = pruned.squared_error[is_leaf].sum() + alpha * pruned.num_leaves
         assert cost <= least
@@ -111,15 +111,15 @@ def assert_same_tree(tree, other):
 
 def test_subtrees_are_nested_and_complete():
     x, y, weights = make_table(300, 3, missing=0.2)
-    tree = jb.fit_tree(x, y, sample_weight=weights)
-    path = jb.pruning_path(tree)
+    tree = jb.cart.fit_tree(x, y, sample_weight=weights)
+    path = jb.cart.pruning_path(tree)
     assert path.alphas[0] == 0 and path.num_leaves[-1] == 1
     assert np.all(np.diff(path.alphas) > 0) and np.all(np.diff(path.num_leaves) < 0)
-    assert_same_tree(jb.prune(tree, 0.0), tree)
+    assert_same_tree(jb.cart.prune(tree, 0.0), tree)
     smaller = tree
     for alpha, leaves, error in list(zip(*path, strict=True))[::40]:
-        pruned = jb.prune(tree, alpha)
-        smaller = jb.prune(smaller, alpha)
+        pruned = jb.cart.prune(tree, alpha)
+        smaller = jb.cart.prune(smaller, alpha)
         assert_same_tree(smaller, pruned)
         assert pruned.num_leaves == leaves
         is_leaf = pruned.left == -1
@@ -133,7 +133,7 @@ def test_subtrees_are_nested_and_complete():
             rows = found == leaf
             mean = np.average(y[rows], weights=weights[rows])
             np.testing.assert_allclose(pruned.value[leaf], mean)
-    root = jb.prune(tree, np.inf)
+    root = jb.cart.prune(tree, np.inf)
     assert root.num_nodes == 1
     assert root.value[0] == pytest.approx(np.average(y, weights=weights))
 
@@ -141,12 +141,12 @@ def test_subtrees_are_nested_and_complete():
 def test_large_trees_are_pruned_quickly_and_alike():
     """The sequence of a large tree agrees with collapsing link by link."""
     x, y, _ = make_table(2000, 2)
-    tree = jb.fit_tree(x, y, min_child_samples=5)
-    path = jb.pruning_path(tree)
+    tree = jb.cart.fit_tree(x, y, min_child_samples=5)
+    path = jb.cart.pruning_path(tree)
     for step, (alpha, after) in enumerate(pairwise(path.alphas)):
         if step % 25:
             continue
-        pruned = jb.prune(tree, alpha)
+        pruned = jb.cart.prune(tree, alpha)
         errors, leaves = pruned.squared_error.copy(), np.ones(pruned.num_nodes)
         for node in range(pruned.num_nodes - 1, -1, -1):
             if pruned.left[node] != -1:
@@ -166,10 +166,10 @@ def test_cross_validation_equals_a_literal_one(name):
     weights = np.ones(len(y)) if weights is None else weights
     least = TABLES[name][2]
     folds = np.random.default_rng(4).integers(0, 4, len(y))
-    choice = jb.cross_validate_alpha(
+    choice = jb.cart.cross_validate_alpha(
         x, y, sample_weight=weights, folds=folds, min_child_samples=least
     )
-    path = jb.pruning_path(tree)
+    path = jb.cart.pruning_path(tree)
     np.testing.assert_array_equal(choice.num_leaves, path.num_leaves)
     assert np.all(choice.alphas[1:-1] > path.alphas[1:-1])
     assert np.all(choice.alphas[:-1] < path.alphas[1:])
@@ -195,7 +195,7 @@ def test_cross_validation_equals_a_literal_one(name):
 
 def test_the_two_choices():
     x, y, _ = make_table(400, 3)
-    choice = jb.cross_validate_alpha(x, y, seed=1)
+    choice = jb.cart.cross_validate_alpha(x, y, seed=1)
     ties = choice.mean_error <= choice.mean_error.min() * (1 + 1e-9)
     best = np.flatnonzero(ties)[-1]
     assert ties.sum() > 1 and choice.best_alpha == choice.alphas[best]
@@ -203,7 +203,7 @@ def test_the_two_choices():
     one = list(choice.alphas).index(choice.one_se_alpha)
     assert choice.mean_error[one] <= limit
     assert np.all(choice.mean_error[one + 1 :] > limit) and one > best
-    pruned = jb.prune(choice.tree, choice.one_se_alpha)
+    pruned = jb.cart.prune(choice.tree, choice.one_se_alpha)
     assert pruned.num_leaves == choice.num_leaves[one] < choice.num_leaves[best]
 
 
@@ -211,8 +211,8 @@ def test_cross_validation_finds_the_planted_steps():
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(1000, 3))
     y = 3 * (x[:, 0] > 0.3) + 3 * (x[:, 1] > 0.6) * (x[:, 0] > 0.3)
-    choice = jb.cross_validate_alpha(x, y + rng.normal(size=1000))
-    tree = jb.prune(choice.tree, choice.one_se_alpha)
+    choice = jb.cart.cross_validate_alpha(x, y + rng.normal(size=1000))
+    tree = jb.cart.prune(choice.tree, choice.one_se_alpha)
     assert tree.num_leaves == 3
     np.testing.assert_allclose(tree.threshold[tree.left != -1], [0.3, 0.6], atol=0.02)
     assert choice.mean_error.min() < 1.15 and choice.mean_error[0] > 1.7
@@ -220,14 +220,14 @@ def test_cross_validation_finds_the_planted_steps():
 
 def test_pure_noise_is_pruned_to_the_root():
     x, _, noise = make_table(300, 3)
-    choice = jb.cross_validate_alpha(x, noise)
+    choice = jb.cart.cross_validate_alpha(x, noise)
     assert choice.one_se_alpha == np.inf
-    assert jb.prune(choice.tree, choice.one_se_alpha).num_leaves == 1
+    assert jb.cart.prune(choice.tree, choice.one_se_alpha).num_leaves == 1
 
 
 def test_constant_targets_leave_nothing_to_choose():
     x, _, _ = make_table(20)
-    choice = jb.cross_validate_alpha(x, np.full(20, 3.0), folds=20)
+    choice = jb.cart.cross_validate_alpha(x, np.full(20, 3.0), folds=20)
     assert choice.alphas.tolist() == [np.inf] and choice.num_leaves.tolist() == [1]
     assert choice.mean_error[0] == choice.standard_error[0] == 0
     assert choice.best_alpha == choice.one_se_alpha == np.inf
@@ -236,35 +236,35 @@ def test_constant_targets_leave_nothing_to_choose():
 def test_folds_are_seeded_and_weights_respected():
     x, y, _ = make_table(150, 2)
     first, again, other = (
-        jb.cross_validate_alpha(x, y, seed=seed).mean_error for seed in (3, 3, 4)
+        jb.cart.cross_validate_alpha(x, y, seed=seed).mean_error for seed in (3, 3, 4)
     )
     np.testing.assert_array_equal(first, again)
     assert np.any(first != other)
     # Rows of weight 0 are not there; labels may be anything.
     weights = np.repeat([1.0, 0.0], [100, 50])
     labels = np.where(np.arange(150) % 3 == 0, "a", "b")
-    some = jb.cross_validate_alpha(x, y, sample_weight=weights, folds=labels)
-    few = jb.cross_validate_alpha(x[:100], y[:100], folds=labels[:100])
+    some = jb.cart.cross_validate_alpha(x, y, sample_weight=weights, folds=labels)
+    few = jb.cart.cross_validate_alpha(x[:100], y[:100], folds=labels[:100])
     np.testing.assert_array_equal(some.mean_error, few.mean_error)
     np.testing.assert_array_equal(some.standard_error, few.standard_error)
     # A weight of two counts twice, in fitting as in judging.
-    heavy = jb.cross_validate_alpha(x, y, sample_weight=np.full(150, 2.0), seed=3)
+    heavy = jb.cart.cross_validate_alpha(x, y, sample_weight=np.full(150, 2.0), seed=3)
     np.testing.assert_allclose(heavy.mean_error, first, rtol=1e-9)
     np.testing.assert_allclose(heavy.alphas[:-1], 2 * few_alphas(x, y)[:-1])
 
 
 def few_alphas(x, y):
-    return jb.cross_validate_alpha(x, y, folds=2).alphas
+    return jb.cart.cross_validate_alpha(x, y, folds=2).alphas
 
 
 def test_several_targets():
     x, y, _ = make_table(200, 2)
     pair = np.stack([y, y], axis=1)
-    one = jb.cross_validate_alpha(x, y, min_child_samples=3)
-    two = jb.cross_validate_alpha(x, pair, min_child_samples=3)
+    one = jb.cart.cross_validate_alpha(x, y, min_child_samples=3)
+    two = jb.cart.cross_validate_alpha(x, pair, min_child_samples=3)
     np.testing.assert_allclose(two.mean_error, 2 * one.mean_error)
     np.testing.assert_allclose(two.alphas, 2 * one.alphas)
-    assert jb.prune(two.tree, two.best_alpha).value.shape[1] == 2
+    assert jb.cart.prune(two.tree, two.best_alpha).value.shape[1] == 2
 
 
 # ---- bad calls -----------------------------------------------------------------------
@@ -277,18 +277,20 @@ def test_several_targets():
 def test_prune_refuses_alphas(alpha, error):
     x, y, _ = make_table(20)
     with pytest.raises(error, match=f"alpha must be a number >= 0.*got {alpha!r}"):
-        jb.prune(jb.fit_tree(x, y), alpha)
+        jb.cart.prune(jb.cart.fit_tree(x, y), alpha)
 
 
-@pytest.mark.parametrize("function", [jb.pruning_path, lambda tree: jb.prune(tree, 1)])
+@pytest.mark.parametrize(
+    "function", [jb.cart.pruning_path, lambda tree: jb.cart.prune(tree, 1)]
+)
 def test_pruning_refuses_what_is_no_tree(function):
     x, y, _ = make_table(20)
     with pytest.raises(TypeError, match="tree must be a RegressionTree, got ndarray"):
         function(x)
     with pytest.raises(TypeError, match="tree is traced"):
-        jax.jit(function)(jb.fit_tree(x, y))
+        jax.jit(function)(jb.cart.fit_tree(x, y))
     with pytest.raises(TypeError, match="alpha is traced"):
-        jax.jit(lambda alpha: jb.prune(jb.fit_tree(x, y), alpha).left)(1.0)
+        jax.jit(lambda alpha: jb.cart.prune(jb.cart.fit_tree(x, y), alpha).left)(1.0)
 
 
 @pytest.mark.parametrize(
@@ -306,4 +308,4 @@ def test_pruning_refuses_what_is_no_tree(function):
 def test_cross_validation_refuses(arguments, error, message):
     x, y, _ = make_table(20)
     with pytest.raises(error, match=message):
-        jb.cross_validate_alpha(x, y, **arguments)
+        jb.cart.cross_validate_alpha(x, y, **arguments)

@@ -10,6 +10,7 @@ import pytest
 import xgboost
 
 import jboost as jb
+from jboost import explanation
 
 N = 60
 RANDOM = np.random.default_rng(0)
@@ -37,19 +38,19 @@ def results(model, history):
     codes = jb.apply_bins(bins, X)
     key = jax.random.key(0)
     trees, _ = jb.boost(codes, Y, jb.losses.squared_error, key=key, **SETTINGS)
-    tree = jb.fit_tree(X, Y, max_depth=3)
-    sketch = jb.update_sketch(jb.make_sketch(2), X)
+    tree = jb.cart.fit_tree(X, Y, max_depth=3)
+    sketch = jb.sketches.update_sketch(jb.sketches.make_sketch(2), X)
     points = {"l2": list(range(1, 15))}
     shared = dict(folds=2, **SETTINGS)
     loss = jb.losses.squared_error
     return [
         history, jb.inspect_loss(jb.losses.logistic, 1.0), bins, trees, trees.trees,
-        jb.init(codes, Y, loss, key=key), tree, jb.pruning_path(tree),
-        sketch, jb.make_summary(X[:, 0]), jb.feature_importance(model), model,
+        jb.init(codes, Y, loss, key=key), tree, jb.cart.pruning_path(tree),
+        sketch, jb.sketches.make_summary(X[:, 0]), jb.feature_importance(model), model,
         model.categories, model.sums, jb.partial_dependence(model, TABLE, "a"),
         jb.shap_values(model, TABLE),
         jb.sweep(X, Y, loss, points, **shared),
-        jb.feature_importance(jb.fit_tree(np.tile(X, (1, 20)), Y)),
+        jb.feature_importance(jb.cart.fit_tree(np.tile(X, (1, 20)), Y)),
     ]  # fmt: skip
 
 
@@ -120,8 +121,8 @@ def test_nodes_are_those_that_xgboost_lists(objective):
         xgboost.DMatrix(gaps, labels), 3,
     )  # fmt: skip
     expected = booster.trees_to_dataframe()
-    model = jb.read_xgboost(booster)
-    found = jb.trees_to_dataframe(model)
+    model = jb.interchange.read_xgboost(booster)
+    found = explanation.trees_to_dataframe(model)
     assert [*found.columns] == [*expected.columns]
     for name in ("Tree", "Node", "ID", "Feature", "Yes", "No", "Missing"):
         pd.testing.assert_series_equal(
@@ -137,7 +138,7 @@ def test_nodes_are_those_that_xgboost_lists(objective):
 
 def test_nodes_add_up_to_importances(run):
     model, _ = run
-    frame = jb.trees_to_dataframe(model)
+    frame = explanation.trees_to_dataframe(model)
     inner = frame[frame["Feature"] != "Leaf"]
     for kind, column in (("gain", "Gain"), ("cover", "Cover"), ("splits", None)):
         groups = inner.groupby("Feature")
@@ -166,7 +167,9 @@ def test_without_pandas_it_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     importance = jb.feature_importance(model)
     for call in (
-        history.to_frame, importance.to_series, lambda: jb.trees_to_dataframe(model)
+        history.to_frame,
+        importance.to_series,
+        lambda: jb.explanation.trees_to_dataframe(model),
     ):  # fmt: skip
         with pytest.raises(ImportError, match="needs pandas"):
             call()

@@ -176,7 +176,7 @@ def test_values_are_averages_over_all_orders(case, implementation):
     scores = jb.predict(model, x)
     total = np.asarray(found.values).sum(1) + np.asarray(found.base)
     np.testing.assert_allclose(total, scores, **tolerance)
-    found = jb.shap_interactions(model, x, implementation=implementation)
+    found = jb.explanation.shap_interactions(model, x, implementation=implementation)
     np.testing.assert_allclose(found, pairs, **tolerance)
 
 
@@ -242,7 +242,7 @@ def test_values_and_interactions_are_those_of_xgboost(problem, missing):
     tolerance = dict(rtol=0, atol=1e-5 * largest(expected))
     np.testing.assert_allclose(found.values, expected[:, :-1], **tolerance)
     np.testing.assert_allclose(found.base, expected[0, -1], **tolerance)
-    found = jb.shap_interactions(model, x[:200])
+    found = jb.explanation.shap_interactions(model, x[:200])
     expected = booster.predict(rows, pred_interactions=True)[:, :-1, :-1]
     np.testing.assert_allclose(found, expected, **tolerance)
 
@@ -277,20 +277,24 @@ def test_a_tree_is_explained_as_by_the_shap_package():
     np.testing.assert_allclose(found.values, expected, **tolerance)
     np.testing.assert_allclose(found.base, explainer.expected_value[0], **tolerance)
     expected = explainer.shap_interaction_values(X)
-    np.testing.assert_allclose(jb.shap_interactions(model, X), expected, **tolerance)
+    np.testing.assert_allclose(
+        jb.explanation.shap_interactions(model, X), expected, **tolerance
+    )
 
 
 def test_trees_of_several_targets_and_single_leaves():
     targets = np.stack([Y, X[:, 2] ** 2], axis=1)
-    tree = jb.fit_tree(X, targets, max_depth=3)
+    tree = jb.cart.fit_tree(X, targets, max_depth=3)
     found = jb.shap_values(tree, X)
     assert found.values.shape == (ROWS, 3, 2) and found.base.shape == (2,)
     total = np.asarray(found.values).sum(1) + np.asarray(found.base)
     np.testing.assert_allclose(total, jb.predict(tree, X), rtol=0, atol=1e-5)
-    leaf = jb.fit_tree(X, Y, max_depth=0)
+    leaf = jb.cart.fit_tree(X, Y, max_depth=0)
     found = jb.shap_values(leaf, X)
     np.testing.assert_allclose(found.base, Y.mean(), rtol=1e-6)
-    assert not found.values.any() and not jb.shap_interactions(leaf, X).any()
+    assert (
+        not found.values.any() and not jb.explanation.shap_interactions(leaf, X).any()
+    )
 
 
 @pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
@@ -298,7 +302,7 @@ def test_interactions_keep_their_laws(kind):
     """On more rows than a block of the kernel, and a number that no vector divides."""
     model, x = make_model(kind, seed=2), make_rows(kind, 150)
     values = np.asarray(jb.shap_values(model, x).values)
-    pairs = np.asarray(jb.shap_interactions(model, x))
+    pairs = np.asarray(jb.explanation.shap_interactions(model, x))
     np.testing.assert_array_equal(pairs, np.swapaxes(pairs, 1, 2))
     tolerance = dict(rtol=0, atol=allowed(model))
     np.testing.assert_allclose(pairs.sum(2), values, **tolerance)
@@ -365,7 +369,12 @@ def test_instruction_sets_give_the_same_bits(kind):
     before, found = library.current_isa(), []
     for isa in library.ISAS[: library.ISAS.index(library.best_isa()) + 1]:
         library.set_isa(isa)
-        found.append((jb.shap_values(model, x).values, jb.shap_interactions(model, x)))
+        found.append(
+            (
+                jb.shap_values(model, x).values,
+                jb.explanation.shap_interactions(model, x),
+            )
+        )
     library.set_isa(before)
     for other in found[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, found[0])
@@ -419,7 +428,8 @@ def test_sparse_rows_have_dense_values(absent):
     assert found.values.shape == wide.shape
     np.testing.assert_array_equal(found.values, dense.values)
     np.testing.assert_array_equal(
-        jb.shap_interactions(model, matrix), jb.shap_interactions(model, wide)
+        jb.explanation.shap_interactions(model, matrix),
+        jb.explanation.shap_interactions(model, wide),
     )
     used = np.asarray(found.values).any(axis=0)
     np.testing.assert_array_equal(np.flatnonzero(used), [3, 17, 30])
@@ -449,13 +459,13 @@ def test_bad_arguments_are_refused():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     neither = replace(foreign, sums=foreign.sums._replace(curvature=nothing))
     with pytest.raises(ValueError, match="knows neither"):
-        jb.shap_interactions(neither, X)
+        jb.explanation.shap_interactions(neither, X)
     negative = replace(MODEL, sums=MODEL.sums._replace(weight=-MODEL.sums.weight))
     with pytest.raises(ValueError, match="must be >= 0"):
         jb.shap_values(negative, X)
     with pytest.raises(ValueError, match="x must have 3 columns"):
         jb.shap_values(MODEL, X[:, :2])
-    tree = jb.fit_tree(X, Y, max_depth=2)
+    tree = jb.cart.fit_tree(X, Y, max_depth=2)
     with pytest.raises(TypeError, match="RegressionTree, got traced"):
         jax.jit(lambda tree: jb.shap_values(tree, X))(tree)
     with pytest.raises(TypeError, match="unpack it"):
@@ -469,4 +479,7 @@ def test_no_rows(make):
     values, base = jb.shap_values(MODEL, make(X[:0]))
     assert values.shape == (0, X.shape[1])
     assert base.shape == ()
-    assert jb.shap_interactions(MODEL, make(X[:0])).shape == (0, *2 * X.shape[1:])
+    assert jb.explanation.shap_interactions(MODEL, make(X[:0])).shape == (
+        0,
+        *2 * X.shape[1:],
+    )

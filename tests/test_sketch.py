@@ -37,12 +37,12 @@ class Ranks:
 def check_guarantee(sketch, values, weight, feature=0):
     """Bounds hold at every value and between them, and are no wider than eps."""
     ranks = Ranks(values, weight)
-    summary = jb.summarize_sketch(sketch, feature)
+    summary = jb.sketches.summarize_sketch(sketch, feature)
     distinct = np.unique(values)
     with np.errstate(over="ignore"):
         beyond = np.nextafter(distinct, np.float32(INF))
     at = np.concatenate([distinct, beyond, np.array([-INF, INF], np.float32)])
-    found = jb.bound_ranks(summary, at)
+    found = jb.sketches.bound_ranks(summary, at)
     below, upto = ranks.below(found.value), ranks.upto(found.value)
     assert np.all(found.rmin <= below)
     assert np.all(found.rmax >= upto)
@@ -51,18 +51,18 @@ def check_guarantee(sketch, values, weight, feature=0):
     most = sketch.eps * ranks.total
     assert np.all(found.rmax - found.rmin - found.weight <= most)
     wanted = np.linspace(0, ranks.total, 101)
-    answer = jb.query_ranks(summary, wanted)
+    answer = jb.sketches.query_ranks(summary, wanted)
     assert np.all(ranks.below(answer) - most / 2 <= wanted)
     assert np.all(ranks.upto(answer) + most / 2 >= wanted)
 
 
 def stream(values, weight, sizes, eps=EPS):
     """Adds batches of one column, and looks at the memory after each."""
-    sketch, start = jb.make_sketch(1, eps=eps), 0
+    sketch, start = jb.sketches.make_sketch(1, eps=eps), 0
     while start < len(values):
         rows = slice(start, start + int(next(sizes)))
         start = rows.stop
-        sketch = jb.update_sketch(sketch, values[rows, None], weight[rows])
+        sketch = jb.sketches.update_sketch(sketch, values[rows, None], weight[rows])
         assert sketch.num_entries <= max_entries(eps, min(start, len(values)))
     return sketch
 
@@ -122,7 +122,7 @@ def test_streams_fill_several_levels():
     """Or the tests of the guarantee would show little."""
     sketch = stream(ORDERS["shuffled"], np.ones(ROWS), always(150))
     assert len(sketch.levels[0]) >= 4
-    error = jb.summarize_sketch(sketch, 0).error
+    error = jb.sketches.summarize_sketch(sketch, 0).error
     assert 0.2 * EPS * ROWS < error <= EPS * ROWS
 
 
@@ -144,15 +144,15 @@ def floats_between(low, high, size):
 @pytest.mark.parametrize("grow", [1.0, 1.2])
 def test_an_adversary_who_looks_for_the_widest_gap(size, grow):
     """Each batch goes where the sketch knows least: the argument of lower bounds."""
-    sketch = jb.make_sketch(1, eps=0.2)
+    sketch = jb.sketches.make_sketch(1, eps=0.2)
     values, weight, low, high = [], [], np.float32(1), np.float32(2**60)
     for batch in range(60):
         values.append(np.random.default_rng(batch).permutation(
             floats_between(low, high, size)
         ))  # fmt: skip
         weight.append(np.full(len(values[-1]), np.floor(100 * grow**batch)))
-        sketch = jb.update_sketch(sketch, values[-1][:, None], weight[-1])
-        summary = jb.summarize_sketch(sketch, 0)
+        sketch = jb.sketches.update_sketch(sketch, values[-1][:, None], weight[-1])
+        summary = jb.sketches.summarize_sketch(sketch, 0)
         after = (summary.rmin + summary.weight)[:-1]
         gap = (summary.rmax - summary.weight)[1:] - after
         room = np.diff(summary.value.view(np.int32)) > 2 * size
@@ -175,7 +175,7 @@ def make_parts(sizes):
 def merge_balanced(parts):
     while len(parts) > 1:
         pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
-        parts = [reduce(jb.merge_sketches, pair) for pair in pairs]
+        parts = [reduce(jb.sketches.merge_sketches, pair) for pair in pairs]
     return parts[0]
 
 
@@ -183,13 +183,15 @@ def merge_at_random(parts):
     parts, rng = list(parts), np.random.default_rng(3)
     while len(parts) > 1:
         rng.shuffle(parts)
-        parts.append(jb.merge_sketches(parts.pop(), parts.pop()))
+        parts.append(jb.sketches.merge_sketches(parts.pop(), parts.pop()))
     return parts[0]
 
 
 TREES = {
-    "chain": lambda parts: reduce(jb.merge_sketches, parts),
-    "other way": lambda parts: reduce(lambda a, b: jb.merge_sketches(b, a), parts),
+    "chain": lambda parts: reduce(jb.sketches.merge_sketches, parts),
+    "other way": lambda parts: reduce(
+        lambda a, b: jb.sketches.merge_sketches(b, a), parts
+    ),
     "balanced": merge_balanced,
     "random": merge_at_random,
 }
@@ -226,11 +228,11 @@ def test_long_streams_need_little_memory():
     sketch = stream(rng.random(5000, np.float32), np.ones(5000), always(1000))
     assert not sketch.pending
     for _ in range(30):
-        sketch = jb.merge_sketches(sketch, stretch(sketch, rng.uniform(1, 2)))
+        sketch = jb.sketches.merge_sketches(sketch, stretch(sketch, rng.uniform(1, 2)))
     num_rows = 5000 * 2**30
     assert sketch.num_entries <= max_entries(EPS, num_rows) < 25_000
     assert len(sketch.levels[0]) > 6
-    summary = jb.summarize_sketch(sketch, 0)
+    summary = jb.sketches.summarize_sketch(sketch, 0)
     assert summary.total == num_rows
     assert summary.error <= EPS * num_rows
 
@@ -250,7 +252,7 @@ def test_heavy_values_do_not_widen_the_error_of_the_others():
         sketch = stream(values, weight, always(5000), eps=eps)
         assert len(sketch.levels[0]) > 1
         check_guarantee(sketch, values, weight)
-        error = jb.summarize_sketch(sketch, 0).error
+        error = jb.sketches.summarize_sketch(sketch, 0).error
         assert 0 < error <= 1.2 * eps * weight[~heavy].sum()
 
 
@@ -261,30 +263,32 @@ def test_features_are_sketched_alone():
     x[rng.random(x.shape) < 0.2] = np.nan
     x[:, 3] = np.nan
     weight = rng.integers(0, 3, 4000).astype(np.float64)
-    sketch = jb.make_sketch(4, eps=EPS)
+    sketch = jb.sketches.make_sketch(4, eps=EPS)
     for rows in np.split(np.arange(4000), 20):
-        sketch = jb.update_sketch(sketch, x[rows], weight[rows])
+        sketch = jb.sketches.update_sketch(sketch, x[rows], weight[rows])
     np.testing.assert_array_equal(sketch.missing, weight @ np.isnan(x))
     for feature in range(3):
         known = ~np.isnan(x[:, feature]) & (weight > 0)
         check_guarantee(sketch, x[known, feature], weight[known], feature)
-    assert jb.summarize_sketch(sketch, 1).is_exact
-    assert jb.summarize_sketch(sketch, 3).num_entries == 0
+    assert jb.sketches.summarize_sketch(sketch, 1).is_exact
+    assert jb.sketches.summarize_sketch(sketch, 3).num_entries == 0
 
 
 def test_weight_of_one_is_the_weight_of_rows_without():
     x = np.random.default_rng(7).normal(size=(3000, 1))
     x[::9] = np.nan
-    bare, weighted, mixed = (jb.make_sketch(1, eps=EPS) for _ in range(3))
+    bare, weighted, mixed = (jb.sketches.make_sketch(1, eps=EPS) for _ in range(3))
     for number, rows in enumerate(np.split(np.arange(3000), 30)):
         ones = np.ones(100)
-        bare = jb.update_sketch(bare, x[rows])
-        weighted = jb.update_sketch(weighted, x[rows], ones)
-        mixed = jb.update_sketch(mixed, x[rows], ones if number % 2 else None)
+        bare = jb.sketches.update_sketch(bare, x[rows])
+        weighted = jb.sketches.update_sketch(weighted, x[rows], ones)
+        mixed = jb.sketches.update_sketch(mixed, x[rows], ones if number % 2 else None)
     for other in (weighted, mixed):
         assert bare.missing == other.missing
         for field, expected in zip(
-            jb.summarize_sketch(other, 0), jb.summarize_sketch(bare, 0), strict=True
+            jb.sketches.summarize_sketch(other, 0),
+            jb.sketches.summarize_sketch(bare, 0),
+            strict=True,
         ):
             np.testing.assert_array_equal(field, expected)
 
@@ -292,26 +296,26 @@ def test_weight_of_one_is_the_weight_of_rows_without():
 def test_sketches_are_values():
     """An update leaves the old sketch and needs no more of the batch."""
     batch = np.arange(50, dtype=np.float32)[:, None]
-    empty = jb.make_sketch(1)
-    sketch = jb.update_sketch(empty, batch)
+    empty = jb.sketches.make_sketch(1)
+    sketch = jb.sketches.update_sketch(empty, batch)
     batch[:] = -1
-    jb.merge_sketches(sketch, sketch)
-    assert jb.summarize_sketch(empty, 0).total == 0
-    assert jb.summarize_sketch(sketch, 0).value.tolist() == list(range(50))
-    copied = jb.merge_sketches(pickle.loads(pickle.dumps(sketch)), sketch)
-    assert jb.summarize_sketch(copied, 0).total == 100
+    jb.sketches.merge_sketches(sketch, sketch)
+    assert jb.sketches.summarize_sketch(empty, 0).total == 0
+    assert jb.sketches.summarize_sketch(sketch, 0).value.tolist() == list(range(50))
+    copied = jb.sketches.merge_sketches(pickle.loads(pickle.dumps(sketch)), sketch)
+    assert jb.sketches.summarize_sketch(copied, 0).total == 100
 
 
 # Bins.
 
 
 def streamed_bins(x, weight=None, *, max_bins=256, batch=500):
-    sketch = jb.make_sketch(x.shape[1], eps=1 / (8 * max_bins))
+    sketch = jb.sketches.make_sketch(x.shape[1], eps=1 / (8 * max_bins))
     for start in range(0, len(x), batch):
         rows = slice(start, start + batch)
         part = None if weight is None else weight[rows]
-        sketch = jb.update_sketch(sketch, x[rows], part)
-    return jb.bins_from_sketch(sketch, max_bins=max_bins), sketch
+        sketch = jb.sketches.update_sketch(sketch, x[rows], part)
+    return jb.sketches.bins_from_sketch(sketch, max_bins=max_bins), sketch
 
 
 def odd_columns(num_rows=6000):
@@ -337,7 +341,7 @@ def test_thresholds_equal_fit_bins_where_all_values_are_known(max_bins, weighted
     weight = rng.integers(0, 4, len(x)) if weighted else None
     bins, sketch = streamed_bins(x, weight, max_bins=max_bins)
     expected = jb.fit_bins(x, max_bins=max_bins, sample_weight=weight)
-    known = [jb.summarize_sketch(sketch, f).is_exact for f in range(6)]
+    known = [jb.sketches.summarize_sketch(sketch, f).is_exact for f in range(6)]
     assert known == [True] * 6 if max_bins > 8 else known.count(True) >= 4
     for feature in np.flatnonzero(known):
         np.testing.assert_array_equal(
@@ -362,7 +366,7 @@ def test_thresholds_lie_within_the_error_of_equal_shares(weighted):
     x = rng.lognormal(size=(60_000, 1)).astype(np.float32)
     weight = rng.integers(1, 30, 60_000) if weighted else np.ones(60_000)
     bins, sketch = streamed_bins(x, weight, max_bins=33)
-    assert not jb.summarize_sketch(sketch, 0).is_exact
+    assert not jb.sketches.summarize_sketch(sketch, 0).is_exact
     ranks = Ranks(x[:, 0], weight)
     thresholds = bins.thresholds[0, :-1]
     assert len(thresholds) == 31
@@ -388,7 +392,7 @@ def test_a_heavy_value_leaves_the_bins_to_the_others(share):
 
 
 def test_empty_sketches_give_one_bin():
-    bins = jb.bins_from_sketch(jb.make_sketch(3))
+    bins = jb.sketches.bins_from_sketch(jb.sketches.make_sketch(3))
     assert np.all(bins.thresholds == INF)
     assert (bins.num_features, bins.num_bins) == (3, 4)
 
@@ -399,41 +403,41 @@ def test_empty_sketches_give_one_bin():
 @pytest.mark.parametrize("eps", [0.0, -1.0, 0.6, np.nan, INF])
 def test_bad_eps_is_refused(eps):
     with pytest.raises(ValueError, match=r"eps must be a number > 0.0 and <= 0.5"):
-        jb.make_sketch(2, eps=eps)
+        jb.sketches.make_sketch(2, eps=eps)
     with pytest.raises(TypeError, match="eps must be a number"):
-        jb.make_sketch(2, eps="fine")
+        jb.sketches.make_sketch(2, eps="fine")
 
 
 def test_bad_batches_are_refused():
-    sketch = jb.make_sketch(2)
+    sketch = jb.sketches.make_sketch(2)
     with pytest.raises(ValueError, match="x must have 2 columns, as the sketch has"):
-        jb.update_sketch(sketch, np.zeros((4, 3)))
+        jb.sketches.update_sketch(sketch, np.zeros((4, 3)))
     with pytest.raises(ValueError, match="x must be 2-D"):
-        jb.update_sketch(sketch, np.zeros(4))
+        jb.sketches.update_sketch(sketch, np.zeros(4))
     with pytest.raises(TypeError, match="x must hold numbers"):
-        jb.update_sketch(sketch, np.array([["a", "b"]]))
+        jb.sketches.update_sketch(sketch, np.array([["a", "b"]]))
     with pytest.raises(ValueError, match=r"sample_weight must have shape \(4,\)"):
-        jb.update_sketch(sketch, np.zeros((4, 2)), np.ones(3))
+        jb.sketches.update_sketch(sketch, np.zeros((4, 2)), np.ones(3))
     with pytest.raises(ValueError, match=r"finite and >= 0, got -1.0 in row 1"):
-        jb.update_sketch(sketch, np.zeros((2, 2)), [1.0, -1.0])
+        jb.sketches.update_sketch(sketch, np.zeros((2, 2)), [1.0, -1.0])
 
 
 def test_sketches_that_differ_are_not_merged():
-    sketch = jb.make_sketch(2, eps=0.1)
+    sketch = jb.sketches.make_sketch(2, eps=0.1)
     with pytest.raises(ValueError, match=r"same eps, got 0.1 and 0.2"):
-        jb.merge_sketches(sketch, jb.make_sketch(2, eps=0.2))
+        jb.sketches.merge_sketches(sketch, jb.sketches.make_sketch(2, eps=0.2))
     with pytest.raises(ValueError, match="number of features, got 2 and 3"):
-        jb.merge_sketches(sketch, jb.make_sketch(3, eps=0.1))
+        jb.sketches.merge_sketches(sketch, jb.sketches.make_sketch(3, eps=0.1))
 
 
 def test_bad_questions_are_refused():
-    sketch = jb.make_sketch(2, eps=0.01)
+    sketch = jb.sketches.make_sketch(2, eps=0.01)
     with pytest.raises(ValueError, match="feature must be an integer from 0 to 1"):
-        jb.summarize_sketch(sketch, 2)
+        jb.sketches.summarize_sketch(sketch, 2)
     with pytest.raises(ValueError, match=r"max_bins must be at most 26 .*eps=0.01"):
-        jb.bins_from_sketch(sketch, max_bins=27)
-    assert jb.bins_from_sketch(sketch, max_bins=26).num_bins == 4
+        jb.sketches.bins_from_sketch(sketch, max_bins=27)
+    assert jb.sketches.bins_from_sketch(sketch, max_bins=26).num_bins == 4
     with pytest.raises(ValueError, match="max_bins must be an integer"):
-        jb.bins_from_sketch(sketch, max_bins=1)
+        jb.sketches.bins_from_sketch(sketch, max_bins=1)
     with pytest.raises(TypeError, match="num_features must be an integer"):
-        jb.make_sketch(2.0)
+        jb.sketches.make_sketch(2.0)

@@ -288,7 +288,7 @@ def test_links_of_predict():
     np.testing.assert_array_equal(rows, MANY.predict_proba(X))
     best = jb.staged_predict(MANY.model_, X, inverse_link=jnp.argmax)
     assert best.shape == (SMALL["num_rounds"], ROWS)
-    tree = jb.fit_tree(X, np.abs(Y), max_depth=2)
+    tree = jb.cart.fit_tree(X, np.abs(Y), max_depth=2)
     np.testing.assert_allclose(
         jb.predict(tree, X, inverse_link=jnp.log1p), np.log1p(jb.predict(tree, X)),
         rtol=1e-6,

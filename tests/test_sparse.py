@@ -175,7 +175,7 @@ def test_histograms_against_a_loop(absent, implementation, max_bins):
     rng = np.random.default_rng(0)
     channels = rng.integers(-1000, 1000, (ROWS, 3)).astype(np.int32)
     node = rng.integers(-1, 4, ROWS).astype(np.int32)
-    sums = jb.build_histogram(
+    sums = jb.parts.build_histogram(
         codes, jnp.asarray(channels), jnp.asarray(node), num_nodes=3,
         num_bins=max_bins, implementation=implementation,
     )  # fmt: skip
@@ -299,7 +299,7 @@ TAKE_ROWS = dict(
     staged_predict=jb.staged_predict,
     leaf_indices=jb.leaf_indices,
     shap_values=lambda model, x: jb.shap_values(model, x).values,
-    shap_interactions=jb.shap_interactions,
+    shap_interactions=jb.explanation.shap_interactions,
 )
 
 
@@ -354,8 +354,8 @@ def test_models_of_missing_values_read_gaps_as_missing():
         return jb.fit(jb.stream(batches, memory="1 MiB", **more), **QUICK)[0]
 
     def sketch(rows, weight):
-        made = jb.update_sketch(jb.make_sketch(COLUMNS), rows, weight)
-        return jb.bins_from_sketch(made, max_bins=16)
+        made = jb.sketches.update_sketch(jb.sketches.make_sketch(COLUMNS), rows, weight)
+        return jb.sketches.bins_from_sketch(made, max_bins=16)
 
     ways = dict(
         fit=lambda rows, weight: jb.fit(rows, y, sample_weight=weight, **QUICK)[0],
@@ -538,7 +538,7 @@ def test_other_refusals():
     with pytest.raises(ValueError, match="y must have 200 rows"):
         jb.fit(x, y[:-1])
     with pytest.raises(TypeError, match="x must be a dense matrix here"):
-        jb.permutation_importance(model, x, y)
+        jb.explanation.permutation_importance(model, x, y)
     bcoo = jsparse.BCOO.fromdense(np.ones((4, COLUMNS), np.float32))
     with pytest.raises(TypeError, match="x must not be traced where it is sparse"):
         jax.jit(lambda x: jb.predict(model, x))(bcoo)

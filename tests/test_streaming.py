@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from public_names import find_public_functions
 
 import jboost as jb
 from jboost.entry.programs import added_bytes
@@ -63,7 +64,7 @@ def make_stream(x, y, weights=None, offset=None, **options):
     bins = options.pop("bins", None)
     if bins is None:
         bins = jb.fit_bins(x, sample_weight=weights)
-    source = jb.array_batches(
+    source = jb.streams.array_batches(
         x, y, sample_weight=weights, offset=offset, batch_rows=BATCH_ROWS
     )
     options = {"memory": MEMORY, "block_rows": BLOCK_ROWS, **options}
@@ -168,7 +169,9 @@ def test_wide_codes_are_the_same(table):
 def test_few_distinct_values_need_no_bins(table):
     x, y, weights = table
     x = np.round(x, 1)
-    source = jb.array_batches(x, y, sample_weight=weights, batch_rows=BATCH_ROWS)
+    source = jb.streams.array_batches(
+        x, y, sample_weight=weights, batch_rows=BATCH_ROWS
+    )
     written = jb.stream(source, memory=MEMORY, block_rows=BLOCK_ROWS).prepare(256)
     expected = jb.fit_bins(x, sample_weight=weights)
     np.testing.assert_array_equal(written.bins.thresholds, expected.thresholds)
@@ -205,7 +208,7 @@ def test_a_stream_is_written_once_and_removed_with_the_stream(table, tmp_path):
 
     def source():
         passes.append(1)
-        yield from jb.array_batches(x, y, batch_rows=BATCH_ROWS)()
+        yield from jb.streams.array_batches(x, y, batch_rows=BATCH_ROWS)()
 
     disks = [tmp_path / "first", tmp_path / "second"]
     rows = jb.stream(source, memory=MEMORY, directories=disks, block_rows=BLOCK_ROWS)
@@ -234,7 +237,7 @@ def test_parquet_files_are_read(table, tmp_path):
         parquet.write_table(
             pyarrow.table(columns), tmp_path / f"{number}.parquet", row_group_size=400
         )
-    source = jb.parquet_batches(
+    source = jb.streams.parquet_batches(
         tmp_path, target="y", weight="w", features=[f"x{f}" for f in range(7)],
         batch_rows=250,
     )  # fmt: skip
@@ -274,16 +277,16 @@ BAD_COLUMNS_OF_FILES = [
 @pytest.mark.parametrize(("options", "error", "message"), BAD_COLUMNS_OF_FILES)
 def test_bad_columns_of_files_are_refused(parquet_files, options, error, message):
     with pytest.raises(error, match=message):
-        jb.parquet_batches(parquet_files, **options)
+        jb.streams.parquet_batches(parquet_files, **options)
 
 
 def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
     features = dict(target="y", features=["z", "flag"])
     for paths in ([], tmp_path / "nothing*.parquet"):
         with pytest.raises(ValueError, match="paths must name parquet files"):
-            jb.parquet_batches(paths, **features)
+            jb.streams.parquet_batches(paths, **features)
     good = parquet_files[1].read_bytes()
-    source = jb.parquet_batches(parquet_files, **features)
+    source = jb.streams.parquet_batches(parquet_files, **features)
     assert sum(len(batch.x) for batch in checked_batches(source)) == 200
     footer = int.from_bytes(good[-8:-4], "little") + 8
     parquet_files[1].write_bytes(b"PAR1".ljust(len(good) - footer) + good[-footer:])
@@ -292,7 +295,7 @@ def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
     parquet_files[1].write_bytes(good[:-20])
     for read in (
         lambda: list(source()),
-        lambda: jb.parquet_batches(parquet_files, **features),
+        lambda: jb.streams.parquet_batches(parquet_files, **features),
     ):
         with pytest.raises(jb.FileError, match=r"2\.parquet"):
             read()
@@ -301,11 +304,11 @@ def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(parquet.read_table(parquet_files[0]).drop(["z"]), other)
     with pytest.raises(ValueError, match=r"3\.parquet' must have a column 'z'"):
-        jb.parquet_batches([parquet_files[0], other], **features)
+        jb.streams.parquet_batches([parquet_files[0], other], **features)
 
 
 def test_large_integers_of_files_are_warned_of(parquet_files):
-    source = jb.parquet_batches(parquet_files, target="y", features=["z", "a"])
+    source = jb.streams.parquet_batches(parquet_files, target="y", features=["z", "a"])
     with pytest.warns(UserWarning, match="column 'a' of x has 100 distinct int64"):
         list(checked_batches(source))
 
@@ -376,7 +379,7 @@ def test_streams_are_predicted_batch_by_batch(table, num_scores):
     )
     with pytest.raises(ValueError, match="offset must not be given"):
         jb.predict(model, rows, offset=offset)
-    tree = jb.fit_tree(np.nan_to_num(x), y)
+    tree = jb.cart.fit_tree(np.nan_to_num(x), y)
     np.testing.assert_array_equal(
         jb.predict(tree, make_stream(np.nan_to_num(x), y)),
         jb.predict(tree, np.nan_to_num(x)),
@@ -402,7 +405,7 @@ def test_streams_of_categories_are_predicted_as_the_whole_frame(num_scores):
     model, _ = jb.fit(frame, target, loss, **settings)
     frame.loc[80:, "word"] = "new"
     frame.loc[60:70, "word"] = None
-    codes = jb.to_matrix(model, frame)
+    codes = jb.interchange.to_matrix(model, frame)
     parts = [slice(0, 30), slice(30, 60), slice(60, 90)]
     frames = [frame.iloc[part] for part in parts]
     expected = jb.predict(model, frame)
@@ -443,7 +446,9 @@ def test_signal_handlers_stay_only_while_folders_exist(tmp_path, monkeypatch):
 
 
 TAKES_STREAMS = {"fit", "predict"}
-PUBLIC = {name: getattr(jb, name) for name in jb.__all__}
+PUBLIC = {
+    name.split(".")[-1]: function for name, function in find_public_functions().items()
+}
 TAKES_ROWS = [
     name
     for name, function in PUBLIC.items()
@@ -469,7 +474,7 @@ def test_functions_that_need_all_rows_refuse_streams(table, small_model, name):
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.default is inspect.Parameter.empty and key != "x"
     }
-    source = jb.array_batches(x, y)
+    source = jb.streams.array_batches(x, y)
     with pytest.raises((TypeError, ValueError), match=r"x must .* got a stream"):
         function(**arguments, x=jb.stream(source, memory=MEMORY))
     with pytest.raises((TypeError, ValueError), match=r"x must .*jb\.stream"):
@@ -480,7 +485,7 @@ def test_functions_that_need_all_rows_refuse_streams(table, small_model, name):
 def small_model(table):
     x, y, _ = table
     model, _ = jb.fit(x, y, num_rounds=1, max_depth=2)
-    return model, jb.fit_bins(x), jb.make_sketch(x.shape[1])
+    return model, jb.fit_bins(x), jb.sketches.make_sketch(x.shape[1])
 
 
 def test_streams_are_refused_as_validation_and_by_estimators(table):
@@ -489,7 +494,7 @@ def test_streams_are_refused_as_validation_and_by_estimators(table):
     with pytest.raises(TypeError, match=r"validation x must .* got a stream"):
         jb.fit(x, y, validation=(rows, y))
     with pytest.raises(TypeError, match=r"must .* got a callable"):
-        jb.fit(jb.array_batches(x, y))
+        jb.fit(jb.streams.array_batches(x, y))
     with pytest.raises((TypeError, ValueError), match="X must hold"):
         JBoostRegressor().fit(rows, y)
 
@@ -585,6 +590,7 @@ MEASURE = """
 import ctypes, signal, sys
 import numpy as np
 import jboost as jb
+from public_names import find_public_functions
 
 def read(name):
     for line in open("/proc/self/status"):
@@ -593,7 +599,7 @@ def read(name):
 
 x = np.random.default_rng(0).random((2_000_000, 1), np.float32)
 rows = jb.stream(
-    jb.array_batches(x, x[:, 0]), bins=jb.fit_bins(x[:1000]), memory="256 MiB",
+    jb.streams.array_batches(x, x[:, 0]), bins=jb.fit_bins(x[:1000]), memory="256 MiB",
     directories=sys.argv[1],
 )
 settings = dict(num_rounds=2, max_depth=2)
@@ -699,7 +705,7 @@ def test_a_bad_block_keeps_the_rounds_before(table, harm, tmp_path):
     with pytest.raises(jb.TrainingError, match=harm) as caught:
         jb.fit(rows, **settings, callbacks=harm_it)
     assert str(path) in str(caught.value)
-    assert isinstance(caught.value.__cause__, jb.BlockError)
+    assert isinstance(caught.value.__cause__, jb.streams.BlockError)
     assert caught.value.round == 2
     assert_same_model(caught.value.model, expected)
     np.testing.assert_array_equal(caught.value.history.train_loss, wanted.train_loss)
@@ -710,7 +716,7 @@ def test_a_block_of_other_data_is_noticed(tmp_path):
     blocks = write_set(tmp_path, codes)
     (tmp_path / "1.block").replace(tmp_path / "2.block")
     reader = BlockReader(blocks._replace(blocks=blocks.blocks[2:]))
-    with pytest.raises(jb.BlockError, match="belongs to other data"):
+    with pytest.raises(jb.streams.BlockError, match="belongs to other data"):
         list(reader.read())
 
 
@@ -721,7 +727,9 @@ def test_a_full_disk_is_reported_and_leaves_nothing(table, tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("jboost.streams.blocks.os.replace", full)
-    with pytest.raises(jb.BlockError, match=r"block 0 .* No space left on device"):
+    with pytest.raises(
+        jb.streams.BlockError, match=r"block 0 .* No space left on device"
+    ):
         jb.fit(make_stream(x, y, directories=tmp_path), num_rounds=1)
     gc.collect()
     assert not list(tmp_path.rglob("*.*"))

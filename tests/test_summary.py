@@ -29,7 +29,7 @@ def split(rows):
 
 
 def summarize(rows):
-    return jb.make_summary(*split(rows))
+    return jb.sketches.make_summary(*split(rows))
 
 
 def exact_ranks(values, weight, at):
@@ -48,7 +48,7 @@ def everywhere(values):
 def check_bounds(summary, values, weight, error):
     """Bounds hold at every value and between; they are no wider than the error."""
     at = everywhere(values)
-    found = jb.bound_ranks(summary, at)
+    found = jb.sketches.bound_ranks(summary, at)
     below, upto, own = exact_ranks(values, weight, at)
     assert np.all(found.rmin <= below)
     assert np.all(found.rmax >= upto)
@@ -67,7 +67,7 @@ def laws_of_entries(summary):
 @given(rows=ROWS)
 def test_a_column_is_summed_up_exactly(rows):
     values, weight = split(rows)
-    summary = jb.make_summary(values, weight)
+    summary = jb.sketches.make_summary(values, weight)
     assert summary.value.tolist() == np.unique(values[weight > 0]).tolist()
     below, upto, own = exact_ranks(values, weight, summary.value)
     np.testing.assert_array_equal(summary.weight, own)
@@ -82,8 +82,8 @@ def test_a_column_is_summed_up_exactly(rows):
 @given(rows=ROWS, cuts=st.lists(st.integers(1, 59), max_size=4))
 def test_merged_parts_equal_the_whole(rows, cuts):
     parts = np.split(np.array(rows), sorted(min(cut, len(rows)) for cut in cuts))
-    parts = [jb.make_summary(part[:, 0], part[:, 1]) for part in parts]
-    merged = reduce(jb.merge_summaries, parts)
+    parts = [jb.sketches.make_summary(part[:, 0], part[:, 1]) for part in parts]
+    merged = reduce(jb.sketches.merge_summaries, parts)
     for field, expected in zip(merged, summarize(rows), strict=True):
         np.testing.assert_array_equal(field, expected)
 
@@ -92,7 +92,9 @@ def test_merged_parts_equal_the_whole(rows, cuts):
 @given(rows=ROWS, num_ranks=st.integers(1, 20))
 def test_pruning_adds_at_most_one_share(rows, num_ranks):
     values, weight = split(rows)
-    pruned = jb.prune_summary(jb.make_summary(values, weight), num_ranks)
+    pruned = jb.sketches.prune_summary(
+        jb.sketches.make_summary(values, weight), num_ranks
+    )
     assert pruned.num_entries <= num_ranks + 1
     check_bounds(pruned, values, weight, weight.sum() / num_ranks)
     laws_of_entries(pruned)
@@ -106,8 +108,8 @@ def test_pruning_adds_at_most_one_share(rows, num_ranks):
 @given(rows=ROWS, num_ranks=st.integers(2, 20))
 def test_heavy_values_do_not_count_in_the_share(rows, num_ranks):
     values, weight = split(rows)
-    whole = jb.make_summary(values, weight)
-    pruned = jb.prune_summary(whole, num_ranks)
+    whole = jb.sketches.make_summary(values, weight)
+    pruned = jb.sketches.prune_summary(whole, num_ranks)
     heaviest = np.sort(whole.weight)[::-1]
     for num_heavy in range(num_ranks):
         share = heaviest[num_heavy:].sum() / (num_ranks - num_heavy)
@@ -129,7 +131,9 @@ def test_errors_of_any_tree_of_merges_and_prunings_add_up(parts, ranks, order):
 
     def prune(summary, error):
         num_ranks = next(ranks)
-        return jb.prune_summary(summary, num_ranks), error + summary.total / num_ranks
+        return jb.sketches.prune_summary(
+            summary, num_ranks
+        ), error + summary.total / num_ranks
 
     for rows in parts:
         summary, error = prune(summarize(rows), 0)
@@ -137,7 +141,7 @@ def test_errors_of_any_tree_of_merges_and_prunings_add_up(parts, ranks, order):
     while len(nodes) > 1:
         order.shuffle(nodes)
         (rows, one, error), (more, other, another) = nodes.pop(), nodes.pop()
-        merged = jb.merge_summaries(one, other)
+        merged = jb.sketches.merge_summaries(one, other)
         check_bounds(merged, *split(rows + more), error + another)
         nodes.append((rows + more, *prune(merged, error + another)))
     rows, summary, error = nodes[0]
@@ -151,9 +155,11 @@ def test_queries_are_within_half_the_error(rows, num_ranks, shares):
     values, weight = split(rows)
     if not weight.sum():
         return
-    pruned = jb.prune_summary(jb.make_summary(values, weight), num_ranks)
+    pruned = jb.sketches.prune_summary(
+        jb.sketches.make_summary(values, weight), num_ranks
+    )
     ranks = np.array(shares) * pruned.total
-    found = jb.query_ranks(pruned, ranks)
+    found = jb.sketches.query_ranks(pruned, ranks)
     below, upto, _ = exact_ranks(values, weight, found)
     assert np.all(below - pruned.error / 2 <= ranks)
     assert np.all(ranks <= upto + pruned.error / 2)
@@ -164,10 +170,10 @@ def test_queries_are_within_half_the_error(rows, num_ranks, shares):
 def test_candidates_are_less_than_eps_apart(rows, eps, first):
     """On the summary of the rows, and on one that has an error already."""
     values, weight = split(rows)
-    summary = jb.make_summary(values, weight)
+    summary = jb.sketches.make_summary(values, weight)
     if first:
-        summary = jb.prune_summary(summary, int(np.ceil(2 / eps)))
-    found = jb.find_candidates(summary, eps=eps).value
+        summary = jb.sketches.prune_summary(summary, int(np.ceil(2 / eps)))
+    found = jb.sketches.find_candidates(summary, eps=eps).value
     total = weight.sum()
     if not total:
         assert len(found) == 0
@@ -183,7 +189,9 @@ def test_candidates_are_less_than_eps_apart(rows, eps, first):
 
 def test_candidates_follow_the_hessians():
     hessian = np.r_[np.ones(500), np.full(500, 9.0)]
-    found = jb.find_candidates(jb.make_summary(np.arange(1000), hessian), eps=0.02)
+    found = jb.sketches.find_candidates(
+        jb.sketches.make_summary(np.arange(1000), hessian), eps=0.02
+    )
     # A tenth of the weight lies in the lower half: 57 ranks of 1/57 each.
     assert np.sum(found.value < 500) == pytest.approx(5.7, abs=1)
     assert np.sum(found.value >= 500) == pytest.approx(52.3, abs=1)
@@ -192,7 +200,7 @@ def test_candidates_follow_the_hessians():
 def test_every_value_is_a_candidate_where_they_are_few():
     values = np.arange(9).repeat(3)
     bins = jb.fit_bins(values[:, None])
-    found = jb.find_thresholds(jb.make_summary(values), eps=0.1)
+    found = jb.sketches.find_thresholds(jb.sketches.make_summary(values), eps=0.1)
     assert found.tolist() == [row for row in bins.thresholds[0] if row < INF]
 
 
@@ -201,11 +209,13 @@ def test_fractional_weights_err_by_rounding_only():
     values = rng.integers(0, 40, 300).astype(np.float32)
     weight = 10 ** rng.uniform(-12, 12, 300)
     pruned = [
-        jb.prune_summary(jb.make_summary(values[part], weight[part]), 10)
+        jb.sketches.prune_summary(
+            jb.sketches.make_summary(values[part], weight[part]), 10
+        )
         for part in np.split(np.arange(300), 6)
     ]
-    merged = jb.prune_summary(reduce(jb.merge_summaries, pruned), 10)
-    found = jb.bound_ranks(merged, everywhere(values))
+    merged = jb.sketches.prune_summary(reduce(jb.sketches.merge_summaries, pruned), 10)
+    found = jb.sketches.bound_ranks(merged, everywhere(values))
     slack = Fraction(300 * 2.0**-53 * weight.sum())  # one rounding per addition
     for y, rmin, rmax in zip(found.value, found.rmin, found.rmax, strict=True):
         assert Fraction(rmin) <= sum(map(Fraction, weight[values < y])) + slack
@@ -215,8 +225,10 @@ def test_fractional_weights_err_by_rounding_only():
 
 def test_exact_parts_stay_exact_despite_rounding():
     weight = np.random.default_rng(0).random((2, 500))
-    parts = [jb.make_summary(np.arange(500) % (200 + i), weight[i]) for i in (0, 1)]
-    merged = jb.merge_summaries(*parts)
+    parts = [
+        jb.sketches.make_summary(np.arange(500) % (200 + i), weight[i]) for i in (0, 1)
+    ]
+    merged = jb.sketches.merge_summaries(*parts)
     assert merged.is_exact
     assert merged.error == 0
     assert not spread_between(merged).any()
@@ -225,7 +237,9 @@ def test_exact_parts_stay_exact_despite_rounding():
 def test_weights_too_far_apart_to_be_added_still_prune():
     weight = np.ones(1000) * 1e-12
     weight[[3, 500]] = 1e12
-    pruned = jb.prune_summary(jb.make_summary(np.arange(1000), weight), 10)
+    pruned = jb.sketches.prune_summary(
+        jb.sketches.make_summary(np.arange(1000), weight), 10
+    )
     assert pruned.num_entries <= 11
     assert {3.0, 500.0} <= set(pruned.value.tolist())
     gaps = np.diff(np.searchsorted(np.delete(np.arange(1000), [3, 500]), pruned.value))
@@ -234,25 +248,25 @@ def test_weights_too_far_apart_to_be_added_still_prune():
 
 def test_odd_values():
     values = [INF, -INF, np.nan, 1e-40, -0.0, 0.0, TINY, 1e300, np.nan]
-    summary = jb.make_summary(values)
+    summary = jb.sketches.make_summary(values)
     assert summary.value.tolist() == [-INF, 0.0, TINY, INF]
     assert summary.weight.tolist() == [1, 3, 1, 2]
-    assert jb.bound_ranks(summary, [-1e-40]).rmax.tolist() == [4]
-    assert jb.query_ranks(summary, [0, 7]).tolist() == [-INF, INF]
+    assert jb.sketches.bound_ranks(summary, [-1e-40]).rmax.tolist() == [4]
+    assert jb.sketches.query_ranks(summary, [0, 7]).tolist() == [-INF, INF]
 
 
 @pytest.mark.parametrize("values", [[], [np.nan, np.nan]])
 def test_nothing_known(values):
-    summary = jb.make_summary(values)
+    summary = jb.sketches.make_summary(values)
     assert (summary.num_entries, summary.total, summary.error) == (0, 0, 0)
-    one = jb.make_summary([5.0])
-    assert jb.merge_summaries(summary, one).value.tolist() == [5.0]
-    assert jb.merge_summaries(one, summary).value.tolist() == [5.0]
-    assert jb.bound_ranks(summary, [3.0]).rmax.tolist() == [0]
-    assert jb.find_thresholds(summary, eps=0.1).tolist() == []
-    assert jb.find_thresholds(one, eps=0.1).tolist() == []
+    one = jb.sketches.make_summary([5.0])
+    assert jb.sketches.merge_summaries(summary, one).value.tolist() == [5.0]
+    assert jb.sketches.merge_summaries(one, summary).value.tolist() == [5.0]
+    assert jb.sketches.bound_ranks(summary, [3.0]).rmax.tolist() == [0]
+    assert jb.sketches.find_thresholds(summary, eps=0.1).tolist() == []
+    assert jb.sketches.find_thresholds(one, eps=0.1).tolist() == []
     with pytest.raises(ValueError, match="must hold at least one value"):
-        jb.query_ranks(summary, [0.0])
+        jb.sketches.query_ranks(summary, [0.0])
 
 
 # The door.
@@ -272,32 +286,32 @@ def test_nothing_known(values):
 )
 def test_bad_columns_are_refused(values, weight, error, message):
     with pytest.raises(error, match=message):
-        jb.make_summary(values, weight)
+        jb.sketches.make_summary(values, weight)
 
 
 @pytest.mark.parametrize("eps", [0.0, -0.1, 1.5, np.nan])
 def test_bad_eps_is_refused(eps):
     with pytest.raises(ValueError, match=r"eps must be a number > 0.0 and <= 1.0"):
-        jb.find_candidates(jb.make_summary([1.0]), eps=eps)
+        jb.sketches.find_candidates(jb.sketches.make_summary([1.0]), eps=eps)
 
 
 def test_eps_below_the_error_is_refused():
-    pruned = jb.prune_summary(jb.make_summary(np.arange(1000)), 10)
+    pruned = jb.sketches.prune_summary(jb.sketches.make_summary(np.arange(1000)), 10)
     with pytest.raises(ValueError, match=r"at least twice the error .* 0.099 of its"):
-        jb.find_candidates(pruned, eps=0.15)
+        jb.sketches.find_candidates(pruned, eps=0.15)
 
 
 @pytest.mark.parametrize("rank", [-1.0, 4.0, np.nan])
 def test_ranks_beyond_the_total_are_refused(rank):
     with pytest.raises(ValueError, match=r"ranks must lie in \[0, 3.0\]"):
-        jb.query_ranks(jb.make_summary([1.0, 2.0, 3.0]), rank)
+        jb.sketches.query_ranks(jb.sketches.make_summary([1.0, 2.0, 3.0]), rank)
 
 
 def test_bad_queries_are_refused():
-    summary = jb.make_summary([1.0])
+    summary = jb.sketches.make_summary([1.0])
     with pytest.raises(TypeError, match="ranks must be numbers"):
-        jb.query_ranks(summary, "middle")
+        jb.sketches.query_ranks(summary, "middle")
     with pytest.raises(ValueError, match="values must be 1-D and not NaN"):
-        jb.bound_ranks(summary, [np.nan])
+        jb.sketches.bound_ranks(summary, [np.nan])
     with pytest.raises(ValueError, match="num_ranks must be an integer from 1"):
-        jb.prune_summary(summary, 0)
+        jb.sketches.prune_summary(summary, 0)

@@ -423,7 +423,7 @@ def test_targets_that_a_loss_is_not_defined_for(loss, good, bad):
         lambda: jb.fit(jb.stream([(x, bad)], memory="1 MiB"), None, loss, **settings),
         lambda: jb.boost(codes, bad, loss, key, **settings),
         lambda: jb.cross_validate(x, bad, loss, **settings),
-        lambda: jb.permutation_importance(model, x, bad, loss),
+        lambda: jb.explanation.permutation_importance(model, x, bad, loss),
     ):
         with pytest.raises(ValueError, match=message):
             call()

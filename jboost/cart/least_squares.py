@@ -31,7 +31,7 @@ _BLOCK = 2**16  # words looked at together, so that they stay in the cache
 
 
 class Rules(NamedTuple):
-    """When a node is split; see :func:`jboost.fit_tree`."""
+    """When a node is split; see :func:`jboost.cart.fit_tree`."""
 
     max_depth: int
     min_child_samples: int
@@ -41,7 +41,7 @@ class Rules(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """A tree, breadth first; see :class:`jboost.RegressionTree`."""
+    """A tree, breadth first; see :class:`jboost.cart.RegressionTree`."""
 
     left: Int[np.ndarray, " M"]
     feature: Int[np.ndarray, " M"]

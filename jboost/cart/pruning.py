@@ -65,7 +65,7 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
     weight; scikit-learn's ``ccp_alpha`` is alpha over the total weight.
 
     Args:
-      tree: from :func:`jboost.fit_tree`.
+      tree: from :func:`jboost.cart.fit_tree`.
 
     Returns:
       A PruningPath. Law: ``prune(tree, path.alphas[i])`` has ``path.num_leaves[i]``
@@ -76,8 +76,9 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> tree = jb.fit_tree(np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0]))
-      >>> jb.pruning_path(tree).alphas
+      >>> x, y = np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0])
+      >>> tree = jb.cart.fit_tree(x, y)
+      >>> jb.cart.pruning_path(tree).alphas
       array([ 0.  ,  0.5 , 20.25])
     """
     check_tree(tree)
@@ -104,7 +105,7 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
     """The smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
 
     Args:
-      tree: from :func:`jboost.fit_tree`.
+      tree: from :func:`jboost.cart.fit_tree`.
       alpha: the price of a leaf, at least 0; infinity leaves the root.
 
     Returns:
@@ -116,8 +117,9 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> tree = jb.fit_tree(np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0]))
-      >>> jb.prune(tree, 1.0).value
+      >>> x, y = np.arange(4.0)[:, None], np.array([0.0, 1.0, 5.0, 5.0])
+      >>> tree = jb.cart.fit_tree(x, y)
+      >>> jb.cart.prune(tree, 1.0).value
       array([2.75, 0.5 , 5.  ])
     """
     check_tree(tree)
@@ -199,27 +201,27 @@ def cross_validate_alpha(
     error sqrt(sum w^2 (e - R)^2) / sum w: s / sqrt(N) for equal ones.
 
     Args:
-      x, y, sample_weight: as for :func:`jboost.fit_tree`.
+      x, y, sample_weight: as for :func:`jboost.cart.fit_tree`.
       folds: how many, drawn at random and of equal size; or a label for each row, for
         rows that belong together. Rows of one label are held out together.
       seed: of the draw.
       max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain: as
-        for :func:`jboost.fit_tree`.
+        for :func:`jboost.cart.fit_tree`.
 
     Returns:
       An AlphaChoice; ``prune(choice.tree, choice.one_se_alpha)`` is the tree to use.
 
     Raises:
-      TypeError, ValueError: as :func:`jboost.fit_tree`; or there are fewer than two
-        folds, or more than rows of positive weight.
+      TypeError, ValueError: as :func:`jboost.cart.fit_tree`; or there are fewer than
+        two folds, or more than rows of positive weight.
 
     Example:
       >>> import numpy as np, jboost as jb
       >>> rng = np.random.default_rng(0)
       >>> x = rng.uniform(size=(300, 2))
       >>> y = np.where(x[:, 0] < 0.5, 1.0, 3.0) + rng.normal(size=300)
-      >>> choice = jb.cross_validate_alpha(x, y)
-      >>> jb.prune(choice.tree, choice.one_se_alpha).num_leaves
+      >>> choice = jb.cart.cross_validate_alpha(x, y)
+      >>> jb.cart.prune(choice.tree, choice.one_se_alpha).num_leaves
       2
     """
     rules = make_rules(

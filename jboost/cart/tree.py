@@ -165,7 +165,7 @@ def fit_tree(
 
     Returns:
       A RegressionTree, for :func:`jboost.predict`, :func:`jboost.leaf_indices`,
-      :func:`jboost.pruning_path` and :func:`jboost.prune`.
+      :func:`jboost.cart.pruning_path` and :func:`jboost.cart.prune`.
 
     Raises:
       TypeError, ValueError: bad arguments, named; or they are being traced.
@@ -173,7 +173,7 @@ def fit_tree(
     Example:
       >>> import numpy as np, jboost as jb
       >>> x = np.array([[1.0], [2.0], [4.0], [np.nan]])
-      >>> tree = jb.fit_tree(x, np.array([1.0, 1.0, 5.0, 5.0]))
+      >>> tree = jb.cart.fit_tree(x, np.array([1.0, 1.0, 5.0, 5.0]))
       >>> tree.threshold[0], tree.missing_left[0], tree.value
       (np.float32(3.0), np.False_, array([3., 1., 5.]))
     """

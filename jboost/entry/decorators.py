@@ -3,14 +3,10 @@
 
 In: a public function. Out: the same function, which first refuses what would end in
 a deadlock (a forked process) or in a message about JAX's internals (traced values).
-In the processes of joblib, JAX's threads are limited as joblib says.
 """
 
 import functools
 import inspect
-import multiprocessing
-import os
-import sys
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,8 +15,9 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend import backend
 from jax.extend.core import get_opaque_trace_state
+
+from jboost.entry.processes import was_forked
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -29,34 +26,6 @@ _T = TypeVar("_T")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 with jax.ensure_compile_time_eval():
     _NOT_TRACING = get_opaque_trace_state()
-_forked = False  # from a process that had started JAX
-
-
-def _note_fork() -> None:
-    global _forked
-    bridge = sys.modules[backend.backends.__module__]
-    # JAX has no public way to ask this without starting its backends.
-    started = getattr(bridge, "backends_are_initialized", lambda: True)
-    _forked = _forked or started()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_note_fork)
-
-
-def limit_threads() -> None:
-    """Limits JAX's threads on the CPU as joblib limits those of its workers.
-
-    joblib gives each process of its "loky" backend a share of the processors by way of
-    OMP_NUM_THREADS, which JAX does not read. PJRT_NPROC and NPROC go before it.
-    """
-    share = os.environ.get("OMP_NUM_THREADS", "")
-    known = "PJRT_NPROC" in os.environ or "NPROC" in os.environ
-    if share.isdigit() and not known and multiprocessing.parent_process() is not None:
-        os.environ["PJRT_NPROC"] = share
-
-
-limit_threads()
 
 
 def traceable(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -152,7 +121,7 @@ def _allow_transfers():
 
 
 def _check_process(name):
-    if _forked:
+    if was_forked():
         raise RuntimeError(
             f"{name} was called in a process that was forked after JAX had started in "
             "its parent: JAX's threads do not survive a fork, and the call would wait "

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's scores come from: importances, SHAP values, dependence."""
+"""Explanations of models: importance, SHAP values, partial dependence."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -89,7 +89,7 @@ def partial_dependence(
     ``individual`` has the curve of each row (Goldstein et al. 2015).
 
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`.
+      model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
       x: rows as for :func:`jboost.predict`, not sparse.
       features: one or two, by place or name.
       grid: how many values of each feature: as many quantiles of its column, at the

@@ -117,7 +117,7 @@ def feature_importance(
 
     Args:
       model: from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
-        :func:`jboost.fit_tree`.
+        :func:`jboost.cart.fit_tree`.
       kind: see above.
       per_split: divide by the number of splits on the feature (XGBoost's "gain" and
         "cover" are such averages).
@@ -172,7 +172,7 @@ def permutation_importance(
     Columns that no tree uses get 0 without being tried.
 
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`.
+      model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
       x, y: as for :func:`jboost.fit`.
       loss: what the rise is measured in; that of training, usually.
       sample_weight: of the rows, in the mean.
@@ -195,7 +195,7 @@ def permutation_importance(
       >>> x = np.random.default_rng(0).normal(size=(300, 2))
       >>> y = x[:, 0]
       >>> model, _ = jb.fit(x[:200], y[:200], num_rounds=20)
-      >>> found = jb.permutation_importance(model, x[200:], y[200:])
+      >>> found = jb.explanation.permutation_importance(model, x[200:], y[200:])
       >>> bool(found.values[0] > 10 * abs(found.values[1]))
       True
     """

@@ -82,7 +82,7 @@ def shap_values(
     value (measured with 50 to 1,000 trees: 2^-23 to 2^-21.6).
 
     Args:
-      model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`.
+      model: from :func:`jboost.fit`, or a tree from :func:`jboost.cart.fit_tree`.
       x: as for :func:`jboost.predict`; sparse matrices give dense values.
       cover: what shares are of: the "weight" of the rows (as in LightGBM, scikit-learn
         and the literature, where they stand for probabilities), or their "curvature",
@@ -153,7 +153,7 @@ def shap_interactions(
       >>> import numpy as np, jboost as jb
       >>> x = np.random.default_rng(0).normal(size=(200, 3))
       >>> model, _ = jb.fit(x, x[:, 0] * x[:, 1], num_rounds=20)
-      >>> size = np.abs(jb.shap_interactions(model, x)).mean(axis=0)
+      >>> size = np.abs(jb.explanation.shap_interactions(model, x)).mean(axis=0)
       >>> bool(size[0, 1] > 10 * size[0, 2])
       True
     """

@@ -47,7 +47,7 @@ def trees_to_dataframe(model: Ensemble) -> Any:
       >>> import numpy as np, jboost as jb
       >>> x = np.arange(8.0)[:, None]
       >>> model, _ = jb.fit(x, x[:, 0] > 3, num_rounds=1, max_depth=1)
-      >>> frame = jb.trees_to_dataframe(model)  # doctest: +SKIP
+      >>> frame = jb.explanation.trees_to_dataframe(model)  # doctest: +SKIP
       >>> list(frame["Feature"])  # doctest: +SKIP
       ['f0', 'Leaf', 'Leaf']
     """

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of other libraries, read and written; predictions that run without jboost."""
+"""Reads and writes models of other libraries, and exports predictions."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -54,7 +54,7 @@ def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
       >>> import numpy as np, jboost as jb
       >>> table = np.array([(1, "low"), (2, "top")], [("a", float), ("b", "U3")])
       >>> model, _ = jb.fit(table, np.array([0.0, 1.0]), num_rounds=1)
-      >>> jb.to_matrix(model, table).tolist()
+      >>> jb.interchange.to_matrix(model, table).tolist()
       [[1.0, 0.0], [2.0, 1.0]]
     """
     check_model(model)
@@ -110,7 +110,7 @@ def export_predict(
       >>> import jax, numpy as np, jboost as jb
       >>> x = np.arange(40, dtype=np.float32)[:, None]
       >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=5)
-      >>> jb.export_predict(model, "model.stablehlo")  # doctest: +SKIP
+      >>> jb.interchange.export_predict(model, "model.stablehlo")  # doctest: +SKIP
     """
     check_model(model)
     checks.check_link(inverse_link, model.init_score.shape)

@@ -69,7 +69,7 @@ def read_lightgbm(source: Any) -> Ensemble:
 
     Example:
       >>> import jboost as jb
-      >>> jb.read_lightgbm("model.txt")  # doctest: +SKIP
+      >>> jb.interchange.read_lightgbm("model.txt")  # doctest: +SKIP
     """
     name, text = _open(source)
     with report_failures(name, "LightGBM"):

@@ -64,7 +64,7 @@ def read_sklearn(estimator: Any) -> Ensemble:
       >>> from sklearn.ensemble import RandomForestRegressor
       >>> x = np.arange(40.0)[:, None]
       >>> forest = RandomForestRegressor(5, random_state=0).fit(x, np.sqrt(x[:, 0]))
-      >>> scores = jb.predict(jb.read_sklearn(forest), x)
+      >>> scores = jb.predict(jb.interchange.read_sklearn(forest), x)
       >>> bool(np.allclose(scores, forest.predict(x)))
       True
     """

@@ -75,8 +75,8 @@ def read_xgboost(source: Any) -> Ensemble:
       >>> x = np.arange(40.0)[:, None]
       >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=5)
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     jb.write_xgboost(model, folder + "/model.json")
-      ...     again = jb.read_xgboost(folder + "/model.json")
+      ...     jb.interchange.write_xgboost(model, folder + "/model.json")
+      ...     again = jb.interchange.read_xgboost(folder + "/model.json")
       >>> bool((jb.predict(again, x) == jb.predict(model, x)).all())
       True
     """

@@ -103,7 +103,7 @@ def write_xgboost(
       >>> model, _ = jb.fit(x, x[:, 0] > 20, jb.losses.logistic, num_rounds=5)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder, "model.json")
-      ...     jb.write_xgboost(model, path, objective="binary:logistic")
+      ...     jb.interchange.write_xgboost(model, path, objective="binary:logistic")
       ...     document = json.loads(path.read_text())
       >>> document["learner"]["objective"]["name"]
       'binary:logistic'

@@ -51,9 +51,13 @@ _FOREIGN = (
     (b"\x93NUMPY", "a NumPy array", "for numpy.load"),
     (b"PK\x03\x04", "a ZIP archive (as numpy.savez makes)", "for numpy.load"),
     (b"\x1f\x8b", "a gzip file", "decompress it first"),
-    (b"{L\x00\x00\x00\x00\x00\x00\x00", "XGBoost's UBJSON", "for jb.read_xgboost"),
+    (
+        b"{L\x00\x00\x00\x00\x00\x00\x00",
+        "XGBoost's UBJSON",
+        "for jb.interchange.read_xgboost",
+    ),
     (b"binf", "XGBoost's old binary format", "save it as JSON in XGBoost first"),
-    (b"tree\n", "a LightGBM model", "for jb.read_lightgbm"),
+    (b"tree\n", "a LightGBM model", "for jb.interchange.read_lightgbm"),
     (b"jboost-block", "a block of a stream", "which jb.stream alone reads"),
     (b"version https://git-lfs", "a pointer of Git LFS", "fetch it: git lfs pull"),
     (b"<", "a web page or XML", "perhaps what a failed download left"),
@@ -63,8 +67,8 @@ _FOREIGN = (
 class FileError(ValueError):
     """A file is damaged, of another kind, or holds what this version cannot read.
 
-    Raised by :func:`jboost.load`, :func:`jboost.read_xgboost` and
-    :func:`jboost.read_lightgbm`.
+    Raised by :func:`jboost.load`, :func:`jboost.interchange.read_xgboost` and
+    :func:`jboost.interchange.read_lightgbm`.
     """
 
 
@@ -245,7 +249,8 @@ def _foreign(begin, name):
         return FileError(f"{expected}: it is empty")
     if begin.startswith(b"{") and b'"learner"' in begin:
         return FileError(
-            f"{expected}: this looks like XGBoost's JSON, for jb.read_xgboost"
+            f"{expected}: this looks like XGBoost's JSON, for "
+            "jb.interchange.read_xgboost"
         )
     for start, kind, remedy in _FOREIGN:
         if begin.startswith(start):

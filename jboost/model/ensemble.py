@@ -214,16 +214,17 @@ def predict(
     """The raw score F(x) = init_score + sum of leaf values (+ offset), or its link.
 
     Args:
-      model: from :func:`jboost.fit`, or a tree from :func:`jboost.fit_tree`, whose
+      model: from :func:`jboost.fit`, or a tree from :func:`jboost.cart.fit_tree`, whose
         score is the value of the row's leaf.
       x: numbers [N, F], NaN = missing, with the columns that the model was trained
         on; those of a data frame in the same order, too. A float32 NumPy array without
         gaps is read where it lies. A sparse matrix (as for :func:`jboost.fit`)
         is read in blocks of rows, of which only the columns that the model uses are
-        looked at; not under ``jit``, and not by a tree from :func:`jboost.fit_tree`.
-        Entries that it does not store are what ``model.absent`` says; where that is
-        None, every entry must be stored. A stream (:func:`jboost.stream`) is read
-        batch by batch; its targets are not used.
+        looked at; not under ``jit``, and not by a tree from
+        :func:`jboost.cart.fit_tree`. Entries that it does not store are what
+        ``model.absent`` says; where that is None, every entry must be stored. A
+        stream (:func:`jboost.stream`) is read batch by batch; its targets are not
+        used.
       offset: [N] or [N, K], added to the score, as in training; the batches of a
         stream hold their own.
       inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
@@ -329,7 +330,7 @@ def leaf_indices(
     """The leaf of each row in each tree, from 0 to 2^max_depth - 1: [N, R(, K)].
 
     In linked trees it is the number of the node, as in a tree from
-    :func:`jboost.fit_tree`: [N].
+    :func:`jboost.cart.fit_tree`: [N].
 
     Example:
       >>> import numpy as np, jboost as jb

@@ -36,7 +36,7 @@ def save(model: Model, path: Any) -> None:
     at any moment the path holds the old file or the new one, whole.
 
     Args:
-      model: an Ensemble, a RegressionTree from :func:`jboost.fit_tree`, or Bins.
+      model: an Ensemble, a RegressionTree from :func:`jboost.cart.fit_tree`, or Bins.
       path: where to; or a binary file, open for writing.
 
     Raises:

@@ -36,7 +36,8 @@ def importance(
 
     Args:
       model: a model, or what :func:`jboost.feature_importance` or
-        :func:`jboost.permutation_importance` found, whose deviations are drawn.
+        :func:`jboost.explanation.permutation_importance` found, whose deviations are
+        drawn.
       kind: of importance, where a model is given; see
         :func:`jboost.feature_importance`.
       max_features: how many bars at most.

@@ -58,7 +58,8 @@ def tree(
     of a RegressionTree, where they are above and below the mean.
 
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.fit_tree`, or read from a file.
+      model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`, or read from a
+        file.
       round, score: which of its trees; negative rounds count from the end.
       ax: where to draw; None for a new figure as large as the tree needs, up to 32
         inches, beyond which everything shrinks.

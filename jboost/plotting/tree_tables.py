@@ -97,7 +97,7 @@ def tree_to_dot(
     Example:
       >>> import numpy as np, jboost as jb
       >>> from jboost import plotting
-      >>> tree = jb.fit_tree(np.array([[1.0], [3.0]]), np.array([0.0, 1.0]))
+      >>> tree = jb.cart.fit_tree(np.array([[1.0], [3.0]]), np.array([0.0, 1.0]))
       >>> print(plotting.tree_to_dot(tree))
       digraph tree {
         node [shape=box, style=rounded, fontname="sans-serif"];

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantile sketches and summaries."""
+"""Quantile sketches and summaries, which propose split candidates."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -121,10 +121,11 @@ def make_sketch(num_features: int, *, eps: float = 1 / 2048) -> QuantileSketch:
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> sketch = jb.make_sketch(2, eps=0.01)
+      >>> from jboost import sketches
+      >>> sketch = sketches.make_sketch(2, eps=0.01)
       >>> for batch in np.split(np.arange(20_000.0).reshape(-1, 2), 10):
-      ...     sketch = jb.update_sketch(sketch, batch)
-      >>> summary = jb.summarize_sketch(sketch, 0)
+      ...     sketch = sketches.update_sketch(sketch, batch)
+      >>> summary = sketches.summarize_sketch(sketch, 0)
       >>> summary.total, summary.error <= 0.01 * summary.total
       (10000.0, True)
     """
@@ -161,9 +162,10 @@ def update_sketch(
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> sketch = jb.make_sketch(2)
-      >>> sketch = jb.update_sketch(sketch, np.zeros((5, 2)), np.full(5, 2.0))
-      >>> jb.summarize_sketch(sketch, 1).total
+      >>> from jboost import sketches
+      >>> sketch = sketches.make_sketch(2)
+      >>> sketch = sketches.update_sketch(sketch, np.zeros((5, 2)), np.full(5, 2.0))
+      >>> sketches.summarize_sketch(sketch, 1).total
       10.0
     """
     matrix = np.asarray(read_frame(x, "x").matrix)
@@ -194,9 +196,11 @@ def merge_sketches(first: QuantileSketch, second: QuantileSketch) -> QuantileSke
 
     Example:
       >>> import numpy as np, jboost as jb
+      >>> from jboost import sketches
       >>> x = np.arange(100.0)[:, None]
-      >>> parts = [jb.update_sketch(jb.make_sketch(1), part) for part in (x, -x)]
-      >>> jb.summarize_sketch(jb.merge_sketches(*parts), 0).total
+      >>> empty = sketches.make_sketch(1)
+      >>> parts = [sketches.update_sketch(empty, part) for part in (x, -x)]
+      >>> sketches.summarize_sketch(sketches.merge_sketches(*parts), 0).total
       200.0
     """
     if first.eps != second.eps:
@@ -224,17 +228,19 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
 
     Returns:
       A summary of an error of at most ``sketch.eps`` of its total weight; exact while
-      no level but the first is in use. See :func:`jb.query_ranks`,
-      :func:`jb.bound_ranks` and :func:`jb.find_candidates`.
+      no level but the first is in use. See :func:`jb.sketches.query_ranks`,
+      :func:`jb.sketches.bound_ranks` and :func:`find_candidates`.
 
     Raises:
       ValueError: there is no such feature.
 
     Example:
-      >>> import numpy as np, jboost as jb
-      >>> sketch = jb.update_sketch(jb.make_sketch(1), np.arange(100.0)[:, None])
-      >>> summary = jb.summarize_sketch(sketch, 0)
-      >>> jb.query_ranks(summary, 50.0).tolist()
+      >>> import numpy as np
+      >>> from jboost import sketches
+      >>> x = np.arange(100.0)[:, None]
+      >>> sketch = sketches.update_sketch(sketches.make_sketch(1), x)
+      >>> summary = sketches.summarize_sketch(sketch, 0)
+      >>> sketches.query_ranks(summary, 50.0).tolist()
       50.0
     """
     most = sketch.num_features - 1
@@ -273,10 +279,11 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> sketch = jb.make_sketch(1)
+      >>> from jboost import sketches
+      >>> sketch = sketches.make_sketch(1)
       >>> for value in (1.0, 4.0, 2.0):
-      ...     sketch = jb.update_sketch(sketch, [[value]])
-      >>> np.asarray(jb.bins_from_sketch(sketch).thresholds)
+      ...     sketch = sketches.update_sketch(sketch, [[value]])
+      >>> np.asarray(sketches.bins_from_sketch(sketch).thresholds)
       array([[1.5, 3. , inf]], dtype=float32)
     """
     check_max_bins(max_bins)
@@ -301,24 +308,25 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
 def find_thresholds(summary: QuantileSummary, *, eps: float) -> Float[np.ndarray, " C"]:
     """Thresholds at split candidates that are less than ``eps`` apart.
 
-    One threshold above each candidate of :func:`jb.find_candidates` but the largest,
+    One threshold above each candidate of :func:`find_candidates` but the largest,
     midway to the next value in the summary; so every distinct value is a candidate
     where all are few, and the thresholds are those of exact search.
 
     Args:
       summary: of a feature, or of the rows of one node, weighted with hessians.
-      eps: as in :func:`jb.find_candidates`.
+      eps: as in :func:`find_candidates`.
 
     Returns:
       Ascending thresholds; ``x <= threshold`` goes left.
 
     Raises:
-      TypeError, ValueError: as :func:`jb.find_candidates`.
+      TypeError, ValueError: as :func:`find_candidates`.
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> summary = jb.make_summary(np.arange(100), np.ones(100))
-      >>> jb.find_thresholds(summary, eps=0.3).tolist()
+      >>> from jboost import sketches
+      >>> summary = sketches.make_summary(np.arange(100), np.ones(100))
+      >>> sketches.find_thresholds(summary, eps=0.3).tolist()
       [0.5, 25.5, 50.5, 75.5]
     """
     candidates = find_candidates(summary, eps=eps).value

@@ -93,8 +93,8 @@ def make_summary(
       TypeError, ValueError: values or weight are not such.
 
     Example:
-      >>> import jboost as jb
-      >>> summary = jb.make_summary([3.0, 1.0, 3.0], [1.0, 2.0, 4.0])
+      >>> from jboost import sketches
+      >>> summary = sketches.make_summary([3.0, 1.0, 3.0], [1.0, 2.0, 4.0])
       >>> summary.value.tolist(), summary.weight.tolist(), summary.rmax.tolist()
       ([1.0, 3.0], [2.0, 5.0], [2.0, 7.0])
     """
@@ -129,9 +129,10 @@ def merge_summaries(first: QuantileSummary, second: QuantileSummary) -> Quantile
     the larger of the two relative errors.
 
     Example:
-      >>> import jboost as jb
-      >>> odd, even = jb.make_summary([1.0, 3.0]), jb.make_summary([2.0, 4.0])
-      >>> jb.merge_summaries(odd, even).value.tolist()
+      >>> from jboost import sketches
+      >>> odd = sketches.make_summary([1.0, 3.0])
+      >>> even = sketches.make_summary([2.0, 4.0])
+      >>> sketches.merge_summaries(odd, even).value.tolist()
       [1.0, 2.0, 3.0, 4.0]
     """
     if not first.num_entries or not second.num_entries:
@@ -163,7 +164,8 @@ def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
 
     Example:
       >>> import numpy as np, jboost as jb
-      >>> summary = jb.prune_summary(jb.make_summary(np.arange(1000)), 4)
+      >>> from jboost import sketches
+      >>> summary = sketches.prune_summary(sketches.make_summary(np.arange(1000)), 4)
       >>> summary.value.tolist(), summary.error
       ([0.0, 250.0, 500.0, 750.0, 999.0], 249.0)
     """
@@ -198,9 +200,9 @@ def query_ranks(
       TypeError, ValueError: ranks are not such numbers, or the summary is empty.
 
     Example:
-      >>> import jboost as jb
-      >>> summary = jb.make_summary([1.0, 2.0, 3.0], [1.0, 1.0, 8.0])
-      >>> jb.query_ranks(summary, [0.0, 1.5, 5.0]).tolist()
+      >>> from jboost import sketches
+      >>> summary = sketches.make_summary([1.0, 2.0, 3.0], [1.0, 1.0, 8.0])
+      >>> sketches.query_ranks(summary, [0.0, 1.5, 5.0]).tolist()
       [1.0, 2.0, 3.0]
     """
     if not summary.num_entries:
@@ -232,8 +234,9 @@ def bound_ranks(
       TypeError, ValueError: values are not a list of numbers, or are NaN.
 
     Example:
-      >>> import jboost as jb
-      >>> found = jb.bound_ranks(jb.make_summary([1.0, 2.0, 2.0]), [1.5, 2.0])
+      >>> from jboost import sketches
+      >>> summary = sketches.make_summary([1.0, 2.0, 2.0])
+      >>> found = sketches.bound_ranks(summary, [1.5, 2.0])
       >>> found.rmin.tolist(), found.rmax.tolist()
       ([1.0, 1.0], [1.0, 3.0])
     """
@@ -268,9 +271,10 @@ def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
 
     Example:
       >>> import numpy as np, jboost as jb
+      >>> from jboost import sketches
       >>> hessian = np.r_[np.full(50, 1.0), np.full(50, 9.0)]
-      >>> summary = jb.make_summary(np.arange(100), hessian)
-      >>> jb.find_candidates(summary, eps=0.25).value.tolist()
+      >>> summary = sketches.make_summary(np.arange(100), hessian)
+      >>> sketches.find_candidates(summary, eps=0.25).value.tolist()
       [0.0, 55.0, 66.0, 77.0, 88.0, 99.0]
     """
     check_eps(eps, most=1.0)

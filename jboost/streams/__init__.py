@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on more data than memory holds."""
+"""Training on rows that do not fit in memory."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

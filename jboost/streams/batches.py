@@ -65,7 +65,7 @@ def array_batches(
     Example:
       >>> import numpy as np, jboost as jb
       >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5.0)
-      >>> [len(batch[0]) for batch in jb.array_batches(x, y, batch_rows=2)()]
+      >>> [len(batch[0]) for batch in jb.streams.array_batches(x, y, batch_rows=2)()]
       [2, 2, 1]
     """
     step = checks.check_integer("batch_rows", batch_rows, least=1)
@@ -127,7 +127,7 @@ def parquet_batches(
       >>> table = pd.DataFrame(dict(a=range(1000), y=range(1000)))
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     table.to_parquet(f"{folder}/part.parquet")
-      ...     source = jb.parquet_batches(folder, target="y")
+      ...     source = jb.streams.parquet_batches(folder, target="y")
       ...     rows = jb.stream(source, memory="256 MiB")
       ...     model, history = jb.fit(rows, num_rounds=3)
       >>> model.num_features

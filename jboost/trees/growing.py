@@ -110,7 +110,7 @@ def grow_tree(
       >>> from jboost.trees.levels import TreeLimits
       >>> x, residual = jnp.arange(8.0)[:, None], jnp.array([0.0] * 4 + [1.0] * 4)
       >>> columns = jb.apply_bins(jb.fit_bins(x), x).T
-      >>> tree, leaf = jb.grow_tree(
+      >>> tree, leaf = jb.parts.grow_tree(
       ...     columns, -residual, jnp.ones(8), jnp.ones(8, bool),
       ...     jnp.zeros(2, jnp.uint32), TreeLimits(), max_depth=1, num_bins=256,
       ... )

@@ -127,7 +127,7 @@ def grow_sorted_tree(
     2016, algorithm 1. With it, candidates are proposed for each node from its own
     rows ("local", algorithm 2); see :func:`jboost.trees.candidates.find_bins`.
 
-    Sums are those of :func:`jboost.grow_tree`, integers, and so are gains and the
+    Sums are those of :func:`jboost.parts.grow_tree`, integers, and so are gains and the
     rule for ties. A threshold is the code of the highest value on its left among the
     node's rows. So where each code is a bin of its own, both grow the same tree.
 
@@ -142,7 +142,7 @@ def grow_sorted_tree(
       mass: what each row counts in a node's quantiles, from
         :func:`jboost.trees.candidates.measure`; None for every value.
       max_depth: number of levels of splits.
-      max_nodes, max_leaves: as for :func:`jboost.grow_tree`.
+      max_nodes, max_leaves: as for :func:`jboost.parts.grow_tree`.
       uniform: all rows in the bag have the same curvature.
 
     Returns:

@@ -104,10 +104,12 @@ def find_split(
       >>> import jax.numpy as jnp, jboost as jb
       >>> columns = jnp.array([[1, 1, 2, 2]], jnp.uint8)
       >>> rows = jnp.array([[-3, 1], [-3, 1], [3, 1], [3, 1]])  # gradient, curvature
-      >>> histogram = jb.build_histogram(
+      >>> histogram = jb.parts.build_histogram(
       ...     columns, rows, jnp.zeros(4, jnp.int32), num_nodes=1, num_bins=3
       ... )
-      >>> split = jb.find_split(histogram[0], jnp.ones(2), jnp.array([True]), l2=0.0)
+      >>> split = jb.parts.find_split(
+      ...     histogram[0], jnp.ones(2), jnp.array([True]), l2=0.0
+      ... )
       >>> int(split.threshold), float(split.gain)
       (1, 18.0)
     """

@@ -69,7 +69,7 @@ class BoostedTrees(NamedTuple):
     """Trees on codes, and the score they start from.
 
     Attributes:
-      trees: a :class:`jboost.Tree` whose arrays have axes [R, K] in front.
+      trees: a :class:`jboost.parts.Tree` whose arrays have axes [R, K] in front.
       init_score: [] for one score, else [K].
     """
 

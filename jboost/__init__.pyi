@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# The public names. __init__.py imports each on first use.
+
+__version__: str
+
+from . import (
+    cart as cart,
+)
+from . import (
+    explanation as explanation,
+)
+from . import (
+    interchange as interchange,
+)
+from . import (
+    losses as losses,
+)
+from . import (
+    metrics as metrics,
+)
+from . import (
+    parts as parts,
+)
+from . import (
+    plotting as plotting,
+)
+from . import (
+    recipes as recipes,
+)
+from . import (
+    sketches as sketches,
+)
+from . import (
+    sklearn as sklearn,
+)
+from . import (
+    streams as streams,
+)
+from .boosting.inspection import (
+    LossReport as LossReport,
+)
+from .boosting.inspection import (
+    inspect_loss as inspect_loss,
+)
+from .boosting.loop import (
+    boost as boost,
+)
+from .boosting.loop import (
+    boost_step as boost_step,
+)
+from .boosting.loop import (
+    init as init,
+)
+from .boosting.rounds import BoostState as BoostState
+from .codes.binning import (
+    Bins as Bins,
+)
+from .codes.binning import (
+    apply_bins as apply_bins,
+)
+from .codes.binning import (
+    fit_bins as fit_bins,
+)
+from .explanation.dependence import partial_dependence as partial_dependence
+from .explanation.importance import feature_importance as feature_importance
+from .explanation.shap import shap_values as shap_values
+from .kernels.library import implementations as implementations
+from .model.containers import FileError as FileError
+from .model.ensemble import (
+    Ensemble as Ensemble,
+)
+from .model.ensemble import (
+    leaf_indices as leaf_indices,
+)
+from .model.ensemble import (
+    predict as predict,
+)
+from .model.ensemble import (
+    staged_predict as staged_predict,
+)
+from .model.ensemble import (
+    to_ensemble as to_ensemble,
+)
+from .model.ensemble import (
+    truncate as truncate,
+)
+from .model.files import (
+    load as load,
+)
+from .model.files import (
+    save as save,
+)
+from .selection.model_selection import (
+    CrossValidation as CrossValidation,
+)
+from .selection.model_selection import (
+    cross_validate as cross_validate,
+)
+from .selection.sweeps import (
+    Sweep as Sweep,
+)
+from .selection.sweeps import (
+    sweep as sweep,
+)
+from .streams.streaming import stream as stream
+from .training.fitting import fit as fit
+from .training.history import (
+    History as History,
+)
+from .training.history import (
+    TrainingError as TrainingError,
+)
+from .trees.tree import BoostedTrees as BoostedTrees

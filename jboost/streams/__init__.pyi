@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+from .batches import (
+    array_batches as array_batches,
+)
+from .batches import (
+    parquet_batches as parquet_batches,
+)
+from .blocks import BlockError as BlockError
+from .streaming import (
+    Stream as Stream,
+)
+from .streaming import (
+    stream as stream,
+)
