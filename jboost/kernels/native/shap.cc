@@ -144,7 +144,7 @@ class Packer {
     return place;
   }
 
-  // See ShapEdgeSize, and Edges in jboost.attributions for the formulas.
+  // See ShapEdgeSize, and Edges in jboost.explanation.attributions for the formulas.
   void FillEdge(int64_t place, int side, double before, double share) {
     int64_t size = points_.size;
     float* table = tables_.data() + place * ShapTableSize(size) +
