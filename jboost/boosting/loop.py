@@ -28,6 +28,7 @@ from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
+from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive, check_domain
 from jboost.numerics.random_bits import hash_words
 from jboost.objective.curvature import Curvature, needs_minimiser
@@ -92,6 +93,7 @@ def init(
 
 
 @traceable
+@takes_implementation
 def boost_step(
     state: BoostState,
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
@@ -182,7 +184,6 @@ def boost_step(
         category_l2=category_l2, category_smoothing=category_smoothing,
         min_category_weight=min_category_weight, max_onehot=max_onehot,
         curvature=curvature, leaf_solver=leaf_solver,
-        implementation=implementation,
     )  # fmt: skip
     checks.check_number("learning_rate", learning_rate, least=0.0)
     run = compiled(_step, traced, method)
@@ -191,6 +192,7 @@ def boost_step(
 
 @explain_arguments
 @traceable
+@takes_implementation
 def boost(
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
     y: Any,
@@ -278,7 +280,6 @@ def boost(
         category_l2=category_l2, category_smoothing=category_smoothing,
         min_category_weight=min_category_weight, max_onehot=max_onehot,
         curvature=curvature, leaf_solver=leaf_solver,
-        implementation=implementation,
     )  # fmt: skip
     begin = initial_scores(init_score, num_scores)
     run = compiled(_boost, traced, method)
@@ -377,7 +378,7 @@ def _by_column(data, method):
     columns = data.columns.T
     if method.sorts_rows:
         return data._replace(columns=columns, order=sort_rows(columns))
-    packed = pack_codes(columns, method.num_bins, method.implementation)
+    packed = pack_codes(columns, method.num_bins)
     return data._replace(columns=columns, packed=packed)
 
 
@@ -405,9 +406,7 @@ def _by_row(scores):
 def _boost(loss, method, *operands):
     operands = _refuse_derivatives(operands)
     constants, numbers, rates, data, offset, init_score, words = operands
-    state = init_state(
-        loss, constants, data, offset, init_score, words, method.implementation
-    )
+    state = init_state(loss, constants, data, offset, init_score, words)
     data = _by_column(data, method)
 
     def one_round(state, rate):

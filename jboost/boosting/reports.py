@@ -6,7 +6,6 @@ of rows, the losses of all, and what rows outside the bag gained. The same for r
 memory (``chunks``) and on disk (``block_rounds``).
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,25 +52,19 @@ def report_round(
       state: the state after it.
       in_bag: rows that the trees learned from; None if all did.
     """
-    implementation = method.implementation
     parameters = reported_parameters(loss, state)
     set_scores = tuple(
-        add_tree(trees, rows.columns, scores, implementation)
+        add_tree(trees, rows.columns, scores)
         for rows, scores in zip(sets, set_scores, strict=True)
     )
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
     losses = [
-        mean_loss(
-            loss, constants, parameters, rows.targets, rows.weights, scores,
-            implementation,
-        )
+        mean_loss(loss, constants, parameters, rows.targets, rows.weights, scores)
         for rows, scores in every
-    ]  # fmt: skip
+    ]
     improvement = None
     if in_bag is not None:
-        improvement = mean_improvement(
-            loss, constants, data, ~in_bag, before, state, implementation
-        )
+        improvement = mean_improvement(loss, constants, data, ~in_bag, before, state)
     return Report(
         set_scores=set_scores,
         losses=jnp.stack(losses),
@@ -87,12 +80,9 @@ def mean_loss(
     targets: Any,
     weights: Float[Array, " N"],
     scores: Float[Array, "K N"],
-    implementation: str | None = None,
 ) -> Float[Array, ""]:
     """The weighted mean loss; ``parameters`` are those of an adaptive loss."""
-    objective = Objective(
-        loss, constants, targets, parameters, None, implementation=implementation
-    )
+    objective = Objective(loss, constants, targets, parameters, None)
     return mean_of_rows(objective, loss_values(objective, scores), weights)
 
 
@@ -103,28 +93,18 @@ def mean_improvement(
     rows: Bool[Array, " N"],
     before: BoostState,
     after: BoostState,
-    implementation: str | None = None,
 ) -> Float[Array, ""]:
     """The weighted mean loss of some rows before, minus after; NaN without rows."""
     objectives = [
-        Objective(
-            loss, constants, data.targets, reported_parameters(loss, state), None,
-            implementation=implementation,
-        )
+        Objective(loss, constants, data.targets, reported_parameters(loss, state), None)
         for state in (before, after)
-    ]  # fmt: skip
+    ]
     change = loss_values(objectives[0], before.scores)
     change -= loss_values(objectives[1], after.scores)
     return mean_of_rows(objectives[1], change, jnp.where(rows, data.weights, 0.0))
 
 
-def add_tree(
-    tree: Tree,
-    columns: Codes,
-    scores: Float[Array, "K N"],
-    implementation: str | None = None,
-):
+def add_tree(tree: Tree, columns: Codes, scores: Float[Array, "K N"]):
     """Scores after adding one round of K trees."""
-    find = partial(predict_tree, implementation=implementation)
-    leaf = jax.vmap(find, (0, None))(tree, columns)
-    return add_values(scores, tree.leaf_value, leaf, implementation, in_place=True)
+    leaf = jax.vmap(predict_tree, (0, None))(tree, columns)
+    return add_values(scores, tree.leaf_value, leaf, in_place=True)

@@ -64,8 +64,7 @@ class Method:
     """What shapes the compiled program: words and sizes, no numbers.
 
     ``uniform`` says that all rows weigh the same (or nothing); ``categorical`` that
-    some feature holds categories; ``implementation`` which kernels run, see
-    :func:`jboost.trees.histogram.build_histogram`.
+    some feature holds categories.
     """
 
     curvature: Curvature = "auto"
@@ -79,7 +78,6 @@ class Method:
     categorical: bool = False
     candidates: Candidates = "global"
     candidate_weights: CandidateWeights = "samples"
-    implementation: str | None = None
 
     @property
     def sorts_rows(self) -> bool:
@@ -189,13 +187,10 @@ def init_state(
     offset: Float[Array, "K N"],
     init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
-    implementation: str | None = None,
     minimiser: Float[Array, "K N"] | None = None,
 ) -> BoostState:
     """Makes the state before the first round; see :func:`start_state`."""
-    return start_state(
-        loss, constants, data, offset, init_score, words, implementation, minimiser
-    )[0]
+    return start_state(loss, constants, data, offset, init_score, words, minimiser)[0]
 
 
 def start_state(
@@ -205,7 +200,6 @@ def start_state(
     offset: Float[Array, "K N"],
     init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
-    implementation: str | None = None,
     minimiser: Float[Array, "K N"] | None = None,
 ) -> tuple[BoostState, Bool[Array, ""]]:
     """Finds the rows' minimizers and the initial score; None asks for the argmin.
@@ -218,9 +212,7 @@ def start_state(
     start = None if isinstance(init_score, MedianStart) else init_score
     scores = offset if start is None else offset + start[:, None]
     parameters = estimate_parameters(loss, constants, data, scores)
-    objective = Objective(
-        loss, constants, data.targets, parameters, None, implementation=implementation
-    )
+    objective = Objective(loss, constants, data.targets, parameters, None)
     if needs_minimiser(loss):
         objective = _find_minima(objective, data, minimiser)
     fell_back = jnp.asarray(False)
@@ -250,7 +242,6 @@ def own_minimisers(
     loss: TracedLoss,
     constants: tuple[Any, ...],
     data: Data,
-    implementation: str | None = None,
 ) -> Float[Array, "K N"] | None:
     """Each row's own minimizer, where it is asked for and depends on its target alone.
 
@@ -258,9 +249,7 @@ def own_minimisers(
     """
     if loss.estimate is not None or not needs_minimiser(loss):
         return None
-    objective = Objective(
-        loss, constants, data.targets, (), None, implementation=implementation
-    )
+    objective = Objective(loss, constants, data.targets, (), None)
     return find_minimisers(objective, data.weights.shape[0])
 
 
@@ -342,7 +331,7 @@ def begin_round(
     state: BoostState,
 ) -> tuple[BoostState, Round]:
     """Derivatives, sampled rows and seeds of a round."""
-    objective = _bind(loss, constants, method, data, state)
+    objective = _bind(loss, constants, data, state)
     if loss.estimate is not None and state.minimiser is not None:
         # With its parameters a row's minimum may move.
         objective = _find_minima(objective, data)
@@ -361,9 +350,7 @@ def begin_round(
         seeds=seeds[1:],
         shape=shape,
         fitted=fitted,
-        in_bag=sample(
-            seeds[0], data.weights > 0, numbers.subsample, method.implementation
-        ),
+        in_bag=sample(seeds[0], data.weights > 0, numbers.subsample),
         limits=limits._replace(min_child_samples=samples),
     )
 
@@ -391,9 +378,7 @@ def grow_structure(
         max_leaves=method.max_leaves,
         uniform=method.uniform,
     )
-    grow = partial(
-        grow_tree, num_bins=method.num_bins, implementation=method.implementation
-    )
+    grow = partial(grow_tree, num_bins=method.num_bins)
     if not method.sorts_rows:
         return grow(data.columns, *rows, packed=data.packed, **sizes)
     assert data.order is not None
@@ -443,7 +428,7 @@ def fit_leaves(
 ) -> Tree:
     """The tree with its leaf values, times the learning rate."""
     k, _, _, fitted = one
-    objective = _bind(loss, constants, method, data, state)
+    objective = _bind(loss, constants, data, state)
     weights = jnp.where(now.in_bag, data.weights, 0.0)
     num_leaves = tree.leaf_value.shape[0]
     penalty, values = now.limits.l2 * fitted.mean, now.limits.values
@@ -455,7 +440,7 @@ def fit_leaves(
         _weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
     )
     channels = (gradient, curvature, weights)
-    sums = sum_channels(channels, leaf, num_leaves, method.implementation)
+    sums = sum_channels(channels, leaf, num_leaves)
 
     def newton():
         step, promised = newton_step(sums[0], sums[1], penalty, l1)
@@ -499,9 +484,7 @@ def end_round(
     leaf: Int32[Array, "K N"],
 ) -> BoostState:
     """The state after a round, whose trees put the rows into these leaves."""
-    scores = add_values(
-        state.scores, trees.leaf_value, leaf, method.implementation, in_place=True
-    )
+    scores = add_values(state.scores, trees.leaf_value, leaf, in_place=True)
     return state._replace(
         scores=scores,
         parameters=estimate_parameters(loss, constants, data, scores),
@@ -541,11 +524,10 @@ def reported_parameters(loss: TracedLoss, state: BoostState) -> Any:
     return state.first_parameters if loss.reports_first else state.parameters
 
 
-def _bind(loss, constants, method, data, state):
+def _bind(loss, constants, data, state):
     return Objective(
-        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks,
-        method.implementation,
-    )  # fmt: skip
+        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks
+    )
 
 
 def _row_derivatives(objective, state, weights, method):

@@ -23,7 +23,6 @@ from jboost.boosting.rounds import (
 from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
 from jboost.entry.warning import warn_user
-from jboost.kernels.library import check_implementation
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
@@ -77,7 +76,6 @@ def make_settings(
     max_onehot: Any = MAX_ONEHOT,
     curvature: Curvature,
     leaf_solver: LeafSolver,
-    implementation: str | None,
     feature_names: Any = None,
 ) -> tuple[Method, Numbers]:
     """Checks what shapes training and sorts it into what is static and what is not."""
@@ -100,7 +98,6 @@ def make_settings(
             "leaf_solver='median_step' needs a loss whose second derivative changes "
             f"with the score, as Huber's; this one has its minimum by {better!r}"
         )
-    check_implementation(implementation)
     if categories is not None and not isinstance(categories, Categories):
         raise TypeError(
             "categories must be those of the bins (bins.categories) or None, got "
@@ -123,7 +120,6 @@ def make_settings(
         categorical=categories is not None,
         candidates=candidates,
         candidate_weights=candidate_weights,
-        implementation=implementation,
     ).resolve(loss)
     _warn_of_no_steps(loss, method)
     _check_size(data.columns, method)

@@ -282,7 +282,7 @@ def check_tree(tree: Any) -> None:
 
 
 def tree_scores(
-    tree: RegressionTree, x: Any, offset: Any = None, implementation: Any = None
+    tree: RegressionTree, x: Any, offset: Any = None
 ) -> Float[Array, "N *K"]:
     """What :func:`jboost.predict` returns for a tree: the value of each row's leaf."""
     if offset is not None:
@@ -290,23 +290,25 @@ def tree_scores(
             "offset must be None for a RegressionTree, which is fitted without one, "
             f"got {type(offset).__name__}"
         )
-    return _apply(_values, tree, x, implementation)
+    return _apply(_values, tree, x)
 
 
-def tree_leaves(
-    tree: RegressionTree, x: Any, implementation: Any = None
-) -> Int32[Array, " N"]:
+def tree_leaves(tree: RegressionTree, x: Any) -> Int32[Array, " N"]:
     """What :func:`jboost.leaf_indices` returns for a tree: nodes, 0 <= node < M."""
-    return _apply(_leaves, tree, x, implementation)
+    return _apply(_leaves, tree, x)
 
 
-def _apply(function, tree, x, implementation):
-    """Checks, pads what is NumPy's so that programs are shared, runs, and cuts."""
+def check_plain(implementation: str | None) -> None:
+    """Checks the implementation for a tree, which no kernel takes."""
     if implementation not in (None, "xla"):
         raise ValueError(
             f'implementation must be None or "xla" for a RegressionTree, got '
             f"{implementation!r}"
         )
+
+
+def _apply(function, tree, x):
+    """Checks, pads what is NumPy's so that programs are shared, runs, and cuts."""
     matrix = read_frame(x, "x", schema=tree.schema, least_rows=0).matrix
     num_rows, num_columns = matrix.shape
     if num_columns != tree.num_features:

@@ -21,6 +21,7 @@ from jboost.codes.category_codes import check_values, find_places, fit_categorie
 from jboost.codes.codes import SparseCodes
 from jboost.codes.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
 from jboost.entry.decorators import on_host, traceable
+from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.entry.warning import warn_user
 from jboost.kernels import binning_cpu, library
@@ -77,6 +78,7 @@ class Bins:
 
 
 @on_host("fit bins first and call jb.apply_bins there")
+@library.takes_implementation
 def fit_bins(
     x: Any,
     *,
@@ -137,7 +139,7 @@ def fit_bins(
     frame = read_frame(x, "x", sparse=True, categorical=categorical is not None)
     return fit_frame(
         frame, max_bins=max_bins, sample_weight=sample_weight, absent=absent,
-        categorical=categorical, implementation=implementation,
+        categorical=categorical,
     )  # fmt: skip
 
 
@@ -148,7 +150,6 @@ def fit_frame(
     sample_weight: Any,
     absent: Absent | None,
     categorical: Any,
-    implementation: str | None,
     feature_names: Sequence[str] | None = None,
     known: Categories | None = None,
 ) -> Bins:
@@ -169,7 +170,6 @@ def fit_frame(
         raise ValueError(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
-    library.check_implementation(implementation)
     places = find_places(categorical, matrix.shape[1], names, frame.categories)
     listed = find_places(categorical, matrix.shape[1], names)
     for place, doubt in enumerate(frame.doubts):
@@ -192,7 +192,7 @@ def fit_frame(
     else:
         matrix = np.asarray(matrix)
         absent = absent or ("missing" if has_missing(matrix, weight) else None)
-        rows = _find_thresholds(matrix, weight, most, implementation)
+        rows = _find_thresholds(matrix, weight, most)
     if categories is not None:  # between all codes, whether they occur or not
         for place, codes in zip(places, np.asarray(categories.codes), strict=True):
             rows[place] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
@@ -249,6 +249,7 @@ def pad_thresholds(
 
 
 @traceable
+@library.takes_implementation
 def apply_bins(
     bins: Bins, x: Any, *, implementation: str | None = None
 ) -> UInt8[Array, "N F"] | UInt16[Array, "N F"] | UInt32[Array, "N F"] | SparseCodes:
@@ -287,28 +288,26 @@ def apply_bins(
             f"got {matrix.shape[1]}"
         )
     if isinstance(matrix, SparseMatrix):
-        library.check_implementation(implementation)
         check_gaps(bins.absent, matrix, "x")
         return bin_entries(bins, matrix)
     if bins.categories is not None:
         check_values(matrix, bins.categories.features, "x")
         matrix = encode(bins.categories, matrix)
-    if _is_on_host(bins, matrix, implementation):
+    if _is_on_host(bins, matrix):
         thresholds = np.asarray(bins.thresholds, np.float32)
         return jax.device_put(binning_cpu.find_codes_on_host(thresholds, matrix))
-    run = compiled(_apply_bins, implementation)
-    codes = run(bins.thresholds, matrix)
+    codes = compiled(_apply_bins)(bins.thresholds, matrix)
     # The program may read x where it lies, and the caller may change it.
     return codes if isinstance(x, jax.Array) else jax.block_until_ready(codes)
 
 
-def _is_on_host(bins, matrix, implementation):
+def _is_on_host(bins, matrix):
     """Whether the kernel can read the matrix of the caller, without a program."""
     traced = isinstance(bins.thresholds, Tracer)
     if traced or not isinstance(matrix, np.ndarray) or bins.num_bins > MOST_BINS:
         return False
-    on_cpu = implementation == "cpu" or jax.default_backend() == "cpu"
-    return on_cpu and library.may_run(implementation)
+    on_cpu = current_implementation() == "cpu" or jax.default_backend() == "cpu"
+    return on_cpu and library.may_run()
 
 
 class Columns(NamedTuple):
@@ -328,8 +327,6 @@ def bin_columns(
     bins: Bins,
     matrix: Float[np.ndarray, "N F"] | Float[Array, "N F"],
     num_rows: int | None = None,
-    *,
-    implementation: str | None = None,
 ) -> Columns:
     """Codes of a float32 matrix, in one pass over it; rows beyond N repeat row 0.
 
@@ -337,13 +334,12 @@ def bin_columns(
       bins: from :func:`fit_bins`, with F features.
       matrix: from :func:`jboost.tables.frames.read_frame`; it is not copied.
       num_rows: M >= N; N if not given.
-      implementation: as in :func:`apply_bins`.
     """
     total = int(matrix.shape[0] if num_rows is None else num_rows)
     if bins.categories is not None:
         matrix = encode(bins.categories, matrix)
-    device = library.host() if library.may_run(implementation) else None
-    elsewhere = implementation is None and jax.default_backend() != "cpu"
+    device = library.host() if library.may_run() else None
+    elsewhere = current_implementation() is None and jax.default_backend() != "cpu"
     if device is None or elsewhere or bins.num_bins > MOST_BINS:
         bin_them = compiled(_bin_columns, total)
         return Columns(bin_them(bins.thresholds, jax.device_put(matrix)), None)
@@ -410,10 +406,10 @@ def flush_denormals(
     return numpy.where(numpy.abs(x) < TINY, np.float32(0), x)
 
 
-def _apply_bins(implementation, thresholds, matrix):
+def _apply_bins(thresholds, matrix):
     if thresholds.shape[1] >= MOST_BINS:
         return _find_codes(thresholds, matrix)
-    run = library.choose(implementation, binning_cpu.find_codes, _find_codes)
+    run = library.choose(cpu=binning_cpu.find_codes, xla=_find_codes)
     return run(thresholds, matrix)
 
 
@@ -434,10 +430,10 @@ def _bin_columns(num_rows, thresholds, matrix):
     return jnp.concatenate([columns, jnp.broadcast_to(columns[:, :1], shape)], axis=1)
 
 
-def _find_thresholds(matrix, weight, max_bins, implementation):
+def _find_thresholds(matrix, weight, max_bins):
     """Thresholds of each feature, without the final +inf."""
-    small = implementation is None and matrix.size <= _FEW_VALUES
-    if not library.may_run(implementation) or library.host() is None or small:
+    small = current_implementation() is None and matrix.size <= _FEW_VALUES
+    if not library.may_run() or library.host() is None or small:
         cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
         return [midpoints(low, high) for low, high in cuts]
     low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)

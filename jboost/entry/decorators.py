@@ -87,7 +87,7 @@ def _wrap(function, prepare, explain=None):
 
     # With the globals of its module, so that doctest finds the examples.
     run = types.FunctionType(
-        run.__code__, function.__globals__, closure=run.__closure__
+        run.__code__, inspect.unwrap(function).__globals__, closure=run.__closure__
     )
     return functools.wraps(function)(run)
 

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jboost.entry.implementation import current_implementation
+
 MOST_PROGRAMS = 64  # one with sorted rows takes up to 600 mappings
 _programs: OrderedDict[Any, Any] = OrderedDict()
 _lock = Lock()
@@ -42,7 +44,8 @@ def jitted(
 ) -> Callable[..., Any]:
     """The jitted function that :func:`compiled` calls for these operands."""
     leaves, structure = jax.tree.flatten(operands)
-    key = function, static, structure, tuple(map(_describe, leaves))
+    described = tuple(map(_describe, leaves))
+    key = function, static, structure, described, current_implementation()
     return _recall(key, lambda: jax.jit(partial(function, *static)))
 
 
@@ -62,7 +65,7 @@ def program(
         run = jax.jit(partial(function, *static), donate_argnums=donate)
         return run.lower(*jax.tree.unflatten(structure, shapes)).compile()
 
-    key = function, static, structure, shapes, donate
+    key = function, static, structure, shapes, donate, current_implementation()
     return _recall(key, compile_now)
 
 

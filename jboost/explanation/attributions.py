@@ -82,7 +82,6 @@ def explain(
     trees: Trees,
     leaf_value: Float[Array, "R K L"],
     cover: Float[Array, "R K L"],
-    implementation: str | None,
     *,
     max_depth: int,
     pairs: bool,
@@ -101,9 +100,8 @@ def explain(
             rows, trees, leaf_value, cover, *points, max_depth=max_depth, pairs=pairs
         )
 
-    if max_depth > shap_cpu.DEEPEST:
-        implementation = "xla"
-    run = choose(implementation, cpu=on_cpu, xla=in_xla)
+    deep = max_depth > shap_cpu.DEEPEST
+    run = in_xla if deep else choose(cpu=on_cpu, xla=in_xla)
     return run(rows, trees, leaf_value, cover)
 
 

@@ -22,6 +22,7 @@ from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
 from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
+from jboost.kernels.library import takes_implementation
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
 from jboost.model.ensemble import (
     Ensemble,
@@ -60,6 +61,7 @@ class ShapValues(NamedTuple):
 
 
 @traceable
+@takes_implementation
 def shap_values(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -115,7 +117,7 @@ def shap_values(
       takes is proportional to the nodes times half the depth.
     """
     model = _read_model(model, cover)
-    values = _explain(model, x, implementation, pairs=False)
+    values = _explain(model, x, pairs=False)
     base = compiled(_mean_score)(_strip(model))
     if offset is not None:
         offset = read_offset(offset, values.shape[0], model.num_scores)
@@ -124,6 +126,7 @@ def shap_values(
 
 
 @traceable
+@takes_implementation
 def shap_interactions(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -157,7 +160,7 @@ def shap_interactions(
       >>> bool(size[0, 1] > 10 * size[0, 2])
       True
     """
-    return _explain(_read_model(model, cover), x, implementation, pairs=True)
+    return _explain(_read_model(model, cover), x, pairs=True)
 
 
 # ---- the door -----------------------------------------------------------------------
@@ -238,26 +241,25 @@ def _as_ensemble(tree):
     return jax.device_put(model)
 
 
-def _explain(model, x, implementation, *, pairs):
+def _explain(model, x, *, pairs):
     if is_sparse(x):
-        return _explain_sparse(model, x, implementation, pairs)
-    task = as_task(model, x, implementation, explain=True)
+        return _explain_sparse(model, x, pairs)
+    task = as_task(model, x, explain=True)
     if isinstance(task.rows, Rows) and model.max_depth <= shap_cpu.DEEPEST:
         found = _explain_on_host(task.model, task.rows, pairs)
     else:
         matrix = task.rows.matrix() if isinstance(task.rows, Rows) else task.rows
-        run = compiled(_explain_matrix, task.implementation, pairs)
-        found = run(task.model, matrix)
+        found = compiled(_explain_matrix, pairs)(task.model, matrix)
     return task.cut(found, rows_axis=0)
 
 
-def _explain_sparse(model, x, implementation, pairs):
+def _explain_sparse(model, x, pairs):
     """Some rows at a time, on the features that the model uses; the others get 0."""
     small, place, width = keep_used_features(model)
     small = replace(small, sums=model.sums)
 
     def run(_, block):
-        return _explain(small, block, implementation, pairs=pairs)
+        return _explain(small, block, pairs=pairs)
 
     found = np.asarray(in_blocks(run, model, x, None, rows_axis=0))
     used = np.flatnonzero(place < width)
@@ -296,15 +298,15 @@ def _explain_on_host(model, rows, pairs):
     return found[..., 0] if model.init_score.ndim == 0 else found
 
 
-def _explain_matrix(implementation, pairs, model, matrix):
+def _explain_matrix(pairs, model, matrix):
     """[N, F] or [N, F, F]; with K at the end where there are several scores."""
     rows, trees = read_trees(model, matrix)
     if rows.codes is not None:
         coded: Any = code_columns(rows)
         rows = as_rows(coded.T)
     found = explain(
-        rows, trees, model.leaf_value, model.sums.weight, implementation,
-        max_depth=model.max_depth, pairs=pairs,
+        rows, trees, model.leaf_value, model.sums.weight, max_depth=model.max_depth,
+        pairs=pairs,
     )  # fmt: skip
     return found[..., 0] if model.init_score.ndim == 0 else found
 

@@ -7,15 +7,16 @@ compiler where jboost was installed) everything runs on plain XLA.
 """
 
 import ctypes
+import functools
 import math
 import os
 import sys
 from array import array
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,11 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from jboost.entry.decorators import is_tracing
+from jboost.entry.implementation import current_implementation, use_implementation
 from jboost.entry.warning import warn_user
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 IMPLEMENTATIONS = ("xla", "cpu")
 ISAS = ("baseline", "avx2", "avx512")
@@ -146,37 +151,55 @@ def check_implementation(implementation: str | None) -> None:
         )
 
 
-def may_run(implementation: str | None) -> bool:
-    """Whether a program of this ``implementation`` runs the kernels on a CPU."""
-    check_implementation(implementation)
+def takes_implementation(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a public function with the keyword argument ``implementation``.
+
+    All that the function calls obeys it. With None the implementation in force stays:
+    that of the public function that calls this one, if any.
+    """
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs):
+        implementation: Any = kwargs.get("implementation")
+        if implementation is None:
+            return function(*args, **kwargs)
+        check_implementation(implementation)
+        with use_implementation(implementation):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def may_run() -> bool:
+    """Whether programs run the kernels on a CPU, with the implementation in force."""
+    implementation = current_implementation()
     if implementation is None and _library is None:
         _warn_of_missing_kernels()
     return _library is not None and implementation != "xla"
 
 
-def name_implementation(implementation: str | None, array: Array) -> str | None:
-    """Says what None stands for where ``array`` lies.
+def settle_implementation(array: Array) -> AbstractContextManager[None]:
+    """Replaces None by the implementation that it stands for where ``array`` is.
 
-    A program that is called with it at once is lowered for that platform alone: only
-    one way need then be traced.
+    Programs that are called at once are lowered for the platform of their operands
+    alone, so that only one implementation needs to be traced.
     """
+    implementation = current_implementation()
     if implementation is None:
         on_cpu = all(device.platform == "cpu" for device in array.devices())
-        return "cpu" if on_cpu and may_run(None) else "xla"
-    return implementation
+        implementation = "cpu" if on_cpu and may_run() else "xla"
+    return use_implementation(implementation)
 
 
-def choose(
-    implementation: str | None, cpu: Callable[..., Any], xla: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The function that does an operation.
+def choose(cpu: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function that does an operation with the implementation in force.
 
-    None: ``cpu`` where the program is lowered for a CPU and the kernels were built,
-    else ``xla``. The name of one: that one, or an error.
+    For None: ``cpu`` where the program is lowered for a CPU and the kernels were
+    built, else ``xla``.
     """
-    if not may_run(implementation):
+    if not may_run():
         return xla
-    if implementation == "cpu":
+    if current_implementation() == "cpu":
         return cpu
     return lambda *operands: jax.lax.platform_dependent(*operands, cpu=cpu, default=xla)
 

@@ -19,13 +19,13 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.cart.tree import RegressionTree, tree_leaves, tree_scores
+from jboost.cart.tree import RegressionTree, check_plain, tree_leaves, tree_scores
 from jboost.codes.binning import Bins
 from jboost.codes.category_codes import check_values
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
 from jboost.entry.representation import show_fields
-from jboost.kernels.library import check_implementation, default_device, may_run
+from jboost.kernels.library import default_device, may_run, takes_implementation
 from jboost.kernels.predict_cpu import Rows, borrow_rows
 from jboost.model.scores import find_row_leaves, score_rows, to_host, transform_rows
 from jboost.numerics.padding import pad_rows, padded_size
@@ -203,6 +203,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
 
 @traceable
+@takes_implementation
 def predict(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -252,19 +253,20 @@ def predict(
       (40,)
     """
     if isinstance(x, RowSource):
-        run = partial(predict, inverse_link=inverse_link, implementation=implementation)
+        run = partial(predict, inverse_link=inverse_link)
         return _predict_batches(run, model, x, offset)
     if isinstance(model, RegressionTree):
+        check_plain(implementation)
         checks.check_link(inverse_link, model.value.shape[1:])
-        scores = tree_scores(model, x, offset, implementation)
+        scores = tree_scores(model, x, offset)
         return transform_rows(inverse_link, scores)
     if is_sparse(x):
-        run = partial(predict, inverse_link=inverse_link, implementation=implementation)
+        run = partial(predict, inverse_link=inverse_link)
         return in_blocks(run, model, x, offset, rows_axis=0)
-    task = as_task(model, x, implementation, offset)
+    task = as_task(model, x, offset)
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
-    scores = score_rows(task.model, task.rows, base, task.implementation, staged=False)
+    scores = score_rows(task.model, task.rows, base, staged=False)
     return transform_rows(inverse_link, task.cut(scores, rows_axis=0))
 
 
@@ -290,6 +292,7 @@ def _predict_batches(run, model, x, offset):
 
 
 @traceable
+@takes_implementation
 def staged_predict(
     model: Ensemble,
     x: Any,
@@ -308,19 +311,18 @@ def staged_predict(
       (20, 40)
     """
     if is_sparse(x):
-        run = partial(
-            staged_predict, inverse_link=inverse_link, implementation=implementation
-        )
+        run = partial(staged_predict, inverse_link=inverse_link)
         return in_blocks(run, model, x, offset, rows_axis=1)
-    task = as_task(model, x, implementation, offset)
+    task = as_task(model, x, offset)
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
-    stages = score_rows(task.model, task.rows, base, task.implementation, staged=True)
+    stages = score_rows(task.model, task.rows, base, staged=True)
     stages = task.cut(stages, rows_axis=1, rounds_axis=0)
     return transform_rows(inverse_link, stages, staged=True)
 
 
 @traceable
+@takes_implementation
 def leaf_indices(
     model: Ensemble | RegressionTree,
     x: Any,
@@ -340,12 +342,12 @@ def leaf_indices(
       (40, 20)
     """
     if isinstance(model, RegressionTree):
-        return tree_leaves(model, x, implementation)
+        check_plain(implementation)
+        return tree_leaves(model, x)
     if is_sparse(x):
-        run = partial(leaf_indices, implementation=implementation)
-        return in_blocks(run, model, x, None, rows_axis=0)
-    task = as_task(model, x, implementation)
-    leaves = find_row_leaves(task.model, task.rows, task.implementation)
+        return in_blocks(leaf_indices, model, x, None, rows_axis=0)
+    task = as_task(model, x)
+    leaves = find_row_leaves(task.model, task.rows)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
 
 
@@ -505,7 +507,6 @@ class _Task(NamedTuple):
 
     model: Ensemble
     rows: Rows | Array | np.ndarray
-    implementation: str | None
     num_rows: int
     size: int
     num_rounds: int
@@ -529,18 +530,12 @@ class _Task(NamedTuple):
 
 
 def as_task(
-    model: Ensemble,
-    x: Any,
-    implementation: str | None,
-    offset: Any = None,
-    *,
-    explain: bool = False,
+    model: Ensemble, x: Any, offset: Any = None, *, explain: bool = False
 ) -> _Task:
     """Checks the arguments; pads or borrows the rows.
 
     To ``explain`` scores needs the sums of leaves, too.
     """
-    check_implementation(implementation)
     check_model(model)
     plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
     matrix = x if plain and x.shape[1] else _read_rows(model, x)
@@ -553,18 +548,18 @@ def as_task(
     rows, num_rounds = matrix.shape[0], model.num_rounds
     operands = _find_arrays(matrix, offset)
     on_host = ready.on_host
-    if may_run(implementation) and on_host and _runs_on_cpu(ready.devices, operands):
+    if may_run() and on_host and _runs_on_cpu(ready.devices, operands):
         # Deep models are explained by a compiled program, which takes JAX's arrays.
         model = ready.model if explain else on_host
         sharding = ready.sharding or _find_sharding(operands)
         borrowed = borrow_rows(np.asarray(matrix))
-        return _Task(model, borrowed, "cpu", rows, rows, num_rounds, sharding)
+        return _Task(model, borrowed, rows, rows, num_rounds, sharding)
     size = rows
     if not isinstance(matrix, Tracer):
         size = padded_size(rows)
         matrix = pad_rows(matrix, size)
     model = _pad_rounds(ready.model)
-    return _Task(model, matrix, implementation, rows, size, num_rounds)
+    return _Task(model, matrix, rows, size, num_rounds)
 
 
 class _Prepared(NamedTuple):

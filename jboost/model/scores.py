@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jboost.codes.binning import flush_denormals
+from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
@@ -34,7 +35,6 @@ def score_rows(
     model: Any,
     rows: Any,
     offset: Float[Array, "N K"] | Float[np.ndarray, "N K"] | None,
-    implementation: str | None,
     staged: bool,
 ) -> Array | np.ndarray:
     """Scores of the rows, [N] or [N, K]; or those after each round, with R in front.
@@ -47,7 +47,7 @@ def score_rows(
       A NumPy array for Rows, else one of JAX's.
     """
     if not isinstance(rows, Rows):
-        return compiled(_score_matrix, implementation, staged)(model, rows, offset)
+        return compiled(_score_matrix, staged)(model, rows, offset)
     rows, trees = read_trees(model, rows)
     values = model.leaf_value, model.init_score.reshape(-1)
     kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
@@ -68,31 +68,34 @@ def to_host(model: Any) -> Any:
     return jax.tree.map(convert, model)
 
 
-def _score_matrix(implementation, staged, model, rows, offset):
+def _score_matrix(staged, model, rows, offset):
     values = (model.leaf_value, model.init_score.reshape(-1))
     rows, trees = read_trees(model, rows)
-    # The definition keeps its own derivative.
-    run = _scores_in_xla if implementation == "xla" else _scores
-    scores = run(implementation, staged, model.max_depth, values, trees, rows)
+    if current_implementation() == "xla":  # the definition keeps its own derivative
+        scores = _scores_in_xla(staged, model.max_depth, values, trees, rows)
+    else:
+        run, find = (
+            _choose_scores(staged, model.max_depth),
+            _choose_leaves(model.max_depth),
+        )
+        scores = _scores(run, find, staged, values, trees, rows)
     if offset is not None:
         scores += offset[None] if staged else offset
     return scores[..., 0] if model.init_score.ndim == 0 else scores
 
 
-def find_row_leaves(
-    model: Any, rows: Any, implementation: str | None
-) -> Array | np.ndarray:
+def find_row_leaves(model: Any, rows: Any) -> Array | np.ndarray:
     """The leaf of each row in each tree, [N, R] or [N, R, K]; see score_rows."""
     if not isinstance(rows, Rows):
-        return compiled(_find_matrix_leaves, implementation)(model, rows)
+        return compiled(_find_matrix_leaves)(model, rows)
     rows, trees = read_trees(model, rows)
     leaves = predict_cpu.leaf_indices(rows, trees, max_depth=model.max_depth)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
 
 
-def _find_matrix_leaves(implementation, model, rows):
+def _find_matrix_leaves(model, rows):
     rows, trees = read_trees(model, rows)
-    leaves = _leaves(implementation, model.max_depth, trees, rows)
+    leaves = _choose_leaves(model.max_depth)(rows, trees)
     return leaves[..., 0] if model.init_score.ndim == 0 else leaves
 
 
@@ -178,8 +181,8 @@ def code_columns(rows):
     return matrix.T
 
 
-def _leaves(implementation, depth, trees, rows):
-    """[N, R, K]."""
+def _choose_leaves(depth):
+    """The function of rows and trees that gives the leaves [N, R, K]."""
 
     def in_xla(rows, trees):
         columns = code_columns(rows)
@@ -187,38 +190,46 @@ def _leaves(implementation, depth, trees, rows):
         return jnp.moveaxis(leaves, 2, 0)
 
     cpu = partial(predict_cpu.leaf_indices, max_depth=depth)
-    return choose(implementation, cpu=cpu, xla=in_xla)(rows, trees)
+    return choose(cpu=cpu, xla=in_xla)
+
+
+def _choose_scores(staged, depth):
+    """The function of rows, trees and values that gives the scores."""
+    kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
+
+    def in_xla(rows, trees, *values):
+        return _scores_in_xla(staged, depth, values, trees, rows)
+
+    return choose(cpu=partial(kernel, max_depth=depth), xla=in_xla)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _scores(implementation, staged, depth, values, trees, rows):
-    """[N, K], or [R, N, K] after each round; linear in ``values``."""
-    kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
-    cpu = partial(kernel, max_depth=depth)
+def _scores(run, find, staged, values, trees, rows):
+    """[N, K], or [R, N, K] after each round; linear in ``values``.
 
-    def in_xla(rows, trees, *values):
-        return _scores_in_xla(implementation, staged, depth, values, trees, rows)
-
-    return choose(implementation, cpu=cpu, xla=in_xla)(rows, trees, *values)
+    JAX may call the rule below when another implementation is in force, so the
+    functions that give scores (``run``) and leaves (``find``) are chosen before.
+    """
+    del find, staged
+    return run(rows, trees, *values)
 
 
 @_scores.defjvp
-def _change_scores(implementation, staged, depth, primals, tangents):
+def _change_scores(run, find, staged, primals, tangents):
     """Values change the scores of the rows in their leaves; all else is locally flat.
 
     Plain gathers, so that JAX can transpose and differentiate them again.
     """
     values, trees, rows = primals
-    leaves = _leaves(implementation, depth, trees, rows)
+    leaves = find(rows, trees)
     by_round = jnp.moveaxis(leaves, 0, 2)
     size = rows.num_rows
     change = _add_rounds(staged, size, tangents[0], by_round, lambda leaf: leaf, leaves)
-    return _scores(implementation, staged, depth, values, trees, rows), change
+    return _scores(run, find, staged, values, trees, rows), change
 
 
-def _scores_in_xla(implementation, staged, depth, values, trees, rows):
+def _scores_in_xla(staged, depth, values, trees, rows):
     """The definition."""
-    del implementation
     columns = code_columns(rows)
 
     def find(trees):

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
-from jboost.kernels.sums_xla import exponent_above, power_of_two
+from jboost.kernels.sums_xla import exponent_above, power_of_two, sum_rows
 from jboost.numerics.random_bits import hash_words
-from jboost.numerics.sums import sum_rows
 
 _NEAREST_BITS = (
     16  # bits left for a row above which rounding to nearest is exact enough
@@ -36,7 +35,6 @@ class FixedPoint(NamedTuple):
 def choose_scale(
     values: Float[Array, "C N"],
     num_rows: Int[Array, ""],
-    implementation: str | None = None,
 ) -> FixedPoint:
     """Finds the largest scales with which no sum over rows can leave 31 bits.
 
@@ -46,7 +44,7 @@ def choose_scale(
       values: finite; 0 for rows that must not count.
       num_rows: how many rows count.
     """
-    total = sum_rows(jnp.abs(values), implementation)
+    total = sum_rows(jnp.abs(values))
     total = jnp.maximum(total, jnp.float32(1e-30))
     # The scaled sum stays below 2^30; rounding adds at most 1 a row.
     exponent = jnp.clip(30 - exponent_above(total), -126, 126)

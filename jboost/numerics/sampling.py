@@ -18,7 +18,6 @@ def sample(
     words: UInt32[Array, "2"],
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
-    implementation: str | None = None,
 ) -> Bool[Array, " N"]:
     """Chooses a share of the eligible entries, all subsets being equally likely.
 
@@ -27,12 +26,17 @@ def sample(
     of an entry depends on its index and on which others are eligible, not on the
     length of the array.
     """
-
-    run = choose(implementation, cpu=sampling_cpu.sample, xla=_sample)
+    run = choose(cpu=sampling_cpu.sample, xla=sample_in_xla)
     return run(words, eligible, jnp.asarray(fraction, jnp.float32))
 
 
-def _sample(words, eligible, fraction):
+def sample_in_xla(
+    words: UInt32[Array, "2"],
+    eligible: Bool[Array, " N"],
+    fraction: Float[Array, ""] | float,
+) -> Bool[Array, " N"]:
+    """:func:`sample` in plain XLA: the definition."""
+
     def narrow(eligible):
         index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
         hashes = hash_words(index, words)

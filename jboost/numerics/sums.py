@@ -18,17 +18,15 @@ def sum_by_group(
     values: Shaped[Array, " N"],
     group: Int32[Array, " N"],
     num_groups: int,
-    implementation: str | None = None,
 ) -> Shaped[Array, " G"]:
     """Sums ``values``, which may be float, by group; see :func:`sum_channels`."""
-    return sum_channels((values,), group, num_groups, implementation)[0]
+    return sum_channels((values,), group, num_groups)[0]
 
 
 def sum_channels(
     channels: Sequence[Shaped[Array, " N"]],
     group: Int32[Array, " N"],
     num_groups: int,
-    implementation: str | None = None,
 ) -> Shaped[Array, "C G"]:
     """Sums each channel by group; the bits do not depend on the order of the rows.
 
@@ -38,13 +36,11 @@ def sum_channels(
     run = partial(sums_xla.sum_channels, num_groups=num_groups)
     if all(channel.dtype == jnp.float32 for channel in channels):
         cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
-        run = choose(implementation, cpu=cpu, xla=run)
+        run = choose(cpu=cpu, xla=run)
     return run(group, *channels)
 
 
-def sum_rows(
-    values: Float[Array, "*K N"], implementation: str | None = None
-) -> Float[Array, "*K"]:
+def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
     """Sums the last axis; the bits do not depend on the order of the terms.
 
     Terms are rounded to multiples of 2^-38 times the power of two above the greatest
@@ -52,5 +48,5 @@ def sum_rows(
     most N 2^-39 times the greatest magnitude, and that rounding. A sum that holds NaN
     or infinities is NaN or infinite, as in floating point.
     """
-    run = choose(implementation, cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
+    run = choose(cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
     return run(values)

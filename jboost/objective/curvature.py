@@ -62,7 +62,6 @@ class Objective(NamedTuple):
       minimiser: each row's own minimizer of its loss [K, N], inf where it has none;
         None where no rule asks for it.
       kinks: of a piecewise linear loss, None where nobody asked.
-      implementation: which kernels sum over rows; see :func:`jboost.fit`.
     """
 
     loss: TracedLoss
@@ -71,7 +70,6 @@ class Objective(NamedTuple):
     parameters: Any
     minimiser: Float[Array, "K N"] | None
     kinks: Kinks | None = None
-    implementation: str | None = None
 
 
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
@@ -238,7 +236,7 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
     kind = jnp.where(jnp.all(one | ~counts), jnp.where(same, 2, 1), 0)
     slopes = jnp.where(counts & one, weights * (left + right), 0.0)
-    scale = exact_scale(sum_rows(slopes, objective.implementation))
+    scale = exact_scale(sum_rows(slopes))
     return Kinks(kind, ends[0][1], ends[1][1], scale)
 
 
@@ -258,14 +256,14 @@ def smoothing_scale(
     Without any, a thousandth of the scores' size. Never so small that F +- delta
     rounds to F.
     """
-    minimiser, run = objective.minimiser, objective.implementation
+    minimiser = objective.minimiser
     assert minimiser is not None
     known = jnp.isfinite(minimiser) & (weights > 0)[None, :]
     distance = jnp.where(known, jnp.abs(scores - minimiser), 0.0)
     weight = jnp.where(known, weights[None, :], 0.0)
-    total = sum_rows(weight, run)
+    total = sum_rows(weight)
     size = mean_of_rows(objective, jnp.abs(scores), weights)
-    mean_root = sum_rows(weight * jnp.sqrt(distance), run) / jnp.maximum(total, 1e-30)
+    mean_root = sum_rows(weight * jnp.sqrt(distance)) / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
 
@@ -386,10 +384,9 @@ def mean_of_rows(
     objective: Objective, values: Float[Array, "*K N"], weights: Float[Array, " N"]
 ) -> Float[Array, "*K"]:
     """Weighted mean over the last axis; rows of weight 0 may hold anything."""
-    run = objective.implementation
     weights = jnp.broadcast_to(weights, values.shape)
     weighted = jnp.where(weights > 0, weights * values, 0.0)
-    return sum_rows(weighted, run) / sum_rows(weights, run)
+    return sum_rows(weighted) / sum_rows(weights)
 
 
 def _map_rows(

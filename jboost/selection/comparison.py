@@ -14,7 +14,7 @@ from jaxtyping import Float
 from jboost import losses
 from jboost.boosting.settings import initial_scores, make_settings
 from jboost.entry import checks
-from jboost.kernels.library import check_implementation, name_implementation
+from jboost.kernels.library import settle_implementation
 from jboost.objective.tracing import trace_loss
 from jboost.selection.curves import Curve, Setting, Table, run_points, same_loss
 from jboost.selection.folds import check_folds, make_folds
@@ -43,7 +43,6 @@ def compare(
     by, metrics = read_by(shared["by"], check_metrics(shared["metrics"]))
     given, table = _make_table(x, y, padded, keeps_models, by, tuple(metrics), shared)
     data, num_scores = table.rows.data, len(table.rows.scores)
-    implementation = name_implementation(shared["implementation"], data.weights)
     settings = []
     for place, (each, point) in enumerate(zip(bound, points, strict=True)):
         chosen = base | {name: point[name] for name in base if name in point}
@@ -54,8 +53,7 @@ def compare(
         method, numbers = make_settings(
             traced, data, uniform=given.uniform and not table.folds.repeated,
             max_bins=shared["max_bins"] if given.sorted else table.bins.num_bins,
-            num_features=table.bins.num_features, implementation=implementation,
-            categories=table.bins.categories,
+            num_features=table.bins.num_features, categories=table.bins.categories,
             candidates=shared["candidates"], feature_names=table.names,
             candidate_weights=shared["candidate_weights"],
             **chosen,
@@ -74,7 +72,8 @@ def compare(
             "by must name a metric where points differ in their loss, because "
             f"values of different losses cannot be compared, got {shared['by']!r}"
         )
-    return table, run_points(table, settings, num_rounds, shared["progress"])
+    with settle_implementation(data.weights):
+        return table, run_points(table, settings, num_rounds, shared["progress"])
 
 
 def _check_rows(x):
@@ -101,10 +100,9 @@ def _make_table(x, y, padded, keeps_models, by, metrics, shared):
     patience = shared["early_stopping_rounds"]
     if patience is not None:
         checks.check_integer("early_stopping_rounds", patience, least=1)
-    check_implementation(shared["implementation"])
     given = bin_arrays(
         x, y, shared["sample_weight"], shared["offset"], max_bins, num_scores, padded,
-        shared["implementation"], shared["feature_names"], absent=shared["absent"],
+        shared["feature_names"], absent=shared["absent"],
         candidates=shared["candidates"], candidate_weights=shared["candidate_weights"],
         categorical=shared["categorical"],
     )  # fmt: skip

@@ -18,6 +18,7 @@ from jboost import losses
 from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
+from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.selection.comparison import average, compare
@@ -95,6 +96,7 @@ class CrossValidation:
 
 @explain_arguments
 @on_host("call jb.boost there")
+@takes_implementation
 def cross_validate(
     x: Any,
     y: Any,
@@ -212,7 +214,7 @@ def cross_validate(
             candidates=candidates, candidate_weights=candidate_weights,
             num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
             seed=seed, progress=progress, feature_names=feature_names,
-            implementation=implementation, categorical=categorical,
+            categorical=categorical,
         ),
         base=dict(
             learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,

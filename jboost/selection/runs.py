@@ -26,6 +26,7 @@ from jboost.boosting.rounds import (
     own_minimisers,
     reported_parameters,
 )
+from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.numerics.padding import padded_size
 from jboost.objective.curvature import Objective, loss_values
@@ -171,13 +172,13 @@ def run_rounds(
     return run(shared, runs, rates, counts, state)
 
 
-def _over_runs(method: Method, function: Callable[..., Any], operands: Any) -> Any:
+def _over_runs(function: Callable[..., Any], operands: Any) -> Any:
     """Maps over runs.
 
     CPU kernels work through a batch one by one, with all threads, and what is cheap
     for most runs may be left out run by run; other devices want to be filled.
     """
-    if method.implementation == "cpu":
+    if current_implementation() == "cpu":
         return jax.lax.map(lambda each: function(*each), operands)
     return jax.vmap(function)(*operands)
 
@@ -185,15 +186,13 @@ def _over_runs(method: Method, function: Callable[..., Any], operands: Any) -> A
 def _start_runs(loss, method, shared, runs):
     minimiser = None
     if all(constant is not None for constant in shared.constants):
-        minimiser = own_minimisers(
-            loss, shared.constants, shared.data, method.implementation
-        )
+        minimiser = own_minimisers(loss, shared.constants, shared.data)
 
     def start(run):
         data, constants = data_of(shared, run), _constants_of(shared, run)
         state = init_state(
             loss, constants, data, shared.offset, run.init_score, shared.words,
-            method.implementation, minimiser,
+            minimiser,
         )  # fmt: skip
         objective = Objective(loss, constants, data.targets, state.parameters, None)
         values = loss_values(objective, state.scores)
@@ -203,7 +202,7 @@ def _start_runs(loss, method, shared, runs):
         endless = is_endless(objective, state.scores, data.weights)
         return state, Doubt(jnp.any(bad), row, values[row], endless)
 
-    return _over_runs(method, start, (runs,))
+    return _over_runs(start, (runs,))
 
 
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
@@ -214,9 +213,8 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
         def measure(state, weights):
             parameters = reported_parameters(loss, state)
             return mean_loss(
-                loss, constants, parameters, data.targets, weights, state.scores,
-                method.implementation,
-            )  # fmt: skip
+                loss, constants, parameters, data.targets, weights, state.scores
+            )
 
         def one_round(number, made):
             after, trees, _ = grow_round(
@@ -239,7 +237,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
         empty = _no_rounds(method, keeps_trees, shared.watched.shape[1], state)
         return jax.lax.fori_loop(0, count, one_round, empty)
 
-    return _over_runs(method, make, (runs, rates, counts, state))
+    return _over_runs(make, (runs, rates, counts, state))
 
 
 def _no_rounds(method, keeps_trees, num_watched, state):

@@ -21,6 +21,7 @@ from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
+from jboost.kernels.library import takes_implementation
 from jboost.objective.curvature import Curvature
 from jboost.selection.comparison import SWEPT, average, compare
 from jboost.tables.sparse import Absent
@@ -117,6 +118,7 @@ def _show(value):
 
 @explain_arguments
 @on_host("call jb.boost there")
+@takes_implementation
 def sweep(
     x: Any,
     y: Any,
@@ -231,7 +233,7 @@ def sweep(
             candidates=candidates, candidate_weights=candidate_weights,
             num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
             seed=seed, progress=progress, feature_names=feature_names,
-            implementation=implementation, categorical=categorical,
+            categorical=categorical,
         ),
         base=dict(
             learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,

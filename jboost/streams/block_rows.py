@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.boosting.rounds import Method
+from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.kernels import grow_cpu
 from jboost.kernels.paths import Paths
 from jboost.streams.blocks import BlockSet
-from jboost.trees.histogram import build_histogram
+from jboost.trees.histogram import build_in_xla
 from jboost.trees.levels import Measure, Pairs, TreeLimits, round_rows, route_rows
 from jboost.trees.splitting import Split
 from jboost.trees.tree import Tree
@@ -60,7 +61,7 @@ def make_way(method: Method, blocks: BlockSet, num_rows: int) -> Any:
     """How the rows of a block are moved and summed: with kernels, or in plain XLA."""
     most = min(method.max_nodes, 1 << (max(1, num_rows) - 1).bit_length())
     slots = max(2, min(2 ** (method.max_depth - 1), most))  # at least a pair
-    make = _Kernels if method.implementation == "cpu" else _PlainXla
+    make = _Kernels if current_implementation() == "cpu" else _PlainXla
     sizes = (method.max_depth, method.num_bins, slots)
     return make(sizes, method.uniform, blocks.num_features)
 
@@ -150,10 +151,7 @@ def _sum_all(state, columns, sums):
 
 def _sum(columns, channels, node, sums):
     num_nodes, _, num_bins, _ = sums.shape
-    return build_histogram(
-        columns, channels, node, num_nodes=num_nodes, num_bins=num_bins,
-        implementation="xla",
-    )  # fmt: skip
+    return build_in_xla(columns, channels, node, num_nodes=num_nodes, num_bins=num_bins)
 
 
 def _route(slots, state, columns, step):

@@ -23,6 +23,7 @@ from jboost.boosting.rounds import BoostState
 from jboost.codes.binning import Bins
 from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
+from jboost.entry.implementation import current_implementation
 from jboost.model.containers import (
     Container,
     FileError,
@@ -236,6 +237,7 @@ def take_fingerprint(
     for name, value in _name_numbers(job.numbers):
         assert name not in settings, name  # or one would hide the other
         settings[name] = value
+    settings["implementation"] = current_implementation()
     begin = init_score
     if isinstance(init_score, MedianStart) or init_score is None:
         begin = "auto" if init_score is None else "median"

@@ -170,8 +170,7 @@ def start_program(
 ) -> tuple[Any, tuple[Any, ...]]:
     """The jitted program of the start, and its operands."""
     operands = (job.constants, job.rows.data, job.rows.scores, init_score, words)
-    static = (job.loss, job.method.implementation)
-    return jitted(_start_program, static, *operands), operands
+    return jitted(_start_program, (job.loss,), *operands), operands
 
 
 def check_minimisers(
@@ -258,10 +257,8 @@ def refuse_value(
     )
 
 
-def _start_program(loss, implementation, constants, data, offset, init_score, words):
-    state, fell_back = start_state(
-        loss, constants, data, offset, init_score, words, implementation
-    )
+def _start_program(loss, constants, data, offset, init_score, words):
+    state, fell_back = start_state(loss, constants, data, offset, init_score, words)
     values = _values_program(loss, constants, data, state.scores, state.parameters)
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimiser
@@ -282,9 +279,8 @@ def _slopes_program(loss, constants, data, scores, parameters):
 
 def _idleness_program(loss, method, constants, data, state):
     objective = Objective(
-        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks,
-        method.implementation,
-    )  # fmt: skip
+        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks
+    )
     slopes, _ = derivatives(objective, state.scores, data.weights, method.curvature)
     return count_slopes(objective, slopes, state.scores, data.weights)
 

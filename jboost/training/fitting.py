@@ -27,7 +27,7 @@ from jboost.codes.binning import Bins, fit_frame
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
-from jboost.kernels.library import check_implementation, name_implementation
+from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
@@ -74,6 +74,7 @@ from jboost.trees.leaves import LeafSolver
 
 @explain_arguments
 @on_host("call jb.boost there")
+@takes_implementation
 def fit(
     x: Any,
     y: Any = None,
@@ -302,7 +303,6 @@ def fit(
     watchers = _check_callbacks(callbacks)
     begin = initial_scores(init_score, num_scores)
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
-    check_implementation(implementation)
     others: dict[str, Any] = dict(
         absent=absent, candidates=candidates, candidate_weights=candidate_weights,
         categorical=categorical,
@@ -346,8 +346,8 @@ def fit(
     else:
         table = None
         given = bin_arrays(
-            x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
-            feature_names, model, **others,
+            x, y, sample_weight, offset, max_bins, num_scores, padded, feature_names,
+            model, **others,
         )  # fmt: skip
     bins, rows = given.bins, given.rows
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
@@ -357,52 +357,62 @@ def fit(
         model = replace(model, absent=bins.absent)  # known once rows have been seen
     sets = make_sets(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
-        num_scores, padded, given.with_offset, implementation,
+        num_scores, padded, given.with_offset,
     )  # fmt: skip
     losses.check_domain(loss, rows.data.targets, rows.data.weights, num_scores, "y")
     for place, (name, _) in given_sets.items():
         data = sets[place].data
         losses.check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
-    implementation = name_implementation(implementation, rows.data.weights)
     method, numbers = make_settings(
         traced, rows.data, uniform=given.uniform,
         max_bins=max_bins if given.sorted else bins.num_bins,
         num_features=bins.num_features, monotone=monotone, interactions=interactions,
-        categories=bins.categories, implementation=implementation, feature_names=names,
+        categories=bins.categories, feature_names=names,
         **settings,
     )  # fmt: skip
     for part in (rows, *sets.values()):
         try_metrics(measures, *part.real, num_scores)
     job = Job(traced, constants, method, numbers, rates, rows, sets, measures)
-    blocks = None
-    if isinstance(x, Stream) and table is not None:
-        blocks = plan_run(job, table, x, begin)
-    keep = path and Checkpoint(
-        path,
-        checkpoint_rounds,
-        take_fingerprint(
-            job, bins, blocks and blocks.reader, model, begin, seed,
-            early_stopping_rounds, names, criterion,
-        ),
-        rates,
-    )  # fmt: skip
-    found = keep and read_checkpoint(keep)
-    state, rule = start(job, begin, seed)
-    position = first_position(job, state)
-    if model is not None and not found:
-        position = continue_from(model, job, position, x, validation)
-    record = _start_record(
-        job, bins, position.state, rule, validation, names, model, criterion
-    )
-    if found:
-        position = Position(*resume(found, record, *position))
-    with tqdm(
-        total=num_rounds, initial=record.num_rounds, disable=not progress, unit="round"
-    ) as bar:
-        kept = run_rounds(
-            job, blocks, position, record, early_stopping_rounds, watchers, keep, bar
+    with settle_implementation(rows.data.weights):
+        blocks = None
+        if isinstance(x, Stream) and table is not None:
+            blocks = plan_run(job, table, x, begin)
+        keep = path and Checkpoint(
+            path,
+            checkpoint_rounds,
+            take_fingerprint(
+                job, bins, blocks and blocks.reader, model, begin, seed,
+                early_stopping_rounds, names, criterion,
+            ),
+            rates,
+        )  # fmt: skip
+        found = keep and read_checkpoint(keep)
+        state, rule = start(job, begin, seed)
+        position = first_position(job, state)
+        if model is not None and not found:
+            position = continue_from(model, job, position, x, validation)
+        record = _start_record(
+            job, bins, position.state, rule, validation, names, model, criterion
         )
+        if found:
+            position = Position(*resume(found, record, *position))
+        with tqdm(
+            total=num_rounds,
+            initial=record.num_rounds,
+            disable=not progress,
+            unit="round",
+        ) as bar:
+            kept = run_rounds(
+                job,
+                blocks,
+                position,
+                record,
+                early_stopping_rounds,
+                watchers,
+                keep,
+                bar,
+            )
     return record.model(kept), record.history(record.num_rounds, kept)
 
 
@@ -456,8 +466,8 @@ def _read_stream(table, num_scores, padded, absent):
 
 
 def bin_arrays(
-    x, y, sample_weight, offset, max_bins, num_scores, padded, implementation,
-    feature_names=None, model=None, *, absent, candidates, candidate_weights,
+    x, y, sample_weight, offset, max_bins, num_scores, padded, feature_names=None,
+    model=None, *, absent, candidates, candidate_weights,
     categorical="auto",
 ):  # fmt: skip
     """Thresholds, and the rows on the device."""
@@ -487,13 +497,10 @@ def bin_arrays(
         sample_weight=weights,
         absent=absent,
         categorical=categorical,
-        implementation=implementation,
         feature_names=names,
         known=known,
     )
-    rows = make_rows(
-        bins, matrix, y, weights, offset, num_scores, padded, "", implementation
-    )
+    rows = make_rows(bins, matrix, y, weights, offset, num_scores, padded, "")
     rows = rows.sorted() if sorts else rows
     return Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
 

@@ -17,6 +17,7 @@ from jaxtyping import Array
 from tqdm import tqdm
 
 from jboost.boosting.rounds import BoostState
+from jboost.entry.implementation import use_implementation
 from jboost.streams.block_rounds import BlockRun
 from jboost.streams.blocks import BlockError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
@@ -190,7 +191,8 @@ def _notify(watchers, record):
     done = record.num_rounds
     number, history, model = done - 1, record.history(done), record.model(done)
     try:
-        stops = [bool(watch(number, history, model)) for watch in watchers]
+        with use_implementation(None):  # what callbacks predict has its own
+            stops = [bool(watch(number, history, model)) for watch in watchers]
     except Exception as error:
         raise TrainingError(
             f"a callback failed in round {number}: {error!r}", record, number

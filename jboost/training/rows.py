@@ -56,7 +56,6 @@ def make_rows(
     num_scores: int,
     padded: bool,
     prefix: str,
-    implementation: str | None,
 ) -> Rows:
     """Checks one set of rows and puts it on the device.
 
@@ -78,9 +77,7 @@ def make_rows(
         entries = padded_size(entries) if padded else entries
         columns, packed = bin_entries(bins, matrix, total, entries), None
     else:
-        columns, packed = bin_columns(
-            bins, matrix, total, implementation=implementation
-        )
+        columns, packed = bin_columns(bins, matrix, total)
     data = Data(
         columns=columns,
         packed=packed,
@@ -124,7 +121,6 @@ def make_sets(
     num_scores: int,
     padded: bool,
     with_offset: bool,
-    implementation: str | None,
 ) -> dict[str, Rows]:
     """Checks the validation sets: {name: rows}; ``training`` are the other targets.
 
@@ -157,7 +153,6 @@ def make_sets(
         y = check_targets(y, matrix.shape[0], weights, f"{place} y", warn=True)
         y = match_targets(y, training, f"{place} y")
         sets[name] = make_rows(
-            bins, matrix, y, weights, offset, num_scores, padded, f"{place} ",
-            implementation,
-        )  # fmt: skip
+            bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
+        )
     return sets

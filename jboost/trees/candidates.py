@@ -196,5 +196,5 @@ def restore_thresholds(
 
 def measure(values: Float[Array, " N"], num_rows: Int[Array, ""]) -> Int32[Array, " N"]:
     """Masses as integers whose sum fits 31 bits; ``values`` are >= 0."""
-    fixed = choose_scale(values[None, :], num_rows, implementation="xla")
+    fixed = choose_scale(values[None, :], num_rows)
     return quantise(values[:, None], fixed, jnp.zeros(2, jnp.uint32))[:, 0]

@@ -23,11 +23,11 @@ from jboost.codes.binning import MISSING
 from jboost.codes.codes import Codes, SparseCodes, count_rows
 from jboost.entry.decorators import traceable
 from jboost.kernels import grow_cpu
-from jboost.kernels.library import choose, may_run
+from jboost.kernels.library import choose, may_run, takes_implementation
 from jboost.kernels.paths import Paths
 from jboost.tables.categories import goes_left
 from jboost.trees.category_splits import CATEGORICAL
-from jboost.trees.histogram import build_child_histogram, build_histogram
+from jboost.trees.histogram import build_child_histogram, build_in_xla
 from jboost.trees.levels import (
     TreeLimits,
     column_fractions,
@@ -63,6 +63,7 @@ class _Level(NamedTuple):
 
 
 @traceable
+@takes_implementation
 def grow_tree(
     columns: Codes,
     gradient: Float[Array, " N"],
@@ -125,7 +126,6 @@ def grow_tree(
         uniform=uniform,
     )  # fmt: skip
     grow = choose(
-        implementation,
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
         cpu=sequential_vmap(partial(_grow_with_kernels, **sizes)),
         xla=partial(_grow_in_xla, **sizes),
@@ -133,11 +133,9 @@ def grow_tree(
     return grow(packed, columns, gradient, curvature, in_bag, words, limits)
 
 
-def pack_codes(
-    columns: Codes, num_bins: int, implementation: str | None = None
-) -> Shaped[Array, "blocks N W"] | None:
+def pack_codes(columns: Codes, num_bins: int) -> Shaped[Array, "blocks N W"] | None:
     """Codes by row, where the kernels that want them may run; else None."""
-    if not may_run(implementation) or isinstance(columns, SparseCodes):
+    if not may_run() or isinstance(columns, SparseCodes):
         return None
 
     def nothing(columns):
@@ -145,17 +143,15 @@ def pack_codes(
         return jnp.zeros(shape, columns.dtype)
 
     pack = partial(grow_cpu.pack, num_bins=num_bins)
-    return choose(implementation, cpu=pack, xla=nothing)(columns)
+    return choose(cpu=pack, xla=nothing)(columns)
 
 
-def predict_tree(
-    tree: Tree, columns: Codes, implementation: str | None = None
-) -> Int32[Array, " N"]:
+def predict_tree(tree: Tree, columns: Codes) -> Int32[Array, " N"]:
     """The leaf of each row of codes."""
     wide = not isinstance(columns, SparseCodes) and columns.dtype == jnp.uint32
     if wide:  # wider than any histogram: no kernel takes them
         return _descend(tree, columns)
-    find = choose(implementation, cpu=_find_leaves_with_kernels, xla=_descend)
+    find = choose(cpu=_find_leaves_with_kernels, xla=_descend)
     return find(tree, columns)
 
 
@@ -263,8 +259,7 @@ def _grow_in_xla(
     slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
     shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
     node = jnp.where(in_bag, 0, -1)
-    build = partial(build_histogram, implementation="xla")
-    root = _sum_nodes(build, rows, node, 1, limits, num_bins)
+    root = _sum_nodes(build_in_xla, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
     state = _make_root(root, gradient.shape[0], leaf, slots, path)

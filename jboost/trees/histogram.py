@@ -19,10 +19,11 @@ from jaxtyping import Array, Bool, Int32
 from jboost.codes.codes import Codes, SparseCodes, count_rows
 from jboost.entry.decorators import traceable
 from jboost.kernels import grow_cpu, sparse_xla, xla
-from jboost.kernels.library import choose
+from jboost.kernels.library import choose, takes_implementation
 
 
 @traceable
+@takes_implementation
 def build_histogram(
     columns: Codes,
     channels: Int32[Array, "N C"],
@@ -59,15 +60,33 @@ def build_histogram(
       [[0, 0], [14, 2], [7, 1]]
     """
     _check_rows(columns, channels, node)
-    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+    cpu = partial(grow_cpu.histogram, num_nodes=num_nodes, num_bins=num_bins)
+    build = choose(cpu=cpu, xla=_define(columns, num_nodes, num_bins))
+    return build(*_operands(columns), channels, node)
+
+
+def build_in_xla(
+    columns: Codes,
+    channels: Int32[Array, "N C"],
+    node: Int32[Array, " N"],
+    *,
+    num_nodes: int,
+    num_bins: int,
+) -> Int32[Array, "M F B C"]:
+    """:func:`build_histogram` in plain XLA: the definition."""
+    _check_rows(columns, channels, node)
+    build = _define(columns, num_nodes, num_bins)
+    return build(*_operands(columns), channels, node)
+
+
+def _define(columns, num_nodes, num_bins):
     sparse = isinstance(columns, SparseCodes)
     define = sparse_xla.histogram if sparse else xla.histogram
-    build = choose(
-        implementation,
-        cpu=partial(grow_cpu.histogram, **sizes),
-        xla=sequential_vmap(partial(define, **sizes)),
-    )
-    return build(*(columns.arrays if sparse else (columns,)), channels, node)
+    return sequential_vmap(partial(define, num_nodes=num_nodes, num_bins=num_bins))
+
+
+def _operands(columns):
+    return columns.arrays if isinstance(columns, SparseCodes) else (columns,)
 
 
 def build_child_histogram(
@@ -78,14 +97,14 @@ def build_child_histogram(
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """As :func:`build_histogram` in plain XLA, where at most N // 2 rows have a node.
+    """As :func:`build_in_xla`, where at most N // 2 rows have a node.
 
     That holds for the smaller children of a level: they are gathered first, which
     halves the work. (Of sparse codes every stored entry is looked at.)
     """
     if isinstance(columns, SparseCodes):
         sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
-        return build_histogram(columns, channels, node, **sizes, implementation="xla")
+        return build_in_xla(columns, channels, node, **sizes)
     _check_rows(columns, channels, node)
 
     def build(columns, channels, node):

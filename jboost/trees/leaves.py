@@ -90,7 +90,6 @@ def add_values(
     scores: Float[Array, "K N"],
     values: Float[Array, "K L"],
     leaf: Int32[Array, "K N"],
-    implementation: str | None = None,
     *,
     in_place: bool = False,
 ) -> Float[Array, "K N"]:
@@ -100,7 +99,7 @@ def add_values(
       in_place: whether nobody needs the scores afterwards.
     """
     cpu = partial(leaves_cpu.add_values, in_place=in_place)
-    run = choose(implementation, cpu=cpu, xla=leaves_xla.add_values)
+    run = choose(cpu=cpu, xla=leaves_xla.add_values)
     return run(scores, values, leaf)
 
 
@@ -108,7 +107,6 @@ def find_range(
     values: Float[Array, " N"],
     group: Int32[Array, " N"],
     num_groups: int,
-    implementation: str | None = None,
 ) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
     """Least and greatest value of each group; infinite if one is NaN.
 
@@ -118,7 +116,7 @@ def find_range(
         partial(kernels.find_range, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
-    return choose(implementation, cpu=cpu, xla=xla)(values, group)
+    return choose(cpu=cpu, xla=xla)(values, group)
 
 
 def middle_minimisers(
@@ -129,7 +127,6 @@ def middle_minimisers(
     scale: Float[Array, ""],
     group: Int32[Array, " N"],
     num_groups: int,
-    implementation: str | None = None,
 ) -> Float[Array, " G"]:
     """Weighted order statistics: medians, quantiles.
 
@@ -150,7 +147,7 @@ def middle_minimisers(
         partial(kernels.middle_minimisers, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
-    run = choose(implementation, cpu=cpu, xla=xla)
+    run = choose(cpu=cpu, xla=xla)
     return run(minimiser, scores, weights, *kinks, scale, group)
 
 
@@ -226,14 +223,13 @@ def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
     The weighted median of the rows' own minimizers F*; rows without one do not count.
     """
     assert objective.minimiser is not None
-    minimiser, run = objective.minimiser[groups.k], objective.implementation
+    minimiser = objective.minimiser[groups.k]
     known = jnp.isfinite(minimiser)
     weights = jnp.where(known, groups.weights, 0.0)
     slopes = (jnp.float32(1), jnp.float32(2))
     return middle_minimisers(
         jnp.where(known, minimiser, 0.0), groups.scores[groups.k], weights, slopes,
-        exact_scale(2 * sum_rows(weights, run)), groups.group,
-        groups.penalty.shape[0], run,
+        exact_scale(2 * sum_rows(weights)), groups.group, groups.penalty.shape[0],
     )  # fmt: skip
 
 
@@ -255,9 +251,7 @@ def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]
         jnp.where(groups.weights > 0, groups.weights * values, 0.0)
         for values in (slope, jnp.where(known, curvature, 0.0), lost)
     ]
-    slope, weight, doubt = sum_channels(
-        channels, groups.group, middle.shape[0], objective.implementation
-    )
+    slope, weight, doubt = sum_channels(channels, groups.group, middle.shape[0])
     stepped = middle - slope / jnp.where(weight > 0, weight, jnp.inf)
     (of_middle, noise), (of_stepped, _) = _loss_changes(
         objective, groups, [middle, stepped]
@@ -295,7 +289,6 @@ def solve_at_kinks(
         return middle_minimisers(
             minimiser, groups.scores[0], groups.weights, slopes,
             kinks.scale, groups.group, groups.penalty.shape[0],
-            objective.implementation,
         )  # fmt: skip
 
     def of_rows():
@@ -370,7 +363,7 @@ def _shift(objective, groups, c):
         change = c[groups.group] * groups.direction
         return groups.scores.at[groups.k].add(change)
     row = groups.scores[groups.k][None]
-    row = add_values(row, c[None], groups.group[None], objective.implementation)
+    row = add_values(row, c[None], groups.group[None])
     if groups.scores.shape[0] == 1:
         return row
     return groups.scores.at[groups.k].set(row[0])
@@ -384,9 +377,7 @@ def _slope(objective, groups, c):
         gradient = gradient * groups.direction
     weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
     channels = (weighted, jnp.abs(weighted))
-    slope, size = sum_channels(
-        channels, groups.group, c.shape[0], objective.implementation
-    )
+    slope, size = sum_channels(channels, groups.group, c.shape[0])
     return slope + groups.penalty * c, _NOISE * size
 
 
@@ -405,7 +396,7 @@ def _loss_changes(
         for value in (change, size):
             channels.append(jnp.where(counts, groups.weights * value, 0.0))
     num_groups = groups.penalty.shape[0]
-    sums = sum_channels(channels, groups.group, num_groups, objective.implementation)
+    sums = sum_channels(channels, groups.group, num_groups)
     return [
         (sums[2 * i] + _penalty(groups, c), _NOISE * sums[2 * i + 1])
         for i, c in enumerate(steps)
@@ -431,6 +422,6 @@ def _bounds(objective, groups):
         wish = wish / jnp.where(moves, groups.direction, 1.0)
     wish = jnp.where(jnp.isfinite(wish), jnp.where(wish == 0, 0.0, wish), jnp.nan)
     group = jnp.where(moves, groups.group, num_groups)
-    low, high = find_range(wish, group, num_groups, objective.implementation)
+    low, high = find_range(wish, group, num_groups)
     # The penalty pulls toward 0; empty groups stay there.
     return jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)

@@ -19,7 +19,7 @@ from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
 from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantise
 from jboost.numerics.random_bits import derive
-from jboost.numerics.sampling import sample
+from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
 from jboost.tables.categories import goes_left
 from jboost.trees.category_splits import (
@@ -30,8 +30,6 @@ from jboost.trees.category_splits import (
 )
 from jboost.trees.splitting import Split, ValueLimits, find_split
 from jboost.trees.tree import Tree
-
-_sample_in_xla = partial(sample, implementation="xla")
 
 
 class TreeLimits(NamedTuple):
@@ -91,7 +89,7 @@ def measure_rows(
     """Looks at all rows before they are rounded."""
     values = _mask_rows(gradient, curvature, in_bag)
     num_in_bag = jnp.sum(in_bag)
-    fixed = choose_scale(values, num_in_bag, implementation="xla")
+    fixed = choose_scale(values, num_in_bag)
     unit = fixed.unit
     if uniform:  # curvature in units of a row: a count, exact however it is rounded
         largest = jnp.maximum(jnp.max(values[1]), jnp.float32(1e-30))
@@ -218,7 +216,7 @@ def sample_features(
     seeds = derive(words, use)
 
     def narrow(stage, masks):  # one body for all three: it is compiled
-        return jax.vmap(_sample_in_xla, (0, 0, None))(
+        return jax.vmap(sample_in_xla, (0, 0, None))(
             seeds[stage], masks, fractions[stage]
         )
 
