@@ -13,6 +13,7 @@ import references
 
 import jboost as jb
 from jboost.codes import binning
+from jboost.entry.implementation import use_implementation
 from jboost.kernels import binning_cpu, grow_cpu, library
 from jboost.tables import frames
 
@@ -174,7 +175,8 @@ def test_rows_may_begin_at_any_address(offset):
     x = memory[offset : offset + 300_000].reshape(-1, 5)
     assert_same_cuts(x, None, 16)
     bins = jb.fit_bins(x, max_bins=16, implementation="cpu")
-    columns, _ = binning.bin_columns(bins, x, implementation="cpu")
+    with use_implementation("cpu"):
+        columns, _ = binning.bin_columns(bins, x)
     expected = jb.apply_bins(bins, x, implementation="xla")
     np.testing.assert_array_equal(columns, expected.T)
 
@@ -284,7 +286,8 @@ def test_packed_shape(num_features, shape):
 def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows):
     thresholds, x = thresholds_and_values(num_bins - 1, num_features, size)
     bins = jb.Bins(thresholds)
-    columns, packed = binning.bin_columns(bins, x, num_rows, implementation="cpu")
+    with use_implementation("cpu"):
+        columns, packed = binning.bin_columns(bins, x, num_rows)
     expected = np.asarray(jb.apply_bins(bins, x, implementation="xla")).T
     np.testing.assert_array_equal(columns[:, :size], expected)
     first = np.repeat(expected[:, :1], num_rows - size, axis=1)
@@ -295,7 +298,8 @@ def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows
     rows = np.moveaxis(np.asarray(packed), 0, 1).reshape(num_rows, -1)
     np.testing.assert_array_equal(rows[:, :num_features].T, columns)
     assert not rows[:, num_features:].any()
-    plain, none = binning.bin_columns(bins, x, num_rows, implementation="xla")
+    with use_implementation("xla"):
+        plain, none = binning.bin_columns(bins, x, num_rows)
     assert none is None
     np.testing.assert_array_equal(plain, columns)
 
@@ -357,9 +361,11 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import numpy as np
 import jboost as jb
 from jboost.codes import binning
+from jboost.entry.implementation import use_implementation
 x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
 bins = jb.fit_bins(x, implementation="cpu")
-columns, packed = binning.bin_columns(bins, x, implementation="cpu")
+with use_implementation("cpu"):
+    columns, packed = binning.bin_columns(bins, x)
 sys.stdout.buffer.write(np.asarray(bins.thresholds).tobytes())
 sys.stdout.buffer.write(np.asarray(columns).tobytes())
 sys.stdout.buffer.write(np.asarray(packed).tobytes())
@@ -367,7 +373,8 @@ sys.stdout.buffer.write(np.asarray(packed).tobytes())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
     bins = jb.fit_bins(x, implementation="cpu")
-    columns, packed = binning.bin_columns(bins, x, implementation="cpu")
+    with use_implementation("cpu"):
+        columns, packed = binning.bin_columns(bins, x)
     parts = [np.asarray(each) for each in (bins.thresholds, columns, packed)]
     assert done.stdout == b"".join(part.tobytes() for part in parts)
 

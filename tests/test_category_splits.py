@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import references
 
+from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
 from jboost.trees.category_splits import CategoryLimits, find_mixed_split, pack_bits
 from jboost.trees.growing import grow_tree, predict_tree
@@ -172,7 +173,8 @@ def test_trees_equal_the_literal_grower(name, samples, held, implementation):
     found = {n: unpack(words) for n, words in enumerate(tree.left_codes) if any(words)}
     assert found == {n: set(codes) for n, codes in expected.left_codes.items() if codes}
     assert len(expected.left_codes) >= 2 and len(np.unique(leaf)) >= 4
-    descended = predict_tree(tree, jnp.asarray(rows[0]), implementation)
+    with use_implementation(implementation):
+        descended = predict_tree(tree, jnp.asarray(rows[0]))
     np.testing.assert_array_equal(descended, leaf)
 
 

@@ -18,6 +18,7 @@ from jboost.codes.binning import bin_columns
 from jboost.entry import decorators as entry
 from jboost.entry import processes
 from jboost.entry import programs as executables
+from jboost.entry.implementation import use_implementation
 from jboost.kernels import leaves_xla
 from jboost.objective.curvature import Objective, find_kinks
 from jboost.objective.tracing import trace_loss
@@ -180,7 +181,8 @@ def test_debug_nans_finds_none_of_ours():
             x, classes, L.softmax, num_scores=3, num_rounds=1, max_depth=1
         )
         jb.predict(model, x)
-        bin_columns(BINS, x, implementation="xla")
+        with use_implementation("xla"):
+            bin_columns(BINS, x)
         jb.to_ensemble(trees, bins)
 
 

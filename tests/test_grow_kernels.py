@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.entry.implementation import use_implementation
 from jboost.kernels import grow_cpu, library
 from jboost.numerics.fixed_point import choose_scale, quantise
 from jboost.numerics.sampling import sample
@@ -183,7 +184,7 @@ def test_packing_rows():
         np.testing.assert_array_equal(packed, expected)
 
 
-scale = jax.jit(choose_scale, static_argnums=2)
+scale = jax.jit(choose_scale)
 
 
 @pytest.mark.parametrize("num_rows", [1, 300, 40001])
@@ -193,7 +194,7 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
     if uniform:
         curvature = jnp.ones_like(curvature)
     values = jnp.where(in_bag, jnp.stack([gradient, curvature]), 0.0)
-    fixed = scale(values, jnp.sum(in_bag), "xla")
+    fixed = scale(values, jnp.sum(in_bag))
     channels = np.array(jax.jit(quantise)(values.T, fixed, words))
     unit = np.array(fixed.unit)
     if uniform:
@@ -224,11 +225,14 @@ def test_sums_of_floats_do_not_depend_on_the_order(num_rows, isa):
     rng = np.random.default_rng(0)
     size = np.float32(10) ** rng.integers(-5, 6, (3, num_rows)).astype(np.float32)
     values = (rng.normal(size=(3, num_rows)) * size).astype(np.float32)
-    run = jax.jit(sum_rows, static_argnums=1)
-    sums = run(values, "cpu")
-    np.testing.assert_array_equal(sums, run(values, "xla"))
-    shuffled = rng.permuted(values, axis=1)
-    np.testing.assert_array_equal(sums, run(shuffled, "cpu"))
+    run = jax.jit(sum_rows)
+    with use_implementation("xla"):
+        expected = run(values)
+    with use_implementation("cpu"):
+        sums = run(values)
+        shuffled = run(rng.permuted(values, axis=1))
+    np.testing.assert_array_equal(sums, expected)
+    np.testing.assert_array_equal(sums, shuffled)
     exact = values.astype(np.float64).sum(axis=1)
     # Each term is off by half a unit, the result by one rounding in each of 3 digits.
     greatest = np.abs(values).max(axis=1).astype(np.float64)
@@ -246,9 +250,9 @@ def test_sums_of_any_magnitude():
     ]  # fmt: skip
     values = np.array(rows, np.float32)
     expected = [0, 0, 0, inf, 0, 2 * tiny, 0, inf, nan, nan, -inf]
-    run = jax.jit(sum_rows, static_argnums=1)
     for implementation in ("xla", "cpu"):
-        np.testing.assert_array_equal(run(values, implementation), expected)
+        with use_implementation(implementation):
+            np.testing.assert_array_equal(jax.jit(sum_rows)(values), expected)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 300, 20_001, 200_000])
@@ -257,8 +261,10 @@ def test_samples_are_those_of_plain_xla(num_rows, fraction, isa):
     rng = np.random.default_rng(num_rows)
     eligible = jnp.asarray(rng.random(num_rows) < 0.8)
     words = jnp.asarray(rng.integers(0, 2**32, 2, dtype=np.uint32))
-    run = jax.jit(sample, static_argnums=3)
-    chosen = [run(words, eligible, jnp.float32(fraction), i) for i in ("xla", "cpu")]
+    chosen = []
+    for implementation in ("xla", "cpu"):
+        with use_implementation(implementation):
+            chosen.append(jax.jit(sample)(words, eligible, jnp.float32(fraction)))
     np.testing.assert_array_equal(*chosen)
 
 
@@ -267,8 +273,9 @@ def test_leaves_of_other_rows():
     tree, leaf = grow(rows, DEFAULT, "cpu", max_depth=5, num_bins=32, uniform=False)
     assert len(np.unique(leaf)) > 16
     for implementation in ("xla", "cpu"):
-        found = jax.jit(partial(predict_tree, implementation=implementation))
-        np.testing.assert_array_equal(found(tree, rows[0]), leaf)
+        with use_implementation(implementation):
+            found = jax.jit(predict_tree)(tree, rows[0])
+        np.testing.assert_array_equal(found, leaf)
 
 
 # The transformations.

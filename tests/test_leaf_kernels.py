@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
 from jboost.numerics.sums import sum_channels
 from jboost.trees.leaves import add_values, find_range, middle_minimisers
@@ -41,7 +42,13 @@ def make(num_rows, num_groups):
 @lru_cache
 def program(function, name, **sizes):
     """Compiled once for a shape, whatever the values and the instructions."""
-    return jax.jit(partial(function, implementation=name, **sizes))
+    run = jax.jit(partial(function, **sizes))
+
+    def call(*arguments):
+        with use_implementation(name):
+            return run(*arguments)
+
+    return call
 
 
 def both(function, *arguments, **sizes):
@@ -121,15 +128,19 @@ def test_scores_are_updated_in_place_within_a_loop():
     values, group, _ = make(30_000, 9)
     of_leaf = jnp.linspace(-1, 1, 9)[None]
 
-    def run(implementation):
+    def run():
         def one(scores, _):
             leaf = jnp.asarray(group)[None]
-            new = add_values(scores, of_leaf, leaf, implementation, in_place=True)
+            new = add_values(scores, of_leaf, leaf, in_place=True)
             return new, jnp.sum(scores)  # somebody reads the old ones
 
         return jax.lax.scan(one, jnp.asarray(values[:1]), None, length=5)
 
-    for a, b in zip(run("xla"), run("cpu"), strict=True):
+    with use_implementation("xla"):
+        expected = run()
+    with use_implementation("cpu"):
+        found = run()
+    for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -243,23 +254,23 @@ def test_under_vmap_and_scan():
     ones, scale = jnp.ones(3000), jnp.float32(2.0**20)
     slopes = (jnp.float32(1), jnp.float32(2))
 
-    def run(group, implementation=None):
+    def run(group):
         zeros = jnp.zeros(3000)
         key = jnp.asarray(values[0])
         return (
-            sum_channels((key, ones), group, 5, implementation),
-            find_range(key, group, 5, implementation),
-            middle_minimisers(
-                key, zeros, ones, slopes, scale, group, 5, implementation
-            ),
+            sum_channels((key, ones), group, 5),
+            find_range(key, group, 5),
+            middle_minimisers(key, zeros, ones, slopes, scale, group, 5),
         )
 
     alone = jax.jit(run)
     bare = [alone(g) for g in groups]
     bare = jax.tree.map(lambda *a: jnp.stack(a), *bare)
+    with use_implementation("xla"):
+        in_xla = jax.jit(jax.vmap(run))(groups)
     for mapped in (
         jax.jit(jax.vmap(run))(groups),
-        jax.jit(jax.vmap(partial(run, implementation="xla")))(groups),
+        in_xla,
         jax.lax.scan(lambda _, g: (0, run(g)), 0, groups)[1],
     ):
         jax.tree.map(np.testing.assert_array_equal, bare, mapped)

@@ -53,7 +53,6 @@ def fill_leaves(combinations):
             colsample_bylevel=1.0, colsample_bynode=1.0, max_leaves=None,
             monotone=None, interactions=None, candidates="global",
             candidate_weights="samples", curvature=curvature, leaf_solver=leaf_solver,
-            implementation=None,
         )  # fmt: skip
     empty = jnp.zeros(LEAVES, jnp.float32)
     nodes = jnp.zeros(LEAVES - 1, jnp.int32)

@@ -191,7 +191,8 @@ def _notify(watchers, record):
     done = record.num_rounds
     number, history, model = done - 1, record.history(done), record.model(done)
     try:
-        with use_implementation(None):  # what callbacks predict has its own
+        # Programs that a callback runs may belong on another platform than training.
+        with use_implementation(None):
             stops = [bool(watch(number, history, model)) for watch in watchers]
     except Exception as error:
         raise TrainingError(
