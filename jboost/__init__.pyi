@@ -53,13 +53,13 @@ from .boosting.loop import (
 )
 from .boosting.rounds import BoostState as BoostState
 from .codes.binning import (
-    Bins as Bins,
-)
-from .codes.binning import (
     apply_bins as apply_bins,
 )
 from .codes.binning import (
     fit_bins as fit_bins,
+)
+from .codes.bins import (
+    Bins as Bins,
 )
 from .explanation.dependence import partial_dependence as partial_dependence
 from .explanation.importance import feature_importance as feature_importance
@@ -68,15 +68,6 @@ from .kernels.library import implementations as implementations
 from .model.containers import FileError as FileError
 from .model.ensemble import (
     Ensemble as Ensemble,
-)
-from .model.ensemble import (
-    leaf_indices as leaf_indices,
-)
-from .model.ensemble import (
-    predict as predict,
-)
-from .model.ensemble import (
-    staged_predict as staged_predict,
 )
 from .model.ensemble import (
     to_ensemble as to_ensemble,
@@ -89,6 +80,15 @@ from .model.files import (
 )
 from .model.files import (
     save as save,
+)
+from .model.predicting import (
+    leaf_indices as leaf_indices,
+)
+from .model.predicting import (
+    predict as predict,
+)
+from .model.predicting import (
+    staged_predict as staged_predict,
 )
 from .selection.model_selection import (
     CrossValidation as CrossValidation,

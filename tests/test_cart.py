@@ -12,10 +12,13 @@ import pandas as pd
 import pytest
 import references
 from compilations import Compilations
+from scipy.sparse import csr_array
 from sklearn.tree import DecisionTreeRegressor
 
 import jboost as jb
+from jboost.kernels import library
 
+NAMES = ("xla", "cpu") if library.available() else ("xla",)
 NAN, INF = float("nan"), float("inf")
 ARRAYS = (
     "left", "feature", "threshold", "missing_left", "value", "gain", "squared_error",
@@ -395,6 +398,30 @@ def test_predict_under_jit_and_vmap(outputs):
     np.testing.assert_array_equal(both, jnp.stack([scores, scores]))
 
 
+def find_leaf(tree, row):
+    node = 0
+    while tree.left[node] != -1:
+        value = row[tree.feature[node]]
+        left = value <= tree.threshold[node]
+        left = tree.missing_left[node] if np.isnan(value) else left
+        node = tree.left[node] + (not left)
+    return node
+
+
+@pytest.mark.parametrize("outputs", [None, 3])
+@pytest.mark.parametrize("function", [jb.predict, jb.leaf_indices])
+def test_every_implementation_takes_the_same_leaves(function, outputs):
+    x, y = make_table(90, 3, missing=0.2, outputs=outputs)
+    tree = jb.cart.fit_tree(x, y)
+    expected = [find_leaf(tree, row) for row in x]
+    if function is jb.predict:
+        expected = tree.value[expected].astype(np.float32)
+    for name in NAMES:
+        found = function(tree, x, implementation=name)
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+    np.testing.assert_array_equal(function(tree, csr_array(x)), expected)
+
+
 def test_predict_is_linear_in_values():
     x, y = make_table(90, 3)
     tree = jb.cart.fit_tree(x, y, min_child_samples=5)
@@ -541,7 +568,7 @@ def test_fitting_cannot_be_traced():
         (X[:, :2], {}, ValueError, "x must have 3 columns, as in training, got 2"),
         (X[0], {}, ValueError, "x must be 2-D"),
         (X.astype(str), {}, TypeError, "x must hold numbers"),
-        (X, dict(implementation="cpu"), ValueError, "implementation must be .*'cpu'"),
+        (X, dict(implementation="gpu"), ValueError, "implementation must be .*'gpu'"),
     ],
 )
 def test_predict_refuses(function, x, arguments, error, message):

@@ -210,7 +210,7 @@ def test_bad_names_are_refused(names, error, message):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"kind must be one of .* got 'size'"):
         jb.feature_importance(MODEL, "size")
-    with pytest.raises(TypeError, match="Ensemble or a RegressionTree, got tuple"):
+    with pytest.raises(TypeError, match=r"model must be .*, got the pair"):
         jb.feature_importance((MODEL, None))
     with pytest.raises(ValueError, match="kind='splits' needs none"):
         jb.feature_importance(UNKNOWN, "gain")

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from jboost.codes.thresholds import TINY, midpoints
+from jboost.codes.thresholds import midpoints
+from jboost.model.regression_tree import LEAF
+from jboost.numerics.floats import flush_denormals
 
-LEAF = -1  # the left child of a node that has none
 _ROW = np.uint64(2**32 - 1)  # the half of a word that is the row's number
 _MISSING = np.uint64((2**32 - 1) << 32)  # words from here on hold NaN
 _TIE = 1e-10  # relative: gains closer than this differ by rounding only
@@ -125,7 +126,7 @@ def grow(
 ) -> Nodes:
     """Splits every node where the squared error falls most, while the rules allow."""
     columns = np.ascontiguousarray(matrix.T)
-    columns = np.where(np.abs(columns) < TINY, np.float32(0), columns)
+    columns = flush_denormals(columns)
     excess = None if weights is None else np.zeros(len(weights))
     data = _Data(columns, targets, weights, np.zeros_like(targets), excess)
     with ThreadPoolExecutor(_num_threads()) as pool:

@@ -13,20 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int, Shaped
 
-from jboost.cart.least_squares import LEAF
-from jboost.cart.tree import (
-    RegressionTree,
-    check_known,
-    check_table,
-    check_tree,
-    grow_tree,
-    make_rules,
-    make_tree,
-)
-from jboost.codes.thresholds import TINY
+from jboost.cart.tree import check_known, check_table, check_tree, grow_tree, make_rules
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
+from jboost.model.regression_tree import LEAF, RegressionTree, make_tree
+from jboost.numerics.floats import flush_denormals
 from jboost.tables.collisions import warn_of_collisions
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only
@@ -326,7 +318,7 @@ def _add_errors(tree, alphas, matrix, targets, weights):
     On its way down a row passes the leaves of all pruned trees: a node is one from its
     own alpha up to its parent's.
     """
-    matrix = np.where(np.abs(matrix) < TINY, np.float32(0), matrix)
+    matrix = flush_denormals(matrix)
     sums = np.zeros((3, tree.num_nodes))
     rows, node = np.arange(len(matrix)), np.zeros(len(matrix), np.int64)
     while len(rows):

@@ -8,7 +8,6 @@ stands for a category.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -17,64 +16,22 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
-from jboost.codes.category_codes import check_values, find_places, fit_categories
+from jboost.codes.bins import MISSING, Bins
+from jboost.codes.category_codes import find_places, fit_categories
 from jboost.codes.codes import SparseCodes
-from jboost.codes.thresholds import TINY, find_cuts, find_sparse_thresholds, midpoints
+from jboost.codes.thresholds import find_cuts, find_sparse_thresholds, midpoints
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.entry.warning import warn_user
 from jboost.kernels import binning_cpu, library
 from jboost.kernels.binning_cpu import MOST_BINS
-from jboost.tables.categories import Categories, column_values, encode
-from jboost.tables.frames import Frame, Schema, read_frame, read_values
+from jboost.numerics.floats import flush_denormals
+from jboost.tables.categories import Categories, check_values, encode
+from jboost.tables.frames import Frame, read_frame, read_values
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 
-MISSING = 0  # the code of a missing value
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Bins:
-    """Thresholds per feature.
-
-    Attributes:
-      thresholds: ascending along a row and padded with +inf; the last column is
-        always +inf, so that every value has a code.
-      absent: how entries that a sparse matrix does not store are read: "missing" or
-        "zero"; None where the bins were fitted to dense rows and not told.
-      categories: the categorical features, whose thresholds lie between the codes of
-        their categories; None where there are none.
-    """
-
-    thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
-    absent: Absent | None = field(default=None, metadata=dict(static=True))
-    categories: Categories | None = None
-
-    def __repr__(self) -> str:
-        """Its sizes: the thresholds would fill pages."""
-        if not hasattr(self.thresholds, "shape"):  # while JAX builds trees of others
-            return "Bins(...)"
-        found = f"num_features={self.num_features}, num_bins={self.num_bins}"
-        if self.categories is not None:
-            found += f", categorical={len(self.categories.features)}"
-        return f"Bins({found}, absent={self.absent!r})"
-
-    @property
-    def num_features(self) -> int:
-        """F."""
-        return self.thresholds.shape[0]
-
-    @property
-    def num_bins(self) -> int:
-        """Number of codes, the missing one included."""
-        return self.thresholds.shape[1] + 1
-
-    @property
-    def schema(self) -> Schema:
-        """What tables to bin must be like, but for their names."""
-        return Schema(None, column_values(self.categories, self.num_features))
 
 
 @on_host("fit bins first and call jb.apply_bins there")
@@ -379,7 +336,7 @@ def bin_entries(
     codes = np.zeros(size, binning_cpu.code_dtype(bins.num_bins))
     rows = np.zeros(size, np.int32)
     rows[: matrix.num_entries] = matrix.places
-    values = np.where(np.abs(matrix.values) < TINY, np.float32(0), matrix.values)
+    values = flush_denormals(matrix.values)
     for feature in np.flatnonzero(np.diff(matrix.starts)):
         part = slice(*matrix.starts[feature : feature + 2])
         codes[part] = 1 + np.searchsorted(thresholds[feature], values[part])
@@ -396,14 +353,6 @@ def check_max_bins(max_bins: int) -> None:
     """An integer such that codes fit 16 bits."""
     if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
         raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
-
-
-def flush_denormals(
-    x: Float[Array, "*shape"] | Float[np.ndarray, "*shape"],
-) -> Float[Array, "*shape"] | Float[np.ndarray, "*shape"]:
-    """Counts denormal float32 values as 0: hardware differs in whether it does."""
-    numpy: Any = np if isinstance(x, np.ndarray) else jnp
-    return numpy.where(numpy.abs(x) < TINY, np.float32(0), x)
 
 
 def _apply_bins(thresholds, matrix):

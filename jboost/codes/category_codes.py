@@ -8,9 +8,7 @@ heaviest category of a feature has code 1, the next one code 2, and so on.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
 from jboost.entry.checks import check_feature
@@ -18,7 +16,6 @@ from jboost.tables.categories import Categories, Category
 
 MOST_VALUES = 2**24  # integers that float32 tells apart
 MOST_CELLS = 2**26  # of the table of codes: 256 MiB
-_BLOCK_ROWS = 4096  # are checked at a time, so that they stay in the cache
 
 
 def find_places(
@@ -54,41 +51,6 @@ def find_places(
     return tuple(sorted(found.union(places)))
 
 
-def check_values(
-    matrix: Any,
-    places: tuple[int, ...],
-    name: str,
-    feature_names: Sequence[str] | None = None,
-) -> None:
-    """Checks that categorical columns hold integers >= 0, or NaN.
-
-    A traced matrix is taken on trust.
-    """
-    if isinstance(matrix, Tracer):
-        return
-    columns = list(places)
-    if isinstance(matrix, jax.Array):  # may be on another device
-        matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
-    for first in range(0, len(matrix), _BLOCK_ROWS):
-        block = matrix[first : first + _BLOCK_ROWS, columns]
-        with np.errstate(invalid="ignore"):
-            whole = (block >= 0) & (block == np.floor(block)) & (block < np.inf)
-        bad = np.argwhere(~whole & ~np.isnan(block))
-        if len(bad):
-            row, group = bad[0]
-            raise ValueError(
-                f"{name} must hold integers 0, 1, 2, ... for categories, NaN where "
-                f"missing, in {_describe(places[group], feature_names)}, got "
-                f"{block[row, group]} in row {first + row}"
-            )
-
-
-def _describe(place, feature_names):
-    """A column in messages: its place, and its name where there is one."""
-    name = "" if feature_names is None else f" ({feature_names[place]!r})"
-    return f"column {place}{name}"
-
-
 def fit_categories(
     matrix: Float[np.ndarray, "N F"],
     places: tuple[int, ...],
@@ -102,7 +64,7 @@ def fit_categories(
     weights: the smaller value first. Rows of weight 0 are not looked at.
 
     Args:
-      matrix: checked by :func:`check_values`.
+      matrix: checked by :func:`jboost.tables.categories.check_values`.
       places: of the categorical features, ascending.
       weight: of the rows.
       max_codes: the most codes of a feature.

@@ -9,9 +9,8 @@ with a threshold between them, and the threshold. All in float64 on the host; se
 import numpy as np
 from jaxtyping import Float, Int
 
+from jboost.numerics.floats import flush_denormals
 from jboost.tables.sparse import Absent, SparseMatrix
-
-TINY = float(np.finfo(np.float32).tiny)  # below it, float32 is denormal
 
 
 def find_cuts(
@@ -29,7 +28,7 @@ def find_cuts(
     if weight is not None:
         keep &= weight > 0
     values = column[keep]
-    values = np.where(np.abs(values) < TINY, np.float32(0), values)
+    values = flush_denormals(values)
     if weight is None:
         distinct, mass = count_distinct(np.sort(values))
     else:
@@ -98,7 +97,7 @@ def midpoints(
     """Thresholds between neighbors low < high, by the rule of :func:`fit_bins`."""
     with np.errstate(over="ignore", invalid="ignore"):
         middle = low / 2 + high / 2
-    middle = np.where(np.abs(middle) < TINY, np.float32(0), middle)
+    middle = flush_denormals(middle)
     return np.where((low <= middle) & (middle < high), middle, low)
 
 
@@ -149,7 +148,7 @@ def _separate_values(matrix, features, rows, with_zeros):
     kept = features[feature] & rows[matrix.places]
     feature, values = feature[kept], matrix.values[kept]
     stored = np.bincount(feature, minlength=num_features)
-    values = np.where(np.abs(values) < TINY, np.float32(0), values)
+    values = flush_denormals(values)
     feature, values = feature[~np.isnan(values)], values[~np.isnan(values)]
     if with_zeros:
         zero = np.flatnonzero(features & (stored > 0) & (stored < np.sum(rows)))

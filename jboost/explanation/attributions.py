@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.codes.binning import flush_denormals
 from jboost.kernels import shap_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees
+from jboost.numerics.floats import flush_denormals
 from jboost.tables.categories import goes_left
 
 _BLOCK_CELLS = 2**21  # of one array of a block of rows: 8 MiB

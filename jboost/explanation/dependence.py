@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.cart.tree import RegressionTree
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
-from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
+from jboost.model.ensemble import Model, read_model
+from jboost.model.predicting import predict
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import list_orders, read_frame
 from jboost.tables.targets import check_weights, read_offset
@@ -69,7 +69,7 @@ class PartialDependence(NamedTuple):
 
 @on_host("call jb.predict there")
 def partial_dependence(
-    model: Ensemble | RegressionTree,
+    model: Model,
     x: Any,
     features: Feature | Sequence[Feature],
     *,
@@ -117,21 +117,24 @@ def partial_dependence(
       True
     """
     checks.check_word("kind", kind, KINDS)
-    matrix = _read_matrix(model, x)
+    ensemble = read_model(model)
+    matrix = _read_matrix(ensemble, x)
     num_rows, weights = len(matrix), np.ones(len(matrix), np.float32)
     if sample_weight is not None:
         weights = check_weights(sample_weight, num_rows, "sample_weight")
     if offset is not None:
-        offset = read_offset(offset, num_rows, model.num_scores)
-        offset = offset[:, 0] if model.num_scores == 1 else offset
-    places = _find_features(model, features)
+        offset = read_offset(offset, num_rows, ensemble.num_scores)
+        offset = offset[:, 0] if ensemble.num_scores == 1 else offset
+    places = _find_features(ensemble, features)
     orders = list_orders(x)
     axes = [
-        _make_axis(model, place, values, matrix[:, place], weights, orders.get(place))
+        _make_axis(
+            ensemble, place, values, matrix[:, place], weights, orders.get(place)
+        )
         for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
     ]
     points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
-    shape = (model.num_scores,) if model.num_scores > 1 else ()
+    shape = (ensemble.num_scores,) if ensemble.num_scores > 1 else ()
     checks.check_link(inverse_link, shape, single=True)
     scores = partial(predict, model, inverse_link=inverse_link)
     average, individual = _evaluate(
@@ -142,7 +145,7 @@ def partial_dependence(
         average = average.reshape(*shape, *average.shape[1:])
     if individual is not None:
         individual = individual.reshape(num_rows, *shape, *individual.shape[2:])
-    names = model.feature_names or tuple(map(str, range(model.num_features)))
+    names = ensemble.feature_names or tuple(map(str, range(ensemble.num_features)))
     return PartialDependence(
         tuple(names[place] for place in places),
         tuple(axis.labels for axis in axes),
@@ -153,14 +156,7 @@ def partial_dependence(
 
 
 def _read_matrix(model, x):
-    """Rows as a NumPy matrix."""
-    if not isinstance(model, Ensemble | RegressionTree):
-        raise TypeError(
-            "model must be an Ensemble or a RegressionTree, got "
-            f"{describe_model(model)}"
-        )
-    if isinstance(model, Ensemble):
-        check_model(model)
+    """Reads rows as a NumPy matrix."""
     frame = read_frame(x, "x", schema=model.schema, categorical=True)
     matrix = np.asarray(frame.matrix)
     if matrix.shape[1] != model.num_features:
@@ -219,7 +215,7 @@ def _split_grid(grid, count):
 
 def _make_axis(model, place, asked, column, weights, order):
     """The grid of one feature, from a number of values or the values."""
-    categories = getattr(model, "categories", None)
+    categories = model.categories
     if categories is not None and place in categories.features:
         values, labels = _list_categories(categories, place, asked, order)
         with_missing = np.where(np.isnan(column), np.inf, column)

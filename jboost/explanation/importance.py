@@ -16,14 +16,14 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
 from jboost.boosting.reports import mean_loss
-from jboost.cart.least_squares import LEAF
-from jboost.cart.tree import RegressionTree
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.entry.representation import MOST_LINES, cut, import_pandas
 from jboost.metrics import MAXIMIZED
-from jboost.model.ensemble import Ensemble, check_model, describe_model, predict
+from jboost.model.ensemble import Ensemble, check_model, describe_model
+from jboost.model.predicting import predict
+from jboost.model.regression_tree import LEAF, RegressionTree
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
 from jboost.tables.frames import read_frame

@@ -14,8 +14,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jboost.cart.least_squares import LEAF
-from jboost.cart.tree import RegressionTree
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
@@ -24,18 +22,12 @@ from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
-from jboost.model.ensemble import (
-    Ensemble,
-    Links,
-    as_task,
-    check_model,
-    in_blocks,
-    keep_used_features,
-)
+from jboost.model.ensemble import Model, read_model
+from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
+from jboost.model.sparse_blocks import keep_used_features, run_in_blocks
 from jboost.tables.sparse import is_sparse
 from jboost.tables.targets import read_offset
-from jboost.trees.tree import LeafSums
 
 Cover = Literal["auto", "weight", "curvature"]
 COVERS = ("auto", "weight", "curvature")
@@ -63,7 +55,7 @@ class ShapValues(NamedTuple):
 @traceable
 @takes_implementation
 def shap_values(
-    model: Ensemble | RegressionTree,
+    model: Model,
     x: Any,
     *,
     cover: Cover = "auto",
@@ -128,7 +120,7 @@ def shap_values(
 @traceable
 @takes_implementation
 def shap_interactions(
-    model: Ensemble | RegressionTree,
+    model: Model,
     x: Any,
     *,
     cover: Cover = "auto",
@@ -169,9 +161,7 @@ def shap_interactions(
 def _read_model(model, cover):
     """An ensemble whose ``sums.weight`` is the cover that is asked for."""
     checks.check_word("cover", cover, COVERS)
-    if isinstance(model, RegressionTree):
-        return _as_ensemble(model)
-    check_model(model)
+    model = read_model(model)
     if model.sums is None:
         raise ValueError(
             "model must know the cover of its leaves, got one whose sums are None"
@@ -208,43 +198,10 @@ def _choose_known(known, cover):
     return known[cover]
 
 
-def _as_ensemble(tree):
-    """One round of linked trees, one for each target."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree)):
-        raise TypeError(
-            "model must hold numbers where it is a RegressionTree, got traced arrays: "
-            "its depth decides shapes"
-        )
-    left = np.asarray(tree.left)
-    node = np.arange(len(left), dtype=np.int32)
-    is_leaf = left == LEAF
-    value = np.asarray(tree.value, np.float32).reshape(len(left), -1).T
-    num_scores = len(value)
-
-    def each(array) -> Any:
-        return np.broadcast_to(array, (1, num_scores, len(left)))
-
-    nothing: Any = np.zeros((1, num_scores, len(left)), np.float32)
-    children = each(np.where(is_leaf, node, left).astype(np.int32))
-    cover = each(np.where(is_leaf, tree.weight, 0).astype(np.float32))
-    model = Ensemble(
-        feature=each(tree.feature),
-        threshold=each(np.asarray(tree.threshold, np.float32)),
-        missing_left=each(tree.missing_left),
-        leaf_value=each(np.where(is_leaf, value, 0).astype(np.float32)),
-        init_score=nothing[0, :, 0].reshape(tree.value.shape[1:]),
-        num_features=tree.num_features,
-        feature_names=tree.feature_names,
-        sums=LeafSums(nothing, cover, cover, nothing[..., 0]),
-        links=Links(children, tree.max_depth),
-    )
-    return jax.device_put(model)
-
-
 def _explain(model, x, *, pairs):
     if is_sparse(x):
         return _explain_sparse(model, x, pairs)
-    task = as_task(model, x, explain=True)
+    task = prepare(model, x, explain=True)
     if isinstance(task.rows, Rows) and model.max_depth <= shap_cpu.DEEPEST:
         found = _explain_on_host(task.model, task.rows, pairs)
     else:
@@ -261,7 +218,7 @@ def _explain_sparse(model, x, pairs):
     def run(_, block):
         return _explain(small, block, pairs=pairs)
 
-    found = np.asarray(in_blocks(run, model, x, None, rows_axis=0))
+    found = np.asarray(run_in_blocks(run, model, x, None, rows_axis=0))
     used = np.flatnonzero(place < width)
     shape = (model.num_features,) * (2 if pairs else 1)
     values = np.zeros((len(found), *shape, *model.init_score.shape), np.float32)

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.cart.tree import RegressionTree
-from jboost.codes.binning import Bins
+from jboost.codes.bins import Bins
 from jboost.entry.decorators import on_host
 from jboost.model.containers import (
     Container,
@@ -23,6 +22,7 @@ from jboost.model.containers import (
 )
 from jboost.model.ensemble import Ensemble, describe_model
 from jboost.model.layouts import KINDS, check_container
+from jboost.model.regression_tree import RegressionTree
 
 Model = Ensemble | RegressionTree | Bins
 
@@ -98,11 +98,6 @@ def load(path: Any) -> Any:
 
 def pack(model: Any, prefix: str = "") -> Container:
     """A model as a container; ``prefix`` goes before the names of arrays and fields."""
-    if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
-        raise TypeError(
-            "model must be an Ensemble, got the pair (model, history) that fit "
-            "returns; unpack it: model, history = jb.fit(...)"
-        )
     kind = KINDS.get(type(model).__name__)
     if kind is None or type(model) is not kind.build:
         raise TypeError(
@@ -163,7 +158,9 @@ def _flatten(value, prefix, static, arrays):
     """Names of fields, with a point between those of a container and of its parts."""
     if is_dataclass(value):
         entries = [
-            (part.name, part.metadata.get("static", False)) for part in fields(value)
+            (part.name, part.metadata.get("static", False))
+            for part in fields(value)
+            if not part.metadata.get("derived", False)
         ]
     else:
         entries = [(name, False) for name in value._fields]

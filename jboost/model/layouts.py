@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.cart.least_squares import LEAF
-from jboost.cart.tree import FORMAT_VERSION as TREE_VERSION
-from jboost.cart.tree import RegressionTree
-from jboost.codes.binning import Bins
+from jboost.codes.bins import Bins
 from jboost.model.ensemble import FORMAT_VERSION, Ensemble, Links
+from jboost.model.regression_tree import FORMAT_VERSION as TREE_VERSION
+from jboost.model.regression_tree import LEAF, RegressionTree
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.sparse import check_absent
 from jboost.trees.tree import LeafSums

@@ -19,12 +19,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jboost.codes.binning import flush_denormals
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
+from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
 

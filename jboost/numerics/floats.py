@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic of float32 that does not depend on the machine.
 
-In: arrays of float32. Out: sums that do not depend on the order of the terms; the
-float halfway between two.
+In: arrays of float32. Out: the same with denormal values replaced by 0; the float
+halfway between two.
 """
+
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
+
+TINY = float(np.finfo(np.float32).tiny)  # float32 values closer to 0 are denormal
+Floats = TypeVar("Floats", Array, np.ndarray)
+
+
+def flush_denormals(x: Floats) -> Floats:
+    """Replaces denormal float32 values by 0: hardware differs in whether it does."""
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
+    return numpy.where(numpy.abs(x) < TINY, np.float32(0), x)
 
 
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):

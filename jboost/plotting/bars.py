@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_integer
 from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.model.ensemble import Ensemble
+from jboost.model.regression_tree import RegressionTree
 from jboost.plotting.canvas import (
     colours,
     ink,

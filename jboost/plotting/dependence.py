@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_feature, check_integer
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
-from jboost.model.ensemble import Ensemble, describe_model
+from jboost.model.ensemble import Model, describe_model, read_model
 from jboost.plotting.canvas import (
     colours,
     ink,
@@ -41,7 +40,7 @@ _MOST_TICKS = 25  # of numbers; categories are all labeled
 
 
 def partial_dependence(
-    dependence: PartialDependence | Ensemble | RegressionTree,
+    dependence: PartialDependence | Model,
     x: Any = None,
     features: Feature | Sequence[Feature] | None = None,
     *,
@@ -114,7 +113,7 @@ def _find(dependence, x, features, grid):
             )
         return dependence, []
     model = dependence
-    if not isinstance(model, Ensemble | RegressionTree):
+    if not isinstance(model, Model):
         raise TypeError(
             "dependence must be a PartialDependence, an Ensemble or a RegressionTree, "
             f"got {describe_model(model)}"
@@ -125,9 +124,10 @@ def _find(dependence, x, features, grid):
     asked: Any = [features] if single else list(features)
     kind = "both" if len(asked) == 1 else "average"
     found = find_dependence(model, x, asked, grid=grid, kind=kind)
-    matrix = read_frame(x, "x", schema=model.schema, categorical=True).matrix
+    ensemble = read_model(model)
+    matrix = read_frame(x, "x", schema=ensemble.schema, categorical=True).matrix
     places = [
-        check_feature("features", f, model.num_features, model.feature_names)
+        check_feature("features", f, ensemble.num_features, ensemble.feature_names)
         for f in asked
     ]
     numbers = [

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_integer, check_word
 from jboost.explanation.shap import ShapValues, shap_values
-from jboost.model.ensemble import Ensemble, describe_model
+from jboost.model.ensemble import Model, describe_model, read_model
 from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
 from jboost.tables.frames import Frame, list_orders, read_frame
 
@@ -36,7 +35,7 @@ class _Table(NamedTuple):
 
 
 def shap_summary(
-    shap: ShapValues | Ensemble | RegressionTree,
+    shap: ShapValues | Model,
     x: Any = None,
     *,
     kind: Literal["points", "bars"] = "points",
@@ -107,11 +106,11 @@ def _read(shap, x, feature_names) -> _Table:
     frame = None if x is None else read_frame(x, "x", categorical=True)
     names = None if frame is None else frame.names
     categorical: tuple[int, ...] = ()
-    if isinstance(shap, Ensemble | RegressionTree):
+    if isinstance(shap, Model):
         if x is None:
             raise ValueError("x must be given where shap is a model, got None")
-        names = shap.feature_names or names
-        categories = getattr(shap, "categories", None)
+        model = read_model(shap)
+        names, categories = model.feature_names or names, model.categories
         categorical = () if categories is None else categories.features
         shap = shap_values(shap, x)
     if not isinstance(shap, ShapValues):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_word
 from jboost.model.ensemble import Ensemble
+from jboost.model.regression_tree import RegressionTree
 from jboost.plotting.canvas import check_axes, ink, need_matplotlib
 from jboost.plotting.tree_layout import place_across, place_along
 from jboost.plotting.tree_tables import ROOT, TreeTable, node_words, read_tree

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jboost.cart.tree import RegressionTree
 from jboost.entry.checks import check_integer
 from jboost.model.ensemble import Ensemble, check_model, describe_model
+from jboost.model.regression_tree import RegressionTree
 from jboost.plotting.canvas import label_features, shorten, write_number
 
 ROOT = -1  # is nobody's child

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from jboost.boosting.rounds import Method, Numbers
-from jboost.codes.binning import Bins
+from jboost.codes.bins import Bins
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (

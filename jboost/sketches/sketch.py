@@ -11,11 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.codes.binning import (
-    Bins,
-    check_max_bins,
-    pad_thresholds,
-)
+from jboost.codes.binning import check_max_bins, pad_thresholds
+from jboost.codes.bins import Bins
 from jboost.codes.thresholds import cut_positions, midpoints
 from jboost.entry import checks
 from jboost.entry.decorators import on_host

@@ -19,10 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.codes.thresholds import TINY, count_distinct
+from jboost.codes.thresholds import count_distinct
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
+from jboost.numerics.floats import flush_denormals
 from jboost.tables.frames import read_frame, read_values
 
 
@@ -304,7 +305,7 @@ def spread_between(summary: QuantileSummary) -> Float[np.ndarray, " n"]:
 
 def flush(values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """Counts denormal values as 0, as binning does."""
-    return np.where(np.abs(values) < TINY, np.float32(0), values)
+    return flush_denormals(values)
 
 
 def check_eps(eps: float, *, most: float) -> None:

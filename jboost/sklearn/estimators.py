@@ -20,7 +20,8 @@ from jboost.boosting.rounds import Regularization
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
-from jboost.model.ensemble import Ensemble, leaf_indices, predict, staged_predict
+from jboost.model.ensemble import Ensemble
+from jboost.model.predicting import leaf_indices, predict, staged_predict
 from jboost.objective.curvature import Curvature
 from jboost.tables.frames import is_table, refuse_batches
 from jboost.tables.sparse import Absent

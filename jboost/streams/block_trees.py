@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int32, UInt32
 
 from jboost.boosting.rounds import Method
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.numerics.fixed_point import FixedPoint
 from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way

@@ -19,7 +19,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jboost.boosting.rounds import Data
-from jboost.codes.binning import Bins, apply_bins, has_missing
+from jboost.codes.binning import apply_bins, has_missing
+from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
@@ -40,7 +41,7 @@ from jboost.streams.blocks import (
     write_block,
 )
 from jboost.streams.heap import trim_heap
-from jboost.tables.frames import RowSource
+from jboost.tables.frames import RowSource, Schema
 from jboost.training.rows import Rows
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -103,6 +104,16 @@ class Stream(RowSource):
         self._bins: Bins | None = bins
         self._block_rows: int | None = block_rows
         self._table: Table | None = None
+
+    def batches(
+        self, schema: Schema, *, categorical: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Yields the checked rows of each batch to predict, and their offset."""
+        for batch in checked_batches(self.source, schema, categorical):
+            offset = batch.offset
+            if offset is not None:
+                offset = offset[0] if len(offset) == 1 else offset.T
+            yield batch.x, offset
 
     @property
     def memory(self) -> int:

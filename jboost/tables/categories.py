@@ -5,18 +5,21 @@ In: a matrix whose categorical columns hold integers 0, 1, 2, ..., NaN where mis
 Out: the same with codes in their place, which the trees' sets of categories speak of.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Int32, UInt32
 
 from jboost.entry.representation import show_fields
 
 Category = str | int | float | bool
 WORD = 32  # codes in one word of a set
+_BLOCK_ROWS = 4096  # checked at a time, so that they stay in the cache
 
 
 @jax.tree_util.register_dataclass
@@ -100,3 +103,38 @@ def goes_left(
     code = jnp.where(inside, code, 0)
     word = jnp.take_along_axis(left_codes, (code // WORD)[..., None], axis=-1)[..., 0]
     return inside & ((word >> (code % WORD).astype(jnp.uint32)) & 1 == 1)
+
+
+def check_values(
+    matrix: Any,
+    places: tuple[int, ...],
+    name: str,
+    feature_names: Sequence[str] | None = None,
+) -> None:
+    """Checks that categorical columns hold integers >= 0, or NaN.
+
+    A traced matrix is taken on trust.
+    """
+    if isinstance(matrix, Tracer):
+        return
+    columns = list(places)
+    if isinstance(matrix, jax.Array):  # may be on another device
+        matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
+    for first in range(0, len(matrix), _BLOCK_ROWS):
+        block = matrix[first : first + _BLOCK_ROWS, columns]
+        with np.errstate(invalid="ignore"):
+            whole = (block >= 0) & (block == np.floor(block)) & (block < np.inf)
+        bad = np.argwhere(~whole & ~np.isnan(block))
+        if len(bad):
+            row, group = bad[0]
+            raise ValueError(
+                f"{name} must hold integers 0, 1, 2, ... for categories, NaN where "
+                f"missing, in {_describe(places[group], feature_names)}, got "
+                f"{block[row, group]} in row {first + row}"
+            )
+
+
+def _describe(place, feature_names):
+    """A column in messages: its place, and its name where there is one."""
+    name = "" if feature_names is None else f" ({feature_names[place]!r})"
+    return f"column {place}{name}"

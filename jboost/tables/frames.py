@@ -21,16 +21,6 @@ from jboost.tables.sparse import check_shape, is_sparse, read_columns
 _BLOCK_ROWS = 4096  # are filled at a time, so that they stay in the cache
 
 
-class RowSource:
-    """Rows that come in batches; the base of what :func:`jboost.stream` returns.
-
-    Attributes:
-      source: gives a new iterator of batches.
-    """
-
-    source: Callable[[], Iterator[Any]]
-
-
 class Schema(NamedTuple):
     """What training knows of its columns.
 
@@ -42,6 +32,27 @@ class Schema(NamedTuple):
 
     names: tuple[str, ...] | None = None
     categories: tuple[Values | None, ...] | None = None
+
+
+class RowSource:
+    """Rows that come in batches; the base of what :func:`jboost.stream` returns.
+
+    Attributes:
+      source: returns a new iterator of batches.
+    """
+
+    source: Callable[[], Iterator[Any]]
+
+    def batches(
+        self, schema: Schema, *, categorical: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Yields the rows to predict: x [n, F] and its offset [n] or [n, K], or None.
+
+        Args:
+          schema: what the model knows of its columns.
+          categorical: whether the model takes categories.
+        """
+        raise NotImplementedError
 
 
 class Frame(NamedTuple):

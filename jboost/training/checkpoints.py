@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jboost.boosting.rounds import BoostState
-from jboost.codes.binning import Bins
+from jboost.codes.bins import Bins
 from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
 from jboost.entry.implementation import current_implementation

@@ -15,7 +15,8 @@ import numpy as np
 
 from jboost.boosting.rounds import begin_round, estimate_parameters
 from jboost.entry.programs import compiled
-from jboost.model.ensemble import Ensemble, check_model, leaf_indices, map_rounds
+from jboost.model.ensemble import Ensemble, check_model, map_rounds
+from jboost.model.predicting import leaf_indices
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream
 from jboost.tables.categories import Categories

@@ -23,7 +23,8 @@ from jboost.boosting.settings import (
     make_settings,
     sorts_rows,
 )
-from jboost.codes.binning import Bins, fit_frame
+from jboost.codes.binning import fit_frame
+from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.codes.binning import Bins
+from jboost.codes.bins import Bins
 from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
 from jboost.model.ensemble import Ensemble, to_ensemble, truncate
 from jboost.model.joining import append_rounds

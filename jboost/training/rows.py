@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.boosting.rounds import Data
-from jboost.codes.binning import Bins, bin_columns, bin_entries
-from jboost.codes.category_codes import check_values
+from jboost.codes.binning import bin_columns, bin_entries
+from jboost.codes.bins import Bins
 from jboost.numerics.padding import pad_rows, padded_size
+from jboost.tables.categories import check_values
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import (

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Shaped
 
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.fixed_point import choose_scale, quantise

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.tables.categories import WORD
 from jboost.trees.splitting import (
     UNBOUNDED,
@@ -34,8 +34,7 @@ from jboost.trees.splitting import (
     search_cuts,
     sums_in_units,
 )
-
-CATEGORICAL = -1  # the threshold of a split by categories
+from jboost.trees.tree import CATEGORICAL
 
 # Defaults, chosen with experiments/categories.py.
 CATEGORY_L2 = 50.0

@@ -19,14 +19,13 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes, SparseCodes, count_rows
 from jboost.entry.decorators import traceable
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose, may_run, takes_implementation
 from jboost.kernels.paths import Paths
 from jboost.tables.categories import goes_left
-from jboost.trees.category_splits import CATEGORICAL
 from jboost.trees.histogram import build_child_histogram, build_in_xla
 from jboost.trees.levels import (
     TreeLimits,
@@ -46,7 +45,7 @@ from jboost.trees.levels import (
     write_splits,
 )
 from jboost.trees.splitting import WEIGHT_SLACK
-from jboost.trees.tree import Tree
+from jboost.trees.tree import CATEGORICAL, Tree
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
 

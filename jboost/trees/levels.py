@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
@@ -22,14 +22,9 @@ from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
 from jboost.tables.categories import goes_left
-from jboost.trees.category_splits import (
-    CATEGORICAL,
-    CategoryLimits,
-    count_words,
-    find_mixed_split,
-)
+from jboost.trees.category_splits import CategoryLimits, count_words, find_mixed_split
 from jboost.trees.splitting import Split, ValueLimits, find_split
-from jboost.trees.tree import Tree
+from jboost.trees.tree import CATEGORICAL, Tree
 
 
 class TreeLimits(NamedTuple):

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
 from jboost.kernels import paths, xla
 from jboost.kernels.paths import Paths

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.codes.binning import MISSING
+from jboost.codes.bins import MISSING
 from jboost.entry.decorators import traceable
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake

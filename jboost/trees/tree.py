@@ -11,6 +11,8 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.entry.representation import show_fields
 
+CATEGORICAL = -1  # the threshold of a split by categories
+
 
 class LeafSums(NamedTuple):
     """What a tree's leaves were fitted to: sums over the rows it learned from.

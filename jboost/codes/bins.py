@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bins: the thresholds that turn values into codes.
+
+In: thresholds by feature. Out: a container that training, prediction and files share.
+This module does not import what fits or applies bins, so that prediction does not
+depend on it.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jboost.tables.categories import Categories, column_values
+from jboost.tables.frames import Schema
+from jboost.tables.sparse import Absent
+
+MISSING = 0  # the code of a missing value
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Bins:
+    """Thresholds per feature.
+
+    Attributes:
+      thresholds: ascending along a row and padded with +inf; the last column is
+        always +inf, so that every value has a code.
+      absent: how entries that a sparse matrix does not store are read: "missing" or
+        "zero"; None where the bins were fitted to dense rows and not told.
+      categories: the categorical features, whose thresholds lie between the codes of
+        their categories; None where there are none.
+    """
+
+    thresholds: Float[Array, "F B-1"] | Float[np.ndarray, "F B-1"]
+    absent: Absent | None = field(default=None, metadata=dict(static=True))
+    categories: Categories | None = None
+
+    def __repr__(self) -> str:
+        """Its sizes: the thresholds would fill pages."""
+        if not hasattr(self.thresholds, "shape"):  # while JAX builds trees of others
+            return "Bins(...)"
+        found = f"num_features={self.num_features}, num_bins={self.num_bins}"
+        if self.categories is not None:
+            found += f", categorical={len(self.categories.features)}"
+        return f"Bins({found}, absent={self.absent!r})"
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.thresholds.shape[0]
+
+    @property
+    def num_bins(self) -> int:
+        """Number of codes, the missing one included."""
+        return self.thresholds.shape[1] + 1
+
+    @property
+    def schema(self) -> Schema:
+        """What tables to bin must be like, but for their names."""
+        return Schema(None, column_values(self.categories, self.num_features))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prediction: scores, scores after each round, and leaves.
+
+In: a model and rows: a matrix, a data frame, a sparse matrix or a stream. Out: arrays
+with one entry per row. Every function here can be jitted and vmapped; scores can be
+differentiated in leaf values, initial score and offset.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike, Int32, Shaped
+
+from jboost.entry import checks
+from jboost.entry.decorators import traceable
+from jboost.kernels.library import takes_implementation
+from jboost.model.ensemble import Ensemble, Model, check_model, read_model
+from jboost.model.preparing import prepare
+from jboost.model.scores import find_row_leaves, score_rows, transform_rows
+from jboost.model.slices import take_part
+from jboost.model.sparse_blocks import run_in_blocks
+from jboost.tables.frames import RowSource
+from jboost.tables.sparse import is_sparse
+
+
+@traceable
+@takes_implementation
+def predict(
+    model: Model,
+    x: Any,
+    *,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    inverse_link: Callable[..., Any] | None = None,
+    implementation: str | None = None,
+) -> Any:
+    """Returns the raw score F(x) = init_score + sum of leaf values (+ offset).
+
+    Args:
+      model: from :func:`jboost.fit`, or a tree from :func:`jboost.cart.fit_tree`, whose
+        score is the value of the row's leaf.
+      x: numbers [N, F], NaN = missing, with the columns that the model was trained
+        on; the columns of a data frame in the same order, too. A contiguous float32
+        NumPy array is read without a copy. A sparse matrix (as for
+        :func:`jboost.fit`) is read in blocks of rows, and only the columns that the
+        model uses are read; not under ``jit``. Entries that it does not store are
+        read as ``model.absent`` says; where that is None, every entry must be stored.
+        A stream (:func:`jboost.stream`) is read batch by batch; its targets are not
+        used.
+      offset: [N] or [N, K], added to the score, as in training; not for a single
+        tree, nor for a stream, whose batches hold their own.
+      inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
+        what to return instead of the score, an array or a pytree of arrays.
+        ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
+        softmax, ``jnp.exp`` for means of poisson, gamma and tweedie;
+        :func:`jboost.losses.inverse_link` returns the inverse link of a loss.
+      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
+        the program runs; the results are equal to the bit.
+
+    Returns:
+      [N], or [N, K] for K > 1 scores per row; or the result of ``inverse_link``, with
+      an axis N in front of each array. Empty where x has no rows.
+
+    Raises:
+      TypeError, ValueError: the model is not a model, x is not a numeric matrix or
+        has another number of columns, or the implementation is not available; x is
+        sparse, and it or the model is traced, or ``model.absent`` is None.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> jb.predict(model, x).shape
+      (40,)
+    """
+    if isinstance(x, RowSource):
+        run = partial(predict, inverse_link=inverse_link)
+        return _predict_batches(run, model, x, offset)
+    ensemble = read_model(model)
+    if model.single_tree and offset is not None:
+        raise ValueError(
+            f"offset must be None for a {type(model).__name__}, which is fitted "
+            f"without one, got {type(offset).__name__}"
+        )
+    if is_sparse(x):
+        run = partial(predict, inverse_link=inverse_link)
+        return run_in_blocks(run, ensemble, x, offset, rows_axis=0)
+    task = prepare(ensemble, x, offset)
+    checks.check_link(inverse_link, ensemble.init_score.shape)
+    base = task.pad_offset(offset, ensemble.num_scores)
+    scores = score_rows(task.model, task.rows, base, staged=False)
+    return transform_rows(inverse_link, task.cut(scores, rows_axis=0))
+
+
+def _predict_batches(
+    run: Callable[..., Any], model: Model, x: RowSource, offset: Any
+) -> Any:
+    """Returns the predictions for all rows of a stream."""
+    ensemble = read_model(model)
+    if offset is not None:
+        raise ValueError(
+            "offset must not be given where x is a stream, because the batches of the "
+            f"stream hold it, got {type(offset).__name__}"
+        )
+    batches = x.batches(ensemble.schema, categorical=ensemble.categories is not None)
+    parts = [run(model, rows, offset=own) for rows, own in batches]
+    if not parts:
+        raise ValueError("source must give at least one row, got none")
+    # In NumPy: JAX compiles a program for the sizes of the batches.
+    return jax.tree.map(lambda *arrays: jax.device_put(np.concatenate(arrays)), *parts)
+
+
+@traceable
+@takes_implementation
+def staged_predict(
+    model: Ensemble,
+    x: Any,
+    *,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    inverse_link: Callable[..., Any] | None = None,
+    implementation: str | None = None,
+) -> Any:
+    """Returns the score after each round, [R, N] or [R, N, K]; see :func:`predict`.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> jb.staged_predict(model, x).shape
+      (20, 40)
+    """
+    check_model(model)
+    if is_sparse(x):
+        run = partial(staged_predict, inverse_link=inverse_link)
+        return run_in_blocks(run, model, x, offset, rows_axis=1)
+    task = prepare(model, x, offset)
+    checks.check_link(inverse_link, model.init_score.shape)
+    base = task.pad_offset(offset, model.num_scores)
+    stages = score_rows(task.model, task.rows, base, staged=True)
+    stages = task.cut(stages, rows_axis=1, rounds_axis=0)
+    return transform_rows(inverse_link, stages, staged=True)
+
+
+@traceable
+@takes_implementation
+def leaf_indices(
+    model: Model,
+    x: Any,
+    *,
+    implementation: str | None = None,
+) -> Int32[Array, "N R *K"] | Int32[Array, " N"]:
+    """Returns the leaf of each row in each tree, [N, R] or [N, R, K].
+
+    Leaves are numbered from 0 to 2^max_depth - 1, from left to right. In linked trees
+    the number is the index of the node. For a tree from :func:`jboost.cart.fit_tree`
+    the result is [N].
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.arange(40.0)[:, None]
+      >>> model, history = jb.fit(x, np.sqrt(x[:, 0]), num_rounds=20)
+      >>> jb.leaf_indices(model, x).shape
+      (40, 20)
+    """
+    ensemble = read_model(model)
+    if is_sparse(x):
+        leaves = run_in_blocks(_find_leaves, ensemble, x, None, rows_axis=0)
+    else:
+        leaves = _find_leaves(ensemble, x)
+    if not model.single_tree:
+        return leaves
+    # The trees of several targets have the same structure: the first one tells all.
+    return take_part(leaves, (slice(None), *(0,) * (leaves.ndim - 1)))
+
+
+def _find_leaves(model, x):
+    task = prepare(model, x)
+    leaves = find_row_leaves(task.model, task.rows)
+    return task.cut(leaves, rows_axis=0, rounds_axis=1)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares a model and rows for the compiled programs and the kernels.
+
+In: a model and dense rows, as the user passed them. Out: a Task: both checked, and
+either borrowed by the CPU kernels, which need no compilation, or padded so that nearby
+sizes share compiled programs.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+from jboost.kernels.library import default_device, may_run
+from jboost.kernels.predict_cpu import Rows, borrow_rows
+from jboost.model.ensemble import Ensemble, Links, check_model, map_rounds
+from jboost.model.scores import to_host
+from jboost.model.slices import find_sharding, take_part
+from jboost.numerics.padding import pad_rows, padded_size
+from jboost.tables.categories import check_values
+from jboost.tables.frames import read_frame
+from jboost.tables.targets import read_offset
+
+_FEW_NODES, _FEW_LEVELS = 64, 8  # smallest sizes of a padded single tree
+
+
+class Task(NamedTuple):
+    """A checked call of prediction.
+
+    Attributes:
+      model: without what prediction does not use; padded where it runs in XLA.
+      rows: the rows in NumPy's memory for the kernels, else a padded matrix.
+      num_rows: the number of rows that the user passed.
+      size: the number of rows, padding included.
+      num_rounds: the model's rounds, without padding.
+      sharding: of results that are computed on the host; None for the default device.
+    """
+
+    model: Ensemble
+    rows: Rows | Array | np.ndarray
+    num_rows: int
+    size: int
+    num_rounds: int
+    sharding: Any = None
+
+    def pad_offset(self, offset: Any, num_scores: int) -> Any:
+        """Returns the offset as [size, K]."""
+        if offset is None:
+            return None
+        offset = read_offset(offset, self.num_rows, num_scores)
+        pad = jnp.pad if isinstance(offset, Tracer) else np.pad
+        return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
+
+    def cut(self, result: Any, rows_axis: int, rounds_axis: int | None = None) -> Any:
+        """Drops padded rows and rounds; returns a JAX array."""
+        index = [slice(None)] * result.ndim
+        index[rows_axis] = slice(self.num_rows)
+        if rounds_axis is not None:
+            index[rounds_axis] = slice(self.num_rounds)
+        return take_part(result, tuple(index), self.sharding)
+
+
+def prepare(
+    model: Ensemble, x: Any, offset: Any = None, *, explain: bool = False
+) -> Task:
+    """Checks the arguments, and pads or borrows the rows.
+
+    Args:
+      model: an Ensemble.
+      x: dense rows.
+      offset: decides, with the other arrays, on which device the program runs.
+      explain: whether to keep the sums of the leaves, which explanations need.
+    """
+    check_model(model)
+    matrix = _read_matrix(model, x)
+    ready = _prepare_model(model, explain)
+    num_rows, num_rounds = matrix.shape[0], model.num_rounds
+    operands = _find_arrays(matrix, offset)
+    on_host = ready.on_host
+    if may_run() and on_host and _runs_on_cpu(ready.devices, operands):
+        # Explanations of deep models run as a compiled program, on JAX arrays.
+        model = ready.model if explain else on_host
+        sharding = ready.sharding or find_sharding(operands)
+        borrowed = borrow_rows(np.asarray(matrix))
+        return Task(model, borrowed, num_rows, num_rows, num_rounds, sharding)
+    size = num_rows
+    if not isinstance(matrix, Tracer):
+        size = padded_size(num_rows)
+        matrix = pad_rows(matrix, size)
+    model = _pad_model(ready.model, explain)
+    return Task(model, matrix, num_rows, size, num_rounds)
+
+
+def _read_matrix(model, x):
+    """Reads rows as a float32 matrix with the model's columns."""
+    plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
+    if plain and x.shape[1]:
+        matrix = x
+    else:
+        known = model.categories is not None
+        matrix = read_frame(
+            x, "x", schema=model.schema, categorical=known, least_rows=0
+        ).matrix
+    check_columns(model, matrix.shape[1])
+    if model.categories is not None:
+        check_values(matrix, model.categories.features, "x", model.feature_names)
+    if matrix.size >= 2**31:
+        raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
+    return matrix
+
+
+def check_columns(model: Ensemble, num_columns: int) -> None:
+    """Checks that rows have as many columns as the model has features.
+
+    Raises:
+      ValueError: they have not.
+    """
+    if num_columns != model.num_features:
+        raise ValueError(
+            f"x must have {model.num_features} columns, as in training, got "
+            f"{num_columns}"
+        )
+
+
+class _Prepared(NamedTuple):
+    """A model without what prediction does not use.
+
+    Attributes:
+      model: without names, which would compile another program.
+      on_host: the same in NumPy arrays; None unless all arrays are on CPU devices and
+        none is traced.
+      devices: that the arrays are on.
+      sharding: of results; None for the default device.
+    """
+
+    model: Ensemble
+    on_host: Ensemble | None
+    devices: frozenset[Any]
+    sharding: Any
+
+
+_prepared: WeakKeyDictionary[Ensemble, _Prepared] = WeakKeyDictionary()
+
+
+def _prepare_model(model, explain):
+    """Prepares a model for prediction, or with the sums of its leaves to ``explain``.
+
+    Models for prediction are kept, because preparing takes as long as predicting a row.
+    """
+    known = None if explain else _prepared.get(model)
+    if known is not None:
+        return known
+    sums = model.sums if explain else None
+    small = replace(model, sums=sums, feature_names=None, absent=None)
+    if small.categories is not None:
+        small = replace(small, categories=replace(small.categories, values=None))
+    leaves, arrays = jax.tree.leaves(small), _find_arrays(small)
+    if any(isinstance(array, Tracer) for array in arrays):
+        return _Prepared(small, None, frozenset(), None)
+    devices = frozenset(device for array in arrays for device in array.devices())
+    on_cpu = all(device.platform == "cpu" for device in devices)
+    on_host = to_host(small) if on_cpu else None
+    ready = _Prepared(small, on_host, devices, find_sharding(arrays))
+    # NumPy arrays may be written to, so that a model of them is prepared each time.
+    if not explain and len(arrays) == len(leaves):
+        _prepared[model] = ready
+    return ready
+
+
+def _runs_on_cpu(devices, operands):
+    """Whether the kernels can be called at once, on arrays of one CPU device."""
+    device = default_device()
+    if device is None or device.platform != "cpu":
+        return False
+    if any(isinstance(array, Tracer) for array in operands):
+        return False
+    return devices.union(*(array.devices() for array in operands)) <= {device}
+
+
+def _pad_model(model, explain):
+    """Pads a model to one of few sizes, so that models share compiled programs."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model)):
+        return model
+    if model.num_rounds == 1 and model.links is not None and not explain:
+        return _pad_nodes(model)
+    short = padded_size(model.num_rounds, least=8) - model.num_rounds
+
+    def pad(array):
+        array = np.asarray(array)
+        return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
+
+    return map_rounds(pad, model)
+
+
+def _pad_nodes(model):
+    """Adds nodes that no row reaches to a single linked tree, and levels below it."""
+    links = model.links
+    num_nodes = max(_FEW_NODES, 1 << (model.feature.shape[2] - 1).bit_length())
+
+    def pad(array) -> Any:
+        array = np.asarray(array)
+        widths = [(0, 0)] * array.ndim
+        widths[2] = (0, num_nodes - array.shape[2])
+        return np.pad(array, widths)
+
+    # A row stays in its leaf, so that more levels change nothing.
+    depth = padded_size(links.max_depth, least=_FEW_LEVELS)
+    return replace(
+        map_rounds(pad, replace(model, links=None)),
+        links=Links(pad(links.left_child), depth),
+    )
+
+
+def _find_arrays(*operands):
+    return [leaf for leaf in jax.tree.leaves(operands) if isinstance(leaf, jax.Array)]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A single regression tree, as :func:`jboost.cart.fit_tree` returns it.
+
+The nodes stand level by level, and each inner node holds the index of its left child,
+so that a deep branch costs nothing where there are no nodes:
+
+    node     0   1   2   3   4        0
+    left     1  -1   3  -1  -1       / \\          right = left + 1
+                                    1   2
+                                       / \\
+                                      3   4
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.entry.representation import show_fields
+from jboost.model.ensemble import Ensemble, Links, Model
+from jboost.tables.frames import Schema
+from jboost.trees.tree import LeafSums
+
+FORMAT_VERSION = 1
+LEAF = -1  # the left child of a node that has no children
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)  # comparing arrays gives no single truth value
+class RegressionTree(Model):
+    """A tree of M nodes, breadth first: level by level, each from left to right.
+
+    Node 0 is the root. Children follow their parent, and a right child follows its
+    left sibling, so that the level of a node, its subtree and the order of the leaves
+    can be read off ``left``. The arrays are read-only NumPy arrays. Statistics are
+    float64; JAX functions, such as ``predict``, round them to float32.
+
+    Attributes:
+      left: the left child; -1 where a node is a leaf. The right one is ``left + 1``.
+      feature: 0 in a leaf.
+      threshold: ``x <= threshold`` goes left; +inf in a leaf, and where a node
+        separates values from missing values.
+      missing_left: where NaN goes; True in a leaf.
+      value: the weighted mean of the targets, of leaves and inner nodes; [M], or [M,
+        K] for K targets per row.
+      gain: by how much the split reduces the squared error; 0 in a leaf.
+      squared_error: weighted sum of (target - value)^2 over rows (and targets).
+      weight: the sum of the rows' weights.
+      num_rows: the number of rows of positive weight.
+      num_features: the number of columns that ``predict`` expects.
+      format_version: of this layout.
+      feature_names: of the columns, where they are known.
+      max_depth: the number of splits on the longest path; 0 if the root is a leaf.
+        Computed from ``left``.
+    """
+
+    single_tree: ClassVar[bool] = True
+
+    left: Int32[Array, " M"] | Int32[np.ndarray, " M"]
+    feature: Int32[Array, " M"] | Int32[np.ndarray, " M"]
+    threshold: Float[Array, " M"] | Float[np.ndarray, " M"]
+    missing_left: Bool[Array, " M"] | Bool[np.ndarray, " M"]
+    value: Float[Array, "M *K"] | Float[np.ndarray, "M *K"]
+    gain: Float[Array, " M"] | Float[np.ndarray, " M"]
+    squared_error: Float[Array, " M"] | Float[np.ndarray, " M"]
+    weight: Float[Array, " M"] | Float[np.ndarray, " M"]
+    num_rows: Int32[Array, " M"] | Int32[np.ndarray, " M"]
+    num_features: int = field(metadata=dict(static=True))
+    format_version: int = field(default=FORMAT_VERSION, metadata=dict(static=True))
+    feature_names: tuple[str, ...] | None = field(
+        default=None, metadata=dict(static=True)
+    )
+    # Static, because compiled programs need it where the arrays are traced.
+    max_depth: int = field(default=0, metadata=dict(static=True, derived=True))
+
+    def __post_init__(self) -> None:
+        """Computes ``max_depth``, unless JAX builds the tree from other leaves."""
+        if isinstance(self.left, np.ndarray) and self.left.ndim == 1:
+            object.__setattr__(self, "max_depth", _find_depth(self.left != LEAF))
+
+    def __repr__(self) -> str:
+        """Returns the shapes of the fields; the arrays would fill pages."""
+        return show_fields(self)
+
+    @property
+    def schema(self) -> Schema:
+        """What tables to predict from must look like."""
+        return Schema(self.feature_names)
+
+    @property
+    def num_nodes(self) -> int:
+        """M."""
+        return self.left.shape[0]
+
+    @property
+    def num_scores(self) -> int:
+        """K, targets per row."""
+        return 1 if self.value.ndim == 1 else self.value.shape[1]
+
+    @property
+    def num_leaves(self) -> int:
+        """(M + 1) / 2: every split replaces one leaf by two."""
+        return (self.num_nodes + 1) // 2
+
+    def as_ensemble(self) -> Ensemble:
+        """Returns one round of linked trees, a tree for each target.
+
+        NumPy arrays stay NumPy arrays, so that another number of nodes compiles
+        nothing.
+        """
+        numpy = _namespace(self.left)
+        left, num_scores = numpy.asarray(self.left), self.num_scores
+        node = np.arange(self.num_nodes, dtype=np.int32)
+        is_leaf = left == LEAF
+
+        def repeat(array: Any, dtype: Any) -> Any:
+            module = _namespace(array)
+            return module.tile(module.asarray(array, dtype), (1, num_scores, 1))
+
+        module = _namespace(is_leaf, self.value, self.weight)
+        value = module.asarray(self.value, np.float32).reshape(-1, num_scores).T
+        leaf_value = module.where(is_leaf[None], value, np.float32(0))[None]
+        weight = module.where(is_leaf, self.weight, 0)
+        cover = repeat(weight, np.float32)
+        return Ensemble(
+            feature=repeat(self.feature, np.int32),
+            threshold=repeat(self.threshold, np.float32),
+            missing_left=repeat(self.missing_left, bool),
+            leaf_value=leaf_value,
+            init_score=np.zeros(self.value.shape[1:], np.float32),  # pyright: ignore[reportArgumentType]
+            num_features=self.num_features,
+            feature_names=self.feature_names,
+            # Squared error at score 0: the gradient is -target, the curvature 1.
+            sums=LeafSums(
+                gradient=-leaf_value * cover,
+                curvature=cover,
+                weight=cover,
+                l2=np.zeros((1, num_scores), np.float32),  # pyright: ignore[reportArgumentType]
+            ),
+            links=Links(
+                repeat(numpy.where(is_leaf, node, left), np.int32), self.max_depth
+            ),
+        )
+
+
+def make_tree(**arrays: Any) -> RegressionTree:
+    """Returns a tree with read-only arrays."""
+    for array in arrays.values():
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return RegressionTree(**arrays)
+
+
+def _find_depth(is_split):
+    """The number of levels of splits of a tree whose nodes stand level by level."""
+    depth, first, size = 0, 0, 1
+    while splits := int(is_split[first : first + size].sum()):
+        depth, first, size = depth + 1, first + size, 2 * splits
+    return depth
+
+
+def _namespace(*arrays: Any) -> Any:
+    """jax.numpy where an array is traced, else NumPy, which compiles nothing."""
+    return jnp if any(isinstance(array, Tracer) for array in arrays) else np

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts for sparse rows by making a block of them dense at a time.
+
+In: a sparse matrix, and a function that takes dense rows. Out: its results for all
+rows. A block holds only the columns that the model uses, so that it stays small however
+wide the matrix is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+from jboost.model.ensemble import Ensemble
+from jboost.model.preparing import check_columns
+from jboost.numerics.padding import padded_size
+from jboost.tables.categories import Categories
+from jboost.tables.sparse import check_gaps, read_rows
+from jboost.tables.targets import read_offset
+
+_BLOCK_CELLS = 2**21  # numbers in a block: 8 MiB
+
+
+def run_in_blocks(
+    run: Callable[..., Any], model: Ensemble, x: Any, offset: Any, rows_axis: int
+) -> Array:
+    """Calls ``run(model, block)`` for blocks of the rows of a sparse matrix.
+
+    Args:
+      run: takes a model on the used columns, dense rows and, if ``offset`` is given,
+        ``offset=`` of these rows.
+      model: checked.
+      x: the sparse matrix.
+      offset: of all rows, or None.
+      rows_axis: the axis of the rows in what ``run`` returns.
+    """
+    matrix, offset = _read_sparse(model, x, offset)
+    num_rows = matrix.shape[0]
+    model, index, width = keep_used_features(model)
+    size = padded_size(min(num_rows, max(1, _BLOCK_CELLS // width)))
+    results = []
+    for block, rows in _dense_blocks(matrix, model, index, size):
+        count = rows.stop - rows.start
+        if offset is None:
+            result = run(model, block)
+        else:
+            part = offset[rows]
+            rest = np.zeros((size - count, *part.shape[1:]), np.float32)
+            result = run(model, block, offset=np.concatenate([part, rest]))
+        # Copied to NumPy at once: the block may only be overwritten after it was read.
+        cut = partial(np.take, indices=np.arange(count), axis=rows_axis)
+        results.append(
+            jax.tree.map(lambda array, cut=cut: cut(np.asarray(array)), result)
+        )
+    join = partial(np.concatenate, axis=rows_axis)
+    return jax.tree.map(lambda *parts: jax.device_put(join(parts)), *results)
+
+
+def _read_sparse(model, x, offset):
+    """Checks the arguments; returns the matrix by row and the offset [N] or [N, K]."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
+        raise TypeError(
+            "model and offset must not be traced where x is sparse, because its rows "
+            "are read on the host; inside jit, vmap or grad pass a dense x"
+        )
+    matrix = read_rows(x, "x", least_rows=0)
+    check_columns(model, matrix.shape[1])
+    check_gaps(model.absent, matrix, "x")
+    if offset is not None:
+        offset = read_offset(offset, matrix.shape[0], model.num_scores)
+        offset = offset[:, 0] if model.num_scores == 1 else offset
+    return matrix, offset
+
+
+def _dense_blocks(matrix, model, index, size):
+    """Yields one buffer [size, width] again and again, filled with the next rows."""
+    width = model.num_features
+    fill = np.float32(np.nan if model.absent == "missing" else 0)
+    block = np.full((size, width), fill)
+    num_rows = matrix.shape[0]
+    for first in range(0, max(num_rows, 1), size):
+        count = min(size, num_rows - first)
+        starts = matrix.starts[first : first + count + 1]
+        entries = slice(starts[0], starts[-1])
+        rows = np.repeat(np.arange(count), np.diff(starts))
+        column = index[matrix.places[entries]]
+        used = column < width
+        cells = rows[used], column[used]
+        block[cells] = matrix.values[entries][used]
+        yield block, slice(first, first + count)
+        block[cells] = fill  # only stored entries are reset, not the whole block
+
+
+def keep_used_features(model: Ensemble) -> tuple[Ensemble, np.ndarray, int]:
+    """Returns the model on the features that it uses only.
+
+    Returns:
+      The model; the new index of each feature, which for unused features is the
+      number of columns; and that number, which is padded so that models share
+      compiled programs.
+    """
+    feature, split = np.asarray(model.feature), np.asarray(model.is_split)
+    used = np.unique(feature[split])
+    width = padded_size(len(used), least=8)
+    index = np.full(model.num_features, width, np.int32)
+    index[used] = np.arange(len(used))
+    # Where a node is not split, all rows go left, whatever the feature is.
+    feature = jax.device_put(np.where(split, index[feature], 0))
+    categories = model.categories
+    if categories is not None:
+        kept = np.isin(categories.features, used)
+        categories = Categories(
+            codes=np.asarray(categories.codes)[kept],
+            features=tuple(index[np.array(categories.features)[kept]].tolist()),
+        )
+    model = replace(
+        model, feature=feature, num_features=width, feature_names=None, sums=None,
+        categories=categories,
+    )  # fmt: skip
+    return model, index, width
