@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.boosting.auto import needs_minimiser
 from jboost.objective.curvature import (
     Objective,
     derivatives,
     find_minimisers,
-    needs_minimiser,
     smoothing_scale,
 )
 from jboost.objective.tracing import trace_loss

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.boosting.method import make_method
 from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
-from jboost.boosting.settings import make_settings
+from jboost.boosting.settings import read_settings
 from jboost.objective.curvature import Objective, find_minimisers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.tree import LeafSums, Tree
@@ -45,14 +46,16 @@ def fill_leaves(combinations):
     data = Data(columns, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))
     settings = {}
     for curvature, leaf_solver, regularization in combinations:
-        settings[curvature, leaf_solver, regularization] = make_settings(
-            traced, data._replace(columns=columns.T), uniform=False, max_depth=2,
-            max_bins=4, num_features=1, l1=0.0, l2=L2, max_delta_step=0.0,
-            min_gain=0.0, min_child_weight=1.0, min_child_samples=1,
-            regularization=regularization, subsample=1.0, colsample_bytree=1.0,
-            colsample_bylevel=1.0, colsample_bynode=1.0, max_leaves=None,
-            monotone=None, interactions=None, candidates="global",
-            candidate_weights="samples", curvature=curvature, leaf_solver=leaf_solver,
+        chosen = read_settings(
+            dict(
+                max_depth=2, max_bins=4, l2=L2, min_child_samples=1,
+                regularization=regularization, curvature=curvature,
+                leaf_solver=leaf_solver,
+            )
+        )  # fmt: skip
+        settings[curvature, leaf_solver, regularization] = make_method(
+            chosen, traced, columns.T, num_rows=ROWS, uniform=False, max_bins=4,
+            num_features=1, categories=None,
         )  # fmt: skip
     empty = jnp.zeros(LEAVES, jnp.float32)
     nodes = jnp.zeros(LEAVES - 1, jnp.int32)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from scipy import optimize
 
 import jboost as jb
+from jboost.boosting.auto import needs_minimiser
 from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import (
     Objective,
     derivatives,
     find_kinks,
     find_minimisers,
-    needs_minimiser,
 )
 from jboost.objective.tracing import trace_loss
 from jboost.trees.initial import initial_score

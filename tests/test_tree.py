@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import references
 
-from jboost.trees.growing import Tree, TreeLimits, grow_tree, predict_tree
+from jboost.trees.growing import grow_tree, predict_tree
+from jboost.trees.levels import TreeLimits
+from jboost.trees.tree import Tree
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 600, 4, 16
 WORDS = jnp.array([5, 6], jnp.uint32)

@@ -7,16 +7,15 @@ curvature used, along the score; where they vanish, turn negative or are not fin
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.boosting.rounds import Method
-from jboost.boosting.settings import resolve_samples
-from jboost.entry.checks import CURVATURES, check_integer, check_number, check_word
+from jboost.boosting.auto import decide_by_loss, describe_choices, needs_minimiser
+from jboost.entry.checks import check_integer, check_number, check_word
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
@@ -28,7 +27,6 @@ from jboost.objective.curvature import (
     gradients,
     hessians,
     loss_values,
-    needs_minimiser,
 )
 from jboost.objective.tracing import trace_loss
 
@@ -127,7 +125,7 @@ def inspect_loss(
     """
     num_scores = check_integer("num_scores", num_scores, least=1)
     k = check_integer("k", k, least=0, most=num_scores - 1)
-    check_word("curvature", curvature, CURVATURES)
+    check_word("curvature", curvature, get_args(Curvature))
     check_number("reach", reach, above=_CLOSEST)
     given = None if scores is None else _check_scores(scores)
     size = 2 * _POINTS + 1 if given is None else len(given)
@@ -146,7 +144,6 @@ def inspect_loss(
     value, gradient, hessian, positive = (np.asarray(array) for array in values)
     finite = np.isfinite(value) & np.isfinite(gradient) & np.isfinite(hessian)
     noise = _NOISE * np.max(np.abs(hessian[np.isfinite(hessian)]), initial=0)
-    method = Method().resolve(traced)
     return LossReport(
         scores=points,
         value=value,
@@ -158,11 +155,7 @@ def inspect_loss(
         hessian_zero=_intervals(points, np.abs(hessian) <= noise),
         hessian_negative=_intervals(points, hessian < -noise),
         not_finite=_intervals(points, ~finite),
-        choices=dict(
-            curvature=method.curvature,
-            leaf_solver=method.leaf_solver,
-            min_child_samples=resolve_samples(traced, "auto") or "1 or 20",
-        ),
+        choices=describe_choices(decide_by_loss(traced)),
     )
 
 
@@ -197,7 +190,7 @@ def _look_along(loss, k, curvature, size, constants, targets, points, reach):
     scores = origin.at[k].set(points)
     if needs_minimiser(loss):
         objective = objective._replace(minimiser=own)
-    policy = Method(curvature=curvature).resolve(loss).curvature
+    policy = decide_by_loss(loss, curvature).curvature
     weights = _normal_weights((points - centre) / unit)
     _, positive = derivatives(objective, scores, weights, policy)
     values = (

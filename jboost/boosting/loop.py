@@ -7,7 +7,7 @@ host around it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,20 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
+from jboost.boosting.auto import needs_minimiser
+from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.rounds import (
     BoostState,
     Data,
-    Regularization,
     grow_round,
     init_state,
 )
-from jboost.boosting.settings import initial_scores, make_settings, sorts_rows
+from jboost.boosting.settings import (
+    Regularization,
+    RoundSettings,
+    read_settings,
+    takes_settings,
+)
 from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
@@ -31,17 +37,11 @@ from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive, check_domain
 from jboost.numerics.random_bits import hash_words
-from jboost.objective.curvature import Curvature, needs_minimiser
+from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
 from jboost.tables.categories import Categories
 from jboost.tables.targets import check_offset, check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
-from jboost.trees.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.trees.growing import pack_codes
 from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import BoostedTrees, Tree
@@ -84,16 +84,19 @@ def init(
       >>> float(state.init_score)
       3.5
     """
+    chosen = read_settings(locals())
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, num_scores, None
+        binned, y, loss, sample_weight, offset, chosen.num_scores, None
     )
-    begin = initial_scores(init_score, num_scores)
+    begin = initial_scores(chosen)
     run = compiled(_init, traced)
     return run(constants, data, offset, begin, seed_words(key))
 
 
+@explain_arguments
 @traceable
 @takes_implementation
+@takes_settings
 def boost_step(
     state: BoostState,
     binned: Shaped[ArrayLike, "N F"] | SparseCodes,
@@ -101,42 +104,23 @@ def boost_step(
     loss: Callable[..., Any] | Adaptive,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
-    learning_rate: Float[ArrayLike, ""] | float = 0.1,
-    max_depth: int = 6,
-    max_bins: int = 256,
-    l1: Float[ArrayLike, ""] | float = 0.0,
-    l2: Float[ArrayLike, ""] | float = 1.0,
-    max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
-    min_gain: Float[ArrayLike, ""] | float = 0.0,
-    min_child_weight: Float[ArrayLike, ""] | float = 1.0,
-    min_child_samples: Any = "auto",
-    regularization: Regularization = "relative",
-    subsample: Float[ArrayLike, ""] | float = 1.0,
-    colsample_bytree: Float[ArrayLike, ""] | float = 1.0,
-    colsample_bylevel: Float[ArrayLike, ""] | float = 1.0,
-    colsample_bynode: Float[ArrayLike, ""] | float = 1.0,
-    max_leaves: int | None = None,
-    monotone: Any = None,
-    interactions: Any = None,
-    candidates: Candidates = "global",
-    candidate_weights: CandidateWeights = "samples",
     categories: Categories | None = None,
-    category_l2: Float[ArrayLike, ""] | float = CATEGORY_L2,
-    category_smoothing: Float[ArrayLike, ""] | float = CATEGORY_SMOOTHING,
-    min_category_weight: Float[ArrayLike, ""] | float = MIN_CATEGORY_WEIGHT,
-    max_onehot: Int[ArrayLike, ""] | int = MAX_ONEHOT,
-    curvature: Curvature = "auto",
-    leaf_solver: LeafSolver = "auto",
     implementation: str | None = None,
+    **settings: Unpack[RoundSettings],
 ) -> tuple[BoostState, Tree]:
     """Makes one round: returns the next state, and its K trees on codes.
 
-    The arguments mean what they mean for :func:`jboost.fit`; data and loss are those
-    that ``state`` was made with. ``categories`` are those of the bins
-    (``bins.categories``), None where no column is categorical.
-
     Every call checks its arguments and traces the loss again. In a loop, compile the
     step once with ``jax.jit``, as in the example, or use ``jax.lax.scan``.
+    :func:`jboost.fit` explains the hyperparameters at length.
+
+    Args:
+      state: from :func:`jboost.init` or the last step.
+      binned, y, loss, sample_weight: those that ``state`` was made with.
+      categories: those of the bins (``bins.categories``); None: no column is
+        categorical.
+      implementation: as for :func:`jboost.fit`.
+      {settings}
 
     Returns:
       The next state, whose ``scores`` are [N] or [N, K], and the round's trees, with
@@ -158,10 +142,12 @@ def boost_step(
       >>> state.scores.shape, tree.leaf_value.shape
       ((8,), (1, 4))
     """
+    chosen = read_settings(settings)
+    refuse_sorting(chosen, binned)
     num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
     traced, constants, data, _ = _bind(
         binned, y, loss, sample_weight, None, num_scores,
-        None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
+        None if chosen.sorts_rows else chosen.max_bins,
     )  # fmt: skip
     rows = (len(data.weights),)
     if state.scores.shape not in (rows, (*rows, num_scores)):
@@ -171,23 +157,14 @@ def boost_step(
         )
     if needs_minimiser(traced) != (state.minimiser is not None):
         raise ValueError("loss must be the one that the state was made with by init")
-    method, numbers = make_settings(
-        traced, data, uniform=sample_weight is None, max_depth=max_depth,
-        max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
-        max_delta_step=max_delta_step, min_gain=min_gain,
-        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
-        regularization=regularization, subsample=subsample,
-        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
-        interactions=interactions, candidates=candidates,
-        candidate_weights=candidate_weights, categories=categories,
-        category_l2=category_l2, category_smoothing=category_smoothing,
-        min_category_weight=min_category_weight, max_onehot=max_onehot,
-        curvature=curvature, leaf_solver=leaf_solver,
+    method, numbers = make_method(
+        chosen, traced, data.columns, num_rows=len(data.weights),
+        uniform=sample_weight is None, max_bins=chosen.max_bins,
+        num_features=data.columns.shape[1], categories=categories,
     )  # fmt: skip
-    checks.check_number("learning_rate", learning_rate, least=0.0)
+    rate = checks.check_number("learning_rate", chosen.learning_rate, least=0.0)
     run = compiled(_step, traced, method)
-    return run(constants, numbers, jnp.float32(learning_rate), data, state)
+    return run(constants, numbers, jnp.float32(rate), data, state)
 
 
 @explain_arguments
@@ -222,10 +199,10 @@ def boost(
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
     categories: Categories | None = None,
-    category_l2: Float[ArrayLike, ""] | float = CATEGORY_L2,
-    category_smoothing: Float[ArrayLike, ""] | float = CATEGORY_SMOOTHING,
-    min_category_weight: Float[ArrayLike, ""] | float = MIN_CATEGORY_WEIGHT,
-    max_onehot: Int[ArrayLike, ""] | int = MAX_ONEHOT,
+    category_l2: Float[ArrayLike, ""] | float = 50.0,
+    category_smoothing: Float[ArrayLike, ""] | float = 20.0,
+    min_category_weight: Float[ArrayLike, ""] | float = 25.0,
+    max_onehot: Int[ArrayLike, ""] | int = 4,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -261,27 +238,20 @@ def boost(
       >>> scores.shape
       (2, 8)
     """
-    num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
-    rates = _put(checks.learning_rates(learning_rate, num_rounds))
+    chosen = read_settings(locals())
+    refuse_sorting(chosen, binned)
+    num_scores = chosen.num_scores
+    rates = _put(checks.learning_rates(learning_rate, chosen.num_rounds))
     traced, constants, data, offset = _bind(
         binned, y, loss, sample_weight, offset, num_scores,
-        None if sorts_rows(candidates, candidate_weights, binned) else max_bins,
+        None if chosen.sorts_rows else chosen.max_bins,
     )  # fmt: skip
-    method, numbers = make_settings(
-        traced, data, uniform=sample_weight is None, max_depth=max_depth,
-        max_bins=max_bins, num_features=data.columns.shape[1], l1=l1, l2=l2,
-        max_delta_step=max_delta_step, min_gain=min_gain,
-        min_child_weight=min_child_weight, min_child_samples=min_child_samples,
-        regularization=regularization, subsample=subsample,
-        colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-        colsample_bynode=colsample_bynode, max_leaves=max_leaves, monotone=monotone,
-        interactions=interactions, candidates=candidates,
-        candidate_weights=candidate_weights, categories=categories,
-        category_l2=category_l2, category_smoothing=category_smoothing,
-        min_category_weight=min_category_weight, max_onehot=max_onehot,
-        curvature=curvature, leaf_solver=leaf_solver,
+    method, numbers = make_method(
+        chosen, traced, data.columns, num_rows=len(data.weights),
+        uniform=sample_weight is None, max_bins=chosen.max_bins,
+        num_features=data.columns.shape[1], categories=categories,
     )  # fmt: skip
-    begin = initial_scores(init_score, num_scores)
+    begin = initial_scores(chosen)
     run = compiled(_boost, traced, method)
     return run(constants, numbers, rates, data, offset, begin, seed_words(key))
 
@@ -316,7 +286,6 @@ def _explain_derivatives(primals, tangents):
 
 def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     """Checks data that is already on codes, and traces the loss for it."""
-    num_scores = checks.check_integer("num_scores", num_scores, least=1)
     codes = _check_codes(binned, max_bins)
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)

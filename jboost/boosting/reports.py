@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jboost.boosting.rounds import BoostState, Data, Method, reported_parameters
+from jboost.boosting.method import Method
+from jboost.boosting.rounds import BoostState, Data, reported_parameters
 from jboost.codes.codes import Codes
 from jboost.objective.curvature import Objective, loss_values, mean_of_rows
 from jboost.objective.tracing import TracedLoss

@@ -6,22 +6,22 @@ public loops (``boosting``) and ``fit`` (``training``) share: no checks, no word
 look up, every number traced.
 """
 
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
+from jboost.boosting.auto import decide_by_data, needs_minimiser
+from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.representation import show_fields
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample
 from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import (
-    Curvature,
     Kinks,
     Objective,
     derivatives,
@@ -29,12 +29,9 @@ from jboost.objective.curvature import (
     find_minimisers,
     is_pointed,
     mean_of_rows,
-    needs_minimiser,
 )
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.candidates import (
-    Candidates,
-    CandidateWeights,
     measure,
     propose,
     restore_thresholds,
@@ -43,7 +40,6 @@ from jboost.trees.growing import grow_tree
 from jboost.trees.initial import MedianStart, initial_score, median_score
 from jboost.trees.leaves import (
     Groups,
-    LeafSolver,
     add_values,
     newton_step,
     solve_leaves,
@@ -53,76 +49,7 @@ from jboost.trees.sorted_growth import grow_sorted_tree
 from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
 
-Regularization = Literal["relative", "absolute"]
-
 _LARGEST = float(np.finfo(np.float32).max)
-ORDER_STATISTIC_SAMPLES = 20  # rows a leaf for medians and quantiles
-
-
-@dataclass(frozen=True)
-class Method:
-    """What shapes the compiled program: words and sizes, no numbers.
-
-    ``uniform`` says that all rows weigh the same (or nothing); ``categorical`` that
-    some feature holds categories.
-    """
-
-    curvature: Curvature = "auto"
-    leaf_solver: LeafSolver = "auto"
-    regularization: Regularization = "relative"
-    max_depth: int = 6
-    num_bins: int = 256
-    max_nodes: int = 1 << 30
-    max_leaves: int | None = None
-    uniform: bool = False
-    categorical: bool = False
-    candidates: Candidates = "global"
-    candidate_weights: CandidateWeights = "samples"
-
-    @property
-    def sorts_rows(self) -> bool:
-        """Whether trees are grown from sorted rows and codes of every value."""
-        return self.candidates != "global" or self.candidate_weights != "samples"
-
-    def resolve(self, loss: TracedLoss) -> "Method":
-        """Replaces each "auto" by what it stands for with this loss.
-
-        Given explicitly, the words that replace "auto" give the same model.
-        """
-        curvature, leaf_solver = self.curvature, self.leaf_solver
-        if curvature == "auto" and loss.quadratic and not loss.straight:
-            curvature = "exact"
-        if leaf_solver == "auto" and loss.straight:
-            leaf_solver = "exact"
-        elif leaf_solver == "auto":
-            step = "hessian" if curvature == "unit" else "newton"
-            leaf_solver = step if loss.quadratic else "guarded"
-        same = curvature == "unit" or (curvature == "exact" and loss.uniform)
-        return replace(
-            self,
-            curvature=curvature,
-            leaf_solver=leaf_solver,
-            uniform=self.uniform and same,
-        )
-
-    @property
-    def leaf_curvature(self) -> Curvature:
-        """The curvature that leaves are fitted with; the method must be resolved.
-
-        It differs from that of the splits for "hessian", and for unit curvature where
-        the leaf solver needs steps of the scale of the scores.
-        """
-        if self.leaf_solver == "hessian":
-            return "exact"
-        scaled = self.leaf_solver in ("exact", "guarded", "median_step")
-        return "auto" if scaled and self.curvature == "unit" else self.curvature
-
-
-class Numbers(NamedTuple):
-    """What may be traced, and never recompiles; see :func:`jboost.fit`."""
-
-    limits: TreeLimits
-    subsample: Float[Array, ""]
 
 
 class Data(NamedTuple):
@@ -300,10 +227,7 @@ def grow_round(
     data: Data,
     state: BoostState,
 ) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
-    """One round: K trees, one for each score, and the rows they learned from.
-
-    ``method`` must be resolved.
-    """
+    """One round: K trees, one for each score, and the rows they learned from."""
     state, now = begin_round(loss, constants, method, numbers, data, state)
 
     def grow(one):
@@ -341,9 +265,9 @@ def begin_round(
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
     seeds = derive(state.words, (num_scores + 1) * state.round + uses)
     limits = numbers.limits
-    # What "auto" stands for.
-    samples = jnp.where(state.pointed, ORDER_STATISTIC_SAMPLES, 1)
-    samples = jnp.where(limits.min_child_samples > 0, limits.min_child_samples, samples)
+    choices = decide_by_data(
+        state.pointed, method.leaf_solver, limits.min_child_samples
+    )
     shape, fitted = _row_derivatives(objective, state, data.weights, method)
     return state, Round(
         k=jnp.arange(num_scores, dtype=jnp.int32),
@@ -351,7 +275,7 @@ def begin_round(
         shape=shape,
         fitted=fitted,
         in_bag=sample(seeds[0], data.weights > 0, numbers.subsample),
-        limits=limits._replace(min_child_samples=samples),
+        limits=limits._replace(min_child_samples=choices.min_child_samples),
     )
 
 
@@ -431,11 +355,13 @@ def fit_leaves(
     objective = _bind(loss, constants, data, state)
     weights = jnp.where(now.in_bag, data.weights, 0.0)
     num_leaves = tree.leaf_value.shape[0]
+    choices = decide_by_data(
+        state.pointed, method.leaf_solver, now.limits.min_child_samples
+    )
     penalty, values = now.limits.l2 * fitted.mean, now.limits.values
     l1 = None if values is None else values.l1 * fitted.mean
-    ordered = loss.straight and method.leaf_solver == "exact"
-    if ordered or method.leaf_solver == "median_step":
-        penalty, l1 = jnp.float32(0), None  # an order statistic is not shrunk
+    if method.order_statistics:
+        penalty, l1 = jnp.float32(0), None  # they are not shrunk
     gradient, curvature = (
         _weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
     )
@@ -444,7 +370,7 @@ def fit_leaves(
 
     def newton():
         step, promised = newton_step(sums[0], sums[1], penalty, l1)
-        return step, jnp.where(state.pointed, jnp.inf, promised)  # trust no step
+        return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
     groups = Groups(
         k=k,

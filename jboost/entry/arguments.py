@@ -124,9 +124,11 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 # Of a method: arguments of the estimator itself, too.
                 owner = type(args[0]) if "self" in parameters and args else None
                 hint = hint_argument(name, [*parameters], owner)
+                called = function.__qualname__
+                if owner is not None and function.__name__ == "__init__":
+                    called = owner.__name__  # which may have inherited it
                 raise TypeError(
-                    f"{function.__qualname__.removesuffix('.__init__')}() got an "
-                    f"unexpected keyword argument {name!r}{hint}"
+                    f"{called}() got an unexpected keyword argument {name!r}{hint}"
                 )
         return function(*args, **kwargs)
 

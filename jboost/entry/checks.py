@@ -15,19 +15,13 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 Words = tuple[str, ...]
-CURVATURES: Words = ("auto", "exact", "secant", "absolute", "unit")
-LEAF_SOLVERS: Words = (
-    "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step",
-)  # fmt: skip
-CANDIDATES: Words = ("global", "local", "exact")
-CANDIDATE_WEIGHTS: Words = ("samples", "curvature")
-REGULARIZATIONS: Words = ("relative", "absolute")
 
 
-def check_word(name: str, value: Any, words: Words) -> None:
-    """One of a few words."""
+def check_word(name: str, value: Any, words: Words) -> Any:
+    """Returns the value, which must be one of a few words."""
     if value not in words:
         raise ValueError(f"{name} must be one of {words}, got {value!r}")
+    return value
 
 
 def check_number(
@@ -38,12 +32,12 @@ def check_number(
     most: float = np.inf,
     above: float | None = None,
     finite: bool = True,
-) -> None:
-    """A scalar number with least <= value <= most, and value > above."""
+) -> Any:
+    """Returns the value: a scalar, least <= value <= most, and value > above."""
     if isinstance(value, Tracer):
         if value.ndim != 0:
             raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
-        return
+        return value
     low = f"> {above}" if above is not None else f">= {least}"
     expected = f"{name} must be a number {low}"
     if most < np.inf:
@@ -58,6 +52,7 @@ def check_number(
     inside = least <= number <= most and (above is None or number > above)
     if not inside or (finite and not np.isfinite(number)):
         raise ValueError(f"{expected}, got {value!r}")
+    return value
 
 
 def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -> int:

@@ -133,11 +133,6 @@ def hessians(objective: Objective, scores: Float[Array, "K N"]):
     return _map_rows(objective, objective.loss.hessian, scores, sum_magnitudes)
 
 
-def needs_minimiser(loss: TracedLoss) -> bool:
-    """A quadratic has a constant Hessian to go by, unless it is zero."""
-    return loss.straight or not loss.quadratic
-
-
 def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     """Each row's own minimizer F*, inf where its loss has none.
 

@@ -6,74 +6,104 @@ curves of the points.
 """
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from jboost import losses
-from jboost.boosting.settings import initial_scores, make_settings
+from jboost.boosting.method import initial_scores, make_method
+from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
 from jboost.objective.tracing import trace_loss
-from jboost.selection.curves import Curve, Setting, Table, run_points, same_loss
+from jboost.selection.curves import Curve, Point, Table, run_points, same_loss
 from jboost.selection.folds import check_folds, make_folds
 from jboost.streams.streaming import Stream
 from jboost.training.fitting import bin_arrays
 from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
 
+# Settings that decide the codes, which all points share.
+_OF_CODES = ("max_bins", "candidates", "candidate_weights")
 SWEPT = (
-    "loss", "learning_rate", "max_depth", "l1", "l2", "max_delta_step", "min_gain",
-    "min_child_weight", "min_child_samples", "regularization", "subsample",
-    "colsample_bytree", "colsample_bylevel", "colsample_bynode", "max_leaves",
-    "monotone", "interactions", "curvature", "leaf_solver", "init_score", "category_l2",
-    "category_smoothing", "min_category_weight", "max_onehot",
-)  # fmt: skip
+    "loss",
+    *(name for name in declared(RoundSettings) if name not in _OF_CODES),
+    "init_score",
+)
+
+
+class Request(NamedTuple):
+    """What all points share, as it was given.
+
+    Attributes:
+      metrics, by: as they were given.
+      keeps_models: whether trees and scores of held-out rows are wanted.
+    """
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    offset: Any
+    folds: Any
+    stratify: Any
+    groups: Any
+    shuffle: bool
+    metrics: Any
+    by: Any
+    feature_names: Any
+    progress: bool
+    keeps_models: bool
 
 
 def compare(
-    x, y, loss, points, *, keeps_models, shared, base
+    request: Request, loss: Any, points: list[dict[str, Any]], settings: Settings
 ) -> tuple[Table, list[Curve]]:
-    """Checks everything, and runs all folds of all points."""
-    _check_rows(x)
-    num_rounds = checks.check_integer("num_rounds", shared["num_rounds"], least=0)
+    """Checks everything, and runs all folds of all points.
+
+    Args:
+      points: what each sets, of ``SWEPT`` and of the keywords of the loss.
+      settings: what a point does not set.
+    """
+    _check_rows(request.x)
     bound = [_bind_loss(loss, point) for point in points]
     # The estimates of an adaptive loss see real rows only.
     padded = not any(isinstance(each, losses.Adaptive) for each in bound)
-    by, metrics = read_by(shared["by"], check_metrics(shared["metrics"]))
-    given, table = _make_table(x, y, padded, keeps_models, by, tuple(metrics), shared)
-    data, num_scores = table.rows.data, len(table.rows.scores)
-    settings = []
-    for place, (each, point) in enumerate(zip(bound, points, strict=True)):
-        chosen = base | {name: point[name] for name in base if name in point}
-        rates = checks.learning_rates(chosen.pop("learning_rate"), num_rounds)
-        begin = initial_scores(chosen.pop("init_score"), num_scores)
-        losses.check_domain(each, data.targets, data.weights, num_scores, "y")
-        traced, constants = trace_loss(each, data.targets, num_scores)
-        method, numbers = make_settings(
-            traced, data, uniform=given.uniform and not table.folds.repeated,
-            max_bins=shared["max_bins"] if given.sorted else table.bins.num_bins,
-            num_features=table.bins.num_features, categories=table.bins.categories,
-            candidates=shared["candidates"], feature_names=table.names,
-            candidate_weights=shared["candidate_weights"],
-            **chosen,
-        )  # fmt: skip
-        rates = np.asarray(rates)
-        name = f" of points[{place}], {point}" if point else ""
-        measures = bind_metrics(metrics, each, num_scores)
-        try_metrics(measures, *table.rows.real, num_scores)
-        settings.append(
-            Setting(name, traced, constants, method, numbers, begin, rates, measures)
-        )
-    if table.by.name == "loss" and not all(
-        same_loss(settings[0], each) for each in settings
-    ):
+    by, metrics = read_by(request.by, check_metrics(request.metrics))
+    given, table = _make_table(request, settings, padded, by, tuple(metrics))
+    made = []
+    for index, (each, point) in enumerate(zip(bound, points, strict=True)):
+        own = settings.replace(**{name: point[name] for name in point if name in SWEPT})
+        name = f" of points[{index}], {point}" if point else ""
+        made.append(_make_point(name, each, own, given, table, metrics))
+    if table.by.name == "loss" and not all(same_loss(made[0], each) for each in made):
         raise ValueError(
             "by must name a metric where points differ in their loss, because "
-            f"values of different losses cannot be compared, got {shared['by']!r}"
+            f"values of different losses cannot be compared, got {request.by!r}"
         )
-    with settle_implementation(data.weights):
-        return table, run_points(table, settings, num_rounds, shared["progress"])
+    with settle_implementation(table.rows.data.weights):
+        return table, run_points(table, made, settings.num_rounds, request.progress)
+
+
+def _make_point(name, loss, settings, given, table: Table, metrics) -> Point:
+    """One point, checked against the data."""
+    data, num_scores = table.rows.data, settings.num_scores
+    rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
+    begin = initial_scores(settings)
+    losses.check_domain(loss, data.targets, data.weights, num_scores, "y")
+    traced, constants = trace_loss(loss, data.targets, num_scores)
+    method, numbers = make_method(
+        settings, traced, data.columns, num_rows=len(data.weights),
+        uniform=given.uniform and not table.folds.repeated,
+        max_bins=settings.max_bins if given.sorted else table.bins.num_bins,
+        num_features=table.bins.num_features, categories=table.bins.categories,
+        feature_names=table.names,
+    )  # fmt: skip
+    measures = bind_metrics(metrics, loss, num_scores)
+    try_metrics(measures, *table.rows.real, num_scores)
+    return Point(
+        name, traced, constants, method, numbers, begin, np.asarray(rates), measures
+    )
 
 
 def _check_rows(x):
@@ -92,38 +122,32 @@ def _bind_loss(loss, point):
     return partial(loss, **own) if own else loss
 
 
-def _make_table(x, y, padded, keeps_models, by, metrics, shared):
-    """Thresholds, rows on the device, folds; and what is wanted of them."""
-    num_scores = checks.check_integer("num_scores", shared["num_scores"], least=1)
-    max_bins = checks.check_integer("max_bins", shared["max_bins"], least=2, most=65536)
-    seed = checks.check_integer("seed", shared["seed"], least=0, most=2**32 - 1)
-    patience = shared["early_stopping_rounds"]
-    if patience is not None:
-        checks.check_integer("early_stopping_rounds", patience, least=1)
+def _make_table(request, settings, padded, by, metrics):
+    """Thresholds, rows on the device, and folds."""
     given = bin_arrays(
-        x, y, shared["sample_weight"], shared["offset"], max_bins, num_scores, padded,
-        shared["feature_names"], absent=shared["absent"],
-        candidates=shared["candidates"], candidate_weights=shared["candidate_weights"],
-        categorical=shared["categorical"],
+        request.x, request.y, request.sample_weight, request.offset, settings, padded,
+        request.feature_names,
     )  # fmt: skip
     rows, num_features = given.rows, given.bins.num_features
-    draw = {name: shared[name] for name in ("stratify", "groups", "shuffle")}
     targets = jax.tree.leaves(rows.data.targets)
     labels = np.asarray(targets[0])[: rows.size] if len(targets) == 1 else None
-    folds = make_folds(shared["folds"], rows.size, y=labels, seed=seed, **draw)
+    folds = make_folds(
+        request.folds, rows.size, y=labels, stratify=request.stratify,
+        groups=request.groups, shuffle=request.shuffle, seed=settings.seed,
+    )  # fmt: skip
     check_folds(folds, np.asarray(rows.data.weights)[: rows.size])
     return given, Table(
         bins=given.bins,
         rows=rows,
         folds=folds,
         names=checks.check_names(
-            shared["feature_names"], given.schema.names, num_features
+            request.feature_names, given.schema.names, num_features
         ),
         metrics=metrics,
         by=by,
-        patience=patience,
-        seed=seed,
-        keeps_models=keeps_models,
+        patience=settings.early_stopping_rounds,
+        seed=settings.seed,
+        keeps_models=request.keeps_models,
     )
 
 

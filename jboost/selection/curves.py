@@ -2,7 +2,7 @@
 """Cross-validated curves of one or several settings: the host's loop around ``runs``.
 
 In: a table with its folds, and settings, checked. Out: a Curve for each: losses by
-fold and round, the best round, held-out scores. Settings of one program run side by
+fold and round, the best round, held-out scores. Points of one program run side by
 side; others, program after program.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from jboost.boosting.rounds import Method, Numbers
+from jboost.boosting.method import Method, Numbers
 from jboost.codes.bins import Bins
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
@@ -48,7 +48,7 @@ _CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
 _MOST_BYTES = 2**30  # of the runs of one program, about
 
 
-class Setting(NamedTuple):
+class Point(NamedTuple):
     """What one point trains with; messages call the point by its name."""
 
     name: str  # "" where there is but one
@@ -128,7 +128,7 @@ class Curve:
 
 
 def run_points(
-    table: Table, settings: Sequence[Setting], num_rounds: int, progress: bool
+    table: Table, settings: Sequence[Point], num_rounds: int, progress: bool
 ) -> list[Curve]:
     """Trains all folds of all points."""
     groups: dict[Any, list[int]] = {}
@@ -149,7 +149,7 @@ def run_points(
     return [curves[place] for place in range(len(settings))]
 
 
-def same_loss(one: Setting, other: Setting) -> bool:
+def same_loss(one: Point, other: Point) -> bool:
     """Whether two points have the same loss, its numbers included."""
     pairs = zip(one.constants, other.constants, strict=True)
     return one.loss == other.loss and all(_same(*pair) for pair in pairs)
@@ -182,7 +182,7 @@ def _points_at_once(table, setting):
 
 
 def _run_block(
-    table: Table, settings: list[Setting], num_rounds: int, bar: tqdm
+    table: Table, settings: list[Point], num_rounds: int, bar: tqdm
 ) -> list[Curve]:
     """Trains points side by side, until all are over."""
     loss = settings[0].loss
@@ -245,7 +245,7 @@ def _split_constants(points):
     return common, own
 
 
-def _stack_runs(settings: list[Setting], constants: list, num_folds: int) -> Run:
+def _stack_runs(settings: list[Point], constants: list, num_folds: int) -> Run:
     """All folds of the first point, then of the next; then padding, the first again."""
     runs = [
         Run(np.array(fold, np.int32), setting.numbers, own, setting.begin)

@@ -8,31 +8,21 @@ codes and thresholds are made once from all rows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
-from jboost.boosting.rounds import Regularization
+from jboost.boosting.settings import FitSettings, read_settings, takes_settings
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
-from jboost.objective.curvature import Curvature
-from jboost.selection.comparison import average, compare
+from jboost.selection.comparison import Request, average, compare
 from jboost.selection.curves import make_record
-from jboost.tables.sparse import Absent
 from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
-from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
-from jboost.trees.leaves import LeafSolver
 
 
 @dataclass(frozen=True)
@@ -97,6 +87,7 @@ class CrossValidation:
 @explain_arguments
 @on_host("call jb.boost there")
 @takes_implementation
+@takes_settings
 def cross_validate(
     x: Any,
     y: Any,
@@ -110,42 +101,11 @@ def cross_validate(
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     metrics: Metrics = None,
     by: By = None,
-    num_rounds: int = 100,
-    learning_rate: Any = 0.1,
-    max_depth: int = 6,
-    max_bins: int = 256,
-    absent: Absent | None = None,
-    l1: float = 0.0,
-    l2: float = 1.0,
-    max_delta_step: float = float("inf"),
-    min_gain: float = 0.0,
-    min_child_weight: float = 1.0,
-    min_child_samples: Any = "auto",
-    regularization: Regularization = "relative",
-    subsample: float = 1.0,
-    colsample_bytree: float = 1.0,
-    colsample_bylevel: float = 1.0,
-    colsample_bynode: float = 1.0,
-    max_leaves: int | None = None,
-    monotone: Any = None,
-    interactions: Any = None,
-    candidates: Candidates = "global",
-    candidate_weights: CandidateWeights = "samples",
-    categorical: Any = "auto",
-    category_l2: float = CATEGORY_L2,
-    category_smoothing: float = CATEGORY_SMOOTHING,
-    min_category_weight: float = MIN_CATEGORY_WEIGHT,
-    max_onehot: int = MAX_ONEHOT,
-    num_scores: int = 1,
-    curvature: Curvature = "auto",
-    leaf_solver: LeafSolver = "auto",
-    init_score: Any = "auto",
-    early_stopping_rounds: int | None = None,
-    seed: int = 0,
     progress: bool = False,
     feature_names: Sequence[str] | None = None,
     implementation: str | None = None,
     return_models: bool = False,
+    **settings: Unpack[FitSettings],
 ) -> CrossValidation:
     """Trains on all folds but one, and measures on that one, for each fold in turn.
 
@@ -172,18 +132,13 @@ def cross_validate(
       metrics: as for :func:`jboost.fit`, of held-out rows, for each fold and round.
       by: what rounds are compared by, as for :func:`jboost.fit`: a metric's mean over
         the folds instead of that of the loss.
-      early_stopping_rounds: stop when the mean over the folds has not improved for so
-        many rounds.
-      seed: of everything random, the draw of the folds included.
-      offset, num_rounds, learning_rate, max_depth, max_bins, absent, l1, l2,
-        max_delta_step, min_gain, min_child_weight, min_child_samples, regularization,
-        subsample, colsample_bytree, colsample_bylevel, colsample_bynode, max_leaves,
-        monotone, interactions, candidates, candidate_weights, categorical, category_l2,
-        category_smoothing, min_category_weight, max_onehot, num_scores, curvature,
-        leaf_solver, init_score,
-        progress, feature_names, implementation: as for :func:`jboost.fit`.
+      offset, progress, feature_names, implementation: as for :func:`jboost.fit`.
       return_models: whether to keep the model of each fold, of ``best_round + 1``
         rounds.
+      {settings}
+
+    :func:`jboost.fit` explains the last ones at length. Rounds stop early by the mean
+    over the folds; the folds are drawn by ``seed``, too.
 
     Returns:
       A CrossValidation. ``jax.vmap(jb.predict, (0, None))(result.models, x)`` are the
@@ -205,30 +160,11 @@ def cross_validate(
       >>> bool(result.mean[result.best_round] < np.var(y))
       True
     """
-    table, [curve] = compare(
-        x, y, loss, [{}], keeps_models=True,
-        shared=dict(
-            folds=folds, stratify=stratify, groups=groups, shuffle=shuffle,
-            sample_weight=sample_weight, offset=offset, metrics=metrics, by=by,
-            num_rounds=num_rounds, max_bins=max_bins, absent=absent,
-            candidates=candidates, candidate_weights=candidate_weights,
-            num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
-            seed=seed, progress=progress, feature_names=feature_names,
-            categorical=categorical,
-        ),
-        base=dict(
-            learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,
-            max_delta_step=max_delta_step, min_gain=min_gain,
-            min_child_weight=min_child_weight, min_child_samples=min_child_samples,
-            regularization=regularization, subsample=subsample,
-            colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-            colsample_bynode=colsample_bynode, max_leaves=max_leaves,
-            monotone=monotone, interactions=interactions, curvature=curvature,
-            leaf_solver=leaf_solver, init_score=init_score, category_l2=category_l2,
-            category_smoothing=category_smoothing,
-            min_category_weight=min_category_weight, max_onehot=max_onehot,
-        ),
+    request = Request(
+        x, y, sample_weight, offset, folds, stratify, groups, shuffle, metrics, by,
+        feature_names, progress, keeps_models=True,
     )  # fmt: skip
+    table, [curve] = compare(request, loss, [{}], read_settings(settings))
     mean, error = average(curve.table(table.by.metric))
     models = _stack_models(table, curve) if return_models else None
     return CrossValidation(

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
+from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import mean_loss
 from jboost.boosting.rounds import (
     BoostState,
     Data,
-    Method,
-    Numbers,
     grow_round,
     init_state,
     own_minimisers,

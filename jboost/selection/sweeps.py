@@ -10,30 +10,20 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
-from jboost.boosting.rounds import Regularization
+from jboost.boosting.settings import FitSettings, read_settings, takes_settings
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.kernels.library import takes_implementation
-from jboost.objective.curvature import Curvature
-from jboost.selection.comparison import SWEPT, average, compare
-from jboost.tables.sparse import Absent
+from jboost.selection.comparison import SWEPT, Request, average, compare
 from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
-from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
-from jboost.trees.leaves import LeafSolver
 
 
 @dataclass(frozen=True)
@@ -119,6 +109,7 @@ def _show(value):
 @explain_arguments
 @on_host("call jb.boost there")
 @takes_implementation
+@takes_settings
 def sweep(
     x: Any,
     y: Any,
@@ -134,41 +125,10 @@ def sweep(
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     metrics: Metrics = None,
     by: By = None,
-    num_rounds: int = 100,
-    learning_rate: Any = 0.1,
-    max_depth: int = 6,
-    max_bins: int = 256,
-    absent: Absent | None = None,
-    l1: float = 0.0,
-    l2: float = 1.0,
-    max_delta_step: float = float("inf"),
-    min_gain: float = 0.0,
-    min_child_weight: float = 1.0,
-    min_child_samples: Any = "auto",
-    regularization: Regularization = "relative",
-    subsample: float = 1.0,
-    colsample_bytree: float = 1.0,
-    colsample_bylevel: float = 1.0,
-    colsample_bynode: float = 1.0,
-    max_leaves: int | None = None,
-    monotone: Any = None,
-    interactions: Any = None,
-    candidates: Candidates = "global",
-    candidate_weights: CandidateWeights = "samples",
-    categorical: Any = "auto",
-    category_l2: float = CATEGORY_L2,
-    category_smoothing: float = CATEGORY_SMOOTHING,
-    min_category_weight: float = MIN_CATEGORY_WEIGHT,
-    max_onehot: int = MAX_ONEHOT,
-    num_scores: int = 1,
-    curvature: Curvature = "auto",
-    leaf_solver: LeafSolver = "auto",
-    init_score: Any = "auto",
-    early_stopping_rounds: int | None = None,
-    seed: int = 0,
     progress: bool = False,
     feature_names: Sequence[str] | None = None,
     implementation: str | None = None,
+    **settings: Unpack[FitSettings],
 ) -> Sweep:
     """Cross-validates many settings side by side.
 
@@ -191,17 +151,14 @@ def sweep(
       by: what rounds and points are compared by, as for
         :func:`jboost.cross_validate`. Where points differ in their loss it must name
         a metric, because values of different losses are not comparable.
-      early_stopping_rounds: each point stops by its own mean.
-      folds, stratify, groups, shuffle, metrics, seed: as for
-        :func:`jboost.cross_validate`; all points have the same folds and seed.
-      sample_weight, offset, num_rounds, learning_rate, max_depth, max_bins, absent,
-        l1, l2, max_delta_step, min_gain, min_child_weight, min_child_samples,
-        regularization, subsample, colsample_bytree, colsample_bylevel,
-        colsample_bynode, max_leaves, monotone, interactions, candidates,
-        candidate_weights, categorical, category_l2, category_smoothing,
-        min_category_weight, max_onehot,
-        num_scores, curvature, leaf_solver, init_score, progress, feature_names,
-        implementation: as for :func:`jboost.fit`.
+      folds, stratify, groups, shuffle, metrics: as for :func:`jboost.cross_validate`;
+        all points have the same folds and seed.
+      sample_weight, offset, progress, feature_names, implementation: as for
+        :func:`jboost.fit`.
+      {settings}
+
+    :func:`jboost.fit` explains the last ones at length. Each point stops early by its
+    own mean.
 
     Returns:
       A Sweep; ``print`` shows the points, the best one first. Law: a point's losses
@@ -224,30 +181,11 @@ def sweep(
       ((4, 4, 8), 0.3)
     """
     listed = _list_points(points, grid, loss)
-    table, curves = compare(
-        x, y, loss, listed, keeps_models=False,
-        shared=dict(
-            folds=folds, stratify=stratify, groups=groups, shuffle=shuffle,
-            sample_weight=sample_weight, offset=offset, metrics=metrics, by=by,
-            num_rounds=num_rounds, max_bins=max_bins, absent=absent,
-            candidates=candidates, candidate_weights=candidate_weights,
-            num_scores=num_scores, early_stopping_rounds=early_stopping_rounds,
-            seed=seed, progress=progress, feature_names=feature_names,
-            categorical=categorical,
-        ),
-        base=dict(
-            learning_rate=learning_rate, max_depth=max_depth, l1=l1, l2=l2,
-            max_delta_step=max_delta_step, min_gain=min_gain,
-            min_child_weight=min_child_weight, min_child_samples=min_child_samples,
-            regularization=regularization, subsample=subsample,
-            colsample_bytree=colsample_bytree, colsample_bylevel=colsample_bylevel,
-            colsample_bynode=colsample_bynode, max_leaves=max_leaves,
-            monotone=monotone, interactions=interactions, curvature=curvature,
-            leaf_solver=leaf_solver, init_score=init_score, category_l2=category_l2,
-            category_smoothing=category_smoothing,
-            min_category_weight=min_category_weight, max_onehot=max_onehot,
-        ),
+    request = Request(
+        x, y, sample_weight, offset, folds, stratify, groups, shuffle, metrics, by,
+        feature_names, progress, keeps_models=False,
     )  # fmt: skip
+    table, curves = compare(request, loss, listed, read_settings(settings))
     most = max(curve.num_rounds for curve in curves)
 
     def stack(pick):

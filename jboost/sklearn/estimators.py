@@ -6,7 +6,7 @@ arguments of ``fit``, and attributes that say what came of it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 from jaxtyping import Array
@@ -16,130 +16,96 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
-from jboost.boosting.rounds import Regularization
+from jboost.boosting.settings import (
+    Setting,
+    TableSettings,
+    declared,
+    explain_settings,
+    takes_settings,
+)
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
-from jboost.objective.curvature import Curvature
 from jboost.tables.frames import is_table, refuse_batches
 from jboost.tables.sparse import Absent
 from jboost.training.fitting import fit
 from jboost.training.history import History
 from jboost.training.scoring import By, Metrics, bind_metrics, check_metrics, read_by
-from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
-from jboost.trees.leaves import LeafSolver
 
-# The hyper-parameters that go to ``fit`` as they are.
-_PASSED = (
-    "num_rounds", "learning_rate", "max_depth", "max_bins", "absent", "l1", "l2",
-    "max_delta_step", "min_gain", "min_child_weight", "min_child_samples",
-    "regularization", "subsample", "colsample_bytree", "colsample_bylevel",
-    "colsample_bynode", "max_leaves", "monotone", "interactions", "candidates",
-    "candidate_weights", "categorical", "category_l2", "category_smoothing",
-    "min_category_weight", "max_onehot", "curvature", "leaf_solver", "init_score",
-    "early_stopping_rounds", "by", "callbacks", "progress", "implementation",
-)  # fmt: skip
 _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
 
 
+def _declare(default: Any, meaning: str) -> Setting:
+    return Setting(default, None, meaning, traced=False)
+
+
+# fmt: off
+class EstimatorSettings(TableSettings, total=False):
+    """The hyperparameters of an estimator; its ``fit`` checks them."""
+
+    absent: Annotated[Absent | None, _declare("zero",
+        "how entries that a sparse X does not store are read: zero, as in "
+        "scikit-learn, or missing")]
+    early_stopping_rounds: Annotated[int | None, _declare(None,
+        "stop after so many rounds without improvement on the first set of "
+        "``eval_set``, or without one on a share of the rows that is held out")]
+    validation_fraction: Annotated[float, _declare(0.1,
+        "that share")]
+    inverse_link: Annotated[Any, _declare("auto",
+        "from the score of a row to its prediction (of a classifier: to the "
+        "probability of the second class, or to those of K classes). auto: as the loss "
+        "implies, :func:`jboost.losses.inverse_link`; None: the score itself")]
+    metrics: Annotated[Metrics, _declare(None,
+        "what is reported besides the loss, as for :func:`jboost.fit`")]
+    by: Annotated[By, _declare(None,
+        "what rounds are compared by, as for :func:`jboost.fit`")]
+    callbacks: Annotated[Any, _declare((),
+        "functions that are called after every round, as for :func:`jboost.fit`")]
+    progress: Annotated[bool, _declare(False,
+        "whether to show a progress bar")]
+    random_state: Annotated[Any, _declare(0,
+        "an integer, so that each fit is the same; a ``RandomState``; or None for "
+        "another seed each time")]
+    implementation: Annotated[str | None, _declare(None,
+        "which kernels run, as for :func:`jboost.fit`")]
+# fmt: on
+
+
+# What ``jboost.fit`` takes under the same name.
+_PASSED = (*declared(TableSettings), "by", "callbacks", "progress", "implementation")
+
+
 class Boosting(BaseEstimator):
-    """Training and prediction, but for what targets and scores mean."""
+    """Training and prediction, except what targets and scores mean."""
 
     model_: Ensemble
     history_: History
     _loss: Any  # a function; of one output, where there are several
+    loss: Any
+    early_stopping_rounds: int | None
+    validation_fraction: float
+    inverse_link: Any
+    metrics: Metrics
+    by: By
+    random_state: Any
 
     @explain_arguments
+    @takes_settings
     def __init__(
         self,
         loss: str | Callable[..., Any] | losses.Adaptive = "auto",
-        *,
-        num_rounds: int = 100,
-        learning_rate: Any = 0.1,
-        max_depth: int = 6,
-        max_bins: int = 256,
-        absent: Absent | None = "zero",
-        l1: float = 0.0,
-        l2: float = 1.0,
-        max_delta_step: float = float("inf"),
-        min_gain: float = 0.0,
-        min_child_weight: float = 1.0,
-        min_child_samples: Any = "auto",
-        regularization: Regularization = "relative",
-        subsample: float = 1.0,
-        colsample_bytree: float = 1.0,
-        colsample_bylevel: float = 1.0,
-        colsample_bynode: float = 1.0,
-        max_leaves: int | None = None,
-        monotone: Any = None,
-        interactions: Any = None,
-        candidates: Candidates = "global",
-        candidate_weights: CandidateWeights = "samples",
-        categorical: Any = "auto",
-        category_l2: float = CATEGORY_L2,
-        category_smoothing: float = CATEGORY_SMOOTHING,
-        min_category_weight: float = MIN_CATEGORY_WEIGHT,
-        max_onehot: int = MAX_ONEHOT,
-        curvature: Curvature = "auto",
-        leaf_solver: LeafSolver = "auto",
-        init_score: Any = "auto",
-        early_stopping_rounds: int | None = None,
-        validation_fraction: float = 0.1,
-        inverse_link: Any = "auto",
-        metrics: Metrics = None,
-        by: By = None,
-        callbacks: Any = (),
-        progress: bool = False,
-        random_state: Any = 0,
-        implementation: str | None = None,
+        **settings: Unpack[EstimatorSettings],
     ):
         self.loss = loss
-        self.num_rounds = num_rounds
-        self.learning_rate = learning_rate
-        self.max_depth = max_depth
-        self.max_bins = max_bins
-        self.absent = absent
-        self.l1 = l1
-        self.l2 = l2
-        self.max_delta_step = max_delta_step
-        self.min_gain = min_gain
-        self.min_child_weight = min_child_weight
-        self.min_child_samples = min_child_samples
-        self.regularization = regularization
-        self.subsample = subsample
-        self.colsample_bytree = colsample_bytree
-        self.colsample_bylevel = colsample_bylevel
-        self.colsample_bynode = colsample_bynode
-        self.max_leaves = max_leaves
-        self.monotone = monotone
-        self.interactions = interactions
-        self.candidates = candidates
-        self.candidate_weights = candidate_weights
-        self.categorical = categorical
-        self.category_l2 = category_l2
-        self.category_smoothing = category_smoothing
-        self.min_category_weight = min_category_weight
-        self.max_onehot = max_onehot
-        self.curvature = curvature
-        self.leaf_solver = leaf_solver
-        self.init_score = init_score
-        self.early_stopping_rounds = early_stopping_rounds
-        self.validation_fraction = validation_fraction
-        self.inverse_link = inverse_link
-        self.metrics = metrics
-        self.by = by
-        self.callbacks = callbacks
-        self.progress = progress
-        self.random_state = random_state
-        self.implementation = implementation
+        for name, each in declared(EstimatorSettings).items():
+            setattr(self, name, settings.get(name, each.default))
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Lists the hyperparameters in the documentation of the class."""
+        super().__init_subclass__(**keywords)
+        cls.__doc__ = explain_settings(cls.__doc__, EstimatorSettings)
 
     def set_params(self, **params: Any) -> "Boosting":
         """Sets hyper-parameters, as everywhere in scikit-learn."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.boosting.rounds import Method
+from jboost.boosting.method import Method
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.kernels import grow_cpu

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32, UInt32
 
-from jboost.boosting.rounds import Method
+from jboost.boosting.method import Method
 from jboost.codes.bins import MISSING
 from jboost.entry.programs import added_bytes, count_bytes, program, run
 from jboost.numerics.fixed_point import FixedPoint

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jboost.boosting.rounds import BoostState
+from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.codes.bins import Bins
 from jboost.codes.codes import SparseCodes
 from jboost.entry import checks
@@ -41,12 +42,7 @@ from jboost.training.rows import Rows
 from jboost.training.scoring import Criterion
 from jboost.trees.initial import MedianStart
 
-_DERIVED = (
-    "num_bins",
-    "max_nodes",
-    "uniform",
-    "categorical",
-)  # of a Method, from the others
+_TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
 _NAMES: dict[str, str] = {
     "values.bounds": "max_delta_step", "values.l1": "l1", "values.monotone": "monotone",
     "groups": "interactions", "categories.features": "categorical",
@@ -217,12 +213,11 @@ def _like(array, template):
 
 def take_fingerprint(
     job: Job,
+    settings: Settings,
     bins: Bins,
     reader: BlockReader | None,
     model: Ensemble | None,
     init_score: Any,
-    seed: int,
-    patience: int | None,
     feature_names: tuple[str, ...] | None,
     by: Criterion,
 ) -> dict[str, Any]:
@@ -231,13 +226,14 @@ def take_fingerprint(
     programs = [loss.value, loss.gradient, loss.hessian, loss.estimate]
     text = repr([program and program.structure for program in programs])
     described = re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions within
-    settings: dict[str, Any] = {
-        k: v for k, v in asdict(job.method).items() if k not in _DERIVED
+    named: dict[str, Any] = {
+        name: getattr(job.method, name)
+        for name, setting in declared(RoundSettings).items()
+        if not setting.traced and name not in _TRACED_TOO
     }
     for name, value in _name_numbers(job.numbers):
-        assert name not in settings, name  # or one would hide the other
-        settings[name] = value
-    settings["implementation"] = current_implementation()
+        assert name not in named, name  # or one would hide the other
+        named[name] = value
     begin = init_score
     if isinstance(init_score, MedianStart) or init_score is None:
         begin = "auto" if init_score is None else "median"
@@ -249,10 +245,11 @@ def take_fingerprint(
         **_describe_rows("", job.rows, reader),
         "loss": _digest(described),
         "numbers in the loss": _digest(job.constants),
-        **settings,
+        **named,
+        "implementation": current_implementation(),
         "init_score": begin if isinstance(begin, str) else np.asarray(begin).tolist(),
-        "seed": seed,
-        "early_stopping_rounds": patience,
+        "seed": settings.seed,
+        "early_stopping_rounds": settings.early_stopping_rounds,
         "metrics": sorted(job.metrics),
         "by": None if by.metric is None else [*by],
         "validation": [*job.sets],

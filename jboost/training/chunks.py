@@ -14,15 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import report_round
-from jboost.boosting.rounds import (
-    BoostState,
-    Data,
-    Method,
-    Numbers,
-    grow_round,
-    start_state,
-)
+from jboost.boosting.rounds import BoostState, Data, grow_round, start_state
 from jboost.entry.programs import compiled, jitted
 from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
 from jboost.objective.tracing import TracedLoss

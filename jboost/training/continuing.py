@@ -20,7 +20,7 @@ from jboost.model.predicting import leaf_indices
 from jboost.streams.batches import checked_batches
 from jboost.streams.streaming import Stream
 from jboost.tables.categories import Categories
-from jboost.tables.sparse import Absent, check_absent
+from jboost.tables.sparse import Absent
 from jboost.training.chunks import Job
 from jboost.training.host_loop import Position
 from jboost.training.rows import Rows, name_sets
@@ -47,7 +47,6 @@ def check_start(
             "init_score must be 'auto' where a model is given, whose own is kept, got "
             f"{init_score!r}"
         )
-    check_absent(absent)
     if None not in (absent, model.absent) and model.absent != absent:
         raise ValueError(
             f"absent must be {model.absent!r}, as the model was trained, got "

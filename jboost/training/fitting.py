@@ -16,12 +16,11 @@ from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
-from jboost.boosting.rounds import ORDER_STATISTIC_SAMPLES, Regularization
+from jboost.boosting.auto import decide_by_data
+from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.settings import (
-    check_settings,
-    initial_scores,
-    make_settings,
-    sorts_rows,
+    Regularization,
+    read_settings,
 )
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
@@ -36,7 +35,7 @@ from jboost.streams.block_rounds import plan_run
 from jboost.streams.streaming import Stream, load_rows
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import Schema, read_frame
-from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
+from jboost.tables.sparse import Absent, SparseMatrix, check_gaps
 from jboost.tables.targets import check_weights
 from jboost.training.checkpoints import (
     Checkpoint,
@@ -64,12 +63,6 @@ from jboost.training.scoring import (
     try_metrics,
 )
 from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.category_splits import (
-    CATEGORY_L2,
-    CATEGORY_SMOOTHING,
-    MAX_ONEHOT,
-    MIN_CATEGORY_WEIGHT,
-)
 from jboost.trees.leaves import LeafSolver
 
 
@@ -108,10 +101,10 @@ def fit(
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
     categorical: Any = "auto",
-    category_l2: float = CATEGORY_L2,
-    category_smoothing: float = CATEGORY_SMOOTHING,
-    min_category_weight: float = MIN_CATEGORY_WEIGHT,
-    max_onehot: int = MAX_ONEHOT,
+    category_l2: float = 50.0,
+    category_smoothing: float = 20.0,
+    min_category_weight: float = 25.0,
+    max_onehot: int = 4,
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
@@ -291,49 +284,27 @@ def fit(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
-    num_rounds = checks.check_integer("num_rounds", num_rounds, least=0)
-    num_scores = checks.check_integer("num_scores", num_scores, least=1)
-    seed = checks.check_integer("seed", seed, least=0, most=2**32 - 1)
+    settings = read_settings(locals())
+    num_rounds, num_scores = settings.num_rounds, settings.num_scores
     path = check_checkpoint(checkpoint, checkpoint_rounds)
     earlier = 0
     if model is not None:
         model = check_start(model, init_score, num_scores, absent)
-        init_score, absent, earlier = model.init_score, model.absent, model.num_rounds
+        settings = settings.replace(init_score=model.init_score, absent=model.absent)
+        earlier = model.num_rounds
     rates = np.asarray(checks.learning_rates(learning_rate, num_rounds, earlier))
-    max_bins = checks.check_integer("max_bins", max_bins, least=2, most=65536)
     watchers = _check_callbacks(callbacks)
-    begin = initial_scores(init_score, num_scores)
+    begin = initial_scores(settings)
     padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
-    others: dict[str, Any] = dict(
-        absent=absent, candidates=candidates, candidate_weights=candidate_weights,
-        categorical=categorical,
-    )  # fmt: skip
-    settings: dict[str, Any] = dict(
-        max_depth=max_depth, l1=l1, l2=l2, max_delta_step=max_delta_step,
-        min_gain=min_gain, min_child_weight=min_child_weight,
-        min_child_samples=min_child_samples, regularization=regularization,
-        subsample=subsample, colsample_bytree=colsample_bytree,
-        colsample_bylevel=colsample_bylevel, colsample_bynode=colsample_bynode,
-        max_leaves=max_leaves, candidates=candidates,
-        candidate_weights=candidate_weights, category_l2=category_l2,
-        category_smoothing=category_smoothing, min_category_weight=min_category_weight,
-        max_onehot=max_onehot, curvature=curvature, leaf_solver=leaf_solver,
-    )  # fmt: skip
-    check_settings(**settings)
     criterion, measures = read_by(by, check_metrics(metrics))
     measures = bind_metrics(measures, loss, num_scores)
     given_sets = name_sets(validation)
     if criterion.metric is not None and not given_sets:
         raise ValueError(f"by={by!r} needs validation=(x, y), got None")
-    if early_stopping_rounds is not None:
-        checks.check_integer("early_stopping_rounds", early_stopping_rounds, least=1)
-        if not given_sets:
-            raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
+    if early_stopping_rounds is not None and not given_sets:
+        raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
     if isinstance(x, Stream):
-        check_absent(absent)
-        _check_streamed(
-            y, sample_weight, offset, candidates, candidate_weights, categorical
-        )
+        _check_streamed(y, sample_weight, offset, settings)
 
         def check_columns(num_features, names):
             names = checks.check_names(feature_names, names, num_features)
@@ -342,14 +313,13 @@ def fit(
             checks.check_monotone(monotone, num_features, names)
             checks.check_interactions(interactions, num_features, names)
 
-        table = x.prepare(max_bins, progress, check_columns)
-        given = _read_stream(table, num_scores, padded, absent)
+        table = x.prepare(settings.max_bins, progress, check_columns)
+        given = _read_stream(table, settings, padded)
     else:
         table = None
         given = bin_arrays(
-            x, y, sample_weight, offset, max_bins, num_scores, padded, feature_names,
-            model, **others,
-        )  # fmt: skip
+            x, y, sample_weight, offset, settings, padded, feature_names, model
+        )
     bins, rows = given.bins, given.rows
     names = checks.check_names(feature_names, given.schema.names, bins.num_features)
     if model is not None:
@@ -365,12 +335,12 @@ def fit(
         data = sets[place].data
         losses.check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
-    method, numbers = make_settings(
-        traced, rows.data, uniform=given.uniform,
-        max_bins=max_bins if given.sorted else bins.num_bins,
-        num_features=bins.num_features, monotone=monotone, interactions=interactions,
-        categories=bins.categories, feature_names=names,
-        **settings,
+    method, numbers = make_method(
+        settings, traced, rows.data.columns, num_rows=len(rows.data.weights),
+        uniform=given.uniform,
+        max_bins=settings.max_bins if given.sorted else bins.num_bins,
+        num_features=bins.num_features, categories=bins.categories,
+        feature_names=names,
     )  # fmt: skip
     for part in (rows, *sets.values()):
         try_metrics(measures, *part.real, num_scores)
@@ -383,13 +353,13 @@ def fit(
             path,
             checkpoint_rounds,
             take_fingerprint(
-                job, bins, blocks and blocks.reader, model, begin, seed,
-                early_stopping_rounds, names, criterion,
+                job, settings, bins, blocks and blocks.reader, model, begin, names,
+                criterion,
             ),
             rates,
         )  # fmt: skip
         found = keep and read_checkpoint(keep)
-        state, rule = start(job, begin, seed)
+        state, rule = start(job, begin, settings.seed)
         position = first_position(job, state)
         if model is not None and not found:
             position = continue_from(model, job, position, x, validation)
@@ -435,21 +405,20 @@ class Given(NamedTuple):
     schema: Schema
 
 
-def _check_streamed(
-    y, sample_weight, offset, candidates, candidate_weights, categorical
-):
-    """What comes in the batches is not given again; what is not possible is said."""
+def _check_streamed(y, sample_weight, offset, settings):
+    """Refuses what the batches hold, and settings that streams do not support."""
     for name, value in dict(y=y, sample_weight=sample_weight, offset=offset).items():
         if value is not None:
             raise ValueError(
                 f"{name} must not be given where x is a stream, because the batches "
                 f"of the stream hold it, got {type(value).__name__}"
             )
-    for name, value, only in (
-        ("candidates", candidates, "global"),
-        ("candidate_weights", candidate_weights, "samples"),
-        ("categorical", categorical, "auto"),
-    ):  # fmt: skip
+    for name, only in (
+        ("candidates", "global"),
+        ("candidate_weights", "samples"),
+        ("categorical", "auto"),
+    ):
+        value = getattr(settings, name)
         if value is not None and (not isinstance(value, str) or value != only):
             raise ValueError(
                 f"{name} must be {only!r} where x is a stream, whose rows are dense "
@@ -457,9 +426,9 @@ def _check_streamed(
             )
 
 
-def _read_stream(table, num_scores, padded, absent):
-    rows = load_rows(table, num_scores, padded)
-    bins = replace(table.bins, absent=absent or table.bins.absent)
+def _read_stream(table, settings, padded):
+    rows = load_rows(table, settings.num_scores, padded)
+    bins = replace(table.bins, absent=settings.absent or table.bins.absent)
     return Given(
         bins, rows, not table.weighted, table.num_offsets > 0, False,
         Schema(table.names),
@@ -467,12 +436,11 @@ def _read_stream(table, num_scores, padded, absent):
 
 
 def bin_arrays(
-    x, y, sample_weight, offset, max_bins, num_scores, padded, feature_names=None,
-    model=None, *, absent, candidates, candidate_weights,
-    categorical="auto",
-):  # fmt: skip
+    x, y, sample_weight, offset, settings, padded, feature_names=None, model=None
+):
     """Thresholds, and the rows on the device."""
     known = schema = None
+    absent, categorical = settings.absent, settings.categorical
     if model is not None and model.categories is not None:
         # A code goes on to stand for the same category.
         known, schema = model.categories, model.schema
@@ -491,17 +459,18 @@ def bin_arrays(
     weights = sample_weight
     if weights is not None:
         weights = check_weights(weights, matrix.shape[0], "sample_weight")
-    sorts = sorts_rows(candidates, candidate_weights, matrix)
+    refuse_sorting(settings, matrix)
     bins = fit_frame(
         frame,
-        max_bins=None if sorts else max_bins,
+        max_bins=None if settings.sorts_rows else settings.max_bins,
         sample_weight=weights,
         absent=absent,
         categorical=categorical,
         feature_names=names,
         known=known,
     )
-    rows = make_rows(bins, matrix, y, weights, offset, num_scores, padded, "")
+    rows = make_rows(bins, matrix, y, weights, offset, settings.num_scores, padded, "")
+    sorts = settings.sorts_rows
     rows = rows.sorted() if sorts else rows
     return Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
 
@@ -509,6 +478,9 @@ def bin_arrays(
 def _start_record(job, bins, state, rule, validation, names, model, criterion):
     method, numbers = job.method, job.numbers
     init_score = np.asarray(state.init_score)
+    decided = decide_by_data(
+        np.asarray(state.pointed), method.leaf_solver, numbers.limits.min_child_samples
+    )
     return Record(
         bins=bins,
         init_score=init_score,
@@ -517,10 +489,9 @@ def _start_record(job, bins, state, rule, validation, names, model, criterion):
         no_trees=no_trees(method, job.rows.scores.shape[0]),
         choices=dict(
             curvature=method.curvature,
-            leaf_solver=_fitted_solver(method, state),
+            leaf_solver="exact" if decided.exact_leaves else method.leaf_solver,
             regularization=method.regularization,
-            min_child_samples=int(numbers.limits.min_child_samples)
-            or (ORDER_STATISTIC_SAMPLES if state.pointed else 1),
+            min_child_samples=int(decided.min_child_samples),
             init_score=init_score.tolist(),
             init_score_rule=rule,
             num_bins=bins.num_bins,
@@ -532,11 +503,6 @@ def _start_record(job, bins, state, rule, validation, names, model, criterion):
         parameters=[jax.device_get(state.parameters)],
         by=criterion,
     )
-
-
-def _fitted_solver(method, state):
-    pointed = method.leaf_solver == "guarded" and bool(state.pointed)
-    return "exact" if pointed else method.leaf_solver
 
 
 def _check_callbacks(callbacks):

@@ -36,12 +36,6 @@ from jboost.trees.splitting import (
 )
 from jboost.trees.tree import CATEGORICAL
 
-# Defaults, chosen with experiments/categories.py.
-CATEGORY_L2 = 50.0
-CATEGORY_SMOOTHING = 20.0
-MIN_CATEGORY_WEIGHT = 25.0
-MAX_ONEHOT = 4
-
 
 class CategoryLimits(NamedTuple):
     """Which features hold categories, and the numbers that hold their splits back.

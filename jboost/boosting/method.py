@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings and a loss, sorted into what shapes the compiled program and what does not.
+
+In: checked settings, a traced loss, rows. Out: a Method, whose words and sizes are
+compiled into the program, and Numbers, which may be traced and never recompile.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from jboost.boosting.auto import LossChoices, decide_by_loss
+from jboost.boosting.settings import Regularization, Settings
+from jboost.codes.codes import Codes, SparseCodes
+from jboost.entry import checks
+from jboost.entry.warning import warn_user
+from jboost.objective.curvature import Curvature
+from jboost.objective.tracing import TracedLoss
+from jboost.tables.categories import Categories
+from jboost.tables.sparse import SparseMatrix
+from jboost.trees.candidates import Candidates, CandidateWeights
+from jboost.trees.category_splits import CategoryLimits
+from jboost.trees.initial import MedianStart
+from jboost.trees.leaves import LeafSolver
+from jboost.trees.levels import TreeLimits
+from jboost.trees.sorted_growth import MOST_CODES
+from jboost.trees.splitting import UNBOUNDED, ValueLimits
+
+_MOST_CELLS = 2**30  # in the histograms of one level of sparse data: 4 GiB
+
+
+@dataclass(frozen=True)
+class Method:
+    """What shapes the compiled program: words and sizes, no numbers.
+
+    ``curvature``, ``leaf_solver``, ``leaf_curvature`` and ``order_statistics`` are
+    those of :class:`jboost.boosting.auto.LossChoices`. ``uniform`` says that all rows
+    weigh the same (or nothing) and have the same curvature; ``categorical`` that some
+    feature holds categories.
+    """
+
+    curvature: Curvature
+    leaf_solver: LeafSolver
+    leaf_curvature: Curvature
+    order_statistics: bool
+    regularization: Regularization
+    max_depth: int
+    num_bins: int
+    max_nodes: int
+    max_leaves: int | None
+    uniform: bool
+    categorical: bool
+    candidates: Candidates
+    candidate_weights: CandidateWeights
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Whether trees are grown from sorted rows and codes of every value."""
+        return self.candidates != "global" or self.candidate_weights != "samples"
+
+
+class Numbers(NamedTuple):
+    """What may be traced, and never recompiles; see :func:`jboost.fit`."""
+
+    limits: TreeLimits
+    subsample: Float[Array, ""]
+
+
+def make_method(
+    settings: Settings,
+    loss: TracedLoss,
+    columns: Codes,
+    *,
+    num_rows: int,
+    uniform: bool,
+    max_bins: int,
+    num_features: int,
+    categories: Categories | None,
+    feature_names: Any = None,
+) -> tuple[Method, Numbers]:
+    """Sorts settings into what is static and what may be traced.
+
+    Args:
+      settings: checked; here they are compared with loss and data.
+      columns: codes of ``num_rows`` rows; only shapes are looked at.
+      uniform: whether all rows weigh the same, or nothing.
+      max_bins: codes of a feature: ``settings.max_bins``, or as many as there are.
+
+    Raises:
+      TypeError, ValueError: for settings that do not suit the loss or the data.
+    """
+    refuse_sorting(settings, columns)
+    choices = decide_by_loss(
+        loss, settings.curvature, settings.leaf_solver, settings.min_child_samples
+    )
+    _check_solver(loss, choices)
+    if categories is not None and not isinstance(categories, Categories):
+        raise TypeError(
+            "categories must be those of the bins (bins.categories) or None, got "
+            f"{type(categories).__name__}"
+        )
+    method = Method(
+        curvature=choices.curvature,
+        leaf_solver=choices.leaf_solver,
+        leaf_curvature=choices.leaf_curvature,
+        order_statistics=choices.order_statistics,
+        regularization=settings.regularization,
+        max_depth=settings.max_depth,
+        # A size for histograms alone: in sorted growth it is just a number.
+        num_bins=max_bins if settings.candidates == "global" else MOST_CODES,
+        max_nodes=_count_nodes(settings.max_depth, choices, num_rows),
+        max_leaves=_limit_leaves(settings),
+        uniform=uniform and choices.constant_curvature,
+        categorical=categories is not None,
+        candidates=settings.candidates,
+        candidate_weights=settings.candidate_weights,
+    )
+    _warn_of_no_steps(loss, method)
+    _check_size(columns, method)
+    limits = _make_limits(
+        settings, choices, num_rows, num_features, categories, feature_names
+    )
+    limits = limits._replace(max_bins=np.int32(max_bins))
+    if categories is not None:
+        _check_categories(categories, columns, method, limits, num_features)
+    if settings.candidates != "global" and limits.values is not None:
+        raise ValueError(
+            "candidates must be 'global' with l1, max_delta_step or monotone, which "
+            "are not supported by searches of sorted rows, got "
+            f"{settings.candidates!r}"
+        )
+    return method, Numbers(limits, _as_float(settings.subsample))
+
+
+def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):
+    """The numbers of a tree."""
+    groups: Any = checks.check_interactions(
+        settings.interactions, num_features, feature_names
+    )
+    return TreeLimits(
+        l2=_as_float(settings.l2),
+        min_gain=_as_float(settings.min_gain),
+        min_child_weight=_as_float(settings.min_child_weight),
+        min_child_samples=_minimum(choices.min_child_samples, num_rows),
+        colsample_bytree=_as_float(settings.colsample_bytree),
+        colsample_bylevel=_as_float(settings.colsample_bylevel),
+        colsample_bynode=_as_float(settings.colsample_bynode),
+        values=_limit_values(settings, num_features, feature_names),
+        groups=groups,
+        categories=_limit_categories(categories, settings),
+    )
+
+
+def _count_nodes(max_depth, choices, num_rows) -> int:
+    """The most nodes of a level that rows can fill; a power of two."""
+    samples = choices.min_child_samples
+    known = not isinstance(samples, Tracer) and samples > 0
+    largest: Any = num_rows // samples if known else num_rows
+    return min(2 ** (max_depth - 1), 1 << (max(1, largest) - 1).bit_length())
+
+
+def _limit_leaves(settings) -> int | None:
+    """None where every tree of that depth has as few."""
+    most = settings.max_leaves
+    return most if most and most < 2**settings.max_depth else None
+
+
+def _check_solver(loss, choices: LossChoices):
+    """A median step needs a loss that bends somewhere and is straight elsewhere."""
+    if choices.leaf_solver == "median_step" and loss.quadratic:
+        better = "exact" if loss.straight else "newton"
+        raise ValueError(
+            "leaf_solver='median_step' needs a loss whose second derivative changes "
+            f"with the score, such as Huber's; this one has its minimum by {better!r}"
+        )
+
+
+def _warn_of_no_steps(loss, method):
+    """Warns of a piecewise linear loss whose Newton steps are all 0."""
+    flat = loss.straight and method.leaf_curvature in ("exact", "absolute")
+    steps = method.leaf_solver in ("newton", "hessian", "line_search")
+    if flat and steps and method.regularization == "absolute":
+        warn_user(
+            "nothing will be learned: the loss is piecewise linear, so that its second "
+            "derivative is 0, and so is every leaf with curvature="
+            f"{method.curvature!r}, leaf_solver={method.leaf_solver!r} and "
+            "regularization='absolute' (as in XGBoost); use leaf_solver='auto' and "
+            "curvature='auto'"
+        )
+
+
+def _limit_values(settings, num_features, feature_names):
+    """What limits leaf values; None if nothing does, which is known here.
+
+    A traced number may be anything: it is taken for a limit.
+    """
+    l1, step = settings.l1, settings.max_delta_step
+    signs: Any = checks.check_monotone(settings.monotone, num_features, feature_names)
+    known = not isinstance(l1, Tracer) and not isinstance(step, Tracer)
+    if signs is None and known and l1 == 0 and step in (0, np.inf):
+        return None
+    step = _as_float(step)
+    numpy: Any = jnp if isinstance(step, jax.Array) else np
+    most = numpy.float32(UNBOUNDED)
+    step = numpy.where(step == 0, most, numpy.minimum(step, most))
+    bounds = numpy.stack([-step, step])
+    signs = np.zeros(num_features, np.int32) if signs is None else signs
+    return ValueLimits(_as_float(l1), bounds, signs)
+
+
+def _limit_categories(categories, settings):
+    """The numbers for categorical features, if there are any."""
+    if categories is None:
+        return None
+    codes = categories.codes
+    traced = isinstance(codes, Tracer)
+    num_codes: Any = jnp.max(codes, axis=1) if traced else np.max(codes, axis=1)
+    features: Any = np.array(categories.features, np.int32)
+    most: Any = settings.max_onehot
+    most = most if isinstance(most, Tracer) else np.int32(most)
+    return CategoryLimits(
+        features, num_codes, _as_float(settings.category_l2),
+        _as_float(settings.category_smoothing),
+        _as_float(settings.min_category_weight), most,
+    )  # fmt: skip
+
+
+def _check_categories(categories, columns, method, limits, num_features):
+    """Refuses what does not know categories."""
+    if categories.features[-1] >= num_features:
+        raise ValueError(
+            f"categories must be of the {num_features} columns of binned, got columns "
+            f"{categories.features}"
+        )
+    if isinstance(columns, SparseCodes):
+        raise ValueError(
+            "x must be dense where columns are categorical, got a sparse matrix and "
+            f"categorical columns {categories.features}"
+        )
+    if method.sorts_rows:
+        raise ValueError(
+            "candidates must be 'global' and candidate_weights 'samples' where columns "
+            f"are categorical, got {method.candidates!r} and "
+            f"{method.candidate_weights!r}"
+        )
+    signs = None if limits.values is None else limits.values.monotone
+    if signs is None or isinstance(signs, Tracer):
+        return
+    ordered = [f for f in categories.features if signs[f] != 0]
+    if ordered:
+        raise ValueError(
+            "monotone must be 0 for categorical columns, which have no order, got "
+            f"{signs[ordered[0]]} for column {ordered[0]}"
+        )
+
+
+def refuse_sorting(settings: Settings, x: Any) -> None:
+    """Raises for sparse data where trees would be grown from sorted rows."""
+    if settings.sorts_rows and isinstance(x, SparseCodes | SparseMatrix):
+        raise ValueError(
+            "candidates must be 'global' and candidate_weights 'samples' for sparse "
+            f"data, got {settings.candidates!r} and {settings.candidate_weights!r}"
+        )
+
+
+def _check_size(columns, method):
+    """Refuses what cannot be addressed, or hardly held."""
+    if not isinstance(columns, SparseCodes):
+        if columns.size >= 2**31:
+            raise ValueError(
+                "x must have fewer than 2^31 cells (rows, padded, times columns), got "
+                f"{columns.size}"
+            )
+        return
+    # Stored entries may be few, but every node has a sum for each feature and code.
+    nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)
+    sizes = (nodes, columns.num_features, method.num_bins, 3)
+    if np.prod(sizes, dtype=np.float64) > _MOST_CELLS:
+        raise ValueError(
+            "a level's histograms must have at most 2^30 cells (4 GiB), got nodes x "
+            f"features x codes x channels = {' x '.join(map(str, sizes))}; use a "
+            "smaller max_depth or max_bins, or a larger min_child_samples"
+        )
+
+
+def _as_float(number) -> Any:
+    """float32, by NumPy where that can be: it compiles nothing."""
+    if isinstance(number, jax.Array):
+        return number.astype(jnp.float32)
+    return np.float32(number)
+
+
+def _minimum(samples, num_rows) -> Any:
+    """int32, likewise."""
+    if isinstance(samples, Tracer):
+        return jnp.minimum(samples, num_rows).astype(jnp.int32)
+    return np.int32(min(samples, num_rows))
+
+
+def initial_scores(settings: Settings) -> Array | MedianStart | None:
+    """Returns the initial scores [K], or how to find them; None: the argmin."""
+    init_score, num_scores = settings.init_score, settings.num_scores
+    if isinstance(init_score, str):
+        checks.check_word("init_score", init_score, ("auto", "median"))
+        return MedianStart() if init_score == "median" else None
+    traced = any(isinstance(n, Tracer) for n in jax.tree.leaves(init_score))
+    numpy: Any = jnp if traced else np
+    array = numpy.asarray(init_score, numpy.float32)
+    if array.shape not in ((), (num_scores,)):
+        raise ValueError(
+            f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
+            f"got shape {array.shape}"
+        )
+    if not traced and not np.isfinite(array).all():
+        raise ValueError(f"init_score must be finite, got {init_score!r}")
+    scores = numpy.broadcast_to(array, (num_scores,))
+    return scores if traced else jax.device_put(scores)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classifier: probabilities and a label for each row.
+
+In: X, and labels [N]. Out: labels, and probabilities where the loss implies them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils import column_or_1d, compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+
+from jboost import losses
+from jboost.boosting.settings import takes_settings
+from jboost.entry.arguments import explain_arguments
+from jboost.sklearn.estimators import (
+    Boosting,
+    EstimatorSettings,
+    find_loss,
+    is_one_of,
+)
+from jboost.tables.columns import find_gap
+from jboost.tables.targets import check_weights
+
+_SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
+_BINARY = (losses.logistic, losses.focal, *_SIGNED)
+
+
+def _gives_probabilities(classifier):
+    """Whether there is a link; without one a score is just a score."""
+    if not isinstance(classifier.inverse_link, str):
+        return classifier.inverse_link is not None
+    loss = classifier.loss
+    if isinstance(loss, str):
+        loss = losses.logistic if loss == "auto" else losses.LOSSES.get(loss)
+    return losses.inverse_link(loss) is not None
+
+
+class JBoostClassifier(ClassifierMixin, Boosting):
+    """Gradient boosting of any differentiable loss, as a classifier.
+
+    The hyperparameters are those of :func:`jboost.fit`, which explains them at
+    length, and a few of scikit-learn's.
+
+    Args:
+      loss: "auto" (``logistic`` for two classes, ``softmax`` for more); the name of a
+        loss of :mod:`jboost.losses` or the function: ``softmax`` for any number of
+        classes, ``logistic``, ``focal``, ``exponential``, ``hinge`` and
+        ``hinge_squared`` for two; or a function of your own, ``loss(score, target)`` of
+        one row, where target is 0 or 1, and for K > 2 classes a number below K beside
+        K scores.
+      class_weight: {label: weight}, or "balanced": N / (K rows of the class), by which
+        ``sample_weight`` of the training rows is multiplied; sets of ``eval_set`` have
+        weights of their own. {0: 1, 1: w} is XGBoost's ``scale_pos_weight=w``.
+      {settings}
+
+    Without an ``inverse_link`` there is no ``predict_proba``.
+
+    Attributes:
+      classes_: the labels, sorted.
+
+    Example:
+      >>> import numpy as np
+      >>> from jboost.sklearn.classifier import JBoostClassifier
+      >>> X = np.arange(40.0)[:, None]
+      >>> y = np.where(X[:, 0] > 20, "high", "low")
+      >>> classifier = JBoostClassifier(num_rounds=20).fit(X, y)
+      >>> classifier.predict([[5.0], [30.0]]).tolist()
+      ['low', 'high']
+    """
+
+    classes_: np.ndarray
+    class_weight: Any
+
+    @explain_arguments
+    @takes_settings
+    def __init__(
+        self,
+        loss: str | Callable[..., Any] | losses.Adaptive = "auto",
+        *,
+        class_weight: Any = None,
+        **settings: Unpack[EstimatorSettings],
+    ):
+        super().__init__(loss, **settings)
+        self.class_weight = class_weight
+
+    @explain_arguments
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        eval_set: Any = None,
+    ) -> "JBoostClassifier":
+        """Trains on rows X and labels y; see :meth:`JBoostRegressor.fit`.
+
+        Args:
+          X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
+          y: labels [N] of at least two classes.
+          sample_weight, offset, eval_set: as for a regressor.
+
+        Returns:
+          The estimator.
+
+        Raises:
+          TypeError, ValueError: for bad arguments, before training.
+        """
+        X = self._read_table(X, reset=True)
+        y = _check_labels(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        weights, counted = sample_weight, codes
+        if weights is not None:
+            weights = check_weights(weights, len(y), "sample_weight")
+            counted = codes[np.asarray(weights > 0)]
+        if len(np.unique(counted)) < 2:
+            raise ValueError(
+                "y must hold at least two classes in rows of positive weight, got one "
+                f"class, {self.classes_[counted[0]]!r}"
+            )
+        self._loss = self._choose_loss()
+        if self.class_weight is not None:
+            factors = compute_sample_weight(self.class_weight, y)
+            weights = factors if weights is None else factors * weights
+        return self._train(
+            X, self._code(codes), weights, offset, eval_set, self._loss,
+            self._num_scores, codes,
+        )  # fmt: skip
+
+    def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """The raw score: [N], above 0 for the second class, or [N, K]."""
+        return self._score_rows(X, offset)
+
+    def staged_decision_function(
+        self, X: Any, *, offset: Any = None
+    ) -> Iterator[np.ndarray]:
+        """The scores after each round, one by one."""
+        yield from self._score_stages(X, offset)
+
+    @available_if(_gives_probabilities)
+    def predict_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """Probabilities [N, classes], by the loss's link."""
+        return _complete(self._score_rows(X, offset, self._link))
+
+    @available_if(_gives_probabilities)
+    def predict_log_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """Logarithms of the probabilities."""
+        return np.log(self.predict_proba(X, offset=offset))
+
+    @available_if(_gives_probabilities)
+    def staged_predict_proba(
+        self, X: Any, *, offset: Any = None
+    ) -> Iterator[np.ndarray]:
+        """The probabilities after each round, one by one."""
+        yield from map(_complete, self._score_stages(X, offset, self._link))
+
+    def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """The label of the largest score; of two classes, the second above 0.
+
+        With an ``inverse_link`` of your own, the label of the largest probability.
+        """
+        return self._find_labels(self._score_rows(X, offset, self._own_link))
+
+    def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
+        """The labels after each round, one by one."""
+        stages = self._score_stages(X, offset, self._own_link)
+        yield from map(self._find_labels, stages)
+
+    @property
+    def _own_link(self):
+        return None if isinstance(self.inverse_link, str) else self.inverse_link
+
+    def _find_labels(self, found):
+        """``found`` are scores, or with a link of one's own probabilities."""
+        if found.ndim == 2:
+            return self.classes_[found.argmax(axis=1)]
+        return self.classes_[(found > (0 if self._own_link is None else 0.5)) * 1]
+
+    def _choose_loss(self):
+        num_classes = len(self.classes_)
+        if isinstance(self.loss, str) and self.loss == "auto":
+            return losses.logistic if num_classes == 2 else losses.softmax
+        loss = find_loss(self.loss)
+        bare = losses.bare_loss(loss)
+        if bare is losses.softmax or not is_one_of(loss, losses.LOSSES.values()):
+            return loss
+        if not is_one_of(loss, _BINARY):
+            raise ValueError(
+                f"loss must be 'softmax' or one of {[*map(_name, _BINARY)]}, or a "
+                f"function of your own, got {_name(bare)!r}"
+            )
+        if num_classes > 2:
+            raise ValueError(
+                f"loss must be 'softmax' or a function of {num_classes} scores for "
+                f"{num_classes} classes, got {_name(bare)!r}, which is for two; or "
+                "wrap the estimator in sklearn.multiclass.OneVsRestClassifier"
+            )
+        return loss
+
+    @property
+    def _num_scores(self):
+        several = is_one_of(self._loss, [losses.softmax])
+        return len(self.classes_) if several or len(self.classes_) > 2 else 1
+
+    def _code(self, codes):
+        """Classes as the loss wants them: 0, 1, ..., or -1 and 1."""
+        signed = is_one_of(self._loss, _SIGNED)
+        return (2 * codes - 1 if signed else codes).astype(np.int32)
+
+    def _read_targets(self, y):
+        y = _check_labels(y, "eval_set")
+        codes = np.searchsorted(self.classes_, y).clip(0, len(self.classes_) - 1)
+        unknown = self.classes_[codes] != y
+        if unknown.any():
+            raise ValueError(
+                f"eval_set must hold the classes of y, {self.classes_}, got "
+                f"{y[unknown][0]!r}"
+            )
+        return self._code(codes)
+
+
+def _check_labels(y, name="y"):
+    if y is None:
+        raise ValueError("fit requires y to be passed, but the target y is None")
+    y = column_or_1d(y, warn=True)
+    gap = find_gap(y) if y.dtype.kind == "O" else None  # scikit-learn checks floats
+    if gap is not None:
+        raise ValueError(
+            f"{name} must hold a label in every row, got {y[gap]!r} in row {gap}"
+        )
+    check_classification_targets(y)
+    return y
+
+
+def _complete(probabilities):
+    """Those of two classes, where there is that of the second."""
+    if probabilities.ndim == 2:
+        return probabilities
+    return np.stack([1 - probabilities, probabilities], axis=1)
+
+
+def _name(loss):
+    return loss.__name__

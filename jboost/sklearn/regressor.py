@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The regressor: a number or K numbers for each row.
+
+In: X, and targets [N] or [N, K]. Out: predictions of the same shape.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_array, column_or_1d
+
+from jboost import losses
+from jboost.entry.arguments import explain_arguments
+from jboost.sklearn.estimators import Boosting, find_loss, is_one_of
+
+
+class JBoostRegressor(RegressorMixin, Boosting):
+    """Gradient boosting of any differentiable loss, as a regressor.
+
+    The hyperparameters are those of :func:`jboost.fit`, which explains them at
+    length, and a few of scikit-learn's.
+
+    Args:
+      loss: "auto" (squared error), the name of a function of :mod:`jboost.losses`, or
+        ``loss(score, target)`` of one row; bind parameters by ``functools.partial``,
+        ``partial(jb.losses.quantile, tau=0.9)``. For targets [N, K] a loss of
+        :mod:`jboost.losses` is summed over the K; a function of your own gets K
+        scores.
+      {settings}
+
+    Attributes:
+      model_: the :class:`jboost.Ensemble`; ``get_booster()`` returns it as well.
+      history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
+      n_iter_, best_iteration_: rounds of the model; the best round, from 0.
+      feature_importances_: shares of the improvement in squared error.
+      n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    Example:
+      >>> import numpy as np
+      >>> from jboost.sklearn.regressor import JBoostRegressor
+      >>> X = np.arange(40.0)[:, None]
+      >>> regressor = JBoostRegressor(num_rounds=20).fit(X, np.sqrt(X[:, 0]))
+      >>> bool(regressor.score(X, np.sqrt(X[:, 0])) > 0.9)
+      True
+    """
+
+    @explain_arguments
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        eval_set: Any = None,
+    ) -> "JBoostRegressor":
+        """Trains on rows X and targets y.
+
+        Args:
+          X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
+          y: [N], or [N, K] for K outputs.
+          sample_weight: >= 0.
+          offset: [N] or [N, K], added to the score (a base margin); to be given to
+            ``predict`` as well.
+          eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset); a
+            list of such, named "validation_0", ...; or a dict of such by name. Early
+            stopping looks at the first.
+
+        Returns:
+          The estimator.
+
+        Raises:
+          TypeError, ValueError: for bad arguments, before training.
+        """
+        X = self._read_table(X, reset=True)
+        targets = self._read_targets(y)
+        self._loss = find_loss("squared_error" if self.loss == "auto" else self.loss)
+        num_scores = 1 if targets.ndim == 1 else targets.shape[1]
+        known = is_one_of(self._loss, losses.LOSSES.values())
+        loss = _sum_outputs(self._loss) if num_scores > 1 and known else self._loss
+        return self._train(
+            X, targets, sample_weight, offset, eval_set, loss, num_scores, None
+        )
+
+    def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """What the score stands for, in float32: [N]; in float64 for K outputs [N, K].
+
+        Args:
+          X: as for ``fit``, with the same columns.
+          offset: as for ``fit``.
+        """
+        return _widen(self._score_rows(X, offset, self._link))
+
+    def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
+        """The predictions after each round, one by one."""
+        yield from map(_widen, self._score_stages(X, offset, self._link))
+
+    def _read_targets(self, y):
+        if y is None:
+            raise ValueError("fit requires y to be passed, but the target y is None")
+        y = check_array(y, ensure_2d=False, input_name="y", estimator=self)
+        return column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
+
+    def __sklearn_tags__(self):
+        """Several outputs are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _sum_outputs(loss):
+    """Of K scores and targets: the outputs are apart, but for the trees' rounds."""
+    return lambda scores, targets: jnp.sum(jax.vmap(loss)(scores, targets))
+
+
+def _widen(predictions):
+    return predictions.astype(np.float64) if predictions.ndim == 2 else predictions
