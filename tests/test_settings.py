@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every hyperparameter is declared once, and all that draws on it agrees."""
+
+import ast
+import inspect
+import math
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jboost as jb
+from jboost.boosting.auto import decide_by_data
+from jboost.boosting.method import make_method
+from jboost.boosting.settings import (
+    FitSettings,
+    RoundSettings,
+    TableSettings,
+    declared,
+    read_settings,
+)
+from jboost.model.containers import read_container
+from jboost.objective.tracing import trace_loss
+from jboost.sklearn import JBoostClassifier, JBoostRegressor
+
+ROOT = Path(__file__).parent.parent
+X = np.arange(24, dtype=np.float32).reshape(12, 2) % 7
+Y = X[:, 0].copy()
+EVERY = {*declared(FitSettings)}
+LOOP = {*declared(RoundSettings), "num_rounds", "num_scores", "init_score"}
+# Another value for each, all of which go together.
+OTHERS = dict(
+    learning_rate=0.2, max_depth=3, max_bins=100, l1=0.5, l2=2.0, max_delta_step=2.0,
+    min_gain=0.5, min_child_weight=2.0, min_child_samples=2, regularization="absolute",
+    subsample=0.5, colsample_bytree=0.6, colsample_bylevel=0.7, colsample_bynode=0.8,
+    max_leaves=3, monotone={0: 1}, interactions=[[0], [1]], category_l2=1.0,
+    category_smoothing=2.0, min_category_weight=3.0, max_onehot=2,
+    curvature="absolute", leaf_solver="guarded", num_rounds=1, init_score=1.0,
+    absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
+)  # fmt: skip
+SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse l1
+
+
+def defaults(function):
+    parameters = inspect.signature(function).parameters
+    return {name: each.default for name, each in parameters.items()}
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (jb.fit, EVERY), (jb.cross_validate, EVERY), (jb.sweep, EVERY),
+        (jb.boost, LOOP),
+        (jb.boost_step, {*declared(RoundSettings)}),
+        (JBoostRegressor, {*declared(TableSettings)}),
+        (JBoostClassifier, {*declared(TableSettings)}),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)  # fmt: skip
+def test_names_and_defaults_are_those_declared(function, names):
+    """The signatures of fit and boost are written by hand."""
+    found = defaults(function)
+    everything = declared(FitSettings)
+    shared = {name: found[name] for name in everything if name in found}
+    if isinstance(function, type):
+        assert shared.pop("absent") == "zero"  # as scikit-learn reads sparse matrices
+        names = names - {"absent"}
+    assert shared == {name: everything[name].default for name in names}
+    documented = jb.fit.__doc__ if function is jb.boost else function.__doc__
+    for name in names - {"colsample_bylevel", "colsample_bynode"}:
+        assert re.search(rf"^ +(\w+, )*{name}[:,]", documented, re.M), name
+
+
+def test_every_setting_has_a_value_here():
+    assert {*OTHERS, *SORTED} == EVERY
+    assert "{settings}" not in jb.boost_step.__doc__
+
+
+@pytest.mark.parametrize("name", sorted({*declared(RoundSettings)} - {"learning_rate"}))
+def test_every_setting_reaches_the_program(name):
+    """Another value makes another Method, or other Numbers."""
+    traced, _ = trace_loss(jb.losses.squared_error, Y)
+    categories = None
+    if "categor" in name or name == "max_onehot":
+        categories = jb.fit_bins(X, categorical=[1]).categories
+
+    def make(**given):
+        settings = read_settings(given)
+        method, numbers = make_method(
+            settings, traced, np.zeros((2, 12), np.uint8), num_rows=12, uniform=True,
+            max_bins=settings.max_bins, num_features=2, categories=categories,
+        )  # fmt: skip
+        return method, jax.tree.map(
+            np.ndarray.tolist, jax.tree.map(np.asarray, numbers)
+        )
+
+    assert make(**{name: {**OTHERS, **SORTED}[name]}) != make()
+
+
+@pytest.fixture(scope="module")
+def fingerprint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "run"
+    validation = (X, Y)
+    jb.fit(
+        X, Y, jb.losses.huber, validation=validation, checkpoint=path,
+        implementation="xla", **OTHERS,
+    )  # fmt: skip
+    return read_container(path).fields["fingerprint"]
+
+
+def test_every_setting_is_in_a_checkpoint(fingerprint):
+    """Rates are stored round by round; scores show in the digests of the data."""
+    elsewhere = {"learning_rate", "num_rounds", "num_scores"}
+    assert EVERY - elsewhere <= {*fingerprint}
+
+
+def test_checkpoints_of_before_still_match(fingerprint):
+    """Names and values as the first release wrote them."""
+    known = {
+        "absent": "zero", "curvature": "absolute", "leaf_solver": "guarded",
+        "regularization": "absolute", "max_depth": 3, "max_leaves": 3,
+        "candidates": "global", "candidate_weights": "samples",
+        "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
+        "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),
+        "colsample_bylevel": np.float32(0.7).item(),
+        "colsample_bynode": np.float32(0.8).item(), "l1": 0.5,
+        "max_delta_step": [-2.0, 2.0], "monotone": [1, 0],
+        "interactions": [[True, False], [False, True]], "max_bins": 8,
+        "categorical": [1], "categories.num_codes": [7], "category_l2": 1.0,
+        "category_smoothing": 2.0, "min_category_weight": 3.0, "max_onehot": 2,
+        "subsample": 0.5, "init_score": [1.0], "seed": 3, "early_stopping_rounds": 5,
+        "metrics": [], "by": None, "validation": ["validation"],
+        "feature_names": None, "model": None,
+    }  # fmt: skip
+    digests = {name for name, each in fingerprint.items() if "sha256" in str(each)}
+    found = {name: fingerprint[name] for name in {*fingerprint} - digests}
+    assert {n: v for n, v in found.items() if n not in ("jax", "jboost")} == known
+    assert {"x", "y", "sample_weight", "offset", "loss"} < digests
+
+
+def read_table():
+    """{name: default} of the table of parameters in the documentation."""
+    pages = (ROOT / "docs" / "parameters.md", ROOT / "README.md")
+    text = next(
+        p.read_text() for p in pages if p.exists() and "| `jb.fit`" in p.read_text()
+    )
+    found = {}
+    for line in text.partition("| `jb.fit`")[2].splitlines()[2:]:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if not cells:
+            break
+        names = re.findall(r"`(\w+)`", cells[0])
+        values = cells[1].replace("`", "").replace("none", "None").split(", ")
+        for name, value in zip(
+            names, values * (len(names) // len(values)), strict=True
+        ):
+            whole = names[0].rpartition("_")[0] + name if name[0] == "_" else name
+            found[whole] = value
+    return found
+
+
+def test_the_table_of_parameters_has_every_default():
+    table = read_table()
+    for name, setting in declared(FitSettings).items():
+        if isinstance(setting.default, float) and math.isinf(setting.default):
+            assert table[name] == "inf"
+        else:
+            assert ast.literal_eval(table[name]) == setting.default, name
+
+
+def test_settings_are_frozen_and_know_their_names():
+    settings = read_settings(dict(l2=3.0, unknown=1))
+    assert settings.l2 == 3.0 and settings.replace(l2=4.0).l2 == 4.0
+    with pytest.raises(AttributeError):
+        settings.l2 = 4.0
+    with pytest.raises(AttributeError, match="unknown"):
+        _ = settings.unknown
+    with pytest.raises(ValueError, match="max_depth"):
+        settings.replace(max_depth=0)
+
+
+@pytest.mark.parametrize("pointed", [False, True])
+@pytest.mark.parametrize("leaf_solver", ["guarded", "newton"])
+@pytest.mark.parametrize("samples", [0, 7])
+def test_the_data_decide_alike_within_a_program_and_outside(
+    pointed, leaf_solver, samples
+):
+    def decide(pointed):
+        choices = decide_by_data(pointed, leaf_solver, samples)
+        return jax.tree.map(jax.numpy.asarray, choices)
+
+    traced = jax.jit(decide)(pointed)
+    host = decide_by_data(np.asarray(pointed), leaf_solver, samples)
+    assert int(host.min_child_samples) == (samples or (20 if pointed else 1))
+    assert bool(host.exact_leaves) == (pointed and leaf_solver == "guarded")
+    assert [each.item() for each in traced] == [np.asarray(each) for each in host]
