@@ -23,7 +23,8 @@ from jboost.boosting.settings import (
 )
 from jboost.model.containers import read_container
 from jboost.objective.tracing import trace_loss
-from jboost.sklearn import JBoostClassifier, JBoostRegressor
+from jboost.sklearn.classifier import JBoostClassifier
+from jboost.sklearn.regressor import JBoostRegressor
 
 ROOT = Path(__file__).parent.parent
 X = np.arange(24, dtype=np.float32).reshape(12, 2) % 7
