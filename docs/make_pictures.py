@@ -4,7 +4,7 @@
 Building the pages draws those that are missing.
 """
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -36,6 +36,64 @@ def train_homes():
         x[:300], y[:300], validation=(x[300:], y[300:]), num_rounds=100, max_depth=3,
         feature_names=NAMES,
     )  # fmt: skip
+
+
+WAVE_SHARES = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
+WAVE_LOSSES = {
+    "L2, squared error": (jb.losses.squared_error, "C0", "-"),
+    "L1, absolute error": (jb.losses.absolute_error, "C1", "--"),
+    "Huber, delta = 0.5": (partial(jb.losses.huber, delta=0.5), "C2", "-."),
+}
+
+
+def make_waves(share, seed=0):
+    """Noisy targets on a wave, a share of them replaced by large values."""
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(-3, 3, 600))
+    wave = np.sin(2 * x) + x / 3
+    y = wave + 0.2 * rng.normal(size=600)
+    corrupted = rng.permutation(600)[: round(share * 600)]
+    y[corrupted] += rng.uniform(3, 12, len(corrupted))
+    return x[:, None], y, wave
+
+
+def fit_wave(loss, x, y):
+    """Scores of a small model at the rows that it was trained on."""
+    settings = dict(max_depth=3, min_child_samples=20, learning_rate=0.1)
+    return jb.predict(jb.fit(x, y, loss, num_rounds=60, **settings)[0], x)
+
+
+def draw_contaminated():
+    """Three losses on targets of which some are corrupted."""
+    figure, (left, right) = matplotlib.pyplot.subplots(
+        1, 2, figsize=(9, 3.6), layout="constrained", width_ratios=(3, 2)
+    )
+    x, y, wave = make_waves(0.15)
+    left.plot(x[:, 0], y, ".", color="0.7", markersize=4, label="training rows")
+    left.plot(x[:, 0], wave, color="0.2", linewidth=1, label="truth")
+    for name, (loss, color, dashes) in WAVE_LOSSES.items():
+        line = dict(color=color, linestyle=dashes, linewidth=2, label=name)
+        left.plot(x[:, 0], fit_wave(loss, x, y), **line)
+        errors = [np.mean([mean_wave_error(loss, s, i) for i in range(4)])
+                  for s in WAVE_SHARES]  # fmt: skip
+        right.plot(100 * WAVE_SHARES, errors, **line)
+    left.set(xlabel="feature", ylabel="target", ylim=(-2.6, 6))
+    left.set_title("15 % of the targets are corrupted", fontsize=10)
+    right.set(xlabel="corrupted targets (%)", ylim=0)
+    right.set_title("mean distance to the truth", fontsize=10)
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=5,
+        frameon=False, fontsize=9,
+    )  # fmt: skip
+    return figure
+
+
+def mean_wave_error(loss, share, seed):
+    """How far a model is from the truth, on average over the rows."""
+    x, y, wave = make_waves(share, seed)
+    return np.abs(fit_wave(loss, x, y) - wave).mean()
 
 
 def draw_learning_curve():

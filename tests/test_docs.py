@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages and the README show runs, and their links lead somewhere."""
+"""Examples in the README and the pages run and print what the pages say.
 
+Tables of parameters, losses and metrics are compared with the code.
+"""
+
+import doctest
+import inspect
 import os
 import re
 import shutil
@@ -20,7 +25,9 @@ matplotlib.use("Agg")
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```$(\s+^```text\n(?P<printed>.*?)^```$)?", re.S | re.M
+)
 CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
@@ -41,18 +48,62 @@ def plain_settings():
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name
 )
-def test_examples_run(page, plain_settings, tmp_path, monkeypatch):
-    """The blocks of a page, one after the other; each one's line numbers are right."""
+def test_examples_run(page, plain_settings, tmp_path, monkeypatch, capsys):
+    """Runs the blocks of a page in order, with the line numbers of the page.
+
+    A block of text that follows is what the example prints; "..." stands for anything.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     text, names = page.read_text(), {"__name__": page.stem}
     for block in BLOCK.finditer(text):
-        lines = text[: block.start(1)].count("\n")
-        program = compile("\n" * lines + block[1], str(page), "exec")
+        lines = text[: block.start("code")].count("\n")
+        program = compile("\n" * lines + block["code"], str(page), "exec")
+        capsys.readouterr()
         try:
             exec(program, names)
         except ImportError as error:  # of what is not installed along with jboost
             pytest.skip(str(error))
+        if block["printed"] is not None:
+            assert_prints(block["printed"], capsys.readouterr().out)
+
+
+def assert_prints(expected, printed):
+    """Lines may be broken elsewhere."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    same = doctest.OutputChecker().check_output(expected, printed, flags)
+    assert same, f"expected:\n{expected}\nprinted:\n{printed}"
+
+
+def read_table(page, heading):
+    """The cells of the tables of a page whose first column has this heading."""
+    rows, inside = [], False
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        inside = line.startswith("|") and (inside or cells[0] == heading)
+        rows += [cells] if inside and not line.startswith("|---") else []
+    return [row for row in rows if row[0] != heading]
+
+
+def test_parameters_have_the_defaults_of_fit():
+    rows = {row[0].strip("`"): row[1].strip("`") for row in read_table(
+        "parameters.md", "parameter")}  # fmt: skip
+    known = inspect.signature(jb.fit).parameters.values()
+    defaults = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY}
+    assert {name: eval(rows[name], {"inf": float("inf")}) for name in rows} == defaults
+
+
+def test_tables_of_losses_and_metrics_are_complete():
+    listed = [row[0] for row in read_table("losses.md", "`jb.losses.`")]
+    found = re.findall(r"`(\w+)", " ".join(listed))
+    makers = {"make_adaptive_huber"} - {*jb.losses.LOSSES}
+    assert {*found} - makers == {*jb.losses.LOSSES}
+    listed = " ".join(row[0] for row in read_table("metrics.md", "name"))
+    assert {*re.findall(r"`(\w+)`", listed)} == {*jb.metrics.METRICS}
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 160
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

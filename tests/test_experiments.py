@@ -45,9 +45,9 @@ def test_help_says_what_the_script_does_and_where_it_writes(
     assert not any(word in said for word in ("--output", "--results", "--json"))
 
 
-def test_readme_lists_every_script():
-    readme = (FOLDER.parent / "README.md").read_text()
-    assert [name for name in SCRIPTS if f"- `{name}.py`" not in readme] == []
+def test_documentation_lists_every_script():
+    page = (FOLDER.parent / "docs/experiments.md").read_text()
+    assert [name for name in SCRIPTS if f"- `{name}.py`" not in page] == []
 
 
 def test_scripts_use_the_public_package_only():
