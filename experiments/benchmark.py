@@ -1,50 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is jboost beside XGBoost, LightGBM and scikit-learn, with equal parameters?
+"""How fast is jboost compared with XGBoost, LightGBM and scikit-learn?
 
     python experiments/benchmark.py --tables DIR --out DIR
     python experiments/benchmark.py --quick
     python experiments/benchmark.py --cases wide small --measures train fit
     python experiments/benchmark.py --report FILE
 
-Measured, libraries in turn, medians over repeats; LightGBM's quantized training is a
-contender of its own, "lightgbm-q", and what is not installed is left out:
+All libraries get equal parameters and take turns; results are medians over repeats.
+LightGBM's quantized training is a separate contender, "lightgbm-q"; libraries that are
+not installed are left out. Measures:
 
-- train: milliseconds a tree, as the slope between two numbers of rounds. Peers get
+- train: milliseconds per tree, as the slope between two numbers of rounds. Peers get
   data sets built beforehand; what a fit does once (bins, copies) cancels in the slope.
-- binning: from a matrix of floats to what training starts from.
+- binning: from a matrix of floats to the data that training starts from.
 - fit: from a matrix of floats to a model, warm.
 - cv: from a matrix of floats to the losses of five folds, warm: `jb.cross_validate`,
   `xgboost.cv`, `lightgbm.cv`, scikit-learn's `cross_validate`; "jboost-loop" fits fold
-  by fold. sweep: the same at eight learning rates: `jb.sweep`, and others in a loop.
+  by fold. sweep: the same at eight learning rates: `jb.sweep`, and the others in a
+  loop.
 - predict: raw scores of all training rows, from a matrix of floats, with 50 and 500
   rounds; "jboost-avx2" is a process with JBOOST_ISA=avx2.
 - shap: SHAP values of all training rows, from a matrix of floats (TreeSHAP,
   path-dependent; the peers' pred_contribs and pred_contrib).
 - cold: seconds of a whole process that imports, fits and predicts ("cold cv":
-  cross-validates instead); "jboost-cached" is
-  one that finds its programs in JAX's persistent compilation cache.
-- compile: seconds that the first fit of a process takes more than the second, beside
-  `import jax`.
-- memory: MiB that a process which fits, and one which predicts, too, had resident at
-  most.
+  cross-validates instead); "jboost-cached" finds its programs in JAX's persistent
+  compilation cache.
+- compile: how many seconds longer the first fit of a process takes than the second,
+  compared with `import jax`.
+- memory: peak resident memory in MiB of a process that fits, and of one that predicts
+  as well.
 - loss: held-out loss on generated data, after the larger number of rounds of the slope.
-- tables: held-out loss on the larger tables of --tables (a folder per table, as
-  compare_libraries.py takes), five splits, "jboost-xla" being the pure-XLA core.
+- tables: held-out loss on the larger tables of --tables (a folder per table, as for
+  compare_libraries.py), five splits; "jboost-xla" is jboost in plain XLA.
 
-Every library lives in a process of its own, which is told when to take a reading, so
-that libraries can neither disturb nor end each other; cold, compile and memory take a
-fresh process for each reading. What the parameters are, and what equal means, is said
-in benchmark_worker.py; they are printed. Data for speed is generated: sums of sines and
-products of normal features, plus noise. Everyone gets --threads threads (where the
-system allows it, processes are confined to as many cores, because JAX takes what there
-is).
+Every library runs in a process of its own, which takes a reading when it is told to, so
+that libraries cannot disturb or crash each other; cold, compile and memory take a new
+process for each reading. The parameters are printed; benchmark_worker.py says what
+equal means. Data for speed are generated: sums of sines and products of normal
+features, plus noise. All libraries get --threads threads (where the system allows it,
+processes are confined to as many cores, because JAX uses all available ones).
 
-Speed means something on a quiet machine only. Beside each reading, the processor time
-that other processes used is read from /proc/stat (Linux). Readings are put off until
-the machine is quiet (together for --patience seconds at most); those during which
-others used more than --most-load of the cores are discarded and tried again, a bounded
-number of times, and what could not be measured is said. Written to --out:
-benchmark.json, which --report prints again.
+Speed can be measured on a quiet machine only. With each reading, the processor time
+that other processes used is read from /proc/stat (Linux). Readings wait until the
+machine is quiet (at most --patience seconds in total). Those during which other
+processes used more than --most-load of the cores are discarded and repeated, a limited
+number of times; what could not be measured is listed. Written to --out: benchmark.json,
+which --report prints again.
 """
 
 import argparse
@@ -120,7 +121,7 @@ class FailedError(Exception):
 
 
 def make_environment(library: str = "", cache: str = "") -> dict[str, str]:
-    """Returns the variables of a process that holds a library."""
+    """Returns the environment variables of a process that holds a library."""
     made = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"JAX_PLATFORMS": "cpu"}
     if library == "jboost-avx2":
         made["JBOOST_ISA"] = "avx2"
@@ -170,19 +171,19 @@ class Worker:
         return answer["value"]
 
     def forget(self) -> None:
-        """Lets the process drop models and data, if there is one."""
+        """Tells the process, if there is one, to drop models and data."""
         if self.process is not None:
             with contextlib.suppress(FailedError):
                 self.ask("forget")
 
     def _last_error(self) -> str:
-        """What the process said last."""
+        """Returns the last line that the process wrote."""
         self.errors.seek(0)
         lines = [line for line in self.errors.read().splitlines() if line.strip()]
         return "the process ended: " + (lines[-1] if lines else "it said nothing")
 
     def close(self, kill: bool = False) -> None:
-        """Ends the process; the next request would start another."""
+        """Ends the process; the next request starts another."""
         if self.process is not None:
             if kill:
                 self.process.kill()
@@ -191,7 +192,7 @@ class Worker:
 
 
 def run_fresh(arguments: list[Any], environment: dict[str, str]) -> list[float]:
-    """Runs Python in a fresh process; returns the numbers that it printed."""
+    """Runs Python in a new process; returns the numbers that it printed."""
     try:
         done = subprocess.run(
             [sys.executable, *map(str, arguments)], env=environment, check=True,
@@ -208,7 +209,7 @@ def run_fresh(arguments: list[Any], environment: dict[str, str]) -> list[float]:
 def read_fresh(
     measure: str, library: str, case: Case, threads: int, cache: str = ""
 ) -> Reading:
-    """Takes a reading of a process that does one thing and ends."""
+    """Takes a reading of a new process that does one thing and ends."""
     printed: list[float] = []
     task = measure.split()[0]
     word = "cold-cv" if measure == "cold cv" else task
@@ -235,7 +236,7 @@ class Step(NamedTuple):
 
 
 def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ...]:
-    """Returns whose readings a step takes: libraries, and variants of jboost."""
+    """Returns the sources of a step: libraries, and variants of jboost."""
     # Quantized or not.
     same = ("binning", "predict 50", "predict 500", "shap", "cold", "cold cv", "sweep")
     sources = [n for n in libraries if n != "lightgbm-q" or measure not in same]
@@ -253,7 +254,7 @@ def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ..
 
 
 def make_plan(options: argparse.Namespace) -> list[Step]:
-    """Returns the steps, fresh processes first: other libraries are not loaded yet."""
+    """Returns the steps; new processes come first, before libraries are loaded."""
     steps = []
     for name in dict.fromkeys(options.cases):
         measures = MEASURED.get(name, ())
@@ -271,7 +272,7 @@ def make_plan(options: argparse.Namespace) -> list[Step]:
 
 
 def is_fresh(step: Step) -> bool:
-    """Whether a step wants a process for each reading."""
+    """Returns whether a step needs a new process for each reading."""
     return step.measure.split()[0] in ("cold", "compile", "memory")
 
 
@@ -279,7 +280,7 @@ def is_fresh(step: Step) -> bool:
 
 
 class Bench:
-    """What a run holds: options, the cases, a process a library, patience, the bar."""
+    """The state of a run: options, cases, a process per library, patience, progress."""
 
     def __init__(self, options: argparse.Namespace, bar: tqdm):
         """No process is started yet."""
@@ -428,7 +429,7 @@ class Bench:
 
 
 def list_tables(folder: Path | None) -> list[tuple[str, str]]:
-    """Returns the larger tables with a loss that suits them."""
+    """Returns the larger tables with a suitable loss."""
     if folder is None:
         return []
     from compare_libraries import TASKS
@@ -446,7 +447,7 @@ def list_tables(folder: Path | None) -> list[tuple[str, str]]:
 
 
 def describe_machine(bench: Bench) -> dict:
-    """Returns versions and device, for the record."""
+    """Returns versions and device."""
     versions = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "numpy", *bench.options.libraries):
         found = DISTRIBUTIONS.get(name, name.removesuffix("-q"))
@@ -471,7 +472,7 @@ def describe_machine(bench: Bench) -> dict:
 
 
 def parse_options() -> argparse.Namespace:
-    """Returns the command line's options, checked."""
+    """Returns the options of the command line, checked."""
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
@@ -500,7 +501,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def leave_out_missing(options: argparse.Namespace) -> None:
-    """Takes libraries that are not installed off the list, and says so."""
+    """Removes libraries that are not installed from the list, and prints them."""
     found = []
     for name in dict.fromkeys(options.libraries):
         if importlib.util.find_spec(name.removesuffix("-q")):
@@ -511,7 +512,7 @@ def leave_out_missing(options: argparse.Namespace) -> None:
 
 
 def shrink(case: Case) -> Case:
-    """Returns a case for a quick run: enough to see that all works."""
+    """Returns a case for a quick run, which only shows that everything works."""
     return case._replace(
         num_rows=max(1000, case.num_rows // 20),
         low=max(2, case.low // 5),
@@ -520,13 +521,13 @@ def shrink(case: Case) -> Case:
 
 
 def confine(threads: int) -> None:
-    """Lets this and its processes run on as many cores as there are threads."""
+    """Limits this process and its children to as many cores as there are threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def measure(options: argparse.Namespace) -> dict:
-    """Returns everything that was asked for, as what the JSON holds."""
+    """Returns all measurements, as they are written to the JSON."""
     steps, tables = make_plan(options), list_tables(options.tables)
     tables = tables[:2] if options.quick else tables
     total = sum(len(step.sources) * step.repeats for step in steps)

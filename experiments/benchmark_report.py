@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``benchmark.py`` prints: medians, ratios, and what was asked for.
+"""Prints the result of ``benchmark.py``: medians, ratios, and targets.
 
-In: the result of a run. Out: tables in the terminal, and the ratios that were asked
-for, each beside what was measured.
+In: the result of a run. Out: tables in the terminal, and the target ratios with the
+measured ones.
 """
 
 import json
@@ -15,7 +15,7 @@ LOST = "not measured"
 
 
 class Ratio(NamedTuple):
-    """A median of jboost over another one; or the held-out loss of real tables."""
+    """A median of jboost over another median, or the held-out loss of real tables."""
 
     case: str
     measure: str
@@ -24,7 +24,7 @@ class Ratio(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A row of what this library should reach; lower is better."""
+    """A target of this library; lower is better."""
 
     case: str
     measure: str
@@ -111,7 +111,7 @@ ASKED = (
 
 
 def find_median(result: dict, case: str, measure: str, source: str) -> float | None:
-    """Returns a median; None: not measured."""
+    """Returns a median; None if it was not measured."""
     for row in result["rows"]:
         if (row["case"], row["measure"]) == (case, measure):
             return row["sources"].get(source, {"median": None})["median"]
@@ -126,7 +126,7 @@ def find_best(sources: dict[str, dict]) -> tuple[str, float] | None:
 
 
 def find_lost(rows: list[dict[str, dict]]) -> list[str]:
-    """Returns the peers that could have been measured but were not."""
+    """Returns the peers that were expected but not measured."""
     return [
         name
         for sources in rows
@@ -138,7 +138,7 @@ def find_lost(rows: list[dict[str, dict]]) -> list[str]:
 
 
 def compute_ratio(result: dict, ratio: Ratio) -> tuple[float | None, str]:
-    """Returns a ratio, and what it divides by."""
+    """Returns a ratio and its denominator."""
     if ratio.case == "tables":
         return compare_tables(result["tables"], ratio.measure)
     subject = find_median(result, ratio.case, ratio.measure, ratio.subject)
@@ -153,7 +153,7 @@ def compute_ratio(result: dict, ratio: Ratio) -> tuple[float | None, str]:
 
 
 def compare_tables(tables: list[dict], how: str) -> tuple[float | None, str]:
-    """Returns the mean or highest ratio of losses, and where it is."""
+    """Returns the mean or highest ratio of losses, and its table."""
     ratios = {
         f"{entry['table']} {entry['kind']}": mean_ratio(entry, "jboost-xla")
         for entry in tables
@@ -169,7 +169,7 @@ def compare_tables(tables: list[dict], how: str) -> tuple[float | None, str]:
 
 
 def mean_ratio(entry: dict, name: str) -> float | None:
-    """Returns jboost's loss over another one's, split by split, on average."""
+    """Returns the mean over splits of jboost's loss over another one's."""
     own, other = (entry["losses"].get(key, []) for key in ("jboost", name))
     if not own or len(own) != len(other):
         return None
@@ -177,7 +177,7 @@ def mean_ratio(entry: dict, name: str) -> float | None:
 
 
 def judge(asked: Asked, value: float | None, base: str) -> str:
-    """Returns in a word whether a ratio is good enough."""
+    """Returns in a word whether a ratio reaches its target."""
     if value is None:
         return LOST
     if LOST in base:  # the fastest peer may be another one
@@ -191,7 +191,7 @@ def judge(asked: Asked, value: float | None, base: str) -> str:
 
 
 def print_report(result: dict) -> list[dict]:
-    """Prints everything; returns the ratios that were asked for."""
+    """Prints everything; returns the targets with what was measured."""
     print("\n" + json.dumps(result["machine"]))
     print_rows([row for row in result["rows"] if row["measure"] != "compile"])
     print_compile([row for row in result["rows"] if row["measure"] == "compile"])
@@ -203,17 +203,15 @@ def print_report(result: dict) -> list[dict]:
 
 
 def conclude(verdicts: list[dict]) -> str:
-    """Returns what was found, in a sentence."""
+    """Returns the result in one sentence."""
     measured = [entry for entry in verdicts if entry["measured"] is not None]
     missed = [entry["case"] for entry in measured if entry["verdict"] == "MISSED"]
     if not measured:
         return f"Found: none of the {len(verdicts)} ratios was measured."
     said = f"Found: {len(measured)} of {len(verdicts)} ratios were measured"
     if missed:
-        return (
-            f"{said}; {len(missed)} miss what they should reach: {'; '.join(missed)}."
-        )
-    return f"{said}; none misses what it should reach."
+        return f"{said}; {len(missed)} miss their target: {'; '.join(missed)}."
+    return f"{said}; none misses its target."
 
 
 def format_median(summary: dict | None) -> str:
@@ -226,12 +224,12 @@ def format_median(summary: dict | None) -> str:
 
 
 def print_rows(rows: list[dict]) -> None:
-    """Prints medians, in brackets over jboost's, and jboost's over the best peer's."""
+    """Prints medians, their ratios to jboost's, and jboost's to the best peer's."""
     if not rows:
         return
     names = list(dict.fromkeys(name for row in rows for name in row["sources"]))
     names = [name for name in names if name.split()[0] in (*PEERS, "jboost")]
-    print("\nmedians; in brackets: over jboost's; the last column: jboost / best peer")
+    print("\nmedians (in brackets: ratio to jboost); last column: jboost / best peer")
     print(f"{'case':15}{'measure':23}" + "".join(f"{n:>21}" for n in names))
     for row in rows:
         sources = row["sources"]
@@ -249,7 +247,7 @@ def print_rows(rows: list[dict]) -> None:
 
 
 def print_variants(rows: list[dict]) -> None:
-    """Prints what only one measure has: jboost in other settings."""
+    """Prints the variants of jboost that only one measure has."""
     for row in rows:
         for name, summary in row["sources"].items():
             if name.startswith("jboost-"):
@@ -293,10 +291,10 @@ def print_tables(tables: list[dict]) -> None:
 
 
 def print_asked(result: dict) -> list[dict]:
-    """Prints the ratios that were asked for; "asked" and "measured" side by side."""
-    print("\nasked for / measured (lower is better)")
+    """Prints the targets and the measured ratios side by side."""
+    print("\ntargets and measured ratios (lower is better)")
     if result["arguments"]["quick"]:
-        print("a quick run: its sizes are not those that are asked for")
+        print("a quick run: the sizes are not those of the targets")
     print(f"{'case':49}{'measure':43}{'reach':>7}{'aim':>7}{'measured':>10}")
     verdicts = []
     for asked in ASKED:
@@ -320,8 +318,8 @@ def print_asked(result: dict) -> list[dict]:
 
 
 def print_disturbance(result: dict) -> None:
-    """Says how many readings were discarded, and what could not be measured."""
-    print(f"\n{result['seconds']} seconds in all")
+    """Prints how many readings were discarded, and what was not measured."""
+    print(f"\n{result['seconds']} seconds in total")
     if not result["load was read"]:
         print("the load of other processes could not be read: times may be disturbed")
     entries = {

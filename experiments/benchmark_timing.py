@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of calls, with an eye on other processes.
+"""Times calls, and the load of other processes during them.
 
-In: a function. Out: a ``Reading``: how long it took, and how much of the cores that it
-may run on other processes used meanwhile, from /proc/stat (Linux).
+In: a function. Out: a ``Reading``: how long it took, and which share of the cores that
+it may use other processes used meanwhile, from /proc/stat (Linux).
 """
 
 import os
@@ -23,9 +23,9 @@ class Reading(NamedTuple):
 
 
 def read_busy() -> tuple[float, int] | None:
-    """Returns how many seconds this process's cores have been busy, and their number.
+    """Returns the busy seconds of this process's cores, and their number.
 
-    Time that the host of a virtual machine took away ("steal") counts as busy.
+    Time that the host of a virtual machine takes ("steal") counts as busy.
     """
     try:
         lines = Path("/proc/stat").read_text().splitlines()
@@ -46,7 +46,7 @@ def read_own() -> float:
 
 
 def take(function: Callable[[], Any]) -> Reading:
-    """Times one call; the load is that of a moment before, and of the call."""
+    """Times one call; the load includes a moment before it."""
     before, own, start = read_busy(), read_own(), time.perf_counter()
     time.sleep(BEFORE)
     begin = time.perf_counter()
@@ -66,11 +66,11 @@ def worst(*readings: Reading) -> float | None:
 
 
 def wait_for_quiet(most_load: float, patience: float) -> float:
-    """Sleeps until others leave the cores alone; returns the seconds that it took.
+    """Sleeps until other processes leave the cores alone; returns the seconds.
 
     Args:
-      most_load: of others, as a share of the cores.
-      patience: seconds after which it gives up.
+      most_load: of other processes, as a share of the cores.
+      patience: maximum seconds to wait.
     """
     begin = time.perf_counter()
     while time.perf_counter() - begin < patience:

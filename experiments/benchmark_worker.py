@@ -3,7 +3,7 @@
 
     python experiments/benchmark_worker.py serve LIBRARY THREADS
 
-answers requests, one JSON per line, until its input ends: the readings of one library
+answers requests, one JSON per line, until its input ends: readings of one library
 on generated data, after a call that is not timed.
 
     python experiments/benchmark_worker.py cold LIBRARY THREADS CASE
@@ -11,18 +11,18 @@ on generated data, after a call that is not timed.
     python experiments/benchmark_worker.py memory LIBRARY THREADS CASE
     python experiments/benchmark_worker.py compile LIBRARY THREADS CASE
 
-do one thing and end: import, fit and predict; import and cross-validate; the first
-again, printing the peak memory after fit and after predict; two fits, printing their
+do one thing and end: import, fit and predict; import and cross-validate; the same as
+cold, printing the peak memory after fit and after predict; two fits, printing their
 seconds.
 
-Equal parameters mean: depth 6 and 64 leaves or depth 10 and 1,024; 255 bins for values
-that are not missing; learning rate 0.1; XGBoost's lambda of 1 and least Hessian of a
-leaf of 1 (what jboost, which counts them in average rows, must be told for that
-follows from the loss's Hessian at the start); 20 rows a leaf for absolute error and
+Equal parameters are: depth 6 and 64 leaves or depth 10 and 1,024; 255 bins for values
+that are not missing; learning rate 0.1; XGBoost's lambda of 1 and minimum Hessian of a
+leaf of 1 (jboost counts both in average rows; the equivalent numbers follow from the
+Hessian of the loss at the start); at least 20 rows per leaf for absolute error and
 quantiles, else 1; the same rounds and threads. scikit-learn has no limit on the Hessian
-and no losses of one's own; XGBoost counts no rows, but the Hessian of the two losses
-that need 20 is 1 a row. What a library alone has (how LightGBM chooses its layout, the
-bits of its quantized gradients) is its own default.
+and no custom losses. XGBoost has no minimum number of rows, but the Hessian of the two
+losses that need 20 is 1 per row. Settings that only one library has (how LightGBM
+chooses its layout, the bits of its quantized gradients) are its defaults.
 """
 
 import json
@@ -40,7 +40,7 @@ from benchmark_timing import Reading, take, worst
 LIBRARIES = ("jboost", "xgboost", "lightgbm", "lightgbm-q", "sklearn")
 VARIANTS = ("jboost-avx2", "jboost-xla", "jboost-loop")  # for single measures
 TAU = 0.9
-LOSSES = {  # ours: XGBoost's, LightGBM's, scikit-learn's
+LOSSES = {  # our name: those of XGBoost, LightGBM and scikit-learn
     "squared_error": ("reg:squarederror", "regression", "squared_error"),
     "absolute_error": ("reg:absoluteerror", "regression_l1", "absolute_error"),
     "quantile": ("reg:quantileerror", "quantile", "quantile"),
@@ -60,7 +60,7 @@ class UnsupportedError(Exception):
 
 
 class Case(NamedTuple):
-    """A size of data, a loss and a depth; the rounds to measure with."""
+    """A size of data, a loss, a depth, and numbers of rounds."""
 
     num_rows: int
     num_features: int
@@ -72,7 +72,7 @@ class Case(NamedTuple):
 
     @property
     def num_trees(self) -> int:
-        """Trees a round."""
+        """The trees of a round."""
         return NUM_CLASSES if self.loss == "softmax" else 1
 
 
@@ -139,12 +139,12 @@ def list_pairs(y) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def least_rows(case: Case) -> int:
-    """Returns the rows a leaf needs: medians want more than one."""
+    """Returns the minimum rows of a leaf: medians need more than one."""
     return 20 if case.loss in ("absolute_error", "quantile") else 1
 
 
 def own_squared_error(score, target):
-    """A loss of one's own, as a user of jboost writes it."""
+    """A custom loss, as a user of jboost writes it."""
     residual = score - target
     return residual * residual
 
@@ -218,7 +218,7 @@ def prepare_jboost(
 
 
 def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
-    """A loss of one's own is an objective in Python that returns two arrays."""
+    """Custom losses are objectives in Python that return two arrays."""
     import xgboost
 
     parameters = {
@@ -330,12 +330,12 @@ def prepare_lightgbm(
 
 
 def prepare_sklearn(case: Case, x, y, kept: dict, threads: int) -> Contender:
-    """A fit bins by itself, as jboost's does."""
+    """Each fit computes the bins, as in jboost."""
     from sklearn import ensemble, model_selection
     from threadpoolctl import threadpool_limits
 
     if case.loss == "own":
-        raise UnsupportedError("no losses of one's own")
+        raise UnsupportedError("no custom losses")
     classes = case.loss in ("logistic", "softmax")
     name = "HistGradientBoosting" + ("Classifier" if classes else "Regressor")
     parameters = {
@@ -445,7 +445,7 @@ def prepare_sweep(library: str, case: Case, threads: int) -> Callable[[], Readin
 
 
 def prepare_binning(library: str, case: Case, threads: int) -> Callable[[], Reading]:
-    """Milliseconds from a matrix of floats to what training starts from."""
+    """Milliseconds from a matrix of floats to the data that training starts from."""
     function = prepare(library, case, threads).bin
     if function is None:
         raise UnsupportedError("binning is part of fit")
@@ -479,7 +479,7 @@ def prepare_shap(library: str, case: Case, threads: int) -> Callable[[], Reading
 
 
 def prepare_loss(library: str, case: Case, threads: int) -> Callable[[], Reading]:
-    """Mean loss of held-out rows; needs no quiet machine."""
+    """Mean loss of held-out rows; does not need a quiet machine."""
     from compare_libraries import held_out_loss
 
     names = {"own": "squared_error", "quantile": f"quantile {TAU}"}
@@ -563,9 +563,9 @@ def run_memory(library: str, case: Case, threads: int) -> None:
 
 
 def read_peak() -> float:
-    """Returns the most memory that this process has had resident, MiB.
+    """Returns the peak resident memory of this process in MiB.
 
-    Not ru_maxrss where it can be helped: on Linux it begins with the parent's.
+    ru_maxrss is the last resort: on Linux it starts with that of the parent.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -611,7 +611,7 @@ class Server:
         return self.readers[measure, *case]()
 
     def forget(self) -> None:
-        """Lets models and data go; the next case may need the memory."""
+        """Drops models and data; the next case may need the memory."""
         self.readers.clear()
 
     def table(self, **arguments) -> float:
@@ -619,7 +619,7 @@ class Server:
         return measure_table(self.library, **arguments)
 
     def describe(self) -> dict:
-        """What jboost computes with."""
+        """Returns what jboost computes with."""
         import jax
 
         import jboost as jb
@@ -648,7 +648,7 @@ def serve(library: str, threads: int) -> None:
 
 
 def main() -> None:
-    """Does what the command line says; see the top of this file."""
+    """Does what the command line says; see the module docstring."""
     task, library, threads, *case = sys.argv[1:]
     if task == "serve":
         serve(library, int(threads))

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """How large should a single regression tree be, and is it the one scikit-learn grows?
 
-First, on this table and on generated ones: the time of jb.cart.fit_tree over that of
-scikit-learn, median of runs in turn, and whether both find the same tree: as many
-nodes, the same values for the training rows, the same alphas of weakest-link pruning.
-Splits that gain the same are a tie, which scikit-learn decides at random: two rows that
-any column tells apart change neither of these, but ties in tables of few values may.
+The first part compares jb.cart.fit_tree with scikit-learn on this table and on
+generated ones: the ratio of times (median of alternating runs), and whether both
+find the same tree: the same number of nodes, the same values for the training rows, and
+the same alphas of weakest-link pruning. scikit-learn breaks ties between splits of
+equal gain at random. This changes neither values nor alphas if every column separates
+the rows, but it may in tables with few distinct values.
 
-Then one tree is grown as far as it goes, its alpha chosen by cross-validation, and
-its error drawn against the number of its leaves: on the training rows, as
-cross-validated, and on rows held out, with the best alpha and that of the
-one-standard-error rule (Breiman et al. 1984).
+The second part grows one tree without a limit, chooses alpha by cross-validation, and
+draws the error against the number of leaves: on the training rows, cross-validated,
+and on held-out rows, with the best alpha and with that of the one-standard-error rule
+(Breiman et al. 1984).
 
     python experiments/cart.py
     python experiments/cart.py --data FILE --target COLUMN
 
 Without --data the table is Friedman's first function of ten uniform variables, five of
-them without effect, plus noise of variance 1: no tree can do better than 1. Written to
---out: a PNG and a JSON with every number, the versions and the device.
+them without effect, plus noise of variance 1, so that no tree can have an error below
+1. Written to --out: a PNG, and a JSON with all numbers, the versions and the device.
 """
 
 import argparse
@@ -57,11 +58,11 @@ def make_friedman(num_rows: int, seed: int) -> Table:
     return Table("friedman1", x, y.astype(np.float32))
 
 
-# ---- beside scikit-learn -------------------------------------------------------------
+# ---- against scikit-learn ------------------------------------------------------------
 
 
 def make_cases(table: Table, options: argparse.Namespace) -> list[dict]:
-    """Returns what to time."""
+    """Returns the cases to time."""
     rng = np.random.default_rng(options.seed)
     cases = [{"name": table.name, "x": table.x, "y": table.target}]
     sizes = [(1000, 10), (20_000, 8), (100_000, 20)]
@@ -100,7 +101,7 @@ def time_call(function: Callable[[], Any]) -> float:
 
 
 def compare(case: dict, repeats: int, bar: tqdm) -> dict:
-    """Returns times and differences of both libraries on one case."""
+    """Returns times and differences of the libraries in one case."""
     bar.set_description(case["name"])
     mine, its = fit_jboost(case), fit_sklearn(case)
     times: dict[str, list] = {"jboost": [], "sklearn": []}
@@ -125,9 +126,9 @@ def compare(case: dict, repeats: int, bar: tqdm) -> dict:
 
 
 def compare_alphas(case: dict, tree: jb.cart.RegressionTree) -> float | None:
-    """Returns the largest relative difference of alphas; None where it would take long.
+    """Returns the largest relative difference of alphas; None for large tables.
 
-    scikit-learn's are means over rows, and it lists those of ties one by one.
+    scikit-learn divides alphas by the number of rows, and lists ties one by one.
     """
     if tree.num_leaves > 1500:
         return None
@@ -137,7 +138,7 @@ def compare_alphas(case: dict, tree: jb.cart.RegressionTree) -> float | None:
     )
     mine = jb.cart.pruning_path(tree).alphas / tree.weight[0]
 
-    # Each of the alphas has to be near one of the others.
+    # Each alpha must be close to one of the other library.
     def miss(some, others):
         near = np.abs(some[:, None] - others[None, :]).min(axis=1)
         return float((near / others.max()).max())
@@ -175,7 +176,7 @@ def measure_sizes(table: Table, options: argparse.Namespace) -> dict:
     )  # fmt: skip
     training = jb.cart.pruning_path(choice.tree).squared_error / len(train)
     held_out = np.full(len(choice.alphas), np.nan)
-    # All alphas would take long, and the picture could not show them.
+    # Measuring all alphas would take long, and the picture could not show them.
     shown = np.unique(np.geomspace(1, len(choice.alphas), 60).round().astype(int))
     best, one_se = (
         list(choice.alphas).index(alpha)
@@ -200,7 +201,7 @@ def measure_sizes(table: Table, options: argparse.Namespace) -> dict:
 
 
 def print_sizes(sizes: dict, name: str) -> None:
-    """Prints the trees that one may choose."""
+    """Prints the trees of the best alpha and of the one-standard-error rule."""
     train, test = sizes["rows"]
     print(
         f"\n{name}: {train:,} training rows, {test:,} held out; mean squared errors\n"
@@ -261,7 +262,7 @@ def plot_sizes(sizes: dict, title: str, path: Path) -> None:
 
 
 def conclude(rows: list[dict], sizes: dict) -> str:
-    """Returns what was found, in a sentence."""
+    """Returns the result in one sentence."""
     said = []
     if rows:
         alike = sum(row["same_size"] for row in rows)
@@ -280,16 +281,21 @@ def conclude(rows: list[dict], sizes: dict) -> str:
 
 
 def parse_options() -> argparse.Namespace:
-    """Returns the command line's options, checked."""
+    """Returns the options of the command line, checked."""
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="CSV or parquet file (default: generated)")
     add("--target", help="the column to predict, with --data")
     add("--rows", type=int, default=4000, help="of the generated table")
     add("--folds", type=int, default=10)
-    add("--min-child-samples", type=int, default=1, help="rows a leaf; for the sizes")
+    add(
+        "--min-child-samples",
+        type=int,
+        default=1,
+        help="minimum rows of a leaf, for the sizes",
+    )
     add("--test-share", type=float, default=0.5)
-    add("--repeats", type=int, default=5, help="runs in turn; 0: no comparison")
+    add("--repeats", type=int, default=5, help="alternating runs; 0: no comparison")
     add("--seed", type=int, default=0)
     options = parser.parse_args()
     if (options.data is None) != (options.target is None):

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are native categorical splits as good as LightGBM's and XGBoost's, held out?
+"""Are native categorical splits as good as LightGBM's and XGBoost's on held-out rows?
 
-Equal rounds, learning rate, depth, leaves, bins, l2 and least weight of a child, the
-latter in the loss's units for everybody (`regularization="absolute"`, and half of r^2);
-whatever a library does with categories is its own default. Beside them jboost with
-categories as ordinary numbers (their rank among the sorted ones), and with a column of
-0 and 1 for each of the 30 most frequent.
+Rounds, learning rate, depth, leaves, bins, l2 and the minimum weight of a child are
+equal; the latter are in units of the loss for all libraries
+(`regularization="absolute"`, and half of r^2). The treatment of categories is the
+default of each library. jboost is also run with categories as ordinary numbers (their
+rank among the sorted ones), and with a column of 0 and 1 for each of the 30 most
+frequent ones.
 
     python experiments/categories.py                     # generated tables
     python experiments/categories.py --data FILE --target COLUMN --loss logistic
     python experiments/categories.py --tables DIR --cache FILE --set category_l2=5
 
-FILE is CSV or Parquet; columns that are no numbers are categories, and so are those
-named by `--categorical`. DIR has a folder per table with `data.parquet` and
-`meta.json` (target, drop_columns, columns with a role). Each table is split at random
-into 80 % training and 20 % test rows, several times. The cache keeps every fit, so that
-a second run computes only what is missing. Written to --out: categories.json.
+FILE is CSV or Parquet; columns that are not numbers are categories, as are those named
+by `--categorical`. DIR has a folder per table with `data.parquet` and `meta.json`
+(target, drop_columns, columns with a role). Each table is split at random into 80 %
+training and 20 % test rows, several times. The cache stores every fit, so that a second
+run computes only what is missing. Written to --out: categories.json.
 
 Losses are means of r^2, log-loss, or half the Poisson deviance, after the last round
 and (in brackets) after each library's best round on the test rows.
@@ -63,11 +64,11 @@ LOSSES_OF_JBOOST = {
     "poisson": jb.losses.poisson,
 }
 MOST_COLUMNS = 30  # of one feature as columns of 0 and 1
-PARTS = 20  # the loss is looked at after so many parts of the rounds
+PARTS = 20  # the loss is computed after so many parts of the rounds
 
 
 class Table(NamedTuple):
-    """Categories are integers from 0 on, in the order of their names."""
+    """A table. Categories are integers from 0, in the order of their names."""
 
     x: np.ndarray  # [N, F] float32, NaN = missing
     target: np.ndarray  # [N] float32
@@ -76,7 +77,7 @@ class Table(NamedTuple):
     loss: str
 
     def take(self, rows: np.ndarray) -> "Table":
-        """Some of the rows."""
+        """Returns some of the rows."""
         x, target, offset, *rest = self
         return Table(x[rows], target[rows], offset[rows], *rest)
 
@@ -87,7 +88,7 @@ class Table(NamedTuple):
 def read_frame(
     frame: pd.DataFrame, target: str, loss: str, named: list[str], exposure: str | None
 ) -> Table:
-    """Turns a data frame into a table; ``named`` columns are categories, too."""
+    """Turns a data frame into a table; ``named`` columns are categories as well."""
     features = frame.drop(columns=[target] + ([exposure] if exposure else []))
     x = np.empty(features.shape, np.float32)
     places = []
@@ -127,12 +128,12 @@ def _effects(rng, codes, spread=1.0):
 
 
 def generate(name: str) -> Table:
-    """Tables whose categories do something known.
+    """Returns tables whose categories have a known effect.
 
     additive: five features of 4 to 64 categories, each with an effect of its own.
     crossed: the slope of a number depends on a category, and two categories interact.
     many: 2,000 categories of very different frequency, with effects, and a number.
-    nothing: 10,000 categories in 3,000 rows, without effect, beside two numbers.
+    nothing: 10,000 categories in 3,000 rows, without effect, and two numbers.
     """
     rng = np.random.default_rng(sum(map(ord, name)))
     size = 3750 if name == "nothing" else 12500
@@ -158,14 +159,14 @@ def generate(name: str) -> Table:
 
 
 def split(table: Table, seed: int) -> tuple[Table, Table]:
-    """80 % training and 20 % test rows."""
+    """Returns 80 % training and 20 % test rows."""
     order = np.random.default_rng(seed).permutation(len(table.x))
     cut = len(order) // 5
     return table.take(order[cut:]), table.take(order[:cut])
 
 
 def held_out(loss: str, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Mean losses in float64 of scores [stages, N]."""
+    """Returns mean losses in float64 of scores [stages, N]."""
     scores, y = np.asarray(scores, np.float64), y.astype(np.float64)
     if loss == "squared_error":
         values = (y - scores) ** 2
@@ -176,16 +177,16 @@ def held_out(loss: str, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.mean(values, axis=-1)
 
 
-# ---- the contestants ----------------------------------------------------------------
+# ---- the libraries -----------------------------------------------------------------
 
 
 def stages_of(options: argparse.Namespace) -> np.ndarray:
-    """After how many rounds the loss is looked at."""
+    """Returns the rounds after which the loss is computed."""
     return np.unique(np.linspace(0, options.rounds, PARTS + 1)[1:].astype(int))
 
 
 def fit_jboost(train, test, options, categorical=True):
-    """Scores of the test rows after some rounds, and seconds of fitting."""
+    """Returns scores of the test rows after some rounds, and seconds of fitting."""
     some = {"offset": train.offset} if train.offset.any() else {}
     begin = time.perf_counter()
     model, _ = jb.fit(
@@ -201,12 +202,12 @@ def fit_jboost(train, test, options, categorical=True):
 
 
 def fit_numbers(train, test, options):
-    """Categories as ordinary numbers."""
+    """Does the same with categories as ordinary numbers."""
     return fit_jboost(train, test, options, categorical=False)
 
 
 def fit_columns(train, test, options):
-    """A column of 0 and 1 for each of the most frequent categories."""
+    """Does the same with columns of 0 and 1 for the most frequent categories."""
     parts = [[np.delete(rows.x, train.categorical, axis=1)] for rows in (train, test)]
     for place in train.categorical:
         values, counts = np.unique(train.x[:, place], return_counts=True)
@@ -221,7 +222,7 @@ def fit_columns(train, test, options):
 
 
 def fit_xgboost(train, test, options):
-    """XGBoost, its own way with categories."""
+    """Does the same with XGBoost and its treatment of categories."""
     import xgboost
 
     parameters = {
@@ -249,7 +250,7 @@ def fit_xgboost(train, test, options):
 
 
 def fit_lightgbm(train, test, options):
-    """LightGBM, its own way with categories."""
+    """Does the same with LightGBM and its treatment of categories."""
     import lightgbm
 
     parameters = {
@@ -289,7 +290,7 @@ CONTESTANTS = {
 
 
 def measure(name, table, seed, who, options, cache) -> dict[str, float]:
-    """One fit, from the cache or new."""
+    """Returns one fit, from the cache or computed."""
     numbers = [options.rounds, options.rate, options.depth]
     key = json.dumps(
         [name, seed, who, *numbers, options.set if who == "jboost" else []]
@@ -311,9 +312,9 @@ def measure(name, table, seed, who, options, cache) -> dict[str, float]:
 
 
 def report(fits: pd.DataFrame) -> str:
-    """Prints a row per table, and the geometric means of the ratios to each other.
+    """Prints a row per table, and the geometric means of the ratios.
 
-    Returns what was found, in a sentence.
+    Returns the result in one sentence.
     """
     subject = "jboost" if (fits["who"] == "jboost").any() else fits["who"].iloc[0]
     said = []
@@ -354,13 +355,18 @@ def parse_options() -> argparse.Namespace:
     """Reads the command line."""
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--data", type=Path, metavar="FILE", help="a table of your own")
+    add(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="CSV or parquet file (default: generated tables)",
+    )
     add("--target", metavar="COLUMN")
     add("--loss", choices=[*LOSSES], default="squared_error")
     add("--categorical", nargs="+", default=[], metavar="COLUMN")
     add("--drop", nargs="+", default=[], metavar="COLUMN")
     add("--tables", type=Path, metavar="DIR", help="real tables")
-    add("--only", nargs="+", metavar="TABLE", help="these tables and no others")
+    add("--only", nargs="+", metavar="TABLE", help="only these tables")
     add("--who", nargs="+", choices=[*CONTESTANTS], default=[*CONTESTANTS])
     add("--fresh", nargs="+", choices=[*CONTESTANTS], default=[])
     add("--splits", type=int, default=5)
@@ -368,7 +374,7 @@ def parse_options() -> argparse.Namespace:
     add("--rate", type=float, default=0.1)
     add("--depth", type=int, default=6)
     add("--threads", type=int, default=2)
-    add("--cache", type=Path, metavar="FILE", help="JSON file that keeps all fits")
+    add("--cache", type=Path, metavar="FILE", help="JSON file that stores all fits")
     add("--set", nargs="+", type=parse_setting, default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     if (options.data is None) != (options.target is None):
@@ -378,7 +384,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def list_tables(parser, options: argparse.Namespace) -> dict[str, Any]:
-    """{name: function that returns the table}."""
+    """Returns {name: function that returns the table}."""
     if options.data is not None:
         read = pd.read_csv if options.data.suffix == ".csv" else pd.read_parquet
         frame = read(options.data).drop(columns=options.drop)
@@ -398,7 +404,7 @@ def list_tables(parser, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures everybody on every table."""
+    """Measures all libraries on all tables."""
     options = parse_options()
     cache = {}
     if options.cache is not None and options.cache.exists():

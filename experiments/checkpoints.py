@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checkpoints cost, and files: time beside training without, size, time to load.
+"""What do checkpoints cost in training time, size and time to load?
 
-Runs of equal settings are made in turn (none, every 50 rounds, every 10, every one), so
-that what else the machine does meets all alike; the table shows medians. Processor time
-leaves out what the disk takes (a checkpoint waits for it twice).
+Runs with equal settings alternate (no checkpoints, every 50 rounds, every 10, every
+one), so that other load on the machine affects all of them; the table shows medians.
+Processor time does not include waiting for the disk (a checkpoint waits for it twice).
 
     python experiments/checkpoints.py
 
@@ -23,7 +23,7 @@ import jboost as jb
 
 
 def main():
-    """Times the runs, prints a table and writes it."""
+    """Times the runs, and prints and writes a table."""
     args = parse()
     random = np.random.default_rng(0)
     x = random.normal(size=(args.rows, args.features)).astype(np.float32)
@@ -54,7 +54,7 @@ def main():
 
 
 def conclude(table):
-    """What was found, in a sentence."""
+    """Returns the result in one sentence."""
     base, said = table[0], []
     for row in table[1:]:
         cost = row["processor_seconds"] / base["processor_seconds"] - 1
@@ -66,7 +66,7 @@ def conclude(table):
 
 
 def time_runs(args, x, y, folder):
-    """Medians of each kind of run, made in turn."""
+    """Returns medians of each kind of run; the runs alternate."""
     names = ("none", "every 50", "every 10", "every round")
     seconds: dict[str, list] = {name: [] for name in names}
     processor: dict[str, list] = {name: [] for name in names}
@@ -94,12 +94,12 @@ def time_runs(args, x, y, folder):
 
 
 def train(args, x, y, **kept):
-    """One run; the model."""
+    """Trains once; returns the model."""
     return jb.fit(x, y, num_rounds=args.rounds, max_depth=args.max_depth, **kept)[0]
 
 
 def time_files(model, path):
-    """Medians of saving and loading."""
+    """Returns medians of saving and loading."""
     times = {"save": [], "load": []}
     for _ in range(9):
         begun = time.perf_counter()
@@ -113,17 +113,19 @@ def time_files(model, path):
 
 
 def parse():
-    """The command line."""
+    """Returns the options of the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--max-depth", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", help="where files go; a temporary folder if not")
+    parser.add_argument(
+        "--folder", help="folder of the files (default: a temporary one)"
+    )
     args = parser.parse_args()
     if args.repeats < 2:
-        parser.error("--repeats must be at least 2, to tell costs from noise")
+        parser.error("--repeats must be at least 2, to separate costs from noise")
     return args
 
 

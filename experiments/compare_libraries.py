@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is jboost's held-out loss as good as its peers', with equal parameters?
 
-The peers are XGBoost, LightGBM and scikit-learn's HistGradientBoosting; the ground is
-real tables, each split at random into 80 % training and 20 % test rows, several times.
+The peers are XGBoost, LightGBM and scikit-learn's HistGradientBoosting. They are
+compared on real tables, each split at random into 80 % training and 20 % test rows,
+several times.
 
     python experiments/compare_libraries.py --tables DIR --task all --cache FILE
     python experiments/compare_libraries.py --tables DIR --cache FILE --fresh jboost
     python experiments/compare_libraries.py --tables DIR --cache FILE --set l2=0.1
 
 DIR has a folder per table with `data.parquet` and `meta.json` (target, drop_columns,
-columns with a role). FILE keeps every fit by task, table, split, library, version and
-parameters, so that a second run computes only what is missing. `--set` hands further
+columns with a role). FILE stores every fit by task, table, split, library, version and
+parameters, so that a second run computes only what is missing. `--set` passes further
 arguments to `jboost.fit`, to compare candidates for a default. Written to --out:
 compare_libraries.json with the report of every task.
 
 Held-out losses are means of: r^2 (ratios are of MSE, not RMSE), log-loss, half the
-Poisson deviance, |r|, pinball loss, Huber loss. What keeps the comparison fair:
+Poisson deviance, |r|, pinball loss, Huber loss. For a fair comparison:
 
-- Huber: every library sees the target divided by delta, the training rows' median of
-  |y - median(y)|, so that delta is 1. XGBoost starts at the median; its own start, one
-  Newton step from 0, lies far outside the data.
-- Offsets: XGBoost and LightGBM drop their own start when given one, so they are given
+- Huber: every library gets the target divided by delta, the median of |y - median(y)|
+  of the training rows, so that delta is 1. XGBoost starts at the median; its own start,
+  one Newton step from 0, is far outside the data.
+- Offsets: XGBoost and LightGBM omit their own start if an offset is given, so they get
   offset + log(events / exposure). scikit-learn fits rates weighted by exposure, which
   is the same loss.
-- Rows a leaf needs: 20 for the peers where the loss is absolute or quantile, else 1.
-  jboost's "auto" decides for itself, and takes the same.
-- All else in a peer (Poisson's step limits, say) is its own default, except that
-  LightGBM's bins may hold a single row, as everybody's may.
+- Minimum rows of a leaf: 20 for the peers if the loss is absolute or quantile, else 1.
+  jboost's "auto" chooses the same numbers.
+- All other settings of a peer (the step limit for Poisson, for example) are its
+  defaults, except that LightGBM's bins may hold a single row, as in all libraries.
 """
 
 import argparse
@@ -75,7 +76,7 @@ class Case(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A table, or the training or test part of one."""
+    """A table, or its training or test part."""
 
     x: np.ndarray  # [N, F] float32, NaN = missing
     target: np.ndarray  # [N] float32, or int32 classes
@@ -84,7 +85,7 @@ class Rows(NamedTuple):
 
 @lru_cache(maxsize=1)
 def load_table(folder: Path) -> Rows:
-    """Returns a whole table; a category becomes its rank among the sorted ones."""
+    """Returns a whole table; categories become ranks among the sorted ones."""
     meta = json.loads((folder / "meta.json").read_text())
     frame = pd.read_parquet(folder / "data.parquet")
     roles = [meta[f"{role}_column"] for role in ROLES if f"{role}_column" in meta]
@@ -195,7 +196,7 @@ EXTRAS = {
 
 
 def list_parameters(library: str, kind: str, options: argparse.Namespace) -> dict:
-    """Returns the equal parameters in a library's words; {} if it lacks the loss."""
+    """Returns the equal parameters as a library names them; {} if it lacks the loss."""
     name, *tau = kind.split()
     column = LIBRARIES.index(library)
     objective = OBJECTIVES[name][column]
@@ -296,7 +297,7 @@ def load_cache(path: Path | None) -> dict[str, dict]:
 
 
 def save(path: Path | None, key: list, value: dict) -> None:
-    """Adds one fit to what the file holds by now: another run may have written."""
+    """Adds one fit to the contents of the file, which another run may have changed."""
     if path is not None:
         cache = load_cache(path)
         cache["fits"][json.dumps(key, sort_keys=True)] = value
@@ -307,7 +308,7 @@ def save(path: Path | None, key: list, value: dict) -> None:
 
 @lru_cache
 def find_version(library: str) -> str:
-    """Returns "source" for a library that does not say."""
+    """Returns the version of a library, or "source" if it has none."""
     return getattr(importlib.import_module(library), "__version__", "source")
 
 
@@ -322,7 +323,7 @@ def measure(library: str, kind: str, parameters: dict, train: Rows, test: Rows) 
 
 
 def measure_all(cases: list[Case], options: argparse.Namespace) -> pd.DataFrame:
-    """Returns a row per fit, from the cache or new; failures are shown, not kept."""
+    """Returns a row per fit, from the cache or computed; failures are not stored."""
     cached = load_cache(options.cache)["fits"]
     fits = []
     splits = range(options.splits)
@@ -375,7 +376,7 @@ def compare(fits: pd.DataFrame, subject: str) -> pd.DataFrame:
     return rows.join(seconds.add_prefix("s "))
 
 
-def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the geometric mean, median and worst table of both ratios."""
     ratios = rows.filter(regex="^/").dropna()
     summary = pd.DataFrame({"geometric mean": np.exp(np.log(ratios).mean())})
@@ -388,7 +389,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 def report(task: str, fits: pd.DataFrame, options: argparse.Namespace) -> dict:
     """Prints one task's table and summary; returns both."""
     rows = compare(fits, options.subject)
-    summary = summarise(rows)
+    summary = summarize(rows)
     errors = {c: rows[c].map("{:.2g}".format) for c in rows if c.startswith("+-")}
     shown = rows.assign(**errors).reset_index()
     print(f"\n# {task}: held-out loss, {options.subject} / peers, seconds per fit\n")
@@ -401,7 +402,7 @@ def report(task: str, fits: pd.DataFrame, options: argparse.Namespace) -> dict:
 
 
 def conclude(reports: dict[str, dict], subject: str) -> str:
-    """Returns what was found, in a sentence."""
+    """Returns the result in one sentence."""
     said = [
         f"{row['geometric mean']:.4f} for {task} (tables: {row['tables']})"
         for task, tables in reports.items()
@@ -417,7 +418,7 @@ def conclude(reports: dict[str, dict], subject: str) -> str:
 
 
 def print_parameters(kind: str, options: argparse.Namespace) -> None:
-    """Prints a row per idea, then what only one library has."""
+    """Prints a row per parameter, then those that only one library has."""
     columns, rest = {}, {}
     for library in options.libraries:
         rest[library] = own = list_parameters(library, kind, options)
@@ -433,7 +434,7 @@ def print_parameters(kind: str, options: argparse.Namespace) -> None:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Turns "l2=0.5" into ("l2", 0.5); what is no literal stays a string."""
+    """Turns "l2=0.5" into ("l2", 0.5); anything but a literal stays a string."""
     name, value = text.split("=", 1)
     try:
         return name, ast.literal_eval(value)
@@ -448,13 +449,18 @@ def parse_options() -> argparse.Namespace:
     add_names = partial(add, nargs="+", choices=LIBRARIES)
     add("--tables", type=Path, required=True, metavar="DIR")
     add("--task", nargs="+", choices=[*TASKS, "all"], default=["all"])
-    add("--only", nargs="+", metavar="TABLE", help="these tables and no others")
+    add("--only", nargs="+", metavar="TABLE", help="only these tables")
     add("--splits", type=int, default=5)
     add("--rounds", type=int, default=300)
     add_names("--libraries", default=list(LIBRARIES))
     add_names("--fresh", default=[], help="measure these libraries again")
-    add("--subject", choices=LIBRARIES, default="jboost", help="whose ratios to show")
-    add("--cache", type=Path, metavar="FILE", help="JSON file that keeps all fits")
+    add(
+        "--subject",
+        choices=LIBRARIES,
+        default="jboost",
+        help="library whose ratios are shown",
+    )
+    add("--cache", type=Path, metavar="FILE", help="JSON file that stores all fits")
     add("--set", nargs="+", type=parse_setting, default=[], metavar="NAME=VALUE")
     add("--min-child-samples", type=int, metavar="ROWS", help="the peers' in all tasks")
     options = parser.parse_args()

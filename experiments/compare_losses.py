@@ -2,10 +2,10 @@
 """Does L1, L2 or Huber predict best on this table, and after its targets are corrupted?
 
 Each split holds out part of the rows at random and trains on the others with L2
-(squared error), L1 (absolute error), Huber with a fixed delta, and Huber with delta
-estimated anew each round (Friedman's M_TreeBoost, the 0.9-quantile of |residual|):
-once on clean targets, once with a share of the training targets corrupted. Held-out
-targets stay as they are. All losses get the same trees, rounds and row limits.
+(squared error), L1 (absolute error), Huber with a fixed delta, and Huber with a delta
+that is estimated again in each round (Friedman's M_TreeBoost, the 0.9-quantile of
+|residual|): once on clean targets, once with a share of the training targets corrupted.
+Held-out targets are not changed. All losses use the same trees, rounds and row limits.
 
     python experiments/compare_losses.py
     python experiments/compare_losses.py --data FILE --target COLUMN --rounds 400
@@ -13,18 +13,18 @@ targets stay as they are. All losses get the same trees, rounds and row limits.
 Without --data the table is scikit-learn's diabetes progression (442 rows, no download).
 FILE is CSV or parquet; columns that are not numbers become ranks of their sorted
 values, and rows without a target are dropped. Written to --out: a PNG with learning
-curves, and a JSON with every number, the versions and the device.
+curves, and a JSON with all numbers, the versions and the device.
 
 - Huber's fixed delta is the 0.5-quantile of |y - median(y)| over the training targets
-  it sees (--huber-quantile): outliers do not move it, and where a model explains about
-  three quarters of the variance it is close to Huber's own 1.345 standard deviations
-  of the residuals.
-- Corrupted targets get noise added: 3 interquartile ranges times a Student t variable
-  with 2 degrees of freedom. It is symmetric, so that means and medians stay where they
-  are, and its tails are so heavy that its variance is infinite.
+  (--huber-quantile). Outliers hardly change it, and if a model explains about three
+  quarters of the variance, it is close to Huber's own 1.345 standard deviations of the
+  residuals.
+- The noise added to corrupted targets is 3 interquartile ranges times a Student t
+  variable with 2 degrees of freedom. It is symmetric, so means and medians do not
+  change, and its variance is infinite.
 - Standard errors are sqrt((1 / splits + test rows / training rows) variance of splits)
-  (Nadeau and Bengio 2003): splits share rows, and plain ones would be too small.
-  Splits are paired, so the errors of differences to L2 are those to look at.
+  (Nadeau and Bengio 2003), because splits share rows and plain ones would be too small.
+  Splits are paired, so look at the errors of the differences to L2.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Table(NamedTuple):
 
 
 def load_table(path: Path | None, target: str | None) -> Table:
-    """Returns scikit-learn's diabetes table, or the one in a file."""
+    """Returns scikit-learn's diabetes table, or the table in a file."""
     if path is None:
         from sklearn.datasets import load_diabetes
 
@@ -97,7 +97,7 @@ def encode(column: pd.Series) -> np.ndarray:
 
 
 def split_rows(num_rows: int, seed: list[int], share: float) -> tuple:
-    """Returns the rows to train on and the rows held out."""
+    """Returns the training rows and the held-out rows."""
     order = np.random.default_rng(seed).permutation(num_rows)
     num_test = max(1, round(share * num_rows))
     return order[num_test:], order[:num_test]
@@ -117,7 +117,7 @@ def corrupt(target: np.ndarray, share: float, seed: list[int]) -> np.ndarray:
 
 
 def make_loss(name: str, target: np.ndarray, quantile: float) -> tuple:
-    """Returns the loss, and its delta where that is fixed."""
+    """Returns the loss, and its delta if that is fixed."""
     if name == "Huber":
         delta = float(np.quantile(np.abs(target - np.median(target)), quantile))
         if delta == 0:
@@ -158,7 +158,7 @@ def train_all(table: Table, options: argparse.Namespace) -> tuple[dict, dict]:
 
 
 def settings(options: argparse.Namespace) -> dict:
-    """Returns what every loss is trained with."""
+    """Returns the settings that all losses share."""
     return {
         "num_rounds": options.rounds,
         "learning_rate": options.learning_rate,
@@ -177,7 +177,7 @@ def standard_error(values: np.ndarray, test_share: float) -> np.ndarray:
     return np.sqrt(factor * np.var(values, axis=0, ddof=1))
 
 
-def summarise(curves: dict, test_share: float) -> list[dict]:
+def summarize(curves: dict, test_share: float) -> list[dict]:
     """Returns a row per targets and loss: metrics after the last round."""
     rows = []
     for (kind, name), curve in curves.items():
@@ -235,9 +235,9 @@ def plot_curves(curves: dict, title: str, test_share: float, path: Path) -> None
 
 
 def late_limits(curves: list[np.ndarray], test_share: float) -> tuple[float, float]:
-    """Returns y limits that hold the bands but for the first tenth of the rounds.
+    """Returns y limits that show the bands after the first tenth of the rounds.
 
-    Those rounds are steep and alike for every loss; they would hide what differs.
+    The first rounds are steep and alike for all losses, and would hide differences.
     """
     mean = np.stack([curve.mean(axis=0) for curve in curves])
     error = np.stack([standard_error(curve, test_share) for curve in curves])
@@ -249,15 +249,15 @@ def late_limits(curves: list[np.ndarray], test_share: float) -> tuple[float, flo
 
 def draw_curve(axis, name: str, curve: np.ndarray, test_share: float) -> None:
     """Draws the mean over splits and a band of one standard error."""
-    colour, dashes = STYLES[name]
+    color, dashes = STYLES[name]
     rounds, mean = np.arange(1, curve.shape[1] + 1), curve.mean(axis=0)
-    axis.plot(rounds, mean, dashes, color=colour, linewidth=2, label=name)
+    axis.plot(rounds, mean, dashes, color=color, linewidth=2, label=name)
     error = standard_error(curve, test_share)
-    axis.fill_between(rounds, mean - error, mean + error, color=colour, alpha=0.1, lw=0)
+    axis.fill_between(rounds, mean - error, mean + error, color=color, alpha=0.1, lw=0)
 
 
 def conclude(rows: list[dict]) -> str:
-    """Returns what was found, in a sentence."""
+    """Returns the result in one sentence."""
     said = []
     for kind in dict.fromkeys(row["targets"] for row in rows):
         chosen = [row for row in rows if row["targets"] == kind]
@@ -273,19 +273,19 @@ def conclude(rows: list[dict]) -> str:
 
 
 def parse_options() -> argparse.Namespace:
-    """Returns the command line's options, checked."""
+    """Returns the options of the command line, checked."""
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="CSV or parquet file (default: diabetes)")
     add("--target", help="the column to predict, with --data")
-    add("--contaminate", type=float, default=0.1, help="share of targets; 0: none")
-    add("--huber-quantile", type=float, default=0.5, help="makes Huber's fixed delta")
+    add("--contaminate", type=float, default=0.1, help="share of corrupted targets")
+    add("--huber-quantile", type=float, default=0.5, help="of Huber's fixed delta")
     add("--splits", type=int, default=20, help="at least 2")
     add("--test-share", type=float, default=0.2)
     add("--rounds", type=int, default=150)
     add("--learning-rate", type=float, default=0.05)
     add("--max-depth", type=int, default=3)
-    add("--min-child-samples", type=int, default=20, help="rows a leaf, for every loss")
+    add("--min-child-samples", type=int, default=20, help="of a leaf, for every loss")
     add("--seed", type=int, default=0)
     options = parser.parse_args()
     if not 0 <= options.contaminate < 1:
@@ -306,7 +306,7 @@ def main() -> None:
     size = f"{table.x.shape[0]} rows, {table.x.shape[1]} features"
     print(f"{table.name}: {size}; every loss: {settings(options)}")
     curves, deltas = train_all(table, options)
-    rows = summarise(curves, options.test_share)
+    rows = summarize(curves, options.test_share)
     print_report(rows)
     print(f"\n{conclude(rows)}")
     result = {

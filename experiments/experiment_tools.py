@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments share: command line, pictures, results, slopes.
+"""Tools of the experiments: command line, pictures, results, slopes.
 
 In: a script's docstring, figures, numbers, timings. Out: a parser with ``--help`` and
 ``--out``, PNG and JSON files in one style, and slopes with their noise.
@@ -39,9 +39,9 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def choose_tables(
     parser: argparse.ArgumentParser, only: Sequence[str] | None, known: Sequence[str]
 ) -> list[str]:
-    """Returns the known tables that ``--only`` names, all of them without it.
+    """Returns the known tables named by ``--only``, or all of them.
 
-    Ends the program with the list of known tables if one of the names is not known.
+    Ends the program with the list of known tables if a name is unknown.
     """
     unknown = [name for name in only or () if name not in known]
     if unknown:
@@ -68,7 +68,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def read_processor() -> str:
-    """Returns the processor's name where the system tells it."""
+    """Returns the processor's name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -81,7 +81,7 @@ def read_processor() -> str:
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Writes a result, makes its folder, and says where it is."""
+    """Writes a result, creates its folder, and prints the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, default=_as_json) + "\n")
     print(f"written: {path}")
@@ -106,7 +106,7 @@ def open_figure(
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a PNG in the experiments' style, and says where it is."""
+    """Writes a PNG in the style of the experiments, and prints the path."""
     from matplotlib import pyplot
 
     for axes in figure.axes:
@@ -126,8 +126,8 @@ class Slope(NamedTuple):
     """Seconds per tree: the difference of long and short runs over their rounds.
 
     Attributes:
-      value: the difference of the medians, divided.
-      noise: the sum of the ranges of both kinds of runs, divided.
+      value: the difference of the medians, divided by the difference of rounds.
+      noise: the sum of the ranges of both kinds of runs, divided in the same way.
     """
 
     value: float
@@ -135,26 +135,26 @@ class Slope(NamedTuple):
 
     @property
     def measured(self) -> float | None:
-        """The value; None if it is below noise, which makes it meaningless.
+        """The value, or None if it is below noise and thus meaningless.
 
-        Above noise every long run took longer than every short one, so that slopes
-        and ratios of single turns are positive, too.
+        Above noise, every long run took longer than every short one, so the slopes and
+        ratios of single turns are positive as well.
         """
         return self.value if self.value > self.noise else None
 
 
 def find_slope(few: Sequence[float], many: Sequence[float], between: int) -> Slope:
-    """Returns the slope from repeated readings.
+    """Returns the slope of repeated readings.
 
     Args:
       few: seconds of the short runs.
-      many: of the long runs.
-      between: how many more rounds the long runs have.
+      many: seconds of the long runs.
+      between: the additional rounds of the long runs.
     """
     value = float(np.median(many) - np.median(few)) / between
     return Slope(value, float(np.ptp(few) + np.ptp(many)) / between)
 
 
 def format_number(value: float | None, form: str, missing: str = "below noise") -> str:
-    """Returns a number in a format such as "8.3f", or what to say without one."""
+    """Returns a number in a format such as "8.3f", or a text if it is None."""
     return missing if value is None else f"{value:{form}}"

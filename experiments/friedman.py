@@ -2,36 +2,37 @@
 """Which of LS, LAD and M_TreeBoost comes closest to the truth, and under which noise?
 
 Repeats figure 2 of Friedman 2001 (section 6.2) on a smaller scale: random target
-functions, each seen through normal and through slash noise (normal / uniform, without
-a mean), fitted by the three recipes.
+functions are observed with normal noise and with slash noise (normal / uniform, which
+has no mean), and fitted by the three recipes.
 
     python experiments/friedman.py
     python experiments/friedman.py --functions 100 --rounds 1000
 
-Written to --out: friedman.png with box plots, friedman.json with every number.
+Written to --out: friedman.png with box plots, friedman.json with all numbers.
 
-- A target is his random function (section 6.1) of 10 standard normal inputs, F*(x) =
-  sum of 20 terms a_l exp(-(z_l - mu_l)' V_l (z_l - mu_l) / 2): a_l uniform in [-1, 1];
-  z_l a random subset of floor(1.5 + r) inputs, at most 10, r exponential of mean 2;
-  mu_l standard normal; V_l = U D U', U a random rotation, the square roots of D's
-  diagonal uniform in [0.1, 2].
-- Signal to noise is 1:1 (his equation 36): the means of |noise| and of |F* - median F*|
-  over the rows are the same. Slash noise has no mean; the sample's, made by few rows,
-  leaves little noise to the others, which fits the errors that he prints: LS_TreeBoost
-  0.95 under slash noise, and 4.6 times the best.
-- The error of a fit F is E|F - F*| / E|F* - median F*| on fresh rows without noise; 1
-  is that of a constant. Compared are errors, and errors divided by the best of the
-  three on the same function and noise.
-- Trees have depth 4 (up to 16 leaves), the learning rate is 0.1, alpha = 0.9. Leaves
-  have at least 10 rows: with fewer, single outliers get leaves of their own, which
-  costs M_TreeBoost more than LAD_TreeBoost (--min-child-samples 1 shows it). Each
-  method takes the round that is best by its own loss on further noisy rows, a quarter
-  as many.
+- A target is Friedman's random function (section 6.1) of 10 standard normal inputs,
+  F*(x) = sum of 20 terms a_l exp(-(z_l - mu_l)' V_l (z_l - mu_l) / 2): a_l uniform in
+  [-1, 1]; z_l a random subset of floor(1.5 + r) inputs, at most 10, r exponential of
+  mean 2; mu_l standard normal; V_l = U D U', U a random rotation, the square roots of
+  D's diagonal uniform in [0.1, 2].
+- The signal-to-noise ratio is 1:1 (his equation 36): the means of |noise| and of
+  |F* - median F*| over the rows are equal. Slash noise has no mean; its sample mean is
+  dominated by few rows, so the others get little noise. This agrees with the errors
+  that Friedman reports: LS_TreeBoost has 0.95 under slash noise, 4.6 times the best.
+- The error of a fit F is E|F - F*| / E|F* - median F*| on new rows without noise; that
+  of a constant is 1. Errors are compared as they are, and divided by the smallest
+  error of the three methods on the same function and noise.
+- Trees have depth 4 (up to 16 leaves), the learning rate is 0.1, and alpha = 0.9.
+  Leaves have at least 10 rows: with fewer, single outliers get leaves of their own,
+  which costs M_TreeBoost more than LAD_TreeBoost (--min-child-samples 1 shows it). Each
+  method uses its best round by its own loss on additional noisy rows, a quarter as
+  many.
 - Standard errors are those of means over functions.
-- Rows and the least size of leaves were chosen after other settings had been tried:
-  with 2,000 rows and leaves of one row, M_TreeBoost came behind LAD_TreeBoost under
-  slash noise. So the order of the methods is no finding of the default seed alone: a
-  fresh one (--seed 7), tried once with the settings as they are, confirmed it.
+- The number of rows and the minimum size of leaves were chosen after other settings had
+  been tried: with 2,000 rows and leaves of one row, M_TreeBoost came behind
+  LAD_TreeBoost under slash noise. To check that the order of the methods does not
+  depend on the default seed, a new one (--seed 7) was tried once with the final
+  settings, and confirmed it.
 """
 
 import argparse
@@ -73,7 +74,7 @@ PUBLISHED = {
 
 
 def draw_terms(generator: np.random.Generator) -> list[tuple]:
-    """Returns a random function's terms: a, which inputs, mu, V."""
+    """Returns the terms of a random function: a, the inputs, mu, V."""
     terms = []
     for _ in range(NUM_TERMS):
         size = min(NUM_INPUTS, int(1.5 + generator.exponential(2.0)))
@@ -97,7 +98,7 @@ def evaluate(terms: list[tuple], x: np.ndarray) -> np.ndarray:
 
 
 def draw_noise(kind: str, truth: np.ndarray, generator: np.random.Generator):
-    """Returns noise as large as the signal."""
+    """Returns noise of the same mean magnitude as the signal."""
     noise = generator.normal(size=len(truth))
     if kind == "slash":
         noise /= 1 - generator.random(len(truth))  # in (0, 1]
@@ -132,7 +133,7 @@ def train_all(options: argparse.Namespace) -> dict:
 
 
 def fit_one(recipe: dict, x: np.ndarray, y: np.ndarray, num_rows: int, options):
-    """Returns F on the rows after the first ``num_rows``, which see no training."""
+    """Returns F on the rows after the first ``num_rows``, which are not trained on."""
     rows, others = slice(options.rows), slice(options.rows, num_rows)
     model, history = jb.fit(
         x[rows], y[rows], validation=(x[others], y[others]),
@@ -153,7 +154,7 @@ def relative_error(score: np.ndarray, truth: np.ndarray) -> float:
 
 
 def compare_to_best(errors: dict) -> dict:
-    """Returns errors divided by the least of the same function and noise."""
+    """Returns errors divided by the smallest of the same function and noise."""
     best = {k: np.min([errors[k, name] for name in RECIPES], axis=0) for k in NOISES}
     return {(k, name): values / best[k] for (k, name), values in errors.items()}
 
@@ -163,7 +164,7 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def summarise(errors: dict) -> list[dict]:
+def summarize(errors: dict) -> list[dict]:
     """Returns a row per noise and method."""
     rows, ratios = [], compare_to_best(errors)
     for (noise, name), values in errors.items():
@@ -184,7 +185,7 @@ def summarise(errors: dict) -> list[dict]:
 
 
 def print_report(rows: list[dict]) -> None:
-    """Prints means with standard errors, and what was published."""
+    """Prints means with standard errors, and the published numbers."""
     print(
         f"\n{'noise':8}{'method':15}{'error':>18}{'% worse than best':>20}"
         f"{'published':>11}{'best':>6}"
@@ -199,7 +200,7 @@ def print_report(rows: list[dict]) -> None:
 
 
 def conclude(rows: list[dict]) -> str:
-    """Returns what was found, in a sentence."""
+    """Returns the result in one sentence."""
     said = []
     for noise in NOISES:
         chosen = [row for row in rows if row["noise"] == noise]
@@ -212,7 +213,7 @@ def conclude(rows: list[dict]) -> str:
 
 
 def plot_errors(errors: dict, title: str, path: Path) -> None:
-    """Draws box plots: a row per noise; errors left, relative to the best right."""
+    """Draws box plots, a row per noise: errors, and errors relative to the best."""
     figure, axes = open_figure(2, 2, (8, 7))
     ratios = compare_to_best(errors)
     for noise, (left, right) in zip(NOISES, axes, strict=True):
@@ -220,7 +221,7 @@ def plot_errors(errors: dict, title: str, path: Path) -> None:
         draw_boxes(right, [ratios[noise, name] for name in RECIPES])
         if left.get_ylim()[1] > 0.9:
             left.axhline(1.0, color=GRAY, linewidth=1, linestyle=":")
-        left.set_ylabel(f"{noise} noise\n\nerror (1: a constant)")
+        left.set_ylabel(f"{noise} noise\n\nerror (a constant has 1)")
         right.set_ylabel("error / least error")
     for axis in axes[1]:
         axis.set_yscale("log")
@@ -231,7 +232,7 @@ def plot_errors(errors: dict, title: str, path: Path) -> None:
 
 
 def draw_boxes(axis, groups: list[np.ndarray]) -> None:
-    """Draws a box and the single functions per method."""
+    """Draws a box and the single functions for each method."""
     axis.boxplot(
         groups, tick_labels=list(RECIPES), widths=0.5, showfliers=False,
         medianprops={"color": "black"},
@@ -244,15 +245,15 @@ def draw_boxes(axis, groups: list[np.ndarray]) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """Returns the command line's options, checked."""
+    """Returns the options of the command line, checked."""
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--functions", type=int, default=25, help="random targets, at least 2")
-    add("--rows", type=int, default=5000, help="to train on")
+    add("--rows", type=int, default=5000, help="training rows")
     add("--rounds", type=int, default=300, help="at most")
     add("--learning-rate", type=float, default=0.1)
     add("--depth", type=int, default=4)
-    add("--min-child-samples", type=int, default=10, help="rows of a leaf, at least")
+    add("--min-child-samples", type=int, default=10, help="minimum rows of a leaf")
     add("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.functions < 2 or options.rows < 8 or options.rounds < 1:
@@ -264,7 +265,7 @@ def main() -> None:
     """Trains everything, prints the report, and writes the PNG and the JSON."""
     options = parse_options()
     errors = train_all(options)
-    rows = summarise(errors)
+    rows = summarize(errors)
     print_report(rows)
     print(f"\n{conclude(rows)}")
     result = {"arguments": vars(options), **describe_machine(), "results": rows}

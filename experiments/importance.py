@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which measure of importance finds the features that matter?
 
-Friedman's (1991) function of five of ten uniform features, with noise; an eleventh
-column is x3 with noise on top (it matters only as a stand-in), and a twelfth has 2
-values and nothing to say. What is left of each measure's total on the columns that do
-not enter the function? Bars are means over seeds, with standard deviations.
+The target is Friedman's (1991) function of five of ten uniform features, with noise. An
+eleventh column is x3 with additional noise (it matters only as a proxy), and a twelfth
+has 2 values and no effect. The question is which share of each measure's total falls on
+columns that do not enter the function. Bars are means over seeds, with standard
+deviations.
 
     python experiments/importance.py
     python experiments/importance.py --data table.parquet --target y
 
-In a table from a file, columns of text are categorical features. Rows without a target
-are left out. Shares are of the sum of magnitudes, since the permutation importance of a
-feature can be negative. Written to --out: importance.png and importance.json.
+In a table from a file, columns of text are categorical features, and rows without a
+target are dropped. Shares refer to the sum of magnitudes, since the permutation
+importance of a feature can be negative. Written to --out: importance.png and
+importance.json.
 """
 
 from pathlib import Path
@@ -40,7 +42,7 @@ WITHOUT_EFFECT = ("x6", "x7", "x8", "x9", "x10", "x3 again", "coin")
 
 
 def make_table(seed, rows):
-    """Features with names, and targets of signal-to-noise ratio near 5."""
+    """Returns named features, and targets with a signal-to-noise ratio near 5."""
     random = np.random.default_rng(seed)
     x = random.uniform(size=(rows, 10))
     signal = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
@@ -52,7 +54,7 @@ def make_table(seed, rows):
 
 
 def read_table(path, target):
-    """A table of a file: features, categories among them, and targets."""
+    """Returns features, including categories, and targets of a file."""
     read = pd.read_csv if ".csv" in path.suffixes else pd.read_parquet
     table = read(path)
     if target not in table:
@@ -63,12 +65,12 @@ def read_table(path, target):
     y = table.pop(target).to_numpy(np.float64)
     text = table.select_dtypes(exclude="number").columns
     if len(text):
-        print(f"columns of categories: {', '.join(map(str, text))}")
+        print(f"categorical columns: {', '.join(map(str, text))}")
     return table, y
 
 
 def measure(x, y, seed):
-    """Shares of the total [kinds, F]; permutation on the held-out half."""
+    """Returns shares of the total [kinds, F]; permutation uses the held-out half."""
     order = np.random.default_rng(seed).permutation(len(x))
     train, test = order[: len(x) // 2], order[len(x) // 2 :]
     model, history = jb.fit(
@@ -92,13 +94,13 @@ def measure(x, y, seed):
 
 
 def print_row(name, shares):
-    """Means and standard deviations over seeds of [seeds, kinds]."""
+    """Prints means and standard deviations over seeds of [seeds, kinds]."""
     cells = zip(shares.mean(axis=0), shares.std(axis=0), strict=True)
     print(f"{name:20.20}" + "".join(f"{m:10.3f} +-{s:4.3f}" for m, s in cells))
 
 
 def draw(names, shares, path):
-    """Bars by feature, one color per measure."""
+    """Draws bars by feature, one color per measure."""
     figure, [[axes]] = open_figure(size=(10, 4.5))
     place = np.arange(len(names))
     for number, (kind, color) in enumerate(zip(KINDS, COLORS, strict=True)):
@@ -118,7 +120,7 @@ def draw(names, shares, path):
 
 
 def conclude(names, shares, generated):
-    """What was found, in a sentence."""
+    """Returns the result in one sentence."""
     mean = shares.mean(axis=0)
     if not generated:
         top = [
@@ -135,10 +137,12 @@ def conclude(names, shares, generated):
 
 
 def main():
-    """Prints a table and writes PNG and JSON."""
+    """Prints a table, and writes a PNG and a JSON."""
     parser = make_parser(__doc__)
-    parser.add_argument("--data", type=Path, help="a parquet or CSV table instead")
-    parser.add_argument("--target", help="its target column")
+    parser.add_argument(
+        "--data", type=Path, help="parquet or CSV file (default: generated)"
+    )
+    parser.add_argument("--target", help="the column to predict, with --data")
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do the methods of the literature cost beside the default fit, and beside a peer?
+"""What does each method cost compared with the default fit, and with a peer?
 
-The methods that fit squared error are run on one table (a noisy sum of waves, steps and
-products; two features act monotonically), and so is the default fit; where XGBoost,
-LightGBM or scikit-learn know a method, they run it, too, with equal parameters.
+Methods that minimize squared error and the default fit are run on one table (a noisy
+sum of waves, steps and products; two features have monotone effects). If XGBoost,
+LightGBM or scikit-learn implement a method, they run it as well, with equal parameters.
 
     python experiments/methods.py
     python experiments/methods.py --rows 20000 --turns 1 --methods monotone exact
 
-Each reading is a process of its own: the first call compiles and is not timed, the
-second is; "MB" is by how much the peak of memory lies above that before the first call,
-compilation included; the error is that on held-out rows, without noise. Methods and
-peers take turns. The table shows medians, and medians of the ratios turn by turn: time
-and error to the default fit, time to the peer. "sparse" has nine tenths of the table
-missing, for all who take part; "sketch" is thresholds alone, beside ``fit_bins``.
-Written to --out: methods.json with every reading.
+Each reading is a process of its own. The first call compiles and is not timed, the
+second one is. "MB" is the increase of peak memory from before the first call,
+compilation included. The error is that on held-out rows without noise. Methods and
+peers take turns. The table shows medians, and medians of the ratios of single turns:
+time and error to the default fit, time to the peer. In "sparse", nine tenths of the
+table are missing, for all that take part; "sketch" computes thresholds only, compared
+with ``fit_bins``. Written to --out: methods.json with all readings.
 """
 
 import argparse
@@ -42,7 +42,7 @@ BATCH = 8192
 
 
 class Table(NamedTuple):
-    """Rows to train on, and others whose targets have no noise."""
+    """Training rows, and other rows whose targets have no noise."""
 
     x: np.ndarray
     y: np.ndarray
@@ -51,7 +51,7 @@ class Table(NamedTuple):
 
 
 def make_table(rows: int, missing: float = 0.0) -> Table:
-    """Uniform features; a share of the values is hidden after the targets are made."""
+    """Returns uniform features; a share of the values is hidden after that."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, (rows + rows // 4, FEATURES)).astype(np.float32)
     truth = 2 * x[:, 0] - np.exp(x[:, 1]) + np.sin(3 * x[:, 2]) + x[:, 3] * x[:, 4]
@@ -65,7 +65,7 @@ Run = Callable[[], Any]  # returns scores of the held-out rows, or None
 
 
 def boosted(table: Table, recipe: str = "", subsample: float = 1, **settings) -> Run:
-    """jb.fit, as it is or with a recipe."""
+    """Runs jb.fit, with a recipe if one is given."""
     import jboost as jb
 
     if recipe:
@@ -86,7 +86,7 @@ def boosted(table: Table, recipe: str = "", subsample: float = 1, **settings) ->
 
 
 def as_sparse(matrix):
-    """What is not missing, stored by row."""
+    """Returns the values that are not missing, stored by row."""
     import scipy.sparse
 
     known = ~np.isnan(matrix)
@@ -97,13 +97,13 @@ def as_sparse(matrix):
 
 
 def sparse(table: Table) -> Run:
-    """The default fit of a sparse matrix."""
+    """Runs the default fit on a sparse matrix."""
     x, held_out = as_sparse(table.x), as_sparse(table.held_out)
     return boosted(table._replace(x=x, held_out=held_out))
 
 
 def streamed(table: Table) -> Run:
-    """The default fit of batches, in a quarter of the memory of a million rows."""
+    """Runs the default fit on batches; a million rows need four times the memory."""
     import jboost as jb
 
     def run():
@@ -116,7 +116,7 @@ def streamed(table: Table) -> Run:
 
 
 def single_tree(table: Table) -> Run:
-    """One least-squares tree, grown on all values."""
+    """Fits one least-squares tree on all values."""
     import jboost as jb
 
     def run():
@@ -127,7 +127,7 @@ def single_tree(table: Table) -> Run:
 
 
 def importance(table: Table) -> Run:
-    """The default fit, then what shuffling each column costs, once."""
+    """Runs the default fit and permutation importance with one repeat."""
     import jboost as jb
 
     def run():
@@ -143,14 +143,14 @@ def importance(table: Table) -> Run:
 
 
 def all_at_once(table: Table) -> Run:
-    """Thresholds of a table in memory."""
+    """Computes thresholds of a table in memory."""
     import jboost as jb
 
     return lambda: np.asarray(jb.fit_bins(table.x).thresholds)
 
 
 def sketched(table: Table) -> Run:
-    """Thresholds of batches."""
+    """Computes thresholds of batches."""
     import jboost as jb
 
     def run():
@@ -163,7 +163,7 @@ def sketched(table: Table) -> Run:
 
 
 def xgboost(table: Table, threads: int, **settings) -> Run:
-    """Its squared error is half of ours: lambda 1 there is l2 1 here."""
+    """Runs XGBoost, whose squared error is half of ours: its lambda 1 is our l2 1."""
     import xgboost as xgb
 
     settings = {
@@ -180,13 +180,13 @@ def xgboost(table: Table, threads: int, **settings) -> Run:
 
 
 def xgboost_sparse(table: Table, threads: int) -> Run:
-    """The same of a sparse matrix."""
+    """Runs XGBoost on a sparse matrix."""
     x, held_out = as_sparse(table.x), as_sparse(table.held_out)
     return xgboost(table._replace(x=x, held_out=held_out), threads)
 
 
 def lightgbm(table: Table, threads: int, **settings) -> Run:
-    """Leaves as many as the depth allows, unless said otherwise."""
+    """Runs LightGBM, with as many leaves as the depth allows by default."""
     import lightgbm as lgb
 
     settings = {
@@ -203,7 +203,7 @@ def lightgbm(table: Table, threads: int, **settings) -> Run:
 
 
 def sklearn_tree(table: Table, threads: int) -> Run:
-    """One tree, on one thread."""
+    """Fits one tree of scikit-learn, on one thread."""
     from sklearn.tree import DecisionTreeRegressor
 
     def run():
@@ -214,7 +214,7 @@ def sklearn_tree(table: Table, threads: int) -> Run:
 
 
 def sklearn_boosting(table: Table, threads: int, **settings) -> Run:
-    """Friedman's algorithms, on one thread."""
+    """Runs Friedman's algorithms in scikit-learn, on one thread."""
     from sklearn.ensemble import GradientBoostingRegressor
 
     def run():
@@ -227,7 +227,7 @@ def sklearn_boosting(table: Table, threads: int, **settings) -> Run:
 
 
 SIGN_LIST = [SIGNS.get(feature, 0) for feature in range(FEATURES)]
-# What runs, what it is compared with in time and error, and peers by name.
+# What runs, what its time and error are compared with, and peers by name.
 METHODS: dict[str, tuple[Callable[..., Run], str, dict[str, Callable[..., Run]]]] = {
     "default": (boosted, "default", {"xgboost": xgboost, "lightgbm": lightgbm}),
     "ls_tree_boost": (
@@ -290,13 +290,13 @@ GAPPED, THRESHOLDS = ("sparse", "dense with gaps"), ("sketch", "fit_bins")
 
 
 def peak_memory() -> float:
-    """MB, of this process."""
+    """Returns the peak memory of this process in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def measure(method: str, peer: str, rows: int, threads: int) -> dict[str, float]:
-    """One reading, in this process."""
+    """Takes one reading in this process."""
     table = make_table(rows, 0.9 if method in GAPPED else 0.0)
     make, _, peers = METHODS[method]
     run = peers[peer](table, threads) if peer else make(table)
@@ -312,7 +312,7 @@ def measure(method: str, peer: str, rows: int, threads: int) -> dict[str, float]
 
 
 def read_one(method: str, peer: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """Takes one reading in a process of its own."""
     command = [sys.executable, __file__, "--rows", str(options.rows), "--threads",
                str(options.threads), "--reading", method, peer]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -321,8 +321,8 @@ def read_one(method: str, peer: str, options: argparse.Namespace) -> dict[str, A
     return dict(method=method, peer=peer, **json.loads(done.stdout.splitlines()[-1]))
 
 
-def summarise(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians, and medians of ratios turn by turn."""
+def summarize(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns medians, and medians of the ratios of single turns."""
 
     def take(key, method, peer):
         here = (method, peer)
@@ -346,7 +346,7 @@ def summarise(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def print_table(summary: list[dict[str, Any]]) -> None:
-    """One line for each method, and one for each peer that knows it."""
+    """Prints one line for each method, and one for each peer that has it."""
     print(f"{'method':<19} {'by':<9} {'seconds':>8} {'MB':>7} {'error':>8} "
           f"{'time':>6} {'error':>6}  {'jboost':>6}")  # fmt: skip
     print(f"{'':<55}{'to base':>12}  {'to it':>7}")
@@ -360,27 +360,32 @@ def print_table(summary: list[dict[str, Any]]) -> None:
 
 
 def conclude(summary: list[dict[str, Any]]) -> str:
-    """Returns what was found, in a sentence."""
+    """Returns the result in one sentence."""
     own = [r for r in summary if not r["peer"] and r["method"] != r["base"]]
     beside = [r for r in summary if r["peer"]]
     said = []
     if own:
         most = max(own, key=lambda row: row["time_to_base"])
         said.append(
-            f"the slowest beside its base is {most['method']} "
+            f"the slowest compared with its baseline is {most['method']} "
             f"({most['time_to_base']:.2f} times the time)"
         )
     if beside:
         faster = sum(row["jboost_to_peer"] < 1 for row in beside)
         said.append(f"jboost is faster in {faster} of {len(beside)} pairs with a peer")
-    return f"Found: {'; '.join(said) or 'one method alone, beside nothing'}."
+    return f"Found: {'; '.join(said) or 'a single method, without a baseline'}."
 
 
 def main() -> None:
     """Measures and prints."""
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--rows", type=int, default=100_000, help="to train on; a quarter held out")
+    add(
+        "--rows",
+        type=int,
+        default=100_000,
+        help="training rows; a quarter as many are held out",
+    )
     add("--turns", type=int, default=3, help="readings of each method")
     add("--threads", type=int, default=os.cpu_count(), help="of the peers")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -389,7 +394,7 @@ def main() -> None:
     if options.reading:
         print(json.dumps(measure(*options.reading, options.rows, options.threads)))
         return
-    # What the methods are compared with runs as well.
+    # The baselines of the methods run as well.
     bases = [METHODS[name][1] for name in options.methods]
     names = [name for name in METHODS if name in {*bases, *options.methods}]
     pairs = [(name, peer) for name in names for peer in ("", *METHODS[name][2])]
@@ -398,7 +403,7 @@ def main() -> None:
     print(f"{versions}; {options.rows} rows, {FEATURES} columns, {ROUNDS} rounds")
     todo = [pair for _ in range(options.turns) for pair in pairs]
     readings = [read_one(*pair, options) for pair in tqdm(todo, unit="run")]
-    summary = summarise(readings)
+    summary = summarize(readings)
     print_table(summary)
     print(f"\n{conclude(summary)}")
     numbers = dict(

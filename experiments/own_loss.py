@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does it take to train with a loss that no library has?
 
-Five lines: the loss of one row, as a plain function. Here it is an asymmetric
-log-cosh, for which a prediction that is too high costs four times as much as one that
-is too low. Gradient, curvature, initial score and leaf values follow from it.
+It takes five lines: the loss of one row, as a plain function. In this script it is an
+asymmetric log-cosh, for which a prediction that is too high costs four times as much as
+one that is too low. jboost derives gradient, curvature, initial score and leaf values.
 
     python experiments/own_loss.py
 
 On scikit-learn's diabetes table (targets from 25 to 346) this loss is a hard case for
-second-order boosting: the Hessian of log cosh r, 1 - tanh(r)^2, is about 1e-8 where the
-residual is 10, and vanishes beyond. The picture shows the loss, its gradient, its
-Hessian beside the curvature that `curvature="auto"` uses, and the held-out loss round
-by round: trained with this loss, with its exact Hessian for comparison, and with
-squared error. Written to --out: own_loss.png and own_loss.json.
+second-order boosting: the Hessian of log cosh r, 1 - tanh(r)^2, is about 1e-8 at a
+residual of 10 and underflows beyond. The picture shows the loss, its gradient, its
+Hessian together with the curvature that `curvature="auto"` uses, and the held-out loss
+by round for training with this loss, with its exact Hessian, and with squared error.
+Written to --out: own_loss.png and own_loss.json.
 """
 
 import jax.numpy as jnp
@@ -34,13 +34,13 @@ import jboost as jb
 
 
 def asymmetric_log_cosh(score, target):
-    """log cosh r, four times that for r > 0; r = score - target. For one row."""
+    """Returns log cosh r of one row, four times that for r = score - target > 0."""
     residual = score - target
     cost = jnp.logaddexp(residual, -residual) - jnp.log(2.0)
     return jnp.where(residual > 0, 4.0, 1.0) * cost
 
 
-# What is drawn in the last panel: name, loss to train with, settings, line.
+# The curves of the last panel: name, loss to train with, settings, line.
 RUNS = (
     ("this loss", asymmetric_log_cosh, {}, (BLUE, "-")),
     (
@@ -88,9 +88,9 @@ def plot_loss(axes, report: jb.LossReport) -> None:
     axes[1].set_title("gradient")
     for name, line in (("hessian", (ORANGE, "--")), ("curvature", (BLUE, "-"))):
         label = {"hessian": "Hessian", "curvature": 'what "auto" uses'}[name]
-        colour, dashes = line
+        color, dashes = line
         values = getattr(report, name)[near]
-        axes[2].plot(scores, values, dashes, color=colour, linewidth=2, label=label)
+        axes[2].plot(scores, values, dashes, color=color, linewidth=2, label=label)
     axes[2].set_title("curvature")
     axes[2].legend(frameon=False)
     for axis in axes[:3]:
@@ -99,16 +99,16 @@ def plot_loss(axes, report: jb.LossReport) -> None:
 
 def plot_curves(axis, curves: dict[str, np.ndarray]) -> None:
     """Draws the held-out loss by round."""
-    for name, _, _, (colour, dashes) in RUNS:
+    for name, _, _, (color, dashes) in RUNS:
         rounds = np.arange(1, len(curves[name]) + 1)
-        axis.plot(rounds, curves[name], dashes, color=colour, linewidth=2, label=name)
+        axis.plot(rounds, curves[name], dashes, color=color, linewidth=2, label=name)
     axis.set_title("held-out loss, mean of 5 splits")
     axis.set_xlabel("round")
     axis.legend(frameon=False, title="trained with")
 
 
 def main() -> None:
-    """Trains, prints what the library sees in the loss, and draws the picture."""
+    """Trains, prints what jboost derives from the loss, and draws the picture."""
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()

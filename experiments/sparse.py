@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a tree cost on sparse data, and does it grow with the stored entries?
+"""What does a tree cost on sparse data, and does the cost grow with the stored entries?
 
-Random matrices of a fixed shape at several densities, absent entries missing. For each
-library: time per tree (a longer run minus one of a tree, over the rounds between, so
-that preparation does not count), time to the first tree, of prediction, and how much
-memory the process took at most. Libraries take turns, each in a process of its own;
-medians. A tree whose time is smaller than the spread of the readings is "below noise":
-it is not drawn and has no ratio. Written to --out: sparse.png and sparse.json.
+The data are random matrices of a fixed shape and several densities, whose entries that
+are not stored are missing. For each library: time per tree (a longer run minus a run of
+one tree, over the additional rounds, so that preparation cancels), time to the first
+tree, time of prediction, and peak memory. Libraries take turns, each in a process of
+its own; the table shows medians. A time per tree that is smaller than the spread of the
+readings is "below noise": it is not drawn and has no ratio. Written to --out:
+sparse.png and sparse.json.
 
     python experiments/sparse.py
 """
@@ -43,7 +44,7 @@ DEPTH, RATE, BINS = 6, 0.1, 256
 
 
 def make_data(rows, columns, density):
-    """Entries at random places, normal; targets linear in them, with noise."""
+    """Returns normal entries at random positions; targets are linear plus noise."""
     rng = np.random.default_rng(0)
     size = int(rows * columns * density)
     places = rng.integers(0, rows, size), rng.integers(0, columns, size)
@@ -55,7 +56,7 @@ def make_data(rows, columns, density):
 
 
 def jboost_trainer(x, y, threads):
-    """rounds -> model, and model -> scores."""
+    """Returns rounds -> model, and model -> scores."""
     import jboost as jb
 
     def train(rounds):
@@ -66,7 +67,7 @@ def jboost_trainer(x, y, threads):
 
 
 def xgboost_trainer(x, y, threads):
-    """Absent entries are missing there, too."""
+    """Does the same with XGBoost, where absent entries are missing."""
     import xgboost as xgb
 
     settings = dict(
@@ -81,7 +82,7 @@ def xgboost_trainer(x, y, threads):
 
 
 def lightgbm_trainer(x, y, threads):
-    """Absent entries are missing, as said by zero_as_missing."""
+    """Does the same with LightGBM; zero_as_missing makes absent entries missing."""
     import lightgbm as lgb
 
     settings = dict(
@@ -102,11 +103,11 @@ TRAINERS = dict(
 
 
 def measure(library, rows, columns, density, rounds, threads):
-    """One turn of one library, in this process."""
+    """Takes one turn of one library in this process."""
     x, y = make_data(rows, columns, density)
     before = peak_memory()
     train, predict = TRAINERS[library](x, y, threads)
-    train(1)  # compiles, and loads what is loaded late
+    train(1)  # compiles, and imports what is imported on first use
     few, many = [], []
     for _ in range(2):
         for seconds, number in ((few, 1), (many, 1 + rounds)):
@@ -125,13 +126,13 @@ def measure(library, rows, columns, density, rounds, threads):
 
 
 def peak_memory():
-    """MB, of this process."""
+    """Returns the peak memory of this process in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def run_turn(library, density, asked):
-    """The same in a process of its own."""
+    """Takes one turn in a process of its own."""
     command = [sys.executable, __file__, "--turn", library, "--densities", str(density)]
     for name in ("rows", "columns", "rounds", "threads"):
         command += [f"--{name}", str(getattr(asked, name))]
@@ -141,10 +142,10 @@ def run_turn(library, density, asked):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarise(turns, density, rounds):
-    """Medians of each library at one density, and ratios turn by turn.
+def summarize(turns, density, rounds):
+    """Returns medians of each library at one density, and ratios of single turns.
 
-    Slopes, and ratios that need them, are None where they are below noise.
+    Slopes below noise, and ratios that need them, are None.
     """
     rows, slopes = [], {}
     for library in LIBRARIES:
@@ -167,7 +168,7 @@ def summarise(turns, density, rounds):
 
 
 def print_table(summary):
-    """One line for each library and density."""
+    """Prints one line for each library and density."""
     head = (
         f"{'density':>8} {'entries':>11} {'library':<9} {'s/tree':>11} {'jboost/it':>9}"
     )
@@ -182,7 +183,7 @@ def print_table(summary):
 
 
 def draw(summary, path):
-    """Time per tree against stored entries; what is below noise is said."""
+    """Draws time per tree against stored entries; names what is below noise."""
     figure, [[axes]] = open_figure()
     for library in LIBRARIES:
         own = [row for row in summary if row["library"] == library]
@@ -201,7 +202,7 @@ def draw(summary, path):
 
 
 def conclude(summary):
-    """What was found, in a sentence."""
+    """Returns the result in one sentence."""
     own = [row for row in summary if row["library"] == "jboost"]
     own = [row for row in own if row["per_tree"] is not None]
     last = [row for row in summary if row["density"] == summary[-1]["density"]]
@@ -222,7 +223,7 @@ def conclude(summary):
 
 
 def main():
-    """Measures, prints, draws."""
+    """Measures, prints and draws."""
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--columns", type=int, default=1000)
@@ -251,7 +252,7 @@ def main():
                 for library in LIBRARIES:
                     turns.append(run_turn(library, density, asked))
                     bar.update()
-            summary += summarise(turns, density, asked.rounds)
+            summary += summarize(turns, density, asked.rounds)
     print_table(summary)
     numbers = dict(turns=turns, summary=summary, versions=versions)
     print(f"\n{conclude(summary)}")

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """How coarse may split candidates be? Held-out loss against eps.
 
-Candidates that are chosen once ("global"), once per tree by curvature ("per tree"),
-or anew in each node ("local") lie a share eps of the weight apart; "exact" tries every
+Candidates are a share eps of the weight apart. They are chosen once ("global"), once
+per tree by curvature ("per tree"), or again in each node ("local"); "exact" tries every
 distinct value. Chen and Guestrin (2016, figure 3) found on Higgs that local candidates
-may be coarser than global ones, and that fine ones are as good as all of them.
+may be coarser than global ones, and that fine ones are as good as exact ones.
 
     python experiments/split_candidates.py
     python experiments/split_candidates.py --data FILE --target COLUMN --rounds 200
 
-Without --data each seed draws a new table: two classes, in features of skewed
-distribution, told apart by narrow bands of them. FILE is CSV or parquet; columns that
-are not numbers become ranks of their sorted values; each seed splits it anew. A target
-of two values is learned by the logistic loss, any other by squared error. Written to
---out: a PNG with curves of held-out loss and the final loss against eps, and a JSON
-with every number, the versions and the device.
+Without --data each seed draws a new table: two classes, separated by narrow bands of
+features with skewed distributions. FILE is CSV or parquet; columns that are not
+numbers become ranks of their sorted values; each seed splits it again. A target of two
+values is learned by the logistic loss, any other by squared error. Written to --out: a
+PNG with curves of held-out loss and the final loss against eps, and a JSON with all
+numbers, the versions and the device.
 
 - Candidates are the ends of at most round(1 / eps) bins.
-- Seeds are paired: all methods see the same rows. Errors are standard errors over
+- Seeds are paired: all methods get the same rows. Errors are standard errors over
   seeds; with --data, whose splits share rows, they are those of Nadeau and Bengio
   (2003).
-- Times are of whole calls of fit, compiled before, divided by the number of rounds;
-  the table shows the median over seeds of their ratio to the finest global one. The
-  methods of one seed run one after the other, so that a busy machine slows all.
+- Times are those of whole calls of fit, without compilation, divided by the number of
+  rounds. The table shows the median over seeds of the ratio to the finest global
+  candidates. The methods of one seed run one after the other, so that other load on
+  the machine affects all of them.
 """
 
 import argparse
@@ -145,7 +146,7 @@ def run(options: argparse.Namespace) -> tuple[dict, dict]:
 
 
 def name(method: tuple) -> str:
-    """Returns a method in words."""
+    """Returns the name of a method."""
     return "exact" if method == EXACT else f"{method[0]}, eps {method[1]:g}"
 
 
@@ -154,7 +155,7 @@ def standard_error(values: np.ndarray, shared: float) -> np.ndarray:
     return np.sqrt((1 / len(values) + shared) * np.var(values, axis=0, ddof=1))
 
 
-def summarise(losses: dict, seconds: dict, shared: float) -> list[dict]:
+def summarize(losses: dict, seconds: dict, shared: float) -> list[dict]:
     """Returns a row per method: final loss, difference to exact, time."""
     finest = min((m for m in losses if m[0] == "global"), key=lambda m: m[1])
     base = np.array(seconds[finest])
@@ -188,7 +189,7 @@ def print_report(rows: list[dict]) -> None:
 
 
 def plot(losses: dict, shared: float, title: str, path: Path) -> None:
-    """Draws curves of each kind, and the final loss against eps."""
+    """Draws the curves of each kind, and the final loss against eps."""
     figure, [axes] = open_figure(1, len(KINDS) + 1, (16, 4.4))
     exact = losses[EXACT]
     for axis, kind in zip(axes, KINDS, strict=False):
@@ -206,11 +207,11 @@ def plot(losses: dict, shared: float, title: str, path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_curve(axis, curve: np.ndarray, colour: str, dashes: str, eps) -> None:
+def draw_curve(axis, curve: np.ndarray, color: str, dashes: str, eps) -> None:
     """Draws the mean over seeds by round."""
     label = "exact" if eps is None else f"eps {eps:g}"
     rounds = np.arange(1, curve.shape[1] + 1)
-    axis.plot(rounds, curve.mean(axis=0), dashes, color=colour, lw=1.8, label=label)
+    axis.plot(rounds, curve.mean(axis=0), dashes, color=color, lw=1.8, label=label)
 
 
 def draw_final(axis, losses: dict, shared: float) -> None:
@@ -231,7 +232,7 @@ def draw_final(axis, losses: dict, shared: float) -> None:
 
 
 def late_limits(losses: dict) -> tuple[float, float]:
-    """Returns y limits that leave out the first, steep tenth of the rounds."""
+    """Returns y limits that exclude the first, steep tenth of the rounds."""
     mean = np.stack([curve.mean(axis=0) for curve in losses.values()])
     late = mean[:, mean.shape[1] // 10 :]
     room = 0.05 * float(np.ptp(late)) or 1.0
@@ -239,7 +240,7 @@ def late_limits(losses: dict) -> tuple[float, float]:
 
 
 def conclude(rows: list[dict], methods: list[tuple]) -> str:
-    """Returns what was found, in a sentence: how coarse each kind may be."""
+    """Returns the result in one sentence: how coarse each kind may be."""
     said = []
     for kind in KINDS:
         good = [
@@ -255,14 +256,14 @@ def conclude(rows: list[dict], methods: list[tuple]) -> str:
 
 
 def parse_options() -> argparse.Namespace:
-    """Returns the command line's options, checked."""
+    """Returns the options of the command line, checked."""
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="CSV or parquet file (default: generated)")
     add("--target", help="the column to predict, with --data")
-    add("--test-share", type=float, default=0.3, help="of the rows, with --data")
-    add("--rows", type=int, default=10_000, help="to train on, without --data")
-    add("--test-rows", type=int, default=20_000, help="held out, without --data")
+    add("--test-share", type=float, default=0.3, help="share of the rows, with --data")
+    add("--rows", type=int, default=10_000, help="training rows, without --data")
+    add("--test-rows", type=int, default=20_000, help="held-out rows, without --data")
     add("--eps", type=float, nargs="+", default=[0.3, 0.1, 0.05, 0.01])
     add("--seeds", type=int, default=4, help="at least 2")
     add("--rounds", type=int, default=80)
@@ -286,7 +287,7 @@ def main() -> None:
     losses, seconds = run(options)
     share = options.test_share
     shared = share / (1 - share) if options.data else 0.0
-    rows = summarise(losses, seconds, shared)
+    rows = summarize(losses, seconds, shared)
     print_report(rows)
     print(f"\n{conclude(rows, [*losses])}")
     result = {"arguments": vars(options), **describe_machine(), "results": rows}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on data several times larger than the memory it may use.
+"""Can jboost train on data several times larger than the memory it may use?
 
-Three questions: does training on blocks stay within its budget, how long does a tree
-take against training in memory, and is the model the same? Every run is a process of
-its own, of which the peak of resident memory is measured; what the interpreter,
-libraries and a small training run take before is measured, too, and subtracted.
+There are three questions: does training on blocks stay within its memory limit, how
+long does a tree take compared with training in memory, and is the model the same? Every
+run is a process of its own, whose peak resident memory is measured; the memory that the
+interpreter, libraries and a small training run use before is subtracted.
 
     python experiments/streaming.py
 
-Seconds per tree are differences of runs of 12 and of 4 rounds; where they are smaller
-than the spread of the runs they are "below noise", are not drawn and have no ratio.
+Seconds per tree are differences of runs of 12 and of 4 rounds. Those that are smaller
+than the spread of the runs are "below noise"; they are not drawn and have no ratio.
 Written to --out: streaming.png and streaming.json.
 """
 
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 def main():
-    """Runs both questions, prints their tables and draws them."""
+    """Runs both parts, prints their tables and draws them."""
     args = parse()
     if args.worker:
         print(json.dumps(WORKERS[args.worker](args)))
@@ -77,7 +77,7 @@ def main():
 
 
 def conclude(results):
-    """What was found, in a sentence."""
+    """Returns the result in one sentence."""
     large, ratios = results["large"], results["ratio"]
     peak = max(large["passes_mib"], large["training_mib"])
     within = "within" if peak <= large["budget_mib"] else "beyond"
@@ -94,7 +94,7 @@ def conclude(results):
 
 
 def parse():
-    """The settings."""
+    """Returns the options of the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--features", type=int, default=160)
@@ -126,7 +126,7 @@ def call(args, worker):
 
 
 def make_batches(num_rows, num_features, num_scores=1):
-    """Rows that are made anew each time they are read."""
+    """Returns rows that are generated again each time they are read."""
 
     def batches():
         for first in range(0, num_rows, BATCH_ROWS):
@@ -144,12 +144,12 @@ def make_batches(num_rows, num_features, num_scores=1):
 
 
 def peak():
-    """Bytes of resident memory at most, until now."""
+    """Returns the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def run_large(args):
-    """Memory and time of a run on much more data than its budget."""
+    """Returns memory and time of a run on data much larger than the limit."""
     settings = dict(max_bins=args.max_bins, num_scores=args.scores)
     if args.scores > 1:
         settings["loss"] = jb.losses.softmax
@@ -185,7 +185,7 @@ def run_large(args):
 
 
 def run_ratio(args):
-    """Seconds per tree in memory and on blocks, in turn, in one process."""
+    """Returns seconds per tree in memory and on blocks, alternating in one process."""
     found = []
     for num_rows in args.ratio_rows:
         parts = list(make_batches(num_rows, 28)())
@@ -221,9 +221,9 @@ def run_ratio(args):
 
 
 def time_runs(given):
-    """Seconds of a short and of a long run.
+    """Returns the seconds of a short and of a long run.
 
-    In their difference binning and the start do not count.
+    Binning and the start cancel in their difference.
     """
     seconds = []
     for num_rounds in (FEW, MANY):
@@ -234,7 +234,7 @@ def time_runs(given):
 
 
 def draw(results, path):
-    """Memory beside the budget, and seconds per tree."""
+    """Draws memory against the limit, and seconds per tree."""
     large, ratios = results["large"], results["ratio"]
     figure, [[left, right]] = open_figure(1, 2, (10, 4))
     names = ["data", "budget", "plan", "passes", "training"]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the library compute, number for number, the textbook's worked examples?
+"""Does jboost reproduce the textbook's worked examples, number for number?
 
-Three small tables: rents boosted with absolute error and with squared error (stumps,
-learning rate 1), and grades boosted with squared error (learning rate 0.1) on trees
-whose leaves are given. Everything printed is computed, except data and headings:
+There are three small tables: rents boosted with absolute error and with squared error
+(stumps, learning rate 1), and grades boosted with squared error (learning rate 0.1) on
+trees with given leaves. All numbers are computed, except data and headings:
 
     python experiments/worked_examples.py
 
-The settings that give Friedman's classical methods: `curvature="unit"` lets trees fit
-the negative gradient by least squares, and l2 = 0 leaves the leaf values unshrunk:
-medians for absolute error, means for squared error.
+The settings are those of Friedman's classical methods: with `curvature="unit"` trees
+fit the negative gradient by least squares, and with l2 = 0 leaf values are not shrunk:
+they are medians for absolute error and means for squared error.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def format_errors(score: np.ndarray) -> str:
 
 
 def find_leaf_error(leaves: np.ndarray, residual: np.ndarray, values, center) -> float:
-    """Returns how far the values of leaves are from NumPy's centers of residuals."""
+    """Returns the difference of leaf values to NumPy's centers of residuals."""
     expected = np.array([center(residual[leaves == leaf]) for leaf in leaves])
     return float(np.abs(values - expected).max())
 
@@ -53,7 +53,7 @@ def find_leaf_error(leaves: np.ndarray, residual: np.ndarray, values, center) ->
 def print_rent(
     heading: str, loss: Callable, name: str, direction: Callable, center: Callable
 ) -> float:
-    """Prints scores, fitted directions and trees of three rounds of stumps.
+    """Prints scores, gradients and trees of three rounds of stumps.
 
     Returns the largest difference of a leaf value to the center of its residuals.
     """
@@ -78,10 +78,10 @@ def print_rent(
 
 
 def fit_given_leaves(leaves: np.ndarray, target: np.ndarray) -> jb.Ensemble:
-    """Fits one tree per column of `leaves`, whose rows it gives to the leaf they name.
+    """Fits one tree per column of `leaves`, with these leaves.
 
-    The number of its leaf is the only feature that a tree may see (codes 0 mean that
-    a value is missing), and 3 splits in a row tell 4 numbers apart.
+    The number of the leaf is the only feature that a tree sees (code 0 would be a
+    missing value), and 3 levels of splits separate 4 numbers.
     """
     loss = jb.losses.squared_error
     bins = jb.fit_bins(leaves)
@@ -125,7 +125,7 @@ def print_grades() -> float:
 
 
 def main() -> None:
-    """Prints the three tables, and how far they are from medians and means."""
+    """Prints the three tables, and their differences to medians and means."""
     options = make_parser(__doc__).parse_args()
     absolute, squared = jb.losses.absolute_error, jb.losses.squared_error
     errors = {

@@ -112,7 +112,7 @@ def make_turns(libraries, cost):
 def test_sparse_says_what_is_below_noise_and_draws_the_rest(tmp_path, capsys):
     sparse = importlib.import_module("sparse")
     turns = make_turns(sparse.LIBRARIES, 0.01)
-    summary = [row for d in (0.01, 0.1) for row in sparse.summarise(turns, d, 10)]
+    summary = [row for d in (0.01, 0.1) for row in sparse.summarize(turns, d, 10)]
     sparse.print_table(summary)
     table = capsys.readouterr().out.splitlines()
     rows = [line for line in table if "xgboost" in line]
