@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the pages are built: ``sphinx-build -W -b html docs docs/_build``."""
+"""Configures Sphinx: ``sphinx-build -W -b html docs docs/_build``."""
 
 import ast
 import importlib.metadata
@@ -31,21 +31,21 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 
-# Text between these is reStructuredText already: literals and references.
+# Literals and references, which are reStructuredText already.
 _MARKED = re.compile(r"(``.+?``|:\w+:`.+?`)")
 _SECTION = re.compile(r"(Args|Attributes|Example|Examples|Notes|Raises|Returns):$")
 _NAMES = re.compile(r"\s+(\w+, )*\w+,")
 
 
 def _escape(line):
-    """Bars, stars and underscores of formulas stand for themselves."""
+    """Escapes bars, stars and underscores of formulas."""
     parts = _MARKED.split(line)
     parts[::2] = [re.sub(r"([|*\\]|_(?=\W|$))", r"\\\1", part) for part in parts[::2]]
     return "".join(parts)
 
 
 def _read_docstring(app, what, name, obj, options, lines):
-    """Docstrings are plain text: indented paragraphs before a section are formulas."""
+    """Converts a plain-text docstring; indented paragraphs in front are formulas."""
     result, formula, section = [], False, False
     lines[:] = _join_names(lines)
     for number, line in enumerate(lines):
@@ -63,7 +63,7 @@ def _read_docstring(app, what, name, obj, options, lines):
 
 
 def _join_names(lines):
-    """Arguments that are explained together stand on one line."""
+    """Joins the names of arguments that share a description on one line."""
     joined = []
     for line in lines:
         if joined and _NAMES.fullmatch(joined[-1]):
@@ -74,7 +74,7 @@ def _join_names(lines):
 
 
 def _is_output(lines):
-    """Whether the next line is what an example prints."""
+    """Returns whether the next line is the output of an example."""
     for line in reversed(lines):
         if not line.strip():
             return False
@@ -84,7 +84,7 @@ def _is_output(lines):
 
 
 def _escape_types(app, what, name, obj, options, lines):
-    """Shapes have stars."""
+    """Escapes the stars of shapes in types of variables."""
     lines[:] = [
         line.replace("*", r"\*") if line.startswith(":vartype") else line
         for line in lines
@@ -92,7 +92,7 @@ def _escape_types(app, what, name, obj, options, lines):
 
 
 def _read_signature(app, what, name, obj, options, signature, result):
-    """As it stands in the source: shapes by their names. Of classes, none."""
+    """Returns the signature as in the source, with named shapes; none for classes."""
     if what == "class":
         return "", None
     if what not in ("function", "method"):
@@ -107,9 +107,9 @@ def _read_signature(app, what, name, obj, options, signature, result):
 
 
 def setup(app):
-    """Draws the pictures that are missing, and reads docstrings as they are written."""
+    """Draws missing pictures, and registers the converters of docstrings."""
     make_pictures.draw_missing()
-    # Before Napoleon, which makes reStructuredText of their sections.
+    # Before Napoleon, which converts the sections to reStructuredText.
     app.connect("autodoc-process-docstring", _read_docstring, priority=100)
     app.connect("autodoc-process-signature", _read_signature)
     app.connect("autodoc-process-docstring", _escape_types, priority=900)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of these pages: ``python docs/make_pictures.py``.
+"""Draws the pictures of the documentation: ``python docs/make_pictures.py``.
 
-Building the pages draws those that are missing.
+Building the documentation draws missing pictures.
 """
 
 from functools import cache, partial
@@ -20,7 +20,7 @@ NAMES = ["rooms", "age", "distance", "noise"]
 
 
 def make_homes():
-    """Rents of homes that do not exist: 500 rows, of which some cells are missing."""
+    """Returns generated rents of homes: 500 rows, with some missing cells."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, 4))
     y = x[:, 0] + np.sin(3 * x[:, 1]) + x[:, 0] * x[:, 2]
@@ -30,7 +30,7 @@ def make_homes():
 
 @cache
 def train_homes():
-    """A model of 300 rows, and its history on the other 200."""
+    """Returns a model of 300 rows, and its history on the other 200."""
     x, y = make_homes()
     return jb.fit(
         x[:300], y[:300], validation=(x[300:], y[300:]), num_rounds=100, max_depth=3,
@@ -47,7 +47,7 @@ WAVE_LOSSES = {
 
 
 def make_waves(share, seed=0):
-    """Noisy targets on a wave, a share of them replaced by large values."""
+    """Returns noisy targets of a wave, with a share of them made much larger."""
     rng = np.random.default_rng(seed)
     x = np.sort(rng.uniform(-3, 3, 600))
     wave = np.sin(2 * x) + x / 3
@@ -58,13 +58,13 @@ def make_waves(share, seed=0):
 
 
 def fit_wave(loss, x, y):
-    """Scores of a small model at the rows that it was trained on."""
+    """Returns the scores of a small model on its training rows."""
     settings = dict(max_depth=3, min_child_samples=20, learning_rate=0.1)
     return jb.predict(jb.fit(x, y, loss, num_rounds=60, **settings)[0], x)
 
 
 def draw_contaminated():
-    """Three losses on targets of which some are corrupted."""
+    """Draws models of three losses on targets of which some are corrupted."""
     figure, (left, right) = matplotlib.pyplot.subplots(
         1, 2, figsize=(9, 3.6), layout="constrained", width_ratios=(3, 2)
     )
@@ -91,51 +91,51 @@ def draw_contaminated():
 
 
 def mean_wave_error(loss, share, seed):
-    """How far a model is from the truth, on average over the rows."""
+    """Returns the mean distance of a model to the truth."""
     x, y, wave = make_waves(share, seed)
     return np.abs(fit_wave(loss, x, y) - wave).mean()
 
 
 def draw_learning_curve():
-    """Training and validation loss."""
+    """Draws training and validation loss."""
     return plotting.learning_curve(train_homes()[1]).figure
 
 
 def draw_folds():
-    """Cross-validation: means in bands."""
+    """Draws means over folds with bands of one standard error."""
     x, y = make_homes()
     return plotting.learning_curve(jb.cross_validate(x, y, num_rounds=100)).figure
 
 
 def draw_importance():
-    """Importance of four features."""
+    """Draws the importance of four features."""
     return plotting.importance(train_homes()[0]).figure
 
 
 def draw_tree():
-    """The first tree."""
+    """Draws the first tree."""
     return plotting.tree(train_homes()[0]).figure
 
 
 def draw_shap():
-    """SHAP values of all rows."""
+    """Draws SHAP values of all rows."""
     return plotting.shap_summary(train_homes()[0], make_homes()[0]).figure
 
 
 def draw_dependence():
-    """On one feature."""
+    """Draws the partial dependence on one feature."""
     return plotting.partial_dependence(train_homes()[0], make_homes()[0], "age").figure
 
 
 def draw_dependence_two():
-    """On two features that interact."""
+    """Draws the partial dependence on two features that interact."""
     pair = ("rooms", "distance")
     return plotting.partial_dependence(train_homes()[0], make_homes()[0], pair).figure
 
 
 @cache
 def train_districts():
-    """A model of rents with a district, one of thirty of very different sizes."""
+    """Returns a model of rents by rooms and district; 30 districts of different sizes."""
     rng = np.random.default_rng(0)
     district = np.minimum(rng.zipf(1.3, 2000), 30)
     effect = rng.normal(size=31)
@@ -147,34 +147,34 @@ def train_districts():
 
 
 def draw_dependence_categories():
-    """On a feature with more categories than are drawn."""
+    """Draws the partial dependence on a feature with more categories than are shown."""
     model, x = train_districts()
     return plotting.partial_dependence(model, x, "district", max_categories=12).figure
 
 
 def draw_loss_absolute():
-    """|r|, whose Hessian is zero."""
+    """Draws |r|, whose Hessian is zero."""
     return plotting.loss(jb.losses.absolute_error, 0.0)[0].figure
 
 
 def draw_loss_poisson():
-    """A loss with a Hessian to go by."""
+    """Draws a loss whose Hessian is a good curvature."""
     return plotting.loss(jb.losses.poisson, 3.0, np.linspace(-2, 3, 401))[0].figure
 
 
 def draw_loss_cautious():
-    """The own loss of the page about losses."""
+    """Draws the custom loss of the page on losses."""
     return plotting.loss(cautious, 0.0)[0].figure
 
 
 def draw_policies():
-    """A loss that is not convex, with three policies."""
+    """Draws a non-convex loss with three policies."""
     policies = ("auto", "secant", "absolute")
     return plotting.loss(jb.losses.cauchy, 0.0, curvature=policies)[0].figure
 
 
 def draw_leaf():
-    """A Newton step that fails, and the leaf's own minimum."""
+    """Draws a Newton step that fails, and the minimum of the leaf's loss."""
     residuals = np.array([2.5, 3.0, 3.5, 4.0, 5.0, 6.0])
     values = np.linspace(-1, 12, 600)
 
@@ -203,7 +203,7 @@ def draw_leaf():
 
 
 def cautious(score, target):
-    """Outliers count little; too high costs four times as much."""
+    """Limits the effect of outliers; predicting too high costs four times as much."""
     residual = score - target
     return jnp.where(residual > 0, 4.0, 1.0) * jnp.log1p(residual**2)
 
@@ -216,10 +216,10 @@ PICTURES = {
 
 
 def draw_missing(anew: bool = False) -> None:
-    """Writes one SVG for each function above."""
+    """Writes an SVG for each function above, unless it exists."""
     FOLDER.mkdir(exist_ok=True)
     matplotlib.use("Agg")
-    # Equal pictures are equal files.
+    # A fixed salt, and no date: equal pictures give equal files.
     style = {"svg.hashsalt": "jboost", "figure.facecolor": "white"}
     for name, draw in PICTURES.items():
         path = FOLDER / f"{name}.svg"

@@ -115,6 +115,17 @@ def test_pages_read_well_in_the_repository(page):
         assert (page.parent / picture).is_file(), picture
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_names_on_pages_exist(page):
+    for path in {*re.findall(r"\bjb\.(\w+(?:\.\w+)*)", page.read_text())}:
+        thing = jb
+        for part in path.split("."):
+            # Fields of results, such as jb.Ensemble.feature, are seen on instances only.
+            fields = getattr(thing, "__annotations__", {})
+            assert hasattr(thing, part) or part in fields, f"jb.{path}"
+            thing = getattr(thing, part, None)
+
+
 def test_every_public_function_has_an_example():
     functions = find_public_functions()
     assert len(functions) > 40
