@@ -135,7 +135,7 @@ def draw_dependence_two():
 
 @cache
 def train_districts():
-    """Returns a model of rents by rooms and district; 30 districts of different sizes."""
+    """Returns a model of rents by rooms and one of 30 districts of different sizes."""
     rng = np.random.default_rng(0)
     district = np.minimum(rng.zipf(1.3, 2000), 30)
     effect = rng.normal(size=31)

@@ -120,7 +120,7 @@ def test_names_on_pages_exist(page):
     for path in {*re.findall(r"\bjb\.(\w+(?:\.\w+)*)", page.read_text())}:
         thing = jb
         for part in path.split("."):
-            # Fields of results, such as jb.Ensemble.feature, are seen on instances only.
+            # Fields of results exist on instances only.
             fields = getattr(thing, "__annotations__", {})
             assert hasattr(thing, part) or part in fields, f"jb.{path}"
             thing = getattr(thing, part, None)
