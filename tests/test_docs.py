@@ -148,9 +148,19 @@ def test_the_reference_has_every_public_name():
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text())
+    for target, anchor in links:
         if not target.startswith("pictures/"):  # are drawn when the pages are built
             assert (page.parent / target).exists(), target
+        if anchor and "." not in anchor:  # with a dot it is a name in the reference
+            headings = find_headings(page.parent / target if target else page)
+            assert anchor in headings, f"{target}#{anchor}"
+
+
+def find_headings(page):
+    """The anchors that GitHub and Sphinx give to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return [re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings]
 
 
 def test_pages_build_without_a_warning(tmp_path):
