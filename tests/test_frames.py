@@ -457,6 +457,12 @@ def test_targets_and_offsets_that_collide_in_float32_are_named(name):
         jb.fit(X, Y.astype(np.float64), offset=Y.astype(np.float64), num_rounds=0)
 
 
+def test_warnings_within_an_estimator_name_the_line_of_its_caller():
+    with pytest.warns(UserWarning, match="^y has 200 distinct") as caught:
+        JBoostRegressor(num_rounds=0).fit(X, FAR)
+    assert caught[0].filename == __file__
+
+
 # Targets, weights, offsets.
 
 TARGETS = dict(
