@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: functions of all rows, ``metric(scores, targets, weights) -> number``.
+"""Built-in metrics: functions of all rows, ``metric(scores, targets, weights)``.
 
 In: the scores of all rows, their targets and weights. Out: one number, which training
-reports after each round. Every function here is written in ``jax.numpy``, ignores rows
-of weight 0, and agrees with the function of scikit-learn that it names.
+reports after each round. Every function is written in ``jax.numpy``, ignores rows of
+weight 0, and agrees with the scikit-learn function named in its docstring.
 
-A metric compares predictions with targets, and ``inverse_link`` makes predictions of
-scores. Where :func:`jboost.fit` gets a metric of this module, by name or as a function,
-it binds the inverse link that the loss implies (:func:`jboost.losses.inverse_link`; for
-a loss of your own none, so that the score is the prediction). To use another link,
-bind it: ``{"mae": partial(jb.metrics.mae, inverse_link=jnp.exp)}``.
+A metric compares predictions with targets; ``inverse_link`` converts scores to
+predictions. If :func:`jboost.fit` gets a metric of this module, by name or as a
+function, it binds the inverse link of the loss (:func:`jboost.losses.inverse_link`). A
+custom loss has none, so that its score is the prediction. To use another link, bind it:
+``{"mae": partial(jb.metrics.mae, inverse_link=jnp.exp)}``.
 
-What each needs:
+The metrics need:
 
-- a ranking, which any score gives: ``auc``, ``average_precision``;
-- probabilities, from a loss of classes or a bound link: ``log_loss``, ``brier``;
-- labels, from a loss of classes or a bound link: ``accuracy``, ``error``;
-- predictions, which every loss gives: ``mae``, ``mse``, ``rmse``, ``mape``, ``r2``,
+- a ranking, which any score provides: ``auc``, ``average_precision``;
+- probabilities, from a classification loss or a bound link: ``log_loss``, ``brier``;
+- labels, from a classification loss or a bound link: ``accuracy``, ``error``;
+- predictions, which every loss provides: ``mae``, ``mse``, ``rmse``, ``mape``, ``r2``,
   ``poisson_deviance``, ``gamma_deviance``.
 
-Losses of classes are ``logistic``, ``focal``, ``exponential`` and ``softmax``; for
-labels ``hinge`` and ``hinge_squared``, too. Targets of two classes are 0 and 1, or -1
+Classification losses are ``logistic``, ``focal``, ``exponential`` and ``softmax``; for
+labels also ``hinge`` and ``hinge_squared``. Targets of two classes are 0 and 1, or -1
 and 1.
 """
 
@@ -46,10 +46,9 @@ def auc(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """Area under the ROC curve: sklearn's ``roc_auc_score``; larger is better.
+    """Returns the area under the ROC curve (``roc_auc_score``); larger is better.
 
-    Of K > 2 classes the mean of each class against the rest. NaN where a class has no
-    rows.
+    For K > 2 classes, it is the mean of one-vs-rest. NaN if a class has no rows.
 
     Example:
       >>> import jboost as jb
@@ -66,10 +65,10 @@ def average_precision(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """sum_n (R_n - R_{n-1}) P_n: ``average_precision_score``; larger is better.
+    """Returns sum_n (R_n - R_{n-1}) P_n (``average_precision_score``).
 
-    P_n and R_n are precision and recall at the n-th threshold. Of K > 2 classes the
-    mean of each class against the rest.
+    Larger is better. P_n and R_n are precision and recall at the n-th threshold. For
+    K > 2 classes, it is the mean of one-vs-rest.
     """
     return _rank("average_precision", scores, targets, weights, inverse_link)
 
@@ -81,11 +80,11 @@ def log_loss(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """-log of the probability of the class that came: ``log_loss``.
+    """Returns the mean of -log(predicted probability of the true class) (``log_loss``).
 
-    Two or K classes. Targets of two classes may be probabilities, too. Without a link
-    that is known here (sigmoid, softmax) probabilities are clipped to [e, 1 - e] with
-    e = 2^-23, as scikit-learn clips those in float32.
+    For two or K classes. Targets of two classes can be probabilities. With the links
+    sigmoid and softmax it is computed from the scores; with any other link,
+    probabilities are clipped to [e, 1 - e], e = 2^-23, as in scikit-learn for float32.
     """
     scores, targets, weights = _read(scores, targets, weights)
     logs = _log_probabilities(scores, inverse_link)
@@ -102,16 +101,16 @@ def brier(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """(p - target)^2 of two classes, its sum over K > 2: ``brier_score_loss``."""
+    """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``)."""
     scores, targets, weights = _read(scores, targets, weights)
     found = _link_rows(scores, inverse_link)
     if found.ndim == 1:
         chance = _as_share(targets, found, "brier")
         return _mean(jnp.square(found - chance), weights)
     _check_shape(targets, found[:, 0], "brier")
-    places = jnp.arange(found.shape[1], dtype=jnp.float32)
-    came = (targets[:, None] == places[None]).astype(jnp.float32)
-    total = jnp.sum(jnp.square(found - came), axis=1)
+    classes = jnp.arange(found.shape[1], dtype=jnp.float32)
+    observed = (targets[:, None] == classes[None]).astype(jnp.float32)
+    total = jnp.sum(jnp.square(found - observed), axis=1)
     return _mean(total / 2 if found.shape[1] == 2 else total, weights)
 
 
@@ -122,10 +121,10 @@ def accuracy(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """Share of the rows with the right label: ``accuracy_score``; larger is better.
+    """Returns the fraction of correct labels (``accuracy_score``); larger is better.
 
-    The label is the class of largest probability; of two classes with one score, the
-    second where its probability is above 1/2.
+    The label is the class with the largest probability. For two classes and one score,
+    it is the second class if its probability is above 1/2.
     """
     return 1 - error(scores, targets, weights, inverse_link=inverse_link)
 
@@ -137,7 +136,7 @@ def error(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """Share of the rows with a wrong label: ``zero_one_loss``, 1 - accuracy."""
+    """Returns the fraction of wrong labels, 1 - accuracy (``zero_one_loss``)."""
     scores, targets, weights = _read(scores, targets, weights)
     found = _link_rows(scores, inverse_link)
     if found.ndim == 2:
@@ -156,7 +155,7 @@ def mae(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """|prediction - target|: ``mean_absolute_error``.
+    """Returns the mean of |prediction - target| (``mean_absolute_error``).
 
     Example:
       >>> import jboost as jb
@@ -174,7 +173,7 @@ def mse(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """(prediction - target)^2: ``mean_squared_error``."""
+    """Returns the mean of (prediction - target)^2 (``mean_squared_error``)."""
     found, targets, weights = _predict("mse", scores, targets, weights, inverse_link)
     return jnp.mean(_mean(jnp.square(found - targets), weights))
 
@@ -186,7 +185,7 @@ def rmse(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """Square root of ``mse``, output by output: ``root_mean_squared_error``."""
+    """Returns the mean of each output's root ``mse`` (``root_mean_squared_error``)."""
     found, targets, weights = _predict("rmse", scores, targets, weights, inverse_link)
     return jnp.mean(jnp.sqrt(_mean(jnp.square(found - targets), weights)))
 
@@ -198,9 +197,10 @@ def mape(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """|prediction - target| / |target|: ``mean_absolute_percentage_error``.
+    """Returns the mean of |error| / |target| (``mean_absolute_percentage_error``).
 
-    As a share, not in percent; |target| counts as at least 2^-52.
+    It is a fraction, not a percentage; |target| counts as at least 2^-52, as in
+    scikit-learn.
     """
     found, targets, weights = _predict("mape", scores, targets, weights, inverse_link)
     size = jnp.maximum(jnp.abs(targets), jnp.float32(2.0**-52))
@@ -214,7 +214,7 @@ def r2(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """1 - squared error / variance: ``r2_score``; larger is better."""
+    """Returns 1 - squared error / variance (``r2_score``); larger is better."""
     found, targets, weights = _predict("r2", scores, targets, weights, inverse_link)
     center = targets - _mean(targets, weights)[:, None]
     left = _mean(jnp.square(found - targets), weights)
@@ -228,7 +228,10 @@ def poisson_deviance(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """2 (t log(t / p) - t + p): ``mean_poisson_deviance``; NaN unless t >= 0, p > 0."""
+    """Returns the mean of 2 (t log(t / p) - t + p) (``mean_poisson_deviance``).
+
+    NaN unless all targets t >= 0 and all predictions p > 0.
+    """
     name = "poisson_deviance"
     found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
     value = jax.scipy.special.xlogy(targets, targets / found) - targets + found
@@ -243,7 +246,10 @@ def gamma_deviance(
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """2 (log(p / t) + t / p - 1): ``mean_gamma_deviance``; NaN unless t > 0, p > 0."""
+    """Returns the mean of 2 (log(p / t) + t / p - 1) (``mean_gamma_deviance``).
+
+    NaN unless all targets t > 0 and all predictions p > 0.
+    """
     name = "gamma_deviance"
     found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
     ratio = targets / found
@@ -260,24 +266,27 @@ METRICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         )
     }
 )  # fmt: skip
-MAXIMIZED = (auc, average_precision, accuracy, r2)  # the larger the better
+MAXIMIZED = (auc, average_precision, accuracy, r2)  # larger is better
 RANKS = (auc, average_precision)
 PROBABILITIES = (log_loss, brier)
 LABELS = (accuracy, error)
 
 
 def _read(scores, targets, weights):
-    """Arrays in float32; a row without a weight counts 1, one of weight 0 is 0."""
+    """Converts to float32; weights default to 1, targets of weight 0 become 0.
+
+    The latter keeps NaN targets in ignored rows, such as padding, out of all sums.
+    """
     scores, targets = jnp.asarray(scores), jnp.asarray(targets)
     if scores.ndim not in (1, 2):
-        raise ValueError(f"scores must be [N] or [N, K], got {scores.shape=}")
+        raise ValueError(f"scores must have shape [N] or [N, K], got {scores.shape=}")
     size = scores.shape[0]
     weights = jnp.ones(size) if weights is None else jnp.asarray(weights)
     weights = weights.astype(jnp.float32)
     if weights.shape != (size,) or targets.shape[:1] != (size,):
         raise ValueError(
-            f"scores, targets and weights must have as many rows, got {scores.shape}, "
-            f"{targets.shape} and {weights.shape}"
+            "scores, targets and weights must have the same number of rows, got shapes "
+            f"{scores.shape}, {targets.shape} and {weights.shape}"
         )
     targets = targets.astype(jnp.float32)
     counted = (weights > 0).reshape(-1, *(1,) * (targets.ndim - 1))
@@ -287,24 +296,24 @@ def _read(scores, targets, weights):
 def _check_shape(targets, found, name):
     if targets.shape != found.shape:
         raise ValueError(
-            f"{name} needs a target for each prediction, got targets of shape "
-            f"{targets.shape} and predictions of shape {found.shape}"
+            f"{name} needs targets of the same shape as predictions, got targets of "
+            f"shape {targets.shape} and predictions of shape {found.shape}"
         )
 
 
 def _mean(values, weights):
-    """Weighted means along the last axis; rows of weight 0 may hold anything."""
+    """Returns weighted means over the last axis, ignoring rows of weight 0."""
     each = jnp.broadcast_to(weights, values.shape)
     return sum_rows(jnp.where(each > 0, values, 0) * each) / sum_rows(weights)
 
 
 def _link_rows(scores, inverse_link):
-    """Predictions, row by row."""
+    """Converts the scores of each row to predictions."""
     return scores if inverse_link is None else jax.vmap(inverse_link)(scores)
 
 
 def _predict(name, scores, targets, weights, inverse_link):
-    """Predictions and targets [K, N]; K is 1 without an axis for it."""
+    """Returns predictions and targets [K, N], and weights; K is 1 for 1-D scores."""
     scores, targets, weights = _read(scores, targets, weights)
     found = _link_rows(scores, inverse_link)
     _check_shape(targets, found, name)
@@ -313,13 +322,13 @@ def _predict(name, scores, targets, weights, inverse_link):
 
 
 def _as_share(targets, found, name):
-    """Of two classes: 0 and 1, or a probability in between; -1 counts as 0."""
+    """Returns targets of two classes as probabilities; -1 becomes 0."""
     _check_shape(targets, found, name)
     return jnp.maximum(targets, 0)
 
 
 def _log_probabilities(scores, inverse_link):
-    """Logarithms [N, classes], accurate also where a probability is nearly 0 or 1."""
+    """Returns log probabilities [N, classes], accurate near probabilities 0 and 1."""
     if inverse_link is jax.nn.softmax and scores.ndim == 2:
         return jax.nn.log_softmax(scores, axis=1)
     twice = INVERSE_LINKS[exponential]  # sigmoid(2 score)
@@ -333,29 +342,30 @@ def _log_probabilities(scores, inverse_link):
 
 
 def _pick(logs, targets, name):
+    """Returns the entry of each row's target."""
     _check_shape(targets, logs[:, 0], name)
-    place = targets.astype(jnp.int32)
-    return jnp.take_along_axis(logs, place[:, None], axis=1)[:, 0]
+    label = targets.astype(jnp.int32)
+    return jnp.take_along_axis(logs, label[:, None], axis=1)[:, 0]
 
 
 def _rank(name, scores, targets, weights, inverse_link):
-    """A metric of two classes, or its mean of each of K classes against the rest."""
+    """Computes a metric of two classes, or its one-vs-rest mean over K classes."""
     measure = _auc_of_two if name == "auc" else _precision_of_two
     scores, targets, weights = _read(scores, targets, weights)
     if scores.ndim == 1:
         _check_shape(targets, scores, name)
         return measure(scores, targets > 0, weights)
     _check_shape(targets, scores[:, 0], name)
-    if scores.shape[1] == 2:  # of logits and of probabilities alike
+    if scores.shape[1] == 2:  # the difference ranks rows for logits and probabilities
         return measure(scores[:, 1] - scores[:, 0], targets == 1, weights)
     found = _link_rows(scores, inverse_link)
-    places = jnp.arange(found.shape[1], dtype=jnp.float32)
-    positive = targets[None] == places[:, None]
+    classes = jnp.arange(found.shape[1], dtype=jnp.float32)
+    positive = targets[None] == classes[:, None]
     return jnp.mean(jax.vmap(measure, (0, 0, None))(found.T, positive, weights))
 
 
 def _auc_of_two(scores, positive, weights):
-    """P(a positive is ranked above a negative); ties count half."""
+    """Returns P(a positive is ranked above a negative), with ties counted as 1/2."""
     hits, misses, first, last = _sort(scores, positive, weights, descending=False)
     below = _sums_before(misses)
     share = (below[first] + below[last + 1]) / (2 * below[-1])
@@ -363,7 +373,7 @@ def _auc_of_two(scores, positive, weights):
 
 
 def _precision_of_two(scores, positive, weights):
-    """The mean over positives of the precision among rows ranked as high or higher."""
+    """Averages over positives the precision among rows ranked at least as high."""
     hits, misses, _, last = _sort(scores, positive, weights, descending=True)
     found, false = _sums_before(hits)[last + 1], _sums_before(misses)[last + 1]
     precision = jnp.where(hits > 0, found / (found + false), 0)
@@ -371,25 +381,26 @@ def _precision_of_two(scores, positive, weights):
 
 
 def _sort(scores, positive, weights, *, descending):
-    """Weights of positives and of negatives by score; where each tie begins and ends.
+    """Sorts by score and returns the weights of positives and negatives, and ties.
 
-    Rows of weight 0 add nothing wherever they are.
+    The last two results are the indices of the first and last row of each row's tie.
+    Rows of weight 0 contribute nothing at any rank.
     """
     order = jnp.argsort(-scores if descending else scores)
-    held, places = scores[order], jnp.arange(len(order), dtype=jnp.int32)
+    held, indices = scores[order], jnp.arange(len(order), dtype=jnp.int32)
     new = jnp.concatenate([jnp.ones(1, bool), held[1:] != held[:-1]])
-    first = jax.lax.cummax(jnp.where(new, places, 0))
+    first = jax.lax.cummax(jnp.where(new, indices, 0))
     ends = jnp.concatenate([new[1:], jnp.ones(1, bool)])
-    last = jax.lax.cummin(jnp.where(ends, places, len(order) - 1), reverse=True)
+    last = jax.lax.cummin(jnp.where(ends, indices, len(order) - 1), reverse=True)
     hits = jnp.where(positive, weights, 0)[order]
     return hits, weights[order] - hits, first, last
 
 
 def _sums_before(values):
-    """[N + 1]: the sum of the values before each place, and of all."""
+    """Returns the sum of the values before each index, and of all values, [N + 1]."""
     return jnp.concatenate([jnp.zeros(1, jnp.float32), jnp.cumsum(values)])
 
 
 def second_class(score: Float[ArrayLike, ""]) -> Any:
-    """1 where a score speaks for the second of two classes, else 0."""
+    """Returns 1 where the score is positive, the second of two classes, else 0."""
     return jnp.where(jnp.asarray(score) > 0, np.float32(1), np.float32(0))

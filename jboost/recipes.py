@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of the literature by name: keyword arguments for ``fit``.
+"""Recipes: keyword arguments that make ``fit`` a method from the literature.
 
-In: a method's own parameters. Out: a dict with the loss and the words that make
-``fit``, or ``boost``, that method; the rest (``num_rounds``, ``learning_rate``,
-``max_depth``) is yours:
+In: the parameters of the method. Out: a dict with the loss and the options that
+implement the method in ``fit`` or ``boost``. You choose the others (``num_rounds``,
+``learning_rate``, ``max_depth``):
 
     model, history = jb.fit(x, y, **jb.recipes.lad_tree_boost(), num_rounds=200)
     trees, scores = jb.boost(binned, y, key=key, **jb.recipes.lad_tree_boost())
 
-A recipe is a plain dict: ``{**jb.recipes.ls_tree_boost(), "min_child_samples": 10}``
-is one as well. ``fit`` minimizes, so that Friedman's pseudo-responses are -g, minus the
-loss's derivative in the score F; R_j are the rows of leaf j, w_i their weights.
+A recipe is a plain dict, so that you can change it:
+``{**jb.recipes.ls_tree_boost(), "min_child_samples": 10}``. In the docstrings, g is the
+derivative of the loss with respect to the score F (Friedman's pseudo-responses are -g),
+R_j are the rows of leaf j, and w_i are their weights.
 """
 
 from collections.abc import Callable
@@ -29,15 +30,15 @@ from jboost.losses import (
 Recipe = dict[str, Any]
 Loss = Callable[..., Any] | Adaptive
 
-# Trees are fitted to -g by least squares: the split of largest (sum_L w g)^2 / w_L +
-# (sum_R w g)^2 / w_R, in nodes of any size. Leaves are not shrunk.
+# Trees are fitted to -g by least squares: the best split maximizes (sum_L w g)^2 / w_L
+# + (sum_R w g)^2 / w_R, in nodes of any size. Leaf values are not regularized.
 _LEAST_SQUARES: Recipe = dict(
     curvature="unit", l2=0.0, min_gain=0.0, min_child_weight=0.0, min_child_samples=1
 )
 
 
 def ls_tree_boost() -> Recipe:
-    """LS_TreeBoost, also called GBRT and MART: squared error.
+    """Returns LS_TreeBoost, also called GBRT or MART: squared error.
 
     F_0 = mean(y); trees fit the residuals y - F by least squares; gamma_j =
     mean_{R_j} (y - F).
@@ -60,10 +61,10 @@ def ls_tree_boost() -> Recipe:
 
 
 def lad_tree_boost() -> Recipe:
-    """LAD_TreeBoost: absolute error.
+    """Returns LAD_TreeBoost: absolute error.
 
     F_0 = median(y); trees fit sign(y - F) by least squares; gamma_j =
-    median_{R_j} (y - F), of an even count the midpoint.
+    median_{R_j} (y - F), the midpoint for an even count.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
@@ -83,18 +84,18 @@ def lad_tree_boost() -> Recipe:
 
 
 def m_tree_boost(*, alpha: float = 0.9) -> Recipe:
-    """M_TreeBoost: Huber's loss, its delta taken anew each round.
+    """Returns M_TreeBoost: Huber's loss with delta re-estimated in each round.
 
     F_0 = median(y); delta = the alpha-quantile of |y - F|; trees fit sign(r)
     min(delta, |r|), r = y - F, by least squares; gamma_j = m + mean_{R_j} sign(r - m)
     min(delta, |r - m|) with m = median_{R_j} (r): one step of the Huber estimate of
-    location. With ``stochastic``, delta is still taken over all rows.
+    location. With ``stochastic``, delta is still estimated from all rows.
 
-    Where a share alpha of the rows is fitted exactly, delta is the smallest |y - F|
-    that is not 0. Losses are reported at the delta of the first round.
+    If a fraction alpha of the rows is fitted exactly, delta is the smallest nonzero
+    |y - F|. Losses are reported at the delta of the first round.
 
     Args:
-      alpha: 1 - alpha is the share of outliers that do no harm (the breakdown point).
+      alpha: 1 - alpha is the breakdown point, the tolerated fraction of outliers.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
@@ -120,13 +121,13 @@ def m_tree_boost(*, alpha: float = 0.9) -> Recipe:
 
 
 def l2_tree_boost() -> Recipe:
-    """L2_TreeBoost: the binomial log-likelihood of targets 0 and 1.
+    """Returns L2_TreeBoost: the binomial log-likelihood for targets 0 and 1.
 
     F_0 = log(mean(y) / (1 - mean(y))); trees fit y - p, p = sigmoid(F), by least
     squares; gamma_j = sum_{R_j} (y - p) / sum_{R_j} p (1 - p), one Newton step.
 
-    Friedman codes targets as -1 and 1, and his F is half the log-odds: twice his F,
-    and his leaf values, are those here. Nothing else differs.
+    Friedman codes targets as -1 and 1, and his F is half the log-odds. Scores and leaf
+    values here are twice his; nothing else differs.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
@@ -145,26 +146,26 @@ def l2_tree_boost() -> Recipe:
 
 
 def l2_tree_boost_multiclass(num_classes: int, *, learning_rate: Any = 0.1) -> Recipe:
-    """L_K_TreeBoost: the multinomial log-likelihood of classes 0 .. K - 1.
+    """Returns L_K_TreeBoost: the multinomial log-likelihood for classes 0 .. K - 1.
 
-    F_k0 = 0; with p = softmax(F), K trees a round fit y_k - p_k by least squares, all
+    F_k0 = 0; with p = softmax(F), K trees per round fit y_k - p_k by least squares, all
     at the same F; gamma_jk = (K - 1) / K * sum_{R_jk} (y_k - p_k) / sum_{R_jk} p_k
     (1 - p_k).
 
-    The Newton step of ``fit`` divides by sum 2 p_k (1 - p_k), the row sums of the
-    Hessian's magnitudes. So the recipe multiplies the learning rate by 2 (K - 1) / K:
-    the scores are Friedman's, ``leaf_value`` includes the factor.
+    The Newton step of ``fit`` divides by sum 2 p_k (1 - p_k), the sums of magnitudes of
+    the Hessian's rows. Therefore the recipe multiplies the learning rate by
+    2 (K - 1) / K. Scores equal Friedman's; ``leaf_value`` includes the factor.
 
     Args:
       num_classes: K.
-      learning_rate: Friedman's nu, a number or a schedule; it belongs to the recipe and
-        is not to be given to ``fit`` again.
+      learning_rate: Friedman's nu, a number or a schedule. Pass it here and not to
+        ``fit``.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
 
     Raises:
-      TypeError, ValueError: num_classes or learning_rate is not what it should be.
+      TypeError, ValueError: num_classes or learning_rate is invalid.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -192,14 +193,14 @@ def l2_tree_boost_multiclass(num_classes: int, *, learning_rate: Any = 0.1) -> R
 
 
 def gradient_boost(loss: Loss) -> Recipe:
-    """Gradient_Boost: steepest descent for any loss, one multiplier per tree.
+    """Returns Gradient_Boost: steepest descent for any loss, one multiplier per tree.
 
-    F_0 = argmin_c sum w l(c, y); a tree f fits -g by least squares, with its own leaf
-    means; rho = argmin sum w l(F + rho f, y); F + nu rho f. For squared error rho =
-    sum w r f / sum w f^2, r = y - F.
+    F_0 = argmin_c sum w l(c, y); a tree f fits -g by least squares, with means as leaf
+    values; rho = argmin sum w l(F + rho f, y); the update is F + nu rho f. For squared
+    error rho = sum w r f / sum w f^2 with r = y - F.
 
     Args:
-      loss: as for :func:`jboost.fit`.
+      loss: a loss, as for :func:`jboost.fit`.
 
     Returns:
       Keyword arguments of :func:`jboost.fit`.
@@ -226,24 +227,28 @@ def xgboost(
     min_gain: float = 0.0,
     min_child_weight: float = 1.0,
 ) -> Recipe:
-    """XGBoost's second-order form, in the units of the loss.
+    """Returns the second-order method of XGBoost, in the units of the loss.
 
-    F_0 = base_score; splits of the largest 1/2 [G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2)
-    - G^2 / (H + l2)] - min_gain; gamma_j = -G_j / (H_j + l2), with G and H the sums of
-    w l' and w l'' (of K scores: of the row sums of the Hessian's magnitudes).
+    F_0 = base_score; splits maximize 1/2 [G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2)
+    - G^2 / (H + l2)] - min_gain; gamma_j = -G_j / (H_j + l2), where G and H are the
+    sums of w l' and w l'' (for K scores, l'' is the sum of magnitudes of a row of the
+    Hessian).
 
-    A tree whose root has H < min_child_weight adds 0. So does every tree of a loss
-    without second derivative, such as :func:`jboost.losses.absolute_error`: training
-    warns of it; use :func:`lad_tree_boost` or the defaults of ``fit``.
+    A tree whose root has H < min_child_weight adds 0. The same holds for every tree of
+    a loss whose second derivative is zero, such as
+    :func:`jboost.losses.absolute_error`; training warns about it. Use
+    :func:`lad_tree_boost` or the defaults of ``fit`` for such losses.
 
-    The paper's lambda is ``l2``, its gamma ``min_gain``; the program's gamma is 2
-    ``min_gain``. The program's squared error is r^2 / 2, half of
-    :func:`jboost.losses.squared_error`: with that loss, double all three numbers.
+    The paper's lambda is ``l2`` and its gamma is ``min_gain``; the gamma of the XGBoost
+    library is 2 ``min_gain``. Its squared error is r^2 / 2, half of
+    :func:`jboost.losses.squared_error`; with the latter, double l2, min_gain and
+    min_child_weight.
 
     Args:
-      loss: as for :func:`jboost.fit`; its second derivative should be positive.
-      base_score: the initial score, a number or K, as the loss takes it (for the
-        logistic loss log-odds, where XGBoost asks for a probability), or "auto".
+      loss: a loss, as for :func:`jboost.fit`; its second derivative should be positive.
+      base_score: the initial score, one number or K numbers on the scale of the score,
+        or "auto". For the logistic loss it is in log-odds, unlike XGBoost's
+        probability.
       l2, min_gain, min_child_weight: as for :func:`jboost.fit`.
 
     Returns:
@@ -269,21 +274,22 @@ def xgboost(
 
 
 def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:
-    """Stochastic gradient boosting: a recipe on a random part of the rows each round.
+    """Returns a recipe with stochastic gradient boosting: row sampling in each round.
 
-    Each round's trees and leaf values come from max(1, round(subsample N)) rows, drawn
-    without replacement. ``history.oob_improvement`` tells how much each round improved
-    the others; the number of rounds that it advises is where its sum is largest:
+    Trees and leaf values of each round use max(1, round(subsample N)) rows, drawn
+    without replacement. ``history.oob_improvement`` is the decrease of the loss on the
+    other rows in each round. The recommended number of rounds maximizes its cumulative
+    sum:
 
         advised = int(np.cumsum(history.oob_improvement).argmax()) + 1
         model = jb.truncate(model, advised)
 
     Args:
-      recipe: any of this module.
-      subsample: the share; Friedman recommends about one half.
+      recipe: any recipe of this module.
+      subsample: the sampling fraction; Friedman recommends about one half.
 
     Returns:
-      The recipe with that share.
+      The recipe with ``subsample``.
 
     Raises:
       TypeError, ValueError: subsample is not a number in (0, 1].

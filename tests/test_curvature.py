@@ -10,12 +10,9 @@ import pytest
 
 import jboost as jb
 from jboost.boosting.auto import needs_minimiser
-from jboost.objective.curvature import (
-    Objective,
-    derivatives,
-    find_minimisers,
-    smoothing_scale,
-)
+from jboost.objective.curvature import derivatives, smoothing_scale
+from jboost.objective.evaluation import Objective
+from jboost.objective.minimizers import find_minimisers
 from jboost.objective.tracing import trace_loss
 
 L = jb.losses

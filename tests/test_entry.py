@@ -20,7 +20,8 @@ from jboost.entry import processes
 from jboost.entry import programs as executables
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import leaves_xla
-from jboost.objective.curvature import Objective, find_kinks
+from jboost.objective.evaluation import Objective
+from jboost.objective.minimizers import find_kinks
 from jboost.objective.tracing import trace_loss
 
 L = jb.losses

@@ -15,7 +15,8 @@ import jboost as jb
 from jboost.boosting.method import make_method
 from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
 from jboost.boosting.settings import read_settings
-from jboost.objective.curvature import Objective, find_minimisers
+from jboost.objective.evaluation import Objective
+from jboost.objective.minimizers import find_minimisers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.tree import LeafSums, Tree
 

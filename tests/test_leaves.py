@@ -15,12 +15,9 @@ from scipy import optimize
 import jboost as jb
 from jboost.boosting.auto import needs_minimiser
 from jboost.numerics.sums import sum_channels
-from jboost.objective.curvature import (
-    Objective,
-    derivatives,
-    find_kinks,
-    find_minimisers,
-)
+from jboost.objective.curvature import derivatives
+from jboost.objective.evaluation import Objective
+from jboost.objective.minimizers import find_kinks, find_minimisers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.initial import initial_score
 from jboost.trees.leaves import Groups, newton_step, solve_leaves

@@ -21,7 +21,7 @@ from public_names import find_public_functions
 
 import jboost as jb
 from jboost.entry.programs import added_bytes
-from jboost.objective.curvature import Objective, gradients, hessians, mean_hessian
+from jboost.objective.evaluation import Objective, gradients, hessians, mean_hessian
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn.regressor import JBoostRegressor
 from jboost.streams import blocks

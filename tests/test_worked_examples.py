@@ -8,7 +8,7 @@ import pytest
 
 import jboost as jb
 from jboost.numerics.sums import sum_channels
-from jboost.objective.curvature import Objective, gradients
+from jboost.objective.evaluation import Objective, gradients
 from jboost.objective.tracing import trace_loss
 from jboost.trees.leaves import newton_step
 

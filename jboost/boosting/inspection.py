@@ -19,15 +19,9 @@ from jboost.entry.checks import check_integer, check_number, check_word
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
-from jboost.objective.curvature import (
-    Curvature,
-    Objective,
-    derivatives,
-    find_minimisers,
-    gradients,
-    hessians,
-    loss_values,
-)
+from jboost.objective.curvature import Curvature, derivatives
+from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
+from jboost.objective.minimizers import find_minimisers
 from jboost.objective.tracing import trace_loss
 
 _POINTS = 400  # scores looked at on either side

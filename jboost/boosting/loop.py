@@ -35,11 +35,12 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
-from jboost.losses import Adaptive, check_domain
+from jboost.losses import Adaptive
 from jboost.numerics.random_bits import hash_words
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
 from jboost.tables.categories import Categories
+from jboost.tables.domains import check_domain
 from jboost.tables.targets import check_offset, check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.trees.growing import pack_codes

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from jboost.boosting.method import Method
 from jboost.boosting.rounds import BoostState, Data, reported_parameters
 from jboost.codes.codes import Codes
-from jboost.objective.curvature import Objective, loss_values, mean_of_rows
+from jboost.objective.evaluation import Objective, loss_values, mean_of_rows
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.growing import predict_tree
 from jboost.trees.leaves import add_values

@@ -21,15 +21,9 @@ from jboost.entry.representation import show_fields
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample
 from jboost.numerics.sums import sum_channels
-from jboost.objective.curvature import (
-    Kinks,
-    Objective,
-    derivatives,
-    find_kinks,
-    find_minimisers,
-    is_pointed,
-    mean_of_rows,
-)
+from jboost.objective.curvature import derivatives, is_pointed
+from jboost.objective.evaluation import Kinks, Objective, mean_of_rows
+from jboost.objective.minimizers import find_kinks, find_minimisers
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.candidates import (
     measure,

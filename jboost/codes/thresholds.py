@@ -74,7 +74,9 @@ def cut_positions(
     summary adds the ``spread`` about a value, of unknown values and never capped.
     """
     with np.errstate(all="ignore"):  # weights may overflow, or differ by too much
-        cap = _find_cap(mass, num_value_bins, np.sum(spread))
+        heaviest = np.sort(mass)[::-1][: num_value_bins - 1]
+        rest = np.cumsum(mass)[-1] - np.r_[0.0, np.cumsum(heaviest)] + np.sum(spread)
+        cap = find_cap(heaviest, rest, num_value_bins)
         capped = np.minimum(mass, cap) + spread
         middle = np.cumsum(capped) - capped / 2
         # fmax, fmin: what is not a number counts as 0.
@@ -83,11 +85,20 @@ def cut_positions(
     return np.flatnonzero(code[1:] != code[:-1])
 
 
-def _find_cap(mass, num_value_bins, spread):
-    heaviest = np.sort(mass)[::-1][: num_value_bins - 1]
-    rest = np.cumsum(mass)[-1] - np.r_[0.0, np.cumsum(heaviest)] + spread
-    caps = rest / (num_value_bins - np.arange(len(rest)))
-    # The first count of heavy values whose cap no remaining value exceeds.
+def find_cap(
+    heaviest: Float[np.ndarray, " H"],
+    rest: Float[np.ndarray, " H+1"],
+    num_shares: int,
+) -> float:
+    """Solves sum_i min(weight_i, cap) = cap * num_shares for the cap.
+
+    Args:
+      heaviest: the H < num_shares largest weights, descending.
+      rest: the weight of all values except the h heaviest, for h = 0, ..., H.
+      num_shares: number of shares of equal weight.
+    """
+    caps = rest / (num_shares - np.arange(len(rest)))
+    # The smallest number of heavy values such that no other value exceeds the cap.
     return caps[np.argmax(np.r_[heaviest <= caps[:-1], True])]
 
 

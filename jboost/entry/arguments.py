@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that other libraries have, answered with those of jboost.
+"""Recognizes names of other libraries: of arguments, losses and metrics.
 
-In: names that a caller used. Out: an error that says what the argument is called here.
+In: a name that a caller used. Out: the end of an error message, with the name that
+jboost uses.
 """
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# {what is known here: the names in XGBoost, LightGBM, CatBoost, scikit-learn}.
+# {jboost's argument: its names in XGBoost, LightGBM, CatBoost and scikit-learn}.
 _NAMES: dict[str, str] = {
     "num_rounds": "n_estimators num_boost_round num_iterations num_iteration n_iter "
     "max_iter iterations num_trees nrounds num_round",
@@ -58,7 +59,8 @@ _NAMES: dict[str, str] = {
     "stratify": "stratified",
 }
 _PEERS = {peer: own for own, peers in _NAMES.items() for peer in peers.split()}
-# What is not a plain renaming.
+# Arguments whose values need a conversion, too. The gains of XGBoost and LightGBM lack
+# the factor 1/2 of Chen and Guestrin 2016, eq. 7, which jboost keeps.
 _NOTES = {
     "gamma": "min_gain=gamma / 2", "min_split_loss": "min_gain=min_split_loss / 2",
     "min_gain_to_split": "min_gain=min_gain_to_split / 2",
@@ -72,21 +74,44 @@ _NOTES = {
     "verbose_eval": "progress=True", "silent": "progress=False",
     "bagging_freq": "subsample, which is drawn in every round",
     "subsample_freq": "subsample, which is drawn in every round",
-    "missing": "absent for the gaps of a sparse matrix; NaN is missing anyway",
+    "missing": "absent for entries that a sparse matrix does not store; NaN is always "
+    "missing",
 }  # fmt: skip
+# Arguments that jboost does not have, and what it uses instead.
 _ABSENT = {
     "nthread": "the cores that the process may use",
     "n_jobs": "the cores that the process may use",
     "num_threads": "the cores that the process may use",
     "thread_count": "the cores that the process may use",
-    "booster": "trees alone", "boosting_type": "gradient boosting alone",
-    "boosting": "gradient boosting alone", "grow_policy": "level by level alone",
+    "booster": "trees only", "boosting_type": "gradient boosting only",
+    "boosting": "gradient boosting only", "grow_policy": "level-wise growth only",
     "device": "the device that JAX uses", "device_type": "the device that JAX uses",
-    "tree_learner": "one machine", "num_parallel_tree": "one tree a round and score",
+    "tree_learner": "one machine", "num_parallel_tree": "one tree per round and score",
     "params": "keywords: learning_rate=0.1, max_depth=6, ...",
     "evals_result": "the history that fit returns",
     "importance_type": "feature_importance(model, kind)",
 }  # fmt: skip
+# {jboost's loss: its names in the same libraries, in lower case}.
+_LOSSES = {
+    "squared_error": "reg:squarederror reg:linear regression regression_l2 l2 "
+    "mean_squared_error mse l2_root root_mean_squared_error rmse ls "
+    "least_squares",
+    "absolute_error": "reg:absoluteerror regression_l1 l1 mean_absolute_error "
+    "mae lad least_absolute_deviation",
+    "pseudo_huber": "reg:pseudohubererror",
+    "log_cosh": "logcosh",
+    "quantile": "reg:quantileerror pinball multiquantile",
+    "expectile": "reg:expectileerror",
+    "poisson": "count:poisson",
+    "gamma": "reg:gamma",
+    "tweedie": "reg:tweedie",
+    "logistic": "binary:logistic binary:logitraw reg:logistic binary logloss "
+    "log_loss binary_logloss cross_entropy crossentropy xentropy deviance "
+    "binomial_deviance binary_crossentropy bce",
+    "softmax": "multi:softmax multi:softprob multiclass multi_logloss "
+    "multinomial_deviance categorical_crossentropy",
+    "hinge": "binary:hinge",
+}
 _METRICS = {
     "log_loss": "logloss mlogloss binary_logloss multi_logloss cross_entropy "
     "neg_log_loss nll",
@@ -103,17 +128,18 @@ _METRICS = {
     "poisson_deviance": "poisson poisson-nloglik mean_poisson_deviance",
     "gamma_deviance": "gamma gamma-deviance mean_gamma_deviance",
 }
-# What the two arguments of a loss are called, in whichever order.
+# Common names of the two arguments of a loss; jboost's order is (score, target).
 _TRUE = ("y_true", "true", "target", "targets", "label", "labels", "actual")
 _FOUND = ("y_pred", "pred", "preds", "prediction", "predictions", "y_hat", "yhat",
           "y_score", "score", "scores", "logit", "logits")  # fmt: skip
+_PEER_LOSSES = {peer: own for own, peers in _LOSSES.items() for peer in peers.split()}
 _PEER_METRICS = {peer: own for own, peers in _METRICS.items() for peer in peers.split()}
 
 
 def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes ``function`` answer unknown keywords with the names that it has.
+    """Decorates a function to suggest the right name for an unknown keyword argument.
 
-    Its signature, documentation and type stay as they are.
+    Its signature, docstring and type stay the same.
     """
     parameters = inspect.signature(function).parameters
 
@@ -121,7 +147,7 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in parameters:
-                # Of a method: arguments of the estimator itself, too.
+                # For a method, also suggest arguments of the estimator itself.
                 owner = type(args[0]) if "self" in parameters and args else None
                 hint = hint_argument(name, [*parameters], owner)
                 called = function.__qualname__
@@ -136,31 +162,32 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def hint_argument(name: str, known: list[str], owner: type | None = None) -> str:
-    """What is meant, as the end of an error's sentence; "" if nobody knows.
+    """Returns a suggestion for an unknown argument, or "" if there is none.
 
     Args:
-      known: arguments of the function.
-      owner: of a method, the class; whose constructor may have the argument.
+      name: the unknown argument.
+      known: the arguments of the function.
+      owner: for a method, its class, whose constructor may have the argument.
     """
     if name in _ABSENT and name not in known:
-        return f"; there is no such argument: jboost uses {_ABSENT[name]}"
+        return f"; jboost has no such argument and uses {_ABSENT[name]}"
     beside = [] if owner is None else [*inspect.signature(owner).parameters]
     wanted = _translate(name, known) or _translate(name, beside)
     if wanted in known:
-        return f"; use {_say(name, wanted)}"
+        return f"; use {_spell(name, wanted)}"
     if wanted in beside and owner is not None:
-        return f"; in {owner.__name__}(...) use {_say(name, wanted)}"
+        return f"; in {owner.__name__}(...) use {_spell(name, wanted)}"
     if name in ("eval_set", "evals", "valid_sets", "validation") and owner is not None:
-        return "; use eval_set of its method fit"
+        return "; pass eval_set to its method fit"
     own = _PEERS.get(name)
     if own is not None:
-        return f"; jboost.fit has it, as {_say(name, own)}"
+        return f"; jboost.fit has it as {_spell(name, own)}"
     close = difflib.get_close_matches(name, [*known, *beside], n=1, cutoff=0.75)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _translate(name: str, known: list[str]) -> str | None:
-    """The argument out of ``known`` that a name of another library stands for."""
+    """Returns the argument in ``known`` that a name of another library means."""
     if name in known:
         return name
     own = _PEERS.get(name, name)
@@ -170,21 +197,43 @@ def _translate(name: str, known: list[str]) -> str | None:
     return next((each for each in (own, others.get(own)) if each in known), None)
 
 
-def _say(name: str, own: str) -> str:
+def _spell(name: str, own: str) -> str:
+    """Returns the argument to pass, with any conversion of its value."""
     if name == "scale_pos_weight" and own == "class_weight":
         return "class_weight={0: 1.0, 1: scale_pos_weight}"
     note = _NOTES.get(name, "")
     return note if note.startswith(own) else repr(own)
 
 
+def hint_loss(name: str, known: Iterable[str], form: str) -> str:
+    """Suggests the built-in loss that an unknown name means, or lists all losses.
+
+    Args:
+      name: a misspelled loss, or the name of an objective of another library.
+      known: the names of the built-in losses.
+      form: how to write a loss, such as "jb.losses.{}".
+    """
+    low = name.lower()
+    found = {**{own: own for own in known}, **_PEER_LOSSES}
+    # CatBoost includes parameters in names: "Quantile:alpha=0.9".
+    own = found.get(low) or found.get(low.split(":")[0])
+    if own is None:
+        close = difflib.get_close_matches(low, found, n=1)
+        own = found[close[0]] if close else None
+    if own is None:
+        return "; losses are " + ", ".join(map(form.format, known))
+    classes = " with num_scores=(number of classes)" if own == "softmax" else ""
+    return f"; did you mean {form.format(own)}{classes}?"
+
+
 def hint_metric(name: str) -> str:
-    """The built-in metric that a name of another library stands for, as a question."""
+    """Suggests the built-in metric that a name of another library means."""
     own = _PEER_METRICS.get(name.lower())
     return f"; did you mean {own!r}?" if own else ""
 
 
 def positional_names(function) -> list[str] | None:
-    """Names of a function's positional parameters; None where they are not known."""
+    """Returns the names of positional parameters; None if they are unknown."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -194,6 +243,6 @@ def positional_names(function) -> list[str] | None:
 
 
 def is_mirrored(function: Any) -> bool:
-    """Whether a function of (score, target) names its arguments the other way."""
+    """Checks whether the arguments of a loss are named like (target, score)."""
     first, second = (*(positional_names(function) or ()), "", "")[:2]
     return first.lower() in _TRUE and second.lower() in _FOUND

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at the door: what public functions say to bad arguments.
+"""Checks arguments of public functions.
 
-Every message names the argument, what is expected and what came. Values that are
-being traced are taken on trust: their shapes are known, their numbers are not.
+In: an argument as a user passes it. Out: the argument, often converted, or an error
+whose message names the argument, the expectation and the value. Of traced values only
+the shape is checked, because their numbers are unknown.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ Words = tuple[str, ...]
 
 
 def check_word(name: str, value: Any, words: Words) -> Any:
-    """Returns the value, which must be one of a few words."""
+    """Checks that an option is one of the given strings, and returns it."""
     if value not in words:
         raise ValueError(f"{name} must be one of {words}, got {value!r}")
     return value
@@ -33,7 +34,7 @@ def check_number(
     above: float | None = None,
     finite: bool = True,
 ) -> Any:
-    """Returns the value: a scalar, least <= value <= most, and value > above."""
+    """Checks that a scalar has least <= value <= most and value > above; returns it."""
     if isinstance(value, Tracer):
         if value.ndim != 0:
             raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
@@ -56,7 +57,7 @@ def check_number(
 
 
 def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -> int:
-    """A Python integer in [least, most]: a size, which is never traced."""
+    """Checks and returns a Python integer in [least, most], which cannot be traced."""
     expected = f"{name} must be an integer from {least} to {most}"
     if isinstance(value, Tracer):
         raise TypeError(f"{expected}; it is a size and cannot be traced")
@@ -70,10 +71,10 @@ def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -
 def check_feature(
     name: str, feature: Any, num_features: int, feature_names: Any = None
 ) -> int:
-    """The place of a feature, from its place or its name."""
-    expected = f"{name} must name features by integers from 0 to {num_features - 1}"
+    """Returns the index of a feature, given its index or its name."""
+    expected = f"{name} must list features by index, from 0 to {num_features - 1}"
     if feature_names is not None:
-        expected += f" or by one of {tuple(feature_names)}"
+        expected += f", or by name, one of {tuple(feature_names)}"
         if isinstance(feature, str) and feature in feature_names:
             return list(feature_names).index(feature)
     if isinstance(feature, bool) or not isinstance(feature, int | np.integer):
@@ -86,7 +87,7 @@ def check_feature(
 def check_monotone(
     monotone: Any, num_features: int, feature_names: Any = None
 ) -> Array | np.ndarray | None:
-    """Signs [F] from {feature: sign} or a sequence; None where all are 0."""
+    """Returns signs [F], given {feature: sign} or a sequence; None if all are 0."""
     if monotone is None:
         return None
     expected = (
@@ -95,18 +96,18 @@ def check_monotone(
     )
     if isinstance(monotone, dict):
         signs = np.zeros(num_features, np.int32)
-        places = [
+        features = [
             check_feature("monotone", key, num_features, feature_names)
             for key in monotone
         ]
-        if len({*places}) < len(places):
+        if len({*features}) < len(features):
             raise ValueError(
-                f"monotone must name each feature once, by its place or by its name, "
-                f"got {monotone!r}"
+                "monotone must list each feature once, by index or by name, got "
+                f"{monotone!r}"
             )
         values = [*monotone.values()]
     else:
-        signs, places, values = np.zeros(0, np.int32), None, monotone
+        signs, features, values = np.zeros(0, np.int32), None, monotone
     if not isinstance(values, jax.Array):
         try:
             values = np.asarray(values)
@@ -114,24 +115,24 @@ def check_monotone(
             raise TypeError(f"{expected}, got {monotone!r}") from None
     if values.dtype.kind not in "fiu" and values.size:
         raise TypeError(f"{expected}, got {monotone!r}")
-    if places is None and values.shape != (num_features,):
+    if features is None and values.shape != (num_features,):
         raise ValueError(f"{expected}, got shape {values.shape}")
     if isinstance(values, Tracer):
         return values.astype(jnp.int32)
     values = np.asarray(values)
     if not np.all(np.isin(values, (-1, 0, 1))):
         raise ValueError(f"{expected}, got {monotone!r}")
-    if places is None:
+    if features is None:
         signs = values.astype(np.int32)
     else:
-        signs[places] = values
+        signs[features] = values
     return signs if signs.any() else None
 
 
 def check_interactions(
     interactions: Any, num_features: int, feature_names: Any = None
 ) -> np.ndarray | None:
-    """Groups of features as a mask [G, F]."""
+    """Returns groups of features as a mask [G, F]."""
     if interactions is None:
         return None
     kinds = list | tuple | set | frozenset | np.ndarray
@@ -139,32 +140,33 @@ def check_interactions(
     if not isinstance(interactions, list | tuple):
         raise TypeError(f"{expected}, got {interactions!r}")
     if not interactions:
-        raise ValueError(f"{expected}, at least one, got {interactions!r}")
+        raise ValueError(f"{expected} with at least one group, got {interactions!r}")
     mask = np.zeros((len(interactions), num_features), bool)
     for number, group in enumerate(interactions):
         name = f"interactions[{number}]"
         if not isinstance(group, kinds):
             raise TypeError(f"{name} must be a group of features, got {group!r}")
         if len(group) == 0:
-            raise ValueError(f"{name} must hold at least one feature, got {group!r}")
+            raise ValueError(f"{name} must have at least one feature, got {group!r}")
         for feature in group:
-            place = check_feature(name, feature, num_features, feature_names)
-            if mask[number, place]:
-                raise ValueError(f"{name} must name each feature once, got {group!r}")
-            mask[number, place] = True
+            index = check_feature(name, feature, num_features, feature_names)
+            if mask[number, index]:
+                raise ValueError(f"{name} must list each feature once, got {group!r}")
+            mask[number, index] = True
     return mask
 
 
 def learning_rates(
     learning_rate: Any, num_rounds: int, first: int = 0
 ) -> Array | np.ndarray:
-    """One rate per round, from a number or a schedule, from round ``first`` on."""
+    """Returns one rate per round from a number or a schedule, starting at ``first``."""
     if not callable(learning_rate):
         check_number("learning_rate", learning_rate, above=0.0)
         if isinstance(learning_rate, Tracer):
             return jnp.broadcast_to(learning_rate, (num_rounds,))
         return np.full(num_rounds, learning_rate, np.float32)
     rates: list[Any] = []
+    # Under jit, schedules written in jax.numpy are evaluated now instead of traced.
     with jax.ensure_compile_time_eval():
         for number in range(first, first + num_rounds):
             rates.append(learning_rate(number))
@@ -175,7 +177,7 @@ def learning_rates(
 
 
 def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
-    """A function, to be called as ``signature`` says."""
+    """Checks that a value is callable; the error shows ``signature``."""
     if not callable(value):
         raise TypeError(f"{name} must be callable as {signature}, got {value!r}")
     return value
@@ -184,9 +186,12 @@ def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
 def check_link(
     inverse_link: Any, score_shape: tuple[int, ...], *, single: bool = False
 ) -> Callable[..., Any] | None:
-    """A function of the score of one row, written in jax.numpy.
+    """Checks that an inverse link is a jax.numpy function of the score of one row.
 
-    ``single``: whether it must return one array rather than a pytree.
+    Args:
+      inverse_link: the function, or None.
+      score_shape: shape of the score of one row.
+      single: whether it must return one array instead of a pytree.
     """
     if inverse_link is None:
         return None
@@ -197,8 +202,8 @@ def check_link(
         )
     except Exception as error:
         raise TypeError(
-            "inverse_link must be a function in jax.numpy of the score of one row, "
-            f"here of shape {score_shape}; it raises {type(error).__name__}: {error}"
+            "inverse_link must be a jax.numpy function of the score of one row, which "
+            f"has shape {score_shape}; it raised {type(error).__name__}: {error}"
         ) from error
     if single and not isinstance(found, jax.ShapeDtypeStruct):
         raise TypeError(f"inverse_link must return one array here, got {found!r}")
@@ -212,7 +217,7 @@ def check_link(
 def check_names(
     feature_names: Any, names: tuple[str, ...] | None, num_features: int
 ) -> tuple[str, ...] | None:
-    """Names of features as they were given, or else those of a data frame."""
+    """Checks ``feature_names``; returns them, or else the names of a data frame."""
     given = names if feature_names is None else feature_names
     if given is None:
         return None
@@ -220,12 +225,12 @@ def check_names(
         raise TypeError(f"feature_names must be a sequence of strings, got {given!r}")
     if len(given) != num_features or len({*given}) < num_features:
         raise ValueError(
-            f"feature_names must be {num_features} different names, one for each "
-            f"column of x, got {given!r}"
+            f"feature_names must be {num_features} unique names, one per column of x, "
+            f"got {given!r}"
         )
     if names is not None and tuple(given) != names:
         raise ValueError(
-            "feature_names must not be given where the columns of x have names of "
-            f"their own, {names}, got {given!r}; rename the columns"
+            f"feature_names must be None or equal the column names of x, {names}, got "
+            f"{given!r}; rename the columns instead"
         )
     return tuple(given)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decorators of the public functions: where they run, and in which process.
+"""Decorates public functions with checks of the process and of tracing.
 
-In: a public function. Out: the same function, which first refuses what would end in
-a deadlock (a forked process) or in a message about JAX's internals (traced values).
+In: a public function. Out: the same function, which first raises a clear error for
+calls that would deadlock (in a forked process) or fail inside JAX (with traced values).
 """
 
 import functools
@@ -22,14 +22,14 @@ from jboost.entry.processes import was_forked
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Types that are never traced; Python's numbers, but not their containers.
+# Types that are never traced, to skip the leaves of long lists of numbers.
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 with jax.ensure_compile_time_eval():
     _NOT_TRACING = get_opaque_trace_state()
 
 
 def traceable(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a public function that also runs under jit, vmap and grad."""
+    """Decorates a public function that also works under jit, vmap and grad."""
 
     def prepare(args, kwargs):
         del args, kwargs
@@ -44,8 +44,8 @@ def on_host(
     """Decorates a public function that needs concrete values.
 
     Args:
-      instead: what to do under jit, vmap and grad; ends the error message.
-      runs_jax: False if the function is safe in a forked process.
+      instead: what to do instead under jit, vmap and grad; ends the error message.
+      runs_jax: False if the function does not use JAX and so works in a forked process.
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -85,7 +85,8 @@ def _wrap(function, prepare, explain=None):
                     raise
                 raise explain(error) from error
 
-    # With the globals of its module, so that doctest finds the examples.
+    # A function with the globals of the decorated one's module, so that doctest finds
+    # its examples there.
     run = types.FunctionType(
         run.__code__, inspect.unwrap(function).__globals__, closure=run.__closure__
     )
@@ -93,21 +94,21 @@ def _wrap(function, prepare, explain=None):
 
 
 def _is_about_tracing(error):
-    """Whether the call itself is traced; a callback may jit functions of its own."""
+    """Checks whether an error is about the call, not about a function it calls."""
     unexpected = isinstance(error, jax.errors.UnexpectedTracerError)
     return unexpected or is_tracing()
 
 
 def is_tracing() -> bool:
-    """Whether operations are recorded instead of run, even those on constants."""
+    """Checks whether JAX currently traces all operations, even those on constants."""
     return get_opaque_trace_state() != _NOT_TRACING
 
 
 def _allow_transfers():
-    """Makes the copies that a call implies explicit for ``jax_transfer_guard``.
+    """Allows the transfers that a call implies under ``jax_transfer_guard``.
 
-    Whoever passes a NumPy array asks for the copy to the device: "disallow" is about
-    copies that nobody asked for. "disallow_explicit" stays in force.
+    Passing a NumPy array is an explicit request to copy it to the device, whereas
+    "disallow" is about implicit copies. "disallow_explicit" remains in force.
     """
     config: Any = jax.config
     levels = (
@@ -121,21 +122,23 @@ def _allow_transfers():
 
 
 def _check_process(name):
+    """Raises RuntimeError in a process that was forked after JAX had started."""
     if was_forked():
         raise RuntimeError(
             f"{name} was called in a process that was forked after JAX had started in "
-            "its parent: JAX's threads do not survive a fork, and the call would wait "
-            "for them forever; start processes with the method 'spawn' "
+            "its parent process; JAX's threads do not survive a fork, so the call "
+            "would never return; start processes with the method 'spawn' "
             "(multiprocessing.get_context('spawn')) or with joblib's 'loky' backend, "
             "or use threads"
         )
 
 
 def _is_traced(value: Any) -> bool:
-    if isinstance(value, dict):  # its keys need not be sortable, as a pytree's must
+    """Checks whether a value contains a tracer."""
+    if isinstance(value, dict):  # not a pytree if its keys cannot be sorted
         return any(map(_is_traced, value.values()))
     if isinstance(value, list | tuple):
-        # By type first: a list may hold a million numbers.
+        # Collect the types first, because a list can have a million numbers.
         others = {kind for kind in {*map(type, value)} if not issubclass(kind, _PLAIN)}
         return any(_is_traced(each) for each in value) if others else False
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation of the kernels is in force.
+"""Holds the current implementation of the kernels in a context.
 
-In: the argument ``implementation`` of a public function. Out: the same name, read
-where a kernel is chosen; no function in between passes it on. Like
-``jax.default_matmul_precision`` it belongs to a thread, and is part of the keys under
-which JAX stores what it has traced and compiled.
+In: the argument ``implementation`` of a public function. Out: the same name, read where
+a kernel is chosen, without passing it through the functions in between. Like
+``jax.default_matmul_precision``, it is local to a thread and part of the keys of JAX's
+tracing and compilation caches.
 """
 
 from contextlib import AbstractContextManager
@@ -15,14 +15,14 @@ _implementation = jax.make_user_context(None)
 
 
 def use_implementation(name: str | None) -> AbstractContextManager[None]:
-    """Puts an implementation in force within a ``with`` block; None for the best.
+    """Sets the implementation within a ``with`` block; None means the best one.
 
-    JAX traces some functions after the block has been left: the rules of
-    ``custom_jvp`` and ``custom_vmap``. What they need must be chosen before.
+    JAX may trace rules of ``custom_jvp`` and ``custom_vmap`` after the block has ended,
+    so such rules must not read the implementation themselves.
     """
     return _implementation(name)
 
 
 def current_implementation() -> str | None:
-    """The implementation in force."""
+    """Returns the current implementation, None for the best one."""
     return _implementation.value

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short ``repr``s: containers say the shapes of their arrays, not the numbers.
+"""Formats containers and tables as short text.
 
-In: a container. Out: a few lines of text.
+In: a container, or the rows of a table. Out: a few lines of text; a ``repr`` shows the
+dtype and shape of arrays instead of their contents.
 """
 
 from dataclasses import fields, is_dataclass
@@ -13,9 +14,10 @@ _WIDTH = 88
 
 
 def show_fields(container: Any) -> str:
-    """A container by its fields, arrays as dtype and shape: ``float32[100, 3]``.
+    """Formats the fields of a container, arrays as ``float32[100, 3]``.
 
-    Works on traced arrays and on containers that hold no arrays, as JAX builds them.
+    Also works if fields are tracers or other objects, because JAX builds containers
+    with such leaves.
     """
     if is_dataclass(container):
         names = [part.name for part in fields(container)]
@@ -30,7 +32,7 @@ def show_fields(container: Any) -> str:
 
 
 def _show(value) -> str:
-    """A field; containers in it on one line."""
+    """Formats a field on one line."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
         if shape == () and isinstance(value, float | int):
@@ -48,29 +50,29 @@ def _show(value) -> str:
 
 
 def align(rows: list[list[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
+    """Formats a table, with the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
 
 
 def cut(lines: list[str], most: int, what: str) -> list[str]:
-    """The first lines, and how many more there are."""
+    """Returns the first lines and a line with the number of the others."""
     if len(lines) <= most:
         return lines
     return [*lines[: most - 1], f"... {len(lines) - most + 1} more {what}"]
 
 
 def import_pandas(caller: str) -> Any:
-    """pandas, which jboost does not depend on.
+    """Imports pandas, which is not a dependency of jboost.
 
     Raises:
-      ImportError: it is not installed.
+      ImportError: pandas is not installed.
     """
     try:
         import pandas

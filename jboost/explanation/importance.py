@@ -26,6 +26,7 @@ from jboost.model.predicting import predict
 from jboost.model.regression_tree import LEAF, RegressionTree
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
+from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame
 from jboost.tables.targets import check_targets, check_weights
 from jboost.training.scoring import (
@@ -251,7 +252,7 @@ def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
 
     if metric is not None:
         return _measure_metric(metric, loss, scores, targets, weights, num_scores)
-    losses.check_domain(loss, targets, weights, num_scores, "y")
+    check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss(loss, targets, num_scores)
     parameters = ()
     if traced.estimate is not None:

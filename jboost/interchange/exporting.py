@@ -21,7 +21,7 @@ from jboost.entry.decorators import on_host
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.predicting import predict
-from jboost.objective.curvature import Kinks
+from jboost.objective.evaluation import Kinks
 from jboost.tables.frames import read_frame
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from jboost.kernels import xla
+from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
 
 _LOW = 20  # bits of the lower half of a pair
 _MOST = 2.0**40  # a rounded slope
@@ -65,7 +66,7 @@ def middle_minimisers(
     first, last = (_where(_reaches(total, end), end, total) for end in (first, last))
 
     def select(target):
-        return _select(_ordered(key), kinks, width, group, num_groups, target)
+        return _select(ordered_bits(key), kinks, width, group, num_groups, target)
 
     targets = tuple(jnp.stack(parts) for parts in zip(first, last, strict=True))
     low, high = jax.lax.map(select, targets)
@@ -99,7 +100,7 @@ def _select(key, kinks, width, group, num_groups, target):
 
     zero = jnp.zeros(num_groups + 1, jnp.int32)
     state = (zero.astype(jnp.uint32), (zero, zero))
-    return _from_ordered(jax.lax.fori_loop(0, rounds, find_digit, state)[0])
+    return from_ordered_bits(jax.lax.fori_loop(0, rounds, find_digit, state)[0])
 
 
 def _inside(group, num_groups):
@@ -155,14 +156,3 @@ def _reaches(first, second):
 def _where(condition, first, second):
     pairs = zip(first, second, strict=True)
     return tuple(jnp.where(condition, a, b) for a, b in pairs)
-
-
-def _ordered(key):
-    """float32 as uint32 of the same order."""
-    bits = jax.lax.bitcast_convert_type(key, jnp.uint32)
-    return bits ^ jnp.where(bits >> 31 != 0, jnp.uint32(2**32 - 1), jnp.uint32(2**31))
-
-
-def _from_ordered(ordered):
-    flip = jnp.where(ordered >> 31 != 0, jnp.uint32(2**31), jnp.uint32(2**32 - 1))
-    return jax.lax.bitcast_convert_type(ordered ^ flip, jnp.float32)

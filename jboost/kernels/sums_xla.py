@@ -18,21 +18,12 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from jboost.kernels import xla
+from jboost.kernels.float_bits import exponent_above, power_of_two
 
 _BITS = 38  # of a multiple
 _DIGIT = 19  # bits at which sums are carried
 _MASK = (1 << _DIGIT) - 1
 _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
-
-
-def power_of_two(exponent):
-    """2^exponent for -126 <= exponent <= 127; exp2 is not exact everywhere."""
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-
-
-def exponent_above(value):
-    """The e with 2^(e-1) <= value < 2^e, for normal positive values."""
-    return (jax.lax.bitcast_convert_type(value, jnp.int32) >> 23) - 126
 
 
 def sum_rows(values):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
-from jboost.kernels.sums_xla import exponent_above, power_of_two, sum_rows
+from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.sums_xla import sum_rows
 from jboost.numerics.random_bits import hash_words
 
 _NEAREST_BITS = (

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds minima of many functions of one number at once, from their slopes.
+"""Minimizes many functions of one variable at once, given their slopes.
 
-In: a function that gives the slopes at one point for each problem. Out: where each
-slope turns from negative to positive. A row's own minimizer, a leaf's exact value,
-a tree's line search and the initial score are all this problem, with N, L, 1 and 1
-of them. Derivative values need not be continuous: where a slope is zero on an
-interval (the median of an even count), the interval's midpoint is taken.
+In: a function that evaluates the slope of each problem at one point. Out: the point
+where each slope changes from negative to positive. A row's own minimizer, the exact
+value of a leaf, the line search of a tree and the initial score are such problems: N,
+L, 1 and 1 of them. Slopes need not be continuous. Where a slope is zero on an interval
+(the median of an even count), the result is the midpoint of the interval.
 
-A slope may cost a pass over all rows, so one loop asks for one slope per problem and
-turn, and each problem takes the turn that it needs next:
+One evaluation of slopes can cost a pass over all rows. Therefore one loop evaluates one
+slope per problem and iteration, and each problem is in its own phase:
 
     bracket    left: slope < 0 ...................... right: slope > 0
     narrow     left -> regula falsi (bisection where that is slow) <- right
@@ -25,25 +25,26 @@ from jaxtyping import Array, Bool, Float, Int8, Int32
 from jboost.numerics.floats import middle_float
 
 _GROWTH = 16.0  # factor from one probe to the next while bracketing
-_TURNS = 128  # beyond the probes: bisection alone needs 2 * 32
-_NOISE = 1e-6  # of the slope at the start: what rounding can fake
-_FAINT = 64.0  # times the noise: no use in locating such a slope's end better
-_FADED = 2.0**-20  # of the steepest slope seen: no less than zero, to float32
-_BISECTIONS = 34  # halvings of the 2^32 float32 bit patterns, and two to spare
-_JUMP = (
-    1e-3  # a slope that drops to 0 by this share of the steepest seen jumps, not fades
-)
-_CLOSE = 2.0**-22  # relative distance from an end: two floats
-_PATIENCE = 3  # moves of the same end in a row after which regula falsi is slow
+_TURNS = 128  # iterations after the probes; bisection alone needs 2 * 32
+_NOISE = 1e-6  # relative to the slope at the start: smaller slopes may be rounding
+_FAINT = 64.0  # times the noise: the root of a fainter slope is not located further
+_FADED = 2.0**-20  # relative to the steepest slope seen: zero to float32 precision
+_BISECTIONS = 34  # 32 halvings of the 2^32 float32 bit patterns, plus two
+# A slope that drops to 0 from at least this fraction of the steepest slope seen jumps
+# to zero; a smaller one decays.
+_JUMP = 1e-3
+_CLOSE = 2.0**-22  # relative distance of about two floats
+_PATIENCE = 3  # after so many moves of the same end, regula falsi counts as slow
 
 
 class Minimum(NamedTuple):
-    """Minima of P problems.
+    """Holds the minima of P problems.
 
     Attributes:
-      point: the minimizer; the start where none was found.
-      strict: the slope is negative to the left and positive to the right of it.
-      jump: on one side the slope jumps to zero, and stays there as far as seen.
+      point: the minimizer, or the start where none was found.
+      strict: whether the slope is negative to its left and positive to its right.
+      jump: whether the slope jumps to zero on one side and was zero at every point
+        evaluated beyond.
     """
 
     point: Float[Array, " P"]
@@ -52,20 +53,21 @@ class Minimum(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What is known of P problems; NaN where nothing is.
+    """Holds what is known about P problems; NaN for unknown numbers.
 
     Attributes:
-      turn: how many slopes have been asked for.
-      point: where the next one is wanted.
-      width: of the next probe of the bracket.
+      turn: number of slopes evaluated so far.
+      point: where the next slope is evaluated.
+      width: distance of the next probe from the start, while bracketing.
       left, right: nearest points of negative and of positive slope, or bounds.
-      left_slope, right_slope: there.
-      zero_left, zero_right: ends of the flat set as far as seen.
-      fall, rise: steepest negative and positive slope seen.
+      left_slope, right_slope: the slopes at these points.
+      zero_left, zero_right: ends of the interval on which the slope was seen to be 0.
+      fall, rise: magnitudes of the steepest negative and positive slope seen.
       first: the slope at the start.
-      run: how many slopes in a row were positive, or minus how many negative.
-      near: edges of the flat set tested close by: 0 none, 1 the left one, 2 both.
-      done: nothing is left to ask.
+      run: number of positive slopes in a row; negative for negative slopes.
+      near: edges of the flat interval that were tested close by: 0 none, 1 the left
+        one, 2 both.
+      done: whether the problem needs no further slopes.
     """
 
     turn: Int32[Array, ""]
@@ -95,16 +97,19 @@ def find_minimum(
     wanted: Bool[Array, " P"],
     num_probes: int = 16,
 ) -> Minimum:
-    """Brackets by growing steps, narrows the bracket, finds both ends of a flat set.
+    """Finds minima when evaluating slopes is expensive.
+
+    Brackets each minimum with growing steps, narrows the bracket, and locates both
+    edges of an interval on which the slope is zero.
 
     Args:
-      slope: derivatives at one point per problem, and the magnitude [P] up to which
-        they are nothing but rounding: such slopes count as zero.
-      start: where to begin.
-      step: distance of the first probe, > 0; each further one is 16 times as far.
+      slope: returns the derivatives at one point per problem, and the magnitude [P] of
+        their rounding error; slopes up to this magnitude count as zero.
+      start: initial points.
+      step: distance of the first probe, > 0; each further probe is 16 times as far.
       low, high: bounds known to enclose a minimum, or -inf and +inf.
-      wanted: problems to solve; the loop ends as soon as these are done.
-      num_probes: how often to grow before giving up on a side.
+      wanted: mask of the problems to solve; the loop ends as soon as these are done.
+      num_probes: number of probes on a side before giving up on it.
     """
     none, nothing = jnp.full_like(start, jnp.nan), jnp.zeros_like(start)
     count = jnp.zeros(start.shape, jnp.int8)
@@ -120,9 +125,9 @@ def find_minimum(
         return (state.turn < _TURNS + 2 * num_probes) & ~jnp.all(state.done)
 
     def ask(state):
-        # The barriers keep XLA from computing slopes anew for each number made of them.
+        # The barriers keep XLA from recomputing the slopes for each use of them.
         value, noise = jax.lax.optimization_barrier(slope(state.point))
-        # An infinite slope has a sign, though its rounding is infinite, too.
+        # An infinite slope has a valid sign although its rounding error is infinite.
         noise = jnp.where(jnp.isfinite(noise), noise, 0.0)
         state = _learn(state, value, noise, low, high)
         state = jax.lax.optimization_barrier(state)
@@ -133,17 +138,17 @@ def find_minimum(
 
 
 def _learn(state, value, noise, low, high):
-    """Takes in the slope at a point."""
+    """Updates the state with the slope at the current point."""
     point = state.point
     value = jnp.where(jnp.abs(value) <= noise, 0.0, value)
     size = jnp.where(jnp.isfinite(value), jnp.abs(value), 0.0)
     bracketed = ~(jnp.isnan(state.left) | jnp.isnan(state.right))
-    # Between slopes of both signs, no number is as good as a kink.
+    # Between slopes of opposite signs, NaN is treated like the slope at a kink.
     flat = (value == 0) | (jnp.isnan(value) & bracketed)
     # A bound ends the search on its side: a minimum lies within.
     left = ((value < 0) | (point <= low)) & ~(point < state.left)
     right = ((value > 0) | (point >= high)) & ~(point > state.right)
-    # What seemed the flat set of a minimum was a ledge.
+    # A nonzero slope beyond a flat interval shows that it was a ledge, not a minimum.
     ledge = (value < 0) & (point > state.zero_left)
     ledge |= (value > 0) & (point < state.zero_right)
     zero_left = jnp.where(ledge, jnp.nan, state.zero_left)
@@ -167,10 +172,10 @@ def _learn(state, value, noise, low, high):
 
 
 def _plan(state, noise, start, farthest, low, high):
-    """Chooses where each problem needs a slope next, if anywhere."""
+    """Chooses the next point of each problem, or marks the problem as done."""
     no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
     probing = (no_left | no_right) & (state.width < farthest)
-    # While neither end is known: once up, once down, then further out.
+    # While neither end is known, probe upward, downward, then farther out.
     up = no_right & (~no_left | ~(state.point > start))
     width = _width(state, start)
     probe = jnp.where(
@@ -192,10 +197,10 @@ def _plan(state, noise, start, farthest, low, high):
 
 
 def _width(state, start):
-    """How far from the start the next probe is.
+    """Returns the distance of the next probe from the start.
 
-    Once, twice as far as a straight line through the first two slopes says; else
-    16 times as far as the last.
+    After the first two slopes, this is twice the distance of the zero of the line
+    through them; otherwise it is 16 times the previous distance.
     """
     end = jnp.where(jnp.isnan(state.left), state.right, state.left)
     value = jnp.where(jnp.isnan(state.left), state.right_slope, state.left_slope)
@@ -206,22 +211,24 @@ def _width(state, start):
 
 
 def _narrow(state, noise):
-    """A point between both ends by regula falsi, and whether there is none.
+    """Returns a point inside the bracket, and whether none is left.
 
-    The end that stays gets less weight with every move of the other (the Illinois
-    rule, Dowell and Jarratt 1971), or it would stay for ever.
+    The point comes from regula falsi with the Illinois rule (Dowell and Jarratt 1971):
+    the slope at the end that stays is halved with every move of the other end, because
+    otherwise that end could stay forever.
     """
     left, right, run = state.left, state.right, state.run.astype(jnp.float32)
     fall = -state.left_slope * jnp.exp2(-jnp.maximum(run - 1, 0.0))
     rise = state.right_slope * jnp.exp2(-jnp.maximum(-run - 1, 0.0))
     falsi = left + (right - left) * (fall / (fall + rise))
-    # No closer to an end than is worth a slope.
+    # Keep away from the ends: a point closer than this would gain almost nothing.
     falsi = jnp.maximum(falsi, left + _CLOSE * jnp.abs(left))
     falsi = jnp.minimum(falsi, right - _CLOSE * jnp.abs(right))
     useful = (falsi > left) & (falsi < right) & (jnp.abs(run) < _PATIENCE)
     middle = middle_float(left, right)
-    # Near 0, float32 has more room than usually matters: the mean of the ends takes
-    # turns with the float in the middle, without a period that could fit a slope's.
+    # Near 0, float32 is finer than problems usually need, and bisecting bit patterns is
+    # slow. Alternate with the arithmetic mean, in an aperiodic (Thue-Morse) order that
+    # cannot synchronize with the behavior of a slope.
     odd = jax.lax.population_count(state.turn) % 2 == 1
     between = jnp.where(odd, left / 2 + right / 2, middle)
     faint = _FAINT * noise
@@ -231,11 +238,11 @@ def _narrow(state, noise):
 
 
 def _edge(state, noise):
-    """A point beyond the flat set as seen, and whether its edges are known.
+    """Returns a point outside the flat interval, and whether both edges are known.
 
-    An edge is known when neighboring floats enclose it, or when the slope beyond it
-    has faded to what cannot be told from zero. A smooth slope has done so close by:
-    there each edge is tested first.
+    An edge is known if adjacent floats enclose it, or if the slope beyond it is too
+    small to distinguish from zero. Smooth slopes become that small close to the
+    interval, so each edge is first tested close by.
     """
     closed, points = [], []
     for end, value, zero, most in (
@@ -246,7 +253,7 @@ def _edge(state, noise):
         tiny = jnp.maximum(_FAINT * noise, jnp.where(one_sided, _JUMP, _FADED) * most)
         middle = middle_float(jnp.minimum(end, zero), jnp.maximum(end, zero))
         near = zero + (end - zero) * (tiny / (2 * value))
-        # Then halfway there in the order of magnitude.
+        # The second test uses the geometric mean of the distances.
         other = state.zero_right if not points else state.zero_left
         halfway = jnp.sqrt(jnp.abs(end - other)) * jnp.sqrt(jnp.abs(zero - other))
         halfway = other + jnp.copysign(halfway, end - other)
@@ -256,7 +263,7 @@ def _edge(state, noise):
             jnp.isnan(end) | (middle == end) | (middle == zero) | (value <= tiny)
         )
         points.append(jnp.where(useful, near, middle))
-    # Both are tested close by before either is bisected.
+    # Test both edges close by before bisecting either.
     on_left = ~closed[0] & (closed[1] | (state.near != 1))
     near = jnp.where(on_left, jnp.maximum(state.near, 1), 2)
     near = jnp.where(on_left & (state.near > 0), 2, near).astype(jnp.int8)
@@ -264,16 +271,17 @@ def _edge(state, noise):
 
 
 def _conclude(state, start, low, high, wanted):
+    """Turns the final state into minima."""
     no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
     flat = ~jnp.isnan(state.zero_left)
-    # A change of sign within the first slope's rounding is none.
+    # A change of sign within the rounding error of the first slope does not count.
     doubt = _NOISE * jnp.where(jnp.isfinite(state.first), jnp.abs(state.first), 0.0)
     falls = (state.fall > doubt) | (state.left == low)
     rises = (state.rise > doubt) | (state.right == high)
     strict = wanted & ~no_left & ~no_right & falls & rises
     ends = jnp.where(flat, state.zero_left, state.left)
     ends = ends / 2 + jnp.where(flat, state.zero_right, state.right) / 2
-    # With one side flat for ever there is one edge, else two and their midpoint.
+    # If one side stays flat there is only one edge, otherwise two and their midpoint.
     edge = jnp.where(no_right, state.zero_left, state.zero_right)
     steepest = jnp.maximum(state.fall, state.rise)
     inner = jnp.where(no_right, -state.left_slope, state.right_slope)
@@ -291,18 +299,18 @@ def bisect_minimum(
     wanted: Bool[Array, " P"],
     num_probes: int = 16,
 ) -> Minimum:
-    """As :func:`find_minimum`, for slopes that cost little more than bookkeeping.
+    """Finds minima when evaluating slopes is cheap; see :func:`find_minimum`.
 
-    Brackets on both sides at once, then bisects both ends of the flat set in the
-    order of float32. A row's own loss is such a problem: a million of them, each
-    with a slope of its own.
+    Brackets on both sides at once, then bisects both edges of the flat interval over
+    float32 bit patterns. Used for the minimizer of each row's own loss: millions of
+    independent problems whose slopes cost no more than the bookkeeping.
     """
     left, right, flat_left, flat_right = _bracket(
         slope, start, step, wanted, num_probes
     )
     here = jnp.abs(slope(start))
     here = jnp.where(jnp.isfinite(here), here, 0.0)
-    # A change of sign within the gradient's rounding is none.
+    # A change of sign within the rounding error of the gradient does not count.
     noise = _NOISE * here
     strict = _rises(slope, right, noise) & _rises(slope, left, noise)
     left_end = jnp.where(jnp.isnan(left), flat_left, left)
@@ -311,7 +319,7 @@ def bisect_minimum(
     left_end = jnp.where(solvable, left_end, start)
     right_end = jnp.where(solvable, right_end, start)
     (below, first), (last, above) = _bisect(slope, left_end, right_end)
-    # With one side flat for ever there is one edge, else two and their midpoint.
+    # If one side stays flat there is only one edge, otherwise two and their midpoint.
     edge = jnp.where(jnp.isnan(right), first, last)
     point = jnp.where(strict, first / 2 + last / 2, edge)
     inner = jnp.where(jnp.isnan(right), below, above)
@@ -325,7 +333,7 @@ def bisect_minimum(
 
 
 def _bracket(slope, start, step, wanted, num_probes):
-    """Nearest points of negative and of positive slope, flat ones beyond."""
+    """Returns the nearest points of negative, positive and zero slope on each side."""
     none = jnp.full_like(start, jnp.nan)
     here = slope(start)
     found = (jnp.where(here < 0, start, none), jnp.where(here > 0, start, none))
@@ -343,7 +351,7 @@ def _bracket(slope, start, step, wanted, num_probes):
         new_right = jnp.where(slope_up > 0, up, none)
         new_flat_left = jnp.where(slope_down == 0, down, none)
         new_flat_right = jnp.where(slope_up == 0, up, none)
-        # Still downhill on the side where the minimum lies: tighten the other end.
+        # A probe that is still downhill moves the opposite end of the bracket closer.
         closer_left = jnp.isnan(right) & (slope_up < 0)
         closer_right = jnp.isnan(left) & (slope_down > 0)
         return (
@@ -360,7 +368,7 @@ def _bracket(slope, start, step, wanted, num_probes):
 
 
 def _rises(slope, point, noise):
-    """Whether the slope at an end of the bracket is no noise."""
+    """Checks whether the slope at an end of the bracket exceeds its rounding error."""
     return jnp.isfinite(point) & (jnp.abs(slope(point)) > noise)
 
 
@@ -369,7 +377,7 @@ def _first(known, new):
 
 
 def _bisect(slope, left, right):
-    """Neighboring floats around the first slope >= 0 and around the last <= 0."""
+    """Returns adjacent floats around the first slope >= 0 and around the last <= 0."""
 
     def unfinished(state):
         count, (a, b), (c, d) = state

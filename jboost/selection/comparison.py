@@ -21,6 +21,7 @@ from jboost.objective.tracing import trace_loss
 from jboost.selection.curves import Curve, Point, Table, run_points, same_loss
 from jboost.selection.folds import check_folds, make_folds
 from jboost.streams.streaming import Stream
+from jboost.tables.domains import check_domain
 from jboost.training.fitting import bin_arrays
 from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
 
@@ -90,7 +91,7 @@ def _make_point(name, loss, settings, given, table: Table, metrics) -> Point:
     data, num_scores = table.rows.data, settings.num_scores
     rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
     begin = initial_scores(settings)
-    losses.check_domain(loss, data.targets, data.weights, num_scores, "y")
+    check_domain(loss, data.targets, data.weights, num_scores, "y")
     traced, constants = trace_loss(loss, data.targets, num_scores)
     method, numbers = make_method(
         settings, traced, data.columns, num_rows=len(data.weights),

@@ -28,7 +28,7 @@ from jboost.boosting.rounds import (
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.numerics.padding import padded_size
-from jboost.objective.curvature import Objective, loss_values
+from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
 from jboost.training.chunks import MOST_ROUNDS, no_trees

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantile sketches and summaries, which propose split candidates."""
+"""Summarizes columns by quantiles, and proposes split candidates from them."""
 
 import lazy_loader
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-from .sketch import (
-    QuantileSketch as QuantileSketch,
-)
-from .sketch import (
+from .binning import (
     bins_from_sketch as bins_from_sketch,
 )
-from .sketch import (
+from .binning import (
     find_thresholds as find_thresholds,
+)
+from .sketch import (
+    QuantileSketch as QuantileSketch,
 )
 from .sketch import (
     make_sketch as make_sketch,

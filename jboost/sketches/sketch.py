@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantile sketches of streamed rows: what binning needs to know of all of them.
+"""Maintains quantile sketches of streamed rows.
 
-In: batches of rows, in any number and order, on one machine or several. Out: a
-quantile summary per feature with a proven error, and from it the thresholds. The
-memory depends on the error asked for and hardly on the number of rows.
+In: batches of rows, in any number and order, on one machine or several. Out: a quantile
+summary per feature, with a guaranteed error bound. Memory depends on the error bound
+and only logarithmically on the number of rows.
 """
 
 from typing import Any, NamedTuple
@@ -11,110 +11,107 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.codes.binning import check_max_bins, pad_thresholds
-from jboost.codes.bins import Bins
-from jboost.codes.thresholds import cut_positions, midpoints
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.sketches.summary import (
     QuantileSummary,
     check_eps,
     check_weight,
-    find_candidates,
     make_summary,
     merge_summaries,
     prune_summary,
-    spread_between,
     summarize_column,
 )
 from jboost.tables.frames import read_frame
 
-FAN = 8  # a level takes at least so many summaries before it is pruned
-LEAST_SHARE = 4  # of a bin's share of the weight, the error is at most 1/4
+FAN = 8  # a level merges at least this many summaries before it is pruned
+
+
 _EMPTY = make_summary(np.zeros(0))
 
 Levels = tuple[QuantileSummary, ...]
 
 
-class Batch(NamedTuple):
-    """Rows not summed up yet; without weights each counts 1."""
+class PendingRows(NamedTuple):
+    """Holds rows that are not summarized yet; without weights each row counts 1."""
 
     x: Float[np.ndarray, "n F"]
     weight: Float[np.ndarray, " n"] | None
 
 
 class QuantileSketch(NamedTuple):
-    """What is known of the rows seen so far, with an error of at most ``eps``.
+    """Summarizes the rows seen so far, with an error of at most ``eps``.
 
-    Level 0 is exact. Where a level outgrows its capacity it is emptied: its summary
-    is pruned to b_l + 1 entries and merged into the next, l::
+    Level 0 is exact. When a level exceeds its capacity, its summary is pruned to
+    b_l + 1 entries and merged into the next level l, and the level becomes empty::
 
         rows -> level 0 (exact) -> level 1 -> level 2 -> ...      b_l = T_{l+1} / eps
 
-    with the triangular numbers T_{l+1} = (l + 1)(l + 2) / 2 = 3, 6, 10, 15, ...
+    where T_{l+1} = (l + 1)(l + 2) / 2 = 3, 6, 10, 15, ... are the triangular numbers.
 
-    The error: a row comes into level l at most once, by a pruning that adds at most
-    1 / b_l of the weight pruned. All prunings together add at most
-    W * sum_l 1 / b_l = W * eps * sum_l 2 / ((l + 1)(l + 2)) = eps * W, with W the
-    weight of all rows and whatever their order, number and weights. Merging two
-    sketches joins them level by level, so that the same holds for both together.
+    Error: a row enters level l at most once, by a pruning that adds at most 1 / b_l of
+    the pruned weight. Let W be the weight of all rows. All prunings together add at
+    most W * sum_l 1 / b_l = W * eps * sum_l 2 / ((l + 1)(l + 2)) = eps * W, for any
+    order, number and weights of the rows. Merging two sketches merges each level, so
+    the bound also holds for the result.
 
-    A few heavy values do no harm: of any h <= 1 / (8 eps) values the weight does not
-    count, and the error is at most 1.2 eps * (weight of all the others). A pruning
-    adds c <= W' / (b_l - h), with W' what the summary does not know to be theirs;
-    that is the weight of the others and at most h times the error so far. With
-    the sum above the error E obeys E <= eps (W_others + h E) / (1 - 1/24).
+    A few heavy values do not increase the error. For any h <= 1 / (8 eps) values, it is
+    at most 1.2 eps * (weight of all other values): a pruning adds c <= W' / (b_l - h),
+    where W' is the weight not known to belong to the h values. W' is at most the weight
+    of the others plus h times the error so far. With the sum above, the error E obeys
+    E <= eps (W_others + h E) / (1 - 1/24).
 
-    The memory: a level l >= 1 holds at most 8 (b_l + 1) entries and is pruned after
-    more than 8 summaries at the earliest, so N rows fill at most 1 + log_8(N eps / 24)
-    levels. That is O(log(N eps)^3 / eps) entries per feature; :func:`max_entries`
-    counts them. A feature with at most 24 / eps distinct values never leaves level 0.
+    Memory: a level l >= 1 has at most 8 (b_l + 1) entries and merges more than 8
+    summaries before it is pruned, so N rows fill at most 1 + log_8(N eps / 24) levels.
+    That is O(log(N eps)^3 / eps) entries per feature; :func:`max_entries` counts them.
+    A feature with at most 24 / eps distinct values never leaves level 0.
 
-    All bounds hold up to the rounding of sums in float64: exactly, when the weights
-    are integers (below 2^53 in sum).
+    All bounds hold up to rounding of float64 sums, and exactly if weights are integers
+    whose sum is below 2^53.
 
     Attributes:
-      eps: the error asked for, relative to the weight of a feature's known values.
+      eps: the error bound, relative to the weight of a feature's non-missing values.
       missing: the weight of the missing values of each feature.
-      levels: of each feature.
-      pending: batches that are still too small to be worth sorting.
+      levels: the levels of each feature.
+      pending: batches that are not summarized yet, because sorting many rows at once is
+        cheaper.
     """
 
     eps: float
     missing: Float[np.ndarray, " F"]
     levels: tuple[Levels, ...]
-    pending: tuple[Batch, ...]
+    pending: tuple[PendingRows, ...]
 
     def __repr__(self) -> str:
-        """Its sizes: the summaries would fill pages."""
+        """Shows sizes instead of the summaries."""
         sizes = f"num_features={self.num_features}, num_entries={self.num_entries}"
         return f"QuantileSketch({sizes}, eps={self.eps:.3g})"
 
     @property
     def num_features(self) -> int:
-        """F."""
+        """The number of features, F."""
         return len(self.missing)
 
     @property
     def num_entries(self) -> int:
-        """Entries held in all features and levels, and values pending."""
+        """The number of entries in all features and levels, plus pending values."""
         held = sum(entry.num_entries for levels in self.levels for entry in levels)
         return held + sum(batch.x.size for batch in self.pending)
 
 
 def make_sketch(num_features: int, *, eps: float = 1 / 2048) -> QuantileSketch:
-    """Makes the sketch of no rows.
+    """Makes an empty sketch.
 
     Args:
       num_features: F.
-      eps: the error, relative to the weight of all known values; greater than 0, at
-        most 1/2. The default is an eighth of the share of one of 256 bins.
+      eps: the error bound, relative to the weight of all non-missing values; greater
+        than 0 and at most 1/2. The default is 1/8 of the share of one of 256 bins.
 
     Returns:
       An empty sketch, for :func:`update_sketch`.
 
     Raises:
-      TypeError, ValueError: an argument is not such a number.
+      TypeError, ValueError: an argument is invalid.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -142,20 +139,20 @@ def update_sketch(
     x: Any,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
 ) -> QuantileSketch:
-    """Adds rows; the sketch given is left as it was.
+    """Adds rows to a sketch; the given sketch does not change.
 
     Args:
-      sketch: of the rows before.
+      sketch: the sketch of the previous rows.
       x: numbers; NaN is missing, infinities are values, as in :func:`jb.fit_bins`.
-      sample_weight: weights of the rows (or their hessians), finite and >= 0; rows
-        of weight 0 are not looked at.
+      sample_weight: weights of the rows (or their Hessians), finite and >= 0; rows of
+        weight 0 are ignored.
 
     Returns:
       The sketch of all rows.
 
     Raises:
       TypeError, ValueError: x is not a numeric matrix with the sketch's number of
-        columns, or the weights are not such.
+        columns, or the weights are invalid.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -168,7 +165,7 @@ def update_sketch(
     matrix = np.asarray(read_frame(x, "x").matrix)
     if matrix.shape[1] != sketch.num_features:
         raise ValueError(
-            f"x must have {sketch.num_features} columns, as the sketch has, got "
+            f"x must have {sketch.num_features} columns, like the sketch, got "
             f"{matrix.shape[1]}"
         )
     weight = None
@@ -178,15 +175,15 @@ def update_sketch(
     missing = np.sum(absent, axis=0) if weight is None else weight @ absent
     grown = sketch._replace(
         missing=sketch.missing + missing,
-        pending=(*sketch.pending, Batch(matrix, weight)),
+        pending=(*sketch.pending, PendingRows(matrix, weight)),
     )
     return _settle(grown, own=matrix)
 
 
 def merge_sketches(first: QuantileSketch, second: QuantileSketch) -> QuantileSketch:
-    """The sketch of the rows of both, with the error bound of each.
+    """Merges two sketches; the result has the same error bound.
 
-    Sketches of parts of the data may be merged in any order and any tree.
+    Sketches of parts of the data can be merged in any order and grouping.
 
     Raises:
       ValueError: the sketches differ in eps or in the number of features.
@@ -221,15 +218,15 @@ def merge_sketches(first: QuantileSketch, second: QuantileSketch) -> QuantileSke
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
-    """The quantile summary of one feature, all levels merged.
+    """Returns the quantile summary of one feature, with all levels merged.
 
     Returns:
-      A summary of an error of at most ``sketch.eps`` of its total weight; exact while
-      no level but the first is in use. See :func:`jb.sketches.query_ranks`,
+      A summary whose error is at most ``sketch.eps`` times its total weight. It is
+      exact if only level 0 is in use. See :func:`jb.sketches.query_ranks`,
       :func:`jb.sketches.bound_ranks` and :func:`find_candidates`.
 
     Raises:
-      ValueError: there is no such feature.
+      ValueError: the feature does not exist.
 
     Example:
       >>> import numpy as np
@@ -248,92 +245,10 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
     return summary
 
 
-@on_host("call it on concrete arrays")
-def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
-    """Chooses thresholds as :func:`jb.fit_bins` does, for rows that were streamed.
-
-    A threshold lies midway between two neighboring entries lo < hi of the summary.
-    Where all values are known (a feature with at most 24 / eps distinct ones) the
-    thresholds are those of ``fit_bins``, up to the rounding of fractional weights.
-    Elsewhere unknown values lie between lo and hi, of at most the sketch's error
-    in weight, and the threshold goes through the middle of them.
-
-    Shares are of capped weight as in ``fit_bins``, also where values are unknown: with
-    ``eps <= 1 / (8 * max_bins)`` the error is less than a sixth of a bin's share of
-    the weight that is left beside the heavy values.
-
-    Args:
-      sketch: of all rows.
-      max_bins: the most codes a feature may use, the missing one included.
-
-    Returns:
-      Bins of as many codes as are needed, rounded up to a power of two, at most
-      ``max_bins``.
-
-    Raises:
-      ValueError: max_bins is not in [2, 65536], or is greater than 1 + 1 / (4 eps),
-        so that a bin's share would drown in the error.
-
-    Example:
-      >>> import numpy as np, jboost as jb
-      >>> from jboost import sketches
-      >>> sketch = sketches.make_sketch(1)
-      >>> for value in (1.0, 4.0, 2.0):
-      ...     sketch = sketches.update_sketch(sketch, [[value]])
-      >>> np.asarray(sketches.bins_from_sketch(sketch).thresholds)
-      array([[1.5, 3. , inf]], dtype=float32)
-    """
-    check_max_bins(max_bins)
-    if LEAST_SHARE * sketch.eps * (max_bins - 1) > 1:
-        raise ValueError(
-            f"max_bins must be at most {1 + int(1 / (LEAST_SHARE * sketch.eps))} for a "
-            f"sketch made with eps={sketch.eps} (1 + 1/(4 eps)), got {max_bins}"
-        )
-    rows = []
-    for feature in range(sketch.num_features):
-        summary = summarize_sketch(sketch, feature)
-        lower = np.arange(summary.num_entries - 1)
-        if summary.num_entries > max_bins - 1:
-            between = spread_between(summary)
-            lower = cut_positions(summary.weight, int(max_bins) - 1, between)
-        rows.append(_thresholds_above(summary, lower))
-    absent = "missing" if np.any(sketch.missing > 0) else None
-    return pad_thresholds(rows, int(max_bins), absent)
-
-
-@on_host("call it on concrete arrays", runs_jax=False)
-def find_thresholds(summary: QuantileSummary, *, eps: float) -> Float[np.ndarray, " C"]:
-    """Thresholds at split candidates that are less than ``eps`` apart.
-
-    One threshold above each candidate of :func:`find_candidates` but the largest,
-    midway to the next value in the summary; so every distinct value is a candidate
-    where all are few, and the thresholds are those of exact search.
-
-    Args:
-      summary: of a feature, or of the rows of one node, weighted with hessians.
-      eps: as in :func:`find_candidates`.
-
-    Returns:
-      Ascending thresholds; ``x <= threshold`` goes left.
-
-    Raises:
-      TypeError, ValueError: as :func:`find_candidates`.
-
-    Example:
-      >>> import numpy as np, jboost as jb
-      >>> from jboost import sketches
-      >>> summary = sketches.make_summary(np.arange(100), np.ones(100))
-      >>> sketches.find_thresholds(summary, eps=0.3).tolist()
-      [0.5, 25.5, 50.5, 75.5]
-    """
-    candidates = find_candidates(summary, eps=eps).value
-    return _thresholds_above(summary, np.searchsorted(summary.value, candidates[:-1]))
-
-
 def max_entries(eps: float, num_rows: int) -> int:
-    """The most values and entries of one feature that ``num_rows`` rows can fill.
+    """Returns the maximum number of entries and pending values of one feature.
 
-    An entry takes 28 bytes, a pending value 4.
+    An entry takes 28 bytes, a pending value 4 bytes.
     """
     most = _capacity(0, eps)  # pending values
     level, summaries = 0, num_rows
@@ -345,21 +260,24 @@ def max_entries(eps: float, num_rows: int) -> int:
 
 
 def _num_ranks(level, eps):
-    """b_l: summaries that come into the level have one entry more."""
+    """Returns b_l; summaries that enter level l have b_l + 1 entries."""
     return int(np.ceil((level + 1) * (level + 2) / (2 * eps)))
 
 
 def _capacity(level, eps):
-    """The most entries of a level; of level 0 as many as of the next."""
+    """Returns the maximum number of entries of a level, equal for levels 0 and 1."""
     return FAN * (_num_ranks(max(level, 1), eps) + 1)
 
 
 def _settle(sketch, own=None):
-    """Sums up pending rows once they are many; keeps a copy of ``own`` until then."""
+    """Summarizes pending rows once there are many; until then it copies ``own``.
+
+    ``own`` is the matrix of the caller, who may overwrite it.
+    """
     num_pending = sum(len(batch.x) for batch in sketch.pending)
     if num_pending <= _capacity(0, sketch.eps):
         pending = tuple(
-            Batch(batch.x.copy(), batch.weight) if batch.x is own else batch
+            PendingRows(batch.x.copy(), batch.weight) if batch.x is own else batch
             for batch in sketch.pending
         )
         return sketch._replace(pending=pending)
@@ -375,7 +293,7 @@ def _settle(sketch, own=None):
 
 
 def _summarize_pending(pending, feature):
-    """The exact summary of the pending rows' values of one feature."""
+    """Returns the exact summary of one feature of the pending rows."""
     if not pending:
         return _EMPTY
     column = np.concatenate([batch.x[:, feature] for batch in pending])
@@ -389,7 +307,7 @@ def _summarize_pending(pending, feature):
 
 
 def _merge_levels(first: Levels, second: Levels, eps: float) -> Levels:
-    """Joins two features' levels; what outgrows a level goes on to the next."""
+    """Merges the levels of two sketches of a feature and prunes full levels."""
     merged, carry = [], _EMPTY
     for level in range(max(len(first), len(second)) + 1):
         here = carry
@@ -403,8 +321,3 @@ def _merge_levels(first: Levels, second: Levels, eps: float) -> Levels:
     while merged and not merged[-1].num_entries:
         merged.pop()
     return tuple(merged)
-
-
-def _thresholds_above(summary, lower):
-    """Thresholds between given entries and the next."""
-    return midpoints(summary.value[lower], summary.value[lower + 1])

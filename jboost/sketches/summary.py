@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weighted quantile summaries of one column, with bounds that always hold.
+"""Computes weighted quantile summaries of one column, with guaranteed bounds.
 
-In: the values of a column and their weights. Out: a few of the values, each with
-bounds on the weight below it and up to it; on these work merge, prune and query of
-Chen and Guestrin (2016), "XGBoost", arXiv:1603.02754, appendix A.
+In: the values of a column and their weights. Out: some of the values, each with bounds
+on the total weight of smaller values and of values up to it, and the operations merge,
+prune and query of Chen and Guestrin (2016), "XGBoost", arXiv:1603.02754, appendix A.
 
-The rank of y lies between the weight of the values below y and that of the values up
-to y; their difference is the weight of y itself::
+Let [ values < y ] be the weight of all values below y. The entry of y has::
 
-    weight     rmin   <=  [ values < y ]    and    [ values <= y ]  <=   rmax
+    rmin   <=  [ values < y ]    and    [ values <= y ]  <=   rmax
 
-The error of a summary is the most that rmax - rmin - weight can be at any y. Merging
-adds errors, pruning to b + 1 entries adds at most total / b.
+and ``weight`` is a lower bound of their difference, the weight of y itself. The error
+of a summary is the maximum of rmax - rmin - weight over all y. Merging adds errors;
+pruning to b + 1 entries adds at most total / b.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.codes.thresholds import count_distinct
+from jboost.codes.thresholds import count_distinct, find_cap
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
@@ -28,13 +28,13 @@ from jboost.tables.frames import read_frame, read_values
 
 
 class QuantileSummary(NamedTuple):
-    """Some values of a column, ascending, the least and the largest among them.
+    """Holds some values of a column, including the smallest and the largest.
 
     Attributes:
-      value: distinct; NaN is never among them.
-      weight: of the rows known to have this very value; a lower bound.
-      rmin: a lower bound of the weight of all smaller values.
-      rmax: an upper bound of the weight of all values up to this one.
+      value: distinct values, ascending, without NaN.
+      weight: lower bound of the total weight of the rows with this value.
+      rmin: lower bound of the total weight of all smaller values.
+      rmax: upper bound of the total weight of all values up to this one.
     """
 
     value: Float[np.ndarray, " n"]
@@ -43,32 +43,32 @@ class QuantileSummary(NamedTuple):
     rmax: Float[np.ndarray, " n"]
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Shows the shapes of arrays instead of their contents."""
         return show_fields(self)
 
     @property
     def num_entries(self) -> int:
-        """n."""
+        """The number of entries, n."""
         return len(self.value)
 
     @property
     def total(self) -> float:
-        """The weight of all rows."""
+        """The total weight of all rows."""
         return float(self.rmax[-1]) if self.num_entries else 0.0
 
     @property
     def error(self) -> float:
-        """The widest bounds anywhere, in units of weight.
+        """The largest difference of the bounds at any value, in units of weight.
 
-        Between two entries they are rmin + weight of the one and rmax - weight of the
-        other; at an entry they are no wider than in the gap before it.
+        Between two entries the bounds are rmin + weight of the first and rmax - weight
+        of the second; at an entry they are no wider than in the gap before it.
         """
         known = self.rmin[:-1] + self.weight[:-1] + self.weight[1:]
         return float(np.max(self.rmax[1:] - known, initial=0.0))
 
     @property
     def is_exact(self) -> bool:
-        """Whether every value of the column is here, with all its weight."""
+        """Whether the summary has every value of the column with its full weight."""
         return np.array_equal(self.rmin + self.weight, self.rmax) and np.array_equal(
             self.rmin[1:], self.rmax[:-1]
         )
@@ -79,19 +79,19 @@ def make_summary(
     values: Shaped[ArrayLike, " N"],
     weight: Shaped[ArrayLike, " N"] | None = None,
 ) -> QuantileSummary:
-    """Sums up a column exactly: every distinct value, with its weight.
+    """Makes the exact summary of a column: every distinct value with its weight.
 
     Args:
-      values: numbers, taken as float32; NaN is left out, infinities are values,
+      values: numbers, converted to float32. NaN is ignored, infinities are values,
         denormals count as 0. May be empty.
-      weight: finite and >= 0 (hessians, say), 1 if not given; rows of weight 0 are
-        left out.
+      weight: finite weights >= 0, for example Hessians; 1 if not given. Rows of weight
+        0 are ignored.
 
     Returns:
-      A summary of error 0.
+      A summary with error 0.
 
     Raises:
-      TypeError, ValueError: values or weight are not such.
+      TypeError, ValueError: values or weight are invalid.
 
     Example:
       >>> from jboost import sketches
@@ -110,11 +110,11 @@ def make_summary(
 def summarize_column(
     column: Float[np.ndarray, " N"], weight: Float[np.ndarray, " N"] | None
 ) -> QuantileSummary:
-    """:func:`make_summary` of what has been checked."""
+    """Makes the exact summary of checked values; see :func:`make_summary`."""
     keep = ~np.isnan(column)
     if weight is not None:
         keep &= weight > 0
-    values = flush(column[keep])
+    values = flush_denormals(column[keep])
     if weight is None:
         return _accumulate(*count_distinct(np.sort(values)))
     order = np.argsort(values, kind="stable")
@@ -123,11 +123,11 @@ def summarize_column(
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def merge_summaries(first: QuantileSummary, second: QuantileSummary) -> QuantileSummary:
-    """Sums up two columns laid end to end; the errors add up at most.
+    """Returns the summary of two columns concatenated; errors add up at most.
 
-    All distinct values of both are kept, and their bounds are the sums of both
-    (appendix A.3). So the error relative to the total weight is at most
-    the larger of the two relative errors.
+    It contains all distinct values of both, and its bounds are the sums of theirs
+    (appendix A.3). Therefore its error relative to the total weight is at most the
+    larger of the two relative errors.
 
     Example:
       >>> from jboost import sketches
@@ -150,18 +150,18 @@ def merge_summaries(first: QuantileSummary, second: QuantileSummary) -> Quantile
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
-    """Keeps at most ``b + 1`` entries, b being ``num_ranks``; bounds stay as they are.
+    """Prunes a summary to at most b + 1 entries, b = ``num_ranks``; bounds are kept.
 
-    As in Chen and Guestrin (2016), appendix A.4, the entries kept are the answers to
-    b + 1 equally spaced ranks, but ranks of capped weight: no entry
-    counts for more than the spacing c of the ranks, so c solves
+    As in Chen and Guestrin (2016), appendix A.4, the entries kept are the answers to b
+    + 1 equally spaced rank queries. Unlike there, ranks are those of capped weight: no
+    entry counts for more than the spacing c of the ranks, so c solves
 
         sum_i min(weight_i, c) + (weight between the entries) = c * b.
 
-    An entry heavier than c is then always kept, and the weight that comes to lie
-    between two neighbors grows by at most c <= total / b. So the error grows by at
-    most c, and where a few heavy values hold nearly all the weight c is as small as
-    the rest demands: c <= (weight of all but any h values) / (b - h).
+    Therefore an entry heavier than c is always kept, and the weight between two
+    adjacent entries grows by at most c <= total / b, and so does the error. If a few
+    heavy values have nearly all the weight, c depends only on the others: for any h
+    values, c <= (weight of all but these) / (b - h).
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -174,10 +174,14 @@ def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
     if summary.num_entries <= num_ranks + 1:
         return summary
     between = spread_between(summary)
-    cap = _find_cap(summary.weight, np.sum(between), num_ranks)
+    ascending = np.sort(summary.weight)
+    # Light weights are summed from the lightest. Subtracting the heavy ones from the
+    # total could cancel and make the cap 0 or negative.
+    light = np.sum(between) + np.r_[0.0, np.cumsum(ascending)]
+    cap = find_cap(ascending[::-1][: num_ranks - 1], light[::-1][:num_ranks], num_ranks)
     edges = np.cumsum(np.minimum(summary.weight, cap) + between)
     picked = np.searchsorted(edges[:-1], cap * np.arange(num_ranks + 1), side="right")
-    keep = summary.weight > cap  # these are picked, too, but for rounding
+    keep = summary.weight > cap  # queries pick these, too, except for rounding
     keep[picked] = True
     keep[[0, -1]] = True
     return QuantileSummary(*(field[keep] for field in summary))
@@ -187,18 +191,19 @@ def prune_summary(summary: QuantileSummary, num_ranks: int) -> QuantileSummary:
 def query_ranks(
     summary: QuantileSummary, ranks: Shaped[ArrayLike, "*shape"]
 ) -> Float[np.ndarray, "*shape"]:
-    """Values of given ranks, to within half the error of the summary.
+    """Returns the values at given ranks, up to half the error of the summary.
 
-    The answer x to the rank d satisfies, with E the error (appendix A.4)::
+    The answer x to the rank d satisfies, where E is the error (appendix A.4)::
 
         [values < x] - E/2  <=  d  <=  [values <= x] + E/2
 
     Args:
-      summary: of a column with at least one value.
-      ranks: from 0 to ``summary.total``; the median has ``summary.total / 2``.
+      summary: a summary with at least one entry.
+      ranks: numbers from 0 to ``summary.total``; the median is at
+        ``summary.total / 2``.
 
     Raises:
-      TypeError, ValueError: ranks are not such numbers, or the summary is empty.
+      TypeError, ValueError: ranks are invalid, or the summary is empty.
 
     Example:
       >>> from jboost import sketches
@@ -207,7 +212,7 @@ def query_ranks(
       [1.0, 2.0, 3.0]
     """
     if not summary.num_entries:
-        raise ValueError("summary must hold at least one value to be queried")
+        raise ValueError("summary must have at least one entry, got an empty summary")
     ranks = np.asarray(ranks)
     if ranks.dtype.kind not in "fiu":
         raise TypeError(f"ranks must be numbers, got dtype {ranks.dtype}")
@@ -216,23 +221,23 @@ def query_ranks(
         raise ValueError(f"ranks must lie in [0, {summary.total}], got {bad[0]}")
     after = summary.rmin[:-1] + summary.weight[:-1]
     before = summary.rmax[1:] - summary.weight[1:]
-    # Between two entries the answer changes in the middle of what is known there.
-    place = np.searchsorted((after + before) / 2, ranks, side="right")
-    return summary.value[place]
+    # Between two entries the answer changes at the midpoint of the bounds.
+    entry = np.searchsorted((after + before) / 2, ranks, side="right")
+    return summary.value[entry]
 
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def bound_ranks(
     summary: QuantileSummary, values: Shaped[ArrayLike, " m"]
 ) -> QuantileSummary:
-    """Bounds of the ranks of any values (appendix A.1).
+    """Returns bounds of the ranks of any values (appendix A.1).
 
     Returns:
       The values with ``weight <= [values = y]``, ``rmin <= [values < y]`` and
       ``[values <= y] <= rmax``; ``rmax - rmin - weight`` is at most the error.
 
     Raises:
-      TypeError, ValueError: values are not a list of numbers, or are NaN.
+      TypeError, ValueError: values are not 1-D numbers, or contain NaN.
 
     Example:
       >>> from jboost import sketches
@@ -243,32 +248,33 @@ def bound_ranks(
     """
     column = _as_values(values, "values")
     if column.ndim != 1 or np.isnan(column).any():
-        raise ValueError(f"values must be 1-D and not NaN, got {values!r}")
-    return _bound(summary, flush(column))
+        raise ValueError(f"values must be 1-D and without NaN, got {values!r}")
+    return _bound(summary, flush_denormals(column))
 
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
-    """Proposes values to split at: neighbors are less than ``eps`` apart in rank.
+    """Proposes split candidates whose ranks are less than ``eps`` apart.
 
-    With r(s) = [values < s] / total as in Chen and Guestrin (2016), eq. 8 and 9: the
-    first candidate is the least value, the last the largest, and
+    Let r(s) = [values < s] / total, as in Chen and Guestrin (2016), eq. 8 and 9. The
+    first candidate is the smallest value, the last one is the largest, and
 
-        r(s_{j+1}) - r(s_j) < eps,   or s_j alone holds eps / 8 or more;
+        r(s_{j+1}) - r(s_j) < eps,   or s_j alone has weight eps / 8 or more;
 
-    then what lies strictly between the two is still less than eps. There are at most
-    8 / (7 eps) + 2 of them if the summary is exact, 8 / (3 eps) + 2 in the worst case.
+    in the latter case, the weight strictly between the two is still less than eps.
+    There are at most 8 / (7 eps) + 2 candidates if the summary is exact, and at most 8
+    / (3 eps) + 2 otherwise.
 
     Args:
-      summary: of an error of at most ``eps * total / 2``: of the rows themselves, or
-        of a sketch made with at most half of ``eps``.
+      summary: a summary with an error of at most ``eps * total / 2``: that of the rows
+        themselves, or of a sketch with at most half of ``eps``.
       eps: greater than 0 and at most 1.
 
     Returns:
-      The entries of the candidates; they are its ``value``.
+      The entries of the candidates; the candidates are its ``value``.
 
     Raises:
-      ValueError: eps is not such a number, or too small for this summary.
+      ValueError: eps is out of range, or too small for this summary.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -282,8 +288,8 @@ def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
     error, total = summary.error, summary.total
     if error > eps / 2 * total:
         raise ValueError(
-            f"eps must be at least twice the error of the summary, which is "
-            f"{error / total:.3g} of its weight, got {eps}"
+            "eps must be at least twice the error of the summary relative to its "
+            f"weight, {error / total:.3g}, got {eps}"
         )
     if not total:
         return summary
@@ -292,31 +298,27 @@ def find_candidates(summary: QuantileSummary, *, eps: float) -> QuantileSummary:
 
 
 def spread_between(summary: QuantileSummary) -> Float[np.ndarray, " n"]:
-    """Half of the weight that may lie in the gaps on each side of an entry.
+    """Returns half of the unknown weight in the gaps on both sides of each entry.
 
-    With the weights of the entries they sum to the total. Exactly 0 in an exact
-    summary: the order of additions is that in which its ranks were summed.
+    Together with the weights of the entries, it sums to the total. It is exactly 0 for
+    an exact summary, because the order of additions is that in which the ranks were
+    summed.
     """
     below = summary.rmin[1:] - (summary.rmin[:-1] + summary.weight[:-1])
     above = summary.rmax[1:] - (summary.rmax[:-1] + summary.weight[1:])
-    # Negative by rounding only.
+    # Rounding can make these slightly negative.
     return np.maximum(np.r_[0.0, below] + np.r_[above, 0.0], 0.0) / 2
 
 
-def flush(values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """Counts denormal values as 0, as binning does."""
-    return flush_denormals(values)
-
-
 def check_eps(eps: float, *, most: float) -> None:
-    """A number greater than 0."""
+    """Checks that eps is a number greater than 0 and at most ``most``."""
     checks.check_number("eps", eps, above=0.0, most=most)
 
 
 def check_weight(
     weight: Shaped[ArrayLike, " N"], num_rows: int, name: str
 ) -> Float[np.ndarray, " N"]:
-    """Float64 weights, finite and >= 0; all may be zero, as rows come in batches."""
+    """Returns float64 weights, finite and >= 0; a batch may have only zeros."""
     array = np.asarray(read_values(weight, name))
     if array.shape != (num_rows,):
         raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
@@ -330,48 +332,33 @@ def check_weight(
 
 
 def _as_values(values, name):
-    """Float32, of any shape; only matrices are checked elsewhere."""
+    """Checks values of any shape and converts them to float32."""
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.float32)
-    column = read_frame(array.reshape(-1, 1), name).matrix
+    column = read_frame(array.reshape(-1, 1), name).matrix  # checks 2-D tables only
     return np.asarray(column).reshape(array.shape)
 
 
 def _accumulate(value, weight):
-    """The exact summary of distinct values and their weights."""
+    """Returns the exact summary of distinct values and their weights."""
     rmax = np.cumsum(weight)
     return QuantileSummary(value, weight, rmin=np.r_[0.0, rmax][:-1], rmax=rmax)
 
 
 def _bound(summary, values):
-    """Bounds at values that need not be entries."""
+    """Returns bounds at values that need not be entries."""
     if not summary.num_entries:
         zeros = np.zeros(len(values))
         return QuantileSummary(values, zeros, zeros, zeros)
-    place = np.searchsorted(summary.value, values)
-    entry = np.minimum(place, summary.num_entries - 1)
+    index = np.searchsorted(summary.value, values)
+    entry = np.minimum(index, summary.num_entries - 1)
     known = summary.value[entry] == values
     after = np.r_[0.0, summary.rmin + summary.weight]
     before = np.r_[summary.rmax - summary.weight, summary.total]
     return QuantileSummary(
         value=values,
         weight=np.where(known, summary.weight[entry], 0.0),
-        rmin=np.where(known, summary.rmin[entry], after[place]),
-        rmax=np.where(known, summary.rmax[entry], before[place]),
+        rmin=np.where(known, summary.rmin[entry], after[index]),
+        rmax=np.where(known, summary.rmax[entry], before[index]),
     )
-
-
-def _find_cap(weight, between, num_ranks):
-    """Solves sum_i min(weight_i, cap) + between = cap * num_ranks.
-
-    The light weights are added up from the lightest, never taken from the total,
-    so that the cap stays positive however heavy the others are.
-    """
-    ascending = np.sort(weight)
-    light = between + np.r_[0.0, np.cumsum(ascending)]
-    num_heavy = np.arange(num_ranks)
-    num_light = len(weight) - num_heavy  # more than num_ranks of them, less num_heavy
-    caps = light[num_light] / (num_ranks - num_heavy)
-    # The first count of heavy values whose cap no other value exceeds.
-    return caps[np.argmax(ascending[num_light - 1] <= caps)]

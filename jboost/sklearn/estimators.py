@@ -23,7 +23,7 @@ from jboost.boosting.settings import (
     explain_settings,
     takes_settings,
 )
-from jboost.entry.arguments import explain_arguments, hint_argument
+from jboost.entry.arguments import explain_arguments, hint_argument, hint_loss
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
@@ -284,6 +284,6 @@ def find_loss(loss: Any) -> Any:
     if loss not in losses.LOSSES:
         raise ValueError(
             f"loss must be 'auto', one of {tuple(losses.LOSSES)}, or a function, got "
-            f"{loss!r}{losses.suggest_loss(loss, repr('{}'))}"
+            f"{loss!r}{hint_loss(loss, losses.LOSSES, repr('{}'))}"
         )
     return losses.LOSSES[loss]

@@ -24,7 +24,8 @@ from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
-from jboost.sketches.sketch import bins_from_sketch, make_sketch, update_sketch
+from jboost.sketches.binning import bins_from_sketch
+from jboost.sketches.sketch import make_sketch, update_sketch
 from jboost.streams.batches import (
     Batch,
     as_source,

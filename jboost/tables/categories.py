@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Categorical features: which they are, and the codes of their categories.
+"""Encodes the categorical features of a model.
 
-In: a matrix whose categorical columns hold integers 0, 1, 2, ..., NaN where missing.
-Out: the same with codes in their place, which the trees' sets of categories speak of.
+In: a matrix whose categorical columns hold integers 0, 1, 2, ..., or NaN for missing.
+Out: the same matrix with category codes, the numbers that splits by sets contain.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,23 @@ from jaxtyping import Array, Bool, Int32, UInt32
 from jboost.entry.representation import show_fields
 
 Category = str | int | float | bool
-WORD = 32  # codes in one word of a set
-_BLOCK_ROWS = 4096  # checked at a time, so that they stay in the cache
+WORD = 32  # codes per 32-bit word of a set
+_BLOCK_ROWS = 4096  # rows checked at a time, so that they stay in the CPU cache
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)  # arrays have no one truth value
+@dataclass(frozen=True, eq=False)  # == of arrays has no single truth value
 class Categories:
-    """The categorical features of a model.
+    """Holds the categorical features of a model.
 
     Attributes:
-      codes: of feature ``features[g]``, value v (an integer in [0, V)) has the code
-        ``codes[g, v] >= 1``; 0 where training did not see it, which is then missing.
-      features: their places, ascending.
-      values: the categories that v = 0, 1, ... of each feature stand for, where they
-        came with a data frame: those of training, sorted, then those that its dtype
-        declared besides.
+      codes: ``codes[g, v] >= 1`` is the code of the value v, an integer in [0, V), of
+        feature ``features[g]``; 0 if training did not see v, which then counts as
+        missing.
+      features: indices of the categorical features, ascending.
+      values: the categories that v = 0, 1, ... represent, for features from a data
+        frame: first those seen in training, sorted, then the other categories that the
+        dtype declares.
     """
 
     codes: Int32[Array, "G V"] | Int32[np.ndarray, "G V"]
@@ -43,51 +44,51 @@ class Categories:
     )
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Shows the shapes of arrays instead of their contents."""
         return show_fields(self)
 
 
 def column_values(
     categories: Categories | None, num_features: int
 ) -> tuple[tuple[Category, ...] | None, ...] | None:
-    """Of each column the categories that 0, 1, 2, ... stand for, None for numbers.
+    """Returns the categories of each column, or None for a numeric column.
 
-    None instead of the tuple where no column has such.
+    Returns None instead of the tuple if no column has named categories.
     """
     if categories is None or categories.values is None:
         return None
     values: list[Any] = [None] * num_features
-    for place, known in zip(categories.features, categories.values, strict=True):
-        values[place] = known
+    for feature, known in zip(categories.features, categories.values, strict=True):
+        values[feature] = known
     return tuple(values)
 
 
 def encode(categories: Categories, matrix: Any) -> Any:
-    """The matrix with codes in its categorical columns; traceable.
+    """Replaces the values in categorical columns by their codes; traceable.
 
-    What is no value of a category that training saw (fractions and negative numbers,
-    too) becomes NaN, as if it were missing. A NumPy matrix stays one.
+    Values that training did not see, including fractions and negative numbers, become
+    NaN (missing). A NumPy matrix stays a NumPy matrix.
 
     Args:
-      categories: of the model.
+      categories: the categorical features of the model.
       matrix: numbers [N, F].
     """
     if isinstance(matrix, np.ndarray):
         encoded = matrix.copy()
         encoded[:, list(categories.features)] = _encode(np, categories, matrix)
         return encoded
-    places = np.array(categories.features, np.int32)
-    return matrix.at[:, places].set(_encode(jnp, categories, matrix))
+    features = np.array(categories.features, np.int32)
+    return matrix.at[:, features].set(_encode(jnp, categories, matrix))
 
 
 def _encode(numpy: Any, categories, matrix):
-    """The categorical columns, as codes."""
-    places = np.array(categories.features, np.int32)
+    """Returns the codes of the categorical columns, [N, G]."""
+    features = np.array(categories.features, np.int32)
     codes = numpy.asarray(categories.codes)
-    column = matrix[:, places]
+    column = matrix[:, features]
     known = (column >= 0) & (column < codes.shape[1]) & (column == numpy.floor(column))
     value = numpy.where(known, column, 0).astype(np.int32)
-    code = codes[np.arange(len(places))[None, :], value].astype(matrix.dtype)
+    code = codes[np.arange(len(features))[None, :], value].astype(matrix.dtype)
     missing = numpy.asarray(np.nan, matrix.dtype)
     return numpy.where(known & (code > 0), code, missing)
 
@@ -95,9 +96,9 @@ def _encode(numpy: Any, categories, matrix):
 def goes_left(
     left_codes: UInt32[Array, "*nodes W"], code: Int32[Array, " *nodes"]
 ) -> Bool[Array, " *nodes"]:
-    """Whether a code is in its node's set: bit c % 32 of word c // 32.
+    """Checks whether a code c is in its node's set: bit c % 32 of word c // 32.
 
-    Codes that the set has no bit for are not.
+    Codes beyond the last bit are not in the set.
     """
     inside = (code >= 0) & (code < WORD * left_codes.shape[-1])
     code = jnp.where(inside, code, 0)

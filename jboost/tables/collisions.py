@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds values that float32 cannot tell apart.
+"""Finds distinct values that become equal in float32.
 
-In: tables, targets and offsets as they were given. Out: a warning that names the first
-column of which distinct values become equal in float32, in which jboost computes.
+In: tables, targets and offsets as the user passes them. Out: a warning that names the
+first column with such values, because jboost computes in float32.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from jboost.entry.warning import warn_user
 from jboost.tables.frames import first_rows
 from jboost.tables.sparse import is_sparse, sort_entries
 
-_ROWS = 100_000  # of a column that are looked at
-_SHARE = 0.01  # of a column's distinct values: if more become equal, it is reported
+_ROWS = 100_000  # rows per column that are checked
+_SHARE = 0.01  # a column is reported if it loses more than this share of its values
 
 
 def warn_of_collisions(x: Any) -> None:
@@ -30,8 +30,8 @@ def warn_of_rounding(values: Shaped[np.ndarray, "N *K"], name: str) -> None:
     """Warns once if distinct targets or offsets become equal in float32.
 
     Args:
-      values: one number or more in each row.
-      name: of the argument.
+      values: one or more numbers per row.
+      name: name of the argument, for the message.
     """
     head = values[:_ROWS]
     for column in head.reshape(len(head), -1).T:
@@ -39,14 +39,14 @@ def warn_of_rounding(values: Shaped[np.ndarray, "N *K"], name: str) -> None:
             return
 
 
-def _warn(place, dtype, num_rows, before, after):
-    """Whether so many values became equal that it was reported."""
+def _warn(label, dtype, num_rows, before, after):
+    """Warns if too many distinct values become equal; returns whether it warned."""
     if before - after <= _SHARE * before:
         return False
     warn_user(
-        f"{place} has {before:.0f} distinct {dtype} values (in its first {num_rows} "
-        f"rows) but {after:.0f} in float32, in which jboost computes; subtract a "
-        "constant or rescale to keep them apart"
+        f"{label} has {before:.0f} distinct {dtype} values (in its first {num_rows} "
+        f"rows) but {after:.0f} in float32, which jboost computes in; subtract a "
+        "constant or rescale to keep them distinct"
     )
     return True
 
@@ -56,7 +56,7 @@ def _may_collide(dtype):
 
 
 def _count_distinct(column):
-    """Numbers of distinct values before and after rounding; 0 if nothing is lost."""
+    """Counts distinct values before and after rounding; (0, 0) if rounding is exact."""
     if _may_collide(column.dtype):
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = column.astype(np.float32)
@@ -67,13 +67,13 @@ def _count_distinct(column):
 
 
 def _count_columns(x):
-    """Feature, type, rows looked at, distinct values before and after rounding."""
+    """Yields feature, dtype, rows checked, distinct values, and those in float32."""
     for feature, column in first_rows(x, _ROWS):
         yield feature, column.dtype, len(column), *_count_distinct(column)
 
 
 def _count_stored(x):
-    """The same of stored entries, of all features at once."""
+    """Returns what :func:`_count_columns` yields, for entries of a sparse matrix."""
     if not _may_collide(np.dtype(x.dtype)):
         return ()
     stored = sort_entries(x, "x", by_column=True)

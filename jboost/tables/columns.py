@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads one column: numbers, categories, or neither.
+"""Reads one column of numbers or categories.
 
 In: a series of a data frame, or a field of a structured array. Out: numbers as a NumPy
-array; for categories, the index of each cell's value in a tuple of all values.
+array, or, for categories, the index of each cell's value in a tuple of all values.
 """
 
 import datetime
@@ -24,32 +24,32 @@ Values = tuple[Category, ...]
 
 _NUMBERS = (Real, Decimal, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
-_KINDS = (str, int, float, bool)  # of categories
-_NO_ARRAY = (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)  # until they are floats
-_MOST_LEVELS = 2**16  # of a dtype that are kept even if they do not occur
-_FEW_ROWS = 1000  # up to here a Python loop is faster than calls into the library
-_OWN_SHARE = 0.9  # of the rows: with more distinct strings, a column looks like an ID
+_KINDS = (str, int, float, bool)  # types of categories
+_NO_ARRAY = (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)  # cast to float first
+_MOST_LEVELS = 2**16  # unused levels are kept if a dtype declares at most this many
+_FEW_ROWS = 1000  # up to here, a Python loop is faster than calls to the library
+_OWN_SHARE = 0.9  # with more distinct strings per row, a column looks like an ID
 _LEAST_STRINGS = 20  # columns with fewer distinct strings are not reported as IDs
 
 
 class Column(NamedTuple):
-    """A series or an array [N], and what errors call it."""
+    """Holds a series or an array [N], and its name in error messages."""
 
-    place: str
+    label: str
     cells: Any
 
     @property
     def dtype(self) -> Any:
-        """Of narwhals or of NumPy."""
+        """The dtype, of narwhals or of NumPy."""
         return self.cells.dtype
 
 
 class _Labels(NamedTuple):
-    """Cells that are no numbers.
+    """Holds cells that are not numbers.
 
     Attributes:
-      distinct: the values that occur, in no order, without the missing ones.
-      replace: maps a number for each of these to an array [N], NaN where missing.
+      distinct: the distinct values, unordered, without missing ones.
+      replace: maps one number per distinct value to an array [N], NaN where missing.
       levels: lists the categories that the dtype declares; None if it declares none.
     """
 
@@ -61,28 +61,29 @@ class _Labels(NamedTuple):
 def read_cells(
     column: Column, known: Values | None, *, new: bool
 ) -> tuple[Shaped[np.ndarray, " N"], Values | None, str | None]:
-    """A column of x: numbers and None, or places of categories and their values.
+    """Reads a column of x: numbers, or indices of categories and their values.
 
-    In training the values that occur come first, sorted; then the levels that the dtype
-    declares and that do not occur. A column without any value goes with every kind.
+    In training, the values that occur come first, sorted, then the other levels that
+    the dtype declares. A column in which all cells are missing can be of any kind.
 
     Args:
       column: the cells.
-      known: the values that training saw; None if it saw numbers.
+      known: the values seen in training, or None if the column was numeric.
       new: whether this is training.
 
     Returns:
-      The cells, the values, and a warning where strings of training look like numbers
-      or identifiers, else None.
+      The cells; the categories, or None for numbers; and a warning if strings look like
+      numbers or identifiers in training, otherwise None.
 
     Raises:
-      TypeError: the cells are neither; or of the other kind than in training.
+      TypeError: the cells are neither numbers nor categories, or not of the kind that
+        training saw.
     """
     cells = _sort_out(column)
     if isinstance(cells, np.ndarray):
         if known is not None and not np.isnan(cells).all():
             raise TypeError(
-                f"{column.place} must hold categories, as in training, got numbers "
+                f"{column.label} must hold categories, as in training, got numbers "
                 f"({column.dtype})"
             )
         return cells, known, None
@@ -93,30 +94,30 @@ def read_cells(
         known = (*sorted(values), *_find_unused(cells.levels, values))
     elif known is None:
         raise TypeError(
-            f"{column.place} must hold numbers, as in training, got categories "
+            f"{column.label} must hold numbers, as in training, got categories "
             f"({column.dtype}), such as {values[0]!r}"
         )
     if known and values and isinstance(known[0], str) != isinstance(values[0], str):
         raise TypeError(
-            f"{column.place} must hold categories such as {known[0]!r}, as in "
+            f"{column.label} must hold categories such as {known[0]!r}, as in "
             f"training, got {values[0]!r}"
         )
-    places = _number_values(known)
-    numbers = cells.replace([places.get(value, np.nan) for value in values])
+    indices = _number_values(known)
+    numbers = cells.replace([indices.get(value, np.nan) for value in values])
     undeclared = new and cells.levels is None
     return numbers, known, _doubt(column, values, numbers) if undeclared else None
 
 
 @lru_cache(maxsize=128)
 def _number_values(known: Values) -> dict[Category, float]:
-    """The index of each value; cached, because servers predict row by row."""
-    return {value: float(place) for place, value in enumerate(known)}
+    """Returns the index of each value; cached, because servers predict row by row."""
+    return {value: float(index) for index, value in enumerate(known)}
 
 
 def _doubt(column, values, numbers):
     """Returns a warning if the strings look like numbers or identifiers, else None."""
     if all(map(_is_numeric, values)):
-        problem = f"only strings that are numbers, such as {values[0]!r}"
+        problem = f"only strings that look like numbers, such as {values[0]!r}"
         remedy = "convert it to numbers if their order matters"
     else:
         rows = np.count_nonzero(~np.isnan(numbers))
@@ -125,13 +126,13 @@ def _doubt(column, values, numbers):
         problem = f"{len(values)} distinct strings in {rows} rows"
         remedy = "drop it if it identifies rows"
     return (
-        f"{column.place} holds {problem}, which become unordered categories; {remedy}, "
-        "or list it in categorical to keep it as it is"
+        f"{column.label} holds {problem}, which become unordered categories; {remedy}, "
+        "or list it in categorical to silence this warning"
     )
 
 
 def _is_numeric(text):
-    """Whether it is a finite number as tables write it: no nan, inf or 1_000."""
+    """Checks whether a string is a finite number; "nan", "inf" and "1_000" are not."""
     try:
         return math.isfinite(float(text)) and "_" not in text
     except ValueError:
@@ -139,24 +140,24 @@ def _is_numeric(text):
 
 
 def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
-    """Numbers in the type that fits them, NaN where a cell is missing.
+    """Reads a column of numbers in its own dtype, with NaN for missing cells.
 
     Raises:
-      TypeError: the cells are no numbers.
+      TypeError: the cells are not numbers.
     """
     cells = _sort_out(column)
     if isinstance(cells, np.ndarray):
         return cells
     if cells.distinct or cells.levels is not None:
         raise TypeError(
-            f"{column.place} must hold numbers, got {column.dtype}; encode strings "
+            f"{column.label} must hold numbers, got {column.dtype}; encode strings "
             "and categories as numbers first"
         )
     return cells.replace([])
 
 
 def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
-    """The first row that holds None, NaN or NA; None if there is no such row."""
+    """Returns the first row with None, NaN or NA; None if there is no such row."""
     if values.dtype.kind == "O":
         return next((row for row, v in enumerate(values.tolist()) if is_gap(v)), None)
     gaps = np.flatnonzero(values != values)
@@ -164,9 +165,10 @@ def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
 
 
 def is_gap(value: Any) -> bool:
-    """Whether it is None, NaN, or NA of pandas, which has no truth value."""
+    """Checks whether a value is None, NaN, or pandas.NA."""
     if isinstance(value, str):
         return False
+    # pandas.NA is recognized by name, because pandas.NA != pandas.NA is not a bool.
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
@@ -182,7 +184,7 @@ def list_order(column: Column) -> list[Any] | None:
 
 
 def _sort_out(column):
-    """Numbers [N], or _Labels."""
+    """Returns numbers [N], or _Labels."""
     cells, dtype = column.cells, column.dtype
     if isinstance(cells, np.ndarray):
         return _sort_out_array(column)
@@ -199,7 +201,7 @@ def _sort_out(column):
         if len(cells) <= _FEW_ROWS:
             return _label_objects(cells.to_list(), levels)
         return _label_series(cells, levels)
-    if isinstance(dtype, nw.Unknown):  # arrow's nulls, or sparse columns of pandas
+    if isinstance(dtype, nw.Unknown):  # Arrow's null type, or sparse columns of pandas
         array = cells.to_numpy()
         if array.dtype.kind in "fiub":
             return array
@@ -207,11 +209,11 @@ def _sort_out(column):
 
 
 def _sort_out_array(column):
-    """The same of a field of a structured array."""
+    """Returns the same for a field of a structured array."""
     cells, kind = column.cells, column.dtype.kind
     if cells.ndim != 1:
         raise TypeError(
-            f"{column.place} must hold one number or category in each row, got cells "
+            f"{column.label} must hold one number or category in each row, got cells "
             f"of shape {cells.shape[1:]}"
         )
     if kind in "fiub":
@@ -223,7 +225,7 @@ def _sort_out_array(column):
 
 
 def _sort_out_objects(column, values, gaps):
-    """Python objects are looked at one by one."""
+    """Returns the same for Python objects, which are checked one by one."""
     present = [value for value, gap in zip(values, gaps, strict=True) if not gap]
     kinds = {type(value) for value in present}
     if kinds and all(issubclass(kind, _NUMBERS) for kind in kinds):
@@ -233,34 +235,34 @@ def _sort_out_objects(column, values, gaps):
         raise _refuse_dates(column, _names(kinds))
     if not all(issubclass(kind, str) for kind in kinds):
         raise TypeError(
-            f"{column.place} must hold one kind of numbers or strings, got "
-            f"{column.dtype} cells that are {_names(kinds)}"
+            f"{column.label} must hold only numbers or only strings, got "
+            f"{column.dtype} cells of types {_names(kinds)}"
         )
     return _label_objects(values, levels=None)
 
 
 def _label_objects(values, levels):
-    """Labels of a list of cells; missing ones are None or NaN."""
+    """Returns the labels of a list of cells; missing cells are None or NaN."""
     found = [value for value in {*values} if not is_gap(value)]
 
     def replace(numbers):
-        places: Any = _Places(zip(found, numbers, strict=True))
-        return np.fromiter(map(places.__getitem__, values), np.float64, len(values))
+        table: Any = _NaNByDefault(zip(found, numbers, strict=True))
+        return np.fromiter(map(table.__getitem__, values), np.float64, len(values))
 
     return _Labels(found, replace, levels)
 
 
-class _Places(dict):
-    """Numbers of values; NaN for any other value."""
+class _NaNByDefault(dict):
+    """Maps values to numbers, and any other value to NaN."""
 
     def __missing__(self, value):
         return np.nan
 
 
 def _label_series(cells, levels):
-    """The same, by operations of the data frame's library."""
+    """Returns the same for a series, with operations of the data frame's library."""
     if cells.implementation.is_pyarrow() and levels is None:
-        cells = cells.cast(nw.String)  # arrow's string views know few operations
+        cells = cells.cast(nw.String)  # Arrow's string views support few operations
     found = cells.unique()
     found = found.filter(~found.is_null()).to_list()
 
@@ -273,21 +275,21 @@ def _label_series(cells, levels):
 
 
 def _is_date(kind):
-    """Whether it is a type of dates, times or durations."""
+    """Checks whether a type is a date, time or duration."""
     pandas: Any = sys.modules.get("pandas")
     return issubclass(kind, _DATES if pandas is None else (*_DATES, pandas.Period))
 
 
 def _list_levels(cells):
-    """The categories that a dtype declares."""
+    """Returns the categories that a dtype declares."""
     try:
         return cells.cat.get_categories().to_list()
-    except AttributeError:  # of pandas' columns of arrow dictionaries
+    except AttributeError:  # pandas columns of Arrow dictionaries
         return []
 
 
 def _find_unused(levels, values):
-    """Sorted, the levels of a dtype that do not occur and are of the same kind."""
+    """Returns the sorted levels of a dtype that do not occur and have the same type."""
     levels = levels() if levels else []
     if not levels or len(levels) > _MOST_LEVELS:
         return []
@@ -299,24 +301,24 @@ def _find_unused(levels, values):
 
 
 def _check_values(distinct, column) -> list[Any]:
-    """Values as Python's, all of one kind."""
+    """Converts values to Python types and checks that all have the same type."""
     values = [v.item() if isinstance(v, np.generic) else v for v in distinct]
     kinds = {type(value) for value in values}
     if any(map(_is_date, kinds)):
         raise _refuse_dates(column, _names(kinds))
     if len(kinds) > 1 or not kinds <= {*_KINDS}:
         raise TypeError(
-            f"{column.place} must hold categories of one kind, strings, numbers or "
-            f"booleans, got {_names(kinds)}; make them strings first"
+            f"{column.label} must hold categories of one type, strings, numbers or "
+            f"booleans, got {_names(kinds)}; convert them to strings first"
         )
     return values
 
 
 def _refuse_dates(column, got):
     return TypeError(
-        f"{column.place} must hold numbers or categories, got dates or times ({got}); "
-        "put what matters of them into columns of their own: the year, the month, the "
-        "day of the week, the hour, or the days (seconds) since an event"
+        f"{column.label} must hold numbers or categories, got dates or times ({got}); "
+        "extract numeric columns from them, such as the year, the month, the day of "
+        "the week, the hour, or the days or seconds since an event"
     )
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door for tables: whatever has rows and columns becomes a matrix of floats.
+"""Reads tables of any supported type into a float32 matrix.
 
-In: arrays of NumPy or JAX, sparse matrices, data frames of every library that narwhals
-knows (pandas, polars, pyarrow and others), structured arrays of NumPy. Out: a Frame:
-the matrix, the names of its columns, and the categories that its cells stand for. No
-other room knows what a data frame is.
+In: NumPy or JAX arrays, sparse matrices, data frames of every library that narwhals
+supports (pandas, polars, pyarrow and others), NumPy structured arrays. Out: a Frame
+with the matrix, the column names and the categories. Only this folder knows about data
+frames.
 """
 
 import sys
@@ -18,16 +18,16 @@ import numpy as np
 from jboost.tables.columns import Column, Values, list_order, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 
-_BLOCK_ROWS = 4096  # are filled at a time, so that they stay in the cache
+_BLOCK_ROWS = 4096  # rows filled at a time, so that they stay in the CPU cache
 
 
 class Schema(NamedTuple):
-    """What training knows of its columns.
+    """Holds the names and categories of the columns in training.
 
     Attributes:
-      names: of all F columns, where they are known.
-      categories: of each column the values, None where it held numbers; None if all
-        did.
+      names: names of all F columns, if known.
+      categories: the values of each categorical column, None for a numeric column;
+        None instead of the tuple if all columns are numeric.
     """
 
     names: tuple[str, ...] | None = None
@@ -35,10 +35,12 @@ class Schema(NamedTuple):
 
 
 class RowSource:
-    """Rows that come in batches; the base of what :func:`jboost.stream` returns.
+    """Base class of streams, whose rows come in batches; see :func:`jboost.stream`.
+
+    Defined here so that functions can reject streams without importing them.
 
     Attributes:
-      source: returns a new iterator of batches.
+      source: returns a new iterator over the batches.
     """
 
     source: Callable[[], Iterator[Any]]
@@ -49,25 +51,26 @@ class RowSource:
         """Yields the rows to predict: x [n, F] and its offset [n] or [n, K], or None.
 
         Args:
-          schema: what the model knows of its columns.
-          categorical: whether the model takes categories.
+          schema: the names and categories of the columns in training.
+          categorical: whether the model has categorical features.
         """
         raise NotImplementedError
 
 
 class Frame(NamedTuple):
-    """A table as numbers.
+    """Holds a table as numbers.
 
     Attributes:
-      matrix: [N, F] in float32, NaN where a cell is missing: a NumPy array, a JAX one
-        where x was such, or a :class:`jboost.tables.sparse.SparseMatrix` where x was
-        sparse.
-      names: of the columns, if x has such.
-      categories: of each column the values that its cells 0, 1, 2, ... stand for, None
-        where cells are numbers; None if all are.
-      doubts: of each column the warning that its strings may be no categories, for
-        callers that train and know which columns the user declared categorical; empty
-        if there is none.
+      matrix: float32 [N, F], NaN for missing cells: a JAX array if x is one, a
+        :class:`jboost.tables.sparse.SparseMatrix` if x is sparse, otherwise a NumPy
+        array.
+      names: names of the columns, if x has any.
+      categories: for each categorical column the values that its cells 0, 1, 2, ...
+        represent, None for a numeric column; None instead of the tuple if all are
+        numeric.
+      doubts: for each column a warning, or None, that its strings may not be meant as
+        categories; empty if there are none. The caller issues it for columns that the
+        user did not declare categorical.
     """
 
     matrix: Any
@@ -77,7 +80,7 @@ class Frame(NamedTuple):
 
     @property
     def schema(self) -> Schema:
-        """What later tables must be like."""
+        """The names and categories that later tables must match."""
         return Schema(self.names, self.categories)
 
 
@@ -92,23 +95,23 @@ def read_frame(
 ) -> Frame:
     """Checks that ``x`` is a table of numbers and categories, and reads it.
 
-    A float32 matrix without gaps is not copied. Of a data frame nullable and decimal
-    numbers become floats, booleans 0 and 1, nulls NaN. Strings, and columns declared
-    categorical, hold categories: the sorted values that occur, then the other levels of
-    the dtype. Dates, durations, nested and mixed cells are refused.
+    A contiguous float32 matrix is not copied. In data frames, nullable and decimal
+    numbers become floats, booleans 0 and 1, and nulls NaN. Columns of strings or of a
+    categorical dtype become categories: the sorted values that occur, then the other
+    levels of the dtype. Dates, durations, nested and mixed cells are rejected.
 
     Args:
       x: the table; may be traced if it is a matrix.
-      name: of the argument, for errors.
-      schema: what training knows, None in training. Names must be the same in the same
-        order; cells get the places that training gave to their values, NaN where it
-        saw no such value.
-      sparse: whether the caller can use a sparse matrix.
-      categorical: whether the caller can use categories.
-      least_rows: 0 where a table without rows is allowed.
+      name: name of the argument, for errors.
+      schema: the columns of training, or None in training. Names must be the same, in
+        the same order. Categories become their indices in training, or NaN if training
+        did not see them.
+      sparse: whether the caller supports sparse matrices.
+      categorical: whether the caller supports categories.
+      least_rows: 0 if a table without rows is allowed.
 
     Raises:
-      TypeError, ValueError: ``x`` is no such table; names the column.
+      TypeError, ValueError: ``x`` is not such a table; the message names the column.
     """
     refuse_batches(x, name)
     if is_sparse(x):
@@ -126,7 +129,7 @@ def read_frame(
     known: tuple[Values | None, ...] = (None,) * len(table)
     if schema is not None:
         _check_names(names, schema.names, name)
-        # That there are too many or too few columns is for the caller to say.
+        # The caller checks the number of columns, with a message of its own.
         known = (*(schema.categories or ()), *known)[: len(table)]
     cells, categories, doubts = [], [], []
     for (label, column), values in zip(table.items(), known, strict=True):
@@ -134,7 +137,7 @@ def read_frame(
         held, values, doubt = read_cells(column, values, new=schema is None)
         if values is not None and not categorical:
             raise TypeError(
-                f"{column.place} must hold numbers here, got categories "
+                f"{column.label} must hold numbers here, got categories "
                 f"({column.dtype}); encode them as numbers first"
             )
         cells.append(held)
@@ -147,29 +150,29 @@ def read_frame(
 
 
 def refuse_batches(x: Any, name: str) -> None:
-    """Raises for streams and their sources, which few functions take."""
+    """Raises TypeError for streams and their sources, which few functions accept."""
     if isinstance(x, RowSource):
         raise TypeError(
-            f"{name} must hold its rows in memory here, got a stream; jboost.fit "
-            "and jboost.predict take streams; call this function for a batch: x, *_ = "
-            "next(stream.source())"
+            f"{name} must be in memory here, got a stream; only jboost.fit and "
+            "jboost.predict accept streams; call this function with one batch, "
+            "x, *_ = next(stream.source())"
         )
     if callable(x):
         raise TypeError(
             f"{name} must be a table of numbers, got a callable, {type(x).__name__}; "
-            "a source of batches becomes a stream by jb.stream(source, memory=...)"
+            "if it is a source of batches, pass jb.stream(source, memory=...)"
         )
 
 
 def read_values(values: Any, name: str) -> Any:
-    """Numbers of whatever holds one or more in each row: targets, weights, offsets.
+    """Reads targets, weights or offsets: one or more numbers per row.
 
-    A series or a frame of one column gives [N], a frame of K columns [N, K]; nulls are
-    NaN, and rows are taken in their order, whatever their index. JAX arrays stay such,
-    all else becomes NumPy's.
+    A series or a data frame with one column becomes [N], one with K columns [N, K].
+    Nulls become NaN; the index of a data frame is ignored. JAX arrays are returned
+    unchanged; all other types become NumPy arrays.
 
     Raises:
-      TypeError: it holds no numbers.
+      TypeError: the values are not numbers.
     """
     if isinstance(values, jax.Array):
         return values
@@ -198,25 +201,25 @@ def read_values(values: Any, name: str) -> Any:
 
 
 def is_table(x: Any) -> bool:
-    """Whether ``x`` is a data frame or a structured array: its columns differ."""
+    """Checks whether ``x`` is a data frame or a structured array."""
     if isinstance(x, np.ndarray):
         return x.dtype.names is not None
     return not is_sparse(x) and _find_frame(x, "x") is not None
 
 
 def list_orders(x: Any) -> dict[int, list[Any]]:
-    """Maps the place of each column of an ordered dtype to its levels, in order."""
+    """Maps the index of each column of an ordered dtype to its levels, in order."""
     table = None if is_sparse(x) else _find_columns(x, "x")
     columns = [] if table is None else table.items()
     orders = {
-        place: list_order(Column(f"column {label!r} of x", column))
-        for place, (label, column) in enumerate(columns)
+        feature: list_order(Column(f"column {label!r} of x", column))
+        for feature, (label, column) in enumerate(columns)
     }
-    return {place: levels for place, levels in orders.items() if levels is not None}
+    return {f: levels for f, levels in orders.items() if levels is not None}
 
 
 def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Label and cells of the columns of numbers, as they are before float32."""
+    """Yields label and cells of each numeric column, before conversion to float32."""
     table = _find_columns(x, "x")
     if table is None:
         yield from enumerate(np.asarray(x)[:num_rows].T)
@@ -226,14 +229,14 @@ def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
         numeric = (
             head.dtype.kind in "fiu"
             if isinstance(column, np.ndarray)
-            else (head.dtype.is_numeric())
+            else head.dtype.is_numeric()
         )
         if numeric:
             yield label, read_numbers(head)
 
 
 def _find_columns(x, name, least_rows=1) -> dict[Any, Any] | None:
-    """Columns by label, of a data frame or a structured array; None of a matrix."""
+    """Returns columns by label of a data frame or structured array; None for others."""
     if isinstance(x, np.ndarray):
         if x.dtype.names is None:
             return None
@@ -255,36 +258,36 @@ def _find_columns(x, name, least_rows=1) -> dict[Any, Any] | None:
 
 
 def _find_frame(x, name) -> nw.DataFrame[Any] | None:
-    """``x`` as a data frame of narwhals, if it is one of any kind."""
+    """Returns ``x`` as a narwhals data frame, or None if it is not a data frame."""
     if hasattr(x, "__arrow_c_stream__") and hasattr(x, "column_names"):
-        x = sys.modules["pyarrow"].table(x)  # of a batch of records, too
+        x = sys.modules["pyarrow"].table(x)  # accepts record batches, too
     try:
         frame = nw.from_native(x, pass_through=True)
     except nw.exceptions.DuplicateError as error:
         found = " ".join(str(error).split())
-        message = f"{name} must have columns of different names: {found}"
+        message = f"{name} must have unique column names: {found}"
         raise ValueError(message) from None
     if isinstance(frame, nw.LazyFrame):
         raise TypeError(
             f"{name} must be in memory, got a {type(x).__name__}, which is lazy; "
-            f"collect it first: {name}.collect()"
+            f"pass {name}.collect()"
         )
     return frame if isinstance(frame, nw.DataFrame) else None
 
 
 def _find_names(table, name):
-    """Names if all labels are strings, None if no label is."""
+    """Returns the labels if all are strings, None if none is."""
     strings = [isinstance(label, str) for label in table]
     if any(strings) and not all(strings):
         raise TypeError(
-            f"{name} must have columns that are all named by strings, or none of them, "
-            f"got {[*table]}"
+            f"{name} must have only string column names or no string column names, got "
+            f"{[*table]}"
         )
     return tuple(table) if all(strings) else None
 
 
 def _check_names(names, expected, name):
-    """A table with names has those of training, in their order."""
+    """Raises ValueError if the names differ from those of training, or their order."""
     if names is None or expected is None or names == expected:
         return
     lacking = [label for label in expected if label not in names]
@@ -293,20 +296,20 @@ def _check_names(names, expected, name):
     if lacking:
         message += f", lacks {lacking}"
     if unknown:
-        message += f", has {unknown} besides"
+        message += f", has additional columns {unknown}"
     if not lacking and not unknown:
         pairs = zip(names, expected, strict=True)
         got, wanted = next(pair for pair in pairs if pair[0] != pair[1])
         message += (
-            f", expected {wanted!r}, got {got!r}; put them in order first: "
+            f", expected {wanted!r}, got {got!r}; pass "
             f"{name}[list(model.feature_names)]"
         )
     raise ValueError(message)
 
 
 def _read_matrix(x, name, least_rows):
-    """A matrix in float32, where it lives."""
-    if isinstance(x, jax.Array):  # a tracer is one, too
+    """Returns a matrix in float32; a JAX array stays on its device."""
+    if isinstance(x, jax.Array):  # includes tracers
         matrix = x
     else:
         try:
@@ -321,7 +324,7 @@ def _read_matrix(x, name, least_rows):
     if matrix.ndim != 2:
         raise ValueError(f"{name} must be 2-D [rows, features], got {matrix.shape=}")
     check_shape(matrix.shape, name, least_rows)
-    with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
+    with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
         if isinstance(matrix, np.ndarray):
             return matrix.astype(np.float32, order="C", copy=False)
         return matrix.astype(np.float32)
@@ -332,11 +335,11 @@ def _holds_numbers(array):
 
 
 def _fill_matrix(columns):
-    """A float32 matrix of columns, some rows at a time."""
+    """Returns a float32 matrix of the columns, filled block by block."""
     matrix = np.empty((len(columns[0]), len(columns)), np.float32)
-    with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
+    with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
         for first in range(0, len(matrix), _BLOCK_ROWS):
             rows = slice(first, first + _BLOCK_ROWS)
-            for place, column in enumerate(columns):
-                matrix[rows, place] = column[rows]
+            for feature, column in enumerate(columns):
+                matrix[rows, feature] = column[rows]
     return matrix

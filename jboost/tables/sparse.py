@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices of which only some entries are stored, and their codes.
+"""Reads sparse matrices.
 
 In: a matrix of ``scipy.sparse`` or ``jax.experimental.sparse``. Out: its stored
-entries in order, by column or by row (SparseMatrix); what training takes instead of a
-matrix of codes (SparseCodes). Neither package is imported: whoever has such a matrix
-has imported its package.
+entries, sorted by column or by row (SparseMatrix). This module does not import these
+packages: a caller who has such a matrix has already imported its package.
 """
 
 import sys
@@ -19,12 +18,12 @@ ABSENT = ("missing", "zero")
 
 
 class SparseMatrix(NamedTuple):
-    """Stored entries, those of one column (or row) after those of another.
+    """Holds the stored entries of a matrix, sorted by column (CSC) or by row (CSR).
 
     Attributes:
-      starts: where the entries of each column (row) begin, then their number: [F + 1].
-      places: the row (column) of each entry, ascending within a column (row): [E].
-      values: float32; NaN is missing, 0 is a value: [E].
+      starts: index of the first entry of each column (row), then E: [F + 1].
+      places: row (column) index of each entry, ascending within a column (row): [E].
+      values: float32; NaN is missing, a stored 0 is the value 0: [E].
       shape: (N, F).
     """
 
@@ -35,51 +34,51 @@ class SparseMatrix(NamedTuple):
 
     @property
     def num_entries(self) -> int:
-        """E."""
+        """The number of stored entries, E."""
         return self.values.shape[0]
 
 
 def check_absent(absent: Any) -> None:
-    """Checks that ``absent`` is one of the two words, or None."""
+    """Checks that ``absent`` is "missing", "zero" or None."""
     if absent is not None and absent not in ABSENT:
         raise ValueError(f"absent must be one of {ABSENT} or None, got {absent!r}")
 
 
 def check_gaps(absent: Absent | None, matrix: SparseMatrix, name: str) -> None:
-    """Refuses entries that are not stored where nothing says how to read them.
+    """Raises ValueError if it is unknown how to read entries that are not stored.
 
     Args:
-      absent: of the model or the bins; None if they were made from dense rows without
-        missing values, and the caller did not say.
-      matrix: its entries.
-      name: of the argument, for the error.
+      absent: ``absent`` of the model or the bins; None if training had dense rows
+        without missing values and did not specify it.
+      matrix: the stored entries.
+      name: name of the argument, for the error.
     """
     num_cells = matrix.shape[0] * matrix.shape[1]
     if absent is None and matrix.num_entries < num_cells:
         raise ValueError(
-            f"absent must be given where {name} is sparse and x was dense without "
-            f"missing values in training, got None: {name} stores {matrix.num_entries} "
-            f"of {num_cells} entries, and the others may be zero or missing; pass "
-            "absent='zero' or absent='missing' in training, or use "
+            f"absent must be 'zero' or 'missing' if {name} is sparse and x was dense "
+            f"without missing values in training, got None: {name} stores "
+            f"{matrix.num_entries} of {num_cells} entries, and the others may be zero "
+            "or missing; pass absent in training, or use "
             "dataclasses.replace(model, absent='zero') or "
             "dataclasses.replace(model, absent='missing')"
         )
 
 
 def is_sparse(x: Any) -> bool:
-    """Whether ``x`` is a sparse matrix of one of the known kinds."""
+    """Checks whether ``x`` is a sparse matrix of a supported type."""
     return isinstance(x, SparseMatrix) or _is_scipy(x) or _is_jax(x)
 
 
 def read_columns(x: Any, name: str) -> SparseMatrix:
-    """The stored entries by column, duplicates summed; see :func:`read_rows`."""
+    """Returns the stored entries sorted by column; see :func:`read_rows`."""
     if isinstance(x, SparseMatrix):
         return x
     return _as_float32(sort_entries(x, name, by_column=True))
 
 
 def check_shape(shape: tuple[int, ...], name: str, least_rows: int = 1) -> None:
-    """Refuses tables without columns, and those with too few rows."""
+    """Raises ValueError if a table has no columns or too few rows."""
     if shape[0] < least_rows or shape[1] == 0:
         rows = (
             "at least one row and one column" if least_rows else "at least one column"
@@ -88,14 +87,15 @@ def check_shape(shape: tuple[int, ...], name: str, least_rows: int = 1) -> None:
 
 
 def read_rows(x: Any, name: str, least_rows: int = 1) -> SparseMatrix:
-    """The stored entries by row, duplicates summed, in float32.
+    """Returns the stored entries sorted by row, in float32, with duplicates summed.
 
     Args:
-      x: what :func:`is_sparse` accepts.
-      name: of the argument, for errors.
+      x: a sparse matrix that :func:`is_sparse` accepts.
+      name: name of the argument, for errors.
+      least_rows: 0 if a matrix without rows is allowed.
 
     Raises:
-      TypeError, ValueError: ``x`` is traced, holds no numbers, is not 2-D, empty, or
+      TypeError, ValueError: ``x`` is traced, not numeric, not 2-D, or empty, or it
         stores 2^31 entries or more.
     """
     if isinstance(x, SparseMatrix):
@@ -109,7 +109,7 @@ def read_rows(x: Any, name: str, least_rows: int = 1) -> SparseMatrix:
 def sort_entries(
     x: Any, name: str, *, by_column: bool, least_rows: int = 1
 ) -> SparseMatrix:
-    """The stored entries in order, in the type that ``x`` has."""
+    """Returns the stored entries sorted by column or row, in the dtype of ``x``."""
     if len(x.shape) != 2:
         raise ValueError(f"{name} must be 2-D [rows, features], got {x.shape=}")
     check_shape(x.shape, name, least_rows)
@@ -122,14 +122,14 @@ def sort_entries(
     found = _sort_scipy(x, by_column) if _is_scipy(x) else _sort_jax(x, name, by_column)
     if max(found.num_entries, *found.shape) >= 2**31 - 1:
         raise ValueError(
-            f"{name} must store fewer than 2^31 entries and have fewer rows and "
-            f"columns, got {found.num_entries} entries, {x.shape=}"
+            f"{name} must have fewer than 2^31 stored entries, rows and columns, got "
+            f"{found.num_entries} entries, {x.shape=}"
         )
     return found
 
 
 def _as_float32(found):
-    with np.errstate(over="ignore"):  # beyond float32 is +-inf, which is a value
+    with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
         values = found.values.astype(np.float32, copy=False)
     starts, places = (a.astype(np.int32, copy=False) for a in found[:2])
     return SparseMatrix(starts, places, values, found.shape)
@@ -148,24 +148,24 @@ def _is_jax(x):
 def _sort_scipy(x, by_column):
     found = x.tocsc() if by_column else x.tocsr()
     if not found.has_canonical_format:
-        found = found.copy()  # the caller's matrix stays as it is
+        found = found.copy()  # sum_duplicates works in place
         found.sum_duplicates()
     return SparseMatrix(found.indptr, found.indices, found.data, tuple(x.shape))
 
 
 def _sort_jax(x, name, by_column):
-    """Entries of BCOO and BCSR; those out of bounds are padding."""
+    """Returns the entries of BCOO or BCSR; indices out of bounds are padding."""
     kinds = sys.modules["jax.experimental.sparse"]
     if not isinstance(x, kinds.BCOO | kinds.BCSR) or x.n_batch or x.n_dense:
         raise TypeError(
-            f"{name} must be a scipy.sparse matrix, or a BCOO or BCSR without batch or "
-            f"dense dimensions, got {x!r}"
+            f"{name} must be a scipy.sparse matrix, or a BCOO or BCSR matrix without "
+            f"batch or dense dimensions, got {x!r}"
         )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x)):
         raise TypeError(
-            f"{name} must not be traced where it is sparse: its entries are sorted on "
-            "the host; inside jit, vmap or grad use the codes from apply_bins, or a "
-            f"dense matrix ({name}.todense())"
+            f"{name} must not be traced if it is sparse, because its entries are "
+            "sorted on the host; inside jit, vmap or grad use the codes from "
+            f"apply_bins, or a dense matrix ({name}.todense())"
         )
     values, places = np.asarray(x.data), np.asarray(x.indices)
     if isinstance(x, kinds.BCSR):
@@ -183,7 +183,7 @@ def _sort_jax(x, name, by_column):
 
 
 def _sort_triples(major, minor, values, shape, by_column):
-    """Sorts entries by two indices and sums those that have both in common."""
+    """Sorts entries by two indices and sums entries with equal indices."""
     order = np.lexsort((minor, major))
     major, minor, values = major[order], minor[order], values[order]
     new = np.ones(len(order), bool)

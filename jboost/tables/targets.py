@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks targets, weights and offsets, and narrows them to 32 bits.
+"""Checks targets, weights and offsets, and converts them to 32 bits.
 
-In: what a user passes. Out: arrays with one row per row of x. Every message names the
-argument, what is expected and what came. Values that are traced are taken on trust.
+In: arguments as a user passes them. Out: arrays with one row per row of x. Every
+message names the argument, the expectation and the value. Traced values are not
+checked, only their shapes.
 """
 
 from typing import Any
@@ -20,12 +21,16 @@ from jboost.tables.frames import read_values
 def check_targets(
     y: Any, num_rows: int, weights: Any, name: str, *, warn: bool = False
 ) -> Any:
-    """A pytree of arrays with ``num_rows`` rows, 64-bit numbers made 32-bit.
+    """Returns targets as a pytree of arrays, with 64-bit numbers converted to 32 bits.
 
     Only rows of positive weight must be finite.
 
     Args:
-      warn: whether to warn of values that float32 cannot tell apart.
+      y: the targets, a pytree of arrays with ``num_rows`` rows.
+      num_rows: N.
+      weights: weights of the rows, or None.
+      name: name of the argument, for errors.
+      warn: whether to warn about distinct values that become equal in float32.
     """
     leaves = jax.tree.leaves(y)
     if isinstance(y, list) and not any(np.ndim(leaf) for leaf in leaves):
@@ -33,7 +38,7 @@ def check_targets(
     elif isinstance(y, list):
         y = _stack_list(y, name)
     if not jax.tree.leaves(y):
-        raise ValueError(f"{name} must hold at least one array, got {y!r}")
+        raise ValueError(f"{name} must contain at least one array, got {y!r}")
 
     def check(leaf):
         given = array = read_values(leaf, name)
@@ -54,15 +59,15 @@ def check_targets(
 
 
 def match_targets(targets: Any, training: Any, name: str) -> Any:
-    """Targets of a validation set as the loss takes them: like those of training."""
+    """Converts targets of a validation set to the structure and dtypes of training."""
     expected, got = jax.tree.structure(training), jax.tree.structure(targets)
     if expected != got:
-        raise ValueError(f"{name} must be built like y, {expected}, got {got}")
+        raise ValueError(f"{name} must have the structure of y, {expected}, got {got}")
 
     def match(array, like):
         if array.shape[1:] != like.shape[1:]:
             raise ValueError(
-                f"{name} must have rows of shape {like.shape[1:]}, as y has, got "
+                f"{name} must have rows of shape {like.shape[1:]}, like y, got "
                 f"{array.shape[1:]}"
             )
         if array.dtype == like.dtype:
@@ -73,8 +78,8 @@ def match_targets(targets: Any, training: Any, name: str) -> Any:
         lost = np.isfinite(host) & (cast.astype(host.dtype) != host)
         if lost.any():
             raise ValueError(
-                f"{name} must hold values that {like.dtype}, the type of y, can hold, "
-                f"got {host[lost][0]}"
+                f"{name} must contain values that {like.dtype}, the dtype of y, can "
+                f"represent, got {host[lost][0]}"
             )
         return cast
 
@@ -82,7 +87,7 @@ def match_targets(targets: Any, training: Any, name: str) -> Any:
 
 
 def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
-    """Float32 weights >= 0, not all zero."""
+    """Returns weights as float32: finite, >= 0, and not all zero."""
     array = read_values(weights, name)
     array = array if isinstance(array, Tracer) else np.asarray(array)
     if array.shape != (num_rows,):
@@ -97,8 +102,8 @@ def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
         )
     if not np.any(array > 0):
         tiny = f"at most {given.max()}, which is 0 in float32"
-        got = tiny if np.any(given > 0) else "zeros only"
-        raise ValueError(f"{name} must be positive in some row, got {got}")
+        got = tiny if np.any(given > 0) else "only zeros"
+        raise ValueError(f"{name} must be positive in at least one row, got {got}")
     return array
 
 
@@ -110,10 +115,14 @@ def check_offset(
     *,
     warn: bool = False,
 ) -> Array | np.ndarray:
-    """Float32 scores [N], or [N, K] for K > 1, returned as [K, N].
+    """Returns an offset [N], or [N, K] for K > 1, as float32 scores [K, N].
 
     Args:
-      warn: whether to warn of values that float32 cannot tell apart.
+      offset: the scores to which the model adds.
+      num_rows: N.
+      num_scores: K.
+      name: name of the argument, for errors.
+      warn: whether to warn about distinct values that become equal in float32.
     """
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     array = read_values(offset, name)
@@ -134,7 +143,11 @@ def read_offset(
     *,
     warn: bool = False,
 ) -> Array | np.ndarray:
-    """As check_offset, [N, K]; in NumPy unless traced, so that no size is compiled."""
+    """Returns :func:`check_offset` as [N, K].
+
+    The result is a NumPy array unless traced, because operations of JAX would be
+    compiled for each number of rows.
+    """
     if isinstance(offset, jax.Array) and not isinstance(offset, Tracer):
         offset = np.asarray(offset)
     return check_offset(offset, num_rows, num_scores, name, warn=warn).T
@@ -145,28 +158,30 @@ def _stack_list(y, name):
         return np.asarray(y)
     except ValueError:
         raise ValueError(
-            f"{name} is a list of arrays of different shapes; pass a tuple or a dict "
-            "for several targets per row"
+            f"{name} must be an array, got a list of arrays of different shapes; pass "
+            "a tuple or a dict for several targets per row"
         ) from None
 
 
 def _narrow_floats(array):
-    with np.errstate(over="ignore"):  # an infinity, which is refused
+    with np.errstate(over="ignore"):  # overflow becomes infinity, which is rejected
         return array.astype(np.float32)
 
 
 def _narrow_integers(array, name):
     if isinstance(array, Tracer):
         return array.astype(jnp.int32)
-    if np.any(np.abs(array) > 2**31 - 1):
+    large = np.abs(array) > 2**31 - 1
+    if np.any(large):
         raise ValueError(
-            f"{name} must hold integers below 2^31 in magnitude; pass floats instead"
+            f"{name} must contain integers below 2^31 in magnitude, got "
+            f"{array[large][0]}; pass floats instead"
         )
     return array.astype(np.int32)
 
 
 def _check_finite(array, weights, name, given):
-    """Refuses what is not finite in float32; ``given`` is what it was before."""
+    """Raises ValueError if a value is not finite in float32, and reports ``given``."""
     if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
         return
     host = np.asarray(array)

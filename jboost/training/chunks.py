@@ -18,7 +18,8 @@ from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import report_round
 from jboost.boosting.rounds import BoostState, Data, grow_round, start_state
 from jboost.entry.programs import compiled, jitted
-from jboost.objective.curvature import Objective, derivatives, gradients, loss_values
+from jboost.objective.curvature import derivatives
+from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.objective.tracing import TracedLoss
 from jboost.training.rows import Rows
 from jboost.trees.category_splits import count_words

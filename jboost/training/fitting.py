@@ -34,6 +34,7 @@ from jboost.objective.tracing import trace_loss
 from jboost.streams.block_rounds import plan_run
 from jboost.streams.streaming import Stream, load_rows
 from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import check_domain
 from jboost.tables.frames import Schema, read_frame
 from jboost.tables.sparse import Absent, SparseMatrix, check_gaps
 from jboost.tables.targets import check_weights
@@ -330,10 +331,10 @@ def fit(
         validation, bins, given.schema._replace(names=names), rows.data.targets,
         num_scores, padded, given.with_offset,
     )  # fmt: skip
-    losses.check_domain(loss, rows.data.targets, rows.data.weights, num_scores, "y")
+    check_domain(loss, rows.data.targets, rows.data.weights, num_scores, "y")
     for place, (name, _) in given_sets.items():
         data = sets[place].data
-        losses.check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
+        check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
     method, numbers = make_method(
         settings, traced, rows.data.columns, num_rows=len(rows.data.weights),

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.objective.curvature import (
+from jboost.objective.evaluation import (
     Objective,
-    find_minimisers,
     gradients,
     hessian_matrices,
     hessians,
@@ -24,6 +23,7 @@ from jboost.objective.curvature import (
     mean_hessian,
     mean_of_rows,
 )
+from jboost.objective.minimizers import find_minimisers
 from jboost.trees.leaves import (
     Groups,
     find_medians,

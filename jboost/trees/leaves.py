@@ -21,16 +21,15 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.numerics.sums import sum_channels, sum_rows
-from jboost.objective.curvature import (
+from jboost.objective.evaluation import (
     Kinks,
     Objective,
-    exact_scale,
     gradients,
     hessians,
-    kink_slopes,
     loss_values,
     mean_of_rows,
 )
+from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
 
 LeafSolver = Literal[

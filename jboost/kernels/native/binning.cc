@@ -127,7 +127,7 @@ struct Pair {
   int32_t lower, upper;
 };
 
-// The cap of mass: see _find_cap in jboost/codes/binning.py. An unknown run counts as one
+// The cap of mass: see find_cap in jboost/codes/thresholds.py. An unknown run counts as one
 // value, which gives too low a cap if it is heavier than that.
 double FindCap(const std::vector<Run>& runs, int64_t num_value_bins) {
   double total = 0.0, largest = 0.0, used = 0.0;

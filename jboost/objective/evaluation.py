@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates a traced loss and its derivatives at every row.
+
+In: a traced loss bound to its data, and scores [K, N]. Out: values [N], gradients [K,
+N] and Hessians. The axis of the K scores comes first, so that code written for one
+score per row can be mapped over it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from jboost.numerics.sums import sum_rows
+from jboost.objective.tracing import TracedLoss
+
+BLOCK = 8192  # rows per block
+_BLOCK_NUMBERS = 1 << 20  # largest number of results per block, for K > 1
+
+
+class Kinks(NamedTuple):
+    """Describes the kinks of a piecewise linear loss.
+
+    Attributes:
+      kind: 0 if kinks can be anywhere; 1 if each row has exactly one, at its own
+        minimizer; 2 if, in addition, the slopes are the same for all rows.
+      left, right: magnitudes of the slope on each side of the kink, for kind 2.
+      scale: a power of two; scale times the sum of the weighted slopes of all rows is
+        less than 2^40.
+    """
+
+    kind: Int32[Array, ""]
+    left: Float[Array, ""]
+    right: Float[Array, ""]
+    scale: Float[Array, ""]
+
+
+class Objective(NamedTuple):
+    """Holds a traced loss and all its inputs except the scores.
+
+    Attributes:
+      loss: the programs of one row.
+      constants: the numbers and arrays that the loss closes over.
+      targets: a pytree of arrays whose first axis is N.
+      parameters: parameters of an adaptive loss, otherwise ().
+      minimiser: the minimizer of each row's own loss [K, N], inf where it has none;
+        None if no rule needs it.
+      kinks: the kinks of a piecewise linear loss, or None if not computed.
+    """
+
+    loss: TracedLoss
+    constants: tuple[Any, ...]
+    targets: Any
+    parameters: Any
+    minimiser: Float[Array, "K N"] | None
+    kinks: Kinks | None = None
+
+
+def loss_values(objective: Objective, scores: Float[Array, "K N"]):
+    """Returns l(F_i, y_i) for every row, [N]."""
+    return _map_rows(objective, objective.loss.value, scores)
+
+
+def gradients(objective: Objective, scores: Float[Array, "K N"]):
+    """Returns dl/dF for every row, [K, N]; zero where a score is the row's minimizer.
+
+    At the kink of |r| any number in [-1, 1] is a subgradient, and the one that
+    automatic differentiation returns depends on how the loss is written. We choose 0,
+    so that a row at its own minimum exerts no pull.
+    """
+    raw = _map_rows(objective, objective.loss.gradient, scores, with_scores_first)
+    if objective.minimiser is None:
+        return raw
+    return jnp.where(scores == objective.minimiser, 0.0, raw)
+
+
+def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
+    """Returns d2l/dF2 for every row, [N, K, K]."""
+    hessian = _evaluate_rows(objective, objective.loss.hessian, scores)
+    return hessian.reshape(scores.shape[1], scores.shape[0], scores.shape[0])
+
+
+def mean_hessian(
+    objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
+) -> Float[Array, "K K"]:
+    """Returns the weighted mean of the Hessians of all rows.
+
+    Computes one column at a time as the derivative of the gradient along one score, so
+    that N Hessians are never in memory at once.
+    """
+    gradient = objective.loss.gradient
+
+    def mean_column(direction):
+        def column(constants, score, target, parameters):
+            def slope(score):
+                return gradient(constants, score, target, parameters)
+
+            return jax.jvp(slope, (score,), (direction,))[1]
+
+        rows = _map_rows(objective, column, scores, with_scores_first)
+        return mean_of_rows(objective, rows, weights)
+
+    return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
+
+
+def hessians(objective: Objective, scores: Float[Array, "K N"]):
+    """Returns a diagonal bound of each row's Hessian, [K, N].
+
+    For K = 1 it is the second derivative, otherwise the sum of magnitudes of each row
+    of the matrix. The diagonal matrix of these sums bounds the Hessian from above
+    (Gershgorin), so that all K scores can move at once. For softmax the sum is exactly
+    2 p (1 - p), which XGBoost uses; Friedman 2001 uses (K - 1) / K times that.
+    """
+
+    def sum_magnitudes(rows):
+        return rows[None, :] if rows.ndim == 1 else jnp.sum(jnp.abs(rows), axis=2).T
+
+    return _map_rows(objective, objective.loss.hessian, scores, sum_magnitudes)
+
+
+def mean_of_rows(
+    objective: Objective, values: Float[Array, "*K N"], weights: Float[Array, " N"]
+) -> Float[Array, "*K"]:
+    """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
+    weights = jnp.broadcast_to(weights, values.shape)
+    weighted = jnp.where(weights > 0, weights * values, 0.0)
+    return sum_rows(weighted) / sum_rows(weights)
+
+
+def _map_rows(
+    objective: Objective, program: Callable[..., Any], scores, finish=lambda rows: rows
+):
+    """Evaluates a program at all rows; ``finish`` moves rows to the last axis.
+
+    For K > 1 it evaluates one block of rows at a time to save memory: Hessians take K^2
+    numbers per row, and even gradients would otherwise exist in two layouts.
+    """
+    num_scores, num_rows = scores.shape
+    entries = num_scores**2 if program is objective.loss.hessian else num_scores
+    size = max(1, min(BLOCK, _BLOCK_NUMBERS // entries))
+    if num_scores == 1 or num_rows <= size:
+        return finish(_evaluate_rows(objective, program, scores))
+
+    def evaluate(first):
+        def cut(array, axis=0):
+            return jax.lax.dynamic_slice_in_dim(array, first, size, axis)
+
+        part = objective._replace(targets=jax.tree.map(cut, objective.targets))
+        return finish(_evaluate_rows(part, program, cut(scores, 1)))
+
+    def add_block(number, found):
+        first = jnp.minimum(number * size, num_rows - size)  # the last two overlap
+        start = (*(0,) * (found.ndim - 1), first)
+        return jax.lax.dynamic_update_slice(found, evaluate(first), start)
+
+    block = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((), jnp.int32))
+    found = jnp.zeros((*block.shape[:-1], num_rows), block.dtype)
+    return jax.lax.fori_loop(0, -(-num_rows // size), add_block, found)
+
+
+def _evaluate_rows(objective, program, scores):
+    rows = scores[0] if scores.shape[0] == 1 else scores.T
+
+    def one(score, target):
+        return program(objective.constants, score, target, objective.parameters)
+
+    return jax.vmap(one)(rows, objective.targets)
+
+
+def with_scores_first(rows):
+    """Moves the axis of scores to the front: [N] or [N, K] to [K, N]."""
+    return rows[None, :] if rows.ndim == 1 else rows.T

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces functions into programs that compare by content, and analyzes them.
+
+In: a function of arrays. Out: a :class:`Program`, its jaxpr with closed-over arrays and
+float literals replaced by inputs; which inputs its outputs depend on; which outputs are
+always zero.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+
+# Calls whose bodies are inlined. Custom derivative rules can be dropped here, because
+# gradient and Hessian are traced from the original function, where the rules applied.
+_INLINED = (
+    "jit", "pjit", "closed_call", "core_call", "remat", "checkpoint",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+)  # fmt: skip
+# Operations whose result is zero if all their operands are zero.
+_KEEP_ZERO = (
+    "add", "add_any", "sub", "neg", "convert_element_type", "broadcast_in_dim",
+    "reshape", "squeeze", "copy", "reduce_sum",
+)  # fmt: skip
+# Parameters of calls that do not affect the value; they are not comparable by content.
+_DERIVATIVE_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "jvp", "fwd")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Holds a function as a jaxpr, compared and hashed by what it computes.
+
+    ``jaxpr`` takes constants, then arguments; ``constants`` are the indices of those
+    that it takes, in the loss's tuple of constants.
+    """
+
+    jaxpr: jex_core.Jaxpr = field(compare=False, repr=False)
+    constants: tuple[int, ...]
+    structure: tuple[Any, ...] = field(repr=False)
+    zero: bool  # whether all outputs are zero for all arguments
+    output: Any  # pytree structure of the result
+
+    def __call__(self, constants: tuple[Any, ...], *arguments: Any) -> Any:
+        """Evaluates the program; ``constants`` are all constants of the loss."""
+        inputs = [constants[i] for i in self.constants]
+        inputs += jax.tree.leaves(arguments)
+        run = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(self.jaxpr, ()))
+        return jax.tree.unflatten(self.output, run(*inputs))
+
+
+def trace_program(function, arguments, constants):
+    """Traces ``function`` and appends the arrays that it closes over to ``constants``.
+
+    It is traced twice: once to find closed-over arrays and float literals, then as a
+    function of these, so that they become inputs instead of part of the program.
+    """
+    closed = jax.make_jaxpr(function)(*arguments)
+    found: list[Any] = []
+    _read_constants(closed.jaxpr, closed.consts, found)
+    shapes = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in found]
+
+    def flat(hoisted, *inputs):
+        return _evaluate(closed.jaxpr, iter(hoisted), inputs)
+
+    jaxpr = jax.make_jaxpr(flat)(shapes, *jax.tree.leaves(arguments)).jaxpr
+    return Program(
+        jaxpr=jaxpr,
+        constants=tuple(_index_of(constant, constants) for constant in found),
+        structure=_structure(jaxpr),
+        zero=_is_zero(closed.jaxpr),
+        output=jax.tree.structure(jax.eval_shape(function, *arguments)),
+    )
+
+
+def _index_of(constant, constants):
+    """Returns the index of a constant, appending it if the array is not there yet."""
+    for index, known in enumerate(constants):
+        if known is constant:
+            return index
+    constants.append(constant)
+    return len(constants) - 1
+
+
+def _read_constants(jaxpr, consts, found):
+    """Collects closed-over arrays and float literals in :func:`_evaluate`'s order."""
+    found.extend(consts)
+    for equation in jaxpr.eqns:
+        inner = _inlined_body(equation)
+        for operand in equation.invars:
+            if _is_float_literal(operand):
+                found.append(np.asarray(operand.val, operand.aval.dtype))
+        if inner is not None:
+            _read_constants(inner.jaxpr, inner.consts, found)
+    for output in jaxpr.outvars:
+        if _is_float_literal(output):
+            found.append(np.asarray(output.val, output.aval.dtype))
+
+
+def _evaluate(jaxpr, hoisted, arguments):
+    """Evaluates a jaxpr with calls inlined and float literals from ``hoisted``."""
+    values = {}
+
+    def read(operand):
+        if _is_float_literal(operand):
+            return next(hoisted)
+        if isinstance(operand, jex_core.Literal):
+            return operand.val
+        return values[operand]
+
+    for variable in jaxpr.constvars:
+        values[variable] = next(hoisted)
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+    for equation in jaxpr.eqns:
+        inputs = [read(operand) for operand in equation.invars]
+        inner = _inlined_body(equation)
+        if inner is not None:
+            outputs = _evaluate(inner.jaxpr, hoisted, inputs)
+        else:
+            outputs = equation.primitive.bind(*inputs, **equation.params)
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(output) for output in jaxpr.outvars]
+
+
+def _inlined_body(equation):
+    """Returns the closed jaxpr of a call that is inlined, otherwise None."""
+    if equation.primitive.name not in _INLINED:
+        return None
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        body = equation.params.get(name)
+        if body is not None:
+            if isinstance(body, jex_core.Jaxpr):
+                return jex_core.ClosedJaxpr(body, ())
+            return body
+    return None
+
+
+def _is_float_literal(operand):
+    return isinstance(operand, jex_core.Literal) and jnp.issubdtype(
+        np.asarray(operand.val).dtype, jnp.floating
+    )
+
+
+def _structure(jaxpr):
+    """Returns a hashable value that is equal for jaxprs that compute the same thing.
+
+    Variables are numbered in order of appearance, because JAX creates new ones in each
+    trace.
+    """
+    names: dict[Any, int] = {}
+
+    def name(variable):
+        if isinstance(variable, jex_core.Literal):
+            value = np.asarray(variable.val)
+            return ("literal", str(value.dtype), value.shape, value.tobytes())
+        return names.setdefault(variable, len(names))
+
+    def shape(variable):
+        return (variable.aval.shape, str(variable.aval.dtype))
+
+    inputs = tuple((name(v), shape(v)) for v in (*jaxpr.constvars, *jaxpr.invars))
+    equations = tuple(
+        (
+            equation.primitive,
+            tuple(name(v) for v in equation.invars),
+            tuple(
+                (key, _static(value))
+                for key, value in sorted(equation.params.items())
+                if key not in _DERIVATIVE_RULES
+            ),
+            tuple((name(v), shape(v)) for v in equation.outvars),
+        )
+        for equation in jaxpr.eqns
+    )
+    return inputs, equations, tuple(name(v) for v in jaxpr.outvars)
+
+
+def _static(value):
+    """Converts a parameter of a primitive to a hashable value compared by content."""
+    if isinstance(value, jex_core.ClosedJaxpr):
+        return _structure(value.jaxpr), tuple(_static(c) for c in value.consts)
+    if isinstance(value, jex_core.Jaxpr):
+        return _structure(value)
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim + value.size > 0:
+        content = np.asarray(value)
+        return str(content.dtype), content.shape, content.tobytes()
+    if isinstance(value, tuple | list):
+        return tuple(_static(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _static(item)) for key, item in sorted(value.items()))
+    hash(value)  # raises TypeError here rather than in a cache
+    return value
+
+
+def find_dependencies(jaxpr):
+    """Returns the indices of the inputs on which the outputs depend."""
+    needed = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(
+                v for v in equation.invars if not isinstance(v, jex_core.Literal)
+            )
+    return {i for i, variable in enumerate(jaxpr.invars) if variable in needed}
+
+
+def _is_zero(jaxpr):
+    """Checks whether every output is zero for all inputs."""
+    zero = _find_zeros(jaxpr, set())
+    return all(zero(output) for output in jaxpr.outvars)
+
+
+def _find_zeros(jaxpr, zeros):
+    """Returns a predicate for operands that are always zero, given known zeros."""
+
+    def zero(operand):
+        if isinstance(operand, jex_core.Literal):
+            return np.all(np.asarray(operand.val) == 0)
+        return operand in zeros
+
+    for equation in jaxpr.eqns:
+        inputs = [zero(operand) for operand in equation.invars]
+        name = equation.primitive.name
+        if name == "mul":
+            vanishes = any(inputs)
+        elif name in ("div", "select_n"):
+            vanishes = inputs[0] if name == "div" else all(inputs[1:])
+        else:
+            vanishes = bool(inputs) and all(inputs) and name in _KEEP_ZERO
+        if vanishes:
+            zeros.update(equation.outvars)
+    return zero
+
+
+def find_used_entries(jaxpr, known):
+    """Returns a mask [K] of the output entries that are not zero for all inputs.
+
+    ``known`` are the values of the first inputs. JAX computes the gradient of
+    ``score[k]`` as a scalar padded with zeros and then adds these vectors; only those
+    two operations are followed.
+    """
+    pairs = zip(jaxpr.invars, known, strict=False)
+    fixed = {v for v, a in pairs if isinstance(a, np.ndarray) and not a.any()}
+    zero = _find_zeros(jaxpr, fixed)
+    made = {v: equation for equation in jaxpr.eqns for v in equation.outvars}
+
+    def used(operand):
+        mask = np.full(operand.aval.shape, not zero(operand))
+        equation = None if isinstance(operand, jex_core.Literal) else made.get(operand)
+        if equation is None or mask.ndim != 1 or not mask.any():
+            return mask
+        name, inputs = equation.primitive.name, equation.invars
+        if name in ("add", "add_any") and all(
+            i.aval.shape == mask.shape for i in inputs
+        ):
+            return used(inputs[0]) | used(inputs[1])
+        if name == "pad" and zero(inputs[1]):
+            [(low, _, interior)] = equation.params["padding_config"]
+            inner = used(inputs[0])
+            indices = low + (interior + 1) * np.arange(len(inner))
+            within = (indices >= 0) & (indices < len(mask))
+            mask[:] = False
+            mask[indices[within]] = inner[within]
+        return mask
+
+    return used(jaxpr.outvars[0])

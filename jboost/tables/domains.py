@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that targets are in the domain of a built-in loss.
+
+In: a loss and the targets that it gets. Out: an error that names the first row in which
+the loss is not defined, before any training.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jboost import losses
+
+
+class _Domain(NamedTuple):
+    """Describes the targets for which a loss is defined.
+
+    Attributes:
+      description: their description in error messages.
+      holds: ``holds(targets, num_scores)`` returns a NumPy mask of valid targets.
+    """
+
+    description: str
+    holds: Callable[[np.ndarray, int], np.ndarray]
+
+
+_COUNTS = _Domain("numbers >= 0", lambda t, _: t >= 0)
+_SHARES = _Domain("numbers from 0 to 1", lambda t, _: (t >= 0) & (t <= 1))
+_SIGNS = _Domain("-1 or 1", lambda t, _: np.abs(t) == 1)
+_CLASSES = _Domain(
+    "classes, the integers from 0 to num_scores - 1",
+    lambda t, k: (t >= 0) & (t < k) & (t == np.floor(t)),
+)
+_DOMAINS: tuple[tuple[Callable[..., Any], _Domain], ...] = (
+    (losses.poisson, _COUNTS), (losses.tweedie, _COUNTS),
+    (losses.gamma, _Domain("numbers > 0", lambda t, _: t > 0)),
+    (losses.logistic, _SHARES), (losses.focal, _SHARES), (losses.softmax, _CLASSES),
+    (losses.exponential, _SIGNS), (losses.hinge, _SIGNS),
+    (losses.hinge_squared, _SIGNS),
+)  # fmt: skip
+
+
+def check_domain(
+    loss: Any, targets: Any, weights: Any, num_scores: int, name: str
+) -> None:
+    """Checks that the targets are in the domain of a built-in loss.
+
+    Does not check custom losses, traced arrays, or rows of weight 0.
+
+    Args:
+      loss: any loss.
+      targets: targets as ``loss`` takes them; the first axis is N.
+      weights: weights of the rows.
+      num_scores: K.
+      name: name of the targets in error messages.
+
+    Raises:
+      ValueError: names the first row whose target is outside the domain.
+    """
+    bare = losses.bare_loss(loss)
+    domain = next((domain for known, domain in _DOMAINS if known is bare), None)
+    if domain is None or any(
+        isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))
+    ):
+        return
+    host, weights = jax.device_get((targets, weights))
+    if not isinstance(host, np.ndarray) or host.ndim != 1:
+        return  # tracing the loss will raise a better error
+    bad = ~domain.holds(host, num_scores) & (weights > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"{name} must contain {domain.description} for losses.{bare.__name__}, "
+            f"got {host[row]} in row {row}"
+        )
