@@ -16,26 +16,26 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSortedRows = 50000;   // up to here, sorting is faster than counting
-constexpr int64_t kSortedBins = 1024;    // from here, most buckets hold a threshold
-constexpr int64_t kMinSample = 2048;     // rows, and so buckets
+constexpr int64_t kSortedRows = 50000;  // up to here, sorting is faster than counting
+constexpr int64_t kSortedBins = 1024;   // from here, most buckets hold a threshold
+constexpr int64_t kMinSample = 2048;    // rows, and so buckets
 constexpr int64_t kMaxSample = 8192;
-constexpr int64_t kMapGroup = 4;         // features sampled together
-constexpr int64_t kSampleShare = 64;     // of all rows
+constexpr int64_t kMapGroup = 4;      // features sampled together
+constexpr int64_t kSampleShare = 64;  // of all rows
 constexpr int64_t kMaxCells = 4096;
 constexpr int64_t kCellBits = 16;
-constexpr int64_t kGroup = 32;           // features counted together
-constexpr int64_t kBlockRows = 512;      // rows whose keys are in cache together
-constexpr int64_t kPad = 16;             // so that columns do not fall on the same sets
-constexpr int64_t kFlushRows = 57344;    // rows whose counts fit 16 bits
-constexpr int64_t kPartRows = 16384;     // least rows of a task that counts
+constexpr int64_t kGroup = 32;         // features counted together
+constexpr int64_t kBlockRows = 512;    // rows whose keys are in cache together
+constexpr int64_t kPad = 16;           // so that columns do not fall on the same sets
+constexpr int64_t kFlushRows = 57344;  // rows whose counts fit 16 bits
+constexpr int64_t kPartRows = 16384;   // least rows of a task that counts
 constexpr int64_t kTasksPerThread = 4;
-constexpr int64_t kCodeGroup = 32;       // features looked up together
-constexpr int64_t kCodeRows = 256;       // rows of a block of codes
+constexpr int64_t kCodeGroup = 32;  // features looked up together
+constexpr int64_t kCodeRows = 256;  // rows of a block of codes
 constexpr int64_t kKeyStride = kCodeRows + kPad;
-constexpr int64_t kCodeBlocks = 8;       // blocks of a task
-constexpr int64_t kDiscreteShare = 64;   // of a sample
-constexpr int64_t kMaxRounds = 3;        // then all buckets are opened
+constexpr int64_t kCodeBlocks = 8;      // blocks of a task
+constexpr int64_t kDiscreteShare = 64;  // of a sample
+constexpr int64_t kMaxRounds = 3;       // then all buckets are opened
 
 // XLA's threads may take denormal doubles for 0; sums of weights must not.
 class KeepDenormals {
@@ -90,9 +90,8 @@ Word* Sort(Word* words, Word* room, int64_t size) {
   constexpr int kDigits = 3, kBits = 11, kValues = 1 << kBits;
   constexpr int kFirst = 8 * (sizeof(Word) - sizeof(uint32_t));
   if (size < 512) {
-    std::stable_sort(words, words + size, [](Word a, Word b) {
-      return (a >> kFirst) < (b >> kFirst);
-    });
+    std::stable_sort(words, words + size,
+                     [](Word a, Word b) { return (a >> kFirst) < (b >> kFirst); });
     return words;
   }
   std::vector<uint32_t> counts(kDigits * kValues, 0);
@@ -140,8 +139,8 @@ double FindCap(const std::vector<Run>& runs, int64_t num_value_bins) {
   std::vector<double> masses(runs.size());
   for (size_t i = 0; i < runs.size(); ++i) masses[i] = runs[i].mass;
   std::vector<double> heaviest(std::min<size_t>(runs.size(), num_value_bins - 1));
-  std::partial_sort_copy(masses.begin(), masses.end(), heaviest.begin(),
-                         heaviest.end(), std::greater<double>());
+  std::partial_sort_copy(masses.begin(), masses.end(), heaviest.begin(), heaviest.end(),
+                         std::greater<double>());
   int64_t bins = num_value_bins;
   for (double mass : heaviest) {
     cap = (total - used) / static_cast<double>(bins--);
@@ -321,10 +320,10 @@ void CutBySorting(const Pool& pool, const Rows& matrix, const double* weight,
 struct Feature {
   BucketMap map;
   std::vector<uint32_t> cells;
-  std::vector<int32_t> usual;     // of each bucket: its most frequent sampled value
-  std::vector<uint8_t> repeated;  // of each bucket: whether that was there twice
-  std::vector<uint32_t> counts;   // of each bucket
-  std::vector<uint8_t> open;      // of each bucket
+  std::vector<int32_t> usual;      // of each bucket: its most frequent sampled value
+  std::vector<uint8_t> repeated;   // of each bucket: whether that was there twice
+  std::vector<uint32_t> counts;    // of each bucket
+  std::vector<uint8_t> open;       // of each bucket
   std::vector<int32_t> collected;  // from the open buckets, the usual ones left out
   bool discrete = false;           // one value has a great share
   std::vector<Pair> cuts;
@@ -498,9 +497,8 @@ void CollectRows(const Rows& matrix, const std::vector<int32_t>& group, int64_t 
   std::vector<int32_t> room(kBlockRows + 1);
   ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
     const Feature& feature = (*features)[group[f]];
-    int64_t taken =
-        collect(feature.map, feature.open.data(), feature.usual.data(), keys, size,
-                room.data());
+    int64_t taken = collect(feature.map, feature.open.data(), feature.usual.data(),
+                            keys, size, room.data());
     collected[f].insert(collected[f].end(), room.begin(), room.begin() + taken);
   });
   std::lock_guard<std::mutex> lock(*mutex);
@@ -539,9 +537,9 @@ void MakeMaps(const Rows& matrix, int64_t begin, int64_t end,
   int64_t step = matrix.num_rows / size, stride = size + kPad;
   std::vector<int32_t> group(end - begin), keys(group.size() * stride);
   std::iota(group.begin(), group.end(), static_cast<int32_t>(begin));
-  JBOOST_CHOOSE(BinningLoops).make_keys(
-      matrix.values, step * matrix.num_features, size, group.data(), end - begin,
-      keys.data(), stride);
+  JBOOST_CHOOSE(BinningLoops)
+      .make_keys(matrix.values, step * matrix.num_features, size, group.data(),
+                 end - begin, keys.data(), stride);
   for (int64_t f = begin; f < end; ++f) {
     MakeMap(CountDistinct(keys.data() + (f - begin) * stride, size), &(*features)[f]);
   }
@@ -557,11 +555,10 @@ void CutByCounting(const Pool& pool, const Rows& matrix, int64_t max_bins,
   });
   for (int64_t round = 0;; ++round) {
     auto pass = round == 0 ? CountRows : CollectRows;
-    ForParts(pool, matrix.num_rows, features,
-             [&](const std::vector<int32_t>& group, int64_t begin, int64_t end,
-                 std::mutex* mutex) {
-               pass(matrix, group, begin, end, mutex, &features);
-             });
+    ForParts(
+        pool, matrix.num_rows, features,
+        [&](const std::vector<int32_t>& group, int64_t begin, int64_t end,
+            std::mutex* mutex) { pass(matrix, group, begin, end, mutex, &features); });
     ParallelFor(pool, num_features, [&](int64_t f) {
       if (!features[f].resolved) Advance(max_bins, round, &features[f]);
     });
@@ -628,12 +625,13 @@ CodeBlock WriteColumns(const CodeLayouts& layouts, const std::vector<Lookup>& lo
   int64_t size = layouts.wide ? 2 : 1;
   bool direct = layouts.columns != nullptr;
   int64_t stride = direct ? layouts.num_rows : kCodeRows;
-  uint8_t* start = direct ? static_cast<uint8_t*>(layouts.columns) +
-                                (first * stride + begin) * size
-                          : room;
+  uint8_t* start =
+      direct ? static_cast<uint8_t*>(layouts.columns) + (first * stride + begin) * size
+             : room;
   for (int64_t f = 0; f < num_features; ++f) {
-    JBOOST_CHOOSE(BinningLoops).find_codes(lookups[first + f].tree, keys + f * kKeyStride,
-                                    count, layouts.wide, start + f * stride * size);
+    JBOOST_CHOOSE(BinningLoops)
+        .find_codes(lookups[first + f].tree, keys + f * kKeyStride, count, layouts.wide,
+                    start + f * stride * size);
   }
   return {start, stride};
 }
@@ -647,9 +645,9 @@ void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t fir
     int64_t place = (((first + f) / width) * layouts.num_rows + begin) * width * size;
     uint8_t* rows = static_cast<uint8_t*>(layouts.packed) + place;
     if (used < width) std::memset(rows, 0, count * width * size);
-    JBOOST_CHOOSE(BinningLoops).transpose(
-        static_cast<const uint8_t*>(block.codes) + f * block.stride * size,
-        block.stride, used, count, layouts.wide, rows, width);
+    JBOOST_CHOOSE(BinningLoops)
+        .transpose(static_cast<const uint8_t*>(block.codes) + f * block.stride * size,
+                   block.stride, used, count, layouts.wide, rows, width);
   }
 }
 
@@ -657,8 +655,8 @@ void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t fir
 
 void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts) {
-  bool sorted = weight != nullptr || matrix.num_rows <= kSortedRows ||
-                max_bins >= kSortedBins;
+  bool sorted =
+      weight != nullptr || matrix.num_rows <= kSortedRows || max_bins >= kSortedBins;
   if (sorted) {
     CutBySorting(pool, matrix, weight, max_bins, cuts);
   } else {
@@ -680,25 +678,27 @@ void FindCodes(const Pool& pool, const Rows& matrix, const float* thresholds,
   int64_t num_groups = (num_features + group - 1) / group;
   int64_t task_rows = kCodeRows * kCodeBlocks;
   int64_t num_parts = (num_rows + task_rows - 1) / task_rows;
-  ParallelFor(Threads(pool, num_rows * num_features), num_groups * num_parts,
-              [&](int64_t task) {
-    int64_t first = task % num_groups * group;
-    int64_t size = std::min(group, num_features - first);
-    int64_t begin = task / num_groups * task_rows;
-    int64_t end = std::min(begin + task_rows, num_rows);
-    std::vector<int32_t> features(size), keys(size * kKeyStride);
-    std::vector<uint8_t> room(layouts.columns == nullptr ? size * kCodeRows * 2 : 0);
-    std::iota(features.begin(), features.end(), static_cast<int32_t>(first));
-    for (int64_t row = begin; row < end; row += kCodeRows) {
-      int64_t count = std::min(kCodeRows, end - row);
-      MakeKeys(matrix, row, row + count, features.data(), size, keys.data(),
-               kKeyStride);
-      CodeBlock block = WriteColumns(layouts, lookups, keys.data(), first, size, row,
-                                     count, room.data());
-      if (layouts.packed == nullptr) continue;
-      WritePacked(layouts, block, first, size, row, count);
-    }
-  });
+  ParallelFor(
+      Threads(pool, num_rows * num_features), num_groups * num_parts,
+      [&](int64_t task) {
+        int64_t first = task % num_groups * group;
+        int64_t size = std::min(group, num_features - first);
+        int64_t begin = task / num_groups * task_rows;
+        int64_t end = std::min(begin + task_rows, num_rows);
+        std::vector<int32_t> features(size), keys(size * kKeyStride);
+        std::vector<uint8_t> room(layouts.columns == nullptr ? size * kCodeRows * 2
+                                                             : 0);
+        std::iota(features.begin(), features.end(), static_cast<int32_t>(first));
+        for (int64_t row = begin; row < end; row += kCodeRows) {
+          int64_t count = std::min(kCodeRows, end - row);
+          MakeKeys(matrix, row, row + count, features.data(), size, keys.data(),
+                   kKeyStride);
+          CodeBlock block = WriteColumns(layouts, lookups, keys.data(), first, size,
+                                         row, count, room.data());
+          if (layouts.packed == nullptr) continue;
+          WritePacked(layouts, block, first, size, row, count);
+        }
+      });
 }
 
 }  // namespace jboost

@@ -13,11 +13,9 @@ ffi::Error GetRows(const Float& x, Rows* rows) {
   return ffi::Error::Success();
 }
 
-ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float x,
-                        ffi::Buffer<ffi::U32> weight, ffi::Result<Float> lower,
-                        ffi::Result<Float> upper,
-                        ffi::Result<ffi::Buffer<ffi::S32>> num_cuts,
-                        int64_t max_bins) {
+ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float x, ffi::Buffer<ffi::U32> weight,
+                        ffi::Result<Float> lower, ffi::Result<Float> upper,
+                        ffi::Result<ffi::Buffer<ffi::S32>> num_cuts, int64_t max_bins) {
   Rows matrix;
   if (ffi::Error error = GetRows(x, &matrix); error.failure()) return error;
   auto weights = weight.dimensions();
@@ -32,10 +30,10 @@ ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float x,
                    num_cuts->dimensions()[0] == matrix.num_features,
                "num_cuts must be [F]");
   Cuts cuts{lower->typed_data(), upper->typed_data(), num_cuts->typed_data(), shape[1]};
-  FindCuts(MakePool(threads), matrix,
-           weights[0] == 0 ? nullptr
-                           : reinterpret_cast<const double*>(weight.typed_data()),
-           max_bins, cuts);
+  FindCuts(
+      MakePool(threads), matrix,
+      weights[0] == 0 ? nullptr : reinterpret_cast<const double*>(weight.typed_data()),
+      max_bins, cuts);
   return ffi::Error::Success();
 }
 
@@ -50,13 +48,14 @@ ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float x, Float thresholds,
   JBOOST_CHECK(bins.size() == 2 && bins[0] == matrix.num_features && bins[1] < 65536,
                "thresholds must be [F, B-1]");
   JBOOST_CHECK((type == ffi::U8 || type == ffi::U16) &&
-                   packed->element_type() == type && (type == ffi::U16 || bins[1] < 256),
+                   packed->element_type() == type &&
+                   (type == ffi::U16 || bins[1] < 256),
                "codes must be uint8 or uint16");
   JBOOST_CHECK(column.size() == 2 && (column[0] == 0 || column[0] == bins[0]),
                "columns must be [F, N] or [0, N]");
   JBOOST_CHECK(row.size() == 3 && row[1] == column[1] && row[1] >= matrix.num_rows &&
-                   (row[0] == 0 || (row[0] * row[2] >= bins[0] &&
-                                    (row[0] - 1) * row[2] < bins[0])),
+                   (row[0] == 0 ||
+                    (row[0] * row[2] >= bins[0] && (row[0] - 1) * row[2] < bins[0])),
                "packed must be [blocks, N, width] or [0, N, width]");
   CodeLayouts layouts{column[0] == 0 ? nullptr : columns->untyped_data(),
                       row[0] == 0 ? nullptr : packed->untyped_data(),
@@ -73,19 +72,19 @@ ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float x, Float thresholds,
 JBOOST_HANDLER(jboost_find_cuts, FindCutsImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()                      // x
-                   .Arg<ffi::Buffer<ffi::U32>>()      // weight
-                   .Ret<Float>()                      // lower
-                   .Ret<Float>()                      // upper
-                   .Ret<ffi::Buffer<ffi::S32>>()      // num_cuts
+                   .Arg<Float>()                  // x
+                   .Arg<ffi::Buffer<ffi::U32>>()  // weight
+                   .Ret<Float>()                  // lower
+                   .Ret<Float>()                  // upper
+                   .Ret<ffi::Buffer<ffi::S32>>()  // num_cuts
                    .Attr<int64_t>("max_bins"));
 
 JBOOST_HANDLER(jboost_find_codes, FindCodesImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()           // x
-                   .Arg<Float>()           // thresholds
-                   .Ret<ffi::AnyBuffer>()  // columns
+                   .Arg<Float>()             // x
+                   .Arg<Float>()             // thresholds
+                   .Ret<ffi::AnyBuffer>()    // columns
                    .Ret<ffi::AnyBuffer>());  // packed
 
 }  // namespace jboost

@@ -84,8 +84,8 @@ void FindBuckets(const BucketMap& map, const int32_t* keys, int64_t num_keys,
   uint32_t mask = (uint32_t{1} << shift) - 1;
   uint32_t places[kBlock];
   for (int64_t i = 0; i < num_keys; ++i) {
-    uint32_t offset = static_cast<uint32_t>(Clamp(keys[i], low, high)) -
-                      static_cast<uint32_t>(low);
+    uint32_t offset =
+        static_cast<uint32_t>(Clamp(keys[i], low, high)) - static_cast<uint32_t>(low);
     places[i] = offset >> drop;
     buckets[i] = (offset >> drop) >> shift;
   }
@@ -158,10 +158,10 @@ struct Node {
         second(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(node + 8))) {}
   uint32_t Below(int32_t key) const {
     __m256i keys = _mm256_set1_epi32(key);
-    uint32_t low = _mm256_movemask_ps(
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, first)));
-    uint32_t high = _mm256_movemask_ps(
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, second)));
+    uint32_t low =
+        _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, first)));
+    uint32_t high =
+        _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, second)));
     return __builtin_popcount(low | high << 8);
   }
 #else

@@ -47,8 +47,7 @@ void RankCodes(const int32_t* const cumulative[3], bool counted, int64_t num_bin
     int32_t gradient = sum(0, code), curvature = sum(1, code);
     bool seen = gradient != 0 || curvature != 0 || (counted && sum(2, code) != 0);
     if (!seen) continue;
-    float key =
-        ranked->onehot ? 0.0f : SortKey(gradient, curvature, limits, smoothing);
+    float key = ranked->onehot ? 0.0f : SortKey(gradient, curvature, limits, smoothing);
     ranked->codes.push_back({key, static_cast<int32_t>(code)});
   }
   std::sort(ranked->codes.begin(), ranked->codes.end(),
@@ -131,8 +130,9 @@ void FindCategorySplits(const Pool& pool, const Histograms& histograms,
     for (int64_t group = 0; group < categories.num_groups; ++group) {
       int32_t feature = categories.features[group];
       if (!masks[slot * num_features + feature]) continue;
-      const int32_t* const cumulative[3] = {
-          gradient + feature * bins, curvature + feature * bins, count + feature * bins};
+      const int32_t* const cumulative[3] = {gradient + feature * bins,
+                                            curvature + feature * bins,
+                                            count + feature * bins};
       ranked.onehot = categories.num_codes[group] <= categories.max_onehot;
       RankCodes(cumulative, counted, bins, limits, categories.smoothing, &ranked);
       if (ranked.codes.empty()) continue;
@@ -158,9 +158,10 @@ void FindCategorySplits(const Pool& pool, const Histograms& histograms,
                   output.num_words);
       }
     }
-    bool better = best.feature >= 0 && (best.gain > numeric.gain[slot] ||
-                                        (best.gain == numeric.gain[slot] &&
-                                         best.feature < numeric.feature[slot]));
+    bool better =
+        best.feature >= 0 &&
+        (best.gain > numeric.gain[slot] ||
+         (best.gain == numeric.gain[slot] && best.feature < numeric.feature[slot]));
     float gain = numeric.gain[slot];
     if (better) {
       gain = best.gain;

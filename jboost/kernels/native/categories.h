@@ -55,8 +55,8 @@ void FindCategorySplits(const Pool& pool, const Histograms& histograms,
 // Where a node's rows go, by code.
 class CodeTable {
  public:
-  CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes,
-            int64_t num_words, bool missing_left);
+  CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes, int64_t num_words,
+            bool missing_left);
 
   bool GoesRight(int64_t code) const { return sides_[Clamp(code)] & 1; }
   // Missing, or of a category that no row of the node had in the search.

@@ -43,17 +43,17 @@ inline ffi::Error Mismatch(const std::string& what) {
 }
 
 // Every handler begins with this: a batched or transposed buffer must not pass.
-#define JBOOST_CHECK(condition, what) \
-  do {                                \
+#define JBOOST_CHECK(condition, what)        \
+  do {                                       \
     if (!(condition)) return Mismatch(what); \
   } while (false)
 
 // A handler under its C name, for ctypes to find.
-#define JBOOST_HANDLER(name, implementation, binding)              \
-  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* \
-  name(XLA_FFI_CallFrame* call_frame) {                            \
-    static auto* handler = (binding).To(implementation).release(); \
-    return handler->Call(call_frame);                              \
+#define JBOOST_HANDLER(name, implementation, binding)                    \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* name( \
+      XLA_FFI_CallFrame* call_frame) {                                   \
+    static auto* handler = (binding).To(implementation).release();       \
+    return handler->Call(call_frame);                                    \
   }
 
 }  // namespace jboost

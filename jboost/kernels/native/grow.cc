@@ -17,7 +17,7 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kPartRows = 4096;   // least rows of a task that sums
+constexpr int64_t kPartRows = 4096;  // least rows of a task that sums
 constexpr int64_t kTasksPerThread = 4;
 
 constexpr int64_t kNearestRows = 32768;  // more are rounded stochastically
@@ -43,7 +43,8 @@ void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin
       int64_t count = std::max<int64_t>(0, std::min(kCodes, used - f));
       uint64_t words[kTile] = {};
       for (int64_t k = 0; k < count; ++k) {
-        const Code* column = columns + (block * codes.width + f + k) * codes.num_rows + at;
+        const Code* column =
+            columns + (block * codes.width + f + k) * codes.num_rows + at;
         for (int64_t i = 0; i < size; ++i) {
           words[i] |= static_cast<uint64_t>(std::min(column[i], last)) << (kBits * k);
         }
@@ -89,8 +90,7 @@ std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_n
   tasks.push_back({0, 0, 0, 0});
   for (int64_t node = 0; node < num_nodes; ++node) {
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      const Segment& segment =
-          rows.segments[chunk * rows.num_slots + nodes[node].slot];
+      const Segment& segment = rows.segments[chunk * rows.num_slots + nodes[node].slot];
       int64_t size = segment.end - segment.begin, used = 0;
       while (used < size) {
         if (tasks.back().num_rows == per_task) tasks.push_back({node, chunk, used, 0});
@@ -147,18 +147,17 @@ void WriteChildBounds(const int32_t left[2], const int32_t total[2],
 
 void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed) {
   int64_t pieces = NumChunks(codes.num_rows);
-  ParallelFor(Threads(pool, codes.num_rows * codes.num_features),
-              codes.num_blocks * pieces, [&](int64_t task) {
-                int64_t block = task / pieces, begin = task % pieces * kChunk;
-                int64_t end = std::min(begin + kChunk, codes.num_rows);
-                if (codes.wide) {
-                  PackRows(codes, num_bins, block, begin, end,
-                           static_cast<uint16_t*>(packed));
-                } else {
-                  PackRows(codes, num_bins, block, begin, end,
-                           static_cast<uint8_t*>(packed));
-                }
-              });
+  ParallelFor(
+      Threads(pool, codes.num_rows * codes.num_features), codes.num_blocks * pieces,
+      [&](int64_t task) {
+        int64_t block = task / pieces, begin = task % pieces * kChunk;
+        int64_t end = std::min(begin + kChunk, codes.num_rows);
+        if (codes.wide) {
+          PackRows(codes, num_bins, block, begin, end, static_cast<uint16_t*>(packed));
+        } else {
+          PackRows(codes, num_bins, block, begin, end, static_cast<uint8_t*>(packed));
+        }
+      });
 }
 
 void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
@@ -177,9 +176,9 @@ void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
       int32_t* cell = out + (node[i] * codes.num_features + feature) * table +
                       column[i] * num_channels;
       for (int64_t c = 0; c < num_channels; ++c) {
-        cell[c] = static_cast<int32_t>(static_cast<uint32_t>(cell[c]) +
-                                       static_cast<uint32_t>(
-                                           channels[i * num_channels + c]));
+        cell[c] =
+            static_cast<int32_t>(static_cast<uint32_t>(cell[c]) +
+                                 static_cast<uint32_t>(channels[i * num_channels + c]));
       }
     }
   };
@@ -346,11 +345,16 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
           __builtin_prefetch(rows.words + (chunk + 1) * kChunk + next.begin + 8);
         }
         int64_t first = chunk * kChunk;
-        const char* packed = static_cast<const char*>(codes.packed) +
-                             (block * codes.num_rows + first) * codes.width *
-                                 codes.code_size();
-        RowRange range{packed, rows.index + first + begin, rows.words + first + begin,
-                       count,  codes.width, used, stride};
+        const char* packed =
+            static_cast<const char*>(codes.packed) +
+            (block * codes.num_rows + first) * codes.width * codes.code_size();
+        RowRange range{packed,
+                       rows.index + first + begin,
+                       rows.words + first + begin,
+                       count,
+                       codes.width,
+                       used,
+                       stride};
         sum(range, codes.wide, scratch.get());
         summed += count;
         left -= count;
@@ -358,8 +362,8 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       chunk = 0;
       if (summed == 0) continue;
       if (summed == counts[node]) {
-        FinishNode(scratch.get(), stride, histograms, nodes[node],
-                   block * codes.width, used, codes.num_features);
+        FinishNode(scratch.get(), stride, histograms, nodes[node], block * codes.width,
+                   used, codes.num_features);
         if (left > 0) std::fill(scratch.get(), scratch.get() + cells, 0);
       } else {
         pieces[number].push_back({node, std::move(scratch)});
@@ -421,9 +425,8 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1], 0};
     if (limits.min_count > 0) total[2] = count[bins - 1];
     Sums whole = AddUnits(total, limits);
-    float parent = whole.weight > 0.0f
-                       ? whole.gradient * whole.gradient / whole.weight
-                       : 0.0f;
+    float parent =
+        whole.weight > 0.0f ? whole.gradient * whole.gradient / whole.weight : 0.0f;
     float size = parent, value;  // of the terms in the parent's score
     ValueLimits values{};
     if (slots != nullptr) {
@@ -482,10 +485,10 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
   std::vector<std::unique_ptr<CodeTable>> tables(num_slots);
   for (int64_t slot = 0; slot < num_slots && splits.left_codes != nullptr; ++slot) {
     if (pair[slot] < 0 || splits.threshold[slot] != kCategorical) continue;
-    tables[slot] = std::make_unique<CodeTable>(
-        splits.left_codes + slot * tree.num_words,
-        splits.absent_codes + slot * tree.num_words, tree.num_words,
-        splits.missing_left[slot] != 0);
+    tables[slot] =
+        std::make_unique<CodeTable>(splits.left_codes + slot * tree.num_words,
+                                    splits.absent_codes + slot * tree.num_words,
+                                    tree.num_words, splits.missing_left[slot] != 0);
   }
   // Rows of each pair: left, right, missing; chunk by chunk, then added up.
   std::vector<int64_t> counts(num_chunks * num_pairs * 3, 0);

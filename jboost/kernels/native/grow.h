@@ -107,10 +107,9 @@ struct GrowLoops {
                    int64_t* words);
   // Looks for a better split in one feature's cumulative sums.
   void (*search_feature)(const int32_t* gradient, const int32_t* curvature,
-                         const int32_t* count, int64_t num_bins,
-                         const int32_t total[3], float parent,
-                         const SplitLimits& limits, int32_t feature, float* room,
-                         BestSplit* best);
+                         const int32_t* count, int64_t num_bins, const int32_t total[3],
+                         float parent, const SplitLimits& limits, int32_t feature,
+                         float* room, BestSplit* best);
   // The same where leaf values are limited; `sign`: 1 if they must rise with the
   // feature, -1 if they must fall.
   void (*search_limited_feature)(const int32_t* gradient, const int32_t* curvature,
@@ -156,8 +155,8 @@ struct Rows {
 // Which sums a level needs: of the smaller child of each pair, into `small_place`; the
 // larger child, if any, takes its parent's place by subtraction.
 struct NodeSum {
-  int64_t slot;  // whose rows are summed
-  int64_t place;  // where its histogram goes
+  int64_t slot;           // whose rows are summed
+  int64_t place;          // where its histogram goes
   int64_t sibling_place;  // holds the parent, gets parent minus slot; -1: none
 };
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bindings of grow.h and sparse.h: unpack, check every shape, call.
+#include "grow_ffi.h"
+
 #include <vector>
 
 #include "ffi.h"
 #include "grow.h"
-#include "grow_ffi.h"
 #include "sparse.h"
 
 namespace jboost {
@@ -90,8 +91,9 @@ ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int ch
   Codes codes{};
   ffi::Error error = GetColumns(columns, entries, num_rows, &sparse, &codes);
   if (error.failure()) return error;
-  JBOOST_CHECK(channels.dimensions().size() == 2 && channels.dimensions()[0] == num_rows,
-               "channels must be [N, C]");
+  JBOOST_CHECK(
+      channels.dimensions().size() == 2 && channels.dimensions()[0] == num_rows,
+      "channels must be [N, C]");
   auto shape = sums->dimensions();
   JBOOST_CHECK(shape.size() == 4 && shape[1] == codes.num_features &&
                    shape[3] == channels.dimensions()[1],
@@ -193,8 +195,8 @@ ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int w
   if (error.failure()) return error;
   JBOOST_CHECK(old_sums.typed_data() == sums->typed_data(), "sums must be aliased");
   std::vector<NodeSum> nodes;
-  error =
-      PlaceChildren(all.rows.num_slots, source, left_smaller, old_place, *place, &nodes);
+  error = PlaceChildren(all.rows.num_slots, source, left_smaller, old_place, *place,
+                        &nodes);
   if (error.failure()) return error;
   Sum(threads, all, nodes.data(), static_cast<int64_t>(nodes.size()));
   return ffi::Error::Success();
@@ -227,8 +229,8 @@ ffi::Error FindSplitsWithin(const LimitsOfSlots* values, ffi::ThreadPool threads
   SplitOutput output{feature->typed_data(), threshold->typed_data(),
                      Bytes(*missing_left), gain->typed_data(), Bytes(*found)};
   FindSplits(MakePool(threads), histograms, shape[2], place.typed_data(),
-             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(), values,
-             output);
+             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(),
+             values, output);
   return ffi::Error::Success();
 }
 
@@ -242,12 +244,14 @@ ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int posi
                           missing_left, gain, found);
 }
 
-ffi::Error FindLimitedSplitsImpl(
-    ffi::ThreadPool threads, Int sums, Int place, Int position, Bool masks, Float units,
-    Float l2, Float min_gain, Float min_weight, Int min_count, Float l1, Float bounds,
-    Int monotone, ffi::Result<Int> feature, ffi::Result<Int> threshold,
-    ffi::Result<Bool> missing_left, ffi::Result<Float> gain, ffi::Result<Bool> found,
-    ffi::Result<Float> child_bounds) {
+ffi::Error FindLimitedSplitsImpl(ffi::ThreadPool threads, Int sums, Int place,
+                                 Int position, Bool masks, Float units, Float l2,
+                                 Float min_gain, Float min_weight, Int min_count,
+                                 Float l1, Float bounds, Int monotone,
+                                 ffi::Result<Int> feature, ffi::Result<Int> threshold,
+                                 ffi::Result<Bool> missing_left,
+                                 ffi::Result<Float> gain, ffi::Result<Bool> found,
+                                 ffi::Result<Float> child_bounds) {
   auto shape = sums.dimensions();
   JBOOST_CHECK(shape.size() == 4, "histograms must be [slots, channels, F, B]");
   JBOOST_CHECK(l1.dimensions().size() == 0, "l1 must be a scalar");
@@ -292,12 +296,11 @@ ffi::Error SplitRowsBy(const Sets& sets, ffi::ThreadPool threads,
                    segments->dimensions()[0] == NumChunks(num_rows),
                "segments must be [chunks, slots, 2]");
   int64_t slots = segments->dimensions()[1];
-  JBOOST_CHECK(Has(feature.dimensions(), {slots}) &&
-                   Has(threshold.dimensions(), {slots}) &&
-                   Has(missing_left.dimensions(), {slots}) &&
-                   Has(found.dimensions(), {slots}) &&
-                   Has(position->dimensions(), {slots}),
-               "splits must be [slots]");
+  JBOOST_CHECK(
+      Has(feature.dimensions(), {slots}) && Has(threshold.dimensions(), {slots}) &&
+          Has(missing_left.dimensions(), {slots}) && Has(found.dimensions(), {slots}) &&
+          Has(position->dimensions(), {slots}),
+      "splits must be [slots]");
   JBOOST_CHECK(Has(tree_feature->dimensions(), {nodes}) &&
                    Has(tree_threshold->dimensions(), {nodes}) &&
                    Has(tree_missing_left->dimensions(), {nodes}),
@@ -307,7 +310,7 @@ ffi::Error SplitRowsBy(const Sets& sets, ffi::ThreadPool threads,
   Rows rows{reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
             reinterpret_cast<Segment*>(segments->typed_data()), slots};
   Splits splits{feature.typed_data(), threshold.typed_data(), Bytes(missing_left),
-                Bytes(found), sets.left_codes, sets.absent_codes};
+                Bytes(found),         sets.left_codes,        sets.absent_codes};
   TreeArrays tree{tree_feature->typed_data(), tree_threshold->typed_data(),
                   Bytes(*tree_missing_left), sets.tree_left_codes, sets.num_words};
   SplitRows(MakePool(threads), codes, rows, splits, *level.typed_data(), max_depth,
@@ -317,16 +320,14 @@ ffi::Error SplitRowsBy(const Sets& sets, ffi::ThreadPool threads,
 }
 
 ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
-                         Int feature, Int threshold, Bool missing_left, Bool found,
-                         Int, Index, Int, Int, Int, Bool, Int, Int,
+                         Int feature, Int threshold, Bool missing_left, Bool found, Int,
+                         Index, Int, Int, Int, Bool, Int, Int,
                          ffi::RemainingArgs entries, ffi::Result<Int> words,
                          ffi::Result<Index> index, ffi::Result<Int> segments,
-                         ffi::Result<Int> tree_feature,
-                         ffi::Result<Int> tree_threshold,
-                         ffi::Result<Bool> tree_missing_left,
-                         ffi::Result<Int> position, ffi::Result<Int> leaf,
-                         ffi::Result<Int> source, ffi::Result<Bool> left_smaller,
-                         int64_t max_depth) {
+                         ffi::Result<Int> tree_feature, ffi::Result<Int> tree_threshold,
+                         ffi::Result<Bool> tree_missing_left, ffi::Result<Int> position,
+                         ffi::Result<Int> leaf, ffi::Result<Int> source,
+                         ffi::Result<Bool> left_smaller, int64_t max_depth) {
   return SplitRowsBy({}, threads, columns, level, feature, threshold, missing_left,
                      found, entries, words, index, segments, tree_feature,
                      tree_threshold, tree_missing_left, position, leaf, source,
@@ -410,190 +411,190 @@ ffi::Error FindCategoryLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer column
 }  // namespace
 
 JBOOST_HANDLER(jboost_pack, PackImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // columns
-                                  .Ret<ffi::AnyBuffer>()    // packed
-                                  .Attr<int64_t>("num_bins"));
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // columns
+                   .Ret<ffi::AnyBuffer>()  // packed
+                   .Attr<int64_t>("num_bins"));
 
 JBOOST_HANDLER(jboost_histogram, HistogramImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // columns
-                                  .Arg<Int>()             // channels
-                                  .Arg<Int>()             // node
-                                  .RemainingArgs()        // starts, rows, absent
-                                  .Ret<Int>());           // sums
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // columns
+                   .Arg<Int>()             // channels
+                   .Arg<Int>()             // node
+                   .RemainingArgs()        // starts, rows, absent
+                   .Ret<Int>());           // sums
 
 JBOOST_HANDLER(jboost_start, StartImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Float>()  // gradient
-                                  .Arg<Float>()  // curvature
-                                  .Arg<Bool>()   // in_bag
-                                  .Arg<UInt>()   // seed
-                                  .Ret<Int>()    // words
-                                  .Ret<Index>()  // index
-                                  .Ret<Int>()    // segments
-                                  .Ret<Float>()  // units
-                                  .Attr<int64_t>("uniform"));
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<Float>()  // gradient
+                   .Arg<Float>()  // curvature
+                   .Arg<Bool>()   // in_bag
+                   .Arg<UInt>()   // seed
+                   .Ret<Int>()    // words
+                   .Ret<Index>()  // index
+                   .Ret<Int>()    // segments
+                   .Ret<Float>()  // units
+                   .Attr<int64_t>("uniform"));
 
 JBOOST_HANDLER(jboost_sum_root, SumRootImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // packed
-                                  .Arg<Int>()             // words
-                                  .Arg<Index>()           // index
-                                  .Arg<Int>()             // segments
-                                  .Arg<Int>()             // min_count
-                                  .RemainingArgs()        // starts, rows, absent
-                                  .Ret<Int>()             // sums
-                                  .RemainingRets());      // room
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // packed
+                   .Arg<Int>()             // words
+                   .Arg<Index>()           // index
+                   .Arg<Int>()             // segments
+                   .Arg<Int>()             // min_count
+                   .RemainingArgs()        // starts, rows, absent
+                   .Ret<Int>()             // sums
+                   .RemainingRets());      // room
 
 JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // packed
-                                  .Arg<Int>()             // words
-                                  .Arg<Index>()           // index
-                                  .Arg<Int>()             // segments
-                                  .Arg<Int>()             // min_count
-                                  .Arg<Int>()             // source
-                                  .Arg<Bool>()            // left_smaller
-                                  .Arg<Int>()             // place
-                                  .Arg<Int>()             // sums
-                                  .RemainingArgs()        // starts, rows, absent
-                                  .Ret<Int>()             // place
-                                  .Ret<Int>()             // sums
-                                  .RemainingRets());      // room
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // packed
+                   .Arg<Int>()             // words
+                   .Arg<Index>()           // index
+                   .Arg<Int>()             // segments
+                   .Arg<Int>()             // min_count
+                   .Arg<Int>()             // source
+                   .Arg<Bool>()            // left_smaller
+                   .Arg<Int>()             // place
+                   .Arg<Int>()             // sums
+                   .RemainingArgs()        // starts, rows, absent
+                   .Ret<Int>()             // place
+                   .Ret<Int>()             // sums
+                   .RemainingRets());      // room
 
 JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Int>()      // sums
-                                  .Arg<Int>()      // place
-                                  .Arg<Int>()      // position
-                                  .Arg<Bool>()     // masks
-                                  .Arg<Float>()    // units
-                                  .Arg<Float>()    // l2
-                                  .Arg<Float>()    // min_gain
-                                  .Arg<Float>()    // min_child_weight
-                                  .Arg<Int>()      // min_count
-                                  .Ret<Int>()      // feature
-                                  .Ret<Int>()      // threshold
-                                  .Ret<Bool>()     // missing_left
-                                  .Ret<Float>()    // gain
-                                  .Ret<Bool>());   // found
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<Int>()     // sums
+                   .Arg<Int>()     // place
+                   .Arg<Int>()     // position
+                   .Arg<Bool>()    // masks
+                   .Arg<Float>()   // units
+                   .Arg<Float>()   // l2
+                   .Arg<Float>()   // min_gain
+                   .Arg<Float>()   // min_child_weight
+                   .Arg<Int>()     // min_count
+                   .Ret<Int>()     // feature
+                   .Ret<Int>()     // threshold
+                   .Ret<Bool>()    // missing_left
+                   .Ret<Float>()   // gain
+                   .Ret<Bool>());  // found
 
 JBOOST_HANDLER(jboost_find_limited_splits, FindLimitedSplitsImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Int>()      // sums
-                                  .Arg<Int>()      // place
-                                  .Arg<Int>()      // position
-                                  .Arg<Bool>()     // masks
-                                  .Arg<Float>()    // units
-                                  .Arg<Float>()    // l2
-                                  .Arg<Float>()    // min_gain
-                                  .Arg<Float>()    // min_child_weight
-                                  .Arg<Int>()      // min_count
-                                  .Arg<Float>()    // l1
-                                  .Arg<Float>()    // bounds
-                                  .Arg<Int>()      // monotone
-                                  .Ret<Int>()      // feature
-                                  .Ret<Int>()      // threshold
-                                  .Ret<Bool>()     // missing_left
-                                  .Ret<Float>()    // gain
-                                  .Ret<Bool>()     // found
-                                  .Ret<Float>());  // child_bounds
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<Int>()      // sums
+                   .Arg<Int>()      // place
+                   .Arg<Int>()      // position
+                   .Arg<Bool>()     // masks
+                   .Arg<Float>()    // units
+                   .Arg<Float>()    // l2
+                   .Arg<Float>()    // min_gain
+                   .Arg<Float>()    // min_child_weight
+                   .Arg<Int>()      // min_count
+                   .Arg<Float>()    // l1
+                   .Arg<Float>()    // bounds
+                   .Arg<Int>()      // monotone
+                   .Ret<Int>()      // feature
+                   .Ret<Int>()      // threshold
+                   .Ret<Bool>()     // missing_left
+                   .Ret<Float>()    // gain
+                   .Ret<Bool>()     // found
+                   .Ret<Float>());  // child_bounds
 
 JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // columns
-                                  .Arg<Int>()             // level
-                                  .Arg<Int>()             // feature
-                                  .Arg<Int>()             // threshold
-                                  .Arg<Bool>()            // missing_left
-                                  .Arg<Bool>()            // found
-                                  .Arg<Int>()             // words
-                                  .Arg<Index>()           // index
-                                  .Arg<Int>()             // segments
-                                  .Arg<Int>()             // tree feature
-                                  .Arg<Int>()             // tree threshold
-                                  .Arg<Bool>()            // tree missing_left
-                                  .Arg<Int>()             // position
-                                  .Arg<Int>()             // leaf
-                                  .RemainingArgs()        // starts, rows, absent
-                                  .Ret<Int>()             // words
-                                  .Ret<Index>()           // index
-                                  .Ret<Int>()             // segments
-                                  .Ret<Int>()             // tree feature
-                                  .Ret<Int>()             // tree threshold
-                                  .Ret<Bool>()            // tree missing_left
-                                  .Ret<Int>()             // position
-                                  .Ret<Int>()             // leaf
-                                  .Ret<Int>()             // source
-                                  .Ret<Bool>()            // left_smaller
-                                  .Attr<int64_t>("max_depth"));
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // columns
+                   .Arg<Int>()             // level
+                   .Arg<Int>()             // feature
+                   .Arg<Int>()             // threshold
+                   .Arg<Bool>()            // missing_left
+                   .Arg<Bool>()            // found
+                   .Arg<Int>()             // words
+                   .Arg<Index>()           // index
+                   .Arg<Int>()             // segments
+                   .Arg<Int>()             // tree feature
+                   .Arg<Int>()             // tree threshold
+                   .Arg<Bool>()            // tree missing_left
+                   .Arg<Int>()             // position
+                   .Arg<Int>()             // leaf
+                   .RemainingArgs()        // starts, rows, absent
+                   .Ret<Int>()             // words
+                   .Ret<Index>()           // index
+                   .Ret<Int>()             // segments
+                   .Ret<Int>()             // tree feature
+                   .Ret<Int>()             // tree threshold
+                   .Ret<Bool>()            // tree missing_left
+                   .Ret<Int>()             // position
+                   .Ret<Int>()             // leaf
+                   .Ret<Int>()             // source
+                   .Ret<Bool>()            // left_smaller
+                   .Attr<int64_t>("max_depth"));
 
 JBOOST_HANDLER(jboost_split_category_rows, SplitCategoryRowsImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // columns
-                                  .Arg<Int>()             // level
-                                  .Arg<Int>()             // feature
-                                  .Arg<Int>()             // threshold
-                                  .Arg<Bool>()            // missing_left
-                                  .Arg<Bool>()            // found
-                                  .Arg<UInt>()            // left_codes
-                                  .Arg<UInt>()            // absent_codes
-                                  .Arg<Int>()             // words
-                                  .Arg<Index>()           // index
-                                  .Arg<Int>()             // segments
-                                  .Arg<Int>()             // tree feature
-                                  .Arg<Int>()             // tree threshold
-                                  .Arg<Bool>()            // tree missing_left
-                                  .Arg<Int>()             // position
-                                  .Arg<Int>()             // leaf
-                                  .Arg<UInt>()            // tree left_codes
-                                  .RemainingArgs()        // none
-                                  .Ret<Int>()             // words
-                                  .Ret<Index>()           // index
-                                  .Ret<Int>()             // segments
-                                  .Ret<Int>()             // tree feature
-                                  .Ret<Int>()             // tree threshold
-                                  .Ret<Bool>()            // tree missing_left
-                                  .Ret<Int>()             // position
-                                  .Ret<Int>()             // leaf
-                                  .Ret<UInt>()            // tree left_codes
-                                  .Ret<Int>()             // source
-                                  .Ret<Bool>()            // left_smaller
-                                  .Attr<int64_t>("max_depth"));
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // columns
+                   .Arg<Int>()             // level
+                   .Arg<Int>()             // feature
+                   .Arg<Int>()             // threshold
+                   .Arg<Bool>()            // missing_left
+                   .Arg<Bool>()            // found
+                   .Arg<UInt>()            // left_codes
+                   .Arg<UInt>()            // absent_codes
+                   .Arg<Int>()             // words
+                   .Arg<Index>()           // index
+                   .Arg<Int>()             // segments
+                   .Arg<Int>()             // tree feature
+                   .Arg<Int>()             // tree threshold
+                   .Arg<Bool>()            // tree missing_left
+                   .Arg<Int>()             // position
+                   .Arg<Int>()             // leaf
+                   .Arg<UInt>()            // tree left_codes
+                   .RemainingArgs()        // none
+                   .Ret<Int>()             // words
+                   .Ret<Index>()           // index
+                   .Ret<Int>()             // segments
+                   .Ret<Int>()             // tree feature
+                   .Ret<Int>()             // tree threshold
+                   .Ret<Bool>()            // tree missing_left
+                   .Ret<Int>()             // position
+                   .Ret<Int>()             // leaf
+                   .Ret<UInt>()            // tree left_codes
+                   .Ret<Int>()             // source
+                   .Ret<Bool>()            // left_smaller
+                   .Attr<int64_t>("max_depth"));
 
 JBOOST_HANDLER(jboost_find_category_leaves, FindCategoryLeavesImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // columns
-                                  .Arg<Int>()             // feature
-                                  .Arg<Int>()             // threshold
-                                  .Arg<Bool>()            // missing_left
-                                  .Arg<UInt>()            // left_codes
-                                  .Arg<Bool>()            // skip
-                                  .Arg<Int>()             // leaf
-                                  .RemainingArgs()        // none
-                                  .Ret<Int>());           // leaf
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // columns
+                   .Arg<Int>()             // feature
+                   .Arg<Int>()             // threshold
+                   .Arg<Bool>()            // missing_left
+                   .Arg<UInt>()            // left_codes
+                   .Arg<Bool>()            // skip
+                   .Arg<Int>()             // leaf
+                   .RemainingArgs()        // none
+                   .Ret<Int>());           // leaf
 
 JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // columns
-                                  .Arg<Int>()             // feature
-                                  .Arg<Int>()             // threshold
-                                  .Arg<Bool>()            // missing_left
-                                  .Arg<Bool>()            // skip
-                                  .Arg<Int>()             // leaf
-                                  .RemainingArgs()        // starts, rows, absent
-                                  .Ret<Int>());           // leaf
+               ffi::Ffi::Bind()
+                   .Ctx<ffi::ThreadPool>()
+                   .Arg<ffi::AnyBuffer>()  // columns
+                   .Arg<Int>()             // feature
+                   .Arg<Int>()             // threshold
+                   .Arg<Bool>()            // missing_left
+                   .Arg<Bool>()            // skip
+                   .Arg<Int>()             // leaf
+                   .RemainingArgs()        // starts, rows, absent
+                   .Ret<Int>());           // leaf
 
 }  // namespace jboost

@@ -27,9 +27,9 @@ inline ffi::Error GetSegments(int64_t num_rows, Int words, Index index, Int segm
                    segments.dimensions()[0] == NumChunks(num_rows) &&
                    segments.dimensions()[2] == 2,
                "segments must be [chunks, slots, 2]");
-  *rows = Rows{reinterpret_cast<int64_t*>(words.typed_data()), index.typed_data(),
-               reinterpret_cast<Segment*>(segments.typed_data()),
-               segments.dimensions()[1]};
+  *rows =
+      Rows{reinterpret_cast<int64_t*>(words.typed_data()), index.typed_data(),
+           reinterpret_cast<Segment*>(segments.typed_data()), segments.dimensions()[1]};
   return ffi::Error::Success();
 }
 

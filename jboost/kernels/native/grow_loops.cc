@@ -57,22 +57,20 @@ void SumRows(const RowRange& range, int64_t* scratch) {
   int64_t i = 0;
   for (; i + kAhead < count; ++i) {
     __builtin_prefetch(packed + index[i + kAhead] * width);
-    SumRow<Code, kCounted, kFeatures, kStride>(packed + index[i] * width, words[i],
-                                               range.num_features, range.stride,
-                                               scratch);
+    SumRow<Code, kCounted, kFeatures, kStride>(
+        packed + index[i] * width, words[i], range.num_features, range.stride, scratch);
   }
   for (; i < count; ++i) {
-    SumRow<Code, kCounted, kFeatures, kStride>(packed + index[i] * width, words[i],
-                                               range.num_features, range.stride,
-                                               scratch);
+    SumRow<Code, kCounted, kFeatures, kStride>(
+        packed + index[i] * width, words[i], range.num_features, range.stride, scratch);
   }
 }
 
 template <bool kCounted>
 void SumBytes(const RowRange& range, int64_t* scratch) {
   switch (range.num_features) {
-#define JBOOST_CASE(n)                                         \
-  case n:                                                      \
+#define JBOOST_CASE(n)                                          \
+  case n:                                                       \
     SumRows<uint8_t, kCounted, n, kByteStride>(range, scratch); \
     break;
 #define JBOOST_CASES(n) \
@@ -150,9 +148,8 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
       for (int j = 0; j < 4; ++j) {
         __mmask8 some = static_cast<__mmask8>(goes_right >> (8 * j));
         int rights = __builtin_popcount(some);
-        _mm512_storeu_si512(
-            words + l,
-            _mm512_maskz_compress_epi64(static_cast<__mmask8>(~some), word[j]));
+        _mm512_storeu_si512(words + l, _mm512_maskz_compress_epi64(
+                                           static_cast<__mmask8>(~some), word[j]));
         _mm512_storeu_si512(words_room + r, _mm512_maskz_compress_epi64(some, word[j]));
         l += 8 - rights;
         r += rights;
@@ -210,8 +207,8 @@ void WriteLeavesOf(const Code* column, uint32_t threshold, bool missing_left,
 }
 
 void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing_left,
-                 int64_t count, const uint16_t* index, int32_t left_leaf,
-                 int32_t* leaf, int64_t* num_left, int64_t* missing) {
+                 int64_t count, const uint16_t* index, int32_t left_leaf, int32_t* leaf,
+                 int64_t* num_left, int64_t* missing) {
   if (wide) {
     WriteLeavesOf(static_cast<const uint16_t*>(column), threshold, missing_left, count,
                   index, left_leaf, leaf, num_left, missing);
@@ -351,8 +348,7 @@ void FindLimitedGains(const int32_t* __restrict gradient,
                       const int32_t* __restrict curvature,
                       const int32_t* __restrict count, int64_t begin, int64_t end,
                       const int32_t total[3], const int32_t away[3], float parent,
-                      const SplitLimits& limits, const ValueLimits& node,
-                      int32_t sign,
+                      const SplitLimits& limits, const ValueLimits& node, int32_t sign,
                       float* __restrict gains) {
   const float gradient_unit = limits.gradient_unit;
   const float curvature_unit = limits.curvature_unit;
@@ -435,8 +431,7 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
                           const int32_t* count, int64_t num_bins,
                           const int32_t total[3], float parent,
                           const SplitLimits& limits, const ValueLimits& values,
-                          int32_t sign, int32_t feature, float* room,
-                          BestSplit* best) {
+                          int32_t sign, int32_t feature, float* room, BestSplit* best) {
   bool counted = limits.min_count > 0;
   const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
   auto find_gains = counted ? FindLimitedGains<true> : FindLimitedGains<false>;
@@ -453,9 +448,8 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {
-    SumWords,         SumWordsAndCounts, Partition, WriteLeaves,
-    FindGreatestBits, SumMagnitudes,     Quantise,  SearchFeature,
-    SearchLimitedFeature};
+const GrowLoops kGrowLoops = {SumWords,    SumWordsAndCounts, Partition,
+                              WriteLeaves, FindGreatestBits,  SumMagnitudes,
+                              Quantise,    SearchFeature,     SearchLimitedFeature};
 
 }  // namespace jboost::JBOOST_ISA

@@ -45,8 +45,8 @@ void SumByGroup(const Pool& all, const float* const* channels, int64_t num_chann
                 float* sums) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   const Pool& pool = Threads(all, num_rows);
-  int64_t blocks = std::clamp<int64_t>(
-      num_rows / std::max<int64_t>(256, num_groups), 1, 128);
+  int64_t blocks =
+      std::clamp<int64_t>(num_rows / std::max<int64_t>(256, num_groups), 1, 128);
   int64_t length = (num_rows + blocks - 1) / blocks;
   auto begin = [=](int64_t block) { return std::min(block * length, num_rows); };
   std::fill(sums, sums + num_channels * num_groups, 0.0f);
@@ -66,8 +66,8 @@ void SumByGroup(const Pool& all, const float* const* channels, int64_t num_chann
     uint32_t bits = *std::max_element(from, from + blocks);
     terms[c] = channels[c];
     if (bits >= kInfinityBits) {
-      finite[c] = TakeOthers(channels[c], group, num_rows, num_groups,
-                             sums + c * num_groups);
+      finite[c] =
+          TakeOthers(channels[c], group, num_rows, num_groups, sums + c * num_groups);
       terms[c] = finite[c].data();
       bits = loops.greatest_bits(terms[c], group, num_groups, 0, num_rows);
     }
@@ -148,11 +148,11 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
 // the group are listed. Sums are of integers, so that nothing depends on the order.
 namespace {
 
-constexpr int64_t kStride = 32;           // of the sample
-constexpr int64_t kSampled = 1 << 16;     // rows below which all are listed at once
-constexpr int64_t kFewCandidates = 24;    // that are sorted
-constexpr int kRounds = 64;               // of quickselect before everything is sorted
-constexpr double kSigmas = 3.5;           // half the width of an interval
+constexpr int64_t kStride = 32;         // of the sample
+constexpr int64_t kSampled = 1 << 16;   // rows below which all are listed at once
+constexpr int64_t kFewCandidates = 24;  // that are sorted
+constexpr int kRounds = 64;             // of quickselect before everything is sorted
+constexpr double kSigmas = 3.5;         // half the width of an interval
 
 bool ByKey(const Candidate& a, const Candidate& b) { return a.key < b.key; }
 
@@ -312,9 +312,12 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   int64_t samples = (rows.num_rows + stride - 1) / stride, table = num_groups + 1;
   int64_t tasks = NumTasks(samples, num_groups);
-  Parts parts{tasks, table, std::vector<uint64_t>(tasks * table),
+  Parts parts{tasks,
+              table,
+              std::vector<uint64_t>(tasks * table),
               std::vector<uint64_t>(tasks * table * kSides),
-              std::vector<int64_t>(tasks), std::vector<int64_t>(tasks * table)};
+              std::vector<int64_t>(tasks),
+              std::vector<int64_t>(tasks * table)};
   std::vector<float> low(table, kNowhere), high(table, kNowhere);
   for (int64_t g = 0; g < num_groups; ++g) {
     low[g] = grouped->groups[g].low;
@@ -327,9 +330,9 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
     Candidate* list = lists.get() + begin;
     KinkSums sums{low.data(), high.data(), parts.left.data() + task * table,
                   parts.kink.data() + task * table * kSides};
-    parts.size[task] = loops.collect(rows, begin * stride,
-                                     std::min(end * stride, rows.num_rows), stride,
-                                     num_groups, sums, list);
+    parts.size[task] =
+        loops.collect(rows, begin * stride, std::min(end * stride, rows.num_rows),
+                      stride, num_groups, sums, list);
     int64_t* count = parts.place.data() + task * table;
     for (int64_t i = 0; i < parts.size[task]; ++i) ++count[list[i].group];
   });

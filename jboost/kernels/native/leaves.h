@@ -36,10 +36,10 @@ enum Side { kBelow = 0, kInside = 1, kAbove = 2, kSides = 4 };
 // Sums by group, one more for rows outside, and between which keys candidates lie
 // (NaN: none do).
 struct KinkSums {
-  const float* low;   // [num_groups + 1]
+  const float* low;  // [num_groups + 1]
   const float* high;
-  uint64_t* left;     // [num_groups + 1]
-  uint64_t* kink;     // [num_groups + 1, kSides]
+  uint64_t* left;  // [num_groups + 1]
+  uint64_t* kink;  // [num_groups + 1, kSides]
 };
 
 struct Candidate {
@@ -71,8 +71,8 @@ struct LeafLoops {
 
 JBOOST_DECLARE_LOOPS(LeafLoops)
 
-// sums[c][g] = sum of channels[c][i] over rows i of group g, the same bits for any order
-// of the rows; see jboost.numerics.sums.sum_channels.
+// sums[c][g] = sum of channels[c][i] over rows i of group g, the same bits for any
+// order of the rows; see jboost.histogram.sum_channels.
 void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_channels,
                 const int32_t* group, int64_t num_rows, int64_t num_groups,
                 float* sums);
@@ -87,7 +87,7 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
                int64_t num_leaves, float* result);
 
 // The middle of the minimizers of each group's sum of losses, 0 for empty groups; see
-// jboost.trees.leaves.middle_minimisers.
+// jboost.leaves.middle_minimisers.
 void MiddleMinimisers(const Pool& pool, const KinkRows& rows, int64_t num_groups,
                       float* values);
 

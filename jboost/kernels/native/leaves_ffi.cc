@@ -8,7 +8,6 @@
 namespace jboost {
 namespace {
 
-
 bool HasRank(const ffi::AnyBuffer::Dimensions& shape, size_t rank) {
   return shape.size() == rank;
 }
@@ -48,9 +47,9 @@ ffi::Error RangeByGroupImpl(ffi::ThreadPool threads, Float values, Int group,
 ffi::Error AddValuesImpl(ffi::ThreadPool threads, Float scores, Float values, Int leaf,
                          ffi::Result<Float> result) {
   auto shape = scores.dimensions();
-  JBOOST_CHECK(HasRank(shape, 2) && leaf.dimensions() == shape &&
-                   result->dimensions() == shape,
-               "scores, leaf and result must be [K, N]");
+  JBOOST_CHECK(
+      HasRank(shape, 2) && leaf.dimensions() == shape && result->dimensions() == shape,
+      "scores, leaf and result must be [K, N]");
   JBOOST_CHECK(HasRank(values.dimensions(), 2) && values.dimensions()[0] == shape[0],
                "values must be [K, L]");
   AddValues(MakePool(threads), scores.typed_data(), values.typed_data(),
@@ -74,9 +73,15 @@ ffi::Error MiddleMinimisersImpl(ffi::ThreadPool threads, Float minimiser, Float 
                "left and kink must be [N] or []");
   JBOOST_CHECK(HasRank(scale.dimensions(), 0), "scale must be a scalar");
   JBOOST_CHECK(HasRank(values->dimensions(), 1), "values must be [G]");
-  KinkRows rows{minimiser.typed_data(), scores.typed_data(), weights.typed_data(),
-                left.typed_data(),      kink.typed_data(),   group.typed_data(),
-                num_rows,               *scale.typed_data(), uniform};
+  KinkRows rows{minimiser.typed_data(),
+                scores.typed_data(),
+                weights.typed_data(),
+                left.typed_data(),
+                kink.typed_data(),
+                group.typed_data(),
+                num_rows,
+                *scale.typed_data(),
+                uniform};
   MiddleMinimisers(MakePool(threads), rows, values->dimensions()[0],
                    values->typed_data());
   return ffi::Error::Success();

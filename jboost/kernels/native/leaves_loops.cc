@@ -42,8 +42,8 @@ inline void RoundRows(const float* const* channels, const float* up, int64_t row
     uint64_t* __restrict multiples = step->multiples[c];
     for (int64_t i = 0; i < count; ++i) {
       Digits digits = RoundToDigits(values[i] * up[c]);
-      multiples[i] = static_cast<uint64_t>(
-          digits.high * (int64_t{1} << kDigit) + digits.low);
+      multiples[i] =
+          static_cast<uint64_t>(digits.high * (int64_t{1} << kDigit) + digits.low);
     }
   }
 }
@@ -58,9 +58,9 @@ inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
 
 // Rows of several blocks take turns: additions to one group would wait for each other.
 template <int kChannels>
-void SumBlocksOf(const float* const* channels, const int32_t* group,
-                 int64_t num_groups, const float* up, const int64_t* begin,
-                 const int64_t* end, uint64_t* const* sums) {
+void SumBlocksOf(const float* const* channels, const int32_t* group, int64_t num_groups,
+                 const float* up, const int64_t* begin, const int64_t* end,
+                 uint64_t* const* sums) {
   Step<kChannels> steps[kLockstep];
   int64_t longest = 0;
   for (int64_t b = 0; b < kLockstep; ++b) {
@@ -89,9 +89,9 @@ void SumBlocksOf(const float* const* channels, const int32_t* group,
   }
 }
 
-void SumBlocks(const float* const* channels, int64_t num_channels,
-               const int32_t* group, int64_t num_groups, const float* up,
-               const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
+void SumBlocks(const float* const* channels, int64_t num_channels, const int32_t* group,
+               int64_t num_groups, const float* up, const int64_t* begin,
+               const int64_t* end, uint64_t* const* sums) {
   switch (num_channels) {
     case 1:
       return SumBlocksOf<1>(channels, group, num_groups, up, begin, end, sums);

@@ -34,7 +34,8 @@ inline float Divisor(float weight) {
 }
 
 // The point -(G + l1 sign(value)) / (H + l2).
-inline float Pulled(const Sums& sums, const ValueLimits& values, float divisor, float value) {
+inline float Pulled(const Sums& sums, const ValueLimits& values, float divisor,
+                    float value) {
   float sign = value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : 0.0f);
   return -(sums.gradient + values.l1 * sign) / divisor;
 }

@@ -14,11 +14,11 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kTaskRows = 4096;     // at most
-constexpr int64_t kTile = 16;           // features that are transposed at a time
-constexpr int64_t kPlaneBytes = 24576;  // of codes of a block: most of a first cache
+constexpr int64_t kTaskRows = 4096;      // at most
+constexpr int64_t kTile = 16;            // features that are transposed at a time
+constexpr int64_t kPlaneBytes = 24576;   // of codes of a block: most of a first cache
 constexpr int64_t kMaxThresholds = 254;  // of a feature that bytes tell apart
-constexpr int64_t kLeastRounds = 4;     // of a run: fewer do not pay for their codes
+constexpr int64_t kLeastRounds = 4;      // of a run: fewer do not pay for their codes
 constexpr int64_t kMaxCodedDepth = 14;
 constexpr int64_t kMaxSets = 256;  // of a tree: marking more costs more than walking
 constexpr int64_t kPackedNodes = 2048;  // of a tree from which on packing pays
@@ -382,8 +382,7 @@ void LoadColumns(const PredictLoops& loops, const Block& block, int64_t feature,
     return;
   }
   for (int64_t f = 0; f < used; ++f, columns += kBlockRows) {
-    const float* values =
-        matrix.values + (feature + f) * matrix.num_rows + block.first;
+    const float* values = matrix.values + (feature + f) * matrix.num_rows + block.first;
     std::memcpy(columns, values, block.count * sizeof(float));
     std::fill(columns + block.count, columns + block.rows, 0.0f);
   }
@@ -632,8 +631,7 @@ void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
              const Answer& answer) {
   if (matrix.num_rows == 0) return;
   CodedEnsemble coded;
-  if (CodesPay(model, matrix.num_rows) &&
-      coded.Build(model, matrix)) {
+  if (CodesPay(model, matrix.num_rows) && coded.Build(model, matrix)) {
     PredictOnCodes(pool, model, coded, matrix, answer);
   } else {
     PredictByWalking(pool, model, matrix, answer);

@@ -11,8 +11,8 @@
 //          ...                             left), one where it has the highest
 //
 // An ensemble with more thresholds than bytes can tell apart is cut into runs of
-// rounds, each with codes of its own. A split of categories has a plane of its own while
-// its tree is looked at: which rows it sends left. Few rows, trees with very many
+// rounds, each with codes of its own. A split of categories has a plane of its own
+// while its tree is looked at: which rows it sends left. Few rows, trees with very many
 // thresholds or sets of categories, and linked trees walk over the floats instead.
 #ifndef JBOOST_PREDICT_H_
 #define JBOOST_PREDICT_H_
@@ -42,7 +42,9 @@ struct Ensemble {
   // [R, K, I]; null in heap order. The right child follows; a leaf is its own.
   const int32_t* left_child = nullptr;
 
-  int64_t num_leaves() const { return left_child == nullptr ? num_nodes + 1 : num_nodes; }
+  int64_t num_leaves() const {
+    return left_child == nullptr ? num_nodes + 1 : num_nodes;
+  }
   int64_t num_trees() const { return num_rounds * num_scores; }
 };
 
@@ -88,9 +90,9 @@ struct PackedNode {
 
 // A split of categories in a coded block: which plane says what it sends left.
 struct CategorySet {
-  int32_t from, to;       // offsets of planes: of the codes (two of them), of the result
-  int64_t words;          // where its set begins
-  bool wide;              // codes beyond a byte
+  int32_t from, to;  // offsets of planes: of the codes (two of them), of the result
+  int64_t words;     // where its set begins
+  bool wide;         // codes beyond a byte
 };
 
 struct PredictLoops {

@@ -16,11 +16,11 @@ ffi::Error GetValues(Float leaf_value, Float init_score, Ensemble* model) {
   return ffi::Error::Success();
 }
 
-ffi::Error PredictImpl(ffi::ThreadPool threads, Float x, Int codes,
-                       Int coded_features, Int feature, Float threshold,
-                       Bool missing_left, UInt left_codes, Int left_child,
-                       Float leaf_value, Float init_score, ffi::Result<Float> scores,
-                       int64_t num_features, int64_t by_column, int64_t max_depth) {
+ffi::Error PredictImpl(ffi::ThreadPool threads, Float x, Int codes, Int coded_features,
+                       Int feature, Float threshold, Bool missing_left, UInt left_codes,
+                       Int left_child, Float leaf_value, Float init_score,
+                       ffi::Result<Float> scores, int64_t num_features,
+                       int64_t by_column, int64_t max_depth) {
   Ensemble model;
   ffi::Error error = GetTrees(feature, threshold, missing_left, left_codes, left_child,
                               max_depth, &model);
@@ -31,8 +31,8 @@ ffi::Error PredictImpl(ffi::ThreadPool threads, Float x, Int codes,
   JBOOST_CHECK(shape.size() == 2 && shape[1] == model.num_scores,
                "scores must be [N, K]");
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features,
-                    by_column, &matrix);
+  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features, by_column,
+                    &matrix);
   if (error.failure()) return error;
   Answer answer;
   answer.scores = scores->typed_data();
@@ -53,12 +53,12 @@ ffi::Error StagedPredictImpl(ffi::ThreadPool threads, Float x, Int codes,
   error = GetValues(leaf_value, init_score, &model);
   if (error.failure()) return error;
   auto shape = stages->dimensions();
-  JBOOST_CHECK(shape.size() == 3 && shape[0] == model.num_rounds &&
-                   shape[2] == model.num_scores,
-               "stages must be [R, N, K]");
+  JBOOST_CHECK(
+      shape.size() == 3 && shape[0] == model.num_rounds && shape[2] == model.num_scores,
+      "stages must be [R, N, K]");
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, model, shape[1], num_features,
-                    by_column, &matrix);
+  error = GetMatrix(x, codes, coded_features, model, shape[1], num_features, by_column,
+                    &matrix);
   if (error.failure()) return error;
   Answer answer;
   answer.stages = stages->typed_data();
@@ -76,12 +76,12 @@ ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, Float x, Int codes,
                               max_depth, &model);
   if (error.failure()) return error;
   auto shape = leaves->dimensions();
-  JBOOST_CHECK(shape.size() == 3 && shape[1] == model.num_rounds &&
-                   shape[2] == model.num_scores,
-               "leaves must be [N, R, K]");
+  JBOOST_CHECK(
+      shape.size() == 3 && shape[1] == model.num_rounds && shape[2] == model.num_scores,
+      "leaves must be [N, R, K]");
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features,
-                    by_column, &matrix);
+  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features, by_column,
+                    &matrix);
   if (error.failure()) return error;
   Answer answer;
   answer.leaves = leaves->typed_data();

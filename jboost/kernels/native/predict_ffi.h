@@ -12,8 +12,9 @@ namespace jboost {
 
 // The structure of an ensemble, checked. Sets and links have shape [0] where there are
 // none.
-inline ffi::Error GetTrees(Int feature, Float threshold, Bool missing_left, UInt left_codes,
-                    Int left_child, int64_t max_depth, Ensemble* model) {
+inline ffi::Error GetTrees(Int feature, Float threshold, Bool missing_left,
+                           UInt left_codes, Int left_child, int64_t max_depth,
+                           Ensemble* model) {
   auto shape = feature.dimensions();
   JBOOST_CHECK(shape.size() == 3, "feature must be [R, K, I]");
   std::vector<int64_t> trees(shape.begin(), shape.end());
@@ -43,15 +44,15 @@ inline ffi::Error GetTrees(Int feature, Float threshold, Bool missing_left, UInt
     JBOOST_CHECK(HasChildren(*model), "the children of linked nodes must be nodes");
     return ffi::Error::Success();
   }
-  JBOOST_CHECK(0 < max_depth && max_depth < 31 &&
-                   trees[2] == (int64_t{1} << max_depth) - 1,
-               "I must be 2^max_depth - 1");
+  JBOOST_CHECK(
+      0 < max_depth && max_depth < 31 && trees[2] == (int64_t{1} << max_depth) - 1,
+      "I must be 2^max_depth - 1");
   return ffi::Error::Success();
 }
 
 inline ffi::Error GetMatrix(Float x, Int codes, Int coded_features,
-                     const Ensemble& model, int64_t num_rows, int64_t num_features,
-                     int64_t by_column, Matrix* matrix) {
+                            const Ensemble& model, int64_t num_rows,
+                            int64_t num_features, int64_t by_column, Matrix* matrix) {
   JBOOST_CHECK(num_features > 0 && Has(x.dimensions(), {num_rows * num_features}),
                "x must be flat and hold N x F numbers");
   JBOOST_CHECK(HasFeatures(model, num_features),
@@ -66,8 +67,7 @@ inline ffi::Error GetMatrix(Float x, Int codes, Int coded_features,
     JBOOST_CHECK(0 <= feature && feature < num_features,
                  "coded_features must be columns of x");
   }
-  *matrix =
-      Matrix{x.typed_data(), num_rows, num_features, by_column != 0, categories};
+  *matrix = Matrix{x.typed_data(), num_rows, num_features, by_column != 0, categories};
   return ffi::Error::Success();
 }
 
@@ -81,7 +81,7 @@ inline auto Operands() {
       .Arg<Int>()    // feature
       .Arg<Float>()  // threshold
       .Arg<Bool>()   // missing_left
-      .Arg<UInt>()  // left_codes
+      .Arg<UInt>()   // left_codes
       .Arg<Int>();   // left_child
 }
 

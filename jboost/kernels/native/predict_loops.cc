@@ -294,8 +294,7 @@ struct Leaves {
 #if defined(__AVX2__)
     for (int64_t j = 0; j < Lanes::kRows; j += 8) {
       __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(places + j));
-      __m256 value =
-          _mm256_i32gather_ps(leaf_value, _mm256_cvtepu8_epi32(bytes), 4);
+      __m256 value = _mm256_i32gather_ps(leaf_value, _mm256_cvtepu8_epi32(bytes), 4);
       _mm256_store_ps(scores + j, _mm256_add_ps(_mm256_load_ps(scores + j), value));
     }
 #else
@@ -379,9 +378,9 @@ JBOOST_INLINE __m512i Search(__m512 x, const __m512* table) {
     } else if (level == 5) {
       threshold = _mm512_permutex2var_ps(table[2], place, table[3]);
     } else if (level == 6) {
-      threshold = _mm512_mask_blend_ps(
-          first, _mm512_permutex2var_ps(table[4], place, table[5]),
-          _mm512_permutex2var_ps(table[6], place, table[7]));
+      threshold =
+          _mm512_mask_blend_ps(first, _mm512_permutex2var_ps(table[4], place, table[5]),
+                               _mm512_permutex2var_ps(table[6], place, table[7]));
     } else {
       __m512 low = _mm512_mask_blend_ps(
           second, _mm512_permutex2var_ps(table[8], place, table[9]),
@@ -613,8 +612,8 @@ void Encode(float* values, int64_t stride, int64_t count, const int32_t* codes,
     __m256 inside = _mm256_and_ps(_mm256_cmp_ps(value, zero, _CMP_GE_OQ),
                                   _mm256_cmp_ps(value, most, _CMP_LT_OQ));
     __m256i whole = _mm256_cvttps_epi32(_mm256_and_ps(inside, value));
-    __m256i code = _mm256_mask_i32gather_epi32(none, codes, whole,
-                                               _mm256_castps_si256(inside), 4);
+    __m256i code =
+        _mm256_mask_i32gather_epi32(none, codes, whole, _mm256_castps_si256(inside), 4);
     __m256 known = _mm256_cmp_ps(_mm256_cvtepi32_ps(whole), value, _CMP_EQ_OQ);
     known = _mm256_and_ps(known, _mm256_castsi256_ps(_mm256_cmpgt_epi32(code, none)));
     value = _mm256_blendv_ps(_mm256_set1_ps(kMissing), _mm256_cvtepi32_ps(code), known);
@@ -694,7 +693,8 @@ void Mark(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
     }
     for (int64_t i = 0; i < rows; ++i) {
       uint32_t code = static_cast<uint8_t>(from[i]) |
-                      static_cast<uint32_t>(static_cast<uint8_t>(from[stride + i])) << 8;
+                      static_cast<uint32_t>(static_cast<uint8_t>(from[stride + i]))
+                          << 8;
       out[i] = (own[code / 32] >> (code % 32)) & 1 ? -1 : 0;
     }
   }
@@ -703,7 +703,8 @@ void Mark(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
 // Whether a value is in the set of a node. Codes beyond the set are not.
 JBOOST_INLINE bool InSet(const Ensemble& model, int64_t at, float value) {
   if (value - value != 0.0f) value = 0.0f;  // infinite
-  if (!(value > -1.0f && value < static_cast<float>(32 * model.num_words))) return false;
+  if (!(value > -1.0f && value < static_cast<float>(32 * model.num_words)))
+    return false;
   auto code = static_cast<int64_t>(value);
   return (model.left_codes[at * model.num_words + code / 32] >> (code % 32)) & 1;
 }
@@ -725,8 +726,7 @@ void WalkHeaps(const Ensemble& model, int64_t first_tree, int64_t num_trees,
   for (int64_t i = 0; i < num_trees * rows; ++i) leaf[i] = 0;
   for (int64_t level = 0; level < model.max_depth; ++level) {
     for (int64_t tree = 0; tree < num_trees; ++tree) {
-      int64_t first =
-          (first_tree + tree) * model.num_nodes + (int64_t{1} << level) - 1;
+      int64_t first = (first_tree + tree) * model.num_nodes + (int64_t{1} << level) - 1;
       const int32_t* feature = model.feature + first;
       const float* threshold = model.threshold + first;
       const uint8_t* missing_left = model.missing_left + first;
@@ -822,7 +822,7 @@ void Walk(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
 }  // namespace
 
 extern const PredictLoops kPredictLoops;
-const PredictLoops kPredictLoops = {Transpose,  Code,    Encode,     SplitCodes,
-                                    Mark,       AddTree, FindLeaves, Walk};
+const PredictLoops kPredictLoops = {Transpose, Code,    Encode,     SplitCodes,
+                                    Mark,      AddTree, FindLeaves, Walk};
 
 }  // namespace jboost::JBOOST_ISA

@@ -5,7 +5,6 @@
 namespace jboost {
 namespace {
 
-
 ffi::Error SumRowsImpl(ffi::ThreadPool threads, Float values, ffi::Result<Float> sums) {
   auto shape = values.dimensions();
   JBOOST_CHECK(shape.size() == 2 && sums->dimensions().size() == 1 &&
@@ -21,7 +20,7 @@ ffi::Error SumRowsImpl(ffi::ThreadPool threads, Float values, ffi::Result<Float>
 JBOOST_HANDLER(jboost_sum_rows, SumRowsImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()   // values
+                   .Arg<Float>()    // values
                    .Ret<Float>());  // sums
 
 }  // namespace jboost

@@ -7,9 +7,9 @@
 // context, so that it runs on XLA's threads, and checks its operands as ever.
 //
 // The description consists of 64-bit words: the address of the handler, the numbers of
-// operands, results and attributes; for each operand, then for each result, its address,
-// its type, its rank and its shape; for each attribute, sorted by name, the address and
-// length of its name, and its value.
+// operands, results and attributes; for each operand, then for each result, its
+// address, its type, its rank and its shape; for each attribute, sorted by name, the
+// address and length of its name, and its value.
 #include <cstring>
 #include <vector>
 
@@ -93,8 +93,7 @@ ffi::Error CheckImpl(UInt address, ffi::Result<UInt> done) {
 
 extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* jboost_relay(
     XLA_FFI_CallFrame* call_frame) {
-  static auto* check =
-      ffi::Ffi::Bind().Arg<UInt>().Ret<UInt>().To(CheckImpl).release();
+  static auto* check = ffi::Ffi::Bind().Arg<UInt>().Ret<UInt>().To(CheckImpl).release();
   XLA_FFI_Error* error = check->Call(call_frame);
   const XLA_FFI_Extension_Base* extension = call_frame->extension_start;
   bool asks_for_metadata =

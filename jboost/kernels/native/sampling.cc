@@ -11,7 +11,7 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kPiece = 65536;    // rows a task
+constexpr int64_t kPiece = 65536;       // rows a task
 constexpr int kShifts[] = {21, 10, 0};  // digits from the top: 11, 11 and 10 bits
 
 }  // namespace
@@ -60,8 +60,7 @@ void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
   }
   ParallelFor(pool, pieces, [&](int64_t piece) {
     int64_t first = piece * kPiece;
-    loops.keep(seed, eligible + first, first, piece_size(piece), bound,
-               chosen + first);
+    loops.keep(seed, eligible + first, first, piece_size(piece), bound, chosen + first);
   });
 }
 

@@ -5,7 +5,6 @@
 namespace jboost {
 namespace {
 
-
 ffi::Error SampleImpl(ffi::ThreadPool threads, UInt seed, Bool eligible, Float fraction,
                       ffi::Result<Bool> chosen) {
   JBOOST_CHECK(seed.dimensions().size() == 1 && seed.dimensions()[0] == 2,
@@ -15,10 +14,8 @@ ffi::Error SampleImpl(ffi::ThreadPool threads, UInt seed, Bool eligible, Float f
   JBOOST_CHECK(chosen->dimensions().size() == 1 &&
                    chosen->dimensions()[0] == eligible.dimensions()[0],
                "the mask must be [N]");
-  Sample(MakePool(threads), seed.typed_data(),
-         Bytes(eligible),
-         eligible.dimensions()[0], *fraction.typed_data(),
-         Bytes(*chosen));
+  Sample(MakePool(threads), seed.typed_data(), Bytes(eligible),
+         eligible.dimensions()[0], *fraction.typed_data(), Bytes(*chosen));
   return ffi::Error::Success();
 }
 
@@ -41,16 +38,16 @@ ffi::Error SampleFeaturesImpl(UInt seed, Int level, Float fractions,
 JBOOST_HANDLER(jboost_sample, SampleImpl,
                ffi::Ffi::Bind()
                    .Ctx<ffi::ThreadPool>()
-                   .Arg<UInt>()   // seed
-                   .Arg<Bool>()   // eligible
-                   .Arg<Float>()  // fraction
+                   .Arg<UInt>()    // seed
+                   .Arg<Bool>()    // eligible
+                   .Arg<Float>()   // fraction
                    .Ret<Bool>());  // chosen
 
 JBOOST_HANDLER(jboost_sample_features, SampleFeaturesImpl,
                ffi::Ffi::Bind()
-                   .Arg<UInt>()   // seed
-                   .Arg<Int>()    // level
-                   .Arg<Float>()  // fractions
+                   .Arg<UInt>()    // seed
+                   .Arg<Int>()     // level
+                   .Arg<Float>()   // fractions
                    .Ret<Bool>());  // masks
 
 }  // namespace jboost

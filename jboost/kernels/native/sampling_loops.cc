@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sampling.h"
-
 #include "hash.h"
+#include "sampling.h"
 
 namespace jboost::JBOOST_ISA {
 namespace {

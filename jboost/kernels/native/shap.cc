@@ -114,8 +114,15 @@ class Packer {
   int32_t Pack(int64_t node, int64_t depth) {
     auto place = static_cast<int32_t>(nodes_.size());
     int32_t feature = used_.place[view_.Feature(node)];
-    nodes_.push_back({view_.Threshold(node), feature, -1, {-1, -1}, {0, 0},
-                      view_.Sets(node), num_codes_, view_.MissingLeft(node), false});
+    nodes_.push_back({view_.Threshold(node),
+                      feature,
+                      -1,
+                      {-1, -1},
+                      {0, 0},
+                      view_.Sets(node),
+                      num_codes_,
+                      view_.MissingLeft(node),
+                      false});
     tables_.resize(tables_.size() + ShapTableSize(points_.size));
     for (int64_t other = depth - 1; other >= 0 && nodes_[place].above < 0; --other) {
       if (path_[other].feature == feature) {
@@ -147,8 +154,8 @@ class Packer {
   // See ShapEdgeSize, and Edges in jboost.explanation.attributions for the formulas.
   void FillEdge(int64_t place, int side, double before, double share) {
     int64_t size = points_.size;
-    float* table = tables_.data() + place * ShapTableSize(size) +
-                   side * ShapEdgeSize(size);
+    float* table =
+        tables_.data() + place * ShapTableSize(size) + side * ShapEdgeSize(size);
     double part = before * share;
     for (int64_t k = 0; k < size; ++k) {
       double t = points_.place[k];
@@ -179,8 +186,8 @@ class Packer {
         const std::vector<double>&own = edge[side], &other = edge[1 - side];
         double first = own[k], second = other[size + k];
         table[side * size + k] = static_cast<float>(first + second);
-        table[(2 + side) * size + k] = static_cast<float>(
-            first * own[2 * size + k] + second * other[3 * size + k]);
+        table[(2 + side) * size + k] = static_cast<float>(first * own[2 * size + k] +
+                                                          second * other[3 * size + k]);
       }
     }
     table[4 * size] = static_cast<float>(shut);
@@ -236,8 +243,11 @@ class Block {
     float* values = values_.get() + score * used_ * rows_;
     float* pairs = pairs_.get() + score * used_ * used_ * rows_;
     for (int64_t i = 0; i < rows_; i += loops.num_lanes) {
-      ShapLanes lanes{columns_.get() + i, values + i,
-                      has_pairs_ ? pairs + i : nullptr, rows_, used_,
+      ShapLanes lanes{columns_.get() + i,
+                      values + i,
+                      has_pairs_ ? pairs + i : nullptr,
+                      rows_,
+                      used_,
                       scratch_.get()};
       loops.add_tree(tree, points.weight, points.size, lanes);
     }

@@ -18,8 +18,8 @@
 
 namespace jboost {
 
-constexpr int kMaxShapPoints = 4;      // at a time
-constexpr int64_t kMaxShapLanes = 16;  // rows of a vector, at most
+constexpr int kMaxShapPoints = 4;       // at a time
+constexpr int64_t kMaxShapLanes = 16;   // rows of a vector, at most
 constexpr int64_t kMaxShapDepth = 255;  // of trees, which are walked by recursion
 
 // Trees that know the cover of their leaves, [R, K, L].

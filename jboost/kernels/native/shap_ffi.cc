@@ -6,17 +6,17 @@
 namespace jboost {
 namespace {
 
-ffi::Error ShapImpl(ffi::ThreadPool threads, Float x, Int codes,
-                    Int coded_features, Int feature, Float threshold, Bool missing_left,
-                    UInt left_codes, Int left_child, Float leaf_value, Float cover,
-                    Float place, Float weight, ffi::Result<Float> out,
-                    int64_t num_features, int64_t by_column, int64_t max_depth,
-                    int64_t pairs) {
+ffi::Error ShapImpl(ffi::ThreadPool threads, Float x, Int codes, Int coded_features,
+                    Int feature, Float threshold, Bool missing_left, UInt left_codes,
+                    Int left_child, Float leaf_value, Float cover, Float place,
+                    Float weight, ffi::Result<Float> out, int64_t num_features,
+                    int64_t by_column, int64_t max_depth, int64_t pairs) {
   ShapTrees trees;
   ffi::Error error = GetTrees(feature, threshold, missing_left, left_codes, left_child,
                               max_depth, &trees);
   if (error.failure()) return error;
-  std::vector<int64_t> leaves = {trees.num_rounds, trees.num_scores, trees.num_leaves()};
+  std::vector<int64_t> leaves = {trees.num_rounds, trees.num_scores,
+                                 trees.num_leaves()};
   JBOOST_CHECK(Has(leaf_value.dimensions(), leaves), "leaf_value must be [R, K, L]");
   JBOOST_CHECK(Has(cover.dimensions(), leaves), "cover must be [R, K, L]");
   trees.leaf_value = leaf_value.typed_data();
@@ -27,8 +27,8 @@ ffi::Error ShapImpl(ffi::ThreadPool threads, Float x, Int codes,
   shape.push_back(trees.num_scores);
   JBOOST_CHECK(Has(out->dimensions(), shape), "out must be [N, F, K] or [N, F, F, K]");
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, trees, num_rows, num_features,
-                    by_column, &matrix);
+  error = GetMatrix(x, codes, coded_features, trees, num_rows, num_features, by_column,
+                    &matrix);
   if (error.failure()) return error;
   JBOOST_CHECK(matrix.categories.num_features == 0, "categories must be codes by now");
   JBOOST_CHECK(place.dimensions().size() == 1 &&

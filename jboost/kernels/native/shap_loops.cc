@@ -52,9 +52,7 @@ struct Lanes {
   using Mask = __m256;
 
   static JBOOST_INLINE Vector Set(float x) { return _mm256_set1_ps(x); }
-  static JBOOST_INLINE Mask All() {
-    return _mm256_castsi256_ps(_mm256_set1_epi32(-1));
-  }
+  static JBOOST_INLINE Mask All() { return _mm256_castsi256_ps(_mm256_set1_epi32(-1)); }
   static JBOOST_INLINE Mask And(Mask a, Mask b) { return _mm256_and_ps(a, b); }
   static JBOOST_INLINE Mask AndNot(Mask a, Mask b) { return _mm256_andnot_ps(b, a); }
   static JBOOST_INLINE Vector Select(Mask mask, Vector yes, Vector no) {
@@ -130,8 +128,8 @@ class Walk {
       : tree_(tree),
         lanes_(lanes),
         edges_(static_cast<Edge*>(lanes.scratch)),
-        changes_(reinterpret_cast<Sums<kPoints>*>(
-            static_cast<char*>(lanes.scratch) + kShapSlots * kShapVectorBytes)) {}
+        changes_(reinterpret_cast<Sums<kPoints>*>(static_cast<char*>(lanes.scratch) +
+                                                  kShapSlots * kShapVectorBytes)) {}
 
   void Run(const float* weight) {
     Sums<kPoints> product;
@@ -165,8 +163,8 @@ class Walk {
     Sums<kPoints> sums;
     Vector change = Lanes::Set(0.0f);
     for (int k = 0; k < kPoints; ++k) {
-      Vector sum = Lanes::Select(left, Lanes::Set(table[k]),
-                                 Lanes::Set(table[kPoints + k]));
+      Vector sum =
+          Lanes::Select(left, Lanes::Set(table[k]), Lanes::Set(table[kPoints + k]));
       Vector own = Lanes::Select(left, Lanes::Set(table[2 * kPoints + k]),
                                  Lanes::Set(table[3 * kPoints + k]));
       if (node.above >= 0) {
@@ -210,8 +208,8 @@ class Walk {
       edges_[depth].open = own;
       Sums<kPoints> sums, change;
       for (int k = 0; k < kPoints; ++k) {
-        Vector gain = Lanes::Select(own, Lanes::Set(table[k]),
-                                    Lanes::Set(table[kPoints + k]));
+        Vector gain =
+            Lanes::Select(own, Lanes::Set(table[k]), Lanes::Set(table[kPoints + k]));
         change.at[k] = Lanes::Select(own, Lanes::Set(table[2 * kPoints + k]),
                                      Lanes::Set(table[3 * kPoints + k]));
         if (node.above >= 0) {

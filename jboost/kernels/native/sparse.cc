@@ -10,7 +10,7 @@ namespace jboost {
 namespace {
 
 constexpr int64_t kTasksPerThread = 64;  // features differ in how much they store
-constexpr int64_t kAhead = 24;          // entries whose rows are fetched beforehand
+constexpr int64_t kAhead = 24;           // entries whose rows are fetched beforehand
 
 // Calls body(f) for every feature, several in a task.
 template <class MakeBody>
@@ -38,8 +38,7 @@ std::vector<int64_t> PlaceRows(const Pool& pool, int64_t num_rows, const Rows& r
     int64_t first = chunk * kChunk, end = std::min(first + kChunk, num_rows);
     std::fill(room + first, room + end, SparseRow{0, num_nodes * table});
     for (int64_t node = 0; node < num_nodes; ++node) {
-      const Segment& segment =
-          rows.segments[chunk * rows.num_slots + nodes[node].slot];
+      const Segment& segment = rows.segments[chunk * rows.num_slots + nodes[node].slot];
       int64_t sum = 0;
       for (int64_t i = first + segment.begin; i < first + segment.end; ++i) {
         room[first + rows.index[i]] = {rows.words[i], node * table};
@@ -178,9 +177,9 @@ void DescendChunk(const Codes& codes, const TreeArrays& tree, int64_t num_inner,
     for (int64_t i = stop.begin; i < stop.end; ++i) {
       uint16_t row = index[i];
       Code code = column[row];
-      bool goes_right =
-          code == 0 ? !tree.missing_left[stop.node]
-                    : static_cast<int32_t>(code) > tree.threshold[stop.node];
+      bool goes_right = code == 0
+                            ? !tree.missing_left[stop.node]
+                            : static_cast<int32_t>(code) > tree.threshold[stop.node];
       index[left] = row;
       right_room[right] = row;
       left += !goes_right;
@@ -254,10 +253,9 @@ void FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tr
                       int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
   int64_t num_inner = (int64_t{1} << max_depth) - 1;
   auto descend = codes.wide ? DescendChunk<uint16_t> : DescendChunk<uint8_t>;
-  ParallelFor(Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
-              [&](int64_t chunk) {
-                descend(codes, tree, num_inner, chunk, skip, leaf);
-              });
+  ParallelFor(
+      Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
+      [&](int64_t chunk) { descend(codes, tree, num_inner, chunk, skip, leaf); });
 }
 
 }  // namespace jboost

@@ -31,9 +31,9 @@ class ColumnReader {
 
   const Codes& codes_;
   int64_t chunk_;
-  int64_t feature_ = -1;  // whose codes are in the room
+  int64_t feature_ = -1;         // whose codes are in the room
   int64_t begin_ = 0, end_ = 0;  // its entries in the chunk
-  std::vector<char> room_;  // what is not stored, but for those entries
+  std::vector<char> room_;       // what is not stored, but for those entries
 };
 
 // A row as sums see it.
