@@ -60,8 +60,9 @@ class KeepDenormals {
 
 // Keys of rows [begin, end) of some features, each at its own stride; rows beyond the
 // matrix repeat row 0.
-void MakeKeys(const Rows& matrix, int64_t begin, int64_t end, const int32_t* features,
-              int64_t num_features, int32_t* keys, int64_t stride) {
+void MakeKeys(const FloatRows& matrix, int64_t begin, int64_t end,
+              const int32_t* features, int64_t num_features, int32_t* keys,
+              int64_t stride) {
   auto make = JBOOST_CHOOSE(BinningLoops).make_keys;
   int64_t width = matrix.num_features;
   for (int64_t row = begin; row < end;) {
@@ -292,7 +293,7 @@ std::vector<Run> WeighDistinct(const int32_t* keys, const double* weight,
   return runs;
 }
 
-void CutBySorting(const Pool& pool, const Rows& matrix, const double* weight,
+void CutBySorting(const Pool& pool, const FloatRows& matrix, const double* weight,
                   int64_t max_bins, const Cuts& cuts) {
   int64_t num_rows = matrix.num_rows, num_features = matrix.num_features;
   const Pool& threads = Threads(pool, num_rows * num_features);
@@ -438,8 +439,8 @@ void Advance(int64_t max_bins, int64_t round, Feature* feature) {
 
 // Calls use(f, keys, count) for blocks of rows and the features in a list.
 template <class Use>
-void ForKeys(const Rows& matrix, const std::vector<int32_t>& features, int64_t begin,
-             int64_t end, const Use& use) {
+void ForKeys(const FloatRows& matrix, const std::vector<int32_t>& features,
+             int64_t begin, int64_t end, const Use& use) {
   int64_t size = static_cast<int64_t>(features.size());
   constexpr int64_t kStride = kBlockRows + kPad;
   std::vector<int32_t> keys(size * kStride);
@@ -468,8 +469,9 @@ struct Counter {
   }
 };
 
-void CountRows(const Rows& matrix, const std::vector<int32_t>& group, int64_t begin,
-               int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
+void CountRows(const FloatRows& matrix, const std::vector<int32_t>& group,
+               int64_t begin, int64_t end, std::mutex* mutex,
+               std::vector<Feature>* features) {
   auto count_keys = JBOOST_CHOOSE(BinningLoops).count;
   std::vector<Counter> counters;
   for (int32_t f : group) counters.emplace_back((*features)[f]);
@@ -490,8 +492,9 @@ void CountRows(const Rows& matrix, const std::vector<int32_t>& group, int64_t be
   }
 }
 
-void CollectRows(const Rows& matrix, const std::vector<int32_t>& group, int64_t begin,
-                 int64_t end, std::mutex* mutex, std::vector<Feature>* features) {
+void CollectRows(const FloatRows& matrix, const std::vector<int32_t>& group,
+                 int64_t begin, int64_t end, std::mutex* mutex,
+                 std::vector<Feature>* features) {
   auto collect = JBOOST_CHOOSE(BinningLoops).collect;
   std::vector<std::vector<int32_t>> collected(group.size());
   std::vector<int32_t> room(kBlockRows + 1);
@@ -531,7 +534,7 @@ void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& fe
 }
 
 // Maps of a few features, from rows at equal distances.
-void MakeMaps(const Rows& matrix, int64_t begin, int64_t end,
+void MakeMaps(const FloatRows& matrix, int64_t begin, int64_t end,
               std::vector<Feature>* features) {
   int64_t size = std::clamp(matrix.num_rows / kSampleShare, kMinSample, kMaxSample);
   int64_t step = matrix.num_rows / size, stride = size + kPad;
@@ -545,7 +548,7 @@ void MakeMaps(const Rows& matrix, int64_t begin, int64_t end,
   }
 }
 
-void CutByCounting(const Pool& pool, const Rows& matrix, int64_t max_bins,
+void CutByCounting(const Pool& pool, const FloatRows& matrix, int64_t max_bins,
                    const Cuts& cuts) {
   int64_t num_features = matrix.num_features;
   std::vector<Feature> features(num_features);
@@ -636,7 +639,7 @@ CodeBlock WriteColumns(const CodeLayouts& layouts, const std::vector<Lookup>& lo
   return {start, stride};
 }
 
-// Rows [begin, begin + count) of the blocks that hold features [first, ...).
+// Writes rows [begin, begin + count) of the blocks that hold features [first, ...).
 void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t first,
                  int64_t num_features, int64_t begin, int64_t count) {
   int64_t size = layouts.wide ? 2 : 1, width = layouts.width;
@@ -653,7 +656,7 @@ void WritePacked(const CodeLayouts& layouts, const CodeBlock& block, int64_t fir
 
 }  // namespace
 
-void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
+void FindCuts(const Pool& pool, const FloatRows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts) {
   bool sorted =
       weight != nullptr || matrix.num_rows <= kSortedRows || max_bins >= kSortedBins;
@@ -664,7 +667,7 @@ void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
   }
 }
 
-void FindCodes(const Pool& pool, const Rows& matrix, const float* thresholds,
+void FindCodes(const Pool& pool, const FloatRows& matrix, const float* thresholds,
                int64_t num_thresholds, const CodeLayouts& layouts) {
   int64_t num_features = matrix.num_features, num_rows = layouts.num_rows;
   std::vector<Lookup> lookups;

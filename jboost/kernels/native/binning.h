@@ -26,8 +26,8 @@ namespace jboost {
 
 constexpr int32_t kMissingKey = INT32_MIN;
 
-// Rows of floats, [N, F].
-struct Rows {
+// A matrix [N, F], row by row.
+struct FloatRows {
   const float* values;
   int64_t num_rows, num_features;
 };
@@ -82,8 +82,8 @@ struct Cuts {
   int64_t max_cuts;
 };
 
-// The definition is jboost.codes.binning.find_cuts. weight: [N], or null.
-void FindCuts(const Pool& pool, const Rows& matrix, const double* weight,
+// The definition is jboost.binning.find_cuts. weight: [N], or null.
+void FindCuts(const Pool& pool, const FloatRows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts);
 
 struct CodeLayouts {
@@ -95,7 +95,7 @@ struct CodeLayouts {
 };
 
 // Codes: 0 if missing, else 1 + #{thresholds < x}.
-void FindCodes(const Pool& pool, const Rows& matrix, const float* thresholds,
+void FindCodes(const Pool& pool, const FloatRows& matrix, const float* thresholds,
                int64_t num_thresholds, const CodeLayouts& layouts);
 
 }  // namespace jboost

@@ -1,90 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bindings of binning.h: unpack, check every shape, call.
+// Bindings of binning.h.
 #include "binning.h"
 #include "ffi.h"
 
 namespace jboost {
 namespace {
 
-ffi::Error GetRows(const Float& x, Rows* rows) {
-  auto shape = x.dimensions();
-  JBOOST_CHECK(shape.size() == 2 && shape[0] > 0 && shape[1] > 0, "x must be [N, F]");
-  *rows = Rows{x.typed_data(), shape[0], shape[1]};
+FloatRows ReadMatrix(Buffers* buffers) {
+  auto [rows, features] = buffers->NextShape<2>(Access::kOperand, "x");
+  const float* values = buffers->Operand<float>("x", {rows, features});
+  buffers->Check(rows > 0 && features > 0, "x must have rows and features");
+  buffers->Check(rows <= INT32_MAX, "x must have fewer than 2^31 rows");
+  return {values, rows, features};
+}
+
+ffi::Error FindCutsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, int64_t max_bins) {
+  Buffers buffers(operands, results);
+  FloatRows matrix = ReadMatrix(&buffers);
+  // A float64 as two words, since XLA may have no float64. Without weights there are
+  // no rows.
+  int64_t weights = buffers.NextShape<2>(Access::kOperand, "weight")[0];
+  const uint32_t* weight = buffers.Operand<uint32_t>("weight", {weights, 2});
+  buffers.Check(weights == 0 || weights == matrix.num_rows,
+                "weight must have N rows, or none");
+  Cuts cuts;
+  int64_t features = matrix.num_features;
+  cuts.max_cuts = buffers.NextShape<2>(Access::kResult, "lower")[1];
+  cuts.lower = buffers.Result<float>("lower", {features, cuts.max_cuts});
+  cuts.upper = buffers.Result<float>("upper", {features, cuts.max_cuts});
+  cuts.num_cuts = buffers.Result<int32_t>("num_cuts", {features});
+  buffers.Check(max_bins >= 2 && cuts.max_cuts >= max_bins - 2,
+                "lower and upper must hold max_bins - 2 cuts");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  FindCuts(MakePool(threads), matrix,
+           weights == 0 ? nullptr : reinterpret_cast<const double*>(weight), max_bins,
+           cuts);
   return ffi::Error::Success();
 }
 
-ffi::Error FindCutsImpl(ffi::ThreadPool threads, Float x, ffi::Buffer<ffi::U32> weight,
-                        ffi::Result<Float> lower, ffi::Result<Float> upper,
-                        ffi::Result<ffi::Buffer<ffi::S32>> num_cuts, int64_t max_bins) {
-  Rows matrix;
-  if (ffi::Error error = GetRows(x, &matrix); error.failure()) return error;
-  auto weights = weight.dimensions();
-  JBOOST_CHECK(weights.size() == 2 && weights[1] == 2 &&
-                   (weights[0] == 0 || weights[0] == matrix.num_rows),
-               "weight must be [N, 2] or [0, 2]");
-  auto shape = lower->dimensions();
-  JBOOST_CHECK(max_bins >= 2 && shape.size() == 2 && shape == upper->dimensions() &&
-                   shape[0] == matrix.num_features && shape[1] >= max_bins - 2,
-               "lower and upper must be [F, max_bins - 2]");
-  JBOOST_CHECK(num_cuts->dimensions().size() == 1 &&
-                   num_cuts->dimensions()[0] == matrix.num_features,
-               "num_cuts must be [F]");
-  Cuts cuts{lower->typed_data(), upper->typed_data(), num_cuts->typed_data(), shape[1]};
-  FindCuts(
-      MakePool(threads), matrix,
-      weights[0] == 0 ? nullptr : reinterpret_cast<const double*>(weight.typed_data()),
-      max_bins, cuts);
-  return ffi::Error::Success();
-}
-
-ffi::Error FindCodesImpl(ffi::ThreadPool threads, Float x, Float thresholds,
-                         ffi::Result<ffi::AnyBuffer> columns,
-                         ffi::Result<ffi::AnyBuffer> packed) {
-  Rows matrix;
-  if (ffi::Error error = GetRows(x, &matrix); error.failure()) return error;
-  auto bins = thresholds.dimensions();
-  auto column = columns->dimensions(), row = packed->dimensions();
-  auto type = columns->element_type();
-  JBOOST_CHECK(bins.size() == 2 && bins[0] == matrix.num_features && bins[1] < 65536,
-               "thresholds must be [F, B-1]");
-  JBOOST_CHECK((type == ffi::U8 || type == ffi::U16) &&
-                   packed->element_type() == type &&
-                   (type == ffi::U16 || bins[1] < 256),
-               "codes must be uint8 or uint16");
-  JBOOST_CHECK(column.size() == 2 && (column[0] == 0 || column[0] == bins[0]),
-               "columns must be [F, N] or [0, N]");
-  JBOOST_CHECK(row.size() == 3 && row[1] == column[1] && row[1] >= matrix.num_rows &&
-                   (row[0] == 0 ||
-                    (row[0] * row[2] >= bins[0] && (row[0] - 1) * row[2] < bins[0])),
-               "packed must be [blocks, N, width] or [0, N, width]");
-  CodeLayouts layouts{column[0] == 0 ? nullptr : columns->untyped_data(),
-                      row[0] == 0 ? nullptr : packed->untyped_data(),
-                      row[1],
-                      row[0],
-                      row[2],
-                      type == ffi::U16};
-  FindCodes(MakePool(threads), matrix, thresholds.typed_data(), bins[1], layouts);
+ffi::Error FindCodesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                         ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  FloatRows matrix = ReadMatrix(&buffers);
+  int64_t features = matrix.num_features;
+  int64_t num_thresholds = buffers.NextShape<2>(Access::kOperand, "thresholds")[1];
+  const float* thresholds =
+      buffers.Operand<float>("thresholds", {features, num_thresholds});
+  CodeLayouts layouts;
+  layouts.wide = buffers.NextIsWide(Access::kResult);
+  // A layout that nobody wants has no features, or no blocks.
+  auto [columns, num_rows] = buffers.NextShape<2>(Access::kResult, "columns");
+  layouts.columns =
+      buffers.Codes(Access::kResult, "columns", {columns, num_rows}, layouts.wide);
+  auto [blocks, rows, width] = buffers.NextShape<3>(Access::kResult, "packed");
+  layouts.packed =
+      buffers.Codes(Access::kResult, "packed", {blocks, rows, width}, layouts.wide);
+  if (columns == 0) layouts.columns = nullptr;
+  if (blocks == 0) layouts.packed = nullptr;
+  layouts.num_rows = rows;
+  layouts.num_blocks = blocks;
+  layouts.width = width;
+  buffers.Check(num_thresholds < (layouts.wide ? 65536 : 256),
+                "codes must fit their type");
+  buffers.Check(columns == 0 || columns == features,
+                "columns must be [F, N] or [0, N]");
+  buffers.Check(rows == num_rows && rows >= matrix.num_rows,
+                "columns and packed must have the rows of x, or more");
+  buffers.Check(
+      blocks == 0 || (blocks * width >= features && (blocks - 1) * width < features),
+      "packed must hold the codes of F features");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  FindCodes(MakePool(threads), matrix, thresholds, num_thresholds, layouts);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-JBOOST_HANDLER(jboost_find_cuts, FindCutsImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()                  // x
-                   .Arg<ffi::Buffer<ffi::U32>>()  // weight
-                   .Ret<Float>()                  // lower
-                   .Ret<Float>()                  // upper
-                   .Ret<ffi::Buffer<ffi::S32>>()  // num_cuts
-                   .Attr<int64_t>("max_bins"));
-
-JBOOST_HANDLER(jboost_find_codes, FindCodesImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()             // x
-                   .Arg<Float>()             // thresholds
-                   .Ret<ffi::AnyBuffer>()    // columns
-                   .Ret<ffi::AnyBuffer>());  // packed
+JBOOST_HANDLER(jboost_find_cuts, FindCutsImpl, Bind().Attr<int64_t>("max_bins"))
+JBOOST_HANDLER(jboost_find_codes, FindCodesImpl, Bind())
 
 }  // namespace jboost

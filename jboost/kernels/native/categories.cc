@@ -84,28 +84,28 @@ void WriteSets(const RankedFeature& ranked, int32_t rank, int32_t num_codes,
 
 }  // namespace
 
-void FindCategorySplits(const Pool& pool, const Histograms& histograms,
-                        int64_t num_features, const int32_t* place,
-                        const int32_t* position, const uint8_t* masks,
-                        const SplitLimits& limits, float min_gain,
+void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
                         const NumericSplits& numeric,
                         const CategorySplitOutput& output) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const SplitOutput& splits = output.splits;
+  const Histograms& histograms = search.histograms;
+  const SplitLimits& limits = search.limits;
+  int64_t num_features = search.num_features;
   int64_t bins = histograms.num_bins, plane = num_features * bins;
   bool counted = limits.min_count > 0;
   std::fill_n(output.left_codes, histograms.num_slots * output.num_words, 0u);
   std::fill_n(output.absent_codes, histograms.num_slots * output.num_words, 0u);
-  auto search = [&](int64_t slot) {
+  auto search_slot = [&](int64_t slot) {
     splits.feature[slot] = numeric.feature[slot];
     splits.threshold[slot] = numeric.threshold[slot];
     splits.missing_left[slot] = numeric.missing_left[slot];
-    splits.gain[slot] = numeric.gain[slot] - min_gain;
+    splits.gain[slot] = numeric.gain[slot] - search.min_gain;
     splits.found[slot] = 0;
-    if (position[slot] < 0) return;
+    if (search.position[slot] < 0) return;
     const int32_t* gradient =
-        histograms.sums + place[slot] * histograms.num_channels * plane;
+        histograms.sums + search.place[slot] * histograms.num_channels * plane;
     const int32_t* curvature = gradient + plane;
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1],
@@ -129,7 +129,7 @@ void FindCategorySplits(const Pool& pool, const Histograms& histograms,
     uint32_t* absent = output.absent_codes + slot * output.num_words;
     for (int64_t group = 0; group < categories.num_groups; ++group) {
       int32_t feature = categories.features[group];
-      if (!masks[slot * num_features + feature]) continue;
+      if (!search.masks[slot * num_features + feature]) continue;
       const int32_t* const cumulative[3] = {gradient + feature * bins,
                                             curvature + feature * bins,
                                             count + feature * bins};
@@ -172,10 +172,10 @@ void FindCategorySplits(const Pool& pool, const Histograms& histograms,
       std::fill_n(left, output.num_words, 0u);
       std::fill_n(absent, output.num_words, 0u);
     }
-    splits.gain[slot] = gain - min_gain;
-    splits.found[slot] = gain > min_gain && 2.0f * gain > 1e-6f * size;
+    splits.gain[slot] = gain - search.min_gain;
+    splits.found[slot] = gain > search.min_gain && 2.0f * gain > 1e-6f * size;
   };
-  ParallelFor(pool, histograms.num_slots, search);
+  ParallelFor(pool, histograms.num_slots, search_slot);
 }
 
 CodeTable::CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes,

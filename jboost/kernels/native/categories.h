@@ -44,10 +44,7 @@ struct CategorySplitOutput {
 
 // The better of `numeric` and of the best sets of categories; `values` (its child
 // bounds are not written) may be null.
-void FindCategorySplits(const Pool& pool, const Histograms& histograms,
-                        int64_t num_features, const int32_t* place,
-                        const int32_t* position, const uint8_t* masks,
-                        const SplitLimits& limits, float min_gain,
+void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
                         const NumericSplits& numeric,
                         const CategorySplitOutput& output);

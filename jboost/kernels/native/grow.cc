@@ -2,6 +2,7 @@
 #include "grow.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -33,7 +34,9 @@ void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin
   // take twice as long.
   constexpr int64_t kCodes = 8 / sizeof(Code), kBits = 8 * sizeof(Code);
   constexpr int64_t kTile = 256;  // rows whose codes stay in the first cache
-  Code last = static_cast<Code>(num_bins - 1);
+  // All codes fit into one byte where num_bins is greater than that allows.
+  Code last = static_cast<Code>(
+      std::min<int64_t>(num_bins - 1, std::numeric_limits<Code>::max()));
   const Code* columns = static_cast<const Code*>(codes.columns);
   int64_t used = BlockFeatures(codes, block);
   for (int64_t at = begin; at < end; at += kTile) {
@@ -160,7 +163,7 @@ void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* pac
       });
 }
 
-void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
+bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out) {
   int64_t table = num_bins * num_channels;
@@ -190,12 +193,19 @@ void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
                   sum_feature(uint8_t{}, feature);
                 }
               });
+  return true;
+}
+
+bool AreInChunk(const uint16_t* index, int64_t size, int64_t count) {
+  uint16_t last = static_cast<uint16_t>(count - 1);
+  int outside = 0;
+  for (int64_t i = 0; i < size; ++i) outside |= index[i] > last;  // vectorizes
+  return outside == 0 || size == 0;
 }
 
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
-               bool uniform, int64_t num_slots, int64_t* words, uint16_t* index,
-               Segment* segments, float units[2]) {
+               bool uniform, const Rows& rows, float units[2]) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const Pool& threads = Threads(pool, num_rows);
   int64_t num_chunks = NumChunks(num_rows);
@@ -217,8 +227,10 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
   float scales[2] = {1.0f, 1.0f};
   std::vector<ExactSum> parts(num_chunks);
   for (int channel = 0; channel < 2; ++channel) {
-    auto from = greatest.begin() + channel * num_chunks;
-    uint32_t bits = *std::max_element(from, from + num_chunks);
+    uint32_t bits = 0;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      bits = std::max(bits, greatest[channel * num_chunks + chunk]);
+    }
     if (channel == 1 && uniform) {
       std::memcpy(&units[1], &bits, sizeof bits);  // the one curvature of all rows
       units[1] = std::max(1e-30f, units[1]);
@@ -243,19 +255,21 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
   ParallelFor(threads, num_chunks, [&](int64_t chunk) {
     int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
     loops.quantise(gradient + first, curvature + first, first, count, scales, seed,
-                   stochastic, uniform, in_bag + first, words + first);
+                   stochastic, uniform, in_bag + first, rows.words + first);
+    uint16_t* index = rows.index + first;
+    int64_t* words = rows.words + first;
     int64_t position = 0;
     if (kept[chunk] == count) {
-      for (int64_t i = 0; i < count; ++i) index[first + i] = static_cast<uint16_t>(i);
+      for (int64_t i = 0; i < count; ++i) index[i] = static_cast<uint16_t>(i);
     } else {
       for (int64_t i = 0; i < count && position < kept[chunk]; ++i) {
-        index[first + position] = static_cast<uint16_t>(i);
-        words[first + position] = words[first + i];
+        index[position] = static_cast<uint16_t>(i);
+        words[position] = words[i];
         position += in_bag[first + i] != 0;
       }
     }
-    Segment* own = segments + chunk * num_slots;
-    std::fill(own, own + num_slots, Segment{0, 0});
+    Segment* own = rows.segments + chunk * rows.num_slots;
+    std::fill(own, own + rows.num_slots, Segment{0, 0});
     own[0].end = static_cast<int32_t>(kept[chunk]);
   });
 }
@@ -299,7 +313,7 @@ void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histogram
   }
 }
 
-void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
+bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   auto sum = histograms.counted ? loops.sum_words_and_counts : loops.sum_words;
@@ -319,6 +333,7 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       CutTasks(rows, nodes, num_nodes, num_chunks, num_rows, num_parts);
   // The first and the last node of each task, where another task has a share of them.
   std::vector<std::vector<Piece>> pieces(tasks.size() * codes.num_blocks);
+  std::atomic<bool> inside{true};
 
   auto run = [&](int64_t number) {
     int64_t block = number / static_cast<int64_t>(tasks.size());
@@ -345,16 +360,16 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
           __builtin_prefetch(rows.words + (chunk + 1) * kChunk + next.begin + 8);
         }
         int64_t first = chunk * kChunk;
+        const uint16_t* index = rows.index + first + begin;
+        if (!AreInChunk(index, count, std::min(kChunk, codes.num_rows - first))) {
+          inside = false;
+          return;
+        }
         const char* packed =
             static_cast<const char*>(codes.packed) +
             (block * codes.num_rows + first) * codes.width * codes.code_size();
-        RowRange range{packed,
-                       rows.index + first + begin,
-                       rows.words + first + begin,
-                       count,
-                       codes.width,
-                       used,
-                       stride};
+        RowRange range{packed, index, rows.words + first + begin, count, codes.width,
+                       used,   stride};
         sum(range, codes.wide, scratch.get());
         summed += count;
         left -= count;
@@ -372,6 +387,7 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
     }
   };
   ParallelFor(threads, static_cast<int64_t>(pieces.size()), run);
+  if (!inside) return false;
 
   // Nodes without rows, and nodes in pieces.
   ParallelFor(threads, num_nodes * codes.num_blocks, [&](int64_t number) {
@@ -399,13 +415,16 @@ void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
                  codes.num_features);
     }
   });
+  return true;
 }
 
-void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
-                const int32_t* place, const int32_t* position, const uint8_t* masks,
-                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slots,
                 const SplitOutput& splits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  const Histograms& histograms = search.histograms;
+  const SplitLimits& limits = search.limits;
+  const int32_t *place = search.place, *position = search.position;
+  int64_t num_features = search.num_features;
   int64_t bins = histograms.num_bins, plane = num_features * bins;
   int64_t live = 0;
   for (int64_t slot = 0; slot < histograms.num_slots; ++slot) {
@@ -415,7 +434,7 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     splits.gain[slot] = -__builtin_inff();
     if (slots != nullptr) std::fill_n(slots->child_bounds + 4 * slot, 4, 0.0f);
   }
-  auto search = [&](int64_t slot) {
+  auto search_slot = [&](int64_t slot) {
     if (position[slot] < 0) return;
     const int32_t* gradient =
         histograms.sums + place[slot] * histograms.num_channels * plane;
@@ -437,7 +456,7 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     std::unique_ptr<float[]> room(new float[bins]);
     BestSplit best{-__builtin_inff(), 0, 0, false};
     for (int64_t f = 0; f < num_features; ++f) {
-      if (!masks[slot * num_features + f]) continue;
+      if (!search.masks[slot * num_features + f]) continue;
       int32_t feature = static_cast<int32_t>(f);
       if (slots == nullptr) {
         loops.search_feature(gradient + f * bins, curvature + f * bins,
@@ -452,9 +471,9 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     splits.feature[slot] = best.feature;
     splits.threshold[slot] = best.threshold;
     splits.missing_left[slot] = best.missing_left;
-    splits.gain[slot] = best.gain - min_gain;
+    splits.gain[slot] = best.gain - search.min_gain;
     // A gain below 1e-6 of the parent's score can be rounding.
-    splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * size;
+    splits.found[slot] = best.gain > search.min_gain && 2.0f * best.gain > 1e-6f * size;
     if (slots == nullptr) return;
     int64_t row = best.feature * bins, cut = row + best.threshold;
     int32_t left[2] = {gradient[cut], curvature[cut]};
@@ -465,13 +484,15 @@ void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_feat
     WriteChildBounds(left, total, limits, values, slots->monotone[best.feature],
                      best.threshold == bins - 1, slots->child_bounds + 4 * slot);
   };
-  ParallelFor(Threads(pool, live * plane), histograms.num_slots, search);
+  ParallelFor(Threads(pool, live * plane), histograms.num_slots, search_slot);
 }
 
-void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
-               const Splits& splits, int64_t level, int64_t max_depth,
-               const TreeArrays& tree, int32_t* position, int32_t* leaf,
-               int32_t* source, uint8_t* left_smaller) {
+bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
+               int64_t level, int64_t max_depth, const LevelState& state) {
+  const Rows& rows = state.rows;
+  const TreeArrays& tree = state.tree;
+  int32_t *position = state.position, *leaf = state.leaf, *source = state.source;
+  uint8_t* left_smaller = state.left_smaller;
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   int64_t num_slots = rows.num_slots, num_chunks = NumChunks(codes.num_rows);
   bool last = level == max_depth - 1;
@@ -492,6 +513,7 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
   }
   // Rows of each pair: left, right, missing; chunk by chunk, then added up.
   std::vector<int64_t> counts(num_chunks * num_pairs * 3, 0);
+  std::atomic<bool> inside{true};
   auto route = [&](int64_t chunk) {
     int64_t first = chunk * kChunk;
     Segment* segments = rows.segments + chunk * num_slots;
@@ -505,6 +527,10 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
       Segment segment = before[slot];
       int64_t count = segment.end - segment.begin;
       uint16_t* index = rows.index + first + segment.begin;
+      if (!AreInChunk(index, count, std::min(kChunk, codes.num_rows - first))) {
+        inside = false;
+        return;
+      }
       if (pair[slot] < 0) {
         int32_t value = position[slot] << (max_depth - level);
         for (int64_t i = 0; i < count; ++i) leaf[first + index[i]] = value;
@@ -545,8 +571,10 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
       segments[2 * pair[slot]] = {segment.begin, middle};
       segments[2 * pair[slot] + 1] = {middle, segment.end};
     }
+    if (!reader.IsInside()) inside = false;
   };
   ParallelFor(Threads(pool, codes.num_rows), num_chunks, route);
+  if (!inside) return false;
 
   std::vector<int32_t> children(num_slots, -1);
   std::fill(source, source + std::max<int64_t>(1, num_slots / 2), -1);
@@ -578,17 +606,19 @@ void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
     children[2 * pair[slot] + 1] = 2 * position[slot] + 1;
   }
   std::copy(children.begin(), children.end(), position);
+  return true;
 }
 
-void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
+bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
                 int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
   int64_t num_inner = (int64_t{1} << max_depth) - 1;
+  int64_t last_code = tree.num_words * kWordBits - 1;
   auto descend = [&](auto code_type, auto categorical, int64_t chunk) {
     using Code = decltype(code_type);
     const Code* columns = static_cast<const Code*>(codes.columns);
     int64_t end = std::min((chunk + 1) * kChunk, codes.num_rows);
     for (int64_t i = chunk * kChunk; i < end; ++i) {
-      if (skip != nullptr && skip[i]) continue;
+      if (skip[i]) continue;
       int64_t node = 0;
       for (int64_t level = 0; level < max_depth; ++level) {
         Code code = columns[tree.feature[node] * codes.num_rows + i];
@@ -596,7 +626,8 @@ void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                                : static_cast<int32_t>(code) > tree.threshold[node];
         if constexpr (decltype(categorical)::value) {
           if (code != 0 && tree.threshold[node] == kCategorical) {
-            right = !HasCode(tree.left_codes + node * tree.num_words, code);
+            right = !HasCode(tree.left_codes + node * tree.num_words,
+                             std::min<int64_t>(code, last_code));
           }
         }
         node = 2 * node + 1 + right;
@@ -616,6 +647,7 @@ void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
                              : descend(uint8_t{}, numeric, chunk);
                 }
               });
+  return true;
 }
 
 }  // namespace jboost

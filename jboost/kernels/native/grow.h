@@ -100,7 +100,7 @@ struct GrowLoops {
   uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
-  // Rounds a chunk's derivatives to words; see jboost.numerics.fixed_point.quantise.
+  // Rounds a chunk's derivatives to words; see jboost.histogram.quantise.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,
                    bool stochastic, bool uniform, const uint8_t* in_bag,
@@ -122,34 +122,37 @@ struct GrowLoops {
 
 JBOOST_DECLARE_LOOPS(GrowLoops)
 
+// The state of the rows of a tree; see the top of this file.
+struct Rows {
+  int64_t* words;     // [N]
+  uint16_t* index;    // [N]
+  Segment* segments;  // [chunks, slots]
+  int64_t num_slots;
+};
+
 // packed[b][i][j] = columns[b * width + j][i], at most num_bins - 1; 0 beyond the last
 // feature.
 void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed);
 
 // out[m][f][b][c] = sum of channels[i][c] over rows with node[i] = m, code b in f.
-void BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
+bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out);
 
-// Chooses scales, quantizes (jboost.numerics.fixed_point.choose_scale, quantise), and groups the
+// Whether a segment's rows, index[0 .. size), lie in a chunk of `count` rows.
+bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
+
+// Chooses scales, quantizes (jboost.histogram.choose_scale, quantise), and groups the
 // rows in the bag (slot 0 holds them all). `units`: what one integer of gradient and of
 // curvature stands for; where all rows are `uniform`, that of curvature is a row.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
-               bool uniform, int64_t num_slots, int64_t* words, uint16_t* index,
-               Segment* segments, float units[2]);
+               bool uniform, const Rows& rows, float units[2]);
 
 struct Histograms {
   int32_t* sums;  // [slots, channels, F, B], cumulative over bins
   int64_t num_slots, num_channels, num_bins;
   bool counted;  // whether the third channel is filled
-};
-
-struct Rows {
-  int64_t* words;
-  uint16_t* index;
-  Segment* segments;  // [chunks, slots]
-  int64_t num_slots;
 };
 
 // Which sums a level needs: of the smaller child of each pair, into `small_place`; the
@@ -165,7 +168,7 @@ void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histogram
                 const NodeSum& node, int64_t first_feature, int64_t used,
                 int64_t num_features);
 
-void SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
+bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms);
 
 struct Splits {  // [slots]
@@ -194,33 +197,61 @@ struct LimitsOfSlots {
   float* child_bounds;      // [slots, 2, 2]
 };
 
-// The best split of each slot; `slots` may be null.
-void FindSplits(const Pool& pool, const Histograms& histograms, int64_t num_features,
-                const int32_t* place, const int32_t* position, const uint8_t* masks,
-                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+// What a search for splits reads.
+struct Search {
+  Histograms histograms;
+  int64_t num_features;
+  const int32_t* place;     // [slots]: of each slot's histogram
+  const int32_t* position;  // [slots]: of its node on the level; -1: an empty slot
+  const uint8_t* masks;     // [slots, F]: which features may be split
+  SplitLimits limits;
+  float min_gain;
+
+  int64_t num_slots() const { return histograms.num_slots; }
+};
+
+// The best split of each slot; `values` may be null.
+void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* values,
                 const SplitOutput& splits);
 
+// A tree in heap order, [nodes].
+struct TreeNodes {
+  const int32_t* feature;
+  const int32_t* threshold;
+  const uint8_t* missing_left;
+  const uint32_t* left_codes = nullptr;  // [nodes, words]; null without categories
+  int64_t num_words = 0;
+};
+
+// The same while it grows.
 struct TreeArrays {
   int32_t* feature;
   int32_t* threshold;
   uint8_t* missing_left;
-  uint32_t* left_codes = nullptr;  // [nodes, words]; null without categories
+  uint32_t* left_codes = nullptr;
   int64_t num_words = 0;
+};
+
+// What a level changes.
+struct LevelState {
+  Rows rows;
+  TreeArrays tree;
+  int32_t* position;  // [slots]: of each slot's node on its level; -1: an empty slot
+  int32_t* leaf;      // [N]
+  int32_t* source;    // [pairs]: the parent's slot; -1 beyond the splits found
+  uint8_t* left_smaller;  // [pairs]: the left child has no more rows than the right
 };
 
 // Routes the rows of every split slot and writes the splits into the tree; the
 // children of the r-th split take slots 2r and 2r + 1. Rows whose node is not split,
-// and all at the last level, get their leaf.
-//   position: of each slot's node on its level, -1 for empty slots; overwritten.
-//   source[r]: the parent's slot; -1 beyond the splits found.
-//   left_smaller[r]: whether the left child has no more rows than the right one.
-void SplitRows(const Pool& pool, const Codes& codes, const Rows& rows,
-               const Splits& splits, int64_t level, int64_t max_depth,
-               const TreeArrays& tree, int32_t* position, int32_t* leaf,
-               int32_t* source, uint8_t* left_smaller);
+// and all at the last level, get their leaf. False (and the state is lost) if the index
+// or sparse entries lead out of a chunk.
+bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
+               int64_t level, int64_t max_depth, const LevelState& state);
 
-// The leaf of every row of codes, or of those with skip[i] == 0.
-void FindLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
+// The leaf of every row of codes with skip[i] == 0. False if sparse entries lead out of
+// a chunk.
+bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
                 int64_t max_depth, const uint8_t* skip, int32_t* leaf);
 
 }  // namespace jboost

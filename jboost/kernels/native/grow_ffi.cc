@@ -1,600 +1,519 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bindings of grow.h and sparse.h: unpack, check every shape, call.
+// Bindings of grow.h and sparse.h.
 #include "grow_ffi.h"
 
+#include <algorithm>
 #include <vector>
 
+#include "categories.h"
 #include "ffi.h"
 #include "grow.h"
 #include "sparse.h"
 
 namespace jboost {
+
+void ReadColumns(Buffers* buffers, Source* source) {
+  auto [features, rows] = buffers->NextShape<2>(Access::kOperand, "columns");
+  Codes& codes = source->codes;
+  codes.num_features = features;
+  codes.num_rows = rows;
+  codes.wide = buffers->NextIsWide(Access::kOperand);
+  codes.columns =
+      buffers->Codes(Access::kOperand, "columns", {features, rows}, codes.wide);
+}
+
+void ReadEntries(Buffers* buffers, int64_t num_rows, Source* source) {
+  Codes& codes = source->codes;
+  if (!buffers->HasOperands()) {
+    buffers->Check(codes.num_rows == num_rows, "columns must be [F, N]");
+    return;
+  }
+  int64_t entries = codes.num_rows;
+  buffers->Check(codes.num_features == 1, "columns of sparse codes must be [1, E]");
+  int64_t features = buffers->NextShape<1>(Access::kOperand, "starts")[0] - 1;
+  source->num_entries = entries;
+  SparseColumns& sparse = source->sparse;
+  sparse.starts = buffers->Operand<int32_t>("starts", {features + 1});
+  sparse.rows = buffers->Operand<int32_t>("rows", {entries});
+  sparse.absent =
+      buffers->Codes(Access::kOperand, "absent codes", {features}, codes.wide);
+  codes.num_features = features;
+  codes.num_rows = num_rows;
+  codes.sparse = &sparse;
+}
+
+ffi::Error CheckEntries(const Source& source) {
+  if (source.codes.sparse == nullptr) return ffi::Error::Success();
+  const int32_t* starts = source.sparse.starts;
+  int64_t features = source.codes.num_features;
+  bool inside = starts[0] >= 0 && starts[features] <= source.num_entries;
+  for (int64_t f = 0; f < features; ++f) inside &= starts[f] <= starts[f + 1];
+  JBOOST_CHECK(inside, "starts must ascend from 0 to E");
+  return ffi::Error::Success();
+}
+
+Rows ReadRows(Buffers* buffers, Access access, int64_t num_rows) {
+  Rows rows;
+  rows.words = reinterpret_cast<int64_t*>(
+      buffers->Read<int32_t>(access, "words", {num_rows, 2}));
+  rows.index = buffers->Read<uint16_t>(access, "index", {num_rows});
+  rows.num_slots = buffers->NextShape<3>(access, "segments")[1];
+  rows.segments = reinterpret_cast<Segment*>(buffers->Read<int32_t>(
+      access, "segments", {NumChunks(num_rows), rows.num_slots, 2}));
+  buffers->Check(rows.num_slots > 0, "there must be a slot");
+  return rows;
+}
+
+ffi::Error CheckRows(const Rows& rows, int64_t num_rows) {
+  bool inside = true;
+  for (int64_t chunk = 0; chunk < NumChunks(num_rows); ++chunk) {
+    int64_t count = std::min(kChunk, num_rows - chunk * kChunk);
+    for (int64_t slot = 0; slot < rows.num_slots; ++slot) {
+      const Segment& segment = rows.segments[chunk * rows.num_slots + slot];
+      inside &= 0 <= segment.begin && segment.begin <= segment.end;
+      inside &= segment.end <= count;
+    }
+  }
+  JBOOST_CHECK(inside, "segments must lie in their chunks");
+  return ffi::Error::Success();
+}
+
+Search ReadSearch(Buffers* buffers) {
+  Search search;
+  auto [slots, channels, features, bins] =
+      buffers->NextShape<4>(Access::kOperand, "sums");
+  // The search reads the sums only.
+  int32_t* sums = buffers->Read<int32_t>(Access::kOperand, "sums",
+                                         {slots, channels, features, bins});
+  buffers->Check(channels == 2 || channels == 3, "sums must have 2 or 3 channels");
+  buffers->Check(features > 0 && bins > 0, "sums must have features and bins");
+  search.num_features = features;
+  search.place = buffers->Operand<int32_t>("place", {slots});
+  search.position = buffers->Operand<int32_t>("position", {slots});
+  search.masks = buffers->Operand<uint8_t>("masks", {slots, features});
+  const float* units = buffers->Operand<float>("units", {2});
+  SplitLimits& limits = search.limits;
+  limits.gradient_unit = units == nullptr ? 0.0f : units[0];
+  limits.curvature_unit = units == nullptr ? 0.0f : units[1];
+  limits.l2 = buffers->Scalar<float>("l2");
+  search.min_gain = buffers->Scalar<float>("min_gain");
+  limits.min_weight = buffers->Scalar<float>("min_child_weight");
+  // A child without rows has no gain, so a minimum of 1 needs no check (and rows have
+  // not been counted for it).
+  int32_t least = buffers->Scalar<int32_t>("min_child_samples");
+  limits.min_count = least > 1 ? least : 0;
+  search.histograms = {sums, slots, channels, bins, limits.min_count > 0};
+  return search;
+}
+
+ffi::Error CheckSearch(const Search& search) {
+  bool inside = true;
+  for (int64_t slot = 0; slot < search.num_slots(); ++slot) {
+    if (search.position[slot] < 0) continue;
+    inside &= 0 <= search.place[slot] && search.place[slot] < search.num_slots();
+  }
+  JBOOST_CHECK(inside, "place must hold slots");
+  return ffi::Error::Success();
+}
+
+SplitOutput ReadSplits(Buffers* buffers, int64_t num_slots) {
+  SplitOutput splits;
+  splits.feature = buffers->Result<int32_t>("feature", {num_slots});
+  splits.threshold = buffers->Result<int32_t>("threshold", {num_slots});
+  splits.missing_left = buffers->Result<uint8_t>("missing_left", {num_slots});
+  splits.gain = buffers->Result<float>("gain", {num_slots});
+  splits.found = buffers->Result<uint8_t>("found", {num_slots});
+  return splits;
+}
+
 namespace {
 
-Codes MakeCodes(const ffi::AnyBuffer& columns) {
-  Codes codes{};
-  codes.columns = columns.untyped_data();
-  codes.num_features = columns.dimensions()[0];
-  codes.num_rows = columns.dimensions()[1];
-  codes.wide = columns.element_type() == ffi::U16;
-  return codes;
+// Codes by row, [blocks, N, width]. The number of features comes from elsewhere.
+void ReadPacked(Buffers* buffers, Access access, Codes* codes, void** packed) {
+  auto [blocks, rows, width] = buffers->NextShape<3>(access, "packed");
+  codes->num_blocks = blocks;
+  codes->num_rows = rows;
+  codes->width = width;
+  codes->wide = buffers->NextIsWide(access);
+  *packed = buffers->Codes(access, "packed", {blocks, rows, width}, codes->wide);
+  codes->packed = *packed;
+  // Rows are written in words of 8 bytes, and summed up to 32 features at a time.
+  buffers->Check(width > 0 && width <= 32 && width % 8 == 0,
+                 "the width of packed codes must be 8, 16, 24 or 32");
 }
 
-void SetPacked(Codes& codes, void* packed, ffi::AnyBuffer::Dimensions shape) {
-  codes.packed = packed;
-  codes.num_blocks = shape[0];
-  codes.num_rows = shape[1];
-  codes.width = shape[2];
+void CheckBlocks(Buffers* buffers, const Codes& codes) {
+  buffers->Check(codes.num_blocks * codes.width >= codes.num_features &&
+                     (codes.num_blocks - 1) * codes.width < codes.num_features,
+                 "packed must hold the codes of F features");
 }
 
-// Codes by feature. Of sparse ones `columns` holds the stored codes [1, E], and
-// `entries` their starts, rows and absent codes.
-ffi::Error GetColumns(ffi::AnyBuffer columns, ffi::RemainingArgs entries,
-                      int64_t num_rows, SparseColumns* sparse, Codes* codes) {
-  JBOOST_CHECK(AreCodes(columns, 2), "codes must be [F, N]");
-  *codes = MakeCodes(columns);
-  if (entries.size() == 0) {
-    JBOOST_CHECK(codes->num_rows == num_rows, "codes must be [F, N]");
-    return ffi::Error::Success();
-  }
-  auto starts = entries.get<Int>(0), rows = entries.get<Int>(1);
-  auto absent = entries.get<ffi::AnyBuffer>(2);
-  JBOOST_CHECK(starts && rows && absent, "entries must be starts, rows, absent codes");
-  JBOOST_CHECK(AreCodes(*absent, 1) && absent->element_type() == columns.element_type(),
-               "absent codes must be [F]");
-  codes->num_features = absent->dimensions()[0];
-  codes->num_rows = num_rows;
-  JBOOST_CHECK(Has(starts->dimensions(), {codes->num_features + 1}),
-               "starts must be [F + 1]");
-  JBOOST_CHECK(Has(columns.dimensions(), {1, columns.dimensions()[1]}) &&
-                   Has(rows->dimensions(), {columns.dimensions()[1]}),
-               "codes must be [1, E], and rows [E]");
-  *sparse =
-      SparseColumns{starts->typed_data(), rows->typed_data(), absent->untyped_data()};
-  codes->sparse = sparse;
+ffi::Error PackImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                    ffi::RemainingRets results, int64_t num_bins) {
+  Buffers buffers(operands, results);
+  Source source;
+  ReadColumns(&buffers, &source);
+  Codes codes = source.codes;
+  void* packed;
+  ReadPacked(&buffers, Access::kResult, &codes, &packed);
+  CheckBlocks(&buffers, codes);
+  buffers.Check(
+      codes.num_rows == source.codes.num_rows && codes.wide == source.codes.wide,
+      "packed must have the rows and the type of columns");
+  buffers.Check(num_bins > 0, "num_bins must be positive");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  PackCodes(MakePool(threads), codes, num_bins, packed);
   return ffi::Error::Success();
 }
 
-// Codes by row, of as many features as `sums` has.
-ffi::Error GetPacked(ffi::AnyBuffer packed, Int sums, Codes* codes) {
-  JBOOST_CHECK(AreCodes(packed, 3), "packed must be [blocks, N, width]");
-  JBOOST_CHECK(sums.dimensions().size() == 4, "sums must be [slots, channels, F, B]");
-  codes->wide = packed.element_type() == ffi::U16;
-  codes->num_features = sums.dimensions()[2];
-  SetPacked(*codes, packed.untyped_data(), packed.dimensions());
-  JBOOST_CHECK(codes->num_blocks * codes->width >= codes->num_features &&
-                   (codes->num_blocks - 1) * codes->width < codes->num_features,
-               "packed must hold F features");
+ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                         ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Source source;
+  ReadColumns(&buffers, &source);
+  auto [num_rows, num_channels] = buffers.NextShape<2>(Access::kOperand, "channels");
+  const int32_t* channels =
+      buffers.Operand<int32_t>("channels", {num_rows, num_channels});
+  const int32_t* node = buffers.Operand<int32_t>("node", {num_rows});
+  ReadEntries(&buffers, num_rows, &source);
+  auto shape = buffers.NextShape<4>(Access::kResult, "sums");
+  int64_t num_nodes = shape[0], num_bins = shape[2];
+  int32_t* sums = buffers.Result<int32_t>(
+      "sums", {num_nodes, source.codes.num_features, num_bins, num_channels});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckEntries(source));
+  auto build = source.codes.sparse == nullptr ? BuildHistogram : BuildSparseHistogram;
+  JBOOST_CHECK(build(MakePool(threads), source.codes, channels, num_channels, node,
+                     num_nodes, num_bins, sums),
+               "rows of entries must be below N");
   return ffi::Error::Success();
 }
 
-ffi::Error PackImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
-                    ffi::Result<ffi::AnyBuffer> packed, int64_t num_bins) {
-  JBOOST_CHECK(AreCodes(columns, 2) && AreCodes(*packed, 3), "codes must be [F, N]");
-  Codes codes = MakeCodes(columns);
-  int64_t num_rows = codes.num_rows;
-  SetPacked(codes, packed->untyped_data(), packed->dimensions());
-  JBOOST_CHECK(codes.num_rows == num_rows &&
-                   packed->element_type() == columns.element_type() &&
-                   codes.num_blocks * codes.width >= codes.num_features &&
-                   (codes.num_blocks - 1) * codes.width < codes.num_features,
-               "packed must be [blocks, N, width]");
-  PackCodes(MakePool(threads), codes, num_bins, packed->untyped_data());
-  return ffi::Error::Success();
-}
-
-ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int channels,
-                         Int node, ffi::RemainingArgs entries, ffi::Result<Int> sums) {
-  JBOOST_CHECK(node.dimensions().size() == 1, "node must be [N]");
-  int64_t num_rows = node.dimensions()[0];
-  SparseColumns sparse;
-  Codes codes{};
-  ffi::Error error = GetColumns(columns, entries, num_rows, &sparse, &codes);
-  if (error.failure()) return error;
-  JBOOST_CHECK(
-      channels.dimensions().size() == 2 && channels.dimensions()[0] == num_rows,
-      "channels must be [N, C]");
-  auto shape = sums->dimensions();
-  JBOOST_CHECK(shape.size() == 4 && shape[1] == codes.num_features &&
-                   shape[3] == channels.dimensions()[1],
-               "sums must be [M, F, B, C]");
-  auto build = codes.sparse == nullptr ? BuildHistogram : BuildSparseHistogram;
-  build(MakePool(threads), codes, channels.typed_data(), shape[3], node.typed_data(),
-        shape[0], shape[2], sums->typed_data());
-  return ffi::Error::Success();
-}
-
-ffi::Error StartImpl(ffi::ThreadPool threads, Float gradient, Float curvature,
-                     Bool in_bag, UInt seed, ffi::Result<Int> words,
-                     ffi::Result<Index> index, ffi::Result<Int> segments,
-                     ffi::Result<Float> units, int64_t uniform) {
-  JBOOST_CHECK(gradient.dimensions().size() == 1, "gradient must be [N]");
-  int64_t num_rows = gradient.dimensions()[0];
-  JBOOST_CHECK(Has(curvature.dimensions(), {num_rows}), "curvature must be [N]");
-  JBOOST_CHECK(Has(in_bag.dimensions(), {num_rows}), "in_bag must be [N]");
-  JBOOST_CHECK(Has(seed.dimensions(), {2}), "seed must be [2]");
-  JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
-  JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
-  JBOOST_CHECK(segments->dimensions().size() == 3 &&
-                   segments->dimensions()[0] == NumChunks(num_rows) &&
-                   segments->dimensions()[2] == 2,
-               "segments must be [chunks, slots, 2]");
-  JBOOST_CHECK(Has(units->dimensions(), {2}), "units must be [2]");
-  StartRows(MakePool(threads), num_rows, gradient.typed_data(), curvature.typed_data(),
-            Bytes(in_bag), seed.typed_data(), uniform != 0, segments->dimensions()[1],
-            reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
-            reinterpret_cast<Segment*>(segments->typed_data()), units->typed_data());
+ffi::Error StartImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                     ffi::RemainingRets results, int64_t uniform) {
+  Buffers buffers(operands, results);
+  int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "gradient")[0];
+  const float* gradient = buffers.Operand<float>("gradient", {num_rows});
+  const float* curvature = buffers.Operand<float>("curvature", {num_rows});
+  const uint8_t* in_bag = buffers.Operand<uint8_t>("in_bag", {num_rows});
+  const uint32_t* seed = buffers.Operand<uint32_t>("seed", {2});
+  Rows rows = ReadRows(&buffers, Access::kResult, num_rows);
+  float* units = buffers.Result<float>("units", {2});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  StartRows(MakePool(threads), num_rows, gradient, curvature, in_bag, seed,
+            uniform != 0, rows, units);
   return ffi::Error::Success();
 }
 
 // What histograms of nodes are made of, and where they go.
-struct Sums {
-  SparseColumns sparse;
-  Codes codes{};
+struct Summation {
+  Source source;
+  int64_t num_rows = 0;
   Rows rows;
   Histograms histograms;
+  int64_t num_features = 0;   // of the histograms
   SparseRow* room = nullptr;  // of sparse codes
 };
 
-// Codes by row; or those of sparse columns, as GetColumns takes them, and room.
-ffi::Error GetSums(ffi::AnyBuffer packed, Int words, Index index, Int segments,
-                   Int min_count, ffi::RemainingArgs entries, Int sums,
-                   ffi::RemainingRets room, Sums* out) {
-  JBOOST_CHECK(words.dimensions().size() == 2, "words must be [N, 2]");
-  int64_t num_rows = words.dimensions()[0];
-  ffi::Error error = ffi::Error::Success();
-  if (entries.size() == 0) {
-    error = GetPacked(packed, sums, &out->codes);
+// Codes by row, or the columns of sparse codes; then the rows.
+void ReadSummands(Buffers* buffers, Summation* sum) {
+  Codes& codes = sum->source.codes;
+  if (buffers->NextRank() == 3) {
+    void* packed;
+    ReadPacked(buffers, Access::kOperand, &codes, &packed);
   } else {
-    error = GetColumns(packed, entries, num_rows, &out->sparse, &out->codes);
-    auto rows = room.get<Int>(0);
-    JBOOST_CHECK(rows && Has((*rows)->dimensions(), {num_rows, 4}),
-                 "room must be [N, 4]");
-    out->room = reinterpret_cast<SparseRow*>((*rows)->typed_data());
+    ReadColumns(buffers, &sum->source);
   }
-  if (error.failure()) return error;
-  error = GetSegments(out->codes.num_rows, words, index, segments, &out->rows);
-  if (error.failure()) return error;
-  JBOOST_CHECK(min_count.dimensions().size() == 0, "min_count must be a scalar");
-  return GetHistograms(sums, out->rows, out->codes.num_features,
-                       *min_count.typed_data() > 1, &out->histograms);
+  sum->num_rows = buffers->NextShape<2>(Access::kOperand, "words")[0];
+  sum->rows = ReadRows(buffers, Access::kOperand, sum->num_rows);
+  sum->histograms.counted = buffers->Scalar<int32_t>("min_child_samples") > 1;
 }
 
-void Sum(ffi::ThreadPool& threads, const Sums& sums, const NodeSum* nodes,
-         int64_t num_nodes) {
-  if (sums.codes.sparse == nullptr) {
-    SumNodes(MakePool(threads), sums.codes, sums.rows, nodes, num_nodes,
-             sums.histograms);
-  } else {
-    SumSparseNodes(MakePool(threads), sums.codes, sums.rows, nodes, num_nodes,
-                   sums.histograms, sums.room);
-  }
+void ReadSums(Buffers* buffers, Access access, Summation* sum) {
+  Histograms& histograms = sum->histograms;
+  auto [slots, channels, features, bins] = buffers->NextShape<4>(access, "sums");
+  histograms.sums =
+      buffers->Read<int32_t>(access, "sums", {slots, channels, features, bins});
+  histograms.num_slots = slots;
+  histograms.num_channels = channels;
+  histograms.num_bins = bins;
+  histograms.counted &= channels == 3;
+  sum->num_features = features;
+  buffers->Check(slots == sum->rows.num_slots, "sums must have a place for each slot");
+  buffers->Check(channels == 2 || channels == 3, "sums must have 2 or 3 channels");
+  buffers->Check(bins > 0 && (sum->source.codes.wide || bins <= kByteStride),
+                 "uint8 codes can have at most 256 bins");
 }
 
-ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
-                       Index index, Int segments, Int min_count,
-                       ffi::RemainingArgs entries, ffi::Result<Int> sums,
-                       ffi::RemainingRets room) {
-  Sums all;
-  ffi::Error error =
-      GetSums(packed, words, index, segments, min_count, entries, *sums, room, &all);
-  if (error.failure()) return error;
+// Reads what only sparse codes have: their entries, and room for the rows. Then checks
+// what the safety of the sums depends on.
+ffi::Error FinishSummation(Buffers* buffers, Summation* sum) {
+  Source& source = sum->source;
+  Codes& codes = source.codes;
+  if (codes.num_blocks > 0) {
+    buffers->Check(codes.num_rows == sum->num_rows, "packed must have N rows");
+    codes.num_features = sum->num_features;
+    CheckBlocks(buffers, codes);
+  } else {
+    buffers->Check(buffers->HasOperands(), "columns must be those of sparse codes");
+    ReadEntries(buffers, sum->num_rows, &source);
+    buffers->Check(codes.num_features == sum->num_features,
+                   "sums must have F features");
+    sum->room = reinterpret_cast<SparseRow*>(
+        buffers->Result<int32_t>("room", {sum->num_rows, 4}));
+  }
+  JBOOST_RETURN_IF_ERROR(buffers->Finish());
+  JBOOST_RETURN_IF_ERROR(CheckEntries(source));
+  return CheckRows(sum->rows, sum->num_rows);
+}
+
+ffi::Error Sum(ffi::ThreadPool* threads, const Summation& sum, const NodeSum* nodes,
+               int64_t num_nodes) {
+  Pool pool = MakePool(*threads);
+  bool inside =
+      sum.source.codes.sparse == nullptr
+          ? SumNodes(pool, sum.source.codes, sum.rows, nodes, num_nodes, sum.histograms)
+          : SumSparseNodes(pool, sum.source.codes, sum.rows, nodes, num_nodes,
+                           sum.histograms, sum.room);
+  JBOOST_CHECK(inside, "index must hold rows of a chunk, entries rows below N");
+  return ffi::Error::Success();
+}
+
+ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                       ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Summation sum;
+  ReadSummands(&buffers, &sum);
+  ReadSums(&buffers, Access::kResult, &sum);
+  JBOOST_RETURN_IF_ERROR(FinishSummation(&buffers, &sum));
   NodeSum root{0, 0, -1};
-  Sum(threads, all, &root, 1);
-  return ffi::Error::Success();
+  return Sum(&threads, sum, &root, 1);
 }
 
-ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::AnyBuffer packed, Int words,
-                           Index index, Int segments, Int min_count, Int source,
-                           Bool left_smaller, Int old_place, Int old_sums,
-                           ffi::RemainingArgs entries, ffi::Result<Int> place,
-                           ffi::Result<Int> sums, ffi::RemainingRets room) {
-  Sums all;
-  ffi::Error error =
-      GetSums(packed, words, index, segments, min_count, entries, *sums, room, &all);
-  if (error.failure()) return error;
-  JBOOST_CHECK(old_sums.typed_data() == sums->typed_data(), "sums must be aliased");
-  std::vector<NodeSum> nodes;
-  error = PlaceChildren(all.rows.num_slots, source, left_smaller, old_place, *place,
-                        &nodes);
-  if (error.failure()) return error;
-  Sum(threads, all, nodes.data(), static_cast<int64_t>(nodes.size()));
-  return ffi::Error::Success();
-}
-
-ffi::Error FindSplitsWithin(const LimitsOfSlots* values, ffi::ThreadPool threads,
-                            Int sums, Int place, Int position, Bool masks, Float units,
-                            Float l2, Float min_gain, Float min_weight, Int min_count,
-                            ffi::Result<Int> feature, ffi::Result<Int> threshold,
-                            ffi::Result<Bool> missing_left, ffi::Result<Float> gain,
-                            ffi::Result<Bool> found) {
-  auto shape = sums.dimensions();
-  JBOOST_CHECK(shape.size() == 4 && (shape[1] == 2 || shape[1] == 3),
-               "histograms must be [slots, channels, F, B]");
-  int64_t slots = shape[0];
-  JBOOST_CHECK(Has(place.dimensions(), {slots}), "place must be [slots]");
-  JBOOST_CHECK(Has(position.dimensions(), {slots}), "position must be [slots]");
-  JBOOST_CHECK(Has(masks.dimensions(), {slots, shape[2]}), "masks must be [slots, F]");
-  JBOOST_CHECK(Has(units.dimensions(), {2}), "units must be [2]");
-  JBOOST_CHECK(l2.dimensions().size() == 0 && min_gain.dimensions().size() == 0 &&
-                   min_weight.dimensions().size() == 0 &&
-                   min_count.dimensions().size() == 0,
-               "limits must be scalars");
-  JBOOST_CHECK(Has(feature->dimensions(), {slots}), "splits must be [slots]");
-  // A child without rows gives no gain: 1 asks for nothing, and nobody has counted.
-  int32_t least = *min_count.typed_data() > 1 ? *min_count.typed_data() : 0;
-  Histograms histograms{sums.typed_data(), slots, shape[1], shape[3], least > 0};
-  SplitLimits limits{units.typed_data()[0], units.typed_data()[1], *l2.typed_data(),
-                     *min_weight.typed_data(), least};
-  SplitOutput output{feature->typed_data(), threshold->typed_data(),
-                     Bytes(*missing_left), gain->typed_data(), Bytes(*found)};
-  FindSplits(MakePool(threads), histograms, shape[2], place.typed_data(),
-             position.typed_data(), Bytes(masks), limits, *min_gain.typed_data(),
-             values, output);
-  return ffi::Error::Success();
-}
-
-ffi::Error FindSplitsImpl(ffi::ThreadPool threads, Int sums, Int place, Int position,
-                          Bool masks, Float units, Float l2, Float min_gain,
-                          Float min_weight, Int min_count, ffi::Result<Int> feature,
-                          ffi::Result<Int> threshold, ffi::Result<Bool> missing_left,
-                          ffi::Result<Float> gain, ffi::Result<Bool> found) {
-  return FindSplitsWithin(nullptr, threads, sums, place, position, masks, units, l2,
-                          min_gain, min_weight, min_count, feature, threshold,
-                          missing_left, gain, found);
-}
-
-ffi::Error FindLimitedSplitsImpl(ffi::ThreadPool threads, Int sums, Int place,
-                                 Int position, Bool masks, Float units, Float l2,
-                                 Float min_gain, Float min_weight, Int min_count,
-                                 Float l1, Float bounds, Int monotone,
-                                 ffi::Result<Int> feature, ffi::Result<Int> threshold,
-                                 ffi::Result<Bool> missing_left,
-                                 ffi::Result<Float> gain, ffi::Result<Bool> found,
-                                 ffi::Result<Float> child_bounds) {
-  auto shape = sums.dimensions();
-  JBOOST_CHECK(shape.size() == 4, "histograms must be [slots, channels, F, B]");
-  JBOOST_CHECK(l1.dimensions().size() == 0, "l1 must be a scalar");
-  JBOOST_CHECK(Has(bounds.dimensions(), {shape[0], 2}), "bounds must be [slots, 2]");
-  JBOOST_CHECK(Has(monotone.dimensions(), {shape[2]}), "monotone must be [F]");
-  JBOOST_CHECK(Has(child_bounds->dimensions(), {shape[0], 2, 2}),
-               "child_bounds must be [slots, 2, 2]");
-  LimitsOfSlots values{*l1.typed_data(), bounds.typed_data(), monotone.typed_data(),
-                       child_bounds->typed_data()};
-  return FindSplitsWithin(&values, threads, sums, place, position, masks, units, l2,
-                          min_gain, min_weight, min_count, feature, threshold,
-                          missing_left, gain, found);
-}
-
-// Sets of categories, and where they go in the tree; without categories null.
-struct Sets {
-  const uint32_t* left_codes = nullptr;
-  const uint32_t* absent_codes = nullptr;
-  uint32_t* tree_left_codes = nullptr;
-  int64_t num_words = 0;
+// The pairs of children whose histograms are needed.
+struct Children {
+  const int32_t* source;        // [pairs]: the parent's slot; from the first -1 on none
+  const uint8_t* left_smaller;  // [pairs]
+  const int32_t* old_place;     // [slots]: of the parents' histograms
+  int32_t* place;               // [slots]: of the children's
+  int64_t num_slots, num_pairs;
 };
 
-ffi::Error SplitRowsBy(const Sets& sets, ffi::ThreadPool threads,
-                       const ffi::AnyBuffer& columns, Int level, Int feature,
-                       Int threshold, Bool missing_left, Bool found,
-                       ffi::RemainingArgs entries, ffi::Result<Int> words,
-                       ffi::Result<Index> index, ffi::Result<Int> segments,
-                       ffi::Result<Int> tree_feature, ffi::Result<Int> tree_threshold,
-                       ffi::Result<Bool> tree_missing_left, ffi::Result<Int> position,
-                       ffi::Result<Int> leaf, ffi::Result<Int> source,
-                       ffi::Result<Bool> left_smaller, int64_t max_depth) {
-  JBOOST_CHECK(leaf->dimensions().size() == 1, "leaf must be [N]");
-  int64_t num_rows = leaf->dimensions()[0], nodes = (int64_t{1} << max_depth) - 1;
-  SparseColumns sparse;
-  Codes codes{};
-  ffi::Error error = GetColumns(columns, entries, num_rows, &sparse, &codes);
-  if (error.failure()) return error;
-  JBOOST_CHECK(level.dimensions().size() == 0, "level must be a scalar");
-  JBOOST_CHECK(Has(words->dimensions(), {num_rows, 2}), "words must be [N, 2]");
-  JBOOST_CHECK(Has(index->dimensions(), {num_rows}), "index must be [N]");
-  JBOOST_CHECK(segments->dimensions().size() == 3 &&
-                   segments->dimensions()[0] == NumChunks(num_rows),
-               "segments must be [chunks, slots, 2]");
-  int64_t slots = segments->dimensions()[1];
-  JBOOST_CHECK(
-      Has(feature.dimensions(), {slots}) && Has(threshold.dimensions(), {slots}) &&
-          Has(missing_left.dimensions(), {slots}) && Has(found.dimensions(), {slots}) &&
-          Has(position->dimensions(), {slots}),
-      "splits must be [slots]");
-  JBOOST_CHECK(Has(tree_feature->dimensions(), {nodes}) &&
-                   Has(tree_threshold->dimensions(), {nodes}) &&
-                   Has(tree_missing_left->dimensions(), {nodes}),
-               "tree must be [2^max_depth - 1]");
-  JBOOST_CHECK(Has(source->dimensions(), {std::max<int64_t>(1, slots / 2)}),
-               "source must be [slots / 2]");
-  Rows rows{reinterpret_cast<int64_t*>(words->typed_data()), index->typed_data(),
-            reinterpret_cast<Segment*>(segments->typed_data()), slots};
-  Splits splits{feature.typed_data(), threshold.typed_data(), Bytes(missing_left),
-                Bytes(found),         sets.left_codes,        sets.absent_codes};
-  TreeArrays tree{tree_feature->typed_data(), tree_threshold->typed_data(),
-                  Bytes(*tree_missing_left), sets.tree_left_codes, sets.num_words};
-  SplitRows(MakePool(threads), codes, rows, splits, *level.typed_data(), max_depth,
-            tree, position->typed_data(), leaf->typed_data(), source->typed_data(),
-            Bytes(*left_smaller));
-  return ffi::Error::Success();
-}
-
-ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level,
-                         Int feature, Int threshold, Bool missing_left, Bool found, Int,
-                         Index, Int, Int, Int, Bool, Int, Int,
-                         ffi::RemainingArgs entries, ffi::Result<Int> words,
-                         ffi::Result<Index> index, ffi::Result<Int> segments,
-                         ffi::Result<Int> tree_feature, ffi::Result<Int> tree_threshold,
-                         ffi::Result<Bool> tree_missing_left, ffi::Result<Int> position,
-                         ffi::Result<Int> leaf, ffi::Result<Int> source,
-                         ffi::Result<Bool> left_smaller, int64_t max_depth) {
-  return SplitRowsBy({}, threads, columns, level, feature, threshold, missing_left,
-                     found, entries, words, index, segments, tree_feature,
-                     tree_threshold, tree_missing_left, position, leaf, source,
-                     left_smaller, max_depth);
-}
-
-// The same with sets of categories; `none` are no more arguments.
-ffi::Error SplitCategoryRowsImpl(
-    ffi::ThreadPool threads, ffi::AnyBuffer columns, Int level, Int feature,
-    Int threshold, Bool missing_left, Bool found, UInt left_codes, UInt absent_codes,
-    Int, Index, Int, Int, Int, Bool, Int, Int, UInt old_left_codes,
-    ffi::RemainingArgs none, ffi::Result<Int> words, ffi::Result<Index> index,
-    ffi::Result<Int> segments, ffi::Result<Int> tree_feature,
-    ffi::Result<Int> tree_threshold, ffi::Result<Bool> tree_missing_left,
-    ffi::Result<Int> position, ffi::Result<Int> leaf, ffi::Result<UInt> tree_left_codes,
-    ffi::Result<Int> source, ffi::Result<Bool> left_smaller, int64_t max_depth) {
-  auto shape = left_codes.dimensions();
-  int64_t slots = feature.element_count(), nodes = (int64_t{1} << max_depth) - 1;
-  JBOOST_CHECK(shape.size() == 2 && shape[0] == slots &&
-                   Has(absent_codes.dimensions(), {slots, shape[1]}),
-               "sets of codes must be [slots, words]");
-  JBOOST_CHECK(Has(tree_left_codes->dimensions(), {nodes, shape[1]}) &&
-                   old_left_codes.typed_data() == tree_left_codes->typed_data(),
-               "left_codes must be [2^max_depth - 1, words], and aliased");
-  Sets sets{left_codes.typed_data(), absent_codes.typed_data(),
-            tree_left_codes->typed_data(), shape[1]};
-  return SplitRowsBy(sets, threads, columns, level, feature, threshold, missing_left,
-                     found, none, words, index, segments, tree_feature, tree_threshold,
-                     tree_missing_left, position, leaf, source, left_smaller,
-                     max_depth);
-}
-
-// The leaves of trees; `left_codes` may be null.
-ffi::Error FindLeavesBy(const UInt* left_codes, ffi::ThreadPool threads,
-                        const ffi::AnyBuffer& columns, Int feature, Int threshold,
-                        Bool missing_left, Bool skip, ffi::RemainingArgs entries,
-                        ffi::Result<Int> leaf) {
-  JBOOST_CHECK(leaf->dimensions().size() == 1, "leaf must be [N]");
-  SparseColumns sparse;
-  Codes codes{};
-  ffi::Error error =
-      GetColumns(columns, entries, leaf->dimensions()[0], &sparse, &codes);
-  if (error.failure()) return error;
-  JBOOST_CHECK(feature.dimensions().size() == 1, "tree must be [2^max_depth - 1]");
-  int64_t nodes = feature.dimensions()[0], max_depth = 0;
-  while ((int64_t{1} << max_depth) - 1 < nodes) ++max_depth;
-  JBOOST_CHECK(Has(threshold.dimensions(), {nodes}) &&
-                   Has(missing_left.dimensions(), {nodes}) &&
-                   (int64_t{1} << max_depth) - 1 == nodes,
-               "tree must be [2^max_depth - 1]");
-  JBOOST_CHECK(Has(skip.dimensions(), {codes.num_rows}), "skip must be [N]");
-  TreeArrays tree{feature.typed_data(), threshold.typed_data(), Bytes(missing_left)};
-  if (left_codes != nullptr) {
-    auto shape = left_codes->dimensions();
-    JBOOST_CHECK(shape.size() == 2 && shape[0] == nodes && codes.sparse == nullptr,
-                 "left_codes must be [2^max_depth - 1, words]");
-    tree.left_codes = const_cast<uint32_t*>(left_codes->typed_data());
-    tree.num_words = shape[1];
+// Chooses which children are summed, and where the histograms of both go: the larger
+// child takes its parent's place, the smaller one a place that no parent holds.
+ffi::Error PlaceChildren(const Children& children, std::vector<NodeSum>* nodes) {
+  int64_t slots = children.num_slots, used = 0;
+  std::fill_n(children.place, slots, 0);
+  std::vector<uint8_t> taken(slots, 0);
+  for (; used < children.num_pairs && children.source[used] >= 0; ++used) {
+    JBOOST_CHECK(children.source[used] < slots, "source must hold slots");
+    int32_t parent = children.old_place[children.source[used]];
+    JBOOST_CHECK(0 <= parent && parent < slots && !taken[parent],
+                 "place must hold a slot for each parent, and each only once");
+    taken[parent] = 1;
   }
-  auto find = codes.sparse == nullptr ? FindLeaves : FindSparseLeaves;
-  find(MakePool(threads), codes, tree, max_depth, Bytes(skip), leaf->typed_data());
+  JBOOST_CHECK(2 * used <= slots, "there must be two slots for each pair");
+  int64_t free_place = 0;
+  for (int64_t pair = 0; pair < used; ++pair) {
+    while (taken[free_place]) ++free_place;
+    int32_t parent = children.old_place[children.source[pair]];
+    bool left = children.left_smaller[pair] != 0;
+    int64_t small = 2 * pair + !left, large = 2 * pair + left;
+    children.place[small] = static_cast<int32_t>(free_place);
+    children.place[large] = parent;
+    nodes->push_back({small, free_place++, parent});
+  }
   return ffi::Error::Success();
 }
 
-ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns, Int feature,
-                          Int threshold, Bool missing_left, Bool skip, Int,
-                          ffi::RemainingArgs entries, ffi::Result<Int> leaf) {
-  return FindLeavesBy(nullptr, threads, columns, feature, threshold, missing_left, skip,
-                      entries, leaf);
+ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                           ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Summation sum;
+  ReadSummands(&buffers, &sum);
+  Children children;
+  children.num_slots = sum.rows.num_slots;
+  children.num_pairs = std::max<int64_t>(1, children.num_slots / 2);
+  children.source = buffers.Operand<int32_t>("source", {children.num_pairs});
+  children.left_smaller =
+      buffers.Operand<uint8_t>("left_smaller", {children.num_pairs});
+  children.old_place = buffers.Operand<int32_t>("place", {children.num_slots});
+  children.place = buffers.Result<int32_t>("place", {children.num_slots});
+  ReadSums(&buffers, Access::kInPlace, &sum);
+  JBOOST_RETURN_IF_ERROR(FinishSummation(&buffers, &sum));
+  std::vector<NodeSum> nodes;
+  JBOOST_RETURN_IF_ERROR(PlaceChildren(children, &nodes));
+  return Sum(&threads, sum, nodes.data(), static_cast<int64_t>(nodes.size()));
 }
 
-// The same with sets of categories; `none` are no more arguments.
-ffi::Error FindCategoryLeavesImpl(ffi::ThreadPool threads, ffi::AnyBuffer columns,
-                                  Int feature, Int threshold, Bool missing_left,
-                                  UInt left_codes, Bool skip, Int,
-                                  ffi::RemainingArgs none, ffi::Result<Int> leaf) {
-  return FindLeavesBy(&left_codes, threads, columns, feature, threshold, missing_left,
-                      skip, none, leaf);
+ffi::Error FindSplitsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                          ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Search search = ReadSearch(&buffers);
+  SplitOutput splits = ReadSplits(&buffers, search.num_slots());
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckSearch(search));
+  FindSplits(MakePool(threads), search, nullptr, splits);
+  return ffi::Error::Success();
+}
+
+// The same where leaf values are limited.
+ffi::Error FindLimitedSplitsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                                 ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Search search = ReadSearch(&buffers);
+  int64_t slots = search.num_slots();
+  LimitsOfSlots values;
+  values.l1 = buffers.Scalar<float>("l1");
+  values.bounds = buffers.Operand<float>("bounds", {slots, 2});
+  values.monotone = buffers.Operand<int32_t>("monotone", {search.num_features});
+  SplitOutput splits = ReadSplits(&buffers, slots);
+  values.child_bounds = buffers.Result<float>("child_bounds", {slots, 2, 2});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckSearch(search));
+  FindSplits(MakePool(threads), search, &values, splits);
+  return ffi::Error::Success();
+}
+
+// The splits of a level, as operands.
+struct LevelOperands {
+  int32_t level;
+  int64_t num_slots = 0, num_words = 0;  // words of sets of categories
+  Splits splits;
+};
+
+LevelOperands ReadLevel(Buffers* buffers, bool has_sets) {
+  LevelOperands level;
+  level.level = buffers->Scalar<int32_t>("level");
+  int64_t slots = buffers->NextShape<1>(Access::kOperand, "feature")[0];
+  level.num_slots = slots;
+  Splits& splits = level.splits;
+  splits.feature = buffers->Operand<int32_t>("feature", {slots});
+  splits.threshold = buffers->Operand<int32_t>("threshold", {slots});
+  splits.missing_left = buffers->Operand<uint8_t>("missing_left", {slots});
+  splits.found = buffers->Operand<uint8_t>("found", {slots});
+  if (!has_sets) return level;
+  level.num_words = buffers->NextShape<2>(Access::kOperand, "left_codes")[1];
+  Shape sets = {slots, level.num_words};
+  splits.left_codes = buffers->Operand<uint32_t>("left_codes", sets);
+  splits.absent_codes = buffers->Operand<uint32_t>("absent_codes", sets);
+  buffers->Check(level.num_words > 0, "sets of codes must have words");
+  return level;
+}
+
+// Checks what writes to the rows and to the tree depend on.
+ffi::Error CheckLevel(const LevelOperands& level, const int32_t* position,
+                      int64_t num_slots, int64_t num_features, int64_t max_depth) {
+  JBOOST_CHECK(0 <= level.level && level.level < max_depth,
+               "level must be between 0 and max_depth - 1");
+  int64_t width = int64_t{1} << level.level, num_pairs = 0;
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    JBOOST_CHECK(-1 <= position[slot] && position[slot] < width,
+                 "position must be -1 or that of a node of the level");
+    if (!level.splits.found[slot]) continue;
+    ++num_pairs;
+    JBOOST_CHECK(position[slot] >= 0, "splits must be of slots that hold a node");
+    JBOOST_CHECK(
+        0 <= level.splits.feature[slot] && level.splits.feature[slot] < num_features,
+        "splits must be of features below F");
+  }
+  JBOOST_CHECK(level.level == max_depth - 1 || 2 * num_pairs <= num_slots,
+               "there must be two slots for each split");
+  return ffi::Error::Success();
+}
+
+template <bool kCategories>
+ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                         ffi::RemainingRets results, int64_t max_depth) {
+  JBOOST_CHECK(0 < max_depth && max_depth < 31, "max_depth must be 1 to 30");
+  int64_t nodes = (int64_t{1} << max_depth) - 1;
+  Buffers buffers(operands, results);
+  Source source;
+  ReadColumns(&buffers, &source);
+  LevelOperands level = ReadLevel(&buffers, kCategories);
+  int64_t num_rows = buffers.NextShape<2>(Access::kOperand, "words")[0];
+  LevelState state;
+  state.rows = ReadRows(&buffers, Access::kInPlace, num_rows);
+  int64_t slots = state.rows.num_slots;
+  state.tree.feature = buffers.InPlace<int32_t>("tree feature", {nodes});
+  state.tree.threshold = buffers.InPlace<int32_t>("tree threshold", {nodes});
+  state.tree.missing_left = buffers.InPlace<uint8_t>("tree missing_left", {nodes});
+  state.position = buffers.InPlace<int32_t>("position", {slots});
+  state.leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
+  if (kCategories) {
+    state.tree.num_words = level.num_words;
+    state.tree.left_codes =
+        buffers.InPlace<uint32_t>("tree left_codes", {nodes, level.num_words});
+    buffers.Check(!buffers.HasOperands(), "sparse codes have no categories");
+  }
+  ReadEntries(&buffers, num_rows, &source);
+  int64_t pairs = std::max<int64_t>(1, slots / 2);
+  state.source = buffers.Result<int32_t>("source", {pairs});
+  state.left_smaller = buffers.Result<uint8_t>("left_smaller", {pairs});
+  buffers.Check(level.num_slots == slots, "splits must be of the slots of segments");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckEntries(source));
+  JBOOST_RETURN_IF_ERROR(CheckRows(state.rows, num_rows));
+  JBOOST_RETURN_IF_ERROR(
+      CheckLevel(level, state.position, slots, source.codes.num_features, max_depth));
+  JBOOST_CHECK(SplitRows(MakePool(threads), source.codes, level.splits, level.level,
+                         max_depth, state),
+               "index must hold rows of a chunk, entries ascending rows");
+  return ffi::Error::Success();
+}
+
+template <bool kCategories>
+ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                          ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Source source;
+  ReadColumns(&buffers, &source);
+  int64_t nodes = buffers.NextShape<1>(Access::kOperand, "feature")[0], max_depth = 0;
+  TreeNodes tree;
+  tree.feature = buffers.Operand<int32_t>("feature", {nodes});
+  tree.threshold = buffers.Operand<int32_t>("threshold", {nodes});
+  tree.missing_left = buffers.Operand<uint8_t>("missing_left", {nodes});
+  if (kCategories) {
+    tree.num_words = buffers.NextShape<2>(Access::kOperand, "left_codes")[1];
+    tree.left_codes = buffers.Operand<uint32_t>("left_codes", {nodes, tree.num_words});
+    buffers.Check(tree.num_words > 0, "sets of codes must have words");
+  }
+  int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "skip")[0];
+  const uint8_t* skip = buffers.Operand<uint8_t>("skip", {num_rows});
+  int32_t* leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
+  buffers.Check(!kCategories || !buffers.HasOperands(),
+                "sparse codes have no categories");
+  ReadEntries(&buffers, num_rows, &source);
+  while ((int64_t{1} << max_depth) - 1 < nodes) ++max_depth;
+  buffers.Check((int64_t{1} << max_depth) - 1 == nodes,
+                "a tree must have 2^max_depth - 1 nodes");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckEntries(source));
+  bool inside = true;
+  for (int64_t node = 0; node < nodes; ++node) {
+    inside &= 0 <= tree.feature[node] && tree.feature[node] < source.codes.num_features;
+  }
+  JBOOST_CHECK(inside, "the nodes of a tree must split features below F");
+  auto find = source.codes.sparse == nullptr ? FindLeaves : FindSparseLeaves;
+  JBOOST_CHECK(find(MakePool(threads), source.codes, tree, max_depth, skip, leaf),
+               "the rows of a feature's entries must ascend below N");
+  return ffi::Error::Success();
 }
 
 }  // namespace
 
-JBOOST_HANDLER(jboost_pack, PackImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // columns
-                   .Ret<ffi::AnyBuffer>()  // packed
-                   .Attr<int64_t>("num_bins"));
-
-JBOOST_HANDLER(jboost_histogram, HistogramImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // columns
-                   .Arg<Int>()             // channels
-                   .Arg<Int>()             // node
-                   .RemainingArgs()        // starts, rows, absent
-                   .Ret<Int>());           // sums
-
-JBOOST_HANDLER(jboost_start, StartImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()  // gradient
-                   .Arg<Float>()  // curvature
-                   .Arg<Bool>()   // in_bag
-                   .Arg<UInt>()   // seed
-                   .Ret<Int>()    // words
-                   .Ret<Index>()  // index
-                   .Ret<Int>()    // segments
-                   .Ret<Float>()  // units
-                   .Attr<int64_t>("uniform"));
-
-JBOOST_HANDLER(jboost_sum_root, SumRootImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // packed
-                   .Arg<Int>()             // words
-                   .Arg<Index>()           // index
-                   .Arg<Int>()             // segments
-                   .Arg<Int>()             // min_count
-                   .RemainingArgs()        // starts, rows, absent
-                   .Ret<Int>()             // sums
-                   .RemainingRets());      // room
-
-JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // packed
-                   .Arg<Int>()             // words
-                   .Arg<Index>()           // index
-                   .Arg<Int>()             // segments
-                   .Arg<Int>()             // min_count
-                   .Arg<Int>()             // source
-                   .Arg<Bool>()            // left_smaller
-                   .Arg<Int>()             // place
-                   .Arg<Int>()             // sums
-                   .RemainingArgs()        // starts, rows, absent
-                   .Ret<Int>()             // place
-                   .Ret<Int>()             // sums
-                   .RemainingRets());      // room
-
-JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<Int>()     // sums
-                   .Arg<Int>()     // place
-                   .Arg<Int>()     // position
-                   .Arg<Bool>()    // masks
-                   .Arg<Float>()   // units
-                   .Arg<Float>()   // l2
-                   .Arg<Float>()   // min_gain
-                   .Arg<Float>()   // min_child_weight
-                   .Arg<Int>()     // min_count
-                   .Ret<Int>()     // feature
-                   .Ret<Int>()     // threshold
-                   .Ret<Bool>()    // missing_left
-                   .Ret<Float>()   // gain
-                   .Ret<Bool>());  // found
-
-JBOOST_HANDLER(jboost_find_limited_splits, FindLimitedSplitsImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<Int>()      // sums
-                   .Arg<Int>()      // place
-                   .Arg<Int>()      // position
-                   .Arg<Bool>()     // masks
-                   .Arg<Float>()    // units
-                   .Arg<Float>()    // l2
-                   .Arg<Float>()    // min_gain
-                   .Arg<Float>()    // min_child_weight
-                   .Arg<Int>()      // min_count
-                   .Arg<Float>()    // l1
-                   .Arg<Float>()    // bounds
-                   .Arg<Int>()      // monotone
-                   .Ret<Int>()      // feature
-                   .Ret<Int>()      // threshold
-                   .Ret<Bool>()     // missing_left
-                   .Ret<Float>()    // gain
-                   .Ret<Bool>()     // found
-                   .Ret<Float>());  // child_bounds
-
-JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // columns
-                   .Arg<Int>()             // level
-                   .Arg<Int>()             // feature
-                   .Arg<Int>()             // threshold
-                   .Arg<Bool>()            // missing_left
-                   .Arg<Bool>()            // found
-                   .Arg<Int>()             // words
-                   .Arg<Index>()           // index
-                   .Arg<Int>()             // segments
-                   .Arg<Int>()             // tree feature
-                   .Arg<Int>()             // tree threshold
-                   .Arg<Bool>()            // tree missing_left
-                   .Arg<Int>()             // position
-                   .Arg<Int>()             // leaf
-                   .RemainingArgs()        // starts, rows, absent
-                   .Ret<Int>()             // words
-                   .Ret<Index>()           // index
-                   .Ret<Int>()             // segments
-                   .Ret<Int>()             // tree feature
-                   .Ret<Int>()             // tree threshold
-                   .Ret<Bool>()            // tree missing_left
-                   .Ret<Int>()             // position
-                   .Ret<Int>()             // leaf
-                   .Ret<Int>()             // source
-                   .Ret<Bool>()            // left_smaller
-                   .Attr<int64_t>("max_depth"));
-
-JBOOST_HANDLER(jboost_split_category_rows, SplitCategoryRowsImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // columns
-                   .Arg<Int>()             // level
-                   .Arg<Int>()             // feature
-                   .Arg<Int>()             // threshold
-                   .Arg<Bool>()            // missing_left
-                   .Arg<Bool>()            // found
-                   .Arg<UInt>()            // left_codes
-                   .Arg<UInt>()            // absent_codes
-                   .Arg<Int>()             // words
-                   .Arg<Index>()           // index
-                   .Arg<Int>()             // segments
-                   .Arg<Int>()             // tree feature
-                   .Arg<Int>()             // tree threshold
-                   .Arg<Bool>()            // tree missing_left
-                   .Arg<Int>()             // position
-                   .Arg<Int>()             // leaf
-                   .Arg<UInt>()            // tree left_codes
-                   .RemainingArgs()        // none
-                   .Ret<Int>()             // words
-                   .Ret<Index>()           // index
-                   .Ret<Int>()             // segments
-                   .Ret<Int>()             // tree feature
-                   .Ret<Int>()             // tree threshold
-                   .Ret<Bool>()            // tree missing_left
-                   .Ret<Int>()             // position
-                   .Ret<Int>()             // leaf
-                   .Ret<UInt>()            // tree left_codes
-                   .Ret<Int>()             // source
-                   .Ret<Bool>()            // left_smaller
-                   .Attr<int64_t>("max_depth"));
-
-JBOOST_HANDLER(jboost_find_category_leaves, FindCategoryLeavesImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // columns
-                   .Arg<Int>()             // feature
-                   .Arg<Int>()             // threshold
-                   .Arg<Bool>()            // missing_left
-                   .Arg<UInt>()            // left_codes
-                   .Arg<Bool>()            // skip
-                   .Arg<Int>()             // leaf
-                   .RemainingArgs()        // none
-                   .Ret<Int>());           // leaf
-
-JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<ffi::AnyBuffer>()  // columns
-                   .Arg<Int>()             // feature
-                   .Arg<Int>()             // threshold
-                   .Arg<Bool>()            // missing_left
-                   .Arg<Bool>()            // skip
-                   .Arg<Int>()             // leaf
-                   .RemainingArgs()        // starts, rows, absent
-                   .Ret<Int>());           // leaf
+JBOOST_HANDLER(jboost_pack, PackImpl, Bind().Attr<int64_t>("num_bins"))
+JBOOST_HANDLER(jboost_histogram, HistogramImpl, Bind())
+JBOOST_HANDLER(jboost_start, StartImpl, Bind().Attr<int64_t>("uniform"))
+JBOOST_HANDLER(jboost_sum_root, SumRootImpl, Bind())
+JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl, Bind())
+JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl, Bind())
+JBOOST_HANDLER(jboost_find_limited_splits, FindLimitedSplitsImpl, Bind())
+JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl<false>,
+               Bind().Attr<int64_t>("max_depth"))
+JBOOST_HANDLER(jboost_split_category_rows, SplitRowsImpl<true>,
+               Bind().Attr<int64_t>("max_depth"))
+JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl<false>, Bind())
+JBOOST_HANDLER(jboost_find_category_leaves, FindLeavesImpl<true>, Bind())
 
 }  // namespace jboost

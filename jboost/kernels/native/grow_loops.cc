@@ -19,6 +19,13 @@ namespace {
 
 constexpr int64_t kAhead = 16;  // rows that are fetched before they are needed
 
+// The cell of a code. A feature has one for each code of a byte; of uint16 codes it has
+// as many as there are bins, and codes beyond them count as the last one.
+inline int64_t Cell(uint8_t code, int64_t) { return code; }
+inline int64_t Cell(uint16_t code, int64_t stride) {
+  return code < stride ? code : stride - 1;
+}
+
 // Sums one row; kCounted adds 1 beside each word. With constants for the number of
 // features and the stride the loop unrolls into two instructions an update: load the
 // code, add to memory.
@@ -30,7 +37,7 @@ inline void SumRow(const Code* row, int64_t word, int64_t num_features, int64_t 
 #pragma GCC unroll 32
   for (int64_t f = 0; f < num_features; ++f) {
     if (kCounted) {
-      int64_t* cell = scratch + 2 * (f * stride + row[f]);
+      int64_t* cell = scratch + 2 * (f * stride + Cell(row[f], stride));
 #if defined(__x86_64__)
       typedef long long Pair __attribute__((vector_size(16), aligned(8), may_alias));
       Pair* pair = reinterpret_cast<Pair*>(cell);
@@ -40,7 +47,7 @@ inline void SumRow(const Code* row, int64_t word, int64_t num_features, int64_t 
       cell[1] += 1;
 #endif
     } else {
-      scratch[f * stride + row[f]] += word;
+      scratch[f * stride + Cell(row[f], stride)] += word;
     }
   }
 }
@@ -400,6 +407,7 @@ void TakeBest(const FindGains& find_gains, const int32_t missing[3], int64_t num
     int32_t bits = highest ^ ((highest >> 31) & 0x7FFFFFFF);
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
+    if (!(largest > -__builtin_inff())) continue;  // no threshold is admissible
     bool better = largest > best->gain;
     // The same feature with missing values left: only a lower threshold counts.
     bool same = largest == best->gain && best->feature == feature;

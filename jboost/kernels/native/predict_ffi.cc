@@ -1,119 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bindings of predict.h: unpack, check every shape, call.
+// Bindings of predict.h.
 #include "predict_ffi.h"
 
 namespace jboost {
+
+void ReadModel(Buffers* buffers, int64_t num_features, bool by_column,
+               int64_t max_depth, Matrix* matrix, Ensemble* model) {
+  int64_t size = buffers->NextShape<1>(Access::kOperand, "x")[0];
+  const float* x = buffers->Operand<float>("x", {size});
+  buffers->Check(num_features > 0 && size % num_features == 0,
+                 "x must be flat and hold N * F numbers");
+  Categories categories;
+  auto [groups, values] = buffers->NextShape<2>(Access::kOperand, "codes");
+  categories.num_features = groups;
+  categories.num_values = values;
+  categories.codes = buffers->Operand<int32_t>("codes", {groups, values});
+  categories.features = buffers->Operand<int32_t>("coded_features", {groups});
+  *matrix = {x, num_features > 0 ? size / num_features : 0, num_features, by_column,
+             categories};
+  auto [rounds, scores, nodes] = buffers->NextShape<3>(Access::kOperand, "feature");
+  Shape trees = {rounds, scores, nodes};
+  model->num_rounds = rounds;
+  model->num_scores = scores;
+  model->num_nodes = nodes;
+  model->max_depth = max_depth;
+  model->feature = buffers->Operand<int32_t>("feature", trees);
+  model->threshold = buffers->Operand<float>("threshold", trees);
+  model->missing_left = buffers->Operand<uint8_t>("missing_left", trees);
+  // Sets and links have shape [0] where there are none.
+  if (buffers->NextRank() == 1) {
+    buffers->Operand<uint32_t>("left_codes", {0});
+  } else {
+    model->num_words = buffers->NextShape<4>(Access::kOperand, "left_codes")[3];
+    model->left_codes = buffers->Operand<uint32_t>(
+        "left_codes", {rounds, scores, nodes, model->num_words});
+    buffers->Check(model->num_words > 0, "left_codes must have words");
+  }
+  if (buffers->NextRank() == 1) {
+    buffers->Operand<int32_t>("left_child", {0});
+    buffers->Check(
+        0 < max_depth && max_depth < 31 && nodes == (int64_t{1} << max_depth) - 1,
+        "trees must have 2^max_depth - 1 nodes");
+  } else {
+    model->left_child = buffers->Operand<int32_t>("left_child", trees);
+    buffers->Check(nodes > 0 && max_depth >= 0, "linked trees must have nodes");
+  }
+}
+
+ffi::Error FinishModel(Buffers* buffers, int64_t num_rows, Matrix* matrix,
+                       const Ensemble& model) {
+  buffers->Check(matrix->num_rows == num_rows, "x must hold N * F numbers");
+  JBOOST_RETURN_IF_ERROR(buffers->Finish());
+  JBOOST_CHECK(HasFeatures(model, matrix->num_features),
+               "the trees split features beyond the columns of x");
+  JBOOST_CHECK(model.left_child == nullptr || HasChildren(model),
+               "the children of linked nodes must be nodes");
+  const Categories& categories = matrix->categories;
+  for (int64_t g = 0; g < categories.num_features; ++g) {
+    int32_t feature = categories.features[g];
+    JBOOST_CHECK(0 <= feature && feature < matrix->num_features,
+                 "coded_features must be columns of x");
+  }
+  return ffi::Error::Success();
+}
+
 namespace {
 
-ffi::Error GetValues(Float leaf_value, Float init_score, Ensemble* model) {
-  JBOOST_CHECK(Has(leaf_value.dimensions(),
-                   {model->num_rounds, model->num_scores, model->num_leaves()}),
-               "leaf_value must be [R, K, L]");
-  JBOOST_CHECK(Has(init_score.dimensions(), {model->num_scores}),
-               "init_score must be [K]");
-  model->leaf_value = leaf_value.typed_data();
-  model->init_score = init_score.typed_data();
-  return ffi::Error::Success();
+void ReadValues(Buffers* buffers, Ensemble* model) {
+  model->leaf_value = buffers->Operand<float>(
+      "leaf_value", {model->num_rounds, model->num_scores, model->num_leaves()});
+  model->init_score = buffers->Operand<float>("init_score", {model->num_scores});
 }
 
-ffi::Error PredictImpl(ffi::ThreadPool threads, Float x, Int codes, Int coded_features,
-                       Int feature, Float threshold, Bool missing_left, UInt left_codes,
-                       Int left_child, Float leaf_value, Float init_score,
-                       ffi::Result<Float> scores, int64_t num_features,
+ffi::Error PredictImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                       ffi::RemainingRets results, int64_t num_features,
                        int64_t by_column, int64_t max_depth) {
-  Ensemble model;
-  ffi::Error error = GetTrees(feature, threshold, missing_left, left_codes, left_child,
-                              max_depth, &model);
-  if (error.failure()) return error;
-  error = GetValues(leaf_value, init_score, &model);
-  if (error.failure()) return error;
-  auto shape = scores->dimensions();
-  JBOOST_CHECK(shape.size() == 2 && shape[1] == model.num_scores,
-               "scores must be [N, K]");
+  Buffers buffers(operands, results);
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features, by_column,
-                    &matrix);
-  if (error.failure()) return error;
+  Ensemble model{};
+  ReadModel(&buffers, num_features, by_column != 0, max_depth, &matrix, &model);
+  ReadValues(&buffers, &model);
+  int64_t num_rows = buffers.NextShape<2>(Access::kResult, "scores")[0];
   Answer answer;
-  answer.scores = scores->typed_data();
+  answer.scores = buffers.Result<float>("scores", {num_rows, model.num_scores});
+  JBOOST_RETURN_IF_ERROR(FinishModel(&buffers, num_rows, &matrix, model));
   Predict(MakePool(threads), model, matrix, answer);
   return ffi::Error::Success();
 }
 
-ffi::Error StagedPredictImpl(ffi::ThreadPool threads, Float x, Int codes,
-                             Int coded_features, Int feature, Float threshold,
-                             Bool missing_left, UInt left_codes, Int left_child,
-                             Float leaf_value, Float init_score,
-                             ffi::Result<Float> stages, int64_t num_features,
+ffi::Error StagedPredictImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                             ffi::RemainingRets results, int64_t num_features,
                              int64_t by_column, int64_t max_depth) {
-  Ensemble model;
-  ffi::Error error = GetTrees(feature, threshold, missing_left, left_codes, left_child,
-                              max_depth, &model);
-  if (error.failure()) return error;
-  error = GetValues(leaf_value, init_score, &model);
-  if (error.failure()) return error;
-  auto shape = stages->dimensions();
-  JBOOST_CHECK(
-      shape.size() == 3 && shape[0] == model.num_rounds && shape[2] == model.num_scores,
-      "stages must be [R, N, K]");
+  Buffers buffers(operands, results);
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, model, shape[1], num_features, by_column,
-                    &matrix);
-  if (error.failure()) return error;
+  Ensemble model{};
+  ReadModel(&buffers, num_features, by_column != 0, max_depth, &matrix, &model);
+  ReadValues(&buffers, &model);
+  int64_t num_rows = buffers.NextShape<3>(Access::kResult, "stages")[1];
   Answer answer;
-  answer.stages = stages->typed_data();
+  answer.stages =
+      buffers.Result<float>("stages", {model.num_rounds, num_rows, model.num_scores});
+  JBOOST_RETURN_IF_ERROR(FinishModel(&buffers, num_rows, &matrix, model));
   Predict(MakePool(threads), model, matrix, answer);
   return ffi::Error::Success();
 }
 
-ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, Float x, Int codes,
-                           Int coded_features, Int feature, Float threshold,
-                           Bool missing_left, UInt left_codes, Int left_child,
-                           ffi::Result<Int> leaves, int64_t num_features,
+ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                           ffi::RemainingRets results, int64_t num_features,
                            int64_t by_column, int64_t max_depth) {
-  Ensemble model;
-  ffi::Error error = GetTrees(feature, threshold, missing_left, left_codes, left_child,
-                              max_depth, &model);
-  if (error.failure()) return error;
-  auto shape = leaves->dimensions();
-  JBOOST_CHECK(
-      shape.size() == 3 && shape[1] == model.num_rounds && shape[2] == model.num_scores,
-      "leaves must be [N, R, K]");
+  Buffers buffers(operands, results);
   Matrix matrix;
-  error = GetMatrix(x, codes, coded_features, model, shape[0], num_features, by_column,
-                    &matrix);
-  if (error.failure()) return error;
+  Ensemble model{};
+  ReadModel(&buffers, num_features, by_column != 0, max_depth, &matrix, &model);
+  int64_t num_rows = buffers.NextShape<3>(Access::kResult, "leaves")[0];
   Answer answer;
-  answer.leaves = leaves->typed_data();
+  answer.leaves =
+      buffers.Result<int32_t>("leaves", {num_rows, model.num_rounds, model.num_scores});
+  JBOOST_RETURN_IF_ERROR(FinishModel(&buffers, num_rows, &matrix, model));
   Predict(MakePool(threads), model, matrix, answer);
   return ffi::Error::Success();
+}
+
+// The attributes of all calls on a model.
+auto BindModel() {
+  return Bind()
+      .Attr<int64_t>("num_features")
+      .Attr<int64_t>("by_column")
+      .Attr<int64_t>("max_depth");
 }
 
 }  // namespace
 
-JBOOST_HANDLER(jboost_predict, PredictImpl,
-               Operands()
-                   .Arg<Float>()  // leaf_value
-                   .Arg<Float>()  // init_score
-                   .Ret<Float>()  // scores
-                   .Attr<int64_t>("num_features")
-                   .Attr<int64_t>("by_column")
-                   .Attr<int64_t>("max_depth"))
-
-JBOOST_HANDLER(jboost_staged_predict, StagedPredictImpl,
-               Operands()
-                   .Arg<Float>()  // leaf_value
-                   .Arg<Float>()  // init_score
-                   .Ret<Float>()  // stages
-                   .Attr<int64_t>("num_features")
-                   .Attr<int64_t>("by_column")
-                   .Attr<int64_t>("max_depth"))
-
-JBOOST_HANDLER(jboost_leaf_indices, LeafIndicesImpl,
-               Operands()
-                   .Ret<Int>()  // leaves
-                   .Attr<int64_t>("num_features")
-                   .Attr<int64_t>("by_column")
-                   .Attr<int64_t>("max_depth"))
+JBOOST_HANDLER(jboost_predict, PredictImpl, BindModel())
+JBOOST_HANDLER(jboost_staged_predict, StagedPredictImpl, BindModel())
+JBOOST_HANDLER(jboost_leaf_indices, LeafIndicesImpl, BindModel())
 
 }  // namespace jboost

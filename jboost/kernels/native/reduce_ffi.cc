@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
+// Binding of reduce.h.
 #include "ffi.h"
 #include "reduce.h"
 
 namespace jboost {
 namespace {
 
-ffi::Error SumRowsImpl(ffi::ThreadPool threads, Float values, ffi::Result<Float> sums) {
-  auto shape = values.dimensions();
-  JBOOST_CHECK(shape.size() == 2 && sums->dimensions().size() == 1 &&
-                   sums->dimensions()[0] == shape[0],
-               "values must be [K, N], sums [K]");
-  SumRows(MakePool(threads), values.typed_data(), shape[0], shape[1],
-          sums->typed_data());
+ffi::Error SumRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                       ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  auto [num_sums, count] = buffers.NextShape<2>(Access::kOperand, "values");
+  const float* values = buffers.Operand<float>("values", {num_sums, count});
+  float* sums = buffers.Result<float>("sums", {num_sums});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  SumRows(MakePool(threads), values, num_sums, count, sums);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-JBOOST_HANDLER(jboost_sum_rows, SumRowsImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<Float>()    // values
-                   .Ret<Float>());  // sums
+JBOOST_HANDLER(jboost_sum_rows, SumRowsImpl, Bind())
 
 }  // namespace jboost

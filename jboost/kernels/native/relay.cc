@@ -81,19 +81,20 @@ XLA_FFI_Error* Relay(const XLA_FFI_CallFrame& outer, Reader description) {
   return handler(&inner);
 }
 
-// The address of the description, in two words; a result that callers wait for.
-ffi::Error CheckImpl(UInt address, ffi::Result<UInt> done) {
-  JBOOST_CHECK(Has(address.dimensions(), {2}), "address must be [2]");
-  JBOOST_CHECK(Has(done->dimensions(), {1}), "done must be [1]");
-  done->typed_data()[0] = 0;
+// The operand is the address of the description, in two words. Callers wait for the
+// result.
+ffi::Error CheckImpl(ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  buffers.Operand<uint32_t>("address", {2});
+  uint32_t* done = buffers.Result<uint32_t>("done", {1});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  done[0] = 0;
   return ffi::Error::Success();
 }
 
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* jboost_relay(
-    XLA_FFI_CallFrame* call_frame) {
-  static auto* check = ffi::Ffi::Bind().Arg<UInt>().Ret<UInt>().To(CheckImpl).release();
+XLA_FFI_Error* CheckAndRelay(XLA_FFI_CallFrame* call_frame) {
+  static auto* check =
+      ffi::Ffi::Bind().RemainingArgs().RemainingRets().To(CheckImpl).release();
   XLA_FFI_Error* error = check->Call(call_frame);
   const XLA_FFI_Extension_Base* extension = call_frame->extension_start;
   bool asks_for_metadata =
@@ -103,6 +104,13 @@ extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* jboost_relay(
   int64_t address;
   std::memcpy(&address, operand->data, sizeof(address));
   return Relay(*call_frame, Reader{reinterpret_cast<const int64_t*>(address)});
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* jboost_relay(
+    XLA_FFI_CallFrame* call_frame) {
+  return CatchErrors(call_frame, [&] { return CheckAndRelay(call_frame); });
 }
 
 }  // namespace jboost

@@ -1,53 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
+// Bindings of sampling.h.
 #include "ffi.h"
 #include "sampling.h"
 
 namespace jboost {
 namespace {
 
-ffi::Error SampleImpl(ffi::ThreadPool threads, UInt seed, Bool eligible, Float fraction,
-                      ffi::Result<Bool> chosen) {
-  JBOOST_CHECK(seed.dimensions().size() == 1 && seed.dimensions()[0] == 2,
-               "seed must be [2]");
-  JBOOST_CHECK(eligible.dimensions().size() == 1, "eligible must be [N]");
-  JBOOST_CHECK(fraction.dimensions().size() == 0, "fraction must be a scalar");
-  JBOOST_CHECK(chosen->dimensions().size() == 1 &&
-                   chosen->dimensions()[0] == eligible.dimensions()[0],
-               "the mask must be [N]");
-  Sample(MakePool(threads), seed.typed_data(), Bytes(eligible),
-         eligible.dimensions()[0], *fraction.typed_data(), Bytes(*chosen));
+ffi::Error SampleImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                      ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  const uint32_t* seed = buffers.Operand<uint32_t>("seed", {2});
+  int64_t count = buffers.NextShape<1>(Access::kOperand, "eligible")[0];
+  const uint8_t* eligible = buffers.Operand<uint8_t>("eligible", {count});
+  float fraction = buffers.Scalar<float>("fraction");
+  uint8_t* chosen = buffers.Result<uint8_t>("chosen", {count});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  Sample(MakePool(threads), seed, eligible, count, fraction, chosen);
   return ffi::Error::Success();
 }
 
-ffi::Error SampleFeaturesImpl(UInt seed, Int level, Float fractions,
-                              ffi::Result<Bool> masks) {
-  JBOOST_CHECK(seed.dimensions().size() == 1 && seed.dimensions()[0] == 2,
-               "seed must be [2]");
-  JBOOST_CHECK(level.dimensions().size() == 0, "level must be a scalar");
-  JBOOST_CHECK(fractions.dimensions().size() == 1 && fractions.dimensions()[0] == 3,
-               "fractions must be [3]");
-  auto shape = masks->dimensions();
-  JBOOST_CHECK(shape.size() == 2, "masks must be [slots, F]");
-  SampleFeatures(seed.typed_data(), *level.typed_data(), fractions.typed_data(),
-                 shape[0], shape[1], Bytes(*masks));
+ffi::Error SampleFeaturesImpl(ffi::ThreadPool, ffi::RemainingArgs operands,
+                              ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  const uint32_t* seed = buffers.Operand<uint32_t>("seed", {2});
+  int32_t level = buffers.Scalar<int32_t>("level");
+  const float* fractions = buffers.Operand<float>("fractions", {3});
+  auto [slots, features] = buffers.NextShape<2>(Access::kResult, "masks");
+  uint8_t* masks = buffers.Result<uint8_t>("masks", {slots, features});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_CHECK(0 <= level && level < 31, "level must be 0 to 30");
+  SampleFeatures(seed, level, fractions, slots, features, masks);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-JBOOST_HANDLER(jboost_sample, SampleImpl,
-               ffi::Ffi::Bind()
-                   .Ctx<ffi::ThreadPool>()
-                   .Arg<UInt>()    // seed
-                   .Arg<Bool>()    // eligible
-                   .Arg<Float>()   // fraction
-                   .Ret<Bool>());  // chosen
-
-JBOOST_HANDLER(jboost_sample_features, SampleFeaturesImpl,
-               ffi::Ffi::Bind()
-                   .Arg<UInt>()    // seed
-                   .Arg<Int>()     // level
-                   .Arg<Float>()   // fractions
-                   .Ret<Bool>());  // masks
+JBOOST_HANDLER(jboost_sample, SampleImpl, Bind())
+JBOOST_HANDLER(jboost_sample_features, SampleFeaturesImpl, Bind())
 
 }  // namespace jboost

@@ -241,7 +241,7 @@ class Block {
   void AddTree(const ShapLoops& loops, const ShapTree& tree, int64_t score,
                const ShapPoints& points) {
     float* values = values_.get() + score * used_ * rows_;
-    float* pairs = pairs_.get() + score * used_ * used_ * rows_;
+    float* pairs = has_pairs_ ? pairs_.get() + score * used_ * used_ * rows_ : nullptr;
     for (int64_t i = 0; i < rows_; i += loops.num_lanes) {
       ShapLanes lanes{columns_.get() + i,
                       values + i,

@@ -2,6 +2,7 @@
 #include "sparse.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -28,18 +29,36 @@ int64_t NumEntries(const Codes& codes) {
   return codes.sparse->starts[codes.num_features];
 }
 
-// Writes down each row's word and node, and sums the nodes: {word, count} each.
+// Whether all rows of entries are below num_rows. Without branches, so that it
+// vectorizes: a sign bit is set where a row is negative, or greater than the last one.
+bool AreBelow(const int32_t* rows, int64_t count, int64_t num_rows) {
+  uint32_t outside = 0, last = static_cast<uint32_t>(num_rows - 1);
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t row = static_cast<uint32_t>(rows[i]);
+    outside |= row | (last - row);
+  }
+  return outside >> 31 == 0;
+}
+
+// Writes down each row's word and node, and sums the nodes: {word, count} each. Empty
+// if the index leads out of a chunk.
 std::vector<int64_t> PlaceRows(const Pool& pool, int64_t num_rows, const Rows& rows,
                                const NodeSum* nodes, int64_t num_nodes, int64_t table,
                                SparseRow* room) {
   int64_t num_chunks = NumChunks(num_rows);
   std::vector<int64_t> parts(num_chunks * num_nodes * 2, 0);
+  std::atomic<bool> inside{true};
   ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
     int64_t first = chunk * kChunk, end = std::min(first + kChunk, num_rows);
     std::fill(room + first, room + end, SparseRow{0, num_nodes * table});
     for (int64_t node = 0; node < num_nodes; ++node) {
       const Segment& segment = rows.segments[chunk * rows.num_slots + nodes[node].slot];
       int64_t sum = 0;
+      if (!AreInChunk(rows.index + first + segment.begin, segment.end - segment.begin,
+                      end - first)) {
+        inside = false;
+        return;
+      }
       for (int64_t i = first + segment.begin; i < first + segment.end; ++i) {
         room[first + rows.index[i]] = {rows.words[i], node * table};
         sum += rows.words[i];
@@ -49,6 +68,7 @@ std::vector<int64_t> PlaceRows(const Pool& pool, int64_t num_rows, const Rows& r
       part[1] = segment.end - segment.begin;
     }
   });
+  if (!inside) return {};
   std::vector<int64_t> totals(num_nodes * 2, 0);
   for (size_t i = 0; i < parts.size(); ++i) totals[i % totals.size()] += parts[i];
   return totals;
@@ -74,41 +94,47 @@ void SumEntries(const int32_t* rows, const Code* codes, int64_t count, int64_t l
 }
 
 template <class Code, bool kCounted>
-void SumNodesOf(const Pool& pool, const Codes& codes, const NodeSum* nodes,
+bool SumNodesOf(const Pool& pool, const Codes& codes, const NodeSum* nodes,
                 int64_t num_nodes, const Histograms& histograms,
                 const std::vector<int64_t>& totals, const SparseRow* room) {
   int64_t bins = histograms.num_bins, table = bins * (kCounted ? 2 : 1);
   const SparseColumns& sparse = *codes.sparse;
+  std::atomic<bool> inside{true};
   auto make_body = [&] {
     // One table for each node, and one for rows of no node, which nobody reads.
     std::shared_ptr<int64_t[]> tables(new int64_t[(num_nodes + 1) * table]());
     return [&, tables](int64_t f) {
       std::fill(tables.get(), tables.get() + num_nodes * table, 0);
-      int64_t begin = sparse.starts[f];
-      SumEntries<Code, kCounted>(
-          sparse.rows + begin, static_cast<const Code*>(codes.columns) + begin,
-          sparse.starts[f + 1] - begin, bins - 1, room, tables.get());
+      int64_t begin = sparse.starts[f], count = sparse.starts[f + 1] - begin;
+      if (!AreBelow(sparse.rows + begin, count, codes.num_rows)) {
+        inside = false;
+        return;
+      }
+      SumEntries<Code, kCounted>(sparse.rows + begin,
+                                 static_cast<const Code*>(codes.columns) + begin, count,
+                                 bins - 1, room, tables.get());
       int64_t absent =
           std::min<int64_t>(static_cast<const Code*>(sparse.absent)[f], bins - 1);
       for (int64_t node = 0; node < num_nodes; ++node) {
         int64_t* own = tables.get() + node * table;
-        int64_t rest = totals[2 * node], count = totals[2 * node + 1];
+        int64_t rest = totals[2 * node], others = totals[2 * node + 1];
         for (int64_t b = 0; b < bins; ++b) {
           rest -= own[kCounted ? 2 * b : b];
-          if (kCounted) count -= own[2 * b + 1];
+          if (kCounted) others -= own[2 * b + 1];
         }
         own[kCounted ? 2 * absent : absent] += rest;
-        if (kCounted) own[2 * absent + 1] += count;
+        if (kCounted) own[2 * absent + 1] += others;
         FinishNode(own, bins, histograms, nodes[node], f, 1, codes.num_features);
       }
     };
   };
   int64_t work = NumEntries(codes) + num_nodes * codes.num_features * bins;
   ForFeatures(Threads(pool, work), codes.num_features, make_body);
+  return inside;
 }
 
 template <class Code>
-void BuildOf(const Pool& pool, const Codes& codes, const int32_t* channels,
+bool BuildOf(const Pool& pool, const Codes& codes, const int32_t* channels,
              int64_t num_channels, const int32_t* node, int64_t num_nodes,
              int64_t num_bins, int32_t* out) {
   // Sums of int32 that wrap around, as XLA's do.
@@ -121,11 +147,17 @@ void BuildOf(const Pool& pool, const Codes& codes, const int32_t* channels,
   }
   const SparseColumns& sparse = *codes.sparse;
   int64_t table = num_bins * num_channels;
+  std::atomic<bool> below{true};
   auto sum_feature = [&](int64_t f) {
     auto cells = [&](int64_t m) {
       return reinterpret_cast<uint32_t*>(out) + (m * codes.num_features + f) * table;
     };
     int64_t absent = static_cast<const Code*>(sparse.absent)[f];
+    if (!AreBelow(sparse.rows + sparse.starts[f],
+                  sparse.starts[f + 1] - sparse.starts[f], codes.num_rows)) {
+      below = false;
+      return;
+    }
     for (int64_t m = 0; m < num_nodes; ++m) {
       std::fill_n(cells(m), table, 0);
       if (absent >= num_bins) continue;
@@ -144,6 +176,7 @@ void BuildOf(const Pool& pool, const Codes& codes, const int32_t* channels,
   };
   ForFeatures(Threads(pool, NumEntries(codes)), codes.num_features,
               [&] { return sum_feature; });
+  return below;
 }
 
 // Rows of a chunk, [begin, end) of an index, that have come to a node.
@@ -152,7 +185,7 @@ struct Stop {
 };
 
 template <class Code>
-void DescendChunk(const Codes& codes, const TreeArrays& tree, int64_t num_inner,
+bool DescendChunk(const Codes& codes, const TreeNodes& tree, int64_t num_inner,
                   int64_t chunk, const uint8_t* skip, int32_t* leaf) {
   int64_t first = chunk * kChunk, count = std::min(kChunk, codes.num_rows - first);
   std::vector<uint16_t> index, right_room(count);
@@ -189,6 +222,7 @@ void DescendChunk(const Codes& codes, const TreeArrays& tree, int64_t num_inner,
     if (right > 0) stops.push_back({2 * stop.node + 2, left, stop.end});
     if (left > stop.begin) stops.push_back({2 * stop.node + 1, stop.begin, left});
   }
+  return reader.IsInside();
 }
 
 }  // namespace
@@ -213,7 +247,7 @@ const void* ColumnReader::ReadEntries(int64_t feature) {
     std::fill(room, room + kChunk, absent[feature]);
   } else {
     for (int64_t e = begin_; e < end_; ++e) {
-      room[sparse.rows[e] - first] = absent[feature];
+      room[(sparse.rows[e] - first) & (kChunk - 1)] = absent[feature];
     }
   }
   const int32_t* begin = sparse.rows + sparse.starts[feature];
@@ -224,38 +258,48 @@ const void* ColumnReader::ReadEntries(int64_t feature) {
   begin_ = begin - sparse.rows;
   end_ = end - sparse.rows;
   const Code* codes = static_cast<const Code*>(codes_.columns);
-  for (int64_t e = begin_; e < end_; ++e) room[sparse.rows[e] - first] = codes[e];
+  for (int64_t e = begin_; e < end_; ++e) {
+    // The mask changes nothing unless rows do not ascend, and keeps writes in the room.
+    int64_t place = sparse.rows[e] - first;
+    places_ |= static_cast<uint64_t>(place);
+    room[place & (kChunk - 1)] = codes[e];
+  }
   return room;
 }
 
-void SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,
+bool SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,
                     const NodeSum* nodes, int64_t num_nodes,
                     const Histograms& histograms, SparseRow* room) {
-  if (num_nodes == 0) return;
+  if (num_nodes == 0) return true;
   int64_t table = histograms.num_bins * (histograms.counted ? 2 : 1);
   std::vector<int64_t> totals =
       PlaceRows(pool, codes.num_rows, rows, nodes, num_nodes, table, room);
+  if (totals.empty()) return false;
   auto sum = codes.wide ? (histograms.counted ? SumNodesOf<uint16_t, true>
                                               : SumNodesOf<uint16_t, false>)
                         : (histograms.counted ? SumNodesOf<uint8_t, true>
                                               : SumNodesOf<uint8_t, false>);
-  sum(pool, codes, nodes, num_nodes, histograms, totals, room);
+  return sum(pool, codes, nodes, num_nodes, histograms, totals, room);
 }
 
-void BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
+bool BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
                           int64_t num_channels, const int32_t* node, int64_t num_nodes,
                           int64_t num_bins, int32_t* out) {
   auto build = codes.wide ? BuildOf<uint16_t> : BuildOf<uint8_t>;
-  build(pool, codes, channels, num_channels, node, num_nodes, num_bins, out);
+  return build(pool, codes, channels, num_channels, node, num_nodes, num_bins, out);
 }
 
-void FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
+bool FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
                       int64_t max_depth, const uint8_t* skip, int32_t* leaf) {
   int64_t num_inner = (int64_t{1} << max_depth) - 1;
   auto descend = codes.wide ? DescendChunk<uint16_t> : DescendChunk<uint8_t>;
-  ParallelFor(
-      Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
-      [&](int64_t chunk) { descend(codes, tree, num_inner, chunk, skip, leaf); });
+  std::atomic<bool> inside{true};
+  ParallelFor(Threads(pool, codes.num_rows * max_depth), NumChunks(codes.num_rows),
+              [&](int64_t chunk) {
+                bool own = descend(codes, tree, num_inner, chunk, skip, leaf);
+                if (!own) inside = false;
+              });
+  return inside;
 }
 
 }  // namespace jboost

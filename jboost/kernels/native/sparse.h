@@ -25,6 +25,9 @@ class ColumnReader {
   // Codes by position in the chunk; they hold until the next call.
   const void* Read(int64_t feature);
 
+  // False if entries were read whose rows do not ascend.
+  bool IsInside() const { return places_ < uint64_t{kChunk}; }
+
  private:
   template <class Code>
   const void* ReadEntries(int64_t feature);
@@ -33,6 +36,7 @@ class ColumnReader {
   int64_t chunk_;
   int64_t feature_ = -1;         // whose codes are in the room
   int64_t begin_ = 0, end_ = 0;  // its entries in the chunk
+  uint64_t places_ = 0;          // the places of all entries read, joined by "or"
   std::vector<char> room_;       // what is not stored, but for those entries
 };
 
@@ -42,18 +46,19 @@ struct SparseRow {
   int64_t place;  // of its node's table; the last table is nobody's
 };
 
-// As SumNodes; `room` [N] is written over.
-void SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,
+// As SumNodes; `room` [N] is overwritten. False also if a row of an entry is not below
+// N; the same holds for the functions below.
+bool SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,
                     const NodeSum* nodes, int64_t num_nodes,
                     const Histograms& histograms, SparseRow* room);
 
 // As BuildHistogram.
-void BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
+bool BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
                           int64_t num_channels, const int32_t* node, int64_t num_nodes,
                           int64_t num_bins, int32_t* out);
 
 // As FindLeaves: rows go down the tree together, so that each node reads one column.
-void FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeArrays& tree,
+bool FindSparseLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
                       int64_t max_depth, const uint8_t* skip, int32_t* leaf);
 
 }  // namespace jboost

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels refuse values that lead out of buffers, and survive a lack of memory."""
+
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jboost.kernels import library
+
+pytestmark = pytest.mark.skipif(
+    not library.available(), reason="the kernels were not built"
+)
+SANITIZED = any(name in os.environ for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+def like(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def run(name, results, operands, aliases=None, **attributes):
+    operands = [jnp.asarray(each) for each in operands]
+    values = library.call(name, results, *operands, aliases=aliases, **attributes)
+    return jax.block_until_ready(values)
+
+
+# Five rows, three features, two slots, of which the first holds the root.
+LEVEL = dict(
+    columns=np.ones((3, 5), np.uint8), level=np.int32(0), feature=i32(2, 0),
+    threshold=i32(0, 0), missing_left=np.array([True, False]),
+    found=np.array([True, False]), words=np.zeros((5, 2), np.int32),
+    index=np.arange(5, dtype=np.uint16), segments=i32(0, 5, 0, 0).reshape(1, 2, 2),
+    tree_feature=np.zeros(3, np.int32), tree_threshold=np.zeros(3, np.int32),
+    tree_missing_left=np.zeros(3, bool), position=i32(0, -1),
+    leaf=np.zeros(5, np.int32),
+)  # fmt: skip
+SPARSE = dict(
+    columns=np.ones((1, 4), np.uint8), starts=i32(0, 2, 4, 4), rows=i32(0, 3, 1, 4),
+    absent=np.zeros(3, np.uint8),
+)  # fmt: skip
+
+
+def split_rows(aliased=True, max_depth=2, **changed):
+    operands = LEVEL | changed
+    state = [operands[name] for name in list(LEVEL)[6:]]
+    pairs = jax.ShapeDtypeStruct((1,), np.int32), jax.ShapeDtypeStruct((1,), np.bool_)
+    aliases = {6 + i: i for i in range(8)} if aliased else None
+    results = (*map(like, state), *pairs)
+    return run("split_rows", results, operands.values(), aliases, max_depth=max_depth)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_are_split(sparse):
+    *state, source, _ = split_rows(**(SPARSE if sparse else {}))
+    middle = 5 if sparse else 0  # the entries of feature 2 are missing values
+    np.testing.assert_array_equal(state[2][0], [[0, middle], [middle, 5]])
+    np.testing.assert_array_equal(state[6], [0, 1])
+    assert source[0] == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dict(level=np.int32(-1)), dict(level=np.int32(2)), dict(max_depth=0),
+        dict(max_depth=40), dict(feature=i32(3, 0)), dict(feature=i32(-1, 0)),
+        dict(position=i32(1, -1)), dict(position=i32(-2, -1)),
+        dict(found=np.array([True, True])),  # of a slot without a node
+        dict(found=np.array([True, True]), position=i32(0, 0)),  # more than slots hold
+        dict(index=np.arange(1, 6, dtype=np.uint16)),
+        dict(segments=i32(0, 6, 0, 0).reshape(1, 2, 2)),
+        dict(segments=i32(-1, 5, 0, 0).reshape(1, 2, 2)),
+        dict(segments=i32(3, 2, 0, 0).reshape(1, 2, 2)),
+        dict(segments=np.zeros((1, 0, 2), np.int32)),
+        SPARSE | dict(starts=i32(0, 2, 1, 4)), SPARSE | dict(starts=i32(0, 2, 4, 5)),
+        SPARSE | dict(starts=i32(-1, 2, 4, 4)),
+        SPARSE | dict(absent=np.zeros(2, np.uint8)), dict(aliased=False),
+    ],
+)  # fmt: skip
+def test_splits_that_lead_out_of_buffers_are_refused(changed):
+    with pytest.raises(Exception, match="jboost kernel: "):
+        split_rows(**changed)
+
+
+def find_leaves(aliased=True, sparse=None, feature=(0, 1, 2)):
+    leaf, skip = np.zeros(5, np.int32), np.zeros(5, bool)
+    columns, *entries = (sparse or dict(columns=LEVEL["columns"])).values()
+    operands = (columns, i32(*feature), i32(0, 0, 0), np.ones(3, bool), skip, leaf)
+    aliases = {5: 0} if aliased else None
+    return run("find_leaves", like(leaf), (*operands, *entries), aliases)
+
+
+@pytest.mark.parametrize("sparse", [None, SPARSE])
+def test_leaves_are_found_only_by_features_that_are_there(sparse):
+    assert find_leaves(sparse=sparse).shape == (5,)
+    for changed in (
+        dict(feature=(0, 1, 3)),
+        dict(feature=(0, -1, 2)),
+        dict(aliased=False),
+    ):
+        with pytest.raises(Exception, match="jboost kernel: "):
+            find_leaves(sparse=sparse, **changed)
+
+
+# Two slots; the root, in place 0, has been split.
+SUMS = dict(
+    packed=np.ones((1, 5, 8), np.uint8), words=LEVEL["words"], index=LEVEL["index"],
+    segments=i32(0, 2, 2, 5).reshape(1, 2, 2), min_count=np.int32(0), source=i32(0),
+    left_smaller=np.array([True]), place=i32(0, 0),
+    sums=np.zeros((2, 2, 3, 4), np.int32),
+)  # fmt: skip
+
+
+def sum_children(aliased=True, entries=(), **changed):
+    operands = SUMS | changed
+    results = [like(operands["place"]), like(operands["sums"])]
+    if entries:
+        results.append(jax.ShapeDtypeStruct((5, 4), np.int32))
+    aliases = {8: 1} if aliased else None
+    operands = (*operands.values(), *entries)
+    return run("sum_children", tuple(results), operands, aliases)
+
+
+@pytest.mark.parametrize("entries", [(), ("starts", "rows", "absent")])
+def test_children_are_summed_only_where_there_is_a_place(entries):
+    sparse = dict(packed=SPARSE["columns"]) if entries else {}
+    given = tuple(SPARSE[name] for name in entries)
+    np.testing.assert_array_equal(sum_children(entries=given, **sparse)[0], [1, 0])
+    for changed in (
+        dict(source=i32(2)), dict(place=i32(2, 0)), dict(place=i32(-1, 0)),
+        dict(segments=i32(0, 2, 2, 6).reshape(1, 2, 2)), dict(aliased=False),
+        dict(index=np.array([5, 1, 2, 3, 4], np.uint16)),
+        dict(sums=np.zeros((2, 2, 3, 300), np.int32)),
+    ):  # fmt: skip
+        with pytest.raises(Exception, match="jboost kernel: "):
+            sum_children(entries=given, **(sparse | changed))
+    for rows in i32(0, 5, 1, 4), i32(-1, 3, 1, 4):
+        if entries:
+            with pytest.raises(Exception, match="jboost kernel: "):
+                sum_children(entries=(given[0], rows, given[2]), **sparse)
+
+
+def test_codes_beyond_the_bins_count_as_the_last():
+    """A code of two bytes must not be added beyond the tables of sums."""
+    packed = np.full((1, 5, 8), 65535, np.uint16)
+    words = np.stack([np.arange(5, dtype=np.int32), np.zeros(5, np.int32)], axis=1)
+    state = (words, LEVEL["index"], LEVEL["segments"], np.int32(0))
+    result = jax.ShapeDtypeStruct((2, 2, 3, 4), np.int32)
+    sums = run("sum_root", (result,), (packed, *state))[0]
+    np.testing.assert_array_equal(sums[0, 0], [[0, 0, 0, 10]] * 3)
+
+
+@pytest.mark.skipif(
+    SANITIZED or sys.platform != "linux", reason="needs a limit of address space"
+)
+def test_a_lack_of_memory_is_an_error_and_not_the_end():
+    import resource
+
+    def find_cuts(num_rows):
+        matrix, words = np.zeros((num_rows, 4), np.float32), np.zeros((num_rows, 2))
+        shapes = jax.ShapeDtypeStruct((4, 6), np.float32)
+        results = shapes, shapes, jax.ShapeDtypeStruct((4,), np.int32)
+        words = words.astype(np.uint32)
+        return lambda: library.call_on_host(
+            "find_cuts", results, matrix, words, max_bins=8
+        )
+
+    find_cuts(20_000)()  # compiles, and starts the threads
+    call = find_cuts(2_000_000)  # takes 8 MB and 32 MB more for each column
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as sizes:
+        used = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 12_000_000, hard))
+    try:
+        with pytest.raises(Exception, match="out of memory"):
+            call()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert call()[2].tolist() == [0] * 4
