@@ -163,23 +163,25 @@ def test_a_lack_of_memory_is_an_error_and_not_the_end():
     import resource
 
     def find_cuts(num_rows):
-        matrix, words = np.zeros((num_rows, 4), np.float32), np.zeros((num_rows, 2))
-        shapes = jax.ShapeDtypeStruct((4, 6), np.float32)
-        results = shapes, shapes, jax.ShapeDtypeStruct((4,), np.int32)
-        words = words.astype(np.uint32)
+        matrix = np.ones((num_rows, 2), np.float32)
+        weight = np.ones(num_rows).view(np.uint32).reshape(num_rows, 2)
+        cuts = jax.ShapeDtypeStruct((2, 6), np.float32)
+        results = cuts, cuts, jax.ShapeDtypeStruct((2,), np.int32)
         return lambda: library.call_on_host(
-            "find_cuts", results, matrix, words, max_bins=8
+            "find_cuts", results, matrix, weight, max_bins=8
         )
 
-    find_cuts(20_000)()  # compiles, and starts the threads
-    call = find_cuts(2_000_000)  # takes 8 MB and 32 MB more for each column
+    small = find_cuts(20_000)
+    small()  # compiles, and starts the threads
+    # Each column takes a block of 40 MB, more than malloc keeps for later use.
+    large = find_cuts(5_000_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as sizes:
         used = int(sizes.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 12_000_000, hard))
     try:
         with pytest.raises(Exception, match="out of memory"):
-            call()
+            large()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    assert call()[2].tolist() == [0] * 4
+    assert small()[2].tolist() == [0, 0]

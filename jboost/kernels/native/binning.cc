@@ -16,28 +16,29 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kSortedRows = 50000;  // up to here, sorting is faster than counting
-constexpr int64_t kSortedBins = 1024;   // from here, most buckets hold a threshold
-constexpr int64_t kMinSample = 2048;    // rows, and so buckets
+constexpr int64_t kSortedRows = 50000;  // up to this, sorting is faster than counting
+constexpr int64_t kSortedBins = 1024;  // from this on, most buckets contain a threshold
+constexpr int64_t kMinSample = 2048;   // rows, and therefore buckets
 constexpr int64_t kMaxSample = 8192;
 constexpr int64_t kMapGroup = 4;      // features sampled together
 constexpr int64_t kSampleShare = 64;  // of all rows
 constexpr int64_t kMaxCells = 4096;
 constexpr int64_t kCellBits = 16;
 constexpr int64_t kGroup = 32;         // features counted together
-constexpr int64_t kBlockRows = 512;    // rows whose keys are in cache together
-constexpr int64_t kPad = 16;           // so that columns do not fall on the same sets
+constexpr int64_t kBlockRows = 512;    // rows whose keys fit the cache
+constexpr int64_t kPad = 16;           // keeps columns from sharing cache sets
 constexpr int64_t kFlushRows = 57344;  // rows whose counts fit 16 bits
-constexpr int64_t kPartRows = 16384;   // least rows of a task that counts
+constexpr int64_t kPartRows = 16384;   // the fewest rows that a task counts
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kCodeGroup = 32;  // features looked up together
 constexpr int64_t kCodeRows = 256;  // rows of a block of codes
 constexpr int64_t kKeyStride = kCodeRows + kPad;
 constexpr int64_t kCodeBlocks = 8;      // blocks of a task
 constexpr int64_t kDiscreteShare = 64;  // of a sample
-constexpr int64_t kMaxRounds = 3;       // then all buckets are opened
+constexpr int64_t kMaxRounds = 3;       // after these, all buckets are opened
 
-// XLA's threads may take denormal doubles for 0; sums of weights must not.
+// Turns off the flushing of denormals, which XLA's threads may have turned on, and
+// which would change sums of weights.
 class KeepDenormals {
  public:
 #ifdef JBOOST_X86
@@ -58,8 +59,8 @@ class KeepDenormals {
 #endif
 };
 
-// Keys of rows [begin, end) of some features, each at its own stride; rows beyond the
-// matrix repeat row 0.
+// Writes the keys of rows [begin, end) of some features, `stride` apart. Rows beyond
+// the matrix repeat row 0.
 void MakeKeys(const FloatRows& matrix, int64_t begin, int64_t end,
               const int32_t* features, int64_t num_features, int32_t* keys,
               int64_t stride) {
@@ -84,10 +85,10 @@ float ToFloat(int32_t key) {
 uint32_t ToUnsigned(int32_t key) { return static_cast<uint32_t>(key) ^ 0x80000000u; }
 int32_t ToKey(uint32_t word) { return static_cast<int32_t>(word ^ 0x80000000u); }
 
-// Sorts by the upper 32 bits of a word, keeping the order of equal ones; returns
-// `words` or `room`, whichever holds the result.
+// A stable sort by the upper 32 bits of a word. Returns `words` or `scratch`, whichever
+// holds the result.
 template <class Word>
-Word* Sort(Word* words, Word* room, int64_t size) {
+Word* Sort(Word* words, Word* scratch, int64_t size) {
   constexpr int kDigits = 3, kBits = 11, kValues = 1 << kBits;
   constexpr int kFirst = 8 * (sizeof(Word) - sizeof(uint32_t));
   if (size < 512) {
@@ -105,18 +106,18 @@ Word* Sort(Word* words, Word* room, int64_t size) {
     uint32_t* count = counts.data() + d * kValues;
     int shift = kFirst + d * kBits;
     if (count[(words[0] >> shift) & (kValues - 1)] == static_cast<uint64_t>(size)) {
-      continue;  // all alike in this digit
+      continue;  // all words have the same digit
     }
     std::exclusive_scan(count, count + kValues, count, uint32_t{0});
     for (int64_t i = 0; i < size; ++i) {
-      room[count[(words[i] >> shift) & (kValues - 1)]++] = words[i];
+      scratch[count[(words[i] >> shift) & (kValues - 1)]++] = words[i];
     }
-    std::swap(words, room);
+    std::swap(words, scratch);
   }
   return words;
 }
 
-// One distinct value (bucket 0), or the unknown values of one bucket.
+// One distinct value (bucket 0), or the values of one closed bucket, which are unknown.
 struct Run {
   double mass;
   int32_t key;
@@ -127,8 +128,8 @@ struct Pair {
   int32_t lower, upper;
 };
 
-// The cap of mass: see find_cap in jboost/codes/thresholds.py. An unknown run counts as one
-// value, which gives too low a cap if it is heavier than that.
+// The cap of mass; see find_cap in jboost/codes/thresholds.py. An unknown run counts as
+// one value; if its mass exceeds the resulting cap, the cap can be too low.
 double FindCap(const std::vector<Run>& runs, int64_t num_value_bins) {
   double total = 0.0, largest = 0.0, used = 0.0;
   for (const Run& run : runs) {
@@ -151,17 +152,18 @@ double FindCap(const std::vector<Run>& runs, int64_t num_value_bins) {
   return (total - used) / static_cast<double>(bins);
 }
 
-// The bin of a middle of mass: trunc(middle / cap), within [0, num_value_bins).
+// Finds the bin of a midpoint of mass: trunc(middle / cap), clipped to
+// [0, num_value_bins).
 class Binner {
  public:
   Binner(double cap, int64_t num_value_bins)
       : cap_(cap), last_(static_cast<double>(num_value_bins - 1)) {}
 
   int32_t operator()(double middle) {
-    // Divides only near the edges of the bin before.
+    // Divides only where the bin can differ from that of the previous call.
     if (low_ < middle && middle < high_) return bin_;
     double share = middle / cap_;
-    share = share > 0.0 ? share : 0.0;  // also where it is not a number
+    share = share > 0.0 ? share : 0.0;  // also if it is NaN
     bin_ = static_cast<int32_t>(share < last_ ? share : last_);
     low_ = bin_ * cap_ * (1 + kSlack);
     high_ = (bin_ + 1.0) * cap_ * (1 - kSlack);
@@ -174,15 +176,15 @@ class Binner {
   int32_t bin_ = 0;
 };
 
-// Cuts between runs. Where that takes values that are not known, adds their buckets
-// to `needed` instead. Sums go value by value as in the definition; an unknown run is
-// summed at once, which gives the same while its values are counts and the sum keeps
-// its exponent.
+// Finds the cuts between runs. If the values of a closed bucket are needed for that,
+// adds the bucket to `needed` instead. The definition adds value by value. An unknown
+// run is added at once, which gives the same sum as long as masses are counts and the
+// exponent of the sum does not change.
 void CutRuns(const std::vector<Run>& runs, int64_t num_value_bins,
              std::vector<Pair>* cuts, std::vector<int32_t>* needed) {
   double cap = FindCap(runs, num_value_bins), sum = 0.0;
   Binner find_bin(cap, num_value_bins);
-  bool rounded = false;  // sums of counts are exact, until a cap is added
+  bool rounded = false;  // sums of counts are exact until a cap is added
   int32_t previous = 0;
   const Run* before = nullptr;
   for (const Run& run : runs) {
@@ -209,7 +211,7 @@ void CutRuns(const std::vector<Run>& runs, int64_t num_value_bins,
   }
 }
 
-// True if the cuts are final, else `needed` names buckets to be opened.
+// Returns whether the cuts are final; if not, `needed` lists the buckets to open.
 bool Resolve(const std::vector<Run>& runs, int64_t max_bins, std::vector<Pair>* cuts,
              std::vector<int32_t>* needed) {
   cuts->clear();
@@ -236,20 +238,20 @@ void Write(const std::vector<Pair>& pairs, int64_t feature, const Cuts& cuts) {
   cuts.num_cuts[feature] = static_cast<int32_t>(size);
 }
 
-// The keys that are not missing, sorted.
+// Returns the keys that are not missing, sorted.
 std::vector<uint32_t> SortKeys(const int32_t* keys, int64_t num_keys) {
-  std::vector<uint32_t> words(num_keys), room;
+  std::vector<uint32_t> words(num_keys), scratch;
   int64_t size = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
     words[size] = ToUnsigned(keys[i]);
     size += keys[i] != kMissingKey;
   }
   words.resize(size);
-  room.resize(size);
-  return Sort(words.data(), room.data(), size) == words.data() ? words : room;
+  scratch.resize(size);
+  return Sort(words.data(), scratch.data(), size) == words.data() ? words : scratch;
 }
 
-// Appends the distinct ones of sorted keys.
+// Appends a run for each distinct one of some sorted keys.
 void AppendDistinct(const uint32_t* begin, const uint32_t* end,
                     std::vector<Run>* runs) {
   while (begin != end) {
@@ -268,18 +270,19 @@ std::vector<Run> CountDistinct(const int32_t* keys, int64_t num_keys) {
   return runs;
 }
 
-// Distinct values and their weights, added up in the order of rows.
+// Returns the distinct values and the sums of their weights, added in the order of
+// rows.
 std::vector<Run> WeighDistinct(const int32_t* keys, const double* weight,
                                int64_t num_keys) {
-  std::vector<uint64_t> words, room;
+  std::vector<uint64_t> words, scratch;
   words.reserve(num_keys);
   for (int64_t i = 0; i < num_keys; ++i) {
     if (keys[i] == kMissingKey || !(weight[i] > 0.0)) continue;
     words.push_back(uint64_t{ToUnsigned(keys[i])} << 32 | static_cast<uint64_t>(i));
   }
-  room.resize(words.size());
+  scratch.resize(words.size());
   int64_t size = static_cast<int64_t>(words.size());
-  const uint64_t* sorted = Sort(words.data(), room.data(), size);
+  const uint64_t* sorted = Sort(words.data(), scratch.data(), size);
   std::vector<Run> runs;
   for (int64_t i = 0; i < size; ++i) {
     double mass = weight[sorted[i] & 0xFFFFFFFFu];
@@ -297,7 +300,7 @@ void CutBySorting(const Pool& pool, const FloatRows& matrix, const double* weigh
                   int64_t max_bins, const Cuts& cuts) {
   int64_t num_rows = matrix.num_rows, num_features = matrix.num_features;
   const Pool& threads = Threads(pool, num_rows * num_features);
-  // A line of memory holds 16 values of a row: a few features are read at once.
+  // A cache line holds 16 values of a row, so a task reads several features at once.
   int64_t group = std::clamp<int64_t>(num_features / (2 * threads.num_threads), 1, 8);
   ParallelFor(threads, (num_features + group - 1) / group, [&](int64_t task) {
     KeepDenormals guard;
@@ -317,16 +320,16 @@ void CutBySorting(const Pool& pool, const FloatRows& matrix, const double* weigh
   });
 }
 
-// One feature on the way from buckets to cuts.
+// The state of one feature while its cuts are found by counting.
 struct Feature {
   BucketMap map;
   std::vector<uint32_t> cells;
-  std::vector<int32_t> usual;      // of each bucket: its most frequent sampled value
-  std::vector<uint8_t> repeated;   // of each bucket: whether that was there twice
+  std::vector<int32_t> usual;      // of each bucket: the most frequent sampled value
+  std::vector<uint8_t> repeated;   // of each bucket: whether it was sampled twice
   std::vector<uint32_t> counts;    // of each bucket
   std::vector<uint8_t> open;       // of each bucket
-  std::vector<int32_t> collected;  // from the open buckets, the usual ones left out
-  bool discrete = false;           // one value has a great share
+  std::vector<int32_t> collected;  // the keys of open buckets, except the usual ones
+  bool discrete = false;           // one value has a large share
   std::vector<Pair> cuts;
   bool resolved = false;
 };
@@ -342,7 +345,8 @@ uint32_t FindBucket(const BucketMap& map, int32_t key) {
   return (cell >> 16) + ((place * (cell & 0xFFFF)) >> map.shift);
 }
 
-// As many buckets as sampled values, shared out among cells by their counts.
+// Makes a map with as many buckets as sampled values. Each cell gets as many buckets as
+// it has sampled values.
 void MakeMap(const std::vector<Run>& sample, Feature* feature) {
   BucketMap& map = feature->map;
   map = {0, 0, 0, 0, nullptr};
@@ -377,7 +381,8 @@ void MakeMap(const std::vector<Run>& sample, Feature* feature) {
   }
 }
 
-// Runs in order: closed buckets whole, open ones value by value.
+// Returns the runs in order: one for each closed bucket, and one for each distinct
+// value of open buckets.
 std::vector<Run> MakeRuns(const Feature& feature) {
   std::vector<uint32_t> sorted =
       SortKeys(feature.collected.data(), feature.collected.size());
@@ -394,7 +399,7 @@ std::vector<Run> MakeRuns(const Feature& feature) {
     }
     const uint32_t* begin = next;
     while (next != end && FindBucket(feature.map, ToKey(*next)) == bucket) ++next;
-    // The usual value makes up what was not collected.
+    // All keys that were not collected have the usual value.
     double left = static_cast<double>(count - (next - begin));
     int32_t usual = feature.usual[bucket];
     const uint32_t* place = std::lower_bound(begin, next, ToUnsigned(usual));
@@ -405,8 +410,8 @@ std::vector<Run> MakeRuns(const Feature& feature) {
   return runs;
 }
 
-// Among discrete values a cut may turn out to lie beside the next bucket. Those are
-// opened at once, since the values that make them up need not be collected.
+// If values are discrete, a cut can turn out to lie next to a neighboring bucket. Opens
+// these buckets in advance; that is cheap, since their usual values are not collected.
 void OpenBesides(const std::vector<Run>& runs, Feature* feature) {
   std::vector<int32_t> beside;
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -421,7 +426,7 @@ void OpenBesides(const std::vector<Run>& runs, Feature* feature) {
   }
 }
 
-// Finds the cuts, or opens the buckets without which they cannot be found.
+// Finds the cuts, or opens the buckets that are needed to find them.
 void Advance(int64_t max_bins, int64_t round, Feature* feature) {
   std::vector<Run> runs = MakeRuns(*feature);
   std::vector<int32_t> needed;
@@ -437,7 +442,7 @@ void Advance(int64_t max_bins, int64_t round, Feature* feature) {
   OpenBesides(runs, feature);
 }
 
-// Calls use(f, keys, count) for blocks of rows and the features in a list.
+// Calls use(f, keys, count) for each block of rows and each feature of a list.
 template <class Use>
 void ForKeys(const FloatRows& matrix, const std::vector<int32_t>& features,
              int64_t begin, int64_t end, const Use& use) {
@@ -451,7 +456,7 @@ void ForKeys(const FloatRows& matrix, const std::vector<int32_t>& features,
   }
 }
 
-// Counts of 16 bits, which are emptied before they overflow.
+// Counters of 16 bits, which are added to totals before they overflow.
 struct Counter {
   std::vector<uint16_t> even, odd;
   std::vector<uint32_t> totals;
@@ -497,12 +502,12 @@ void CollectRows(const FloatRows& matrix, const std::vector<int32_t>& group,
                  std::vector<Feature>* features) {
   auto collect = JBOOST_CHOOSE(BinningLoops).collect;
   std::vector<std::vector<int32_t>> collected(group.size());
-  std::vector<int32_t> room(kBlockRows + 1);
+  std::vector<int32_t> scratch(kBlockRows + 1);
   ForKeys(matrix, group, begin, end, [&](int64_t f, const int32_t* keys, int64_t size) {
     const Feature& feature = (*features)[group[f]];
     int64_t taken = collect(feature.map, feature.open.data(), feature.usual.data(),
-                            keys, size, room.data());
-    collected[f].insert(collected[f].end(), room.begin(), room.begin() + taken);
+                            keys, size, scratch.data());
+    collected[f].insert(collected[f].end(), scratch.begin(), scratch.begin() + taken);
   });
   std::lock_guard<std::mutex> lock(*mutex);
   for (size_t f = 0; f < group.size(); ++f) {
@@ -511,8 +516,8 @@ void CollectRows(const FloatRows& matrix, const std::vector<int32_t>& group,
   }
 }
 
-// Calls pass(group, begin, end, mutex) for the unresolved features, in groups of a few,
-// and parts of the rows.
+// Calls pass(group, begin, end, mutex) for groups of unresolved features and parts of
+// the rows.
 template <class Pass>
 void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& features,
               const Pass& pass) {
@@ -533,7 +538,7 @@ void ForParts(const Pool& pool, int64_t num_rows, const std::vector<Feature>& fe
   });
 }
 
-// Maps of a few features, from rows at equal distances.
+// Makes the maps of a few features from a sample of rows at equal distances.
 void MakeMaps(const FloatRows& matrix, int64_t begin, int64_t end,
               std::vector<Feature>* features) {
   int64_t size = std::clamp(matrix.num_rows / kSampleShare, kMinSample, kMaxSample);
@@ -572,15 +577,15 @@ void CutByCounting(const Pool& pool, const FloatRows& matrix, int64_t max_bins,
   for (int64_t f = 0; f < num_features; ++f) Write(features[f].cuts, f, cuts);
 }
 
-// The key of a threshold: as of a value.
+// The key of a threshold, which is made like that of a value.
 int32_t ThresholdKey(float threshold) {
   int32_t feature = 0, key;
   JBOOST_CHOOSE(BinningLoops).make_keys(&threshold, 1, 1, &feature, 1, &key, 1);
   return key;
 }
 
-// The tree over one feature's thresholds, and a first entry that only a missing value
-// is not above.
+// The search tree of one feature's thresholds. Its first entry is below all values
+// except missing ones.
 struct Lookup {
   std::vector<int32_t> entries;
   SearchTree tree;
@@ -589,8 +594,8 @@ struct Lookup {
     std::vector<std::vector<int32_t>> levels(1);
     levels[0].push_back(kMissingKey);
     for (int64_t t = 0; t < size; ++t) levels[0].push_back(ThresholdKey(thresholds[t]));
-    // The last entry of all is above every value (a threshold of +inf is, too), so
-    // that no search leaves the tree.
+    // The last entry is above every value, so that no search leaves the tree. (No value
+    // is above a threshold of +inf either, which it may replace.)
     while (levels.back().size() % kFanout != 0) levels.back().push_back(INT32_MAX);
     levels.back().back() = INT32_MAX;
     while (levels.back().size() > kFanout) {
@@ -615,8 +620,7 @@ struct Lookup {
   Lookup(Lookup&&) = default;  // a moved vector keeps its memory
 };
 
-// Codes of rows [begin, end) of some features; returns the first feature's, which lie
-// `stride` apart.
+// The codes of a block of rows, by feature, `stride` apart.
 struct CodeBlock {
   const void* codes;
   int64_t stride;
@@ -624,13 +628,13 @@ struct CodeBlock {
 
 CodeBlock WriteColumns(const CodeLayouts& layouts, const std::vector<Lookup>& lookups,
                        const int32_t* keys, int64_t first, int64_t num_features,
-                       int64_t begin, int64_t count, uint8_t* room) {
+                       int64_t begin, int64_t count, uint8_t* scratch) {
   int64_t size = layouts.wide ? 2 : 1;
   bool direct = layouts.columns != nullptr;
   int64_t stride = direct ? layouts.num_rows : kCodeRows;
   uint8_t* start =
       direct ? static_cast<uint8_t*>(layouts.columns) + (first * stride + begin) * size
-             : room;
+             : scratch;
   for (int64_t f = 0; f < num_features; ++f) {
     JBOOST_CHOOSE(BinningLoops)
         .find_codes(lookups[first + f].tree, keys + f * kKeyStride, count, layouts.wide,
@@ -675,7 +679,7 @@ void FindCodes(const Pool& pool, const FloatRows& matrix, const float* threshold
   for (int64_t f = 0; f < num_features; ++f) {
     lookups.emplace_back(thresholds + f * num_thresholds, num_thresholds);
   }
-  // Whole blocks of the packed layout.
+  // A task writes whole blocks of the packed layout.
   int64_t width = layouts.packed == nullptr ? kCodeGroup : layouts.width;
   int64_t group = std::max(width, kCodeGroup / width * width);
   int64_t num_groups = (num_features + group - 1) / group;
@@ -689,15 +693,15 @@ void FindCodes(const Pool& pool, const FloatRows& matrix, const float* threshold
         int64_t begin = task / num_groups * task_rows;
         int64_t end = std::min(begin + task_rows, num_rows);
         std::vector<int32_t> features(size), keys(size * kKeyStride);
-        std::vector<uint8_t> room(layouts.columns == nullptr ? size * kCodeRows * 2
-                                                             : 0);
+        std::vector<uint8_t> scratch(layouts.columns == nullptr ? size * kCodeRows * 2
+                                                                : 0);
         std::iota(features.begin(), features.end(), static_cast<int32_t>(first));
         for (int64_t row = begin; row < end; row += kCodeRows) {
           int64_t count = std::min(kCodeRows, end - row);
           MakeKeys(matrix, row, row + count, features.data(), size, keys.data(),
                    kKeyStride);
           CodeBlock block = WriteColumns(layouts, lookups, keys.data(), first, size,
-                                         row, count, room.data());
+                                         row, count, scratch.data());
           if (layouts.packed == nullptr) continue;
           WritePacked(layouts, block, first, size, row, count);
         }

@@ -49,7 +49,7 @@ ffi::Error FindCodesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
       buffers.Operand<float>("thresholds", {features, num_thresholds});
   CodeLayouts layouts;
   layouts.wide = buffers.NextIsWide(Access::kResult);
-  // A layout that nobody wants has no features, or no blocks.
+  // A layout that is not wanted has no features, or no blocks.
   auto [columns, num_rows] = buffers.NextShape<2>(Access::kResult, "columns");
   layouts.columns =
       buffers.Codes(Access::kResult, "columns", {columns, num_rows}, layouts.wide);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of binning.cc, compiled once per instruction set. No templates of
-// the standard library are used here: the linker could hand their code, compiled for a
-// newer processor, to everybody.
+// The inner loops of binning.cc, compiled once per instruction set. They use no
+// templates of the standard library: the linker keeps one copy of such a function for
+// the whole library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 #include <cstring>
 
@@ -14,10 +14,10 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-constexpr int64_t kTile = 64;     // rows that are turned at once
-constexpr int64_t kBlock = 1024;  // keys whose buckets are found at once
+constexpr int64_t kTile = 64;     // rows that are transposed together
+constexpr int64_t kBlock = 1024;  // keys whose buckets are found together
 
-// From the bits of floats to integers of the same order.
+// Turns the bits of floats into integers that have the order of the floats.
 void OrderKeys(int32_t* keys, int64_t num_keys) {
   for (int64_t i = 0; i < num_keys; ++i) {
     int32_t bits = keys[i];
@@ -28,14 +28,14 @@ void OrderKeys(int32_t* keys, int64_t num_keys) {
   }
 }
 
-// out[f * stride + i] = bits of rows[i * row_stride + features[f]], for four rows. Row
-// by row, so that the table is read from its beginning to its end.
+// out[f * stride + i] = the bits of rows[i * row_stride + features[f]], for four rows.
+// Reads row by row, so that the matrix is read sequentially.
 void CopyFour(const float* rows, int64_t row_stride, const int32_t* features,
               int64_t num_features, int32_t* out, int64_t stride) {
   int64_t f = 0;
 #if defined(__SSE2__)
   for (; f + 4 <= num_features; f += 4) {
-    if (features[f + 3] != features[f] + 3) break;  // not side by side
+    if (features[f + 3] != features[f] + 3) break;  // not adjacent
     const float* values = rows + features[f];
     __m128 part[4];
     for (int j = 0; j < 4; ++j) part[j] = _mm_loadu_ps(values + j * row_stride);
@@ -91,7 +91,7 @@ void FindBuckets(const BucketMap& map, const int32_t* keys, int64_t num_keys,
   }
   for (int64_t i = 0; i < num_keys; ++i) {
     uint32_t cell = buckets[i];
-    // Loads one by one: vectorized, they go through slow gathers or worse.
+    // Keeps the compiler from vectorizing these loads, because gathers are slower.
     __asm__("" : "+r"(cell));
     buckets[i] = map.cells[cell];
   }
@@ -125,7 +125,7 @@ int64_t Collect(const BucketMap& map, const uint8_t* open, const int32_t* usual,
   for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
     int64_t count = num_keys - begin < kBlock ? num_keys - begin : kBlock, inside = 0;
     FindBuckets(map, keys + begin, count, buckets);
-    // Without branches: whether a bucket is open cannot be guessed.
+    // Without branches, which would be mispredicted.
     for (int64_t i = 0; i < count; ++i) {
       places[inside] = static_cast<uint16_t>(i);
       inside += open[buckets[i]];
@@ -139,7 +139,7 @@ int64_t Collect(const BucketMap& map, const uint8_t* open, const int32_t* usual,
   return taken;
 }
 
-// How many of a node's 16 entries, which ascend, lie below the key.
+// Counts how many of a node's 16 entries, which ascend, are below a key.
 #if defined(__AVX512F__)
 struct Node {
   __m512i entries;
@@ -178,7 +178,7 @@ struct Node {
     __m128i high = _mm_packs_epi32(_mm_cmpgt_epi32(keys, parts[2]),
                                    _mm_cmpgt_epi32(keys, parts[3]));
     uint32_t below = _mm_movemask_epi8(_mm_packs_epi16(low, high));
-    return __builtin_ctz(~below);  // the ones come first
+    return __builtin_ctz(~below);  // entries below the key come first
   }
 #endif
 };
@@ -227,7 +227,7 @@ void FindCodes(const SearchTree& tree, const int32_t* keys, int64_t num_keys, bo
   }
 }
 
-// Swaps the blocks off the diagonal of an 8 x 8 matrix of bytes, whose rows are words.
+// Swaps the off-diagonal blocks of an 8 x 8 matrix of bytes whose rows are words.
 inline void Exchange(uint64_t* words, int distance, uint64_t mask) {
   for (int first = 0; first < 8; first += 2 * distance) {
     for (int i = first; i < first + distance; ++i) {
@@ -239,7 +239,7 @@ inline void Exchange(uint64_t* words, int distance, uint64_t mask) {
   }
 }
 
-// Eight features of eight rows.
+// Transposes eight features of eight rows.
 inline void TransposeBytes(const uint8_t* columns, int64_t stride, uint8_t* rows,
                            int64_t width) {
   uint64_t words[8];

@@ -15,9 +15,9 @@ struct Ranked {
   int32_t code;
 };
 
-// One feature's codes in the order in which they go left, and their sums as a search
-// of thresholds takes them: [0] is what is missing, [r] that and the first r codes (or
-// the r-th alone, where categories go left one by one).
+// One feature's codes in the order in which they go left, and their sums in the form
+// that the search for thresholds takes: [0] is the sum of missing values, and [r] that
+// plus the sums of the first r codes (or of the r-th code alone, if `onehot`).
 struct RankedFeature {
   std::vector<Ranked> codes;
   std::vector<int32_t> sums[3];
@@ -34,7 +34,7 @@ float SortKey(int32_t gradient, int32_t curvature, const SplitLimits& limits,
   float sign = g > 0.0f ? 1.0f : (g < 0.0f ? -1.0f : 0.0f);
   float mean = (usable ? g : sign * FLT_MAX) / (usable ? weight : 1.0f);
   mean = Smaller(Larger(mean, -FLT_MAX), FLT_MAX);
-  return mean == 0.0f ? 0.0f : mean;  // -0 is no other key than 0
+  return mean == 0.0f ? 0.0f : mean;  // -0 and 0 are the same key
 }
 
 void RankCodes(const int32_t* const cumulative[3], bool counted, int64_t num_bins,
@@ -65,7 +65,7 @@ void RankCodes(const int32_t* const cumulative[3], bool counted, int64_t num_bin
   }
 }
 
-// The sets of the best split so far, of `feature`.
+// Writes the sets of a split between the first `rank` codes and the others.
 void WriteSets(const RankedFeature& ranked, int32_t rank, int32_t num_codes,
                uint32_t* left, uint32_t* absent, int64_t num_words) {
   auto bit = [](int64_t code) { return uint32_t{1} << (code % kWordBits); };
@@ -122,7 +122,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       parent = LimitedScore(whole, of_slot, &value);
       size = LimitedSize(whole, of_slot);
     }
-    std::vector<float> room(bins);
+    std::vector<float> scratch(bins);
     RankedFeature ranked;
     BestSplit best{-__builtin_inff(), -1, 0, false};
     uint32_t* left = output.left_codes + slot * output.num_words;
@@ -146,12 +146,12 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       if (values == nullptr) {
         loops.search_feature(ranked.sums[0].data(), ranked.sums[1].data(),
                              ranked.sums[2].data(), size_of_search, total, parent,
-                             of_children, feature, room.data(), &best);
+                             of_children, feature, scratch.data(), &best);
       } else {
         loops.search_limited_feature(ranked.sums[0].data(), ranked.sums[1].data(),
                                      ranked.sums[2].data(), size_of_search, total,
                                      parent, of_children, of_slot, 0, feature,
-                                     room.data(), &best);
+                                     scratch.data(), &best);
       }
       if (best.feature == feature && best.feature != before.feature) {
         WriteSets(ranked, best.threshold, categories.num_codes[group], left, absent,
@@ -192,8 +192,8 @@ namespace {
 
 template <class Code>
 int64_t Partition(const Code* column, const CodeTable& table, int64_t count,
-                  uint16_t* index, int64_t* words, uint16_t* index_room,
-                  int64_t* words_room, int64_t* missing) {
+                  uint16_t* index, int64_t* words, uint16_t* index_scratch,
+                  int64_t* words_scratch, int64_t* missing) {
   int64_t left = 0, right = 0;
   for (int64_t i = 0; i < count; ++i) {
     uint16_t row = index[i];
@@ -202,13 +202,13 @@ int64_t Partition(const Code* column, const CodeTable& table, int64_t count,
     *missing += table.IsMissing(column[row]);
     index[left] = row;
     words[left] = word;
-    index_room[right] = row;
-    words_room[right] = word;
+    index_scratch[right] = row;
+    words_scratch[right] = word;
     left += !goes_right;
     right += goes_right;
   }
-  std::memcpy(index + left, index_room, right * sizeof(uint16_t));
-  std::memcpy(words + left, words_room, right * sizeof(int64_t));
+  std::memcpy(index + left, index_scratch, right * sizeof(uint16_t));
+  std::memcpy(words + left, words_scratch, right * sizeof(int64_t));
   return left;
 }
 
@@ -230,13 +230,14 @@ void WriteLeaves(const Code* column, const CodeTable& table, int64_t count,
 
 int64_t PartitionByTable(const void* column, bool wide, const CodeTable& table,
                          int64_t count, uint16_t* index, int64_t* words,
-                         uint16_t* index_room, int64_t* words_room, int64_t* missing) {
+                         uint16_t* index_scratch, int64_t* words_scratch,
+                         int64_t* missing) {
   if (wide) {
     return Partition(static_cast<const uint16_t*>(column), table, count, index, words,
-                     index_room, words_room, missing);
+                     index_scratch, words_scratch, missing);
   }
   return Partition(static_cast<const uint8_t*>(column), table, count, index, words,
-                   index_room, words_room, missing);
+                   index_scratch, words_scratch, missing);
 }
 
 void WriteLeavesByTable(const void* column, bool wide, const CodeTable& table,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits by categories: sets of codes instead of thresholds. Sets are bits: code c is
-// bit c % 32 of word c / 32.
+// Splits of categorical features, by sets of codes instead of thresholds. A set is
+// stored as bits: code c is bit c % 32 of word c / 32.
 #ifndef JBOOST_CATEGORIES_H_
 #define JBOOST_CATEGORIES_H_
 
@@ -11,7 +11,7 @@
 
 namespace jboost {
 
-constexpr int32_t kCategorical = -1;  // the threshold of a split by categories
+constexpr int32_t kCategorical = -1;  // the threshold of a categorical split
 constexpr int64_t kWordBits = 32;
 
 inline bool HasCode(const uint32_t* set, int64_t code) {
@@ -27,7 +27,7 @@ struct CategoryLimits {
   int32_t max_onehot;
 };
 
-// The best splits by thresholds, before min_gain is taken off.
+// The best splits by thresholds, before min_gain is subtracted.
 struct NumericSplits {  // [slots]
   const int32_t* feature;
   const int32_t* threshold;
@@ -42,21 +42,21 @@ struct CategorySplitOutput {
   int64_t num_words;
 };
 
-// The better of `numeric` and of the best sets of categories; `values` (its child
-// bounds are not written) may be null.
+// Writes the better one of the split in `numeric` and the best categorical split.
+// `values` may be null; its child bounds are not written.
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
                         const NumericSplits& numeric,
                         const CategorySplitOutput& output);
 
-// Where a node's rows go, by code.
+// Tells for each code on which side of a categorical split its rows go.
 class CodeTable {
  public:
   CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes, int64_t num_words,
             bool missing_left);
 
   bool GoesRight(int64_t code) const { return sides_[Clamp(code)] & 1; }
-  // Missing, or of a category that no row of the node had in the search.
+  // Whether the value is missing, or its category had no row in the node.
   bool IsMissing(int64_t code) const { return sides_[Clamp(code)] >> 1; }
 
  private:
@@ -68,10 +68,11 @@ class CodeTable {
   std::vector<uint8_t> sides_;
 };
 
-// As partition and write_leaves of GrowLoops.
+// Like partition and write_leaves of GrowLoops.
 int64_t PartitionByTable(const void* column, bool wide, const CodeTable& table,
                          int64_t count, uint16_t* index, int64_t* words,
-                         uint16_t* index_room, int64_t* words_room, int64_t* missing);
+                         uint16_t* index_scratch, int64_t* words_scratch,
+                         int64_t* missing);
 void WriteLeavesByTable(const void* column, bool wide, const CodeTable& table,
                         int64_t count, const uint16_t* index, int32_t left_leaf,
                         int32_t* leaf, int64_t* num_left, int64_t* missing);

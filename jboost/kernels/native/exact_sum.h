@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of float32 that do not depend on the order of the terms; the definition and its
-// reasons are in kernels/sums_xla.py. Terms become multiples of a unit, which are added
-// as integers. Internal linkage, and no templates of the standard library, because the
-// loops of every instruction set include this file.
+// Sums of float32 numbers that do not depend on the order of the terms: each term is
+// rounded to a multiple of a unit, and the multiples are added as integers. See
+// kernels/sums_xla.py for the definition and its reasons. Everything here has internal
+// linkage, and uses no templates of the standard library, because the loops of every
+// instruction set include it.
 #ifndef JBOOST_EXACT_SUM_H_
 #define JBOOST_EXACT_SUM_H_
 
@@ -19,7 +20,7 @@ constexpr uint32_t kInfinityBits = 0x7F800000u;
 inline uint32_t MagnitudeBits(float value) {
   uint32_t bits;
   __builtin_memcpy(&bits, &value, sizeof bits);
-  return bits & 0x7FFFFFFFu;  // ordered as the magnitudes are
+  return bits & 0x7FFFFFFFu;  // these integers have the order of the magnitudes
 }
 
 inline bool IsFinite(float value) { return MagnitudeBits(value) < kInfinityBits; }
@@ -32,7 +33,7 @@ inline float PowerOfTwo(int exponent) {
 }
 
 struct Unit {
-  float up, down;  // one over the unit, and the unit
+  float up, down;  // 1 / unit, and the unit
 };
 
 inline Unit ChooseUnit(uint32_t greatest_bits) {
@@ -41,7 +42,7 @@ inline Unit ChooseUnit(uint32_t greatest_bits) {
   return {PowerOfTwo(exponent), PowerOfTwo(-exponent)};
 }
 
-// high * 2^19 + low, in units.
+// A sum of high * 2^19 + low units.
 struct ExactSum {
   int64_t high = 0, low = 0;
 
@@ -74,13 +75,14 @@ inline uint32_t GreatestBits(const Term& term, int64_t count) {
   return greatest;
 }
 
-// A multiple of the unit as two digits: high * 2^19 + low, rounded half to even.
+// A multiple of the unit, high * 2^19 + low.
 struct Digits {
   int32_t high, low;
 };
 
+// Rounds half to even: adding 1.5 * 2^23 leaves no bits below 1.
 inline Digits RoundToDigits(float multiple) {
-  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: the last bit then stands for 1
+  constexpr float kWhole = 12582912.0f;
   constexpr int32_t kWholeBits = 0x4B400000;
   int32_t high = static_cast<int32_t>(multiple * (1.0f / kBase));
   float rest = (multiple - static_cast<float>(high) * kBase) + kWhole;
@@ -89,8 +91,8 @@ inline Digits RoundToDigits(float multiple) {
   return {high, bits - kWholeBits};
 }
 
-// The sum of term(0 .. count - 1), all finite. In int32, which vectorizes, as far as
-// its range goes.
+// The sum of term(0 .. count - 1), which must be finite. Blocks are summed in int32,
+// which vectorizes; they are short enough not to overflow.
 template <class Term>
 inline ExactSum SumTerms(const Term& term, int64_t count, float up) {
   constexpr int64_t kBlock = 2048;

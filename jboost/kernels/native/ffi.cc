@@ -6,10 +6,30 @@
 namespace jboost {
 namespace {
 
+// The name of a type that kernels use.
+const char* NameType(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::PRED:
+      return "bool";
+    case ffi::DataType::U8:
+      return "uint8";
+    case ffi::DataType::U16:
+      return "uint16";
+    case ffi::DataType::U32:
+      return "uint32";
+    case ffi::DataType::S32:
+      return "int32";
+    case ffi::DataType::F32:
+      return "float32";
+    default:
+      return "another type";
+  }
+}
+
 template <class Sizes>
 std::string Describe(ffi::DataType type, const Sizes& sizes) {
   std::ostringstream out;
-  out << type << " [";
+  out << NameType(type) << " [";
   const char* separator = "";
   for (int64_t size : sizes) {
     out << separator << size;

@@ -18,10 +18,9 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kPartRows = 4096;  // least rows of a task that sums
+constexpr int64_t kPartRows = 4096;  // the fewest rows that a task sums
 constexpr int64_t kTasksPerThread = 4;
-
-constexpr int64_t kNearestRows = 32768;  // more are rounded stochastically
+constexpr int64_t kNearestRows = 32768;  // more rows are rounded stochastically
 
 int64_t BlockFeatures(const Codes& codes, int64_t block) {
   return std::min(codes.width, codes.num_features - block * codes.width);
@@ -30,11 +29,11 @@ int64_t BlockFeatures(const Codes& codes, int64_t block) {
 template <class Code>
 void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin,
               int64_t end, Code* packed) {
-  // Words of 8 bytes are put together from several columns: single codes, a row apart,
-  // take twice as long.
+  // Assembles words of 8 bytes from several columns: writing single codes, a row apart,
+  // takes twice as long.
   constexpr int64_t kCodes = 8 / sizeof(Code), kBits = 8 * sizeof(Code);
-  constexpr int64_t kTile = 256;  // rows whose codes stay in the first cache
-  // All codes fit into one byte where num_bins is greater than that allows.
+  constexpr int64_t kTile = 256;  // rows whose codes stay in the L1 cache
+  // Codes cannot exceed their type, even if num_bins does.
   Code last = static_cast<Code>(
       std::min<int64_t>(num_bins - 1, std::numeric_limits<Code>::max()));
   const Code* columns = static_cast<const Code*>(codes.columns);
@@ -59,14 +58,15 @@ void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin
   }
 }
 
-// A node's rows are summed into one scratch table per task; a task that takes only
-// part of a node leaves its table for the merge.
+// A part of the rows. Each task sums the rows of one node after another into a scratch
+// table. If it has only a part of a node's rows, it keeps the table as a Piece.
 struct Task {
-  int64_t first_node, first_chunk, first_row;  // of that chunk's segment
+  int64_t first_node, first_chunk,
+      first_row;  // the row counts from the segment's begin
   int64_t num_rows;
 };
 
-struct Piece {  // part of a node, summed by one task
+struct Piece {
   int64_t node;
   std::unique_ptr<int64_t[]> sums;
 };
@@ -85,7 +85,7 @@ std::vector<int64_t> CountRows(const Rows& rows, const NodeSum* nodes,
   return counts;
 }
 
-// Cuts the rows, in order of node and chunk, into tasks of equal size.
+// Divides the rows, in order of node and chunk, into tasks of equal size.
 std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_nodes,
                            int64_t num_chunks, int64_t num_rows, int64_t num_tasks) {
   std::vector<Task> tasks;
@@ -106,9 +106,10 @@ std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_n
   return tasks;
 }
 
-// A power of two with which a sum of magnitudes stays below 2^30, and its inverse.
+// Chooses a power of two that keeps the scaled sum of magnitudes below 2^30; `unit` is
+// its inverse.
 void ChooseScale(float total, float* scale, float* unit) {
-  int32_t exponent = -126;  // of a sum beyond float32
+  int32_t exponent = -126;  // if the sum exceeds float32
   if (std::isfinite(total)) {
     total = std::max(total, 1e-30f);
     int32_t bits;
@@ -126,8 +127,8 @@ Sums AddUnits(const int32_t sums[2], const SplitLimits& limits) {
   return {static_cast<float>(sums[0]) * limits.gradient_unit, weight};
 }
 
-// Bounds of both children's leaf values; `sums` are those of the left child and of the
-// node. See _child_bounds of jboost.trees.splitting.
+// Writes the bounds of both children's leaf values, from the sums of the left child and
+// of the node. See _child_bounds of jboost.trees.splitting.
 void WriteChildBounds(const int32_t left[2], const int32_t total[2],
                       const SplitLimits& limits, const ValueLimits& values,
                       int32_t sign, bool is_missing, float* bounds) {
@@ -198,9 +199,9 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 
 bool AreInChunk(const uint16_t* index, int64_t size, int64_t count) {
   uint16_t last = static_cast<uint16_t>(count - 1);
-  int outside = 0;
-  for (int64_t i = 0; i < size; ++i) outside |= index[i] > last;  // vectorizes
-  return outside == 0 || size == 0;
+  uint16_t outside = 0;  // of 16 bits, so that the loop vectorizes well
+  for (int64_t i = 0; i < size; ++i) outside |= index[i] > last;
+  return outside == 0;
 }
 
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
@@ -323,15 +324,15 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   for (int64_t count : counts) num_rows += count;
   int64_t stride = codes.wide ? histograms.num_bins : kByteStride;
   int64_t feature_cells = stride * (histograms.counted ? 2 : 1);
-  // Enough tasks to balance the threads, not so many that emptying and merging their
-  // tables costs as much as summing.
+  // Enough tasks to balance the threads, but not so many that clearing and merging
+  // their tables costs as much as summing.
   const Pool& threads = Threads(pool, num_rows * codes.num_features);
   int64_t wanted = threads.num_threads == 1 ? 1 : threads.num_threads * kTasksPerThread;
   int64_t least = std::max(kPartRows, codes.width * feature_cells / 4);
   int64_t num_parts = std::max<int64_t>(1, std::min(wanted, num_rows / least));
   std::vector<Task> tasks =
       CutTasks(rows, nodes, num_nodes, num_chunks, num_rows, num_parts);
-  // The first and the last node of each task, where another task has a share of them.
+  // Of the first and the last node of each task, which other tasks may share.
   std::vector<std::vector<Piece>> pieces(tasks.size() * codes.num_blocks);
   std::atomic<bool> inside{true};
 
@@ -352,7 +353,7 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
         int64_t count = std::min<int64_t>(segment.end - begin, left);
         skip = 0;
         if (count <= 0) continue;
-        if (chunk + 1 < num_chunks) {  // the next segment is somewhere else
+        if (chunk + 1 < num_chunks) {  // the hardware cannot predict the next segment
           const Segment& next =
               rows.segments[(chunk + 1) * rows.num_slots + nodes[node].slot];
           __builtin_prefetch(rows.index + (chunk + 1) * kChunk + next.begin);
@@ -389,7 +390,7 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   ParallelFor(threads, static_cast<int64_t>(pieces.size()), run);
   if (!inside) return false;
 
-  // Nodes without rows, and nodes in pieces.
+  // Nodes without rows, and nodes that several tasks share.
   ParallelFor(threads, num_nodes * codes.num_blocks, [&](int64_t number) {
     int64_t node = number / codes.num_blocks, block = number % codes.num_blocks;
     int64_t used = BlockFeatures(codes, block);
@@ -439,21 +440,21 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
     const int32_t* gradient =
         histograms.sums + place[slot] * histograms.num_channels * plane;
     const int32_t* curvature = gradient + plane;
-    // Where all rows have the same curvature, it is counted in rows.
+    // If all rows have the same curvature, the curvature's sum counts rows.
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1], 0};
     if (limits.min_count > 0) total[2] = count[bins - 1];
     Sums whole = AddUnits(total, limits);
     float parent =
         whole.weight > 0.0f ? whole.gradient * whole.gradient / whole.weight : 0.0f;
-    float size = parent, value;  // of the terms in the parent's score
+    float size = parent, value;  // size: the magnitude of the score's terms
     ValueLimits values{};
     if (slots != nullptr) {
       values = {slots->l1, slots->bounds[2 * slot], slots->bounds[2 * slot + 1]};
       parent = LimitedScore(whole, values, &value);
       size = LimitedSize(whole, values);
     }
-    std::unique_ptr<float[]> room(new float[bins]);
+    std::unique_ptr<float[]> scratch(new float[bins]);
     BestSplit best{-__builtin_inff(), 0, 0, false};
     for (int64_t f = 0; f < num_features; ++f) {
       if (!search.masks[slot * num_features + f]) continue;
@@ -461,18 +462,18 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
       if (slots == nullptr) {
         loops.search_feature(gradient + f * bins, curvature + f * bins,
                              count + f * bins, bins, total, parent, limits, feature,
-                             room.get(), &best);
+                             scratch.get(), &best);
       } else {
         loops.search_limited_feature(
             gradient + f * bins, curvature + f * bins, count + f * bins, bins, total,
-            parent, limits, values, slots->monotone[f], feature, room.get(), &best);
+            parent, limits, values, slots->monotone[f], feature, scratch.get(), &best);
       }
     }
     splits.feature[slot] = best.feature;
     splits.threshold[slot] = best.threshold;
     splits.missing_left[slot] = best.missing_left;
     splits.gain[slot] = best.gain - search.min_gain;
-    // A gain below 1e-6 of the parent's score can be rounding.
+    // A gain below 1e-6 of the parent's score can be a rounding error.
     splits.found[slot] = best.gain > search.min_gain && 2.0f * best.gain > 1e-6f * size;
     if (slots == nullptr) return;
     int64_t row = best.feature * bins, cut = row + best.threshold;
@@ -511,7 +512,7 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
                                     splits.absent_codes + slot * tree.num_words,
                                     tree.num_words, splits.missing_left[slot] != 0);
   }
-  // Rows of each pair: left, right, missing; chunk by chunk, then added up.
+  // The numbers of rows of each pair that go left, go right, and are missing, by chunk.
   std::vector<int64_t> counts(num_chunks * num_pairs * 3, 0);
   std::atomic<bool> inside{true};
   auto route = [&](int64_t chunk) {
@@ -519,8 +520,8 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
     Segment* segments = rows.segments + chunk * num_slots;
     std::vector<Segment> before(segments, segments + num_slots);
     std::fill(segments, segments + num_slots, Segment{0, 0});
-    std::unique_ptr<uint16_t[]> index_room;
-    std::unique_ptr<int64_t[]> words_room;
+    std::unique_ptr<uint16_t[]> index_scratch;
+    std::unique_ptr<int64_t[]> words_scratch;
     ColumnReader reader(codes, chunk);
     for (int64_t slot = 0; slot < num_slots; ++slot) {
       if (position[slot] < 0) continue;
@@ -553,17 +554,17 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
         sides[1] = count - left;
         continue;
       }
-      if (index_room == nullptr) {
-        index_room.reset(new uint16_t[kChunk + 32]);
-        words_room.reset(new int64_t[kChunk + 32]);
+      if (index_scratch == nullptr) {
+        index_scratch.reset(new uint16_t[kChunk + 32]);
+        words_scratch.reset(new int64_t[kChunk + 32]);
       }
       int64_t* words = rows.words + first + segment.begin;
       int64_t left =
           tables[slot] != nullptr
               ? PartitionByTable(column, codes.wide, *tables[slot], count, index, words,
-                                 index_room.get(), words_room.get(), sides + 2)
+                                 index_scratch.get(), words_scratch.get(), sides + 2)
               : loops.partition(column, codes.wide, threshold, missing_left, count,
-                                index, words, index_room.get(), words_room.get(),
+                                index, words, index_scratch.get(), words_scratch.get(),
                                 sides + 2);
       sides[0] = left;
       sides[1] = count - left;
@@ -590,10 +591,10 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
     int64_t node = (int64_t{1} << level) - 1 + position[slot];
     tree.feature[node] = splits.feature[slot];
     tree.threshold[node] = splits.threshold[slot];
-    // Where training saw no missing value, missing goes to the child with more rows.
+    // If the node has no missing value, these go to the child with more rows.
     tree.missing_left[node] =
         missing > 0 ? splits.missing_left[slot] : static_cast<uint8_t>(left >= right);
-    // Categories that no row of the node has go with the missing ones.
+    // Categories that no row of the node has go where missing values go.
     for (int64_t word = 0; word < tree.num_words; ++word) {
       int64_t at = slot * tree.num_words + word;
       uint32_t absent = tree.missing_left[node] ? splits.absent_codes[at] : 0u;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growing one tree level by level.
 //
-// Rows are kept in chunks of 16,384. Within a chunk the rows in the bag are grouped by
-// node slot: `index` holds their positions in the chunk (16 bits), `words` their
-// quantized gradient and curvature, moved along. A segment says where a slot's rows lie
-// in a chunk. So rows are partitioned chunk by chunk, in cache, without a prefix over
-// threads; and since sums are of integers, the result is that of any other order.
+// Rows are kept in chunks of 16,384. Within a chunk, the rows in the bag are grouped by
+// slot, which stands for a node of the level: `index` holds their positions in the
+// chunk (16 bits), and `words` their quantized gradients and curvatures in the same
+// order. A segment says where the rows of a slot lie in a chunk. So every chunk is
+// partitioned by itself, in cache. Sums are of integers, so they do not depend on the
+// order of rows.
 //
 //   chunk 0  | slot 0: 3 7 8 | slot 1: 0 1 2 9 ... |     segments [chunk][slot] =
 //   chunk 1  | slot 0: 1 4   | slot 1: 0 2 3 5 ... |       {begin, end}
 //
-// A word is (curvature << 32) + gradient: one 64-bit addition sums both.
+// A word is (curvature << 32) + gradient, so one 64-bit addition sums both.
 #ifndef JBOOST_GROW_H_
 #define JBOOST_GROW_H_
 
@@ -31,17 +32,17 @@ struct Segment {
   int32_t begin, end;
 };
 
-// What goes with stored codes where not all are: see sparse.h.
+// The structure of sparse codes; see sparse.h.
 struct SparseColumns {
   const int32_t* starts;  // [F + 1]
   const int32_t* rows;    // [E]
   const void* absent;     // [F], codes
 };
 
-// Codes in two layouts: by feature, for routing; and in rows of `width` features, for
-// sums. More than 32 features are cut into blocks of 16.
+// Codes in two layouts: by feature, for routing rows, and in rows of `width` features,
+// for sums. More than 32 features are divided into blocks of 16.
 struct Codes {
-  const void* columns;  // [F, N]; where `sparse` is set, the stored ones [E]
+  const void* columns;  // [F, N]; if `sparse` is set, the stored codes [E]
   const void* packed;   // [blocks, N, width]
   int64_t num_rows, num_features, num_blocks, width;
   bool wide;  // uint16 instead of uint8
@@ -50,7 +51,7 @@ struct Codes {
   int64_t code_size() const { return wide ? 2 : 1; }
 };
 
-// The rows of one node in one chunk, seen from the loops.
+// The rows of one node in one chunk, as loops take them.
 struct RowRange {
   const void* packed;  // the chunk's first row of one block
   const uint16_t* index;
@@ -60,7 +61,7 @@ struct RowRange {
   int64_t stride;        // cells of a feature in the scratch table
 };
 
-constexpr int64_t kByteStride = 256;  // whatever the number of bins
+constexpr int64_t kByteStride = 256;  // the stride of uint8 codes
 
 // One slot's best split so far.
 struct BestSplit {
@@ -71,36 +72,38 @@ struct BestSplit {
 
 struct SplitLimits {
   float gradient_unit, curvature_unit, l2, min_weight;
-  int32_t min_count;  // 0 asks for none
+  int32_t min_count;  // 0: no limit
 };
 
-// What holds the leaf values below one node back.
+// The limits on the leaf values below one node.
 struct ValueLimits {
   float l1, low, high;
 };
 
 struct GrowLoops {
-  // scratch[f * stride + code] += word, over rows and features.
+  // scratch[f * stride + code] += word, for all rows and features.
   void (*sum_words)(const RowRange&, bool wide, int64_t* scratch);
-  // The same with {word, 1}.
+  // The same with {word, 1} in place of a word.
   void (*sum_words_and_counts)(const RowRange&, bool wide, int64_t* scratch);
-  // Groups a segment by side, in order; returns how many rows go left, and adds the
-  // rows with code 0 to *missing. `index`, `words` are overwritten.
+  // Moves the rows of a segment that go left before those that go right, keeping their
+  // order; returns how many go left, and adds the number of rows with code 0 to
+  // *missing.
   int64_t (*partition)(const void* column, bool wide, uint32_t threshold,
                        bool missing_left, int64_t count, uint16_t* index,
-                       int64_t* words, uint16_t* index_room, int64_t* words_room,
+                       int64_t* words, uint16_t* index_scratch, int64_t* words_scratch,
                        int64_t* missing);
-  // At the last level rows need not move: leaf[index] = left_leaf or one more.
+  // At the last level, rows need not move: leaf[index] = left_leaf, or left_leaf + 1.
   void (*write_leaves)(const void* column, bool wide, uint32_t threshold,
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
-  // The bits of the greatest magnitude of rows in the bag; the sum of their magnitudes
-  // in units (see exact_sum.h), added to high * 2^19 + low.
+  // The bits of the greatest magnitude of the rows in the bag; and their sum of
+  // magnitudes in units (see exact_sum.h), added to high * 2^19 + low.
   uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
-  // Rounds a chunk's derivatives to words; see jboost.histogram.quantise.
+  // Rounds the derivatives of a chunk to words; see
+  // jboost.numerics.fixed_point.quantise.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,
                    bool stochastic, bool uniform, const uint8_t* in_bag,
@@ -109,20 +112,20 @@ struct GrowLoops {
   void (*search_feature)(const int32_t* gradient, const int32_t* curvature,
                          const int32_t* count, int64_t num_bins, const int32_t total[3],
                          float parent, const SplitLimits& limits, int32_t feature,
-                         float* room, BestSplit* best);
-  // The same where leaf values are limited; `sign`: 1 if they must rise with the
-  // feature, -1 if they must fall.
+                         float* scratch, BestSplit* best);
+  // The same where leaf values are limited; `sign`: 1 if they must not decrease with
+  // the feature, -1 if they must not increase, 0 if they are free.
   void (*search_limited_feature)(const int32_t* gradient, const int32_t* curvature,
                                  const int32_t* count, int64_t num_bins,
                                  const int32_t total[3], float parent,
                                  const SplitLimits& limits, const ValueLimits& values,
-                                 int32_t sign, int32_t feature, float* room,
+                                 int32_t sign, int32_t feature, float* scratch,
                                  BestSplit* best);
 };
 
 JBOOST_DECLARE_LOOPS(GrowLoops)
 
-// The state of the rows of a tree; see the top of this file.
+// The state of the rows while a tree grows; see the top of this file.
 struct Rows {
   int64_t* words;     // [N]
   uint16_t* index;    // [N]
@@ -134,7 +137,8 @@ struct Rows {
 // feature.
 void PackCodes(const Pool& pool, const Codes& codes, int64_t num_bins, void* packed);
 
-// out[m][f][b][c] = sum of channels[i][c] over rows with node[i] = m, code b in f.
+// out[m][f][b][c] = the sum of channels[i][c] over the rows i with node[i] = m whose
+// code of feature f is b.
 bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,
                     int64_t num_channels, const int32_t* node, int64_t num_nodes,
                     int64_t num_bins, int32_t* out);
@@ -142,9 +146,10 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 // Whether a segment's rows, index[0 .. size), lie in a chunk of `count` rows.
 bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
 
-// Chooses scales, quantizes (jboost.histogram.choose_scale, quantise), and groups the
-// rows in the bag (slot 0 holds them all). `units`: what one integer of gradient and of
-// curvature stands for; where all rows are `uniform`, that of curvature is a row.
+// Starts a tree: chooses scales and quantizes the derivatives (see choose_scale and
+// quantise of jboost.numerics.fixed_point), and puts the rows in the bag into slot 0.
+// `units` are the values of 1 in quantized gradients and curvatures. If all rows have
+// the same curvature (`uniform`), the quantized curvature counts rows.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                bool uniform, const Rows& rows, float units[2]);
@@ -155,15 +160,17 @@ struct Histograms {
   bool counted;  // whether the third channel is filled
 };
 
-// Which sums a level needs: of the smaller child of each pair, into `small_place`; the
-// larger child, if any, takes its parent's place by subtraction.
+// One node to sum. For a pair of children, only the smaller one is summed. The larger
+// one gets its histogram, in the place of the parent's, by subtraction. (The sums are
+// integers, so this is exact.)
 struct NodeSum {
   int64_t slot;           // whose rows are summed
   int64_t place;          // where its histogram goes
   int64_t sibling_place;  // holds the parent, gets parent minus slot; -1: none
 };
 
-// From packed sums [F, row] to cumulative channels, and the sibling by subtraction.
+// Turns the sums of words, [F, row], into cumulative histograms; subtracts them from
+// the parent's, if there is one.
 void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
                 const NodeSum& node, int64_t first_feature, int64_t used,
                 int64_t num_features);
@@ -189,7 +196,8 @@ struct SplitOutput {  // [slots]
   uint8_t* found;
 };
 
-// Limits on leaf values, and what they are for the children of each split.
+// The limits on the leaf values of each slot, and (written) of the children of its
+// split.
 struct LimitsOfSlots {
   float l1;
   const float* bounds;      // [slots, 2]
@@ -197,7 +205,7 @@ struct LimitsOfSlots {
   float* child_bounds;      // [slots, 2, 2]
 };
 
-// What a search for splits reads.
+// The operands of a search for splits.
 struct Search {
   Histograms histograms;
   int64_t num_features;
@@ -210,7 +218,7 @@ struct Search {
   int64_t num_slots() const { return histograms.num_slots; }
 };
 
-// The best split of each slot; `values` may be null.
+// Finds the best split of each slot; `values` may be null.
 void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* values,
                 const SplitOutput& splits);
 
@@ -232,7 +240,7 @@ struct TreeArrays {
   int64_t num_words = 0;
 };
 
-// What a level changes.
+// What a level updates.
 struct LevelState {
   Rows rows;
   TreeArrays tree;
@@ -242,15 +250,15 @@ struct LevelState {
   uint8_t* left_smaller;  // [pairs]: the left child has no more rows than the right
 };
 
-// Routes the rows of every split slot and writes the splits into the tree; the
-// children of the r-th split take slots 2r and 2r + 1. Rows whose node is not split,
-// and all at the last level, get their leaf. False (and the state is lost) if the index
-// or sparse entries lead out of a chunk.
+// Routes the rows of every split slot and writes the splits into the tree. The children
+// of the r-th split get slots 2r and 2r + 1. Rows whose node is not split get their
+// leaf, and so do all rows at the last level. Returns false (the state is then lost) if
+// the index or sparse entries lead out of a chunk.
 bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
                int64_t level, int64_t max_depth, const LevelState& state);
 
-// The leaf of every row of codes with skip[i] == 0. False if sparse entries lead out of
-// a chunk.
+// Finds the leaf of every row with skip[i] == 0. Returns false if sparse entries lead
+// out of a chunk.
 bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
                 int64_t max_depth, const uint8_t* skip, int32_t* leaf);
 

@@ -205,14 +205,14 @@ ffi::Error StartImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
-// What histograms of nodes are made of, and where they go.
+// The operands and the results of a call that sums nodes.
 struct Summation {
   Source source;
   int64_t num_rows = 0;
   Rows rows;
   Histograms histograms;
-  int64_t num_features = 0;   // of the histograms
-  SparseRow* room = nullptr;  // of sparse codes
+  int64_t num_features = 0;      // of the histograms
+  SparseRow* scratch = nullptr;  // of sparse codes
 };
 
 // Codes by row, or the columns of sparse codes; then the rows.
@@ -241,12 +241,12 @@ void ReadSums(Buffers* buffers, Access access, Summation* sum) {
   sum->num_features = features;
   buffers->Check(slots == sum->rows.num_slots, "sums must have a place for each slot");
   buffers->Check(channels == 2 || channels == 3, "sums must have 2 or 3 channels");
-  buffers->Check(bins > 0 && (sum->source.codes.wide || bins <= kByteStride),
-                 "uint8 codes can have at most 256 bins");
+  buffers->Check(0 < bins && bins <= (sum->source.codes.wide ? 65536 : kByteStride),
+                 "the codes of sums must fit their type");
 }
 
-// Reads what only sparse codes have: their entries, and room for the rows. Then checks
-// what the safety of the sums depends on.
+// Reads what only sparse codes have: their entries, and scratch memory for the rows.
+// Then checks what the safety of the sums depends on.
 ffi::Error FinishSummation(Buffers* buffers, Summation* sum) {
   Source& source = sum->source;
   Codes& codes = source.codes;
@@ -259,8 +259,8 @@ ffi::Error FinishSummation(Buffers* buffers, Summation* sum) {
     ReadEntries(buffers, sum->num_rows, &source);
     buffers->Check(codes.num_features == sum->num_features,
                    "sums must have F features");
-    sum->room = reinterpret_cast<SparseRow*>(
-        buffers->Result<int32_t>("room", {sum->num_rows, 4}));
+    sum->scratch = reinterpret_cast<SparseRow*>(
+        buffers->Result<int32_t>("scratch", {sum->num_rows, 4}));
   }
   JBOOST_RETURN_IF_ERROR(buffers->Finish());
   JBOOST_RETURN_IF_ERROR(CheckEntries(source));
@@ -274,7 +274,7 @@ ffi::Error Sum(ffi::ThreadPool* threads, const Summation& sum, const NodeSum* no
       sum.source.codes.sparse == nullptr
           ? SumNodes(pool, sum.source.codes, sum.rows, nodes, num_nodes, sum.histograms)
           : SumSparseNodes(pool, sum.source.codes, sum.rows, nodes, num_nodes,
-                           sum.histograms, sum.room);
+                           sum.histograms, sum.scratch);
   JBOOST_CHECK(inside, "index must hold rows of a chunk, entries rows below N");
   return ffi::Error::Success();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of grow.cc, compiled once per instruction set. No templates of the
-// standard library are used here: the linker could hand their code, compiled for a
-// newer processor, to everybody.
+// The inner loops of grow.cc, compiled once per instruction set. They use no templates
+// of the standard library: the linker keeps one copy of such a function for the whole
+// library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 #include <cstring>
 
@@ -17,17 +17,29 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-constexpr int64_t kAhead = 16;  // rows that are fetched before they are needed
+constexpr int64_t kAhead = 16;  // how many rows ahead to prefetch
 
-// The cell of a code. A feature has one for each code of a byte; of uint16 codes it has
-// as many as there are bins, and codes beyond them count as the last one.
-inline int64_t Cell(uint8_t code, int64_t) { return code; }
-inline int64_t Cell(uint16_t code, int64_t stride) {
-  return code < stride ? code : stride - 1;
+// Codes of uint8 always have a cell. Codes of uint16 have as many cells as there are
+// bins; those beyond count as the last one, so that no sum is written out of the table.
+// Eight codes at a time, which is one instruction; the width of rows is a multiple
+// of 8.
+inline const uint8_t* ClampCodes(const uint8_t* row, int64_t, int64_t, uint16_t*) {
+  return row;
+}
+inline const uint16_t* ClampCodes(const uint16_t* row, int64_t width, int64_t stride,
+                                  uint16_t* clamped) {
+  uint16_t last = static_cast<uint16_t>(stride - 1);
+  for (int64_t f = 0; f < width; f += 8) {
+    for (int j = 0; j < 8; ++j) {
+      uint16_t code = row[f + j];
+      clamped[f + j] = code < last ? code : last;
+    }
+  }
+  return clamped;
 }
 
-// Sums one row; kCounted adds 1 beside each word. With constants for the number of
-// features and the stride the loop unrolls into two instructions an update: load the
+// Adds one row; if kCounted, also 1 beside each word. If the number of features and the
+// stride are constants, the loop unrolls into two instructions per feature: load the
 // code, add to memory.
 template <class Code, bool kCounted, int kFeatures, int kStride>
 inline void SumRow(const Code* row, int64_t word, int64_t num_features, int64_t stride,
@@ -37,7 +49,7 @@ inline void SumRow(const Code* row, int64_t word, int64_t num_features, int64_t 
 #pragma GCC unroll 32
   for (int64_t f = 0; f < num_features; ++f) {
     if (kCounted) {
-      int64_t* cell = scratch + 2 * (f * stride + Cell(row[f], stride));
+      int64_t* cell = scratch + 2 * (f * stride + row[f]);
 #if defined(__x86_64__)
       typedef long long Pair __attribute__((vector_size(16), aligned(8), may_alias));
       Pair* pair = reinterpret_cast<Pair*>(cell);
@@ -47,7 +59,7 @@ inline void SumRow(const Code* row, int64_t word, int64_t num_features, int64_t 
       cell[1] += 1;
 #endif
     } else {
-      scratch[f * stride + Cell(row[f], stride)] += word;
+      scratch[f * stride + row[f]] += word;
     }
   }
 }
@@ -61,15 +73,20 @@ void SumRows(const RowRange& range, int64_t* scratch) {
   for (int64_t i = 0; i < count && i < kAhead; ++i) {
     __builtin_prefetch(packed + index[i] * width);
   }
+  uint16_t clamped[32];
   int64_t i = 0;
   for (; i + kAhead < count; ++i) {
     __builtin_prefetch(packed + index[i + kAhead] * width);
-    SumRow<Code, kCounted, kFeatures, kStride>(
-        packed + index[i] * width, words[i], range.num_features, range.stride, scratch);
+    const Code* row =
+        ClampCodes(packed + index[i] * width, width, range.stride, clamped);
+    SumRow<Code, kCounted, kFeatures, kStride>(row, words[i], range.num_features,
+                                               range.stride, scratch);
   }
   for (; i < count; ++i) {
-    SumRow<Code, kCounted, kFeatures, kStride>(
-        packed + index[i] * width, words[i], range.num_features, range.stride, scratch);
+    const Code* row =
+        ClampCodes(packed + index[i] * width, width, range.stride, clamped);
+    SumRow<Code, kCounted, kFeatures, kStride>(row, words[i], range.num_features,
+                                               range.stride, scratch);
   }
 }
 
@@ -111,8 +128,9 @@ void SumWordsAndCounts(const RowRange& range, bool wide, int64_t* scratch) {
   }
 }
 
-// Whether a code goes right: code > threshold, and code 0 unless missing_left. With
-// missing values right, code 0 is turned into the largest number by subtracting 1.
+// Tells whether a code goes right: if code > threshold, or if it is 0 (missing) and
+// missing_left is false. In that case 1 is subtracted from all codes, which turns 0
+// into the largest number.
 template <class Code>
 struct Side {
   Code shift, threshold;
@@ -128,14 +146,14 @@ struct Side {
 template <class Code>
 int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
                     int64_t count, uint16_t* index, int64_t* words,
-                    uint16_t* index_room, int64_t* words_room, int64_t* missing) {
+                    uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
   Side<Code> side(threshold, missing_left);
   int64_t left = 0, right = 0, zeros = 0, i = 0;
 #if defined(__AVX512VBMI2__)
   if (sizeof(Code) == 1) {
     const uint8_t* bytes = reinterpret_cast<const uint8_t*>(column);
     for (; i + 32 <= count; i += 32) {
-      // Codes one by one (a gather of bytes is no faster), sides all at once.
+      // Loads codes one by one (a gather of bytes is no faster), then compares all.
       alignas(32) uint8_t codes[32];
       for (int j = 0; j < 32; ++j) codes[j] = bytes[index[i + j]];
       __m256i code = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
@@ -147,9 +165,9 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
       int num_right = __builtin_popcount(goes_right);
       __m512i word[4];
       for (int j = 0; j < 4; ++j) word[j] = _mm512_loadu_si512(words + i + 8 * j);
-      // Everything of this step is loaded before anything is stored over it.
+      // All words of this step are loaded by now, so they can be overwritten.
       _mm512_storeu_si512(index + left, _mm512_maskz_compress_epi16(~goes_right, rows));
-      _mm512_storeu_si512(index_room + right,
+      _mm512_storeu_si512(index_scratch + right,
                           _mm512_maskz_compress_epi16(goes_right, rows));
       int64_t l = left, r = right;
       for (int j = 0; j < 4; ++j) {
@@ -157,7 +175,8 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
         int rights = __builtin_popcount(some);
         _mm512_storeu_si512(words + l, _mm512_maskz_compress_epi64(
                                            static_cast<__mmask8>(~some), word[j]));
-        _mm512_storeu_si512(words_room + r, _mm512_maskz_compress_epi64(some, word[j]));
+        _mm512_storeu_si512(words_scratch + r,
+                            _mm512_maskz_compress_epi64(some, word[j]));
         l += 8 - rights;
         r += rights;
       }
@@ -174,26 +193,26 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
     zeros += code == 0;
     index[left] = row;
     words[left] = word;
-    index_room[right] = row;
-    words_room[right] = word;
+    index_scratch[right] = row;
+    words_scratch[right] = word;
     left += !goes_right;
     right += goes_right;
   }
-  std::memcpy(index + left, index_room, right * sizeof(uint16_t));
-  std::memcpy(words + left, words_room, right * sizeof(int64_t));
+  std::memcpy(index + left, index_scratch, right * sizeof(uint16_t));
+  std::memcpy(words + left, words_scratch, right * sizeof(int64_t));
   *missing += zeros;
   return left;
 }
 
 int64_t Partition(const void* column, bool wide, uint32_t threshold, bool missing_left,
-                  int64_t count, uint16_t* index, int64_t* words, uint16_t* index_room,
-                  int64_t* words_room, int64_t* missing) {
+                  int64_t count, uint16_t* index, int64_t* words,
+                  uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
   if (wide) {
     return PartitionOf(static_cast<const uint16_t*>(column), threshold, missing_left,
-                       count, index, words, index_room, words_room, missing);
+                       count, index, words, index_scratch, words_scratch, missing);
   }
   return PartitionOf(static_cast<const uint8_t*>(column), threshold, missing_left,
-                     count, index, words, index_room, words_room, missing);
+                     count, index, words, index_scratch, words_scratch, missing);
 }
 
 template <class Code>
@@ -225,12 +244,12 @@ void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing
   }
 }
 
-// The magnitude of a row in the bag, 0 of others, which may hold anything.
+// The magnitude of a row in the bag; 0 for other rows, whose values may be NaN.
 struct Magnitude {
   const float* values;
   const uint8_t* in_bag;
   float operator()(int64_t i) const {
-    // By a mask: a load under a condition does not vectorize.
+    // A mask, because a conditional load does not vectorize.
     uint32_t bits = MagnitudeBits(values[i]) & (in_bag[i] ? ~0u : 0u);
     float magnitude;
     __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
@@ -255,9 +274,9 @@ inline int32_t Floor(float x) {
   return whole - (static_cast<float>(whole) > x);
 }
 
-constexpr int kBlock = 256;  // rows that are rounded at a time
+constexpr int kBlock = 256;  // rows that are rounded together
 
-// What is added before rounding down: a half, or a fraction by hash.
+// The offsets to add before rounding down: a half, or a fraction from the row's hash.
 void FillOffsets(const uint32_t* seed, uint32_t row, uint32_t channel, bool stochastic,
                  int count, float* __restrict offsets) {
   if (!stochastic) {
@@ -304,15 +323,15 @@ void Quantise(const float* gradient, const float* curvature, int64_t first_row,
   }
 }
 
-// The order of float32 as an order of integers.
+// Maps a float32 to an integer; integers have the order of the floats.
 inline int32_t Ordered(float x) {
   int32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
   return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 
-// Gains of all cuts of a feature; -inf where a child is too small. Numbers are copied
-// out of `limits` so that the compiler sees that they do not change.
+// The gains of all thresholds of a feature; -inf if a child is too small. The limits
+// are copied so that the compiler knows that no store changes them.
 template <bool kCounted>
 void FindGains(const int32_t* __restrict gradient, const int32_t* __restrict curvature,
                const int32_t* __restrict count, int64_t num_bins,
@@ -320,8 +339,8 @@ void FindGains(const int32_t* __restrict gradient, const int32_t* __restrict cur
                const SplitLimits& limits, float* __restrict gains) {
   const float gradient_unit = limits.gradient_unit;
   const float curvature_unit = limits.curvature_unit;
-  // l2 in units of the curvature's integers, so that no product feeds a sum, which
-  // a compiler might contract.
+  // l2 in units of the quantized curvature, so that no product is added to, which a
+  // compiler might contract to an FMA.
   const float l2 = limits.l2 / curvature_unit, min_weight = limits.min_weight;
   const float infinity = __builtin_inff();
   const int32_t away_g = away[0], away_h = away[1], away_n = away[2];
@@ -349,7 +368,8 @@ void FindGains(const int32_t* __restrict gradient, const int32_t* __restrict cur
   }
 }
 
-// The same where leaf values are limited: `sign` says how they must be ordered.
+// The same where leaf values are limited, for thresholds [begin, end); `sign` says how
+// the children's values must be ordered.
 template <bool kCounted>
 void FindLimitedGains(const int32_t* __restrict gradient,
                       const int32_t* __restrict curvature,
@@ -390,18 +410,18 @@ void FindLimitedGains(const int32_t* __restrict gradient,
   }
 }
 
-// Takes the first of the highest gains in both directions of missing values, which
-// `find_gains` writes to `room`.
+// Takes the first of the highest gains, with missing values right, then left, if it is
+// better than `best`. `find_gains` writes the gains to `scratch`.
 template <class FindGains>
 void TakeBest(const FindGains& find_gains, const int32_t missing[3], int64_t num_bins,
-              int32_t feature, float* room, BestSplit* best) {
+              int32_t feature, float* scratch, BestSplit* best) {
   const int32_t nothing[3] = {0, 0, 0};
   bool has_missing = missing[0] != 0 || missing[1] != 0 || missing[2] != 0;
   for (int direction = 0; direction < (has_missing ? 2 : 1); ++direction) {
     find_gains(direction == 0 ? missing : nothing);
     int32_t highest = Ordered(-__builtin_inff());
     for (int64_t b = 1; b < num_bins; ++b) {
-      int32_t key = Ordered(room[b]);
+      int32_t key = Ordered(scratch[b]);
       highest = key > highest ? key : highest;
     }
     int32_t bits = highest ^ ((highest >> 31) & 0x7FFFFFFF);
@@ -409,11 +429,11 @@ void TakeBest(const FindGains& find_gains, const int32_t missing[3], int64_t num
     std::memcpy(&largest, &bits, sizeof largest);
     if (!(largest > -__builtin_inff())) continue;  // no threshold is admissible
     bool better = largest > best->gain;
-    // The same feature with missing values left: only a lower threshold counts.
+    // With missing values left, an equal gain is better only at a lower threshold.
     bool same = largest == best->gain && best->feature == feature;
     if (!better && !same) continue;
     int64_t first = 1;
-    while (room[first] != largest) ++first;
+    while (scratch[first] != largest) ++first;
     if (!better && first >= best->threshold) continue;
     best->gain = largest;
     best->feature = feature;
@@ -425,32 +445,34 @@ void TakeBest(const FindGains& find_gains, const int32_t missing[3], int64_t num
 void SearchFeature(const int32_t* gradient, const int32_t* curvature,
                    const int32_t* count, int64_t num_bins, const int32_t total[3],
                    float parent, const SplitLimits& limits, int32_t feature,
-                   float* room, BestSplit* best) {
+                   float* scratch, BestSplit* best) {
   bool counted = limits.min_count > 0;
   const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
   auto find_gains = counted ? FindGains<true> : FindGains<false>;
   auto find = [&](const int32_t away[3]) {
-    find_gains(gradient, curvature, count, num_bins, total, away, parent, limits, room);
+    find_gains(gradient, curvature, count, num_bins, total, away, parent, limits,
+               scratch);
   };
-  TakeBest(find, missing, num_bins, feature, room, best);
+  TakeBest(find, missing, num_bins, feature, scratch, best);
 }
 
 void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
                           const int32_t* count, int64_t num_bins,
                           const int32_t total[3], float parent,
                           const SplitLimits& limits, const ValueLimits& values,
-                          int32_t sign, int32_t feature, float* room, BestSplit* best) {
+                          int32_t sign, int32_t feature, float* scratch,
+                          BestSplit* best) {
   bool counted = limits.min_count > 0;
   const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
   auto find_gains = counted ? FindLimitedGains<true> : FindLimitedGains<false>;
-  int64_t last = num_bins - 1;  // above it are no values, only missing ones
+  int64_t last = num_bins - 1;  // this threshold separates values from missing ones
   auto find = [&](const int32_t away[3]) {
     find_gains(gradient, curvature, count, 0, last, total, away, parent, limits, values,
-               sign, room);
+               sign, scratch);
     find_gains(gradient, curvature, count, last, num_bins, total, away, parent, limits,
-               values, 0, room);
+               values, 0, scratch);
   };
-  TakeBest(find, missing, num_bins, feature, room, best);
+  TakeBest(find, missing, num_bins, feature, scratch, best);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seeded hash of jboost.numerics.random_bits.hash_words. For loops that are compiled once per
-// instruction set: everything here has internal linkage.
+// The seeded hash of jboost.numerics.random_bits.hash_words. Everything here has
+// internal linkage, because the loops of every instruction set include it.
 #ifndef JBOOST_HASH_H_
 #define JBOOST_HASH_H_
 
@@ -23,7 +23,7 @@ inline uint32_t Hash(uint32_t word, const Seed& seed) {
   return Mix(Mix(word + seed.first) + seed.second);
 }
 
-// jboost.numerics.random_bits.derive: the two words of a use of a seed.
+// jboost.numerics.random_bits.derive: a seed of its own for each use of a seed.
 inline Seed Derive(const Seed& seed, uint32_t use) {
   return {Hash(2 * use, seed), Hash(2 * use + 1, seed)};
 }

@@ -11,7 +11,7 @@ Isa BestIsa() {
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  // Ice Lake and Zen 4 onwards: byte permutes and 16-bit compression.
+  // Ice Lake and Zen 4 or newer: they permute bytes and compress 16-bit numbers.
   bool avx512 =
       avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -43,7 +43,7 @@ extern "C" __attribute__((visibility("default"))) int jboost_current_isa() {
   return static_cast<int>(jboost::CurrentIsa());
 }
 
-// Forces a set; one that the processor lacks is refused (returns 0).
+// Forces an instruction set. Returns 0, and changes nothing, if the processor lacks it.
 extern "C" __attribute__((visibility("default"))) int jboost_set_isa(int isa) {
   if (isa < 0 || isa > jboost_best_isa()) return 0;
   jboost::Chosen().store(isa);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which instruction set the loops use. In: what the processor has, and what the user
-// forces. Out: one of three copies of each loop.
+// Chooses which of the three copies of each loop is used, by the instruction set of the
+// processor or the one that the user forces.
 #ifndef JBOOST_ISA_H_
 #define JBOOST_ISA_H_
 
@@ -10,7 +10,7 @@ enum class Isa { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 
 Isa CurrentIsa();
 
-// Picks the copy of a loop table: Loops is a struct of function pointers.
+// Chooses the copy of a loop table; Loops is a struct of function pointers.
 template <class Loops>
 const Loops& ChooseLoops(const Loops& baseline, const Loops& avx2,
                          const Loops& avx512) {
@@ -24,7 +24,7 @@ const Loops& ChooseLoops(const Loops& baseline, const Loops& avx2,
   }
 }
 
-// The copies of a loop table, one of each instruction set.
+// Declares the copies of a loop table, one for each instruction set.
 #define JBOOST_DECLARE_LOOPS(Loops) \
   namespace baseline {              \
   extern const Loops k##Loops;      \
@@ -36,7 +36,7 @@ const Loops& ChooseLoops(const Loops& baseline, const Loops& avx2,
   extern const Loops k##Loops;      \
   }
 
-// The copy to be used. A macro, because the tables have names of their own.
+// The copy to use. A macro, because each table has its own name.
 #ifdef JBOOST_X86
 #define JBOOST_CHOOSE(Loops) \
   ChooseLoops(baseline::k##Loops, avx2::k##Loops, avx512::k##Loops)

@@ -16,7 +16,8 @@ constexpr int64_t kRowsPerTask = 16384;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNowhere = std::numeric_limits<float>::quiet_NaN();
 
-// Tasks of rows with a table of groups each: the tables shall not outweigh the rows.
+// The number of tasks, each of which has a table of groups. There are few enough that
+// the tables cost less than the rows.
 int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
   int64_t rows = std::max(kRowsPerTask, 16 * num_groups);
   return std::clamp<int64_t>(num_rows / rows, 1, 128);
@@ -26,8 +27,8 @@ int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
 
 namespace {
 
-// A copy of a channel's finite values in groups, 0 elsewhere; the others are added to
-// sums by group.
+// Returns a copy of a channel with 0 in place of infinities, NaN and ignored rows. The
+// infinities and NaN are added to the sums of their groups.
 std::vector<float> TakeOthers(const float* channel, const int32_t* group,
                               int64_t num_rows, int64_t num_groups, float* sums) {
   std::vector<float> finite(num_rows, 0.0f);
@@ -74,8 +75,8 @@ void SumByGroup(const Pool& all, const float* const* channels, int64_t num_chann
     units[c] = ChooseUnit(bits);
     up[c] = units[c].up;
   }
-  // In tasks of kLockstep blocks; the last ones may be empty. A block has less than
-  // 2^24 rows, so that its sums fit 63 bits.
+  // A task sums kLockstep blocks, the last of which may be empty. A block has fewer
+  // than 2^24 rows, so its sums fit 63 bits.
   int64_t table = (num_groups + 1) * num_channels;
   int64_t tasks = (blocks + kLockstep - 1) / kLockstep;
   std::vector<uint64_t> tables(tasks * kLockstep * table);
@@ -126,7 +127,7 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
                int64_t num_leaves, float* result) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   int64_t tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
-  // One entry more: x + -0 is x, of both zeros, too.
+  // The last entry is for ignored rows. Unlike x + 0, x + -0 is x for both zeros.
   std::vector<float> tables(num_scores * (num_leaves + 1), -0.0f);
   for (int64_t k = 0; k < num_scores; ++k) {
     std::copy_n(values + k * num_leaves, num_leaves,
@@ -142,21 +143,22 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
               });
 }
 
-// Order statistics by group without sorting all rows: a sample tells between which two
-// keys each group's lies, almost surely; one pass over all rows sums what is below and
-// lists what is between; the list is searched. Where the sample led astray, all rows of
-// the group are listed. Sums are of integers, so that nothing depends on the order.
+// Order statistics by group without sorting all rows. A sample gives, for each group,
+// an interval that almost surely contains its key. One pass over all rows sums the
+// kinks of rows below the interval and lists the rows inside, which are then searched.
+// If the key turns out to lie elsewhere, all rows of the group are listed. Sums are of
+// integers, so the result does not depend on the order of rows.
 namespace {
 
 constexpr int64_t kStride = 32;         // of the sample
-constexpr int64_t kSampled = 1 << 16;   // rows below which all are listed at once
-constexpr int64_t kFewCandidates = 24;  // that are sorted
+constexpr int64_t kSampled = 1 << 16;   // rows below which no sample is drawn
+constexpr int64_t kFewCandidates = 24;  // so few are sorted
 constexpr int kRounds = 64;             // of quickselect before everything is sorted
-constexpr double kSigmas = 3.5;         // half the width of an interval
+constexpr double kSigmas = 3.5;         // half the width of a sample's interval
 
 bool ByKey(const Candidate& a, const Candidate& b) { return a.key < b.key; }
 
-// A key about as far up as the wanted part of the sum.
+// Returns a pivot: a quantile of 15 keys, at about the wanted share of the sum.
 float GuessKey(const Candidate* list, int64_t n, double share) {
   constexpr int kKeys = 15;
   float keys[kKeys];
@@ -169,7 +171,8 @@ float GuessKey(const Candidate* list, int64_t n, double share) {
   return keys[std::clamp(static_cast<int>(share * kKeys), 0, kKeys - 1)];
 }
 
-// Moves what is chosen to the front without branches; returns how many, and their sum.
+// Moves the chosen candidates to the front, without branches; returns their number and
+// the sum of their kinks.
 template <class Chosen>
 int64_t Partition(Candidate* list, int64_t n, uint64_t* sum, Chosen chosen) {
   int64_t front = 0;
@@ -186,7 +189,8 @@ int64_t Partition(Candidate* list, int64_t n, uint64_t* sum, Chosen chosen) {
   return front;
 }
 
-// The least key such that the kinks up to it sum to `wanted` or more; all sum to `sum`.
+// Quickselect: the least key such that the kinks up to it sum to `wanted` or more.
+// `sum` is the sum of all kinks.
 float SelectKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t sum) {
   for (int round = 0; n > kFewCandidates && round < kRounds; ++round) {
     float pivot = GuessKey(list, n, static_cast<double>(wanted) / sum);
@@ -210,22 +214,22 @@ float SelectKey(Candidate* list, int64_t n, uint64_t wanted, uint64_t sum) {
     sum -= less + equal;
   }
   std::sort(list, list + n, ByKey);
-  if (n == 0) return 0.0f;  // sums that overflowed
+  if (n == 0) return 0.0f;  // only if sums have overflowed
   int64_t i = 0;
   for (; i + 1 < n && wanted > list[i].kink; ++i) wanted -= list[i].kink;
   return list[i].key;
 }
 
-// Part of a list, whose first wanted sum and the last are both in it.
+// A part of a list that contains the keys of both wanted sums, `first` and `last`.
 struct Span {
   Candidate* list;
   int64_t n;
   uint64_t first, last, sum;
 };
 
-// Copies to `room` the part between two keys that a sample suggests; false if the
-// wanted ones are not both there, or if that is no shorter.
-bool Shorten(Span* span, Candidate* room) {
+// Copies the part of a span between two quantiles of a sample to `scratch`. Returns
+// false if it does not contain both wanted keys, or is not half as long.
+bool Shorten(Span* span, Candidate* scratch) {
   constexpr int64_t kKeys = 64;
   float keys[kKeys];
   for (int64_t i = 0; i < kKeys; ++i) {
@@ -234,7 +238,7 @@ bool Shorten(Span* span, Candidate* room) {
   std::sort(keys, keys + kKeys);
   double share = static_cast<double>(span->first) / span->sum;
   int64_t middle = static_cast<int64_t>(share * kKeys);
-  // 9 of 64 are at least 2.25 standard deviations.
+  // 9 of 64 keys are at least 2.25 standard deviations.
   float low = middle < 9 ? -kInfinity : keys[middle - 9];
   float high = middle + 9 >= kKeys ? kInfinity : keys[middle + 9];
   uint64_t below = 0, inside = 0;
@@ -244,25 +248,25 @@ bool Shorten(Span* span, Candidate* room) {
     uint64_t is_below = one.key < low, is_inside = (one.key >= low) & (one.key <= high);
     below += one.kink & -is_below;
     inside += one.kink & -is_inside;
-    room[size] = one;
+    scratch[size] = one;
     size += is_inside;
   }
   if (span->first <= below || span->last > below + inside) return false;
   if (2 * size > span->n) return false;
-  *span = {room, size, span->first - below, span->last - below, inside};
+  *span = {scratch, size, span->first - below, span->last - below, inside};
   return true;
 }
 
-// The keys at which the kinks reach the first and the last wanted sum.
-void SelectKeys(Span span, Candidate* room, float* low, float* high) {
+// Finds the keys at which the sum of kinks reaches the first and the last wanted sum.
+void SelectKeys(Span span, Candidate* scratch, float* low, float* high) {
   constexpr int64_t kShort = 256;
-  while (span.n > kShort && Shorten(&span, room)) room += span.n;
+  while (span.n > kShort && Shorten(&span, scratch)) scratch += span.n;
   *low = SelectKey(span.list, span.n, span.first, span.sum);
   *high = SelectKey(span.list, span.n, span.last, span.sum);
 }
 
 struct KinkGroup {
-  float low, high;             // candidates have keys between
+  float low, high;             // the keys of candidates lie between
   uint64_t left, kink;         // sums of all rows
   uint64_t below, candidates;  // kinks of rows below `low`, and of candidates
 };
@@ -274,16 +278,17 @@ struct Grouped {
   std::unique_ptr<Candidate[]> candidates;
 };
 
-// What each task finds, before it is put together.
+// What each task finds.
 struct Parts {
-  int64_t num_tasks, table;    // groups, and one more for rows outside
+  int64_t num_tasks, table;    // the number of groups, and one for ignored rows
   std::vector<uint64_t> left;  // [tasks, table]
   std::vector<uint64_t> kink;  // [tasks, table, kSides]
   std::vector<int64_t> size;   // of each task's list
-  std::vector<int64_t> place;  // [tasks, table]: candidates; then where they go
+  std::vector<int64_t>
+      place;  // [tasks, table]: numbers of candidates; then their places
 };
 
-// Adds up what the tasks found, and assigns places to their candidates.
+// Adds up what the tasks have found, and assigns places to their candidates.
 void MergeParts(Parts* parts, Grouped* grouped) {
   int64_t num_groups = parts->table - 1, total = 0;
   grouped->begin.assign(num_groups + 1, 0);
@@ -306,7 +311,7 @@ void MergeParts(Parts* parts, Grouped* grouped) {
   grouped->begin[num_groups] = total;
 }
 
-// Every stride-th row.
+// Sums every stride-th row by group, and lists each group's candidates.
 void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
                    int64_t stride, Grouped* grouped) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
@@ -323,7 +328,7 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
     low[g] = grouped->groups[g].low;
     high[g] = grouped->groups[g].high;
   }
-  // A task's candidates lie where its rows would: most of this stays untouched.
+  // Each task has room for all its rows. Most of this memory is never touched.
   std::unique_ptr<Candidate[]> lists(new Candidate[samples + 1]);
   ParallelFor(pool, tasks, [&](int64_t task) {
     int64_t begin = task * samples / tasks, end = (task + 1) * samples / tasks;
@@ -347,14 +352,14 @@ void CollectGroups(const Pool& pool, const KinkRows& rows, int64_t num_groups,
   });
 }
 
-// Between which keys the sample expects the wanted one.
+// Narrows a group's `low` and `high` to an interval where the sample expects the key.
 void NarrowGroup(Candidate* list, int64_t n, KinkGroup* group) {
   double squares = 0, sum = static_cast<double>(group->kink);
   if (group->kink == 0) return;
   for (int64_t i = 0; i < n; ++i) {
     squares += static_cast<double>(list[i].kink) * static_cast<double>(list[i].kink);
   }
-  double number = sum * sum / squares;  // as many equal rows say as much (Kish)
+  double number = sum * sum / squares;  // effective sample size (Kish)
   double share = static_cast<double>(group->left) / sum;
   double error = (kSigmas * std::sqrt(share * (1 - share) * number) + 2) / number;
   double low = (share - error) * sum, high = (share + error) * sum;
@@ -366,22 +371,22 @@ void NarrowGroup(Candidate* list, int64_t n, KinkGroup* group) {
   }
 }
 
-// The value of one group; false if it does not lie among the candidates.
+// Finds the value of one group; false if it does not lie among the candidates.
 bool FindValue(Candidate* list, int64_t n, const KinkGroup& group, float* value) {
   *value = 0.0f;
   if (group.kink == 0) return true;
-  // Slopes within 2^-20 of their sum are no slopes.
+  // Slopes below 2^-20 of the sum of kinks count as 0.
   uint64_t slack = group.kink >> 20;
   uint64_t first = group.left > slack ? group.left - slack : 1;
   uint64_t last = group.left + slack + 1;
   first = std::min(first, group.kink);
   last = std::min(last, group.kink);
   if (first <= group.below || last > group.below + group.candidates) return false;
-  // Each shortening halves the list at least.
-  std::unique_ptr<Candidate[]> room(new Candidate[2 * n]);
+  // Each call of Shorten halves the list at least, so 2 n places suffice.
+  std::unique_ptr<Candidate[]> scratch(new Candidate[2 * n]);
   float low, high;
   SelectKeys({list, n, first - group.below, last - group.below, group.candidates},
-             room.get(), &low, &high);
+             scratch.get(), &low, &high);
   *value = low / 2 + high / 2;
   return true;
 }

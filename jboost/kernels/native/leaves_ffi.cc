@@ -17,7 +17,7 @@ ffi::Error SumByGroupImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                 "there must be 1 to 4 channels");
   const float* channels[kMaxChannels];
   for (int64_t c = 0; c < num_channels && c < kMaxChannels; ++c) {
-    channels[c] = buffers.Operand<float>("channel", {num_rows});
+    channels[c] = buffers.Operand<float>("channels", {num_rows});
   }
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
   SumByGroup(MakePool(threads), channels, num_channels, group, num_rows, num_groups,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of leaves.cc, compiled once per instruction set. No templates of the
-// standard library are used here: the linker could hand their code, compiled for a
-// newer processor, to everybody.
+// The inner loops of leaves.cc, compiled once per instruction set. They use no
+// templates of the standard library: the linker keeps one copy of such a function for
+// the whole library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 
 #include "exact_sum.h"
@@ -10,7 +10,7 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-// A group's row in a table, the last one for rows outside.
+// A group's row in a table; ignored rows have the last one.
 inline int64_t Place(int32_t group, int64_t num_groups) {
   uint32_t place = static_cast<uint32_t>(group);
   return place < static_cast<uint64_t>(num_groups) ? place : num_groups;
@@ -27,11 +27,11 @@ uint32_t FindGreatestBits(const float* channel, const int32_t* group,
   return greatest;
 }
 
-constexpr int64_t kStep = 128;  // rows that are rounded at a time, which vectorizes
+constexpr int64_t kStep = 128;  // rows that are rounded together, which vectorizes
 
 template <int kChannels>
 struct Step {
-  uint64_t multiples[kChannels][kStep];  // may wrap around in rows of no group
+  uint64_t multiples[kChannels][kStep];  // ignored rows may overflow
 };
 
 template <int kChannels>
@@ -56,7 +56,8 @@ inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
   }
 }
 
-// Rows of several blocks take turns: additions to one group would wait for each other.
+// Adds rows of several blocks in turns. Consecutive rows of one block are often of one
+// group, and their additions would wait for each other.
 template <int kChannels>
 void SumBlocksOf(const float* const* channels, const int32_t* group, int64_t num_groups,
                  const float* up, const int64_t* begin, const int64_t* end,
@@ -127,14 +128,14 @@ void AddValues(const float* scores, const float* table, int64_t num_leaves,
   }
 }
 
-// floor(x + 1/2) of a product, at most 2^40: no sum of fewer than 2^23 can overflow.
+// floor(x + 1/2), at most 2^40, so no sum of fewer than 2^23 numbers can overflow.
 inline uint64_t Round(float x) {
   constexpr float kMost = 1099511627776.0f;
   x = x + 0.5f;
   return static_cast<uint64_t>(static_cast<int64_t>(x < kMost ? x : kMost));
 }
 
-constexpr int64_t kBlock = 256;  // rows at a time, in steps that vectorize
+constexpr int64_t kBlock = 256;  // rows that take each step together, which vectorizes
 
 struct Block {
   float key[kBlock];
@@ -143,7 +144,8 @@ struct Block {
   uint64_t kink[kBlock];
 };
 
-// Without branches: which side of a quantile a row lies on, no processor can guess.
+// Finds each row's key and side. Without branches, since these would be mispredicted: a
+// row lies on either side of a quantile by chance.
 inline void FindSides(const KinkRows& rows, int64_t begin, int64_t count,
                       int64_t stride, int64_t num_groups, const KinkSums& sums,
                       Block* block) {
@@ -155,7 +157,7 @@ inline void FindSides(const KinkRows& rows, int64_t begin, int64_t count,
     bool counts = (rows.weights[i] > 0.0f) & (key == key);
     group = counts ? group : last;
     block->place[j] = static_cast<int32_t>(group < last ? group : last);
-    block->key[j] = key == 0.0f ? 0.0f : key;  // one zero
+    block->key[j] = key == 0.0f ? 0.0f : key;  // -0 becomes 0
   }
   for (int64_t j = 0; j < count; ++j) {
     int32_t group = block->place[j];
@@ -166,7 +168,7 @@ inline void FindSides(const KinkRows& rows, int64_t begin, int64_t count,
   }
 }
 
-// The weight of all rows that count, if they share one; else NaN.
+// The weight that all rows with a positive weight share; NaN if they differ.
 float CommonWeight(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride) {
   int64_t first = begin;
   while (first < end && !(rows.weights[first] > 0.0f)) first += stride;
@@ -190,7 +192,7 @@ int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride
     int64_t count = (end - first + stride - 1) / stride;
     count = count < kBlock ? count : kBlock;
     FindSides(rows, first, count, stride, num_groups, sums, &block);
-    if (equal) {  // count rows, multiply in the end
+    if (equal) {  // counts rows; the sums are multiplied at the end
       for (int64_t j = 0; j < count; ++j) sums.kink[block.place[j]] += 1;
     } else {
       for (int64_t j = 0; j < count; ++j) {

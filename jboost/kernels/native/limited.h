@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a side of a split is worth where leaf values are limited: _limited_score of
-// jboost.trees.splitting, to the bit. Internal linkage, as loops include it, too.
+// The score of one side of a split where leaf values are limited, equal to the bit to
+// _limited_score of jboost.trees.splitting. Everything here has internal linkage,
+// because the loops of every instruction set include it.
 #ifndef JBOOST_LIMITED_H_
 #define JBOOST_LIMITED_H_
 
@@ -18,7 +19,7 @@ struct Sums {
 inline float Larger(float a, float b) { return a > b ? a : b; }
 inline float Smaller(float a, float b) { return a < b ? a : b; }
 
-// -G / (H + l2), G moved by l1 toward 0, and within bounds.
+// -G / (H + l2), with G moved by l1 toward 0, clipped to the bounds.
 inline float LimitedValue(const Sums& sums, const ValueLimits& values, float divisor) {
   float shrunk = Larger(__builtin_fabsf(sums.gradient) - values.l1, 0.0f);
   float value = (sums.gradient > 0.0f ? -shrunk : shrunk) / divisor;
@@ -40,7 +41,7 @@ inline float Pulled(const Sums& sums, const ValueLimits& values, float divisor,
   return -(sums.gradient + values.l1 * sign) / divisor;
 }
 
-// The score; its leaf value goes to *value.
+// Returns the score; writes the leaf value to *value.
 inline float LimitedScore(const Sums& sums, const ValueLimits& values, float* value) {
   float divisor = Divisor(sums.weight);
   float factor = IsUsable(sums.weight) ? sums.weight : 0.0f;
@@ -50,7 +51,7 @@ inline float LimitedScore(const Sums& sums, const ValueLimits& values, float* va
   return Larger((factor * best) * (2.0f * pulled - best), -FLT_MAX);
 }
 
-// How large the score's terms are.
+// The magnitude of the score's terms, which bounds its rounding error.
 inline float LimitedSize(const Sums& sums, const ValueLimits& values) {
   float divisor = Divisor(sums.weight);
   float factor = IsUsable(sums.weight) ? sums.weight : 0.0f;

@@ -54,10 +54,14 @@ inline const Pool& Threads(const Pool& pool, int64_t work, int64_t least = kSeri
 
 namespace internal {
 
-// ThreadSanitizer does not see how XLA hands a task to another thread. While this
-// object lives, it ignores what the thread reads and writes.
-class Handover {
+// ThreadSanitizer does not see how XLA hands a task to another thread. So it is told
+// that what the caller has written before it announces a loop can be read after a
+// helper has accepted it; and it ignores what the caller does while a Handover lives,
+// which is to write the task itself.
 #if defined(__SANITIZE_THREAD__)
+inline void Announce(void* loop) { __tsan_release(loop); }
+inline void Accept(void* loop) { __tsan_acquire(loop); }
+class Handover {
  public:
   Handover() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -67,11 +71,15 @@ class Handover {
     AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
-#else
- public:
-  Handover() {}  // not defaulted, so that the object counts as used
-#endif
 };
+#else
+inline void Announce(void*) {}
+inline void Accept(void*) {}
+class Handover {
+ public:
+  Handover() {}  // not defaulted, so that objects count as used
+};
+#endif
 
 struct Loop {
   std::atomic<int64_t> next{0};
@@ -118,10 +126,14 @@ struct Loop {
 
 inline void Schedule(const Pool& pool, const std::shared_ptr<Loop>& loop,
                      int64_t helpers) {
+  Announce(loop.get());
   Handover handover;
   try {
     for (int64_t helper = 0; helper < helpers; ++helper) {
-      pool.schedule([loop] { loop->Work(); });
+      pool.schedule([loop] {
+        Accept(loop.get());
+        loop->Work();
+      });
     }
   } catch (const std::bad_alloc&) {
     // The caller and the helpers that were scheduled do all tasks.
@@ -141,8 +153,6 @@ inline void ParallelFor(const Pool& pool, int64_t num_tasks,
   auto loop = std::make_shared<internal::Loop>();
   loop->num_tasks = num_tasks;
   loop->body = &body;
-  // Publishes the fields above to helpers, which begin by reading the counter.
-  loop->next.store(0, std::memory_order_release);
   internal::Schedule(pool, loop, std::min(pool.num_threads, num_tasks) - 1);
   loop->Work();
   loop->Wait();

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kTasks = 64;
 
-// A thread of its own for every task that is scheduled; `limit`: how many may be.
+// Starts a thread for each scheduled task; scheduling fails after `limit` tasks.
 class Helpers {
  public:
   explicit Helpers(int64_t limit) {

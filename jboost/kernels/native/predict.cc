@@ -9,36 +9,39 @@
 #include <utility>
 #include <vector>
 
-#include "room.h"
+#include "scratch.h"
 
 namespace jboost {
 namespace {
 
 constexpr int64_t kTaskRows = 4096;      // at most
 constexpr int64_t kTile = 16;            // features that are transposed at a time
-constexpr int64_t kPlaneBytes = 24576;   // of codes of a block: most of a first cache
-constexpr int64_t kMaxThresholds = 254;  // of a feature that bytes tell apart
-constexpr int64_t kLeastRounds = 4;      // of a run: fewer do not pay for their codes
+constexpr int64_t kPlaneBytes = 24576;   // of a block's codes: most of an L1 cache
+constexpr int64_t kMaxThresholds = 254;  // of a feature, which bytes can distinguish
+constexpr int64_t kLeastRounds = 4;      // of a run: fewer are not worth coding
 constexpr int64_t kMaxCodedDepth = 14;
-constexpr int64_t kMaxSets = 256;  // of a tree: marking more costs more than walking
-constexpr int64_t kPackedNodes = 2048;  // of a tree from which on packing pays
-constexpr int64_t kNarrowWords = 8;     // of a set of codes that are bytes
+constexpr int64_t kMaxSets = 256;       // of a tree: with more, walking is faster
+constexpr int64_t kPackedNodes = 2048;  // of a tree: with more, packing pays
+constexpr int64_t kNarrowWords = 8;     // of a set of codes that fit a byte
 constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126, kInSet = -1;
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The threshold that sends x where this one, no NaN, sends x with denormals taken as 0.
+// The threshold that sends x where `threshold`, which is not NaN, sends x if denormals
+// count as 0.
 float EffectiveThreshold(float threshold) {
   if (std::fabs(threshold) >= kTiny) return threshold;
   return threshold < 0 ? -kTiny : std::nextafter(kTiny, 0.0f);
 }
 
-// The distinct thresholds of one feature: a hash table of places, later with ranks.
+// The distinct thresholds of one feature, in a hash table. After Sort, their ranks are
+// known.
 class ThresholdSet {
  public:
   ThresholdSet() { std::fill(keys_, keys_ + kPlaces, kInfinity); }
 
-  // The place of a threshold below infinity, or -1 if there are too many for bytes.
+  // Returns the place of a threshold, which must be finite or -inf; -1 if there are too
+  // many for bytes.
   int Insert(float threshold) {
     uint32_t bits;
     std::memcpy(&bits, &threshold, sizeof(bits));
@@ -55,7 +58,7 @@ class ThresholdSet {
     return place;
   }
 
-  // The thresholds in order; from then on their ranks are known.
+  // Returns the thresholds in ascending order.
   std::vector<float> Sort() {
     std::vector<std::pair<float, int>> entries;
     for (int place = 0; place < kPlaces; ++place) {
@@ -79,19 +82,19 @@ class ThresholdSet {
   int64_t size_ = 0;
 };
 
-// What a run of rounds looks at of each feature. Sides: 0 where a node sends missing
-// values left, 1 right.
+// How the nodes of a run use one feature. Sides: 0 for nodes that send missing values
+// left, 1 for right.
 struct Looks {
-  std::unique_ptr<ThresholdSet> thresholds;  // none: nobody compares
+  std::unique_ptr<ThresholdSet> thresholds;  // null: no node has a threshold
   bool wanted[2] = {false, false}, in_sets = false;
   int32_t plane[2] = {0, 0}, set_plane = -1;
 };
 
-// One feature of a run: its thresholds as a search tree, and where its codes go.
+// One feature of a run: its thresholds as a search tree, and the planes of its codes.
 struct CodedFeature {
   int64_t feature, levels;
   std::vector<float> table;
-  int64_t left_plane, right_plane;  // -1: no node wants it
+  int64_t left_plane, right_plane;  // -1: no node uses it
   int64_t set_plane;                // the first of two, or -1
 };
 
@@ -100,13 +103,13 @@ struct Run {
   std::vector<CodedFeature> features;
 };
 
-// An ensemble on codes.
+// An ensemble whose thresholds are codes.
 class CodedEnsemble {
  public:
-  // False if the thresholds do not fit bytes, or there are too many sets.
+  // Returns false if thresholds do not fit bytes, or there are too many sets.
   bool Build(const Ensemble& model, const Matrix& matrix);
 
-  // Marks what the sets of a tree send left in a block of codes.
+  // Returns a tree, and marks the rows of a block that its sets send left.
   CodedTree Tree(const PredictLoops& loops, int64_t tree, int64_t rows,
                  int8_t* codes) const {
     if (!sets_.empty()) {
@@ -149,11 +152,13 @@ bool CodedEnsemble::Build(const Ensemble& model, const Matrix& matrix) {
   int64_t size = model.num_trees() << max_depth_;
   if (!ReadCategories(model, matrix)) return false;
   offset_.reset(new int32_t[size]);
-  threshold_.reset(new int8_t[size + 64]());  // vectors read beyond the last tree
+  threshold_.reset(new int8_t[size + 64]());  // loads of vectors exceed the last tree
   first_set_.push_back(0);
   if (!Cut(model, matrix.num_features, 0, model.num_rounds)) return false;
   for (const Run& run : runs_) num_planes_ = std::max(num_planes_, run.num_planes);
   PlaceSets();
+  // Trees without any split have no plane, but their nodes read one (of any values).
+  num_planes_ = std::max<int64_t>(1, num_planes_);
   block_rows_ = kBlockRows;
   while (block_rows_ > 64 && num_planes_ * block_rows_ > kPlaneBytes) block_rows_ /= 2;
   for (int64_t i = 0; i < size; ++i) offset_[i] *= static_cast<int32_t>(block_rows_);
@@ -164,13 +169,13 @@ bool CodedEnsemble::Build(const Ensemble& model, const Matrix& matrix) {
   return true;
 }
 
-// Whether a node sends categories left and right.
+// Whether a node is a categorical split.
 bool HasSet(const Ensemble& model, int64_t at) {
   return model.left_codes != nullptr && std::isnan(model.threshold[at]);
 }
 
-// Which features are categorical. False if the sets are too many, or of a feature that
-// is not.
+// Finds out which features are categorical. Returns false if there are too many sets,
+// or a set of a feature that is not categorical.
 bool CodedEnsemble::ReadCategories(const Ensemble& model, const Matrix& matrix) {
   const Categories& categories = matrix.categories;
   category_.assign(matrix.num_features, -1);
@@ -193,7 +198,8 @@ bool CodedEnsemble::ReadCategories(const Ensemble& model, const Matrix& matrix) 
   return true;
 }
 
-// The set of a node, to be the tree's plane `number`. A missing value has code 0.
+// Adds the set of a node; its plane has the given number within the tree. Missing
+// values have code 0.
 void CodedEnsemble::AddSet(const Ensemble& model, int64_t at, int32_t plane,
                            int64_t number) {
   int64_t size = num_words_[category_[model.feature[at]]];
@@ -205,7 +211,7 @@ void CodedEnsemble::AddSet(const Ensemble& model, int64_t at, int32_t plane,
   sets_.push_back({plane, static_cast<int32_t>(number), first, size > kNarrowWords});
 }
 
-// Gives the sets of a tree the planes behind all others.
+// Assigns planes to the sets of each tree, after all other planes.
 void CodedEnsemble::PlaceSets() {
   auto first = static_cast<int32_t>(num_planes_);
   for (CategorySet& set : sets_) {
@@ -218,8 +224,8 @@ void CodedEnsemble::PlaceSets() {
   }
 }
 
-// Thresholds and planes of the rounds of a run; `offset_` keeps the places of the
-// thresholds. False if they are too many.
+// Collects the thresholds of a run and the planes that it needs; stores the places of
+// the thresholds in `offset_`. Returns false if there are too many thresholds.
 bool CodedEnsemble::Collect(const Ensemble& model, const Run& run,
                             std::vector<Looks>* looks) {
   int64_t num_nodes = model.num_nodes, end = run.last_round * model.num_scores;
@@ -244,7 +250,8 @@ bool CodedEnsemble::Collect(const Ensemble& model, const Run& run,
   return true;
 }
 
-// Sorted thresholds as a search tree that begins at 1, the children of k at 2k, 2k + 1.
+// Arranges sorted thresholds as a search tree: its root has index 1, and the children
+// of k have 2 k and 2 k + 1.
 std::vector<float> MakeTable(const std::vector<float>& sorted, int64_t levels) {
   std::vector<float> table(std::max<int64_t>(32, int64_t{1} << levels), kInfinity);
   for (int64_t level = 0; level < levels; ++level) {
@@ -258,6 +265,7 @@ std::vector<float> MakeTable(const std::vector<float>& sorted, int64_t levels) {
 }
 
 // Codes these rounds as one run, or as several if their thresholds do not fit bytes.
+// Returns false if even short runs do not fit.
 bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
                         int64_t first_round, int64_t last_round) {
   Run run{first_round, last_round, 0, {}};
@@ -290,7 +298,7 @@ bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
   return true;
 }
 
-// Gives each node its plane (not yet in bytes) and its threshold in codes.
+// Assigns each node its plane, by number, and its threshold, as a code.
 void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
                               const std::vector<Looks>& looks) {
   int64_t num_nodes = model.num_nodes, end = run.last_round * model.num_scores;
@@ -320,7 +328,8 @@ void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
   }
 }
 
-// Rows [first, first + count) of a matrix, row by row; zeros up to `rows`.
+// Copies the rows [first, first + count) of a matrix row by row; adds zeros up to
+// `rows`.
 void CopyRows(const Matrix& matrix, int64_t first, int64_t count, int64_t rows,
               float* out) {
   int64_t width = matrix.num_features;
@@ -334,7 +343,7 @@ void CopyRows(const Matrix& matrix, int64_t first, int64_t count, int64_t rows,
   std::fill(out + count * width, out + rows * width, 0.0f);
 }
 
-// What one task needs besides the ensemble.
+// The memory of one task, for one block of rows at a time.
 struct Block {
   Block(const CodedEnsemble& coded, const Matrix& matrix, int64_t num_scores)
       : codes(coded.num_planes() * coded.block_rows()),
@@ -344,15 +353,15 @@ struct Block {
         copy(0),
         matrix(matrix) {}
 
-  Room<int8_t> codes;
-  Room<float> columns, scores;
-  Room<int32_t> leaves;
-  std::vector<float> copy;  // of rows that cannot be read in place
+  Scratch<int8_t> codes;
+  Scratch<float> columns, scores;
+  Scratch<int32_t> leaves;
+  std::vector<float> copy;  // of rows that cannot be read where they are
   const Matrix& matrix;
   int64_t first = 0, count = 0;  // rows of the matrix
   int64_t rows = 0;              // count, rounded up to a multiple of 64
 
-  // Goes to rows [first, first + count).
+  // Moves to the rows [first_row, first_row + num_rows).
   void Start(int64_t first_row, int64_t num_rows) {
     first = first_row;
     count = num_rows;
@@ -371,7 +380,7 @@ struct Block {
   }
 };
 
-// Columns [feature, feature + used) of a block.
+// Loads the columns [feature, feature + used) of a block.
 void LoadColumns(const PredictLoops& loops, const Block& block, int64_t feature,
                  int64_t used) {
   const Matrix& matrix = block.matrix;
@@ -419,14 +428,15 @@ void CodeBlock(const PredictLoops& loops, const CodedEnsemble& model, const Run&
   }
 }
 
-// scores[k * kBlockRows + i] of `count` rows become rows of out [count, K].
+// Transposes scores[k * kBlockRows + i] of `count` rows to out [count, K].
 void WriteScores(const float* scores, int64_t count, int64_t num_scores, float* out) {
   for (int64_t k = 0; k < num_scores; ++k, scores += kBlockRows) {
     for (int64_t i = 0; i < count; ++i) out[i * num_scores + k] = scores[i];
   }
 }
 
-// leaves[t * stride + i] of a few trees, to out [N, trees] from row `first` on.
+// Transposes leaves[t * stride + i] of a few trees to out [N, trees], from row `first`
+// on.
 void WriteLeaves(const int32_t* leaves, int64_t stride, int64_t first, int64_t count,
                  int64_t first_tree, int64_t used, int64_t num_trees, int32_t* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -506,9 +516,9 @@ void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble
   ParallelFor(pool, (num_rows + task_rows - 1) / task_rows, run);
 }
 
-// Rows that walk over floats together, with what they need.
+// The memory of one task that walks, for one block of rows at a time.
 struct WalkBlock {
-  int64_t rows, trees;  // at most, and trees that are walked at a time
+  int64_t rows, trees;  // of a block, and trees that are walked together
   std::vector<float> x, scores;
   std::vector<int32_t> leaves;
 
@@ -559,7 +569,7 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
   WriteScores(scores, count, num_scores, answer.scores + first * num_scores);
 }
 
-// The nodes of trees that do not fit caches, where enough rows come by.
+// Packs the nodes of trees that exceed the caches, if there are enough rows.
 std::vector<PackedNode> PackNodes(const Pool& pool, const Ensemble& model,
                                   int64_t num_rows) {
   std::vector<PackedNode> packed;
@@ -597,7 +607,8 @@ void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& mat
   });
 }
 
-// Coding a node costs about as much as ten steps of a row.
+// Whether to code the ensemble: coding a node costs about as much as ten steps of a
+// row.
 bool CodesPay(const Ensemble& model, int64_t num_rows) {
   return model.left_child == nullptr && model.max_depth <= kMaxCodedDepth &&
          model.num_rounds > 0 && num_rows * model.max_depth > 10 * model.num_nodes;

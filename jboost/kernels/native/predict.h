@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prediction: raw floats through all trees of an ensemble.
+// Prediction: sends rows of floats through all trees of an ensemble.
 //
-// Where it pays, rows are taken in blocks of up to 256. A block is first coded: code c
-// of a value says that c of the thresholds which the ensemble has for this feature lie
-// below it. Codes are bytes, by column, so that a block stays in the first cache while
-// all trees pass by, and one instruction compares 16, 32 or 64 rows:
+// Where it pays, rows are processed in blocks of up to 256. First, the values of a
+// block are coded: the code of a value is the number of thresholds below it among those
+// that the ensemble has for its feature. Codes are bytes, stored by column, so a block
+// stays in the L1 cache while all trees are applied to it, and one instruction compares
+// 16, 32 or 64 rows:
 //
 //   codes  plane 0 | row 0 .. row 255 |    one plane per feature, or two: one where a
 //          plane 1 | row 0 .. row 255 |    missing value has the lowest code (it goes
 //          ...                             left), one where it has the highest
 //
-// An ensemble with more thresholds than bytes can tell apart is cut into runs of
-// rounds, each with codes of its own. A split of categories has a plane of its own
-// while its tree is looked at: which rows it sends left. Few rows, trees with very many
-// thresholds or sets of categories, and linked trees walk over the floats instead.
+// If a feature has more thresholds than a byte can distinguish, the ensemble is divided
+// into runs of rounds, each with its own codes. While a tree is applied, each of its
+// categorical splits has a plane that says which rows go left. For few rows, for trees
+// with very many thresholds or categorical splits, and for linked trees, rows are not
+// coded, but walk down the trees with their floats.
 #ifndef JBOOST_PREDICT_H_
 #define JBOOST_PREDICT_H_
 
@@ -32,14 +34,15 @@ struct Ensemble {
   const int32_t* feature;  // [R, K, I]
   const float* threshold;
   const uint8_t* missing_left;
-  const float* leaf_value;  // [R, K, L]; null where only leaves are asked for
+  const float* leaf_value;  // [R, K, L]; null if only leaves are wanted
   const float* init_score;  // [K]; the same
   int64_t num_rounds, num_scores, max_depth, num_nodes;
-  // [R, K, I, W]; null: none. Bit c % 32 of word c / 32 says whether code c goes left
-  // where the threshold is NaN.
+  // [R, K, I, W], or null. Bit c % 32 of word c / 32 says whether code c goes left, if
+  // the threshold is NaN (a categorical split).
   const uint32_t* left_codes = nullptr;
   int64_t num_words = 0;
-  // [R, K, I]; null in heap order. The right child follows; a leaf is its own.
+  // [R, K, I]; null in heap order. The right child follows the left one. A leaf is its
+  // own left child.
   const int32_t* left_child = nullptr;
 
   int64_t num_leaves() const {
@@ -48,7 +51,7 @@ struct Ensemble {
   int64_t num_trees() const { return num_rounds * num_scores; }
 };
 
-// The categorical columns: value v of column features[g] has code codes[g, v].
+// The categorical columns: the value v of column features[g] has the code codes[g, v].
 struct Categories {
   const int32_t* codes;     // [G, V]
   const int32_t* features;  // [G]
@@ -67,7 +70,7 @@ struct Matrix {
   }
 };
 
-// What is asked for.
+// The results that are wanted; the others are null.
 struct Answer {
   float* scores = nullptr;    // [N, K]
   float* stages = nullptr;    // [R, N, K]
@@ -76,55 +79,57 @@ struct Answer {
 
 // One tree on codes. Nodes count from 1, so that level d begins at 2^d.
 struct CodedTree {
-  const int32_t* offset;    // of the plane that a node looks at
+  const int32_t* offset;    // of the plane that a node reads
   const int8_t* threshold;  // a code above it goes right
   int64_t max_depth;
 };
 
-// What a node of a linked tree says, in one place of memory.
+// A node of a linked tree, in one place of memory.
 struct PackedNode {
   float threshold;
   int32_t feature, left_child;
   int32_t missing_right;
 };
 
-// A split of categories in a coded block: which plane says what it sends left.
+// A categorical split of a coded block, and the plane that says which rows go left.
 struct CategorySet {
-  int32_t from, to;  // offsets of planes: of the codes (two of them), of the result
-  int64_t words;     // where its set begins
-  bool wide;         // codes beyond a byte
+  int32_t from, to;  // offsets of the two planes of codes, and of the result
+  int64_t words;     // where the words of its set begin
+  bool wide;         // some codes exceed a byte
 };
 
 struct PredictLoops {
-  // columns[f * kBlockRows + i] = x[i * stride + f] for 16 features; rows is a
+  // columns[f * kBlockRows + i] = x[i * stride + f] for up to 16 features; `rows` is a
   // multiple of 16.
   void (*transpose)(const float* x, int64_t stride, int64_t rows, int64_t num_features,
                     float* columns);
-  // Codes of a column: `table` holds 2^levels - 1 thresholds as a search tree that
-  // begins at 1. A missing value gets the lowest code in `left`, the highest in
-  // `right`; one of them may be null.
+  // Writes the codes of a column. `table` holds 2^levels - 1 thresholds as a search
+  // tree whose root has index 1. Missing values get the lowest code in `left` and the
+  // highest one in `right`; either may be null.
   void (*code)(const float* column, int64_t rows, const float* table, int64_t levels,
                int8_t* left, int8_t* right);
-  // Codes, as floats, in the place of values of a category; NaN where there is none.
-  // Denormals are 0.
+  // Replaces the values of a categorical column by their codes, as floats; NaN if there
+  // is none. Denormals count as 0.
   void (*encode)(float* values, int64_t stride, int64_t count, const int32_t* codes,
                  int64_t num_values);
-  // The two planes of codes that sets look at; a missing value has code 0.
+  // Writes the two planes of codes that `mark` reads; missing values have code 0.
   void (*split_codes)(const float* codes, int64_t count, bool wide, int8_t* first,
                       int8_t* second);
-  // The planes of sets: -1 where a row's code is in it, else 0; rows is a multiple of
-  // 64. Narrow codes c are two planes, of c / 8 and of 1 << c % 8, and sets have 256
-  // bits; wide ones are a plane of low bytes and one of high bytes, `stride` behind.
+  // Writes the planes of sets: -1 if a row's code is in the set, else 0; `rows` is a
+  // multiple of 64. The planes of narrow codes c hold c / 8 and 1 << c % 8, and their
+  // sets have 256 bits; the planes of wide codes hold the low and the high bytes. The
+  // second plane follows at distance `stride`.
   void (*mark)(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
                int64_t rows, int64_t stride, int8_t* codes);
-  // scores[i] += leaf_value[leaf of row i]; rows is a multiple of 64.
+  // scores[i] += leaf_value[the leaf of row i]; `rows` is a multiple of 64.
   void (*add_tree)(const CodedTree& tree, const int8_t* codes, int64_t rows,
                    const float* leaf_value, float* scores);
-  // The leaf of each row.
+  // Writes the leaf of each row.
   void (*find_leaves)(const CodedTree& tree, const int8_t* codes, int64_t rows,
                       int32_t* leaf);
-  // The leaves of rows x [rows, F] without denormals, categories as codes, in several
-  // trees: leaf [trees, rows]. Linked trees may be packed, else null.
+  // Writes the leaves of rows x [rows, F] in several trees: leaf [trees, rows].
+  // Denormals and categories of x have been replaced. `packed` may hold the nodes of
+  // linked trees, or be null.
   void (*walk)(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
                int64_t num_trees, const float* x, int64_t rows, int64_t num_features,
                int32_t* leaf);
@@ -132,10 +137,10 @@ struct PredictLoops {
 
 JBOOST_DECLARE_LOOPS(PredictLoops)
 
-// Whether all features that the trees look at are columns of the matrix.
+// Whether all features of the nodes are columns of the matrix.
 bool HasFeatures(const Ensemble& model, int64_t num_features);
 
-// Whether all children are nodes.
+// Whether all children of linked nodes are nodes.
 bool HasChildren(const Ensemble& model);
 
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,

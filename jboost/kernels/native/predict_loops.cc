@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of predict.cc, compiled once per instruction set. No templates of the
-// standard library are used here: the linker could hand their code, compiled for a
-// newer processor, to everybody.
+// The inner loops of predict.cc, compiled once per instruction set. They use no
+// templates of the standard library: the linker keeps one copy of such a function for
+// the whole library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 #include <cstring>
 
@@ -24,12 +24,13 @@ namespace {
 constexpr int8_t kLowest = -128, kHighest = 127;  // of all codes
 constexpr float kLeastNormal = 0x1p-126f, kMissing = __builtin_nanf("");
 
-// Levels that vectors of rows descend: each doubles the nodes to choose among, and
-// from then on a step of single rows costs less.
+// How many levels vectors of rows descend. Each level doubles the number of nodes to
+// select from, so deeper levels are faster row by row.
 constexpr int kMaxLevels = 6;
 
-// Lanes hold a code of several rows each. `Fetch` takes what a node has to say, `Side`
-// makes of what was chosen among the nodes of a level the side that each row takes.
+// A vector holds the codes of several rows. `Fetch` loads what a node needs of each
+// row, `Select` selects it for the node that a row has reached, and `Side` turns it
+// into the side that each row takes.
 #if defined(__AVX512VBMI__)
 
 struct Lanes {
@@ -45,7 +46,7 @@ struct Lanes {
   static JBOOST_INLINE Vector Select(Mask right, Vector a, Vector b) {
     return _mm512_mask_blend_epi8(right, a, b);
   }
-  // `thresholds` of the level, by the path so far.
+  // `thresholds`: of the level; `path`: each row's place on the level.
   template <int kLevel>
   static JBOOST_INLINE Mask Side(Vector code, Vector path, const int8_t* thresholds) {
     Vector table = _mm512_loadu_si512(thresholds);
@@ -82,7 +83,7 @@ struct Lanes {
   template <int kLevel>
   static JBOOST_INLINE Mask Side(Vector code, Vector path, const int8_t* thresholds) {
     Vector threshold = _mm256_shuffle_epi8(Table(thresholds), path);
-    if constexpr (kLevel == 5) {  // 32 nodes: bit 4 of the path says which half
+    if constexpr (kLevel == 5) {  // 32 nodes: bit 4 of the path selects the half
       Vector upper = _mm256_shuffle_epi8(Table(thresholds + 16), path);
       threshold = _mm256_blendv_epi8(threshold, upper, _mm256_slli_epi16(path, 3));
     }
@@ -98,8 +99,8 @@ struct Lanes {
 
 #else
 
-// Sixteen rows in a vector of the compiler's. There is no table look-up of bytes, so
-// each node compares for itself, with its threshold written out sixteen times.
+// Sixteen rows, in a vector type of the compiler. There is no instruction that looks up
+// bytes, so `Fetch` compares with a node's threshold, which is repeated sixteen times.
 struct Lanes {
   static constexpr int64_t kRows = 16;
   static constexpr int64_t kThresholdBytes = 16;
@@ -131,8 +132,8 @@ struct Lanes {
 using Vector = Lanes::Vector;
 using Mask = Lanes::Mask;
 
-// What the node of level kLevel that each row has reached says: chosen among the nodes
-// below kNode, a node of level kFrom, by the sides taken from there on.
+// Fetches, for each row, from the node of level kLevel that it has reached: selects
+// among the nodes below kNode, a node of level kFrom, by the sides taken from there on.
 template <int kLevel, int kFrom, int kNode>
 JBOOST_INLINE Vector Choose(const CodedTree& tree, const int8_t* codes,
                             const Mask* sides) {
@@ -146,7 +147,7 @@ JBOOST_INLINE Vector Choose(const CodedTree& tree, const int8_t* codes,
   }
 }
 
-// Takes the rows of one vector down kLevels levels; returns their places there.
+// Takes the rows of one vector down kLevels levels; returns their places on that level.
 template <int kLevels, int kLevel = 0>
 JBOOST_INLINE Vector Descend(const CodedTree& tree, const int8_t* codes, Mask* sides,
                              Vector path) {
@@ -191,27 +192,27 @@ JBOOST_INLINE void WithLevels(int64_t max_depth, Body body) {
   }
 }
 
-// Thresholds as `Fetch` wants them.
+// The thresholds of a tree as `Fetch` takes them.
 class Thresholds {
  public:
   explicit Thresholds(const CodedTree& tree) : tree_(tree) {
     if constexpr (Lanes::kThresholdBytes > 1) {
       int64_t count = 1 << (tree.max_depth < kMaxLevels ? tree.max_depth : kMaxLevels);
       for (int64_t node = 1; node < count; ++node) {
-        std::memset(room_ + node * Lanes::kThresholdBytes, tree.threshold[node],
+        std::memset(scratch_ + node * Lanes::kThresholdBytes, tree.threshold[node],
                     Lanes::kThresholdBytes);
       }
-      tree_.threshold = room_;
+      tree_.threshold = scratch_;
     }
   }
   const CodedTree& tree() const { return tree_; }
 
  private:
   CodedTree tree_;
-  alignas(16) int8_t room_[Lanes::kThresholdBytes > 1 ? 16 << kMaxLevels : 1];
+  alignas(16) int8_t scratch_[Lanes::kThresholdBytes > 1 ? 16 << kMaxLevels : 1];
 };
 
-// From level 6 down, row by row: place[i] becomes the leaf.
+// Continues from level 6 row by row: place[i] becomes the leaf.
 void DescendRows(const CodedTree& tree, const int8_t* codes, int64_t rows,
                  int32_t* place) {
   for (int64_t level = kMaxLevels; level < tree.max_depth; ++level) {
@@ -237,7 +238,7 @@ void FindLeaves(const CodedTree& tree, const int8_t* codes, int64_t rows,
   DescendRows(tree, codes, rows, leaf);
 }
 
-// Adds the values of leaves below 64.
+// Adds the values of up to 64 leaves.
 #if defined(__AVX512VBMI__)
 
 template <int kLevels>
@@ -324,7 +325,7 @@ void AddTree(const CodedTree& tree, const int8_t* codes, int64_t rows,
 
 #if defined(__AVX512VBMI__)
 
-// One 16 x 16 tile: pairs, quadruples, then quarters of the rows change places.
+// Transposes a 16 x 16 tile: interleaves pairs, then quadruples, then swaps quarters.
 JBOOST_INLINE void TransposeTile(const float* x, int64_t stride, __mmask16 used,
                                  float* columns) {
   __m512 row[16], pair[16];
@@ -361,8 +362,9 @@ void Transpose(const float* x, int64_t stride, int64_t rows, int64_t num_feature
   }
 }
 
-// The table in registers. A place has a leading 1 and a bit for each step so far; the
-// permutations look at its low bits, the first steps decide between registers.
+// Searches a table that is held in registers. A place has a leading 1 and a bit for
+// each step so far; the permutations use its low bits, and the first steps select
+// registers.
 template <int kLevels>
 JBOOST_INLINE __m512i Search(__m512 x, const __m512* table) {
   __m512i place = _mm512_set1_epi32(1);
@@ -524,7 +526,7 @@ void Transpose(const float* x, int64_t stride, int64_t rows, int64_t num_feature
   }
 }
 
-// Sixteen rows at a time, so that their steps overlap.
+// Sixteen rows at a time, whose steps the processor can overlap.
 template <int kLevels>
 void CodeColumn(const float* column, int64_t rows, const float* values, int8_t* left,
                 int8_t* right) {
@@ -634,7 +636,7 @@ void SplitCodes(const float* codes, int64_t count, bool wide, int8_t* first,
   }
 }
 
-// Which rows the sets send left.
+// Marks the rows that a set of narrow codes sends left.
 #if defined(__AVX512VBMI__)
 
 JBOOST_INLINE void MarkNarrow(const int8_t* codes, const uint32_t* words, int64_t rows,
@@ -660,7 +662,7 @@ JBOOST_INLINE void MarkNarrow(const int8_t* codes, const uint32_t* words, int64_
     __m256i place = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + i));
     __m256i bit =
         _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + stride + i));
-    // Bit 4 of the place says which half.
+    // Bit 4 of the place selects the half.
     __m256i bytes = _mm256_blendv_epi8(_mm256_shuffle_epi8(low, place),
                                        _mm256_shuffle_epi8(high, place),
                                        _mm256_slli_epi16(place, 3));
@@ -700,7 +702,7 @@ void Mark(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
   }
 }
 
-// Whether a value is in the set of a node. Codes beyond the set are not.
+// Whether a value is in the set of a node. Codes beyond the set's words are not.
 JBOOST_INLINE bool InSet(const Ensemble& model, int64_t at, float value) {
   if (value - value != 0.0f) value = 0.0f;  // infinite
   if (!(value > -1.0f && value < static_cast<float>(32 * model.num_words)))
@@ -719,7 +721,7 @@ JBOOST_INLINE bool GoesRight(const Ensemble& model, int64_t at, float value,
   return right;
 }
 
-// One level at a time for all trees and rows, so that many steps overlap.
+// One level at a time for all trees and rows, whose steps the processor can overlap.
 template <bool kSets>
 void WalkHeaps(const Ensemble& model, int64_t first_tree, int64_t num_trees,
                const float* x, int64_t rows, int64_t num_features, int32_t* leaf) {
@@ -741,7 +743,7 @@ void WalkHeaps(const Ensemble& model, int64_t first_tree, int64_t num_trees,
   }
 }
 
-// The nodes of a linked tree where they lie in the model.
+// The nodes of a linked tree, read from the arrays of the model.
 struct ScatteredNodes {
   const Ensemble& model;
   int64_t first;
@@ -753,7 +755,8 @@ struct ScatteredNodes {
   }
 };
 
-// kGroup rows step together, so that their steps overlap, until none moves.
+// Takes kGroup rows down a tree together, so that their steps overlap, until none
+// moves.
 template <bool kSets, int kGroup, class Nodes>
 JBOOST_INLINE void WalkGroup(const Ensemble& model, int64_t first, const Nodes& nodes,
                              const float* x, int64_t num_features, int32_t* leaf) {
@@ -765,7 +768,7 @@ JBOOST_INLINE void WalkGroup(const Ensemble& model, int64_t first, const Nodes& 
       bool right =
           GoesRight<kSets>(model, first + place[j], x[j * num_features + node.feature],
                            node.threshold, node.missing_right != 0);
-      // A leaf is its own left child, and stays, whatever stands in it.
+      // A leaf is its own left child, and the row stays, whatever the leaf's split.
       int32_t next = node.left_child + (right & (node.left_child != place[j]));
       moved |= next ^ place[j];
       place[j] = next;

@@ -9,10 +9,11 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kTask = 32768;       // rows a task
-constexpr int64_t kLeastRows = 65536;  // for threads: a row costs next to nothing
+constexpr int64_t kTask = 32768;       // values of a task
+constexpr int64_t kLeastRows = 65536;  // values from which on threads pay
 
-// Infinities and NaN are rare: they are summed apart, as floats, in any order.
+// Sums values that include infinities or NaN. These are added as floats, whose order
+// does not matter then.
 float SumOdd(const float* values, int64_t count) {
   auto finite = [=](int64_t i) { return IsFinite(values[i]) ? values[i] : 0.0f; };
   float others = 0.0f;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of float32 rows whose bits do not depend on the order of the rows; see
+// Sums of float32 numbers whose bits do not depend on the order of the terms; see
 // jboost.numerics.sums.sum_rows.
 #ifndef JBOOST_REDUCE_H_
 #define JBOOST_REDUCE_H_
@@ -12,9 +12,9 @@
 namespace jboost {
 
 struct ReduceLoops {
-  // The bits of the greatest magnitude.
+  // The bits of the greatest magnitude; see MagnitudeBits.
   uint32_t (*greatest_bits)(const float* values, int64_t count);
-  // Adds the sum of finite values, in units, to high * 2^19 + low.
+  // Adds the sum of the values, which must be finite, to high * 2^19 + low, in units.
   void (*sum)(const float* values, int64_t count, float up, int64_t* high,
               int64_t* low);
 };

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls another handler on arrays of the host.
+// Calls another handler on arrays in the memory of the host.
 //
-// XLA compiles a program for every shape of its operands. A program that calls this
-// handler takes one operand, the address of a description of the call, so that a single
-// program serves all handlers and all shapes. The other handler gets the same execution
-// context, so that it runs on XLA's threads, and checks its operands as ever.
+// XLA compiles one program for each shape of its operands. The only operand of this
+// handler is the address of a description of another call, so one program serves all
+// handlers and all shapes. The other handler gets the same execution context, so it
+// runs on XLA's threads, and it checks its operands as usual.
 //
-// The description consists of 64-bit words: the address of the handler, the numbers of
+// The description is a list of 64-bit words: the address of the handler; the numbers of
 // operands, results and attributes; for each operand, then for each result, its
-// address, its type, its rank and its shape; for each attribute, sorted by name, the
-// address and length of its name, and its value.
+// address, type, rank and shape; for each attribute, sorted by name, the address and
+// length of its name, and its value.
 #include <cstring>
 #include <vector>
 

@@ -11,7 +11,7 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kPiece = 65536;       // rows a task
+constexpr int64_t kPiece = 65536;       // rows of a task
 constexpr int kShifts[] = {21, 10, 0};  // digits from the top: 11, 11 and 10 bits
 
 }  // namespace
@@ -24,7 +24,7 @@ void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
     std::memmove(chosen, eligible, count);
     return;
   }
-  // As XLA rounds: half to even, in float32.
+  // Rounds half to even in float32, as XLA does.
   float share = std::nearbyint(fraction * static_cast<float>(number));
   int64_t wanted = std::clamp<int64_t>(static_cast<int64_t>(share), 1, number);
   const SamplingLoops& loops = JBOOST_CHOOSE(SamplingLoops);
@@ -32,13 +32,13 @@ void Sample(const Pool& pool, const uint32_t* seed, const uint8_t* eligible,
   auto piece_size = [&](int64_t piece) {
     return pieces == 1 ? count : std::min(kPiece, count - piece * kPiece);
   };
-  // The k-th least hash, digit by digit: how many lie below each value of a digit.
+  // Finds the k-th least hash digit by digit, from counts of each value of the digit.
   std::vector<int32_t> counts(pieces * kDigits);
   uint32_t bound = 0;
   for (int shift : kShifts) {
     std::fill(counts.begin(), counts.end(), 0);
     int bits = shift == 0 ? 10 : 11;
-    // The last digit has 10 bits: one of the bits above it has been settled already.
+    // The last digit has 10 bits; the counts include one more, which is known already.
     uint32_t prefix = shift == 21 ? 0 : bound >> (shift + 11);
     ParallelFor(pool, pieces, [&](int64_t piece) {
       int64_t first = piece * kPiece;
@@ -74,7 +74,7 @@ void SampleFeatures(const uint32_t* seed, int32_t level, const float fractions[3
   Seed words{seed[0], seed[1]};
   for (int64_t slot = 0; slot < num_slots; ++slot) {
     uint8_t* mask = masks + slot * num_features;
-    // Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
+    // Each use has its own number: the tree 0, level d 1 + d, nodes from 64 on.
     uint32_t uses[] = {0, static_cast<uint32_t>(1 + level),
                        static_cast<uint32_t>(64 + (int64_t{1} << level) + slot)};
     for (int stage = 0; stage < 3; ++stage) {

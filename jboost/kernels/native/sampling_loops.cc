@@ -15,7 +15,7 @@ void CountDigits(const uint32_t* seed, const uint8_t* eligible, int64_t first,
                  int64_t count, int shift, uint32_t prefix, int32_t* counts) {
   Seed words{seed[0], seed[1]};
   uint32_t hashes[kBlock];
-  // The bits above the digit; 0 for all hashes at the highest digit.
+  // The highest digit has no bits above it, and a shift by 32 would be undefined.
   int above = shift + 11;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     int block = static_cast<int>(count - begin < kBlock ? count - begin : kBlock);

@@ -7,18 +7,18 @@
 #include <memory>
 #include <vector>
 
-#include "room.h"
+#include "scratch.h"
 
 namespace jboost {
 namespace {
 
-constexpr int64_t kPackedBytes = 1 << 22;  // of trees that are packed at a time
+constexpr int64_t kPackedBytes = 1 << 22;  // of trees that are packed together
 constexpr int64_t kBlockBytes = 1 << 18;   // of sums for a block of rows
-constexpr int64_t kMostRows = 64;          // of a block
+constexpr int64_t kMostRows = 64;          // of a block at most
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One tree of the ensemble. Nodes of a heap count on into the leaves.
+// One tree of the ensemble. In heap order, the numbers of leaves follow those of nodes.
 class TreeView {
  public:
   TreeView(const ShapTrees& trees, int64_t tree)
@@ -48,7 +48,8 @@ class TreeView {
   float Value(int64_t leaf) const { return trees_.leaf_value[Place(leaf)]; }
   float Cover(int64_t leaf) const { return trees_.cover[Place(leaf)]; }
 
-  // The node that rows at this one come to: a leaf, or one that is split.
+  // The leaf or split node that rows reach from this node. Nodes that are not split
+  // send all rows left.
   int64_t Resolve(int64_t node) const {
     while (!IsLeaf(node) && !IsSplit(node)) node = Left(node);
     return node;
@@ -63,7 +64,7 @@ class TreeView {
   int64_t inner_, first_, leaves_, first_leaf_;
 };
 
-// The features that trees look at, and the place of each among them.
+// The features that the trees use, and the place of each feature among these.
 struct Used {
   std::vector<int32_t> features, place;
 
@@ -83,7 +84,7 @@ struct Used {
   int64_t size() const { return static_cast<int64_t>(features.size()); }
 };
 
-// A tree as loops want it, with tables for some points.
+// Packs a tree, with its tables for some points.
 class Packer {
  public:
   Packer(const ShapTrees& trees, int64_t tree, const Used& used,
@@ -151,7 +152,8 @@ class Packer {
     return place;
   }
 
-  // See ShapEdgeSize, and Edges in jboost.explanation.attributions for the formulas.
+  // See ShapEdgeSize for the layout and Edges in jboost.explanation.attributions for
+  // the formulas.
   void FillEdge(int64_t place, int side, double before, double share) {
     int64_t size = points_.size;
     float* table =
@@ -168,7 +170,7 @@ class Packer {
     table[4 * size] = static_cast<float>(share);
   }
 
-  // The tables of both edges become one of the leaves' sums.
+  // Replaces the tables of both edges by one of sums over both leaves.
   void JoinLeaves(int64_t place) {
     int64_t size = points_.size;
     float* table = tables_.data() + place * ShapTableSize(size);
@@ -182,7 +184,7 @@ class Packer {
       shut += edge[side][4 * size] * value;
     }
     for (int64_t k = 0; k < size; ++k) {
-      for (int side = 0; side < 2; ++side) {  // that rows go to
+      for (int side = 0; side < 2; ++side) {  // the side that rows take
         const std::vector<double>&own = edge[side], &other = edge[1 - side];
         double first = own[k], second = other[size + k];
         table[side * size + k] = static_cast<float>(first + second);
@@ -195,7 +197,8 @@ class Packer {
 
   struct Step {
     int32_t feature;
-    double fraction;  // of the cover at all splits on this feature so far
+    double
+        fraction;  // the product of the shares of cover at the feature's splits so far
   };
 
   TreeView view_;
@@ -209,8 +212,8 @@ class Packer {
   std::vector<float> tables_;
 };
 
-// A block of rows, by column, and its sums: values [K, U, rows] and, where they are
-// asked for, pairs [K, U, U, rows], of the U features that are used.
+// A block of rows, by column, and its sums for the U features that are used: values
+// [K, U, rows] and, if they are wanted, pairs [K, U, U, rows].
 class Block {
  public:
   Block(int64_t rows, int64_t used, int64_t num_scores, bool pairs)
@@ -263,7 +266,8 @@ class Block {
     }
   }
 
-  // Adds row i to its interactions [F, F, K]: what pairs leave is on the diagonal.
+  // Adds row i to its interactions [F, F, K]. The diagonal gets a feature's value minus
+  // its pairs.
   void StorePairs(int64_t i, const Used& used, int64_t num_features, float* out) const {
     for (int64_t k = 0; k < num_scores_; ++k) {
       const float* values = values_.get() + k * used_ * rows_ + i;
@@ -284,12 +288,12 @@ class Block {
 
  private:
   int64_t rows_, used_, num_scores_;
-  Room<float> columns_, values_, pairs_;
-  Room<char> scratch_;
+  Scratch<float> columns_, values_, pairs_;
+  Scratch<char> scratch_;
   bool has_pairs_;
 };
 
-// Rows of a block: as many as keep its sums in a near cache.
+// The number of rows of a block, whose sums must fit the L2 cache.
 int64_t ChooseRows(int64_t used, int64_t num_scores, bool pairs) {
   int64_t rows = kMostRows, numbers = used * num_scores * (pairs ? used : 1);
   while (rows > kMaxShapLanes && rows * numbers * 4 > kBlockBytes) rows /= 2;
@@ -327,7 +331,7 @@ void ExplainBatch(const Pool& pool, const ShapTrees& trees, const Matrix& matrix
   });
 }
 
-// Whether the nodes that the root leads to make a tree that is not too deep.
+// Whether the nodes below the root form a tree that is not too deep.
 bool IsTree(const TreeView& view) {
   std::vector<char> seen(view.num_nodes());
   std::vector<std::pair<int64_t, int64_t>> open = {{0, 0}};

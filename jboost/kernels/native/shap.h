@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapley values of trees, and their interactions: jboost.explanation.attributions.
 //
-// Trees are packed as nodes that are split, parents before children, each with tables
-// of numbers that do not depend on the row: by what its edges multiply the product of
-// factors at the points of the quadrature, and by how much they change the ratio
-// (o_i - z_i) / factor_i of their feature. Then rows go through every tree as lanes of
-// vectors, all lanes through all nodes: down with products, up with sums over leaves.
-// Points are independent of each other: what is more than four goes down again.
+// Trees are packed: only nodes that are split, parents before children. Each node has
+// tables of numbers that do not depend on the row: for each of its edges, the number by
+// which it multiplies the product of factors at the points of the quadrature, and the
+// change of the ratio (o_i - z_i) / factor_i of its feature. Rows are lanes of vectors,
+// and all lanes visit all nodes: products are carried down, sums over leaves up. Points
+// are independent of each other; more than four are processed in several passes.
 #ifndef JBOOST_SHAP_H_
 #define JBOOST_SHAP_H_
 
@@ -18,11 +18,11 @@
 
 namespace jboost {
 
-constexpr int kMaxShapPoints = 4;       // at a time
-constexpr int64_t kMaxShapLanes = 16;   // rows of a vector, at most
-constexpr int64_t kMaxShapDepth = 255;  // of trees, which are walked by recursion
+constexpr int kMaxShapPoints = 4;       // in one pass
+constexpr int64_t kMaxShapLanes = 16;   // rows of the longest vector
+constexpr int64_t kMaxShapDepth = 255;  // trees are walked by recursion
 
-// Trees that know the cover of their leaves, [R, K, L].
+// Trees, and the cover of their leaves, [R, K, L].
 struct ShapTrees : Ensemble {
   const float* cover = nullptr;
 };
@@ -33,31 +33,32 @@ struct ShapPoints {
   int64_t size;
 };
 
-// What is asked for: values [N, F, K] or interactions [N, F, F, K].
+// The result: values [N, F, K], or interactions [N, F, F, K].
 struct ShapAnswer {
   float* out;
   bool pairs;
 };
 
-// A node that is split, in a tree of such.
+// A node of a packed tree.
 struct ShapNode {
   float threshold;
   int32_t feature;
   int32_t above;         // depth of the last node on the path with this feature, or -1
-  int32_t child[2];      // left, right: a place in the tree, or -1 for a leaf
-  float value[2];        // of leaves
-  const uint32_t* sets;  // of the codes that go left, or null
-  uint32_t num_codes;    // that they speak of
+  int32_t child[2];      // left and right: an index in the tree, or -1 for a leaf
+  float value[2];        // of the children that are leaves
+  const uint32_t* sets;  // the codes that go left, or null
+  uint32_t num_codes;    // of the set
   bool missing_left;
   bool is_last;  // both children are leaves
 };
 
-// Numbers of a node for `points` points. An edge has [4, points]: what it multiplies
-// by where it is open and where it is shut here but not above, and the changes in the
-// same cases; then what it multiplies by where it is shut above. If both children are
-// leaves and only values are asked for: [4, points] for rows that go left or right,
-// the sums over both leaves and the sums times changes, then the sum where the node is
-// shut above.
+// The sizes of a node's tables for `points` points. An edge is open for a row if the
+// row takes this side at all splits on the feature so far. The table of an edge has [4,
+// points] numbers: its factors, if it is open, and if it is shut here but not above;
+// and the changes in these two cases; then its factor if it is shut above. If both
+// children are leaves, and only values are wanted, both tables are replaced by one of
+// [4, points]: the sums over both leaves for rows that go left and for rows that go
+// right, and these sums times the changes; then the sum if the node is shut above.
 constexpr int64_t ShapEdgeSize(int64_t points) { return 4 * points + 1; }
 constexpr int64_t ShapTableSize(int64_t points) { return 2 * ShapEdgeSize(points); }
 
@@ -66,16 +67,16 @@ struct ShapTree {
   const float* tables;
 };
 
-// Rows of one vector on their way through one tree.
+// The rows of one vector, and where the results of one tree are added.
 struct ShapLanes {
-  const float* columns;  // [F, stride]: of these rows
-  float* values;         // [F, stride]: what is added to
+  const float* columns;  // [F, stride]
+  float* values;         // [F, stride]
   float* pairs;          // [F, F, stride], or null
   int64_t stride, num_features;
-  void* scratch;  // kShapScratchBytes, at the start of a cache line
+  void* scratch;  // kShapScratchBytes, aligned to a cache line
 };
 
-// For every depth an edge, and a vector for each point.
+// For every depth, an edge and a vector for each point.
 constexpr int64_t kShapVectorBytes = kMaxShapLanes * sizeof(float);
 constexpr int64_t kShapSlots = kMaxShapDepth + 1;
 constexpr int64_t kShapScratchBytes =
@@ -83,14 +84,15 @@ constexpr int64_t kShapScratchBytes =
 
 struct ShapLoops {
   int64_t num_lanes;
-  // Adds one tree's values for num_lanes rows; `points` <= kMaxShapPoints, of `weight`.
+  // Adds one tree's values for num_lanes rows; `weight` has `points` <= kMaxShapPoints
+  // numbers.
   void (*add_tree)(const ShapTree& tree, const float* weight, int64_t points,
                    const ShapLanes& lanes);
 };
 
 JBOOST_DECLARE_LOOPS(ShapLoops)
 
-// Whether links make trees, none of which is too deep.
+// Whether the links of nodes form trees of depth kMaxShapDepth at most.
 bool AreTrees(const ShapTrees& trees);
 
 void Explain(const Pool& pool, const ShapTrees& trees, const Matrix& matrix,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of shap.cc, compiled once per instruction set. No templates of the
-// standard library are used here: the linker could hand their code, compiled for a
-// newer processor, to everybody.
+// The inner loops of shap.cc, compiled once per instruction set. They use no templates
+// of the standard library: the linker keeps one copy of such a function for the whole
+// library, which could be one for a newer processor. The build checks it.
 #include <cstdint>
 
 #include "shap.h"
@@ -20,8 +20,8 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-// One row a lane. Products and sums are rounded each on its own, so that every
-// instruction set gives the same.
+// Each lane holds one row. Products and sums are rounded separately, so that all
+// instruction sets give the same bits.
 #if defined(__AVX512F__)
 
 struct Lanes {
@@ -72,7 +72,7 @@ struct Lanes {
 
 #else
 
-// Four rows in a vector of the compiler's.
+// Four rows, in a vector type of the compiler.
 struct Lanes {
   static constexpr int64_t kRows = 4;
   typedef float Vector __attribute__((vector_size(16), may_alias));
@@ -100,13 +100,13 @@ struct Lanes {
 using Vector = Lanes::Vector;
 using Mask = Lanes::Mask;
 
-// Numbers at the points, for each row.
+// A number of each row at each point.
 template <int kPoints>
 struct Sums {
   Vector at[kPoints];
 };
 
-// Codes are whole numbers: category c goes left where bit c of the set says so.
+// Which rows a set sends left; their values are codes, as floats.
 Mask LooksUp(const ShapNode& node, const float* column) {
   uint32_t bits = 0;
   for (int64_t i = 0; i < Lanes::kRows; ++i) {
@@ -157,7 +157,7 @@ class Walk {
     *at = *at + change;
   }
 
-  // Both leaves below a node at once.
+  // Ends at a node both of whose children are leaves.
   JBOOST_INLINE Sums<kPoints> EndAt(const ShapNode& node, const float* table, Mask left,
                                     Mask above, const Sums<kPoints>& product) {
     Sums<kPoints> sums;
@@ -178,7 +178,7 @@ class Walk {
     return sums;
   }
 
-  // Adds to all pairs of this edge's feature and one above.
+  // Adds to the pairs of this edge's feature and each feature above.
   JBOOST_INLINE void AddPairs(int32_t feature, int64_t depth,
                               const Sums<kPoints>& own) {
     for (int64_t other = 0; other < depth; ++other) {
@@ -192,7 +192,7 @@ class Walk {
     }
   }
 
-  // Returns the sums over the leaves below a node.
+  // Visits a node and all below it; returns the sums over its leaves.
   Sums<kPoints> Visit(int32_t place, int64_t depth, const Sums<kPoints>& product) {
     const ShapNode& node = tree_.nodes[place];
     const float* table = tree_.tables + place * ShapTableSize(kPoints);

@@ -10,10 +10,11 @@
 namespace jboost {
 namespace {
 
-constexpr int64_t kTasksPerThread = 64;  // features differ in how much they store
-constexpr int64_t kAhead = 24;           // entries whose rows are fetched beforehand
+constexpr int64_t kTasksPerThread = 64;  // many, as features differ in their entries
+constexpr int64_t kAhead = 24;           // how many entries ahead to prefetch rows
 
-// Calls body(f) for every feature, several in a task.
+// Calls body(f) for every feature; a task takes several features, and makes its own
+// body.
 template <class MakeBody>
 void ForFeatures(const Pool& pool, int64_t num_features, const MakeBody& make_body) {
   int64_t most = pool.num_threads * kTasksPerThread;
@@ -40,17 +41,17 @@ bool AreBelow(const int32_t* rows, int64_t count, int64_t num_rows) {
   return outside >> 31 == 0;
 }
 
-// Writes down each row's word and node, and sums the nodes: {word, count} each. Empty
-// if the index leads out of a chunk.
+// Writes each row's word and node to `scratch`. Returns the totals of the nodes, {word,
+// count} each, or nothing if the index leads out of a chunk.
 std::vector<int64_t> PlaceRows(const Pool& pool, int64_t num_rows, const Rows& rows,
                                const NodeSum* nodes, int64_t num_nodes, int64_t table,
-                               SparseRow* room) {
+                               SparseRow* scratch) {
   int64_t num_chunks = NumChunks(num_rows);
   std::vector<int64_t> parts(num_chunks * num_nodes * 2, 0);
   std::atomic<bool> inside{true};
   ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
     int64_t first = chunk * kChunk, end = std::min(first + kChunk, num_rows);
-    std::fill(room + first, room + end, SparseRow{0, num_nodes * table});
+    std::fill(scratch + first, scratch + end, SparseRow{0, num_nodes * table});
     for (int64_t node = 0; node < num_nodes; ++node) {
       const Segment& segment = rows.segments[chunk * rows.num_slots + nodes[node].slot];
       int64_t sum = 0;
@@ -60,7 +61,7 @@ std::vector<int64_t> PlaceRows(const Pool& pool, int64_t num_rows, const Rows& r
         return;
       }
       for (int64_t i = first + segment.begin; i < first + segment.end; ++i) {
-        room[first + rows.index[i]] = {rows.words[i], node * table};
+        scratch[first + rows.index[i]] = {rows.words[i], node * table};
         sum += rows.words[i];
       }
       int64_t* part = parts.data() + (chunk * num_nodes + node) * 2;
@@ -74,12 +75,12 @@ std::vector<int64_t> PlaceRows(const Pool& pool, int64_t num_rows, const Rows& r
   return totals;
 }
 
-// tables[row's place + code] += word, over the entries of a feature.
+// tables[the row's place + code] += word, for all entries of a feature.
 template <class Code, bool kCounted>
 void SumEntries(const int32_t* rows, const Code* codes, int64_t count, int64_t last,
-                const SparseRow* room, int64_t* tables) {
+                const SparseRow* scratch, int64_t* tables) {
   auto add = [&](int64_t i) {
-    const SparseRow& row = room[rows[i]];
+    const SparseRow& row = scratch[rows[i]];
     int64_t code = std::min<int64_t>(codes[i], last);
     int64_t* cell = tables + row.place + (kCounted ? 2 * code : code);
     cell[0] += row.word;
@@ -87,7 +88,7 @@ void SumEntries(const int32_t* rows, const Code* codes, int64_t count, int64_t l
   };
   int64_t i = 0;
   for (; i + kAhead < count; ++i) {
-    __builtin_prefetch(room + rows[i + kAhead]);
+    __builtin_prefetch(scratch + rows[i + kAhead]);
     add(i);
   }
   for (; i < count; ++i) add(i);
@@ -96,12 +97,12 @@ void SumEntries(const int32_t* rows, const Code* codes, int64_t count, int64_t l
 template <class Code, bool kCounted>
 bool SumNodesOf(const Pool& pool, const Codes& codes, const NodeSum* nodes,
                 int64_t num_nodes, const Histograms& histograms,
-                const std::vector<int64_t>& totals, const SparseRow* room) {
+                const std::vector<int64_t>& totals, const SparseRow* scratch) {
   int64_t bins = histograms.num_bins, table = bins * (kCounted ? 2 : 1);
   const SparseColumns& sparse = *codes.sparse;
   std::atomic<bool> inside{true};
   auto make_body = [&] {
-    // One table for each node, and one for rows of no node, which nobody reads.
+    // One table for each node, and one for rows of no node, which is not read.
     std::shared_ptr<int64_t[]> tables(new int64_t[(num_nodes + 1) * table]());
     return [&, tables](int64_t f) {
       std::fill(tables.get(), tables.get() + num_nodes * table, 0);
@@ -112,7 +113,7 @@ bool SumNodesOf(const Pool& pool, const Codes& codes, const NodeSum* nodes,
       }
       SumEntries<Code, kCounted>(sparse.rows + begin,
                                  static_cast<const Code*>(codes.columns) + begin, count,
-                                 bins - 1, room, tables.get());
+                                 bins - 1, scratch, tables.get());
       int64_t absent =
           std::min<int64_t>(static_cast<const Code*>(sparse.absent)[f], bins - 1);
       for (int64_t node = 0; node < num_nodes; ++node) {
@@ -137,7 +138,7 @@ template <class Code>
 bool BuildOf(const Pool& pool, const Codes& codes, const int32_t* channels,
              int64_t num_channels, const int32_t* node, int64_t num_nodes,
              int64_t num_bins, int32_t* out) {
-  // Sums of int32 that wrap around, as XLA's do.
+  // Sums of int32 overflow as those of XLA do.
   std::vector<uint32_t> totals(num_nodes * num_channels, 0);
   auto inside = [&](int64_t i) { return node[i] >= 0 && node[i] < num_nodes; };
   for (int64_t i = 0; i < codes.num_rows; ++i) {
@@ -179,7 +180,7 @@ bool BuildOf(const Pool& pool, const Codes& codes, const int32_t* channels,
   return below;
 }
 
-// Rows of a chunk, [begin, end) of an index, that have come to a node.
+// The rows of a chunk, [begin, end) of its index, that have reached a node.
 struct Stop {
   int64_t node, begin, end;
 };
@@ -188,7 +189,7 @@ template <class Code>
 bool DescendChunk(const Codes& codes, const TreeNodes& tree, int64_t num_inner,
                   int64_t chunk, const uint8_t* skip, int32_t* leaf) {
   int64_t first = chunk * kChunk, count = std::min(kChunk, codes.num_rows - first);
-  std::vector<uint16_t> index, right_room(count);
+  std::vector<uint16_t> index, right_scratch(count);
   index.reserve(count);
   for (int64_t i = 0; i < count; ++i) {
     if (!skip[first + i]) index.push_back(static_cast<uint16_t>(i));
@@ -214,11 +215,11 @@ bool DescendChunk(const Codes& codes, const TreeNodes& tree, int64_t num_inner,
                             ? !tree.missing_left[stop.node]
                             : static_cast<int32_t>(code) > tree.threshold[stop.node];
       index[left] = row;
-      right_room[right] = row;
+      right_scratch[right] = row;
       left += !goes_right;
       right += goes_right;
     }
-    std::copy_n(right_room.begin(), right, index.begin() + left);
+    std::copy_n(right_scratch.begin(), right, index.begin() + left);
     if (right > 0) stops.push_back({2 * stop.node + 2, left, stop.end});
     if (left > stop.begin) stops.push_back({2 * stop.node + 1, stop.begin, left});
   }
@@ -237,17 +238,17 @@ const void* ColumnReader::Read(int64_t feature) {
 
 template <class Code>
 const void* ColumnReader::ReadEntries(int64_t feature) {
-  if (feature == feature_) return room_.data();
+  if (feature == feature_) return scratch_.data();
   const SparseColumns& sparse = *codes_.sparse;
   const Code* absent = static_cast<const Code*>(sparse.absent);
   int64_t first = chunk_ * kChunk;
-  if (feature_ < 0) room_.resize(kChunk * sizeof(Code));
-  Code* room = reinterpret_cast<Code*>(room_.data());
+  if (feature_ < 0) scratch_.resize(kChunk * sizeof(Code));
+  Code* scratch = reinterpret_cast<Code*>(scratch_.data());
   if (feature_ < 0 || absent[feature_] != absent[feature]) {
-    std::fill(room, room + kChunk, absent[feature]);
+    std::fill(scratch, scratch + kChunk, absent[feature]);
   } else {
     for (int64_t e = begin_; e < end_; ++e) {
-      room[(sparse.rows[e] - first) & (kChunk - 1)] = absent[feature];
+      scratch[(sparse.rows[e] - first) & (kChunk - 1)] = absent[feature];
     }
   }
   const int32_t* begin = sparse.rows + sparse.starts[feature];
@@ -259,27 +260,27 @@ const void* ColumnReader::ReadEntries(int64_t feature) {
   end_ = end - sparse.rows;
   const Code* codes = static_cast<const Code*>(codes_.columns);
   for (int64_t e = begin_; e < end_; ++e) {
-    // The mask changes nothing unless rows do not ascend, and keeps writes in the room.
+    // The mask changes nothing unless rows do not ascend, and keeps writes inside.
     int64_t place = sparse.rows[e] - first;
     places_ |= static_cast<uint64_t>(place);
-    room[place & (kChunk - 1)] = codes[e];
+    scratch[place & (kChunk - 1)] = codes[e];
   }
-  return room;
+  return scratch;
 }
 
 bool SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,
                     const NodeSum* nodes, int64_t num_nodes,
-                    const Histograms& histograms, SparseRow* room) {
+                    const Histograms& histograms, SparseRow* scratch) {
   if (num_nodes == 0) return true;
   int64_t table = histograms.num_bins * (histograms.counted ? 2 : 1);
   std::vector<int64_t> totals =
-      PlaceRows(pool, codes.num_rows, rows, nodes, num_nodes, table, room);
+      PlaceRows(pool, codes.num_rows, rows, nodes, num_nodes, table, scratch);
   if (totals.empty()) return false;
   auto sum = codes.wide ? (histograms.counted ? SumNodesOf<uint16_t, true>
                                               : SumNodesOf<uint16_t, false>)
                         : (histograms.counted ? SumNodesOf<uint8_t, true>
                                               : SumNodesOf<uint8_t, false>);
-  return sum(pool, codes, nodes, num_nodes, histograms, totals, room);
+  return sum(pool, codes, nodes, num_nodes, histograms, totals, scratch);
 }
 
 bool BuildSparseHistogram(const Pool& pool, const Codes& codes, const int32_t* channels,

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for what a task needs for a while.
-#ifndef JBOOST_ROOM_H_
-#define JBOOST_ROOM_H_
+// Temporary memory of a task, aligned to cache lines.
+#ifndef JBOOST_SCRATCH_H_
+#define JBOOST_SCRATCH_H_
 
 #include <cstdint>
 #include <memory>
 
 namespace jboost {
 
-// Memory at the start of a cache line.
+// Uninitialized memory that begins at a cache line.
 template <class Number>
-class Room {
+class Scratch {
  public:
-  explicit Room(int64_t size) : memory_(new char[size * sizeof(Number) + 64]) {
+  explicit Scratch(int64_t size) : memory_(new char[size * sizeof(Number) + 64]) {
     auto address = reinterpret_cast<uintptr_t>(memory_.get());
     data_ = reinterpret_cast<Number*>((address + 63) & ~uintptr_t{63});
   }
@@ -25,4 +25,4 @@ class Room {
 
 }  // namespace jboost
 
-#endif  // JBOOST_ROOM_H_
+#endif  // JBOOST_SCRATCH_H_
