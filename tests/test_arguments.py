@@ -17,8 +17,7 @@ from sklearn.ensemble import (
 import jboost as jb
 from jboost import plotting
 from jboost.entry import arguments
-from jboost.sklearn.classifier import JBoostClassifier
-from jboost.sklearn.regressor import JBoostRegressor
+from jboost.sklearn import JBoostClassifier, JBoostRegressor
 
 X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
 Y = X[:, 0].copy()

@@ -16,7 +16,7 @@ from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
 from jboost.codes.binning import fit_frame
-from jboost.sklearn.regressor import JBoostRegressor
+from jboost.sklearn import JBoostRegressor
 from jboost.tables import columns
 from jboost.tables.frames import Frame, Schema, read_frame, read_values
 

@@ -15,8 +15,7 @@ from sklearn.base import clone
 
 import jboost as jb
 from jboost.metrics import METRICS
-from jboost.sklearn.classifier import JBoostClassifier
-from jboost.sklearn.regressor import JBoostRegressor
+from jboost.sklearn import JBoostClassifier, JBoostRegressor
 from jboost.training.history import Record
 from jboost.training.scoring import bind_metrics, check_metrics, evaluate_metric
 

@@ -27,8 +27,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from tables import ROWS, SMALL, make_regression
 
 import jboost as jb
-from jboost.sklearn.classifier import JBoostClassifier
-from jboost.sklearn.regressor import JBoostRegressor
+from jboost.sklearn import JBoostClassifier, JBoostRegressor
 
 X, Y = make_regression()
 HELD_X, HELD_Y = make_regression(1)

@@ -23,7 +23,7 @@ import jboost as jb
 from jboost.entry.programs import added_bytes
 from jboost.objective.evaluation import Objective, gradients, hessians, mean_hessian
 from jboost.objective.tracing import trace_loss
-from jboost.sklearn.regressor import JBoostRegressor
+from jboost.sklearn import JBoostRegressor
 from jboost.streams import blocks
 from jboost.streams.batches import checked_batches
 from jboost.streams.blocks import (

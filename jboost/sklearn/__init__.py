@@ -4,7 +4,7 @@
 In: X and y of every kind that scikit-learn or :func:`jboost.fit` takes. Out: estimators
 that work in pipelines, searches and cross-validation.
 
-    from jboost.sklearn.classifier import JBoostClassifier
+    from jboost.sklearn import JBoostClassifier
 
     classifier = JBoostClassifier(num_rounds=200).fit(X, y)
     classifier.predict_proba(X)

@@ -64,7 +64,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
     Example:
       >>> import numpy as np
-      >>> from jboost.sklearn.classifier import JBoostClassifier
+      >>> from jboost.sklearn import JBoostClassifier
       >>> X = np.arange(40.0)[:, None]
       >>> y = np.where(X[:, 0] > 20, "high", "low")
       >>> classifier = JBoostClassifier(num_rounds=20).fit(X, y)

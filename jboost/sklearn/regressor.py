@@ -41,7 +41,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
 
     Example:
       >>> import numpy as np
-      >>> from jboost.sklearn.regressor import JBoostRegressor
+      >>> from jboost.sklearn import JBoostRegressor
       >>> X = np.arange(40.0)[:, None]
       >>> regressor = JBoostRegressor(num_rounds=20).fit(X, np.sqrt(X[:, 0]))
       >>> bool(regressor.score(X, np.sqrt(X[:, 0])) > 0.9)
