@@ -368,7 +368,7 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
         (dict(folds=[([0, 1], [1, 2])]), "row 1 in both"),
         (dict(folds=[([0, 1], [200])]), "must be from 0 to 199, got 200"),
         (dict(folds=[]), "at least one pair"),
-        (dict(folds=[([0, 1], [2])], shuffle=False), "shuffle goes with a number"),
+        (dict(folds=[([0, 1], [2])], shuffle=False), "shuffle needs a number"),
         (dict(groups=[1, 2]), r"groups must hold 200 labels, got shape \(2,\)"),
         (dict(groups=np.arange(ROWS) % 2), "at least 4 labels"),
         (dict(groups=LABELS, stratify=True), "StratifiedGroupKFold"),

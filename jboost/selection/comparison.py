@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of cross-validation and of sweeps.
+"""What cross-validation and sweeps share: checks, data on the device, curves.
 
-In: raw tables, folds, points. Out: all of it checked and on the device, and the
-curves of the points.
+In: raw tables, folds, points. Out: the curves of the points.
 """
 
 from functools import partial
@@ -18,14 +17,15 @@ from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
 from jboost.objective.tracing import trace_loss
-from jboost.selection.curves import Curve, Point, Table, run_points, same_loss
+from jboost.selection.curves import Curve, Point, Study, same_loss
 from jboost.selection.folds import check_folds, make_folds
+from jboost.selection.host_loop import run_points
 from jboost.streams.streaming import Stream
 from jboost.tables.domains import check_domain
 from jboost.training.fitting import bin_arrays
 from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
 
-# Settings that decide the codes, which all points share.
+# All points share the codes, which these settings decide.
 _OF_CODES = ("max_bins", "candidates", "candidate_weights")
 SWEPT = (
     "loss",
@@ -35,11 +35,10 @@ SWEPT = (
 
 
 class Request(NamedTuple):
-    """What all points share, as it was given.
+    """The arguments of a call that are not hyperparameters; all points share them.
 
     Attributes:
-      metrics, by: as they were given.
-      keeps_models: whether trees and scores of held-out rows are wanted.
+      keeps_models: whether to keep trees and the scores of held-out rows.
     """
 
     x: Any
@@ -59,72 +58,74 @@ class Request(NamedTuple):
 
 def compare(
     request: Request, loss: Any, points: list[dict[str, Any]], settings: Settings
-) -> tuple[Table, list[Curve]]:
-    """Checks everything, and runs all folds of all points.
+) -> tuple[Study, list[Curve]]:
+    """Checks all arguments, then trains all folds of all points.
 
     Args:
-      points: what each sets, of ``SWEPT`` and of the keywords of the loss.
-      settings: what a point does not set.
+      points: the values that each point sets: names in ``SWEPT`` and keywords of the
+        loss.
+      settings: the values that points do not set.
     """
     _check_rows(request.x)
     bound = [_bind_loss(loss, point) for point in points]
-    # The estimates of an adaptive loss see real rows only.
+    # An adaptive loss estimates its parameters from all rows it is given, so that
+    # padding would change them.
     padded = not any(isinstance(each, losses.Adaptive) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
-    given, table = _make_table(request, settings, padded, by, tuple(metrics))
+    given, study = _make_study(request, settings, padded, by, tuple(metrics))
     made = []
     for index, (each, point) in enumerate(zip(bound, points, strict=True)):
         own = settings.replace(**{name: point[name] for name in point if name in SWEPT})
         name = f" of points[{index}], {point}" if point else ""
-        made.append(_make_point(name, each, own, given, table, metrics))
-    if table.by.name == "loss" and not all(same_loss(made[0], each) for each in made):
+        made.append(_make_point(name, each, own, given, study, metrics))
+    if study.by.name == "loss" and not all(same_loss(made[0], each) for each in made):
         raise ValueError(
-            "by must name a metric where points differ in their loss, because "
-            f"values of different losses cannot be compared, got {request.by!r}"
+            "by must name a metric if points differ in their loss, because values of "
+            f"different losses cannot be compared, got {request.by!r}"
         )
-    with settle_implementation(table.rows.data.weights):
-        return table, run_points(table, made, settings.num_rounds, request.progress)
+    with settle_implementation(study.rows.data.weights):
+        return study, run_points(study, made, settings.num_rounds, request.progress)
 
 
-def _make_point(name, loss, settings, given, table: Table, metrics) -> Point:
-    """One point, checked against the data."""
-    data, num_scores = table.rows.data, settings.num_scores
+def _make_point(name, loss, settings, given, study: Study, metrics) -> Point:
+    """Checks one point against the data, and traces its loss."""
+    data, num_scores = study.rows.data, settings.num_scores
     rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
     begin = initial_scores(settings)
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     traced, constants = trace_loss(loss, data.targets, num_scores)
     method, numbers = make_method(
         settings, traced, data.columns, num_rows=len(data.weights),
-        uniform=given.uniform and not table.folds.repeated,
-        max_bins=settings.max_bins if given.sorted else table.bins.num_bins,
-        num_features=table.bins.num_features, categories=table.bins.categories,
-        feature_names=table.names,
+        uniform=given.uniform and not study.folds.repeated,
+        max_bins=settings.max_bins if given.sorted else study.bins.num_bins,
+        num_features=study.bins.num_features, categories=study.bins.categories,
+        feature_names=study.names,
     )  # fmt: skip
     measures = bind_metrics(metrics, loss, num_scores)
-    try_metrics(measures, *table.rows.real, num_scores)
+    try_metrics(measures, *study.rows.real, num_scores)
     return Point(
         name, traced, constants, method, numbers, begin, np.asarray(rates), measures
     )
 
 
 def _check_rows(x):
-    """Rows must be here to be held out."""
+    """Refuses streams: rows can be held out only if they are in memory."""
     if isinstance(x, Stream):
         raise ValueError(
             "x must hold its rows in memory (an array, a data frame, a sparse matrix), "
-            "got a stream; leave rows out of its batches and call fit"
+            "got a stream; to hold rows out, leave them out of the batches and call fit"
         )
 
 
 def _bind_loss(loss, point):
-    """The loss of a point."""
+    """Returns the loss of a point, with its parameters bound."""
     loss = point.get("loss", loss)
     own = {name: value for name, value in point.items() if name not in SWEPT}
     return partial(loss, **own) if own else loss
 
 
-def _make_table(request, settings, padded, by, metrics):
-    """Thresholds, rows on the device, and folds."""
+def _make_study(request, settings, padded, by, metrics):
+    """Returns the binned rows and the study: rows on the device, folds, criterion."""
     given = bin_arrays(
         request.x, request.y, request.sample_weight, request.offset, settings, padded,
         request.feature_names,
@@ -137,7 +138,7 @@ def _make_table(request, settings, padded, by, metrics):
         groups=request.groups, shuffle=request.shuffle, seed=settings.seed,
     )  # fmt: skip
     check_folds(folds, np.asarray(rows.data.weights)[: rows.size])
-    return given, Table(
+    return given, Study(
         bins=given.bins,
         rows=rows,
         folds=folds,
@@ -153,7 +154,7 @@ def _make_table(request, settings, padded, by, metrics):
 
 
 def average(values: Float[np.ndarray, "folds R"]):
-    """The mean over the folds, and its standard error."""
+    """Returns the mean over the folds and its standard error."""
     count = len(values)
     if count < 2:
         return values.mean(axis=0), np.full(values.shape[1], np.nan)

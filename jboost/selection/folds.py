@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows are trained on and which are held out, fold by fold.
+"""Folds: which rows each fold trains on, and which it holds out.
 
 In: a number of folds, labels, pairs of index arrays or a splitter. Out: Folds, two
 masks of the rows for each fold, or counts where rows are repeated.
@@ -21,13 +21,13 @@ _EXPECTED = (
 
 
 class Folds(NamedTuple):
-    """The rows of each fold; a row may be in no fold, and be held out by several.
+    """Masks of rows, or counts if a fold repeats rows, as a bootstrap does.
 
-    Masks, or counts if some fold repeats rows, as a bootstrap does.
+    A row may be in no fold, and several folds may hold it out.
 
     Attributes:
-      train: rows that a fold learns from.
-      held_out: rows that it is measured on.
+      train: rows that a fold trains on.
+      held_out: rows that a fold is evaluated on.
     """
 
     train: Bool[np.ndarray, "folds N"] | Int[np.ndarray, "folds N"]
@@ -35,7 +35,7 @@ class Folds(NamedTuple):
 
     @property
     def repeated(self) -> bool:
-        """Whether some row counts more than once."""
+        """Whether some row counts more than once in a fold."""
         return bool(self.train.max() > 1 or self.held_out.max() > 1)
 
 
@@ -52,12 +52,11 @@ def make_folds(
     """Makes the masks; see :func:`jboost.cross_validate` for the arguments.
 
     Args:
-      y: the targets, which ``stratify=True`` and splitters ask for; None where rows
-        have several.
+      y: targets for ``stratify=True`` and splitters; None if a row has several.
 
     Raises:
-      TypeError, ValueError: for folds that cannot be read, that leave nothing to
-        train on or nothing to hold out, or for labels that do not suit them.
+      TypeError, ValueError: for folds of an unknown kind, folds without training or
+        held-out rows, and labels that do not suit them.
     """
     number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
     if isinstance(folds, str | bytes | dict):
@@ -66,14 +65,14 @@ def make_folds(
         for name, value in (("stratify", stratify), ("shuffle", not shuffle)):
             if value is not None and value is not False:
                 raise ValueError(
-                    f"{name} goes with a number of folds, which are then drawn here, "
+                    f"{name} needs a number of folds, which are then drawn at random, "
                     f"got folds={_describe(folds)}"
                 )
     if hasattr(folds, "split"):
         return _read_splitter(folds, num_rows, y, groups)
     if groups is not None and not number:
         raise ValueError(
-            "groups goes with a number of folds or a splitter, got folds="
+            "groups needs a number of folds or a splitter, got folds="
             f"{_describe(folds)}"
         )
     if number:
@@ -94,7 +93,7 @@ def _describe(folds):
 
 
 def _is_flat(folds):
-    """Whether these are numbers of rows rather than pairs."""
+    """Returns whether these are fold numbers of rows rather than pairs."""
     if hasattr(folds, "ndim"):
         return folds.ndim == 1
     return len(folds) > 0 and all(np.isscalar(fold) for fold in folds)
@@ -106,12 +105,12 @@ def _from_numbers(labels, names):
 
 
 def _draw(count, num_rows, y, stratify, groups, shuffle, seed) -> Int[np.ndarray, " N"]:
-    """A fold for each row, of sizes that differ by one at most."""
+    """Draws a fold for each row, with sizes that differ by at most one."""
     rng = np.random.default_rng(seed)
     if groups is not None:
         if stratify is not None and stratify is not False:
             raise ValueError(
-                "stratify and groups do not go together here; pass folds="
+                "stratify and groups exclude each other; pass folds="
                 "sklearn.model_selection.StratifiedGroupKFold(...)"
             )
         labels = _check_labels("groups", groups, num_rows)
@@ -126,13 +125,16 @@ def _draw(count, num_rows, y, stratify, groups, shuffle, seed) -> Int[np.ndarray
 
 
 def _draw_strata(count, labels, name, shuffle, rng):
-    """The rows of each label are dealt out in turn, where the last label stopped."""
+    """Deals the rows of each label out to the folds in turn.
+
+    Each label goes on where the last one stopped, which keeps the folds equally large.
+    """
     sizes = np.bincount(labels)
     if sizes.max() < count:
         raise ValueError(
-            f"{name} must hold some label at least {count} times, as there are folds, "
-            f"got {len(sizes)} labels of at most {sizes.max()} rows; numbers are not "
-            "labels: pass stratify= labels made of them"
+            f"{name} must hold some label at least {count} times, once per fold, "
+            f"got {len(sizes)} labels of at most {sizes.max()} rows; for a continuous "
+            "target, pass labels of intervals as stratify="
         )
     order = rng.permutation(len(labels)) if shuffle else np.arange(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -142,24 +144,23 @@ def _draw_strata(count, labels, name, shuffle, rng):
 
 
 def _draw_groups(count, labels, shuffle, rng):
-    """The largest group first, each to the fold of fewest rows."""
+    """Assigns groups, largest first, to the fold with the fewest rows."""
     sizes = np.bincount(labels)
     if len(sizes) < count:
         raise ValueError(
-            f"groups must hold at least {count} labels, as there are folds, got "
-            f"{len(sizes)}"
+            f"groups must hold at least {count} labels, one per fold, got {len(sizes)}"
         )
     order = rng.permutation(len(sizes)) if shuffle else np.arange(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
-    filled, place = np.zeros(count, np.int64), np.empty(len(sizes), np.int64)
+    filled, fold = np.zeros(count, np.int64), np.empty(len(sizes), np.int64)
     for group in order:
-        place[group] = np.argmin(filled)
-        filled[place[group]] += sizes[group]
-    return place[labels]
+        fold[group] = np.argmin(filled)
+        filled[fold[group]] += sizes[group]
+    return fold[labels]
 
 
 def _check_labels(name, labels, num_rows):
-    """Labels as numbers from 0."""
+    """Returns labels as integers from 0."""
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError):
@@ -182,7 +183,7 @@ def _read_numbers(folds, num_rows):
     if labels.dtype.kind not in "iu" or labels.shape != (num_rows,):
         raise ValueError(
             f"folds must be {num_rows} integers, the fold that holds each row out "
-            "(negative: none does; words and the like go into groups=), got "
+            "(negative: none does; use groups= for labels), got "
             f"dtype {labels.dtype} and shape {labels.shape}"
         )
     names = np.unique(labels[labels >= 0])
@@ -204,8 +205,8 @@ def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:
         for name, rows, masks in zip(
             ("training", "held-out"), pair, (train, held_out), strict=True
         ):
-            place = f"folds[{number}], its {name} rows,"
-            masks.append(_read_rows(place, rows, num_rows))
+            whole = f"folds[{number}], its {name} rows,"
+            masks.append(_read_rows(whole, rows, num_rows))
         both = np.logical_and(train[-1], held_out[-1])
         if np.any(both):
             row = int(np.argmax(both))
@@ -218,25 +219,25 @@ def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:
     return Folds(np.stack(train), np.stack(held_out))
 
 
-def _read_rows(place, rows, num_rows) -> Bool[np.ndarray, " N"] | Int[np.ndarray, " N"]:
-    """A mask, from a mask or places of rows; counts where places repeat."""
+def _read_rows(name, rows, num_rows) -> Bool[np.ndarray, " N"] | Int[np.ndarray, " N"]:
+    """Returns a mask from a mask or indices; counts if indices repeat."""
     rows = np.asarray(rows)
     if rows.dtype == bool and rows.shape == (num_rows,):
         return rows
     if rows.dtype.kind not in "iu" or rows.ndim != 1 or len(rows) == 0:
         raise ValueError(
-            f"{place} must be places of rows or a mask of {num_rows}, got dtype "
+            f"{name} must be indices of rows or a mask of {num_rows}, got dtype "
             f"{rows.dtype} and shape {rows.shape}"
         )
     if rows.min() < 0 or rows.max() >= num_rows:
         outside = rows[(rows < 0) | (rows >= num_rows)][0]
-        raise ValueError(f"{place} must be from 0 to {num_rows - 1}, got {outside}")
+        raise ValueError(f"{name} must be from 0 to {num_rows - 1}, got {outside}")
     counts = np.bincount(rows, minlength=num_rows)
     return counts if counts.max() > 1 else counts > 0
 
 
 def check_folds(folds: Folds, weights: Shaped[np.ndarray, " N"]) -> None:
-    """Every fold needs rows of positive weight on both sides."""
+    """Checks that each fold trains on and holds out rows of positive weight."""
     for number in range(len(folds.train)):
         for name, mask in zip(("train on", "hold out"), folds, strict=True):
             if not np.any((mask[number] > 0) & (weights > 0)):

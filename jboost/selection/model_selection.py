@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well does it generalize: cross-validation.
+"""Cross-validation: estimates how well a model generalizes.
 
-In: what ``fit`` takes, and folds. Out: losses by fold and round, scores of held-out
-rows, models. All folds run in one compiled program: a fold is a mask of weights, and
-codes and thresholds are made once from all rows.
+In: the arguments of ``fit``, and folds. Out: losses by fold and round, scores of
+held-out rows, models. All folds run in one compiled program: a fold is a mask of
+weights, and codes and thresholds are computed once from all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,26 +27,25 @@ from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """What cross-validation found; R rounds were made.
+    """The result of cross-validation over R rounds.
 
     Attributes:
-      train_loss: weighted mean loss of the rows that each fold learned from.
-      validation_loss: the same of its held-out rows.
-      metrics: {name: [folds, R]}, of the held-out rows.
-      mean: of what rounds are compared by (see ``by``), over the folds, each of which
-        counts alike.
-      standard_error: of that mean: the standard deviation over the folds (ddof 1)
-        divided by sqrt(folds); NaN for one fold.
+      train_loss: weighted mean loss of the rows that each fold trained on.
+      validation_loss: weighted mean loss of the held-out rows of each fold.
+      metrics: {name: [folds, R]}, on the held-out rows.
+      mean: mean over the folds of the criterion ``by``; all folds count alike.
+      standard_error: standard error of ``mean``: the standard deviation over the folds
+        (ddof 1) divided by sqrt(folds); NaN for one fold.
       best_round: the round (from 0) of the best mean; -1 if there was no round.
       scores: of each row after the best round, offset included, from the folds that
         held it out (their mean, if several did); NaN where none did.
-      held_out: which rows each fold held out.
-      models: the ensembles of the best round, with an axis of folds in front of every
-        array; None unless asked for.
-      parameters: of an adaptive loss in the best round, with an axis of folds in front
-        of every array; () for other losses.
-      by: what rounds are compared by: ("loss", "min"), or a metric's name and "min" or
-        "max".
+      held_out: the rows that each fold held out.
+      models: the ensembles of the best round, every array with a leading axis of
+        folds; None without ``return_models``.
+      parameters: parameters of an adaptive loss in the best round, every array with a
+        leading axis of folds; () for other losses.
+      by: the criterion that compares rounds: ("loss", "min"), or the name of a metric
+        and "min" or "max".
     """
 
     train_loss: Float[np.ndarray, "folds R"]
@@ -62,7 +61,7 @@ class CrossValidation:
     by: Criterion = BY_LOSS
 
     def __repr__(self) -> str:
-        """The mean curve at its best; the arrays would fill pages."""
+        """Shows the best mean; the arrays would fill pages."""
         folds, rounds = self.validation_loss.shape
         found = f"CrossValidation(folds={folds}, num_rounds={rounds}"
         if rounds == 0:
@@ -76,7 +75,7 @@ class CrossValidation:
 
     @property
     def one_se_round(self) -> int:
-        """The first round whose mean is within one standard error of the best."""
+        """First round whose mean is within one standard error of the best."""
         if self.best_round < 0:
             return -1
         ranks, best = self.by.rank(self.mean), self.best_round
@@ -107,47 +106,47 @@ def cross_validate(
     return_models: bool = False,
     **settings: Unpack[FitSettings],
 ) -> CrossValidation:
-    """Trains on all folds but one, and measures on that one, for each fold in turn.
+    """Trains on all folds but one and evaluates on that one, for each fold in turn.
 
         CV(r) = 1/folds sum_k  [mean loss of the rows of fold k after r rounds of
                                 training on the rows outside it]
 
-    (Stone 1974; Geisser 1975). The folds are weights of 0 and 1 in one program that is
-    compiled once for a loss, a depth and an order of magnitude of the data. Each run
-    is that of ``fit`` with those weights, except that thresholds of features are
-    chosen once from all rows: they look at x, weights and nothing else.
+    (Stone 1974; Geisser 1975). Folds are weights of 0 and 1 in one program, which is
+    compiled once per loss, depth and order of magnitude of the number of rows. Each
+    run equals ``fit`` with those weights, except that the thresholds of features are
+    chosen once from all rows; they depend on x and the weights only.
 
     Args:
-      x, y, loss: as for :func:`jboost.fit`; x is held in memory, dense or sparse.
-      folds: how many; or an integer for each row, the fold that holds it out
-        (negative: none does); or pairs (training rows, held-out rows) of indices or
-        masks; or an object of scikit-learn's with ``split(x, y, groups)``. A number
-        of folds is drawn by ``seed``, of sizes that differ by one at most. An index
-        given c times, as in a bootstrap, multiplies the weight of its row by c.
+      x, y, loss: as for :func:`jboost.fit`; x must be in memory, dense or sparse.
+      folds: the number of folds, drawn at random with sizes that differ by at most
+        one; or an integer per row, the fold that holds it out (negative: none does);
+        or pairs (training rows, held-out rows) of indices or masks; or a splitter of
+        scikit-learn, with ``split(x, y, groups)``. An index given c times, as in a
+        bootstrap, multiplies the weight of its row by c.
       stratify: labels [N], or True for y itself: each fold gets its share of every
         label.
-      groups: labels [N]: rows of one label are held out together.
-      shuffle: False: the folds are blocks of rows in their order.
-      sample_weight: weighs training and held-out losses alike.
-      metrics: as for :func:`jboost.fit`, of held-out rows, for each fold and round.
-      by: what rounds are compared by, as for :func:`jboost.fit`: a metric's mean over
-        the folds instead of that of the loss.
+      groups: labels [N]: rows with the same label are held out together.
+      shuffle: False: folds are contiguous blocks of rows.
+      sample_weight: weights of both training and held-out losses.
+      metrics: as for :func:`jboost.fit`, on the held-out rows of each fold.
+      by: the criterion that compares rounds, as for :func:`jboost.fit`; its mean over
+        the folds counts.
       offset, progress, feature_names, implementation: as for :func:`jboost.fit`.
       return_models: whether to keep the model of each fold, of ``best_round + 1``
         rounds.
       {settings}
 
-    :func:`jboost.fit` explains the last ones at length. Rounds stop early by the mean
-    over the folds; the folds are drawn by ``seed``, too.
+    :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
+    the mean over the folds. ``seed`` also seeds the draw of the folds.
 
     Returns:
-      A CrossValidation. ``jax.vmap(jb.predict, (0, None))(result.models, x)`` are the
-      scores of all models.
+      A CrossValidation. ``jax.vmap(jb.predict, (0, None))(result.models, x)`` computes
+      the scores of all models.
 
     Raises:
       TypeError, ValueError: for bad arguments, before training.
       TrainingError: no row of a fold has a gradient to learn from, or its training
-        loss stopped being finite; carries that fold's model until then.
+        loss became NaN or infinite; holds that fold's model up to that round.
       RuntimeError: a metric failed.
 
     Example:
@@ -164,37 +163,37 @@ def cross_validate(
         x, y, sample_weight, offset, folds, stratify, groups, shuffle, metrics, by,
         feature_names, progress, keeps_models=True,
     )  # fmt: skip
-    table, [curve] = compare(request, loss, [{}], read_settings(settings))
-    mean, error = average(curve.table(table.by.metric))
-    models = _stack_models(table, curve) if return_models else None
+    study, [curve] = compare(request, loss, [{}], read_settings(settings))
+    mean, error = average(curve.by_fold(study.by.metric))
+    models = _stack_models(study, curve) if return_models else None
     return CrossValidation(
-        train_loss=curve.table(column=0),
-        validation_loss=curve.table(),
-        metrics={name: curve.table(name) for name in table.metrics},
+        train_loss=curve.by_fold(column=0),
+        validation_loss=curve.by_fold(),
+        metrics={name: curve.by_fold(name) for name in study.metrics},
         mean=mean,
         standard_error=error,
         best_round=curve.best,
-        scores=_held_out_scores(table, curve),
-        held_out=table.folds.held_out > 0,
-        by=table.by,
+        scores=_held_out_scores(study, curve),
+        held_out=study.folds.held_out > 0,
+        by=study.by,
         models=models,
         parameters=curve.parameters[curve.best + 1],
     )
 
 
-def _stack_models(table, curve):
-    """The models of the folds at the best round."""
+def _stack_models(study, curve):
+    """Returns the models of all folds at the best round."""
     models = [
-        make_record(table, curve, fold).model(curve.best + 1)
-        for fold in range(len(table.folds.train))
+        make_record(study, curve, fold).model(curve.best + 1)
+        for fold in range(len(study.folds.train))
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
 
 
-def _held_out_scores(table, curve):
-    """[N] or [N, K]: means over the folds that held a row out; NaN without one."""
-    masks = table.folds.held_out > 0
-    total = np.zeros((len(table.rows.scores), masks.shape[1]))
+def _held_out_scores(study, curve):
+    """Returns means over the folds that held a row out; NaN if none did."""
+    masks = study.folds.held_out > 0
+    total = np.zeros((len(study.rows.scores), masks.shape[1]))
     count = np.zeros(masks.shape[1])
     # Without a round there are no scores.
     for fold, scores in enumerate(() if curve.scores is None else curve.scores):

@@ -28,19 +28,19 @@ from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep over P points found; R is the most rounds that a point made.
+    """The result of a sweep over P points; R is the largest number of rounds.
 
-    Entries of rounds that a point did not make are NaN: it had stopped early, or its
-    training loss had stopped being finite.
+    A point that stopped early, or whose training loss became NaN or infinite, has NaN
+    in the rounds that it did not make.
 
     Attributes:
-      points: what each point set, as given.
-      train_loss, validation_loss: as in :class:`CrossValidation`, point by point.
+      points: the values that each point set, as given.
+      train_loss, validation_loss: as in :class:`CrossValidation`, for each point.
       metrics: {name: [P, folds, R]}.
-      mean, standard_error: of what points and rounds are compared by.
-      best_rounds: of each point, the round (from 0) of its best mean; -1 without one.
-      best: the point of the best mean at its best round, the first of equal ones.
-      held_out: which rows each fold held out.
+      mean, standard_error: of the criterion that compares points and rounds.
+      best_rounds: the round (from 0) of the best mean of each point; -1 without one.
+      best: index of the point with the best mean, the first of equal ones.
+      held_out: the rows that each fold held out.
       by: as in :class:`CrossValidation`.
     """
 
@@ -57,17 +57,17 @@ class Sweep:
 
     @property
     def best_point(self) -> dict[str, Any]:
-        """What the best point set: arguments for ``fit``, parameters of the loss."""
+        """Values of the best point: arguments of ``fit``, parameters of the loss."""
         return self.points[self.best]
 
     @property
     def best_round(self) -> int:
-        """Of the best point: it wants ``best_round + 1`` rounds."""
+        """Best round of the best point: train it for ``best_round + 1`` rounds."""
         return int(self.best_rounds[self.best])
 
     @property
     def table(self) -> dict[str, list[Any]]:
-        """Columns, one entry a point, as ``pandas.DataFrame`` takes them."""
+        """Columns with one entry per point, for ``pandas.DataFrame``."""
         names = dict.fromkeys(name for point in self.points for name in point)
         columns = {name: [point.get(name) for point in self.points] for name in names}
         reached = np.arange(len(self.points)), self.best_rounds
@@ -80,7 +80,7 @@ class Sweep:
         return {**columns, "best_round": self.best_rounds.tolist()}
 
     def __repr__(self) -> str:
-        """The best points; ``print`` shows all."""
+        """Shows the best points; ``print`` shows all."""
         _, folds, rounds = self.validation_loss.shape
         sizes = f"{len(self.points)} points, {folds} folds, {rounds} rounds"
         lines = cut(str(self).splitlines(), MOST_LINES - 1, "points")
@@ -88,7 +88,7 @@ class Sweep:
         return "\n".join([title, *lines])
 
     def __str__(self) -> str:
-        """The points, the best one first."""
+        """Shows all points, the best one first."""
         table = self.table
         order = np.argsort(self.by.rank(table["mean"]), kind="stable")
         cells = [[*map(_show, (column[i] for column in table.values()))] for i in order]
@@ -132,37 +132,37 @@ def sweep(
 ) -> Sweep:
     """Cross-validates many settings side by side.
 
-    Points that differ in numbers only (learning_rate, l1, l2, max_delta_step,
+    Points that differ only in numbers (learning_rate, l1, l2, max_delta_step,
     min_gain, min_child_weight, min_child_samples, subsample, the colsamples,
     category_l2, category_smoothing, min_category_weight, max_onehot, init_score,
     parameters of the loss) run
-    in one compiled program, with all their folds. Those that differ in sizes or words
+    in one compiled program, with all their folds. Each combination of the others
     (max_depth, max_leaves, monotone, interactions, regularization, curvature,
-    leaf_solver, loss) run program after program, one for each combination of these.
+    leaf_solver, loss) has a program of its own; these run one after another.
 
     Args:
       x, y, loss: as for :func:`jboost.fit`.
       points: {name: values}, of which every combination is tried; or a sequence of
-        points {name: value}. A name is an argument listed above, or else a keyword of
-        the loss: ``jb.sweep(x, y, jb.losses.huber, dict(delta=[0.5, 1.0]), ...)``.
-        What a point does not name is as given below.
-      grid: False: the values under each name are equally many, and the i-th point
-        takes the i-th of each (a random search, say).
-      by: what rounds and points are compared by, as for
-        :func:`jboost.cross_validate`. Where points differ in their loss it must name
-        a metric, because values of different losses are not comparable.
+        points {name: value}. A name is an argument listed above or a keyword of the
+        loss: ``jb.sweep(x, y, jb.losses.huber, dict(delta=[0.5, 1.0]), ...)``. The
+        arguments below hold for what a point does not name.
+      grid: False: point i takes the i-th value of each name (for a random search); all
+        names then have equally many values.
+      by: the criterion that compares rounds and points, as for
+        :func:`jboost.cross_validate`. It must name a metric if points differ in their
+        loss, because values of different losses are not comparable.
       folds, stratify, groups, shuffle, metrics: as for :func:`jboost.cross_validate`;
         all points have the same folds and seed.
       sample_weight, offset, progress, feature_names, implementation: as for
         :func:`jboost.fit`.
       {settings}
 
-    :func:`jboost.fit` explains the last ones at length. Each point stops early by its
-    own mean.
+    :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
+    the mean of each point over its folds.
 
     Returns:
-      A Sweep; ``print`` shows the points, the best one first. Law: a point's losses
-      are those of :func:`jboost.cross_validate` with its settings.
+      A Sweep; ``print`` shows the points, the best one first. The losses of a point
+      equal those of :func:`jboost.cross_validate` with its settings.
 
     Raises:
       TypeError, ValueError: for bad arguments, before training.
@@ -185,7 +185,7 @@ def sweep(
         x, y, sample_weight, offset, folds, stratify, groups, shuffle, metrics, by,
         feature_names, progress, keeps_models=False,
     )  # fmt: skip
-    table, curves = compare(request, loss, listed, read_settings(settings))
+    study, curves = compare(request, loss, listed, read_settings(settings))
     most = max(curve.num_rounds for curve in curves)
 
     def stack(pick):
@@ -200,23 +200,23 @@ def sweep(
     least = [min(curve.values, default=np.inf) for curve in curves]
     return Sweep(
         points=tuple(listed),
-        train_loss=stack(lambda curve: curve.table(column=0)),
-        validation_loss=stack(lambda curve: curve.table()),
+        train_loss=stack(lambda curve: curve.by_fold(column=0)),
+        validation_loss=stack(lambda curve: curve.by_fold()),
         metrics={
-            name: stack(lambda curve, name=name: curve.table(name))
-            for name in table.metrics
+            name: stack(lambda curve, name=name: curve.by_fold(name))
+            for name in study.metrics
         },
-        mean=stack(lambda curve: average(curve.table(table.by.metric))[0]),
-        standard_error=stack(lambda curve: average(curve.table(table.by.metric))[1]),
+        mean=stack(lambda curve: average(curve.by_fold(study.by.metric))[0]),
+        standard_error=stack(lambda curve: average(curve.by_fold(study.by.metric))[1]),
         best_rounds=np.array([curve.best for curve in curves]),
         best=int(np.argmin(least)),
-        held_out=table.folds.held_out > 0,
-        by=table.by,
+        held_out=study.folds.held_out > 0,
+        by=study.by,
     )
 
 
 def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
-    """The points, one dict each, their names checked."""
+    """Returns one dict per point, and checks the names."""
     if isinstance(points, Mapping):
         listed = _combine(points, grid)
     elif isinstance(points, Sequence) and not isinstance(points, str):
@@ -239,7 +239,7 @@ def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:
 
 
 def _combine(points, grid):
-    """Every combination of the values, or the i-th of each."""
+    """Returns every combination of the values, or the i-th values of all names."""
     columns = []
     for name, values in points.items():
         array = isinstance(values, np.ndarray | jax.Array) and values.ndim >= 1
@@ -251,7 +251,7 @@ def _combine(points, grid):
     if not grid and len({*map(len, columns)}) > 1:
         sizes = {name: len(c) for name, c in zip(points, columns, strict=True)}
         raise ValueError(
-            f"points must have equally many values under each name where grid=False, "
+            f"points must have equally many values under each name if grid=False, "
             f"got {sizes}"
         )
     rows = itertools.product(*columns) if grid else zip(*columns, strict=True)
@@ -259,7 +259,7 @@ def _combine(points, grid):
 
 
 def _check_name(name, loss):
-    """A name of a point is something that points may differ in."""
+    """Checks that points may differ in this name."""
     if name in SWEPT:
         return
     if name == "num_rounds":
@@ -281,7 +281,7 @@ def _check_name(name, loss):
 
 
 def _keywords(loss) -> list[str]:
-    """Names of a loss's parameters beside score and target."""
+    """Returns the names of a loss's parameters other than score and target."""
     if isinstance(loss, losses.Adaptive) or not callable(loss):
         return []
     try:
