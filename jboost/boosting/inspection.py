@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library sees in a loss, and what "auto" makes of it.
+"""Shows how training sees a loss, and what "auto" chooses for it.
 
 In: a loss and one target. Out: a LossReport: the loss, its derivatives and the
 curvature used, along the score; where they vanish, turn negative or are not finite.
@@ -24,9 +24,9 @@ from jboost.objective.evaluation import Objective, gradients, hessians, loss_val
 from jboost.objective.minimizers import find_minimisers
 from jboost.objective.tracing import trace_loss
 
-_POINTS = 400  # scores looked at on either side
+_POINTS = 400  # scores on either side of the minimizer
 _REACH = 30.0  # how far, in units of max(1, |minimizer|)
-_NOISE = 1e-6  # of the largest Hessian: what rounding makes of zero
+_NOISE = 1e-6  # relative to the largest Hessian: below it, a Hessian is rounding error
 _CLOSEST = 1e-5  # how close, in the same units
 
 Intervals = tuple[tuple[float, float], ...]
@@ -34,17 +34,17 @@ Intervals = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class LossReport:
-    """A loss along one score, for one target; ``str()`` of it is for reading.
+    """A loss along one score, for one target; ``print`` it to read it.
 
     Attributes:
-      scores: where the loss was looked at, ascending, [P].
-      value, gradient, hessian: of the loss there.
+      scores: scores at which the loss was evaluated, ascending, [P].
+      value, gradient, hessian: value and derivatives of the loss there.
       curvature: the positive weight that training would use there.
       minima: where the gradient turns from negative to positive.
       minimiser: the row's own minimizer as training found it; NaN for none.
       hessian_zero, hessian_negative: intervals of scores.
-      not_finite: where value, gradient or Hessian is not finite.
-      choices: what "auto" stands for: curvature, leaf_solver, min_child_samples.
+      not_finite: intervals where value, gradient or Hessian is not finite.
+      choices: what "auto" means for curvature, leaf_solver and min_child_samples.
     """
 
     scores: np.ndarray
@@ -68,7 +68,7 @@ class LossReport:
         minima = ", ".join(f"{point:.6g}" for point in self.minima) or "none"
         own = "none" if np.isnan(self.minimiser) else f"{self.minimiser:.6g}"
         lines = [
-            f"looked at {len(self.scores)} scores from {low:.4g} to {high:.4g}",
+            f"{len(self.scores)} scores from {low:.4g} to {high:.4g}",
             f"minima: {minima}; the row's own minimizer in training: {own}",
             f"Hessian zero: {_describe(self.hessian_zero)}",
             f"Hessian negative: {_describe(self.hessian_negative)}",
@@ -91,7 +91,7 @@ def inspect_loss(
     reach: float = _REACH,
     curvature: Curvature = "auto",
 ) -> LossReport:
-    """Looks at a loss along one score, the others being 0.
+    """Evaluates a loss along one score; the other scores are 0.
 
     The scores lie around the minimizer (or 0), densely near it and up to ``reach``
     times max(1, |minimizer|) away. The smoothing scale and the least value of the
@@ -103,10 +103,10 @@ def inspect_loss(
       loss: as for :func:`jboost.fit`.
       target: of one row: a number, or whatever pytree the loss takes.
       num_scores: K.
-      k: along which score.
-      scores: where to look instead, ascending.
-      reach: how far to look.
-      curvature: the policy to look at; see :func:`jboost.fit`.
+      k: index of the score that varies.
+      scores: scores to evaluate instead, ascending.
+      reach: distance of the farthest scores.
+      curvature: the policy to show; see :func:`jboost.fit`.
 
     Raises:
       TypeError, ValueError: as for :func:`jboost.fit`.
@@ -165,14 +165,14 @@ def _check_scores(scores):
 
 
 def _look_along(loss, k, curvature, size, constants, targets, points, reach):
-    """Scores around the minimizer, the minimizer, and what the loss does there."""
+    """Returns scores around the minimizer, the minimizer, and the loss there."""
     origin = jnp.zeros((loss.num_scores, size), jnp.float32)
     parameters = ()
     if loss.estimate is not None:
         rows = origin[0] if loss.num_scores == 1 else origin.T
         parameters = loss.estimate(constants, rows, targets, _ones(size))
     objective = Objective(loss, constants, targets, parameters, None)
-    # Also for a quadratic, which training needs no minimizer for.
+    # Training skips this search for quadratic losses; the report shows it for all.
     own = find_minimisers(objective, size)
     minimiser = own[k, 0]
     centre = jnp.where(jnp.isfinite(minimiser), minimiser, 0.0)
@@ -197,10 +197,10 @@ def _look_along(loss, k, curvature, size, constants, targets, points, reach):
 
 
 def _normal_weights(steps):
-    """Of scores that are unevenly spread, as if they were normally distributed."""
+    """Returns weights that make unevenly spread scores normally distributed."""
     edges = jnp.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
     weights = jnp.diff(edges) * jnp.exp(-jnp.square(steps) / 2)
-    # Far from the minimizer they would all be 0.
+    # Far from the minimizer all weights underflow to 0.
     return jnp.where(jnp.sum(weights) > 0, weights, 1.0)
 
 
@@ -209,7 +209,7 @@ def _ones(size):
 
 
 def _minima(points, gradient, minimiser):
-    """Sign changes of the gradient; the one that training knows, to full accuracy."""
+    """Returns where the gradient turns positive; the minimizer of training is exact."""
     known = np.flatnonzero(np.isfinite(gradient) & (gradient != 0))
     signs = np.sign(gradient[known])
     turns = np.flatnonzero((signs[:-1] < 0) & (signs[1:] > 0))
@@ -222,7 +222,7 @@ def _minima(points, gradient, minimiser):
 
 
 def _intervals(points, mask) -> Intervals:
-    """Runs of true entries as (first, last) scores."""
+    """Returns runs of true entries as (first, last) scores."""
     edges = np.flatnonzero(np.diff(np.r_[False, mask, False].astype(int)))
     pairs = zip(edges[::2], edges[1::2] - 1, strict=True)
     return tuple((float(points[a]), float(points[b])) for a, b in pairs)

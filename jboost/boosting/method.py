@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings and a loss, sorted into what shapes the compiled program and what does not.
+"""Sorts settings into static and traced values.
 
-In: checked settings, a traced loss, rows. Out: a Method, whose words and sizes are
-compiled into the program, and Numbers, which may be traced and never recompile.
+In: checked settings, a traced loss, rows. Out: a Method, whose options and sizes are
+compiled into the program, and Numbers, which are traced: other values of them need no
+compilation.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ _MOST_CELLS = 2**30  # in the histograms of one level of sparse data: 4 GiB
 
 @dataclass(frozen=True)
 class Method:
-    """What shapes the compiled program: words and sizes, no numbers.
+    """The static part of the settings: options and sizes.
 
     ``curvature``, ``leaf_solver``, ``leaf_curvature`` and ``order_statistics`` are
     those of :class:`jboost.boosting.auto.LossChoices`. ``uniform`` says that all rows
@@ -65,7 +66,7 @@ class Method:
 
 
 class Numbers(NamedTuple):
-    """What may be traced, and never recompiles; see :func:`jboost.fit`."""
+    """The traced part of the settings; see :func:`jboost.fit`."""
 
     limits: TreeLimits
     subsample: Float[Array, ""]
@@ -83,7 +84,7 @@ def make_method(
     categories: Categories | None,
     feature_names: Any = None,
 ) -> tuple[Method, Numbers]:
-    """Sorts settings into what is static and what may be traced.
+    """Sorts settings into static and traced values.
 
     Args:
       settings: checked; here they are compared with loss and data.
@@ -111,7 +112,7 @@ def make_method(
         order_statistics=choices.order_statistics,
         regularization=settings.regularization,
         max_depth=settings.max_depth,
-        # A size for histograms alone: in sorted growth it is just a number.
+        # Histograms need the size; sorted growth takes max_bins as a traced number.
         num_bins=max_bins if settings.candidates == "global" else MOST_CODES,
         max_nodes=_count_nodes(settings.max_depth, choices, num_rows),
         max_leaves=_limit_leaves(settings),
@@ -138,7 +139,7 @@ def make_method(
 
 
 def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):
-    """The numbers of a tree."""
+    """Returns the numbers that limit a tree."""
     groups: Any = checks.check_interactions(
         settings.interactions, num_features, feature_names
     )
@@ -157,7 +158,7 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
 
 
 def _count_nodes(max_depth, choices, num_rows) -> int:
-    """The most nodes of a level that rows can fill; a power of two."""
+    """Returns the most nodes of a level that the rows can fill, a power of two."""
     samples = choices.min_child_samples
     known = not isinstance(samples, Tracer) and samples > 0
     largest: Any = num_rows // samples if known else num_rows
@@ -165,13 +166,13 @@ def _count_nodes(max_depth, choices, num_rows) -> int:
 
 
 def _limit_leaves(settings) -> int | None:
-    """None where every tree of that depth has as few."""
+    """Returns the limit on leaves; None if ``max_depth`` implies it."""
     most = settings.max_leaves
     return most if most and most < 2**settings.max_depth else None
 
 
 def _check_solver(loss, choices: LossChoices):
-    """A median step needs a loss that bends somewhere and is straight elsewhere."""
+    """Refuses a median step for quadratic losses, which have an exact solution."""
     if choices.leaf_solver == "median_step" and loss.quadratic:
         better = "exact" if loss.straight else "newton"
         raise ValueError(
@@ -195,9 +196,9 @@ def _warn_of_no_steps(loss, method):
 
 
 def _limit_values(settings, num_features, feature_names):
-    """What limits leaf values; None if nothing does, which is known here.
+    """Returns the limits on leaf values; None if there are none.
 
-    A traced number may be anything: it is taken for a limit.
+    A traced value counts as a limit, because it may be any number.
     """
     l1, step = settings.l1, settings.max_delta_step
     signs: Any = checks.check_monotone(settings.monotone, num_features, feature_names)
@@ -214,7 +215,7 @@ def _limit_values(settings, num_features, feature_names):
 
 
 def _limit_categories(categories, settings):
-    """The numbers for categorical features, if there are any."""
+    """Returns the numbers for splits of categorical features; None without such."""
     if categories is None:
         return None
     codes = categories.codes
@@ -231,7 +232,7 @@ def _limit_categories(categories, settings):
 
 
 def _check_categories(categories, columns, method, limits, num_features):
-    """Refuses what does not know categories."""
+    """Refuses settings that do not support categorical features."""
     if categories.features[-1] >= num_features:
         raise ValueError(
             f"categories must be of the {num_features} columns of binned, got columns "
@@ -269,7 +270,7 @@ def refuse_sorting(settings: Settings, x: Any) -> None:
 
 
 def _check_size(columns, method):
-    """Refuses what cannot be addressed, or hardly held."""
+    """Refuses data that exceed 32-bit indices, and histograms that exceed memory."""
     if not isinstance(columns, SparseCodes):
         if columns.size >= 2**31:
             raise ValueError(
@@ -289,14 +290,14 @@ def _check_size(columns, method):
 
 
 def _as_float(number) -> Any:
-    """float32, by NumPy where that can be: it compiles nothing."""
+    """Returns float32, by NumPy if possible, because NumPy compiles nothing."""
     if isinstance(number, jax.Array):
         return number.astype(jnp.float32)
     return np.float32(number)
 
 
 def _minimum(samples, num_rows) -> Any:
-    """int32, likewise."""
+    """Returns the smaller one as int32, likewise."""
     if isinstance(samples, Tracer):
         return jnp.minimum(samples, num_rows).astype(jnp.int32)
     return np.int32(min(samples, num_rows))

@@ -30,7 +30,7 @@ _BINARY = (losses.logistic, losses.focal, *_SIGNED)
 
 
 def _gives_probabilities(classifier):
-    """Whether there is a link; without one a score is just a score."""
+    """Returns whether scores have an inverse link that makes them probabilities."""
     if not isinstance(classifier.inverse_link, str):
         return classifier.inverse_link is not None
     loss = classifier.loss
@@ -175,7 +175,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return None if isinstance(self.inverse_link, str) else self.inverse_link
 
     def _find_labels(self, found):
-        """``found`` are scores, or with a link of one's own probabilities."""
+        """Returns labels from scores, or from probabilities if the user gave a link."""
         if found.ndim == 2:
             return self.classes_[found.argmax(axis=1)]
         return self.classes_[(found > (0 if self._own_link is None else 0.5)) * 1]
@@ -207,7 +207,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         return len(self.classes_) if several or len(self.classes_) > 2 else 1
 
     def _code(self, codes):
-        """Classes as the loss wants them: 0, 1, ..., or -1 and 1."""
+        """Returns classes as the loss expects them: 0, 1, ..., or -1 and 1."""
         signed = is_one_of(self._loss, _SIGNED)
         return (2 * codes - 1 if signed else codes).astype(np.int32)
 
@@ -237,7 +237,7 @@ def _check_labels(y, name="y"):
 
 
 def _complete(probabilities):
-    """Those of two classes, where there is that of the second."""
+    """Returns [N, 2] for the probability of the second class, [N]."""
     if probabilities.ndim == 2:
         return probabilities
     return np.stack([1 - probabilities, probabilities], axis=1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the estimators of :mod:`jboost.sklearn` share.
+"""The base class of the estimators.
 
-In: tables as scikit-learn passes them around, and hyper-parameters as attributes. Out:
-arguments of ``fit``, and attributes that say what came of it.
+In: tables as scikit-learn passes them, and hyperparameters as attributes. Out:
+arguments of ``fit``, and the fitted attributes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,9 +50,9 @@ class EstimatorSettings(TableSettings, total=False):
         "scikit-learn, or missing")]
     early_stopping_rounds: Annotated[int | None, _declare(None,
         "stop after so many rounds without improvement on the first set of "
-        "``eval_set``, or without one on a share of the rows that is held out")]
+        "``eval_set``, or else on held-out rows")]
     validation_fraction: Annotated[float, _declare(0.1,
-        "that share")]
+        "the share of rows that early stopping holds out without an ``eval_set``")]
     inverse_link: Annotated[Any, _declare("auto",
         "from the score of a row to its prediction (of a classifier: to the "
         "probability of the second class, or to those of K classes). auto: as the loss "
@@ -62,7 +62,7 @@ class EstimatorSettings(TableSettings, total=False):
     by: Annotated[By, _declare(None,
         "what rounds are compared by, as for :func:`jboost.fit`")]
     callbacks: Annotated[Any, _declare((),
-        "functions that are called after every round, as for :func:`jboost.fit`")]
+        "functions to call after every round, as for :func:`jboost.fit`")]
     progress: Annotated[bool, _declare(False,
         "whether to show a progress bar")]
     random_state: Annotated[Any, _declare(0,
@@ -82,7 +82,7 @@ class Boosting(BaseEstimator):
 
     model_: Ensemble
     history_: History
-    _loss: Any  # a function; of one output, where there are several
+    _loss: Any  # the loss function; with several outputs, the loss of one of them
     loss: Any
     early_stopping_rounds: int | None
     validation_fraction: float
@@ -108,28 +108,28 @@ class Boosting(BaseEstimator):
         cls.__doc__ = explain_settings(cls.__doc__, EstimatorSettings)
 
     def set_params(self, **params: Any) -> "Boosting":
-        """Sets hyper-parameters, as everywhere in scikit-learn."""
+        """Sets hyperparameters; see scikit-learn."""
         for name in params:
             if name.partition("__")[0] not in self._get_param_names():
                 hint = hint_argument(name, self._get_param_names())
                 raise ValueError(
-                    f"{type(self).__name__} has no hyper-parameter {name!r}{hint}"
+                    f"{type(self).__name__} has no hyperparameter {name!r}{hint}"
                 )
         return super().set_params(**params)
 
     def get_booster(self) -> Ensemble:
-        """The trained model, a pytree that the functions of :mod:`jboost` take."""
+        """Returns the trained model, which the functions of :mod:`jboost` take."""
         check_is_fitted(self)
         return self.model_
 
     def apply(self, X: Any) -> np.ndarray:
-        """The leaf of each row in each tree, [N, R] or [N, R, K]."""
+        """Returns the leaf of each row in each tree, [N, R] or [N, R, K]."""
         check_is_fitted(self)
         return np.asarray(leaf_indices(self.model_, self._read_table(X)))
 
     @property
     def n_iter_(self) -> int:
-        """How many rounds the model has."""
+        """Number of rounds of the model."""
         check_is_fitted(self)
         return self.model_.num_rounds
 
@@ -160,7 +160,7 @@ class Boosting(BaseEstimator):
         return values / total if total > 0 else values
 
     def _train(self, X, targets, weights, offset, eval_set, loss, num_scores, labels):
-        """Runs ``fit``; ``labels`` are what a random split is to keep the shares of."""
+        """Calls ``fit``; a random validation set is stratified by ``labels``."""
         check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
         seed = self._draw_seed()
         rows: Any = (X, targets, weights, offset)
@@ -187,7 +187,7 @@ class Boosting(BaseEstimator):
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _split_rows(self, rows, labels, seed):
-        """Training and validation rows, drawn at random."""
+        """Splits rows at random into training and validation rows."""
         check_number(
             "validation_fraction", self.validation_fraction, above=0.0, most=1 - 1e-9
         )
@@ -203,7 +203,7 @@ class Boosting(BaseEstimator):
         return kept, held
 
     def _check_sets(self, eval_set):
-        """One set or a dict of sets, with targets as the loss takes them."""
+        """Returns one set or a dict of sets, with targets as the loss takes them."""
         if eval_set is None:
             return None
         if isinstance(eval_set, dict):
@@ -224,11 +224,11 @@ class Boosting(BaseEstimator):
         return (X, self._read_targets(y), *rest)
 
     def _read_targets(self, y) -> Any:
-        """Targets of a validation set as training takes them."""
+        """Returns the targets of a validation set as the loss takes them."""
         raise NotImplementedError
 
     def _read_table(self, X, *, reset=False) -> Any:
-        """X as ``fit`` and ``predict`` take it; its features as scikit-learn counts."""
+        """Returns X for ``fit`` and ``predict``; sets the feature attributes."""
         refuse_batches(X, "X")
         if is_table(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
@@ -253,7 +253,7 @@ class Boosting(BaseEstimator):
 
     @property
     def _link(self) -> Callable[[Array], Array] | None:
-        """What is given, or else what the loss implies; known when there is a model."""
+        """The inverse link given, or else the one that the loss implies."""
         if isinstance(self.inverse_link, str):
             if self.inverse_link != "auto":
                 raise ValueError(
@@ -264,7 +264,7 @@ class Boosting(BaseEstimator):
         return self.inverse_link
 
     def __sklearn_tags__(self):
-        """Missing values and sparse matrices are welcome."""
+        """Declares support for missing values and sparse matrices."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.sparse = True
@@ -272,13 +272,13 @@ class Boosting(BaseEstimator):
 
 
 def is_one_of(loss: Any, known: Iterable[Any]) -> bool:
-    """Whether it is one of the functions, its parameters bound or not."""
+    """Returns whether a loss is one of the functions, parameters bound or not."""
     bare = losses.bare_loss(loss)
     return any(bare is each for each in known)
 
 
 def find_loss(loss: Any) -> Any:
-    """A function, from its name or itself."""
+    """Returns a loss function from its name or itself."""
     if not isinstance(loss, str):
         return loss
     if loss not in losses.LOSSES:

@@ -87,7 +87,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
         )
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """What the score stands for, in float32: [N]; in float64 for K outputs [N, K].
+        """Returns predictions: float32 [N], or float64 [N, K] for K outputs.
 
         Args:
           X: as for ``fit``, with the same columns.
@@ -106,14 +106,14 @@ class JBoostRegressor(RegressorMixin, Boosting):
         return column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     def __sklearn_tags__(self):
-        """Several outputs are welcome."""
+        """Declares support for several outputs."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
 
 def _sum_outputs(loss):
-    """Of K scores and targets: the outputs are apart, but for the trees' rounds."""
+    """Returns the sum of a loss over K outputs, which share nothing but the rounds."""
     return lambda scores, targets: jnp.sum(jax.vmap(loss)(scores, targets))
 
 

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host loop of cross-validation: trains all folds of all points.
+
+In: a study with its folds, and points, checked. Out: a Curve for each point. Points
+that share a compiled program run side by side; others run one program after another.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jboost.selection.curves import (
+    Curve,
+    Point,
+    Study,
+    by_point,
+    make_record,
+    record_chunk,
+    same_bits,
+)
+from jboost.selection.runs import (
+    Run,
+    data_of,
+    pad_runs,
+    run_rounds,
+    share,
+    start_runs,
+)
+from jboost.training.chunks import (
+    MOST_ROUNDS,
+    check_minimisers,
+    describe_idleness,
+    refuse_endless,
+    refuse_value,
+)
+from jboost.training.history import TrainingError
+from jboost.trees.initial import MedianStart
+
+_CHUNK_SECONDS = 0.5  # how long a call should take: progress is shown between calls
+_MOST_BYTES = 2**30  # about what the runs of one program may take
+
+
+def run_points(
+    study: Study, points: Sequence[Point], num_rounds: int, progress: bool
+) -> list[Curve]:
+    """Trains all folds of all points."""
+    groups: dict[Any, list[int]] = {}
+    for index, point in enumerate(points):
+        groups.setdefault(_program_of(point), []).append(index)
+    most = _points_at_once(study)
+    blocks = [
+        indices[first : first + most]
+        for indices in groups.values()
+        for first in range(0, len(indices), most)
+    ]
+    curves: dict[int, Curve] = {}
+    total = num_rounds * len(blocks)
+    with tqdm(total=total, disable=not progress, unit="round") as bar:
+        for indices in blocks:
+            found = _run_block(study, [points[i] for i in indices], num_rounds, bar)
+            curves |= zip(indices, found, strict=True)
+    return [curves[index] for index in range(len(points))]
+
+
+def _program_of(point):
+    """Returns a key that points share if one program can run them side by side."""
+    traced = (point.constants, point.numbers, point.begin)
+    leaves, structure = jax.tree.flatten(traced)
+    shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    # max_nodes is an upper bound, so that the largest of all points suits each.
+    method = replace(point.method, max_nodes=0)
+    return point.loss, method, structure, shapes
+
+
+def _points_at_once(study):
+    """Returns how many points fit into memory side by side.
+
+    A run holds its state twice, before and after a round.
+    """
+    num_scores, num_rows = study.rows.scores.shape
+    each = 16 * num_scores * num_rows * len(study.folds.train)
+    return max(1, _MOST_BYTES // each)
+
+
+def _run_block(
+    study: Study, points: list[Point], num_rounds: int, bar: tqdm
+) -> list[Curve]:
+    """Trains points side by side until all have stopped."""
+    loss = points[0].loss
+    most = max(point.method.max_nodes for point in points)
+    method = replace(points[0].method, max_nodes=most)
+    watches = study.keeps_models or bool(study.metrics)
+    constants, own = _split_constants([point.constants for point in points])
+    shared = share(study.rows, study.folds, constants, seed=study.seed, watches=watches)
+    num_folds = len(study.folds.train)
+    runs = _stack_runs(points, own, num_folds)
+    state, doubt = start_runs(loss, method, shared, runs)
+    begun = by_point(state.init_score, len(points), num_folds)
+    first_parameters = jax.tree.map(
+        lambda a: by_point(a, len(points), num_folds), state.parameters
+    )
+    curves = [
+        Curve(
+            point.method,
+            point.metrics,
+            begun[index],
+            parameters=[jax.tree.map(lambda a: a[index], first_parameters)],  # noqa: B023
+        )
+        for index, point in enumerate(points)
+    ]
+    _check_start(study, points, curves, state, jax.device_get(doubt))
+    first, count = 0, 1
+    while first < num_rounds and not all(curve.over for curve in curves):
+        count, clock = min(count, num_rounds - first), time.perf_counter()
+        rates, counts = _plan(points, curves, num_folds, first, count)
+        made = run_rounds(
+            loss, method, study.keeps_models, shared, runs, rates, counts, state
+        )
+        if first == 0:
+            _check_first(study, points, curves, shared, runs, made)
+        state = made.state
+        record_chunk(study, curves, made, count, bar)
+        first, seconds = first + count, time.perf_counter() - clock
+        if seconds < _CHUNK_SECONDS / 2:
+            count = min(MOST_ROUNDS, 2 * count)
+        elif seconds > 2 * _CHUNK_SECONDS:
+            count = max(1, count // 2)
+    bar.update(num_rounds - first)
+    return curves
+
+
+def _split_constants(constants):
+    """Splits constants into those that all points share and those of each point.
+
+    Both have None where the other has the value.
+    """
+    first, *others = constants
+    common = tuple(
+        value if all(same_bits(other[index], value) for other in others) else None
+        for index, value in enumerate(first)
+    )
+    own = [
+        tuple(
+            value if shared is None else None
+            for shared, value in zip(common, values, strict=True)
+        )
+        for values in constants
+    ]
+    return common, own
+
+
+def _stack_runs(points: list[Point], constants: list, num_folds: int) -> Run:
+    """Stacks all folds of the first point, then of the next, and so on.
+
+    The first run is repeated as padding.
+    """
+    runs = [
+        Run(np.array(fold, np.int32), point.numbers, own, point.begin)
+        for point, own in zip(points, constants, strict=True)
+        for fold in range(num_folds)
+    ]
+    runs += runs[:1] * (pad_runs(len(runs)) - len(runs))
+    return jax.tree.map(lambda *leaves: np.stack([*map(np.asarray, leaves)]), *runs)
+
+
+def _check_start(study, points, curves, state, doubt):
+    """Checks that the loss is finite at the start and has the minima it needs."""
+    data, offset = study.rows.data, study.rows.scores
+    num_folds = len(study.folds.train)
+    for number in range(len(points) * num_folds):
+        point, curve = points[number // num_folds], curves[number // num_folds]
+        for word, wanted in (
+            ("init_score='median'", isinstance(point.begin, MedianStart)),
+            ("leaf_solver='median_step'", curve.method.leaf_solver == "median_step"),
+        ):
+            if wanted:
+                own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
+                check_minimisers(point.loss, point.constants, data, own, word)
+        if doubt.endless[number]:
+            refuse_endless()
+        if doubt.found[number]:
+            row, value = int(doubt.row[number]), float(doubt.value[number])
+            start = curve.init_score[number % num_folds]
+            refuse_value("the data", data, row, value, offset, start)
+
+
+def _check_first(study, points, curves, shared, runs, made):
+    """Raises if a run learned nothing in its first round because of its gradients."""
+    num_folds = len(study.folds.train)
+    moved = np.asarray(made.moved)[:, 0]
+    for number in np.flatnonzero(~moved[: len(points) * num_folds]).tolist():
+        index, fold = divmod(number, num_folds)
+        point = points[index]
+        if point.rates[0] == 0:
+            continue
+        run, own = jax.tree.map(lambda a: a[number], (runs, made.state))  # noqa: B023
+        reason = describe_idleness(
+            point.loss, point.constants, point.method, data_of(shared, run), own
+        )
+        if reason is not None:
+            raise TrainingError(
+                f"training learned nothing in round 0 of fold {fold}{point.name}: "
+                f"{reason}",
+                make_record(study, curves[index], fold),
+                0,
+            )
+
+
+def _plan(points, curves, num_folds, first, count):
+    """Returns the learning rates and the number of the next rounds for each run."""
+    size = pad_runs(len(points) * num_folds)
+    rates = np.zeros((size, MOST_ROUNDS), np.float32)
+    counts = np.zeros(size, np.int32)
+    for index, (point, curve) in enumerate(zip(points, curves, strict=True)):
+        runs = slice(index * num_folds, (index + 1) * num_folds)
+        rates[runs, :count] = point.rates[first : first + count]
+        counts[runs] = 0 if curve.over else count
+    return rates, counts
