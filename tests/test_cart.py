@@ -457,7 +457,7 @@ def test_names_of_columns_are_kept():
     np.testing.assert_array_equal(jb.predict(tree, frame), jb.predict(tree, x))
     with pytest.raises(ValueError, match="same order, expected 'a', got 'b'"):
         jb.predict(tree, frame[["b", "a"]])
-    with pytest.raises(ValueError, match="feature_names must be 2 different names"):
+    with pytest.raises(ValueError, match="feature_names must be 2 unique names"):
         jb.cart.fit_tree(x, y, feature_names=["a", "a"])
 
 

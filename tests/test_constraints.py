@@ -430,7 +430,7 @@ REFUSED = {
     ),
     "group twice": (
         dict(interactions=[[1], [0, 2, "a"]], feature_names=["a", "b", "c"]),
-        ValueError, r"interactions\[1\] must name each feature once",
+        ValueError, r"interactions\[1\] must list each feature once",
     ),
     "sign nan": (dict(monotone={0: np.nan}), ValueError, "-1, 0 or 1"),
     "groups word": (dict(interactions="[[0, 1]]"), TypeError, "sequence of groups"),

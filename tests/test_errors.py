@@ -44,7 +44,7 @@ DATA = {
     "x none": (dict(x=None), TypeError, r"x must hold numbers.*object"),
     "y short": (dict(y=Y[:-1]), ValueError, r"y must have 200 rows.*\(199,\)"),
     "y number": (dict(y=3.0), ValueError, r"y must have 200 rows.*\(\)"),
-    "y empty": (dict(y={}), ValueError, r"y must hold at least one array, got \{\}"),
+    "y empty": (dict(y={}), ValueError, r"y must contain at least one array, got \{\}"),
     "y strings": (dict(y=Y.astype(str)), TypeError, r"y must hold numbers.*<U"),
     "y nan": (
         dict(y=changed(Y, 7, NAN)), ValueError, r"y must be finite.*got nan in row 7",
@@ -76,14 +76,14 @@ DATA = {
     ),
     "weights zero": (
         dict(sample_weight=0 * ONES), ValueError,
-        r"sample_weight must be positive in some row, got zeros only",
+        r"sample_weight must be positive .*, got only zeros",
     ),
     "weights strings": (
         dict(sample_weight=["a"] * N), TypeError, r"sample_weight must hold numbers",
     ),
     "weights of 1e-50": (
         dict(sample_weight=1e-50 * ONES.astype(float)), ValueError,
-        r"sample_weight must be positive in some row, got at most 1e-50",
+        r"sample_weight must be positive .*, got at most 1e-50",
     ),
     "weights of 1e300": (
         dict(sample_weight=changed(ONES.astype(float), 3, 1e300)), ValueError,
@@ -129,11 +129,11 @@ LOSSES = {
     ),
     "integer": (
         dict(loss=lambda s, t: jnp.int32(1)), TypeError,
-        r"must return a floating number, got dtype int32",
+        r"must return a floating-point number, got dtype int32",
     ),
     "boolean": (
         dict(loss=lambda s, t: s > t), TypeError,
-        r"must return a floating number, got dtype bool",
+        r"must return a floating-point number, got dtype bool",
     ),
     "not finite": (
         dict(loss=bad_loss), ValueError,
@@ -230,15 +230,15 @@ OTHERS = {
         r"validation\['a'\] y must have",
     ),
     "validation of other targets": (
-        dict(validation=(X, (Y, Y))), ValueError, r"validation y must be built like y",
+        dict(validation=(X, (Y, Y))), ValueError, r"validation y must have the structure of y",
     ),
     "validation of wider targets": (
         dict(validation=(X, np.stack([Y, Y], axis=1))), ValueError,
-        r"validation y must have rows of shape \(\), as y has, got \(2,\)",
+        r"validation y must have rows of shape \(\), like y, got \(2,\)",
     ),
     "validation of fractions": (
         dict(y=np.arange(len(Y)) % 3, validation=(X, Y + 0.25)), ValueError,
-        r"validation y must hold values that int32, the type of y, can hold",
+        r"validation y must contain values that int32, the dtype of y, can",
     ),
     "validation of one": (
         dict(validation=(X,)), ValueError, r"validation must be \(x, y\).*tuple of 1",

@@ -103,7 +103,7 @@ def test_batches_of_a_stream_may_be_tables_with_the_same_columns():
     ):
         np.testing.assert_allclose(array, expected, rtol=1e-5)  # sums in another order
     wrong = [(frame, Y), (frame.rename(columns=dict(a="z")), Y)]
-    with pytest.raises(ValueError, match=r"batch 1 must .* lacks \['a'\], has \['z'\]"):
+    with pytest.raises(ValueError, match=r"batch 1 must .* lacks \['a'\], has .*\['z'\]"):
         jb.fit(jb.stream(wrong, memory="1 MiB", bins=bins), **SMALL)
 
 
@@ -266,10 +266,7 @@ WORDS_OF = {
     "not finite": ["nan", "inf", "-Infinity"],
     "digits in groups": ["1_000", "2_000"],
 }
-SETTINGS = dict(
-    max_bins=256, sample_weight=None, absent=None, categorical="auto",
-    implementation="xla",
-)  # fmt: skip
+SETTINGS = dict(max_bins=256, sample_weight=None, absent=None, categorical="auto")
 LOOK_LIKE_IDS = ("names", "names, some twice")
 
 
@@ -341,8 +338,8 @@ REFUSED = {
     "arrow dates": (pa.array([DATE]), r"dates or times \(Datetime"),
     "date categories": (pd.Categorical([DATE]), r"dates or times \(Timestamp\)"),
     "mixed": (pd.Series([1, "p", None], dtype=object), "cells that are int and str"),
-    "mixed categories": (pd.Categorical([1, "p"]), "of one kind.*got int and str"),
-    "intervals": (pd.cut([1, 2, 3], 2), "of one kind.*got Interval; make them str"),
+    "mixed categories": (pd.Categorical([1, "p"]), "of one type.*got int and str"),
+    "intervals": (pd.cut([1, 2, 3], 2), "of one type.*got Interval; convert them to str"),
     "periods": (pd.period_range("2020", periods=2, freq="M"), "times .Period"),
     "period categories": (
         pd.Categorical(pd.period_range("2020", periods=2, freq="M")),
@@ -391,8 +388,8 @@ def test_tables_that_are_none_are_refused(x, error, message):
     [
         (["b", "a", "c"], r"same order, expected 'a', got 'b'; put them in order"),
         (["a", "b"], r"lacks \['c'\]"),
-        (["a", "b", "c", "d"], r"has \['d'\] besides"),
-        (["a", "b", "z"], r"lacks \['c'\], has \['z'\] besides"),
+        (["a", "b", "c", "d"], r"has additional columns \['d'\]"),
+        (["a", "b", "z"], r"lacks \['c'\], has additional columns \['z'\]"),
     ],
 )
 def test_other_columns_than_in_training_are_named(columns, message):
@@ -414,7 +411,7 @@ def test_tables_without_names_and_models_without_names():
     )
     with pytest.raises(ValueError, match="x must have 3 columns"):
         jb.predict(model, unnamed[[0, 1]])
-    with pytest.raises(ValueError, match=r"feature_names must not be given .*'a', 'b'"):
+    with pytest.raises(ValueError, match=r"feature_names must be None .*'a', 'b'"):
         jb.fit(TABLES["pandas"], Y, feature_names=["p", "q", "r"])
 
 

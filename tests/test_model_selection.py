@@ -420,7 +420,7 @@ def test_errors_of_grids_streams_and_traced_rows():
     with pytest.raises(ValueError, match="equally many values"):
         sweep(dict(l2=[1.0], l1=[1.0, 2.0]), grid=False)
     rows = jb.stream(lambda: iter([(X, Y)]), memory="64 MiB")
-    with pytest.raises(ValueError, match="must hold its rows in memory"):
+    with pytest.raises(ValueError, match="must be in memory"):
         validate(x=rows, y=None)
     with pytest.raises(TypeError, match=r"call jb\.boost"):
         jax.jit(lambda x: validate(x=x))(X)

@@ -410,7 +410,7 @@ def test_bad_eps_is_refused(eps):
 
 def test_bad_batches_are_refused():
     sketch = jb.sketches.make_sketch(2)
-    with pytest.raises(ValueError, match="x must have 2 columns, as the sketch has"):
+    with pytest.raises(ValueError, match="x must have 2 columns, like the sketch"):
         jb.sketches.update_sketch(sketch, np.zeros((4, 3)))
     with pytest.raises(ValueError, match="x must be 2-D"):
         jb.sketches.update_sketch(sketch, np.zeros(4))

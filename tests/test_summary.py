@@ -265,7 +265,7 @@ def test_nothing_known(values):
     assert jb.sketches.bound_ranks(summary, [3.0]).rmax.tolist() == [0]
     assert jb.sketches.find_thresholds(summary, eps=0.1).tolist() == []
     assert jb.sketches.find_thresholds(one, eps=0.1).tolist() == []
-    with pytest.raises(ValueError, match="must hold at least one value"):
+    with pytest.raises(ValueError, match="must have at least one entry"):
         jb.sketches.query_ranks(summary, [0.0])
 
 
@@ -297,7 +297,7 @@ def test_bad_eps_is_refused(eps):
 
 def test_eps_below_the_error_is_refused():
     pruned = jb.sketches.prune_summary(jb.sketches.make_summary(np.arange(1000)), 10)
-    with pytest.raises(ValueError, match=r"at least twice the error .* 0.099 of its"):
+    with pytest.raises(ValueError, match=r"at least twice the error .* 0.099"):
         jb.sketches.find_candidates(pruned, eps=0.15)
 
 
@@ -311,7 +311,7 @@ def test_bad_queries_are_refused():
     summary = jb.sketches.make_summary([1.0])
     with pytest.raises(TypeError, match="ranks must be numbers"):
         jb.sketches.query_ranks(summary, "middle")
-    with pytest.raises(ValueError, match="values must be 1-D and not NaN"):
+    with pytest.raises(ValueError, match="values must be 1-D and without NaN"):
         jb.sketches.bound_ranks(summary, [np.nan])
     with pytest.raises(ValueError, match="num_ranks must be an integer from 1"):
         jb.sketches.prune_summary(summary, 0)
