@@ -274,7 +274,7 @@ def prepare_xgboost(case: Case, x, y, kept: dict, threads: int) -> Contender:
 
 
 def prepare_lightgbm(
-    case: Case, x, y, kept: dict, threads: int, **quantised
+    case: Case, x, y, kept: dict, threads: int, **quantized
 ) -> Contender:
     """LightGBM counts the bin of missing values separately: 255 others."""
     import lightgbm
@@ -292,7 +292,7 @@ def prepare_lightgbm(
         "feature_pre_filter": False,
         "num_threads": threads,
         "verbosity": -1,
-        **quantised,
+        **quantized,
     }
     if case.loss == "quantile":
         parameters["alpha"] = TAU

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives are finite at kinks, curvature is positive, minimisers are true."""
+"""Derivatives are finite at kinks, curvature is positive, minimizers are true."""
 
 from functools import partial
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.boosting.auto import needs_minimiser
+from jboost.boosting.auto import needs_minimizer
 from jboost.objective.curvature import derivatives, smoothing_scale
 from jboost.objective.evaluation import Objective
-from jboost.objective.minimizers import find_minimisers
+from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
 
 L = jb.losses
@@ -23,41 +23,41 @@ POLICIES = ("auto", "exact", "secant", "absolute", "unit")
 @partial(jax.jit, static_argnums=0)
 def search(traced, constants, targets):
     objective = Objective(traced, constants, targets, (), None)
-    return find_minimisers(objective, jax.tree.leaves(targets)[0].shape[0])
+    return find_minimizers(objective, jax.tree.leaves(targets)[0].shape[0])
 
 
 def bind(loss, targets, num_scores=1):
-    """The objective, with minimisers where the rules ask for them."""
+    """The objective, with minimizers where the rules ask for them."""
     targets = jax.tree.map(jnp.asarray, targets)
     traced, constants = trace_loss(loss, targets, num_scores)
     objective = Objective(traced, constants, targets, (), None)
-    if needs_minimiser(traced):
+    if needs_minimizer(traced):
         rows = jax.tree.leaves(targets)[0].shape[0]
         index = np.resize(np.arange(rows), ROWS)  # one shape: one program per loss
         padded = jax.tree.map(lambda array: array[index], targets)
         found = search(traced, constants, padded)[:, :rows]
-        objective = objective._replace(minimiser=found)
+        objective = objective._replace(minimizer=found)
     return objective
 
 
-def minimisers(loss, targets, num_scores=1):
-    found = np.asarray(bind(loss, targets, num_scores).minimiser)
+def minimizers(loss, targets, num_scores=1):
+    found = np.asarray(bind(loss, targets, num_scores).minimizer)
     return found[0] if num_scores == 1 else found
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def evaluate(traced, policies, constants, targets, minimiser, scores):
-    objective = Objective(traced, constants, targets, (), minimiser)
+def evaluate(traced, policies, constants, targets, minimizer, scores):
+    objective = Objective(traced, constants, targets, (), minimizer)
     weights = jnp.ones(scores.shape[1])
     return {p: derivatives(objective, scores, weights, p) for p in policies}
 
 
 def derive(loss, targets, scores, policies=POLICIES, num_scores=1):
     """{policy: (gradient, curvature)} at scores [K, N], all rows weighing 1."""
-    traced, constants, targets, _, minimiser, *_ = bind(loss, targets, num_scores)
+    traced, constants, targets, _, minimizer, *_ = bind(loss, targets, num_scores)
     scores = jnp.asarray(scores, jnp.float32)
     scores = scores[None] if scores.ndim == 1 else scores
-    values = evaluate(traced, policies, constants, targets, minimiser, scores)
+    values = evaluate(traced, policies, constants, targets, minimizer, scores)
     return jax.tree.map(np.asarray, values)
 
 
@@ -111,66 +111,66 @@ AT_TARGET = {
 
 
 @pytest.mark.parametrize("name", AT_TARGET)
-def test_minimiser_is_the_target(name):
-    found = minimisers(AT_TARGET[name], SIGNED)
+def test_minimizer_is_the_target(name):
+    found = minimizers(AT_TARGET[name], SIGNED)
     # Within 2^-20 of the target or 1e-12, from which on the search trusts it.
     np.testing.assert_allclose(found, SIGNED, rtol=2.0**-20, atol=1e-12)
 
 
-def test_minimiser_of_a_flat_bottom_is_its_middle():
+def test_minimizer_of_a_flat_bottom_is_its_middle():
     targets = np.float32([-1e4, -3, 0, 0.02, 5, 1e4])
-    found = minimisers(KINKED["epsilon"], targets)
+    found = minimizers(KINKED["epsilon"], targets)
     # float32 near 1e4 is a multiple of 1e-3, so that the edges +-0.1 are rounded.
     np.testing.assert_allclose(found, targets, rtol=1e-6, atol=1e-6)
 
 
-def test_minimiser_of_counts_is_their_logarithm():
+def test_minimizer_of_counts_is_their_logarithm():
     targets = np.float32([0, 1e-4, 0.5, 1, 3, 1e6, 1e20])
-    found = minimisers(L.poisson, targets)
+    found = minimizers(L.poisson, targets)
     assert np.isinf(found[0])
     # exp(score) - target is zero within a relative 1e-7 of the target.
     np.testing.assert_allclose(found[1:], np.log(targets[1:]), rtol=1e-6, atol=1e-6)
 
 
-def test_minimiser_of_gamma_is_the_logarithm():
+def test_minimizer_of_gamma_is_the_logarithm():
     targets = np.float32([1e-6, 0.5, 1, 3, 1e6])
-    found = minimisers(L.gamma, targets)
+    found = minimizers(L.gamma, targets)
     np.testing.assert_allclose(found, np.log(targets), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, bool])
-def test_a_certain_class_has_no_minimiser(dtype):
+def test_a_certain_class_has_no_minimizer(dtype):
     targets = np.array([0, 1]).astype(dtype)
-    assert np.isinf(minimisers(L.logistic, targets)).all()
+    assert np.isinf(minimizers(L.logistic, targets)).all()
 
 
-def test_a_certain_class_in_a_dict_has_no_minimiser():
+def test_a_certain_class_in_a_dict_has_no_minimizer():
     def loss(score, target):
         return L.logistic(score, target["y"])
 
-    assert np.isinf(minimisers(loss, {"y": np.float32([0, 1])})).all()
+    assert np.isinf(minimizers(loss, {"y": np.float32([0, 1])})).all()
 
 
-def test_minimiser_of_a_soft_class_is_its_logit():
+def test_minimizer_of_a_soft_class_is_its_logit():
     shares = np.float32([0.01, 0.25, 0.5, 0.9, 0.999])
-    found = minimisers(L.logistic, shares)
+    found = minimizers(L.logistic, shares)
     # A relative 1e-7 in 1 - 0.999 is 1e-4 in odds, hence 1e-4 in the logit.
     np.testing.assert_allclose(found, np.log(shares / (1 - shares)), atol=2e-4)
 
 
-def test_minimiser_of_hinge_is_its_edge():
-    found = minimisers(L.hinge, np.float32([-1, 1, 1]))
+def test_minimizer_of_hinge_is_its_edge():
+    found = minimizers(L.hinge, np.float32([-1, 1, 1]))
     np.testing.assert_allclose(found, [-1, 1, 1], rtol=1e-6)  # neighbouring floats
 
 
 def test_losses_that_fall_for_ever_have_none():
     for loss in (L.exponential, L.focal):
-        assert np.isinf(minimisers(loss, np.float32([0.5, 1, 1]))[1:]).all()
+        assert np.isinf(minimizers(loss, np.float32([0.5, 1, 1]))[1:]).all()
 
 
 def test_quadratics_are_not_searched():
-    assert bind(L.squared_error, TARGETS).minimiser is None
-    assert bind(L.absolute_error, TARGETS).minimiser is not None
+    assert bind(L.squared_error, TARGETS).minimizer is None
+    assert bind(L.absolute_error, TARGETS).minimizer is not None
 
 
 def test_softmax_curvature_is_twice_the_variance():
@@ -184,11 +184,11 @@ def test_softmax_curvature_is_twice_the_variance():
         np.testing.assert_allclose(curvature, 2 * share * (1 - share), rtol=1e-5)
 
 
-def test_separable_sums_have_minimisers():
+def test_separable_sums_have_minimizers():
     targets = np.float32([[1, -2], [30, 4], [0, 5]])
-    found = minimisers(lambda s, t: jnp.sum(jnp.abs(s - t)), targets, 2)
+    found = minimizers(lambda s, t: jnp.sum(jnp.abs(s - t)), targets, 2)
     np.testing.assert_allclose(found, targets.T, rtol=1e-6, atol=1e-6)
-    coupled = minimisers(lambda s, t: jnp.abs(s[0] * s[1] - t[0]) ** 3, targets, 2)
+    coupled = minimizers(lambda s, t: jnp.abs(s[0] * s[1] - t[0]) ** 3, targets, 2)
     assert np.isinf(coupled).all()
 
 
@@ -219,11 +219,11 @@ def test_auto_is_the_larger_of_secant_and_slope():
         np.testing.assert_allclose(values[policy][0][0], gradient, rtol=1e-6)
 
 
-def test_smoothing_scale_ignores_rows_without_weight_or_minimiser():
+def test_smoothing_scale_ignores_rows_without_weight_or_minimizer():
     scores = jnp.array([[1.0, 4.0, 9.0, jnp.nan]])
-    minimiser = jnp.array([[0.0, 0.0, jnp.nan, 0.0]])
+    minimizer = jnp.array([[0.0, 0.0, jnp.nan, 0.0]])
     traced, constants = trace_loss(L.absolute_error, np.zeros(4, np.float32), 1)
-    objective = Objective(traced, constants, jnp.zeros(4), (), minimiser)
+    objective = Objective(traced, constants, jnp.zeros(4), (), minimizer)
     delta = smoothing_scale(objective, scores, jnp.array([1.0, 3.0, 1.0, 0.0]))
     np.testing.assert_allclose(delta, [((1 + 3 * 2) / 4) ** 2], rtol=1e-6)  # float32
 
@@ -269,14 +269,14 @@ def test_curvature_scales_with_the_loss(name):
 
 
 @pytest.mark.parametrize("loss", [L.huber, L.logistic, L.poisson])
-def test_minimisers_of_many_rows_are_those_of_few(loss):
+def test_minimizers_of_many_rows_are_those_of_few(loss):
     num_rows = 20_001  # three blocks, the last one not full
     target = np.random.default_rng(0).integers(0, 2, num_rows).astype(np.float32)
     traced, constants = trace_loss(loss, target, 1)
-    found = find_minimisers(
+    found = find_minimizers(
         Objective(traced, constants, jnp.asarray(target), (), None), num_rows
     )
-    few = find_minimisers(
+    few = find_minimizers(
         Objective(traced, constants, jnp.asarray(target[:100]), (), None), 100
     )
     value = {target[i]: np.asarray(few)[0, i] for i in range(100)}

@@ -170,7 +170,7 @@ def test_training_may_be_held_constant():
 
 
 def test_debug_nans_finds_none_of_ours():
-    """Rows without a minimiser, missing values, and sets of categories."""
+    """Rows without a minimizer, missing values, and sets of categories."""
     x, classes = np.where(X > 1, np.nan, X), np.arange(40) % 3
     bins = jb.fit_bins(np.c_[classes], categorical=[0])
     trees, _ = jb.boost(
@@ -187,10 +187,10 @@ def test_debug_nans_finds_none_of_ours():
         jb.to_ensemble(trees, bins)
 
 
-def test_no_minimiser_is_not_a_nan():
+def test_no_minimizer_is_not_a_nan():
     state = jb.init(CODES, (Y > 0).astype(np.float32), L.logistic, KEY)
-    assert np.all(np.isinf(state.minimiser))
-    assert np.isnan(jb.inspect_loss(L.logistic, 1.0).minimiser)
+    assert np.all(np.isinf(state.minimizer))
+    assert np.isnan(jb.inspect_loss(L.logistic, 1.0).minimizer)
 
 
 def test_long_lists_are_not_searched_number_by_number(monkeypatch):
@@ -212,7 +212,7 @@ def test_disabled_jit_runs(monkeypatch):
     objective = Objective(traced, constants, y, (), y[None])
 
     def search():
-        medians = leaves_xla.middle_minimisers(
+        medians = leaves_xla.middle_minimizers(
             y, 0 * ones, ones, one, 2 * one, one, jnp.arange(4) % 2, num_groups=2
         )
         return find_kinks(objective, ones).kind, medians, jb.predict(TREE, X)

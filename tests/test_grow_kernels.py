@@ -14,7 +14,7 @@ import pytest
 import jboost as jb
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import grow_cpu, library
-from jboost.numerics.fixed_point import choose_scale, quantise
+from jboost.numerics.fixed_point import choose_scale, quantize
 from jboost.numerics.sampling import sample
 from jboost.numerics.sums import sum_rows
 from jboost.trees.growing import grow_tree, pack_codes, predict_tree
@@ -195,7 +195,7 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
         curvature = jnp.ones_like(curvature)
     values = jnp.where(in_bag, jnp.stack([gradient, curvature]), 0.0)
     fixed = scale(values, jnp.sum(in_bag))
-    channels = np.array(jax.jit(quantise)(values.T, fixed, words))
+    channels = np.array(jax.jit(quantize)(values.T, fixed, words))
     unit = np.array(fixed.unit)
     if uniform:
         channels[:, 1], unit[1] = in_bag, 1.0

@@ -11,7 +11,7 @@ import pytest
 import references
 
 from jboost.kernels.library import IMPLEMENTATIONS
-from jboost.numerics.fixed_point import choose_scale, quantise
+from jboost.numerics.fixed_point import choose_scale, quantize
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_by_group
 from jboost.trees.histogram import build_child_histogram, build_histogram, select_rows
@@ -277,7 +277,7 @@ def test_group_sums_under_vmap_equal_a_loop():
 @jax.jit
 def round_rows(values, num_rows, words):
     fixed = choose_scale(values.T, num_rows)
-    return quantise(values, fixed, words), fixed.unit
+    return quantize(values, fixed, words), fixed.unit
 
 
 NEAREST_ROWS = 2**15  # the most rows that are rounded to nearest

@@ -15,7 +15,7 @@ import pytest
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
 from jboost.numerics.sums import sum_channels
-from jboost.trees.leaves import add_values, find_range, middle_minimisers
+from jboost.trees.leaves import add_values, find_range, middle_minimizers
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -188,7 +188,7 @@ def solve_middle(key, weights, left, kink, group, num_groups):
 
     slopes = (np.float32(left), np.float32(kink))
     return both(
-        middle_minimisers, key, scores, weights, slopes, scale, group,
+        middle_minimizers, key, scores, weights, slopes, scale, group,
         num_groups=num_groups,
     )  # fmt: skip
 
@@ -260,7 +260,7 @@ def test_under_vmap_and_scan():
         return (
             sum_channels((key, ones), group, 5),
             find_range(key, group, 5),
-            middle_minimisers(key, zeros, ones, slopes, scale, group, 5),
+            middle_minimizers(key, zeros, ones, slopes, scale, group, 5),
         )
 
     alone = jax.jit(run)
@@ -283,7 +283,7 @@ if sys.argv[1] == "one":
 import hashlib
 import jax.numpy as jnp, numpy as np
 from jboost.numerics.sums import sum_channels
-from jboost.trees.leaves import add_values, find_range, middle_minimisers
+from jboost.trees.leaves import add_values, find_range, middle_minimizers
 
 rng = np.random.default_rng(0)
 v = jnp.asarray(rng.normal(size=(2, 300_007)), jnp.float32)
@@ -294,7 +294,7 @@ for array in (
     sum_channels((v[0], v[1]), group, 33),
     *find_range(v[0], group, 33),
     add_values(v, v[:, :33], jnp.stack([group, group])),
-    middle_minimisers(v[0], v[1], jnp.exp(v[1]), (one, one * 3), scale, group, 33),
+    middle_minimizers(v[0], v[1], jnp.exp(v[1]), (one, one * 3), scale, group, 33),
 ):
     digest.update(np.asarray(array).tobytes())
 print(digest.hexdigest())

@@ -16,7 +16,7 @@ from jboost.boosting.method import make_method
 from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
 from jboost.boosting.settings import read_settings
 from jboost.objective.evaluation import Objective
-from jboost.objective.minimizers import find_minimisers
+from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.tree import LeafSums, Tree
 
@@ -96,7 +96,7 @@ def mean(values):
 
 
 def curve(curvature):
-    """Curvature of every row, as docs/curvature.md says; targets are minimisers."""
+    """Curvature of every row, as docs/curvature.md says; targets are minimizers."""
     distance = abs(RESIDUAL)
     delta = mean(np.sqrt(distance)) ** 2
     hessian = (1 - RESIDUAL**2 / 2) / (1 + RESIDUAL**2 / 2) ** 2
@@ -173,7 +173,7 @@ def test_solvers_that_search(found):
     assert best[0] <= along.min() + 1e-5
 
 
-def test_the_reference_knows_the_minimisers():
+def test_the_reference_knows_the_minimizers():
     traced, constants = trace_loss(jb.losses.cauchy, TARGETS)
     objective = Objective(traced, constants, jnp.asarray(TARGETS), (), None)
-    np.testing.assert_array_equal(find_minimisers(objective, ROWS)[0], TARGETS)
+    np.testing.assert_array_equal(find_minimizers(objective, ROWS)[0], TARGETS)

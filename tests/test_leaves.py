@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaf values and initial scores are the minimisers that they claim to be."""
+"""Leaf values and initial scores are the minimizers that they claim to be."""
 
 import itertools
 from functools import lru_cache, partial
@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from scipy import optimize
 
 import jboost as jb
-from jboost.boosting.auto import needs_minimiser
+from jboost.boosting.auto import needs_minimizer
 from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective
-from jboost.objective.minimizers import find_kinks, find_minimisers
+from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.initial import initial_score
 from jboost.trees.leaves import Groups, newton_step, solve_leaves
@@ -26,10 +26,10 @@ L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it
 
 
-def with_minimisers(objective, rows):
-    if not needs_minimiser(objective.loss):
+def with_minimizers(objective, rows):
+    if not needs_minimizer(objective.loss):
         return objective
-    return objective._replace(minimiser=find_minimisers(objective, rows))
+    return objective._replace(minimizer=find_minimizers(objective, rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -37,7 +37,7 @@ def compiled_solve(
     traced, kind, kinks, constants, targets, leaf, weights, scores, penalty
 ):
     """Values and Newton steps of leaves."""
-    objective = with_minimisers(Objective(traced, constants, targets, (), None), ROWS)
+    objective = with_minimizers(Objective(traced, constants, targets, (), None), ROWS)
     if kinks and traced.straight:
         objective = objective._replace(kinks=find_kinks(objective, weights))
     gradient, curvature = derivatives(objective, scores[None], weights, "auto")
@@ -70,7 +70,7 @@ def solve(
 
 
 def middle_quantile(values, weights, tau):
-    """The midpoint of all minimisers of the weighted pinball loss, by sorting."""
+    """The midpoint of all minimizers of the weighted pinball loss, by sorting."""
     order = np.argsort(values)
     order = order[weights[order] > 0]
     if len(order) == 0:
@@ -137,7 +137,7 @@ def test_medians_equal_numpy():
 @partial(jax.jit, static_argnums=0)
 def compiled_kinks(traced, constants, targets, weights):
     objective = Objective(traced, constants, targets, (), None)
-    return find_kinks(with_minimisers(objective, 100), weights)
+    return find_kinks(with_minimizers(objective, 100), weights)
 
 
 def kinks_of(loss, targets, weights=1):
@@ -404,7 +404,7 @@ def test_median_step_needs_minima():
 @partial(jax.jit, static_argnums=0)
 def compiled_start(traced, constants, targets, offset, weights):
     objective = Objective(traced, constants, targets, (), None)
-    objective = with_minimisers(objective, weights.shape[0])
+    objective = with_minimizers(objective, weights.shape[0])
     return initial_score(objective, offset, weights).score
 
 

@@ -453,7 +453,7 @@ def test_boost_refuses_codes_beyond_its_bins():
         jb.boost(binned, x[:, 0], jb.losses.squared_error, jax.random.key(0))
 
 
-def test_minimisers_follow_the_parameters_of_an_adaptive_loss():
+def test_minimizers_follow_the_parameters_of_an_adaptive_loss():
     """|score - target - p| is least at target + p; p moves after the first round."""
     targets = np.repeat(np.float32([0, 5]), 30)
 

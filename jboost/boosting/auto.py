@@ -90,7 +90,7 @@ def _leaf_curvature(curvature: Curvature, leaf_solver: LeafSolver) -> Curvature:
     return "auto" if scaled and curvature == "unit" else curvature
 
 
-def needs_minimiser(loss: TracedLoss) -> bool:
+def needs_minimizer(loss: TracedLoss) -> bool:
     """Whether training looks for each row's own minimizer of the loss.
 
     A quadratic loss has a constant Hessian to go by, unless that is zero.

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
-from jboost.boosting.auto import decide_by_loss, describe_choices, needs_minimiser
+from jboost.boosting.auto import decide_by_loss, describe_choices, needs_minimizer
 from jboost.entry.checks import check_integer, check_number, check_word
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
 from jboost.objective.curvature import Curvature, derivatives
 from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
-from jboost.objective.minimizers import find_minimisers
+from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
 
 _POINTS = 400  # scores on either side of the minimizer
@@ -41,7 +41,7 @@ class LossReport:
       value, gradient, hessian: value and derivatives of the loss there.
       curvature: the positive weight that training would use there.
       minima: where the gradient turns from negative to positive.
-      minimiser: the row's own minimizer as training found it; NaN for none.
+      minimizer: the row's own minimizer as training found it; NaN for none.
       hessian_zero, hessian_negative: intervals of scores.
       not_finite: intervals where value, gradient or Hessian is not finite.
       choices: what "auto" means for curvature, leaf_solver and min_child_samples.
@@ -53,7 +53,7 @@ class LossReport:
     hessian: np.ndarray
     curvature: np.ndarray
     minima: tuple[float, ...]
-    minimiser: float
+    minimizer: float
     hessian_zero: Intervals
     hessian_negative: Intervals
     not_finite: Intervals
@@ -66,7 +66,7 @@ class LossReport:
     def __str__(self) -> str:
         low, high = self.scores[0], self.scores[-1]
         minima = ", ".join(f"{point:.6g}" for point in self.minima) or "none"
-        own = "none" if np.isnan(self.minimiser) else f"{self.minimiser:.6g}"
+        own = "none" if np.isnan(self.minimizer) else f"{self.minimizer:.6g}"
         lines = [
             f"{len(self.scores)} scores from {low:.4g} to {high:.4g}",
             f"minima: {minima}; the row's own minimizer in training: {own}",
@@ -132,9 +132,9 @@ def inspect_loss(
     targets = jax.tree.map(repeat, target)
     traced, constants = trace_loss(loss, targets, num_scores)
     look = compiled(_look_along, traced, k, curvature, size)
-    points, minimiser, values = look(constants, targets, given, np.float32(reach))
+    points, minimizer, values = look(constants, targets, given, np.float32(reach))
     points = np.asarray(points)
-    minimiser = float(minimiser) if np.isfinite(minimiser) else float("nan")
+    minimizer = float(minimizer) if np.isfinite(minimizer) else float("nan")
     value, gradient, hessian, positive = (np.asarray(array) for array in values)
     finite = np.isfinite(value) & np.isfinite(gradient) & np.isfinite(hessian)
     noise = _NOISE * np.max(np.abs(hessian[np.isfinite(hessian)]), initial=0)
@@ -144,8 +144,8 @@ def inspect_loss(
         gradient=gradient,
         hessian=hessian,
         curvature=positive,
-        minima=_minima(points, gradient, minimiser),
-        minimiser=minimiser,
+        minima=_minima(points, gradient, minimizer),
+        minimizer=minimizer,
         hessian_zero=_intervals(points, np.abs(hessian) <= noise),
         hessian_negative=_intervals(points, hessian < -noise),
         not_finite=_intervals(points, ~finite),
@@ -173,19 +173,19 @@ def _look_along(loss, k, curvature, size, constants, targets, points, reach):
         parameters = loss.estimate(constants, rows, targets, _ones(size))
     objective = Objective(loss, constants, targets, parameters, None)
     # Training skips this search for quadratic losses; the report shows it for all.
-    own = find_minimisers(objective, size)
-    minimiser = own[k, 0]
-    centre = jnp.where(jnp.isfinite(minimiser), minimiser, 0.0)
-    unit = jnp.maximum(jnp.abs(centre), 1.0)
+    own = find_minimizers(objective, size)
+    minimizer = own[k, 0]
+    center = jnp.where(jnp.isfinite(minimizer), minimizer, 0.0)
+    unit = jnp.maximum(jnp.abs(center), 1.0)
     if points is None:
         side = _CLOSEST * (reach / _CLOSEST) ** jnp.linspace(0.0, 1.0, _POINTS)
         steps = jnp.concatenate([-side[::-1], jnp.zeros(1, jnp.float32), side])
-        points = centre + unit * steps
+        points = center + unit * steps
     scores = origin.at[k].set(points)
-    if needs_minimiser(loss):
-        objective = objective._replace(minimiser=own)
+    if needs_minimizer(loss):
+        objective = objective._replace(minimizer=own)
     policy = decide_by_loss(loss, curvature).curvature
-    weights = _normal_weights((points - centre) / unit)
+    weights = _normal_weights((points - center) / unit)
     _, positive = derivatives(objective, scores, weights, policy)
     values = (
         loss_values(objective, scores),
@@ -193,7 +193,7 @@ def _look_along(loss, k, curvature, size, constants, targets, points, reach):
         hessians(objective, scores)[k],
         positive[k],
     )
-    return points, minimiser, values
+    return points, minimizer, values
 
 
 def _normal_weights(steps):
@@ -208,7 +208,7 @@ def _ones(size):
     return jnp.ones(size, jnp.float32)
 
 
-def _minima(points, gradient, minimiser):
+def _minima(points, gradient, minimizer):
     """Returns where the gradient turns positive; the minimizer of training is exact."""
     known = np.flatnonzero(np.isfinite(gradient) & (gradient != 0))
     signs = np.sign(gradient[known])
@@ -216,8 +216,8 @@ def _minima(points, gradient, minimiser):
     found = []
     for turn in turns:
         low, high = points[known[turn]], points[known[turn + 1]]
-        inside = low <= minimiser <= high
-        found.append(float(minimiser) if inside else float(low / 2 + high / 2))
+        inside = low <= minimizer <= high
+        found.append(float(minimizer) if inside else float(low / 2 + high / 2))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
 
-from jboost.boosting.auto import needs_minimiser
+from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.rounds import (
     BoostState,
@@ -156,7 +156,7 @@ def boost_step(
             f"state must be of one run on the {rows[0]} rows of binned, with scores "
             f"[N] or [N, K], got scores of shape {state.scores.shape}"
         )
-    if needs_minimiser(traced) != (state.minimiser is not None):
+    if needs_minimizer(traced) != (state.minimizer is not None):
         raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_method(
         chosen, traced, data.columns, num_rows=len(data.weights),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.boosting.auto import decide_by_data, needs_minimiser
+from jboost.boosting.auto import decide_by_data, needs_minimizer
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.representation import show_fields
@@ -23,7 +23,7 @@ from jboost.numerics.sampling import sample
 from jboost.numerics.sums import sum_channels
 from jboost.objective.curvature import derivatives, is_pointed
 from jboost.objective.evaluation import Kinks, Objective, mean_of_rows
-from jboost.objective.minimizers import find_kinks, find_minimisers
+from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.candidates import (
     measure,
@@ -72,7 +72,7 @@ class BoostState(NamedTuple):
     Attributes:
       scores: of the training rows, offset included: [N] or [N, K] in the states that
         :func:`jboost.init` and :func:`jboost.boost_step` return, [K, N] within a round.
-      minimiser: each row's own minimizer of the loss, inf where there is none.
+      minimizer: each row's own minimizer of the loss, inf where there is none.
       kinks: of a piecewise linear loss, else None.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss, estimated from ``scores``; else ().
@@ -86,7 +86,7 @@ class BoostState(NamedTuple):
     """
 
     scores: Float[Array, "..."]
-    minimiser: Float[Array, "K N"] | None
+    minimizer: Float[Array, "K N"] | None
     kinks: Kinks | None
     init_score: Float[Array, "*K"]
     parameters: Any
@@ -108,10 +108,10 @@ def init_state(
     offset: Float[Array, "K N"],
     init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
-    minimiser: Float[Array, "K N"] | None = None,
+    minimizer: Float[Array, "K N"] | None = None,
 ) -> BoostState:
     """Makes the state before the first round; see :func:`start_state`."""
-    return start_state(loss, constants, data, offset, init_score, words, minimiser)[0]
+    return start_state(loss, constants, data, offset, init_score, words, minimizer)[0]
 
 
 def start_state(
@@ -121,11 +121,11 @@ def start_state(
     offset: Float[Array, "K N"],
     init_score: Float[Array, " K"] | MedianStart | None,
     words: UInt32[Array, "2"],
-    minimiser: Float[Array, "K N"] | None = None,
+    minimizer: Float[Array, "K N"] | None = None,
 ) -> tuple[BoostState, Bool[Array, ""]]:
     """Finds the rows' minimizers and the initial score; None asks for the argmin.
 
-    Minimizers that are known, from :func:`own_minimisers`, may be given.
+    Minimizers that are known, from :func:`own_minimizers`, may be given.
 
     Returns:
       The state, and whether training could not have started at the argmin.
@@ -134,8 +134,8 @@ def start_state(
     scores = offset if start is None else offset + start[:, None]
     parameters = estimate_parameters(loss, constants, data, scores)
     objective = Objective(loss, constants, data.targets, parameters, None)
-    if needs_minimiser(loss):
-        objective = _find_minima(objective, data, minimiser)
+    if needs_minimizer(loss):
+        objective = _find_minima(objective, data, minimizer)
     fell_back = jnp.asarray(False)
     if start is None:
         if init_score is None:
@@ -146,7 +146,7 @@ def start_state(
         parameters = estimate_parameters(loss, constants, data, scores)
     state = BoostState(
         scores=scores,
-        minimiser=objective.minimiser,
+        minimizer=objective.minimizer,
         kinks=objective.kinks,
         init_score=start if start.shape[0] > 1 else start[0],
         parameters=parameters,
@@ -159,7 +159,7 @@ def start_state(
     return state, fell_back
 
 
-def own_minimisers(
+def own_minimizers(
     loss: TracedLoss,
     constants: tuple[Any, ...],
     data: Data,
@@ -168,10 +168,10 @@ def own_minimisers(
 
     Weights, and so the folds of a cross-validation, do not matter to it.
     """
-    if loss.estimate is not None or not needs_minimiser(loss):
+    if loss.estimate is not None or not needs_minimizer(loss):
         return None
     objective = Objective(loss, constants, data.targets, (), None)
-    return find_minimisers(objective, data.weights.shape[0])
+    return find_minimizers(objective, data.weights.shape[0])
 
 
 class Round(NamedTuple):
@@ -250,10 +250,10 @@ def begin_round(
 ) -> tuple[BoostState, Round]:
     """Derivatives, sampled rows and seeds of a round."""
     objective = _bind(loss, constants, data, state)
-    if loss.estimate is not None and state.minimiser is not None:
+    if loss.estimate is not None and state.minimizer is not None:
         # With its parameters a row's minimum may move.
         objective = _find_minima(objective, data)
-        state = state._replace(minimiser=objective.minimiser, kinks=objective.kinks)
+        state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
     num_scores = state.scores.shape[0]
     # A round uses 1 + K seeds: the rows', and one for each tree.
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
@@ -413,10 +413,10 @@ def end_round(
     )
 
 
-def _find_minima(objective, data, minimiser=None):
-    if minimiser is None:
-        minimiser = find_minimisers(objective, data.weights.shape[0])
-    objective = objective._replace(minimiser=minimiser)
+def _find_minima(objective, data, minimizer=None):
+    if minimizer is None:
+        minimizer = find_minimizers(objective, data.weights.shape[0])
+    objective = objective._replace(minimizer=minimizer)
     if objective.loss.straight:
         objective = objective._replace(kinks=find_kinks(objective, data.weights))
     return objective
@@ -446,7 +446,7 @@ def reported_parameters(loss: TracedLoss, state: BoostState) -> Any:
 
 def _bind(loss, constants, data, state):
     return Objective(
-        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks
+        loss, constants, data.targets, state.parameters, state.minimizer, state.kinks
     )
 
 
@@ -471,7 +471,7 @@ def _row_derivatives(objective, state, weights, method):
             positive = jnp.where(flat[:, None], 1.0, positive)
             if mean.shape[0] > 1:
                 # Scores that compete for a row (softmax) share what it curves.
-                coupled = ~jnp.any(jnp.isfinite(state.minimiser))
+                coupled = ~jnp.any(jnp.isfinite(state.minimizer))
                 mean = jnp.where(coupled, jnp.sum(mean), mean)
             mean = jnp.maximum(mean, state.first_mean)
             mean = jnp.where(flat | ~(mean > 0), 1.0, mean)

@@ -141,7 +141,7 @@ def _grow_levels(data, rules, run):
     words = [data.columns[block] for block in _blocks(*data.columns.shape)]
     words = np.concatenate(run(_sort_words, words))
     size = data.columns.shape[1]
-    stats = _summarise(data, np.arange(size), np.array([size]))
+    stats = _summarize(data, np.arange(size), np.array([size]))
     node, depth, num_nodes = np.zeros(1, np.int64), 0, 1
     made, splits = [(node, stats)], []
     may_grow = _may_grow(stats, rules, depth)
@@ -149,7 +149,7 @@ def _grow_levels(data, rules, run):
         level = _make_level(words, node[may_grow], _keep(stats, may_grow), rules)
         split = _find_splits(data, level, rules, run)
         rows, right = _route(data, level, split)
-        stats = _summarise(data, rows, _child_sizes(level, split, right))
+        stats = _summarize(data, rows, _child_sizes(level, split, right))
         left = num_nodes + 2 * np.argsort(np.argsort(level.node[split.found]))
         node, depth = np.concatenate([left, left + 1]), depth + 1
         num_nodes += len(node)
@@ -180,7 +180,7 @@ def _rows(words):
     return (words & _ROW).view(np.int64)
 
 
-def _summarise(data, rows, sizes):
+def _summarize(data, rows, sizes):
     """Statistics of nodes whose rows lie side by side; centers and scales these."""
     starts = np.cumsum(sizes) - sizes
     slot = np.repeat(np.arange(len(sizes)), sizes)

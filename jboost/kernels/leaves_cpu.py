@@ -44,8 +44,8 @@ def add_values(
     return call("add_values", result, scores, values, leaf, aliases=aliases)
 
 
-def middle_minimisers(
-    minimiser: Float[Array, " N"],
+def middle_minimizers(
+    minimizer: Float[Array, " N"],
     scores: Float[Array, " N"],
     weights: Float[Array, " N"],
     left: Float[Array, "*N"],
@@ -55,7 +55,7 @@ def middle_minimisers(
     *,
     num_groups: int,
 ) -> Float[Array, " G"]:
-    """See :func:`jboost.trees.leaves.middle_minimisers`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaves.middle_minimizers`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
-    rows = (minimiser, scores, weights, left, kink, scale, group)
+    rows = (minimizer, scores, weights, left, kink, scale, group)
     return call("middle_minimisers", result, *rows)

@@ -40,15 +40,15 @@ def add_values(scores, values, leaf):
     return scores + jnp.take_along_axis(values, place, axis=1, mode="clip")
 
 
-def middle_minimisers(
-    minimiser, scores, weights, left, kink, scale, group, *, num_groups
+def middle_minimizers(
+    minimizer, scores, weights, left, kink, scale, group, *, num_groups
 ):
-    """See :func:`jboost.trees.leaves.middle_minimisers`.
+    """See :func:`jboost.trees.leaves.middle_minimizers`.
 
     The digits of each group's key are found one after the other, as in a radix sort:
     of the rows that share those before, kinks are summed by digit.
     """
-    key = minimiser - scores
+    key = minimizer - scores
     key = jnp.where(key == 0, 0.0, key)  # one zero
     counts = (weights > 0) & ~jnp.isnan(key)
     group = jnp.where(counts, _inside(group, num_groups), num_groups)

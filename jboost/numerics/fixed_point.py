@@ -57,7 +57,7 @@ def choose_scale(
     )
 
 
-def quantise(
+def quantize(
     values: Float[Array, "N C"],
     fixed: FixedPoint,
     words: UInt32[Array, "2"],

@@ -34,10 +34,10 @@ def smoothing_scale(
     If there is no such row, delta is 1/1000 of the mean magnitude of the scores. It is
     never so small that F +- delta rounds to F.
     """
-    minimiser = objective.minimiser
-    assert minimiser is not None
-    known = jnp.isfinite(minimiser) & (weights > 0)[None, :]
-    distance = jnp.where(known, jnp.abs(scores - minimiser), 0.0)
+    minimizer = objective.minimizer
+    assert minimizer is not None
+    known = jnp.isfinite(minimizer) & (weights > 0)[None, :]
+    distance = jnp.where(known, jnp.abs(scores - minimizer), 0.0)
     weight = jnp.where(known, weights[None, :], 0.0)
     total = sum_rows(weight)
     size = mean_of_rows(objective, jnp.abs(scores), weights)
@@ -55,10 +55,10 @@ def is_pointed(
     of the secant weight, possibly zero or negative. Leaf values then behave like
     medians: they need more rows, and Newton steps are unreliable.
     """
-    if objective.minimiser is None:
+    if objective.minimizer is None:
         return jnp.asarray(False)
     delta = smoothing_scale(objective, scores, weights)[:, None]
-    distance = scores - objective.minimiser
+    distance = scores - objective.minimizer
     secant = _secant(gradients(objective, scores), distance, delta)
     flat = hessians(objective, scores) <= _FLAT * secant
     flat = (flat & jnp.isfinite(distance)).astype(jnp.float32)
@@ -92,7 +92,7 @@ def derivatives(
     """
     loss = objective.loss
     gradient, hessian = gradients(objective, scores), hessians(objective, scores)
-    if objective.minimiser is None:  # quadratic: the constant Hessian is safe
+    if objective.minimizer is None:  # quadratic: the constant Hessian is safe
         unit = curvature == "unit"
         return gradient, jnp.ones_like(gradient) if unit else hessian
 
@@ -110,7 +110,7 @@ def derivatives(
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
         needed = ~(jnp.isfinite(gradient) & jnp.isfinite(hessian))
         if curvature in ("auto", "secant") and not loss.quadratic:
-            needed |= jnp.isfinite(objective.minimiser)
+            needed |= jnp.isfinite(objective.minimizer)
         needed = jnp.any(needed & (weights > 0)[None, :])
         gradient, positive = jax.lax.cond(needed, smooth, plain, gradient, hessian)
     if curvature == "unit":
@@ -134,7 +134,7 @@ def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian
         return gradient, hessian
     positive = jnp.abs(hessian)
     if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):
-        distance = scores - objective.minimiser
+        distance = scores - objective.minimizer
         secant = _secant(gradient, distance, delta)
         rule = secant if curvature == "secant" else jnp.maximum(secant, slope)
         positive = jnp.where(jnp.isfinite(distance), rule, positive)

@@ -45,7 +45,7 @@ class Objective(NamedTuple):
       constants: the numbers and arrays that the loss closes over.
       targets: a pytree of arrays whose first axis is N.
       parameters: parameters of an adaptive loss, otherwise ().
-      minimiser: the minimizer of each row's own loss [K, N], inf where it has none;
+      minimizer: the minimizer of each row's own loss [K, N], inf where it has none;
         None if no rule needs it.
       kinks: the kinks of a piecewise linear loss, or None if not computed.
     """
@@ -54,7 +54,7 @@ class Objective(NamedTuple):
     constants: tuple[Any, ...]
     targets: Any
     parameters: Any
-    minimiser: Float[Array, "K N"] | None
+    minimizer: Float[Array, "K N"] | None
     kinks: Kinks | None = None
 
 
@@ -71,9 +71,9 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
     so that a row at its own minimum exerts no pull.
     """
     raw = _map_rows(objective, objective.loss.gradient, scores, with_scores_first)
-    if objective.minimiser is None:
+    if objective.minimizer is None:
         return raw
-    return jnp.where(scores == objective.minimiser, 0.0, raw)
+    return jnp.where(scores == objective.minimizer, 0.0, raw)
 
 
 def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):

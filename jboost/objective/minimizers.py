@@ -27,7 +27,7 @@ _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_n
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first
 
 
-def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
+def find_minimizers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     """Finds the minimizer F* of each row's own loss; inf where there is none.
 
     F* depends only on the target and is found once. A strict change of the gradient's
@@ -40,10 +40,10 @@ def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     no row of the first block has a minimum (logistic, softmax), the search stops and
     the remaining rows count as having none.
     """
-    objective = objective._replace(minimiser=None)
+    objective = objective._replace(minimizer=None)
     blocks = -(-num_rows // BLOCK)
     if blocks == 1:
-        return _find_minimisers(objective, num_rows)
+        return _find_minimizers(objective, num_rows)
     # Block b has rows b, b + blocks, ...; indices beyond the end repeat the last row.
     every = jnp.arange(BLOCK * blocks, dtype=jnp.int32).reshape(BLOCK, blocks).T
     every = jnp.minimum(every, num_rows - 1)
@@ -51,7 +51,7 @@ def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
 
     def search(rows):
         targets = jax.tree.map(lambda target: target[rows], objective.targets)
-        return _find_minimisers(objective._replace(targets=targets), BLOCK)
+        return _find_minimizers(objective._replace(targets=targets), BLOCK)
 
     def search_block(some, block):
         number, rows = block
@@ -63,7 +63,7 @@ def find_minimisers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     return jnp.moveaxis(found, 0, 2).reshape(nowhere.shape[0], -1)[:, :num_rows]
 
 
-def _find_minimisers(objective, num_rows):
+def _find_minimizers(objective, num_rows):
     num_scores = objective.loss.num_scores
     start = _start_at_target(objective.targets, num_scores, num_rows)
     if num_scores == 1:
@@ -71,14 +71,14 @@ def _find_minimisers(objective, num_rows):
         def slope(points):
             return gradients(objective, points[None, :])[0]
 
-        return _minimisers_from(slope, start[0])[None, :]
+        return _minimizers_from(slope, start[0])[None, :]
     separable = _separable_rows(objective, start)
 
     def slopes(points):  # scores that do not interact can be searched simultaneously
         return gradients(objective, points.reshape(start.shape)).reshape(-1)
 
     def search(start):
-        found = _minimisers_from(slopes, start.reshape(-1)).reshape(start.shape)
+        found = _minimizers_from(slopes, start.reshape(-1)).reshape(start.shape)
         return jnp.where(separable[None, :], found, _NOWHERE)
 
     nowhere = jnp.full_like(start, _NOWHERE)
@@ -94,10 +94,10 @@ def kink_slopes(
       distance: distance from the minimizer, added to the distance that its rounding
         error requires.
     """
-    assert objective.minimiser is not None
-    side = _SIDE * jnp.abs(objective.minimiser) + 1e-12 + distance
-    left = -gradients(objective, objective.minimiser - side)[0]
-    return left, gradients(objective, objective.minimiser + side)[0]
+    assert objective.minimizer is not None
+    side = _SIDE * jnp.abs(objective.minimizer) + 1e-12 + distance
+    left = -gradients(objective, objective.minimizer - side)[0]
+    return left, gradients(objective, objective.minimizer + side)[0]
 
 
 def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
@@ -106,18 +106,18 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     For K = 1 and a piecewise linear loss. If the loss is also convex, then slopes that
     agree near the minimizer and far away from it agree everywhere in between.
     """
-    assert objective.minimiser is not None
-    minimiser = objective.minimiser[0]
+    assert objective.minimizer is not None
+    minimizer = objective.minimizer[0]
     counts = weights > 0
     left, right = kink_slopes(objective)
-    size = jnp.max(jnp.where(counts & jnp.isfinite(minimiser), jnp.abs(minimiser), 0.0))
+    size = jnp.max(jnp.where(counts & jnp.isfinite(minimizer), jnp.abs(minimizer), 0.0))
 
     def compare(number, same):
         distance = size * jnp.exp2(10.0 * jnp.float32(number) - 10.0)
         far_left, far_right = kink_slopes(objective, distance)
         return same & (far_left == left) & (far_right == right)
 
-    one = jnp.isfinite(minimiser) & (left > 0) & (right > 0)
+    one = jnp.isfinite(minimizer) & (left > 0) & (right > 0)
     one &= jnp.isfinite(left + right)
     one = jax.lax.fori_loop(0, _DISTANCES, compare, one)
     ends = [
@@ -148,7 +148,7 @@ def _start_at_target(targets, num_scores, num_rows):
     return jax.lax.optimization_barrier(zeros)
 
 
-def _minimisers_from(slope, begin):
+def _minimizers_from(slope, begin):
     """Returns where each slope changes its sign; inf where it does not."""
     side = _SIDE * jnp.abs(begin) + 1e-12
     at_target = (slope(begin - side) < 0) & (slope(begin + side) > 0)

@@ -84,8 +84,8 @@ def loss(
     for ax in panels:
         tidy(ax)
         ax.set_xlabel("score" if num_scores == 1 else f"score {k}")
-        if at[0] <= report.minimiser <= at[-1]:
-            ax.axvline(report.minimiser, color=ink(ax), linewidth=0.8, linestyle=":")
+        if at[0] <= report.minimizer <= at[-1]:
+            ax.axvline(report.minimizer, color=ink(ax), linewidth=0.8, linestyle=":")
     return panels
 
 

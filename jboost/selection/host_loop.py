@@ -34,7 +34,7 @@ from jboost.selection.runs import (
 )
 from jboost.training.chunks import (
     MOST_ROUNDS,
-    check_minimisers,
+    check_minimizers,
     describe_idleness,
     refuse_endless,
     refuse_value,
@@ -181,7 +181,7 @@ def _check_start(study, points, curves, state, doubt):
         ):
             if wanted:
                 own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
-                check_minimisers(point.loss, point.constants, data, own, word)
+                check_minimizers(point.loss, point.constants, data, own, word)
         if doubt.endless[number]:
             refuse_endless()
         if doubt.found[number]:

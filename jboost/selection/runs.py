@@ -22,7 +22,7 @@ from jboost.boosting.rounds import (
     Data,
     grow_round,
     init_state,
-    own_minimisers,
+    own_minimizers,
     reported_parameters,
 )
 from jboost.entry.implementation import current_implementation
@@ -183,21 +183,21 @@ def _over_runs(function: Callable[..., Any], operands: Any) -> Any:
 
 
 def _start_runs(loss, method, shared, runs):
-    minimiser = None
+    minimizer = None
     if all(constant is not None for constant in shared.constants):
-        minimiser = own_minimisers(loss, shared.constants, shared.data)
+        minimizer = own_minimizers(loss, shared.constants, shared.data)
 
     def start(run):
         data, constants = data_of(shared, run), _constants_of(shared, run)
         state = init_state(
             loss, constants, data, shared.offset, run.init_score, shared.words,
-            minimiser,
+            minimizer,
         )  # fmt: skip
         objective = Objective(loss, constants, data.targets, state.parameters, None)
         values = loss_values(objective, state.scores)
         bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
         row = jnp.argmax(bad).astype(jnp.int32)
-        objective = objective._replace(minimiser=state.minimiser)
+        objective = objective._replace(minimizer=state.minimizer)
         endless = is_endless(objective, state.scores, data.weights)
         return state, Doubt(jnp.any(bad), row, values[row], endless)
 

@@ -140,9 +140,9 @@ def start(
     if endless:
         refuse_endless()
     if isinstance(init_score, MedianStart):
-        check_minimisers(*job[:2], data, state, "init_score='median'")
+        check_minimizers(*job[:2], data, state, "init_score='median'")
     if job.method.leaf_solver == "median_step":
-        check_minimisers(*job[:2], data, state, "leaf_solver='median_step'")
+        check_minimizers(*job[:2], data, state, "leaf_solver='median_step'")
     _check_values("the data", data, values, offset, state.init_score)
     for name, rows in job.sets.items():
         scores = start_scores(state, rows)
@@ -168,7 +168,7 @@ def start_program(
     return jitted(_start_program, (job.loss,), *operands), operands
 
 
-def check_minimisers(
+def check_minimizers(
     loss: TracedLoss,
     constants: tuple[Any, ...],
     data: Data,
@@ -176,11 +176,11 @@ def check_minimisers(
     setting: str,
 ) -> None:
     """Raises for the first row of positive weight that slopes, but has no minimum."""
-    if state.minimiser is None:
+    if state.minimizer is None:
         return
     run = compiled(_slopes_program, loss)
     slopes = np.asarray(run(constants, data, state.scores, state.parameters))
-    missing = ~np.isfinite(np.asarray(state.minimiser)) & (slopes != 0)
+    missing = ~np.isfinite(np.asarray(state.minimizer)) & (slopes != 0)
     bad = missing.any(axis=0) & (np.asarray(data.weights) > 0)
     if bad.any():
         row = int(np.argmax(bad))
@@ -256,7 +256,7 @@ def _start_program(loss, constants, data, offset, init_score, words):
     state, fell_back = start_state(loss, constants, data, offset, init_score, words)
     values = _values_program(loss, constants, data, state.scores, state.parameters)
     objective = Objective(
-        loss, constants, data.targets, state.parameters, state.minimiser
+        loss, constants, data.targets, state.parameters, state.minimizer
     )
     endless = is_endless(objective, state.scores, data.weights)
     return state, fell_back, values, endless
@@ -274,7 +274,7 @@ def _slopes_program(loss, constants, data, scores, parameters):
 
 def _idleness_program(loss, method, constants, data, state):
     objective = Objective(
-        loss, constants, data.targets, state.parameters, state.minimiser, state.kinks
+        loss, constants, data.targets, state.parameters, state.minimizer, state.kinks
     )
     slopes, _ = derivatives(objective, state.scores, data.weights, method.curvature)
     return count_slopes(objective, slopes, state.scores, data.weights)

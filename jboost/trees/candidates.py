@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Shaped
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
 from jboost.kernels.binning_cpu import code_dtype
-from jboost.numerics.fixed_point import choose_scale, quantise
+from jboost.numerics.fixed_point import choose_scale, quantize
 
 Candidates = Literal["global", "local", "exact"]
 CandidateWeights = Literal["samples", "curvature"]
@@ -197,4 +197,4 @@ def restore_thresholds(
 def measure(values: Float[Array, " N"], num_rows: Int[Array, ""]) -> Int32[Array, " N"]:
     """Masses as integers whose sum fits 31 bits; ``values`` are >= 0."""
     fixed = choose_scale(values[None, :], num_rows)
-    return quantise(values[:, None], fixed, jnp.zeros(2, jnp.uint32))[:, 0]
+    return quantize(values[:, None], fixed, jnp.zeros(2, jnp.uint32))[:, 0]

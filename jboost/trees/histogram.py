@@ -6,7 +6,7 @@ and where needed a count), the node of each row. Out: int32 [M, F, B, C].
 
 Sums of integers do not depend on their order, so every kernel on every number of
 threads gives the same bits, and a sibling's histogram is exactly the parent's minus
-the child's. ``quantise`` makes the integers: a power of two times the float, chosen
+the child's. ``quantize`` makes the integers: a power of two times the float, chosen
 per tree so that no sum over rows can leave 31 bits.
 """
 

@@ -23,7 +23,7 @@ from jboost.objective.evaluation import (
     mean_hessian,
     mean_of_rows,
 )
-from jboost.objective.minimizers import find_minimisers
+from jboost.objective.minimizers import find_minimizers
 from jboost.trees.leaves import (
     Groups,
     find_medians,
@@ -42,7 +42,7 @@ _SEARCHED_NUMBERS = 2**15  # at most, these rows times K
 _SWEEPS = 4  # over all K scores, before each run of Newton's method
 _TURNS = 6  # of searches and Newton's method
 _CONCAVE = 1e-4  # of the largest: a negative curvature that is none of rounding
-_BESIDE = 2.0**-10  # of 1 + |minimiser|: where the loss must be defined, too
+_BESIDE = 2.0**-10  # of 1 + |minimizer|: where the loss must be defined, too
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 
 
@@ -79,7 +79,7 @@ def initial_score(
     have a slope.
     """
     found = _find_argmin(objective, offset, weights)
-    if objective.minimiser is None:  # a quadratic has no plateaus
+    if objective.minimizer is None:  # a quadratic has no plateaus
         return Start(found, jnp.asarray(False))
     return _avoid_plateau(objective, offset, weights, found)
 
@@ -88,9 +88,9 @@ def _find_argmin(objective, offset, weights):
     num_scores = offset.shape[0]
     if num_scores == 1:
         return _initial_along(objective, offset, weights, 0)[None]
-    minimiser = objective.minimiser
-    assert minimiser is not None  # always found for K > 1
-    known = jnp.isfinite(minimiser) | (weights <= 0)[None, :]
+    minimizer = objective.minimizer
+    assert minimizer is not None  # always found for K > 1
+    known = jnp.isfinite(minimizer) | (weights <= 0)[None, :]
 
     def separately(offset):
         # One program for all scores: K copies of it would take K times as long to
@@ -113,12 +113,12 @@ def median_score(
 
     NaN where a row that counts has a slope, but no minimum.
     """
-    minimiser = objective.minimiser
-    if minimiser is None:  # a quadratic, which training needs none for
-        minimiser = find_minimisers(objective, weights.shape[0])
-        objective = objective._replace(minimiser=minimiser)
+    minimizer = objective.minimizer
+    if minimizer is None:  # a quadratic, which training needs none for
+        minimizer = find_minimizers(objective, weights.shape[0])
+        objective = objective._replace(minimizer=minimizer)
     flat = gradients(objective, offset) == 0
-    known = jnp.all(jnp.isfinite(minimiser) | flat | (weights <= 0)[None, :], axis=1)
+    known = jnp.all(jnp.isfinite(minimizer) | flat | (weights <= 0)[None, :], axis=1)
     medians = [
         find_medians(objective, _one_group(offset, weights, k))[0]
         for k in range(offset.shape[0])
@@ -135,7 +135,7 @@ def _one_group(offset, weights, k):
 
 def _initial_along(objective, offset, weights, k):
     groups = _one_group(offset, weights, k)
-    if objective.minimiser is None:  # a quadratic: one step, one more against rounding
+    if objective.minimizer is None:  # a quadratic: one step, one more against rounding
         start = jnp.float32(0)
         for _ in range(2):
             scores = offset + start
@@ -169,7 +169,7 @@ def _search_start(objective, groups, k):
 
 def _best_start(objective, groups, k):
     """Where along a score the loss is least, of some of the rows' minimizers and 0."""
-    starts = _starting_points(objective.minimiser[k] - groups.scores[k], groups.weights)
+    starts = _starting_points(objective.minimizer[k] - groups.scores[k], groups.weights)
     return _best_of(objective, groups, starts)
 
 
@@ -251,14 +251,14 @@ def _take_rows(objective, offset, weights):
     edges = np.linspace(0, number, most + 1).astype(int)
     rows = np.random.default_rng(0).integers(edges[:-1], edges[1:]).astype(np.int32)
     targets = jax.tree.map(lambda target: target[rows], objective.targets)
-    few = objective._replace(targets=targets, minimiser=None)
+    few = objective._replace(targets=targets, minimizer=None)
     return few, offset[:, rows], weights[rows]
 
 
 def _search_along(objective, offset, weights, start):
     """Minimizes along one score after another, by slopes alone."""
     num_scores = offset.shape[0]
-    objective = objective._replace(minimiser=None)
+    objective = objective._replace(minimizer=None)
     powers = 16.0 ** np.arange(-6, 9)
     grid = np.concatenate([-powers, [0.0], powers]).astype(np.float32)
 
@@ -404,16 +404,16 @@ def count_slopes(
     weights: Float[Array, " N"],
 ) -> Slopes:
     """Counts the rows that ``slopes`` at some scores leave nothing to learn from."""
-    counts, minimiser = weights > 0, objective.minimiser
+    counts, minimizer = weights > 0, objective.minimizer
     flat = jnp.all(slopes == 0, axis=0)
     lost = ~jnp.all(jnp.isfinite(slopes), axis=0)
     here = loss_values(objective, scores)
     settled = _is_lowest(objective, scores, here)
-    if minimiser is None or len(scores) > 1:
+    if minimizer is None or len(scores) > 1:
         settled |= jnp.all(hessians(objective, scores) > 0, axis=0)
-    if minimiser is not None:
-        least = loss_values(objective, minimiser)
-        known = jnp.all(jnp.isfinite(minimiser), axis=0)
+    if minimizer is not None:
+        least = loss_values(objective, minimizer)
+        known = jnp.all(jnp.isfinite(minimizer), axis=0)
         settled = jnp.where(known, here <= least + _ROUNDING * jnp.abs(least), settled)
     every = (counts, counts & lost, counts & flat, counts & flat & settled)
     return Slopes(*(jnp.sum(rows, dtype=jnp.int32) for rows in every))
@@ -450,14 +450,14 @@ def is_endless(
     """
     if not objective.loss.quadratic:
         return jnp.asarray(False)
-    counts, minimiser = weights > 0, objective.minimiser
+    counts, minimizer = weights > 0, objective.minimizer
     slopes = gradients(objective, scores)[0]
     sloping = jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0))
     bounded = hessians(objective, scores)[0] > 0
-    if minimiser is not None:
-        side = _BESIDE * (1 + jnp.abs(minimiser))
-        around = [loss_values(objective, minimiser + d) for d in (-side, side)]
-        bounded |= jnp.isfinite(minimiser[0]) & ~jnp.isnan(around[0] + around[1])
+    if minimizer is not None:
+        side = _BESIDE * (1 + jnp.abs(minimizer))
+        around = [loss_values(objective, minimizer + d) for d in (-side, side)]
+        bounded |= jnp.isfinite(minimizer[0]) & ~jnp.isnan(around[0] + around[1])
     return sloping & ~jnp.any(counts & bounded)
 
 
@@ -492,4 +492,4 @@ def _plateau_exits(objective, offset, weights):
     """Points that training may start from instead of an argmin without slopes."""
     if offset.shape[0] > 1:
         return jnp.zeros((1, offset.shape[0]), jnp.float32)
-    return _starting_points(objective.minimiser[0] - offset[0], weights)[:, None]
+    return _starting_points(objective.minimizer[0] - offset[0], weights)[:, None]

@@ -118,8 +118,8 @@ def find_range(
     return choose(cpu=cpu, xla=xla)(values, group)
 
 
-def middle_minimisers(
-    minimiser: Float[Array, " N"],
+def middle_minimizers(
+    minimizer: Float[Array, " N"],
     scores: Float[Array, " N"],
     weights: Float[Array, " N"],
     kinks: tuple[Float[Array, "*N"], Float[Array, "*N"]],
@@ -143,11 +143,11 @@ def middle_minimisers(
       scale: a power of two; weights times kinks times scale sum to less than 2^40.
     """
     cpu, xla = (
-        partial(kernels.middle_minimisers, num_groups=num_groups)
+        partial(kernels.middle_minimizers, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
     run = choose(cpu=cpu, xla=xla)
-    return run(minimiser, scores, weights, *kinks, scale, group)
+    return run(minimizer, scores, weights, *kinks, scale, group)
 
 
 def solve_leaves(
@@ -221,13 +221,13 @@ def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
 
     The weighted median of the rows' own minimizers F*; rows without one do not count.
     """
-    assert objective.minimiser is not None
-    minimiser = objective.minimiser[groups.k]
-    known = jnp.isfinite(minimiser)
+    assert objective.minimizer is not None
+    minimizer = objective.minimizer[groups.k]
+    known = jnp.isfinite(minimizer)
     weights = jnp.where(known, groups.weights, 0.0)
     slopes = (jnp.float32(1), jnp.float32(2))
-    return middle_minimisers(
-        jnp.where(known, minimiser, 0.0), groups.scores[groups.k], weights, slopes,
+    return middle_minimizers(
+        jnp.where(known, minimizer, 0.0), groups.scores[groups.k], weights, slopes,
         exact_scale(2 * sum_rows(weights)), groups.group, groups.penalty.shape[0],
     )  # fmt: skip
 
@@ -240,11 +240,11 @@ def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]
     its minimum, so that this step lowers the leaf's loss; where it would not, m
     stays. NaN where a row that counts has a slope but no minimum F*.
     """
-    assert objective.minimiser is not None
+    assert objective.minimizer is not None
     middle = find_medians(objective, groups)
-    known = jnp.isfinite(objective.minimiser[groups.k])
+    known = jnp.isfinite(objective.minimizer[groups.k])
     slope = gradients(objective, _shift(objective, groups, middle))[groups.k]
-    curvature = hessians(objective, objective.minimiser)[groups.k]
+    curvature = hessians(objective, objective.minimizer)[groups.k]
     lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
     channels = [
         jnp.where(groups.weights > 0, groups.weights * values, 0.0)
@@ -281,12 +281,12 @@ def solve_at_kinks(
 ) -> Float[Array, " G"]:
     """Order statistics where each row has one kink, else what ``solve`` finds."""
 
-    assert objective.minimiser is not None
-    minimiser = objective.minimiser[0]
+    assert objective.minimizer is not None
+    minimizer = objective.minimizer[0]
 
     def middle(slopes):
-        return middle_minimisers(
-            minimiser, groups.scores[0], groups.weights, slopes,
+        return middle_minimizers(
+            minimizer, groups.scores[0], groups.weights, slopes,
             kinks.scale, groups.group, groups.penalty.shape[0],
         )  # fmt: skip
 
@@ -411,9 +411,9 @@ def _bounds(objective, groups):
     """Between which the minimum lies if all rows know theirs, else nothing."""
     num_groups = groups.penalty.shape[0]
     unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
-    if objective.minimiser is None:
+    if objective.minimizer is None:
         return -unknown, unknown
-    wish = objective.minimiser[groups.k] - groups.scores[groups.k]
+    wish = objective.minimizer[groups.k] - groups.scores[groups.k]
     moves = groups.weights > 0
     if groups.direction is not None:
         # Rows that do not move (direction 0) are happy with every c.

@@ -17,7 +17,7 @@ from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.kernels import paths, sparse_xla
 from jboost.kernels.paths import Paths
-from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantise
+from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantize
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
@@ -103,7 +103,7 @@ def round_rows(
 ) -> Int32[Array, "n C"]:
     """Integers of these rows, ``first_row`` being the number of the first one."""
     values = _mask_rows(gradient, curvature, in_bag)
-    channels = quantise(values.T, measure.fixed, words, first_row)
+    channels = quantize(values.T, measure.fixed, words, first_row)
     count = in_bag.astype(jnp.int32)[:, None]
     return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
 
