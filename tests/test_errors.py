@@ -230,7 +230,8 @@ OTHERS = {
         r"validation\['a'\] y must have",
     ),
     "validation of other targets": (
-        dict(validation=(X, (Y, Y))), ValueError, r"validation y must have the structure of y",
+        dict(validation=(X, (Y, Y))), ValueError,
+        r"validation y must have the structure of y",
     ),
     "validation of wider targets": (
         dict(validation=(X, np.stack([Y, Y], axis=1))), ValueError,

@@ -103,7 +103,9 @@ def test_batches_of_a_stream_may_be_tables_with_the_same_columns():
     ):
         np.testing.assert_allclose(array, expected, rtol=1e-5)  # sums in another order
     wrong = [(frame, Y), (frame.rename(columns=dict(a="z")), Y)]
-    with pytest.raises(ValueError, match=r"batch 1 must .* lacks \['a'\], has .*\['z'\]"):
+    with pytest.raises(
+        ValueError, match=r"batch 1 must .* lacks \['a'\], has .*\['z'\]"
+    ):
         jb.fit(jb.stream(wrong, memory="1 MiB", bins=bins), **SMALL)
 
 
@@ -339,17 +341,20 @@ REFUSED = {
     "date categories": (pd.Categorical([DATE]), r"dates or times \(Timestamp\)"),
     "mixed": (pd.Series([1, "p", None], dtype=object), "cells that are int and str"),
     "mixed categories": (pd.Categorical([1, "p"]), "of one type.*got int and str"),
-    "intervals": (pd.cut([1, 2, 3], 2), "of one type.*got Interval; convert them to str"),
+    "intervals": (
+        pd.cut([1, 2, 3], 2),
+        "of one type.*got Interval; convert them to str",
+    ),
     "periods": (pd.period_range("2020", periods=2, freq="M"), "times .Period"),
     "period categories": (
         pd.Categorical(pd.period_range("2020", periods=2, freq="M")),
         "times .Period",
     ),
-    "complex": (pd.Series([1j]), "that are complex"),
-    "lists": (pd.Series([[1], [2]]), "that are list"),
-    "polars lists": (pl.Series([[1], [2]]), "that are list"),
-    "polars structs": (pl.Series([{"p": 1}]), "that are dict"),
-    "bytes": (pl.Series([b"p"]), "that are bytes"),
+    "complex": (pd.Series([1j]), "of types complex"),
+    "lists": (pd.Series([[1], [2]]), "of types list"),
+    "polars lists": (pl.Series([[1], [2]]), "of types list"),
+    "polars structs": (pl.Series([{"p": 1}]), "of types dict"),
+    "bytes": (pl.Series([b"p"]), "of types bytes"),
 }
 
 
@@ -364,8 +369,8 @@ def test_what_is_no_number_is_refused_by_name(name):
     ("x", "error", "message"),
     [
         (pl.LazyFrame({"a": [1.0]}), TypeError, "x must be in memory, got a LazyFrame"),
-        (pd.DataFrame(X, columns=["a", "b", "a"]), ValueError, "different names.*'a'"),
-        (pd.DataFrame(X, columns=["a", 1, 2]), TypeError, "all named by strings, or"),
+        (pd.DataFrame(X, columns=["a", "b", "a"]), ValueError, "unique .*'a'"),
+        (pd.DataFrame(X, columns=["a", 1, 2]), TypeError, "only string column names"),
         (pd.DataFrame({"a": []}), ValueError, r"x must have .*1"),
         (pl.DataFrame(), ValueError, "x must have at least one"),
         (pd.Series([1.0]), ValueError, "x must be 2-D"),
@@ -386,7 +391,7 @@ def test_tables_that_are_none_are_refused(x, error, message):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (["b", "a", "c"], r"same order, expected 'a', got 'b'; put them in order"),
+        (["b", "a", "c"], r"same order, expected 'a', got 'b'"),
         (["a", "b"], r"lacks \['c'\]"),
         (["a", "b", "c", "d"], r"has additional columns \['d'\]"),
         (["a", "b", "z"], r"lacks \['c'\], has additional columns \['z'\]"),

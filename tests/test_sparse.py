@@ -312,13 +312,19 @@ def test_a_model_of_dense_rows_asks_what_gaps_are():
     model, _ = jb.fit(dense, y, **QUICK)
     told = replace(model, absent="zero")
     for run in TAKE_ROWS.values():
-        with pytest.raises(ValueError, match="absent must be 'zero' or 'missing' if x is sparse"):
+        with pytest.raises(
+            ValueError, match="absent must be 'zero' or 'missing' if x is sparse"
+        ):
             run(model, x)
         np.testing.assert_array_equal(run(model, full), run(model, full.toarray()))
         np.testing.assert_array_equal(run(told, x), run(model, dense))
-    with pytest.raises(ValueError, match="absent must be 'zero' or 'missing' if x is sparse"):
+    with pytest.raises(
+        ValueError, match="absent must be 'zero' or 'missing' if x is sparse"
+    ):
         jb.apply_bins(jb.fit_bins(dense), x)
-    with pytest.raises(ValueError, match="absent must be 'zero' or 'missing' if x is sparse"):
+    with pytest.raises(
+        ValueError, match="absent must be 'zero' or 'missing' if x is sparse"
+    ):
         jb.fit(x, y, model=model, **QUICK)
     for rows in (dense, jb.stream([(dense, y)], memory="1 MiB")):
         targets = y if rows is dense else None
