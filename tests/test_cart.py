@@ -479,6 +479,23 @@ def test_importance_is_scikit_learns():
     assert set(np.argsort(shuffled.values)[-2:]) == {0, 3}
 
 
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_the_table_of_nodes_is_the_tree(outputs):
+    x, y = make_table(60, 3, missing=0.2, outputs=outputs)
+    tree = jb.cart.fit_tree(x, y, max_depth=4)
+    frame = jb.explanation.trees_to_dataframe(tree)
+    inner = tree.left != -1
+    for k, table in frame.groupby("Tree"):
+        value = tree.value if outputs is None else tree.value[:, k]
+        np.testing.assert_array_equal(table["Feature"] == "Leaf", ~inner)
+        np.testing.assert_array_equal(table["Split"][inner], tree.threshold[inner])
+        np.testing.assert_array_equal(table["Gain"], np.where(inner, tree.gain, value))
+        np.testing.assert_array_equal(table["Cover"], tree.weight)
+        yes = table["Yes"][inner].str.split("-").str[1].astype(int)
+        np.testing.assert_array_equal(yes, tree.left[inner])
+    assert len(frame) == tree.num_nodes * (outputs or 1)
+
+
 # ---- bad calls -----------------------------------------------------------------------
 
 X, Y = make_table(20, 3)

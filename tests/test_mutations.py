@@ -23,9 +23,10 @@ import xgboost
 from test_files import MODELS, written
 
 import jboost as jb
-from jboost.interchange.linked import LEAF, Nodes, build_ensemble
+from jboost.interchange.linked import build_ensemble
 from jboost.interchange.ubjson import write_ubjson
 from jboost.model.containers import Container, read_container, write_container
+from jboost.model.nodes import LEAF, Nodes
 
 ROWS = 120
 MOST_SECONDS, MOST_BYTES = 10, 400 * 2**20

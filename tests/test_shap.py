@@ -16,9 +16,10 @@ from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
 import jboost as jb
-from jboost.interchange.linked import Nodes, build_ensemble
+from jboost.interchange.linked import build_ensemble
 from jboost.kernels import library
 from jboost.model.ensemble import Links
+from jboost.model.nodes import Nodes
 from jboost.tables.categories import Categories
 from jboost.trees.tree import LeafSums
 

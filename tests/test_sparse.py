@@ -268,7 +268,7 @@ def test_several_scores_validation_sets_and_offsets():
 
 def test_more_rows_than_a_chunk_and_a_block(monkeypatch):
     """Kernels work in chunks of 16,384 rows; predict in blocks of rows."""
-    from jboost.model import ensemble
+    from jboost.model import sparse_blocks
 
     x = make_sparse(rows=40_001, columns=5, density=0.02)
     for absent in FILL:
@@ -280,8 +280,8 @@ def test_more_rows_than_a_chunk_and_a_block(monkeypatch):
         expected, _ = jb.fit(dense, make_targets(x), **arguments)
         assert_same_bits(model, expected)
         scores = jb.predict(expected, dense)
-        for cells in (ensemble._BLOCK_CELLS, 100_000):
-            monkeypatch.setattr(ensemble, "_BLOCK_CELLS", cells)
+        for cells in (sparse_blocks._BLOCK_CELLS, 100_000):
+            monkeypatch.setattr(sparse_blocks, "_BLOCK_CELLS", cells)
             np.testing.assert_array_equal(jb.predict(model, x), scores)
 
 

@@ -40,8 +40,10 @@ from jboost.numerics.random_bits import hash_words
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss
 from jboost.tables.categories import Categories
+from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.domains import check_domain
-from jboost.tables.targets import check_offset, check_targets, check_weights
+from jboost.tables.offsets import check_offset
+from jboost.tables.targets import check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
 from jboost.trees.growing import pack_codes
 from jboost.trees.leaves import LeafSolver
@@ -298,7 +300,8 @@ def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
     if offset is None:
         offset = np.zeros((num_scores, num_rows), np.float32)
     else:
-        offset = check_offset(offset, num_rows, num_scores, warn=True)
+        given, offset = offset, check_offset(offset, num_rows, num_scores)
+        warn_of_rounding(given, "offset")
     codes, targets, weights, offset = _put((codes, targets, weights, offset))
     return traced, constants, Data(codes, targets, weights), offset
 

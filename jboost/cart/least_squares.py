@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
 from jboost.codes.thresholds import midpoints
-from jboost.model.regression_tree import LEAF
+from jboost.model.nodes import LEAF
 from jboost.numerics.floats import flush_denormals
 
 _ROW = np.uint64(2**32 - 1)  # the half of a word that is the row's number

@@ -17,8 +17,9 @@ from jboost.cart.tree import check_known, check_table, check_tree, grow_tree, ma
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
-from jboost.model.regression_tree import LEAF, RegressionTree, make_tree
-from jboost.numerics.floats import flush_denormals
+from jboost.model.nodes import LEAF, find_parents
+from jboost.model.predicting import leaf_indices
+from jboost.model.regression_tree import RegressionTree, make_tree
 from jboost.tables.collisions import warn_of_collisions
 
 _SAME = 1e-10  # relative: alphas closer than this differ by rounding only
@@ -315,29 +316,32 @@ def _average(sums, weights):
 def _add_errors(tree, alphas, matrix, targets, weights):
     """Sums of w e, w^2 e and w^2 e^2 over rows, for the tree pruned by each alpha.
 
-    On its way down a row passes the leaves of all pruned trees: a node is one from its
-    own alpha up to its parent's.
+    On its way down a row passes the leaves of all pruned trees: a node is a leaf from
+    its own alpha up to its parent's.
     """
-    matrix = flush_denormals(matrix)
-    sums = np.zeros((3, tree.num_nodes))
-    rows, node = np.arange(len(matrix)), np.zeros(len(matrix), np.int64)
-    while len(rows):
-        residual = (targets[rows] - tree.value[node]).reshape(len(rows), -1)
-        error, weight = np.square(residual).sum(axis=1), weights[rows]
-        terms = weight * error, weight**2 * error, np.square(weight * error)
-        sums += [np.bincount(node, term, tree.num_nodes) for term in terms]
-        inner = tree.left[node] != LEAF
-        rows, node = rows[inner], node[inner]
-        value = matrix[rows, tree.feature[node]]
-        right = value > tree.threshold[node]
-        right = np.where(np.isnan(value), ~tree.missing_left[node], right)
-        node = tree.left[node] + right
-    alpha, is_split = _collapse_alphas(tree), tree.left != LEAF
-    parent = np.full(tree.num_nodes, np.inf)
-    parent[tree.left[is_split]] = parent[tree.left[is_split] + 1] = alpha[is_split]
-    first, end = np.searchsorted(alphas, alpha), np.searchsorted(alphas, parent)
-    # The root is a leaf at infinity, too.
-    end[0] = len(alphas)
+    sums = _sum_errors(tree, matrix, targets, weights)
+    alpha, (parent, _) = _collapse_alphas(tree), find_parents(tree.left)
+    # The root is never cut off.
+    above = np.where(parent == LEAF, np.inf, alpha[parent])
+    first, end = np.searchsorted(alphas, alpha), np.searchsorted(alphas, above)
+    end[0] = len(alphas)  # the root is a leaf at infinity, too
     size = len(alphas) + 1
     steps = [np.bincount(first, s, size) - np.bincount(end, s, size) for s in sums]
     return np.maximum(np.cumsum(steps, axis=1)[:, :-1], 0)  # below 0 by rounding
+
+
+def _sum_errors(tree, matrix, targets, weights):
+    """Sums of w e, w^2 e and w^2 e^2 over the rows of each node, were it a leaf."""
+    parent, depth = find_parents(tree.left)
+    node = np.array(leaf_indices(tree, matrix))  # a copy to write to
+    sums = np.zeros((3, tree.num_nodes))
+    for level in range(tree.max_depth, -1, -1):
+        rows = np.flatnonzero(depth[node] == level)
+        here = node[rows]
+        residual = targets[rows] - tree.value[here]
+        residual = residual.reshape(len(rows), tree.num_scores)
+        error, weight = np.square(residual).sum(axis=1), weights[rows]
+        terms = weight * error, weight**2 * error, np.square(weight * error)
+        sums += [np.bincount(here, term, tree.num_nodes) for term in terms]
+        node[rows] = parent[here]
+    return sums

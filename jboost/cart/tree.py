@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits a single regression tree (CART) exactly, to any depth.
 
-In: a matrix, targets, weights. Out: a :class:`jboost.RegressionTree`.
+In: a matrix, targets, weights. Out: a :class:`jboost.cart.RegressionTree`.
 """
 
 from collections.abc import Sequence

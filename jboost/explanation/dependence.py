@@ -20,7 +20,8 @@ from jboost.model.ensemble import Model, read_model
 from jboost.model.predicting import predict
 from jboost.tables.columns import is_gap
 from jboost.tables.frames import list_orders, read_frame
-from jboost.tables.targets import check_weights, read_offset
+from jboost.tables.offsets import read_offset
+from jboost.tables.targets import check_weights
 
 DependenceKind = Literal["average", "individual", "both"]
 KINDS = ("average", "individual", "both")

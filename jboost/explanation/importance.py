@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike, Bool, Float, Shaped
+from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import losses
 from jboost.boosting.reports import mean_loss
@@ -21,9 +21,9 @@ from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.entry.representation import MOST_LINES, cut, import_pandas
 from jboost.metrics import MAXIMIZED
-from jboost.model.ensemble import Ensemble, check_model, describe_model
+from jboost.model.ensemble import Model, read_model
+from jboost.model.nodes import Nodes
 from jboost.model.predicting import predict
-from jboost.model.regression_tree import LEAF, RegressionTree
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.objective.tracing import trace_loss
 from jboost.tables.domains import check_domain
@@ -83,17 +83,9 @@ class Importance(NamedTuple):
         return "\n".join(f"{line} +- {deviation:.2g}" for line, deviation in pairs)
 
 
-class _Nodes(NamedTuple):
-    """Sums over the rows of every node, in float64."""
-
-    gradient: Float[np.ndarray, "R K nodes"]
-    curvature: Float[np.ndarray, "R K nodes"]
-    weight: Float[np.ndarray, "R K nodes"]
-
-
 @on_host("call it on concrete arrays")
 def feature_importance(
-    model: Ensemble | RegressionTree,
+    model: Model,
     kind: ImportanceKind = "improvement",
     *,
     per_split: bool = False,
@@ -137,25 +129,27 @@ def feature_importance(
       >>> list(jb.feature_importance(model).as_dict())
       ['1', '2', '0']
     """
-    _check_model(model)
+    ensemble = read_model(model)
     checks.check_word("kind", kind, KINDS)
-    split = _split_nodes(model)
+    nodes = model.nodes()
+    if model.single_tree:  # the trees of several targets are one tree
+        nodes = jax.tree.map(lambda array: array[:1], nodes)
+    split, features = nodes.is_split, nodes.feature
     values = split.astype(np.float64)
     if kind != "splits":
-        values = np.where(split, measure_nodes(model, kind), 0.0)
-    features = np.asarray(model.feature)
-    total = _sum_by_feature(features, values, model.num_features)
+        values = np.where(split, measure_nodes(nodes, kind), 0.0)
+    total = _sum_by_feature(features, values, ensemble.num_features)
     if per_split:
-        counts = _sum_by_feature(features, split, model.num_features)
+        counts = _sum_by_feature(features, split, ensemble.num_features)
         total = total / np.maximum(counts, 1)
-    elif kind == "improvement" and isinstance(model, Ensemble):
-        total = total / max(1, model.num_rounds * model.num_scores)
-    return Importance(_names(model), total)
+    elif kind == "improvement":
+        total = total / max(1, len(split))
+    return Importance(_names(ensemble), total)
 
 
 @on_host("call it on concrete arrays")
 def permutation_importance(
-    model: Ensemble | RegressionTree,
+    model: Model,
     x: Any,
     y: Any,
     loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
@@ -200,20 +194,22 @@ def permutation_importance(
       >>> bool(found.values[0] > 10 * abs(found.values[1]))
       True
     """
-    _check_model(model)
+    ensemble, nodes = read_model(model), model.nodes()
     checks.check_integer("num_repeats", num_repeats, least=1)
     checks.check_integer("seed", seed, least=0)
-    frame = read_frame(x, "x", schema=model.schema, categorical=True)
+    frame = read_frame(x, "x", schema=ensemble.schema, categorical=True)
     matrix = np.array(frame.matrix)  # a copy: its columns will be shuffled
-    measure = _make_measure(model, matrix, y, loss, sample_weight, offset, metric)
-    rises = np.zeros((num_repeats, model.num_features))
+    measure = _make_measure(
+        model, ensemble.num_scores, matrix, y, loss, sample_weight, offset, metric
+    )
+    rises = np.zeros((num_repeats, ensemble.num_features))
     before, measured = measure(), "loss" if metric is None else "metric"
     if not np.isfinite(before):
         raise ValueError(
             f"{measured} must be finite on x and y, got {before}; a target may lie "
             "outside what it is defined for"
         )
-    for feature in np.unique(np.asarray(model.feature)[_split_nodes(model)]):
+    for feature in np.unique(nodes.feature[nodes.is_split]):
         column = matrix[:, feature].copy()
         for repeat in range(num_repeats):
             # A seed for each: the same shuffle whatever other columns there are.
@@ -222,26 +218,17 @@ def permutation_importance(
             rises[repeat, feature] = measure() - before
         matrix[:, feature] = column
         if np.isnan(rises[:, feature]).any():
+            name = _names(ensemble)[feature]
             raise ValueError(
-                f"{measured} must be a number where column {_names(model)[feature]!r} "
-                "of x is shuffled, got nan"
+                f"{measured} must be a number where column {name!r} of x is shuffled, "
+                "got nan"
             )
-    return Importance(_names(model), rises.mean(axis=0), rises.std(axis=0))
+    return Importance(_names(ensemble), rises.mean(axis=0), rises.std(axis=0))
 
 
-def _check_model(model):
-    if not isinstance(model, Ensemble | RegressionTree):
-        raise TypeError(
-            "model must be an Ensemble or a RegressionTree, got "
-            f"{describe_model(model)}"
-        )
-    if isinstance(model, Ensemble):
-        check_model(model)
-
-
-def _make_measure(model, matrix, y, loss, sample_weight, offset, metric):
+def _make_measure(model, num_scores, matrix, y, loss, sample_weight, offset, metric):
     """() -> the mean loss, or the metric, on what the matrix holds by then."""
-    num_rows, num_scores = len(matrix), model.num_scores
+    num_rows = len(matrix)
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
         weights = check_weights(sample_weight, num_rows, "sample_weight")
@@ -284,97 +271,56 @@ def _measure_metric(metric, loss, scores, targets, weights, num_scores):
     return lambda: sign * evaluate_metric(function, (scores(), targets, weights))
 
 
-def measure_nodes(
-    model: Ensemble | RegressionTree, kind: str, *, leaves: bool = False
-) -> Float[np.ndarray, "*nodes"]:
-    """Improvement, gain or cover of every inner node, as if it were split.
+def measure_nodes(nodes: Nodes, kind: str) -> Float[np.ndarray, "T M"]:
+    """Returns the improvement, gain or cover of every node.
 
-    Args:
-      leaves: whether the cover is that of all nodes, leaves included.
+    Improvement and gain mean nothing in leaves.
 
     Raises:
       ValueError: the model does not know the sums.
     """
-    if isinstance(model, RegressionTree):
-        return np.asarray(model.weight if kind == "cover" else model.gain)
-    if model.sums is None:
-        raise ValueError(
-            f"model must know the sums of its leaves for kind={kind!r}, got one that "
-            "was not trained by jboost; kind='splits' needs none"
-        )
-    sums = [np.asarray(array, np.float64) for array in model.sums]
-    _check_known(sums, model.is_split, kind)
-    nodes = _Nodes(*(_sum_up(array, model.links) for array in sums[:3]))
-    left = np.arange(model.feature.shape[2])[None, None, :] * 2 + 1
-    if model.links is not None:
-        left = np.asarray(model.links.left_child)
+    if nodes.gain is not None:
+        return nodes.weight if kind == "cover" else nodes.gain
+    _check_known(nodes, kind)
     if kind == "cover":
-        return nodes.curvature[..., : None if leaves else model.feature.shape[2]]
+        return nodes.curvature
     if kind == "gain":
-        return _gain(nodes.gradient, nodes.curvature + sums[3][..., None], left) / 2
-    root_curvature, root_weight = nodes.curvature[..., :1], nodes.weight[..., :1]
-    scale = _divide(root_weight, root_curvature)
-    return _gain(nodes.gradient * scale, nodes.weight, left)
+        return _gain(nodes, nodes.gradient, nodes.curvature + nodes.l2) / 2
+    scale = _divide(nodes.weight[:, :1], nodes.curvature[:, :1])
+    return _gain(nodes, nodes.gradient * scale, nodes.weight)
 
 
-def _check_known(sums, is_split, kind):
-    """Models of other libraries know some sums."""
-    gradient, curvature, weight, l2 = sums
-    needed = [gradient, curvature, weight]
-    if kind != "improvement":
-        needed = [curvature] if kind == "cover" else [gradient, curvature, l2]
-    if np.any(is_split) and any(np.any(np.isnan(array)) for array in needed):
+def _check_known(nodes, kind):
+    """Models of other libraries know some sums or none."""
+    needed = {
+        "improvement": (nodes.gradient, nodes.curvature, nodes.weight),
+        "gain": (nodes.gradient, nodes.curvature, nodes.l2),
+        "cover": (nodes.curvature,),
+    }[kind]
+    # Trees that are not split need no sums.
+    used = nodes.is_split.any(axis=1)
+    if any(np.isnan(array[used]).any() for array in needed):
         raise ValueError(
             f"model must know the sums of its leaves for kind={kind!r}, got one of "
-            "another library that does not tell them all; 'splits' needs none, and "
-            "'cover' only those of the curvature"
+            "another library that does not tell them all; kind='splits' needs none, "
+            "and kind='cover' only those of the curvature"
         )
 
 
-def _gain(gradient, mass, left):
-    """Children's G^2 / mass minus the parent's, for every inner node."""
+def _gain(nodes, gradient, mass):
+    """Children's G^2 / mass minus the parent's; means nothing in leaves."""
     score = _divide(np.square(gradient), mass)
-    last = score.shape[-1] - 1  # a linked leaf there has no right child
-
-    def child(side):
-        place = np.broadcast_to(left + side, (*score.shape[:2], left.shape[2]))
-        return np.take_along_axis(score, np.minimum(place, last), axis=-1)
-
-    return child(0) + child(1) - score[..., : left.shape[2]]
+    left, right = (
+        np.take_along_axis(score, np.maximum(child, 0), axis=1)
+        for child in (nodes.left, nodes.right)
+    )
+    return left + right - score
 
 
 def _divide(numerator, denominator):
     return np.where(
         denominator > 0, numerator / np.where(denominator > 0, denominator, 1), 0
     )
-
-
-def _sum_up(leaves, links):
-    """Sums of all nodes, from those of the leaves."""
-    if links is not None:
-        return _sum_links(leaves.copy(), np.asarray(links.left_child))
-    levels = [leaves]
-    while levels[0].shape[-1] > 1:
-        below = levels[0]
-        levels.insert(0, below[..., 0::2] + below[..., 1::2])
-    return np.concatenate(levels, axis=-1)
-
-
-def _sum_links(sums, left):
-    """The same in linked trees, whose parents come before their children."""
-    for node in range(left.shape[2] - 2, -1, -1):
-        pair = left[..., node, None] + np.arange(2)
-        inner = left[..., node] != node
-        below = np.take_along_axis(sums, np.minimum(pair, left.shape[2] - 1), axis=-1)
-        sums[..., node] = np.where(inner, below.sum(-1), sums[..., node])
-    return sums
-
-
-def _split_nodes(model) -> Bool[np.ndarray, "*nodes"]:
-    """Nodes that are split: the others send everything left, missing values too."""
-    if isinstance(model, RegressionTree):
-        return np.asarray(model.left) != LEAF
-    return np.asarray(model.is_split)
 
 
 def _sum_by_feature(feature, values, num_features):

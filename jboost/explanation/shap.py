@@ -26,8 +26,8 @@ from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
 from jboost.model.sparse_blocks import keep_used_features, run_in_blocks
+from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import is_sparse
-from jboost.tables.targets import read_offset
 
 Cover = Literal["auto", "weight", "curvature"]
 COVERS = ("auto", "weight", "curvature")

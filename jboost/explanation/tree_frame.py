@@ -11,7 +11,8 @@ import numpy as np
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import import_pandas
 from jboost.explanation.importance import measure_nodes
-from jboost.model.ensemble import Ensemble, check_model
+from jboost.model.ensemble import Model, read_model
+from jboost.model.nodes import LEAF, take_tree
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",
@@ -20,7 +21,7 @@ _COLUMNS = (
 
 
 @on_host("call it on concrete arrays")
-def trees_to_dataframe(model: Ensemble) -> Any:
+def trees_to_dataframe(model: Model) -> Any:
     """All nodes of all trees, with the columns that XGBoost gives them.
 
     ``Tree`` is round * K + score, ``Node`` counts from the root level by level, and
@@ -34,14 +35,14 @@ def trees_to_dataframe(model: Ensemble) -> Any:
     know them.
 
     Args:
-      model: from :func:`jboost.fit` or a reader.
+      model: from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
 
     Returns:
       A ``pandas.DataFrame``.
 
     Raises:
       ImportError: pandas is not installed.
-      TypeError: ``model`` is not an Ensemble.
+      TypeError: ``model`` is not a model.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -51,89 +52,60 @@ def trees_to_dataframe(model: Ensemble) -> Any:
       >>> list(frame["Feature"])  # doctest: +SKIP
       ['f0', 'Leaf', 'Leaf']
     """
-    check_model(model)
+    ensemble = read_model(model)
     pandas = import_pandas("trees_to_dataframe")
-    nodes = _Nodes(model)
-    rows = [
-        row
-        for place in np.ndindex(*model.leaf_value.shape[:2])
-        for row in nodes.rows_of(place, int(place[0] * model.num_scores + place[1]))
-    ]
+    nodes = model.nodes()
+    nodes = nodes._replace(
+        gain=_measure(nodes, "gain"), curvature=_measure(nodes, "cover")
+    )
+    names = ensemble.feature_names
+    names = names or tuple(f"f{index}" for index in range(ensemble.num_features))
+    rows = []
+    for number in range(len(nodes.left)):
+        rows += _list_rows(take_tree(nodes, number), number, names, ensemble)
     return pandas.DataFrame(rows, columns=list(_COLUMNS))
 
 
-class _Nodes:
-    """The nodes of all trees, as NumPy arrays [R, K, nodes]."""
-
-    def __init__(self, model: Ensemble):
-        self.model = model
-        names = (f"f{place}" for place in range(model.num_features))
-        self.names = model.feature_names or tuple(names)
-        arrays = (model.is_split, model.feature, model.threshold, model.missing_left)
-        self.split, self.feature, self.threshold, self.missing_left = (
-            np.asarray(array) for array in arrays
-        )
-        inner = self.split.shape[2]
-        self.left = np.broadcast_to(2 * np.arange(inner) + 1, self.split.shape)
-        self.value = _of_leftmost_leaf(np.asarray(model.leaf_value))
-        if model.links is not None:
-            self.left = np.asarray(model.links.left_child)
-            self.value = np.asarray(model.leaf_value)
-        self.gain = _known(model, "gain", self.value.shape)
-        self.cover = _known(model, "cover", self.value.shape)
-
-    def rows_of(self, place: tuple[int, ...], tree: int) -> list[tuple[Any, ...]]:
-        """The rows of one tree, level by level."""
-        found, pending = [], [0]
-        for number, node in enumerate(pending):  # which grows meanwhile
-            cover = float(self.cover[(*place, node)])
-            if node >= self.split.shape[2] or not self.split[(*place, node)]:
-                value = float(self.value[(*place, node)])
-                found.append(
-                    (tree, number, f"{tree}-{number}", "Leaf", np.nan, None, None,
-                     None, value, cover, None)
-                )  # fmt: skip
-                continue
-            left = int(self.left[(*place, node)])
-            children = [f"{tree}-{len(pending)}", f"{tree}-{len(pending) + 1}"]
-            pending += [left, left + 1]
-            here = (*place, node)
-            threshold, feature = float(self.threshold[here]), int(self.feature[here])
-            missing = children[0 if self.missing_left[here] else 1]
-            sent = self._categories(here, feature) if np.isnan(threshold) else None
-            found.append(
-                (tree, number, f"{tree}-{number}", self.names[feature], threshold,
-                 *children, missing, float(self.gain[here]), cover, sent)
-            )  # fmt: skip
-        return found
-
-    def _categories(self, here, feature) -> list[Any]:
-        """The categories that go left."""
-        categories: Any = self.model.categories
-        group = categories.features.index(feature)
-        codes = np.asarray(categories.codes)[group]
-        known = np.flatnonzero(codes > 0)
-        words = np.asarray(self.model.left_codes)[here]
-        bits = words[codes[known] // 32] >> (codes[known] % 32).astype(np.uint32)
-        places = known[bits & 1 == 1].tolist()
-        values = None if categories.values is None else categories.values[group]
-        return places if values is None else [values[place] for place in places]
-
-
-def _of_leftmost_leaf(leaves):
-    """Of every node of heaps what rows that only go left end in."""
-    levels = [leaves]
-    while levels[0].shape[-1] > 1:
-        levels.insert(0, levels[0][..., ::2])
-    return np.concatenate(levels, axis=-1)
-
-
-def _known(model, kind, shape):
+def _measure(nodes, kind):
     """Gain or cover of every node; NaN where training sums are not known."""
-    found = np.full(shape, np.nan)
     try:
-        values = measure_nodes(model, kind, leaves=True)
+        return measure_nodes(nodes, kind)
     except ValueError:
-        return found
-    found[..., : values.shape[-1]] = values
-    return found
+        return np.full(nodes.left.shape, np.nan)
+
+
+def _list_rows(tree, number, names, model):
+    """The rows of one tree, level by level."""
+    rows = []
+    for node, left in enumerate(tree.left.tolist()):
+        label, cover = f"{number}-{node}", float(tree.curvature[node])
+        if left == LEAF:
+            value = float(tree.value[node])
+            rows.append(
+                (number, node, label, "Leaf", np.nan, None, None, None, value, cover,
+                 None)
+            )  # fmt: skip
+            continue
+        children = [f"{number}-{left}", f"{number}-{left + 1}"]
+        threshold, feature = float(tree.threshold[node]), int(tree.feature[node])
+        missing = children[0 if tree.missing_left[node] else 1]
+        sent = None
+        if np.isnan(threshold):
+            sent = _list_categories(model.categories, feature, tree.left_codes[node])
+        gain = float(tree.gain[node])
+        rows.append(
+            (number, node, label, names[feature], threshold, *children, missing, gain,
+             cover, sent)
+        )  # fmt: skip
+    return rows
+
+
+def _list_categories(categories, feature, words) -> list[Any]:
+    """The categories that go left."""
+    group = categories.features.index(feature)
+    codes = np.asarray(categories.codes)[group]
+    known = np.flatnonzero(codes > 0)
+    bits = words[codes[known] // 32] >> (codes[known] % 32).astype(np.uint32)
+    places = known[bits & 1 == 1].tolist()
+    values = None if categories.values is None else categories.values[group]
+    return places if values is None else [values[place] for place in places]

@@ -15,14 +15,9 @@ from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.lightgbm_categories import find_categories
-from jboost.interchange.linked import (
-    LEAF,
-    Nodes,
-    build_ensemble,
-    place_sets,
-    round_down,
-)
+from jboost.interchange.linked import build_ensemble, place_sets, round_down
 from jboost.model.ensemble import Ensemble
+from jboost.model.nodes import LEAF, Nodes
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
 _MISSING = ("none", "zero", "nan")  # the two bits after those

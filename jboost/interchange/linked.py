@@ -6,89 +6,26 @@ without those that are not split.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int32, UInt32
+from jaxtyping import Float, Float32, UInt32
 
 from jboost.interchange.category_sets import CategorySplit, check_growth
 from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents
+from jboost.model.nodes import Nodes, sort_nodes, take_tree
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
 from jboost.trees.tree import LeafSums
 
-LEAF = -1
 # Up to here trees become heaps: their kernel is the faster one, and the nodes that are
 # not split take a bearable amount of memory.
 _HEAP_DEPTH = 8
 _TINY = np.finfo(np.float32).tiny
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
 _NODE_BYTES = 30  # of one node in the arrays, without its set of categories
-
-
-class Nodes(NamedTuple):
-    """One tree; node 0 is the root.
-
-    Attributes:
-      left, right: the numbers of a node's children; LEAF in a leaf.
-      feature: 0 in a leaf.
-      threshold: ``x <= threshold`` goes left; NaN where ``left_codes`` decides.
-      missing_left: where NaN goes.
-      value: of a leaf; what it is of other nodes does not matter.
-      gradient, curvature, weight: sums over the rows of the node that the tree learned
-        from; NaN where that is not known.
-      left_codes: as in :class:`jboost.Ensemble`; None where no split is categorical.
-    """
-
-    left: Int32[np.ndarray, " M"]
-    right: Int32[np.ndarray, " M"]
-    feature: Int32[np.ndarray, " M"]
-    threshold: Float32[np.ndarray, " M"]
-    missing_left: Bool[np.ndarray, " M"]
-    value: Float32[np.ndarray, " M"]
-    gradient: Float[np.ndarray, " M"]
-    curvature: Float[np.ndarray, " M"]
-    weight: Float[np.ndarray, " M"]
-    left_codes: UInt32[np.ndarray, "M W"] | None = None
-
-    @property
-    def is_leaf(self) -> Bool[np.ndarray, " M"]:
-        """Which nodes are leaves."""
-        return self.left == LEAF
-
-
-def sort_nodes(tree: Nodes, root: int = 0) -> tuple[Nodes, int]:
-    """The nodes level by level, a right child behind its left one; and the depth.
-
-    Nodes that the root does not lead to are dropped.
-
-    Raises:
-      ValueError: the nodes form no tree.
-    """
-    levels, seen = [np.array([root])], 1
-    while True:
-        inner = levels[-1][~tree.is_leaf[levels[-1]]]
-        if not inner.size:
-            break
-        below = np.stack([tree.left[inner], tree.right[inner]], axis=1).reshape(-1)
-        seen += below.size
-        if below.min() < 0 or below.max() >= len(tree.left) or seen > len(tree.left):
-            raise ValueError(
-                "the nodes of a tree must form one, each child below one parent; these "
-                f"{len(tree.left)} do not"
-            )
-        levels.append(below)
-    order = np.concatenate(levels)
-    if len(np.unique(order)) < len(order):
-        raise ValueError("the nodes of a tree must each have one parent")
-    place = np.full(len(tree.left), LEAF, np.int32)
-    place[order] = np.arange(order.size)
-    tree = jax.tree.map(lambda array: array[order], tree)
-    left = np.where(tree.is_leaf, LEAF, place[tree.left])
-    right = np.where(tree.is_leaf, LEAF, left + 1).astype(np.int32)
-    return tree._replace(left=left, right=right), len(levels) - 1
 
 
 def round_down(threshold: Float[np.ndarray, " M"]) -> Float32[np.ndarray, " M"]:
@@ -133,70 +70,12 @@ def place_sets(
 
 
 def list_trees(model: Ensemble) -> list[Nodes]:
-    """The trees of a model in the order of rounds, K each, sorted.
+    """Returns the trees of a model in the order of rounds, K each, sorted.
 
-    Without nodes that are not split. The sums of inner nodes are those of the leaves
-    below.
+    Nodes that are not split are left out.
     """
-    model = jax.device_get(model)
-    places = np.ndindex(model.num_rounds, model.num_scores)
-    return [_list_nodes(model, at) for at in places]
-
-
-def _list_nodes(model, at):
-    split = model.is_split[at]
-    if model.links is None:
-        nodes = np.arange(2 * len(split) + 1)
-        left = np.where(nodes < len(split), 2 * nodes + 1, LEAF)
-        leaf_place = np.maximum(nodes - len(split), 0)
-    else:
-        left = model.links.left_child[at]
-        leaf_place = np.arange(len(left))
-        left = np.where(left == leaf_place, LEAF, left)
-    root, left, right = _contract(left, split)
-    inner = np.minimum(np.arange(len(left)), len(split) - 1)
-
-    def sums(name):
-        if model.sums is None:
-            return np.full(len(left), np.nan)
-        return getattr(model.sums, name)[at].astype(np.float64)[leaf_place]
-
-    codes = model.left_codes
-    tree = Nodes(
-        left=left.astype(np.int32),
-        right=right.astype(np.int32),
-        feature=model.feature[at][inner],
-        threshold=model.threshold[at][inner],
-        missing_left=model.missing_left[at][inner],
-        value=model.leaf_value[at][leaf_place],
-        gradient=sums("gradient"),
-        curvature=sums("curvature"),
-        weight=sums("weight"),
-        left_codes=None if codes is None else codes[at][inner],
-    )
-    tree, _ = sort_nodes(tree, root)
-    for name in ("gradient", "curvature", "weight"):
-        _sum_up(tree.left, getattr(tree, name))
-    return tree
-
-
-def _contract(left, split):
-    """The root, and children, of a tree whose right children follow the left ones.
-
-    What is not split hands all down to its left child, which takes its place.
-    """
-    kept = np.append(split, np.zeros(len(left) - len(split), bool)) | (left == LEAF)
-    target = np.where(kept, np.arange(len(left)), left)
-    while (target != target[target]).any():
-        target = target[target]
-    right = np.where(left == LEAF, LEAF, target[np.minimum(left + 1, len(left) - 1)])
-    return int(target[0]), np.where(left == LEAF, LEAF, target[left]), right
-
-
-def _sum_up(left, sums):
-    """Gives each node that is no leaf, later ones first, the sum of its children."""
-    for node in np.flatnonzero(left != LEAF)[::-1]:
-        sums[node] = sums[left[node]] + sums[left[node] + 1]
+    nodes = model.nodes()
+    return [take_tree(nodes, number) for number in range(len(nodes.left))]
 
 
 def build_ensemble(

@@ -11,14 +11,9 @@ from jaxtyping import Float
 
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
-from jboost.interchange.linked import (
-    LEAF,
-    Nodes,
-    build_ensemble,
-    place_sets,
-    round_down,
-)
+from jboost.interchange.linked import build_ensemble, place_sets, round_down
 from jboost.model.ensemble import Ensemble
+from jboost.model.nodes import LEAF, Nodes
 
 _READ = (
     "DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*, GradientBoosting* and "

@@ -17,10 +17,11 @@ from jboost.codes.category_codes import MOST_VALUES
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
 from jboost.interchange.failures import ForeignError, report_failures
-from jboost.interchange.linked import LEAF, Nodes, build_ensemble, place_sets
+from jboost.interchange.linked import build_ensemble, place_sets
 from jboost.interchange.ubjson import read_ubjson
 from jboost.interchange.xgboost_categories import read_categories
 from jboost.model.ensemble import Ensemble, truncate
+from jboost.model.nodes import LEAF, Nodes
 
 # Objectives whose base_score is a probability or a mean; of others it is a score.
 LOGIT = ("binary:logistic", "reg:logistic")

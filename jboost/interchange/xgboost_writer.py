@@ -16,12 +16,13 @@ import numpy as np
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import list_values
-from jboost.interchange.linked import LEAF, Nodes, list_trees
+from jboost.interchange.linked import list_trees
 from jboost.interchange.ubjson import write_ubjson
 from jboost.interchange.xgboost_categories import CategoryNames, describe_categories
 from jboost.interchange.xgboost_reader import LOG, LOGIT, link
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
+from jboost.model.nodes import LEAF, Nodes
 
 _VERSION = [3, 2, 0]
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models: prediction, files, joining. Imports nothing of training.
+"""Models: prediction and files. Imports nothing of training.
 
 A service that only predicts imports this package alone: ``from jboost.model import
 load, predict``.

@@ -19,6 +19,7 @@ from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
 from jboost.entry.representation import show_fields
+from jboost.model.nodes import Nodes, list_nodes
 from jboost.model.slices import take_part
 from jboost.tables.categories import Categories, column_values
 from jboost.tables.frames import Schema
@@ -40,6 +41,10 @@ class Model:
 
     def as_ensemble(self) -> "Ensemble":
         """Returns the model in the form that prediction and explanation take."""
+        raise NotImplementedError
+
+    def nodes(self, rounds: slice = slice(None)) -> Nodes:
+        """Returns the nodes of all trees, or of some rounds, for people and files."""
         raise NotImplementedError
 
 
@@ -147,6 +152,10 @@ class Ensemble(Model):
     def as_ensemble(self) -> "Ensemble":
         """Returns the model itself."""
         return self
+
+    def nodes(self, rounds: slice = slice(None)) -> Nodes:
+        """Returns the nodes of all trees, or of some rounds; T counts all K scores."""
+        return list_nodes(self, rounds)
 
     @property
     def is_split(self) -> Bool[Array, "R K I"]:

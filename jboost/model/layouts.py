@@ -14,8 +14,9 @@ import numpy as np
 
 from jboost.codes.bins import Bins
 from jboost.model.ensemble import FORMAT_VERSION, Ensemble, Links
+from jboost.model.nodes import LEAF
 from jboost.model.regression_tree import FORMAT_VERSION as TREE_VERSION
-from jboost.model.regression_tree import LEAF, RegressionTree
+from jboost.model.regression_tree import RegressionTree
 from jboost.tables.categories import WORD, Categories
 from jboost.tables.sparse import check_absent
 from jboost.trees.tree import LeafSums

@@ -24,7 +24,7 @@ from jboost.model.slices import find_sharding, take_part
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.frames import read_frame
-from jboost.tables.targets import read_offset
+from jboost.tables.offsets import read_offset
 
 _FEW_NODES, _FEW_LEVELS = 64, 8  # smallest sizes of a padded single tree
 

@@ -22,11 +22,11 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.representation import show_fields
 from jboost.model.ensemble import Ensemble, Links, Model
+from jboost.model.nodes import LEAF, Nodes
 from jboost.tables.frames import Schema
 from jboost.trees.tree import LeafSums
 
 FORMAT_VERSION = 1
-LEAF = -1  # the left child of a node that has no children
 
 
 @jax.tree_util.register_dataclass
@@ -144,6 +144,29 @@ class RegressionTree(Model):
             links=Links(
                 repeat(numpy.where(is_leaf, node, left), np.int32), self.max_depth
             ),
+        )
+
+    def nodes(self, rounds: slice = slice(None)) -> Nodes:
+        """Returns a tree for each target, all with the same splits."""
+        del rounds  # there is only one
+
+        def repeat(array: Any) -> Any:
+            return np.broadcast_to(array, (self.num_scores, self.num_nodes))
+
+        left, weight = np.asarray(self.left), np.asarray(self.weight)
+        value = np.asarray(self.value).reshape(self.num_nodes, -1).T
+        return Nodes(
+            left=repeat(left),
+            right=repeat(np.where(left == LEAF, LEAF, left + 1)),
+            feature=repeat(self.feature),
+            threshold=repeat(self.threshold),
+            missing_left=repeat(self.missing_left),
+            value=value,
+            gradient=-value * weight,  # of squared error, at score 0
+            curvature=repeat(weight),
+            weight=repeat(weight),
+            l2=repeat(np.float64(0)),
+            gain=repeat(self.gain),
         )
 
 

@@ -20,8 +20,8 @@ from jboost.model.ensemble import Ensemble
 from jboost.model.preparing import check_columns
 from jboost.numerics.padding import padded_size
 from jboost.tables.categories import Categories
+from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import check_gaps, read_rows
-from jboost.tables.targets import read_offset
 
 _BLOCK_CELLS = 2**21  # numbers in a block: 8 MiB
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from jboost.entry.checks import check_integer
 from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
-from jboost.model.ensemble import Ensemble
-from jboost.model.regression_tree import RegressionTree
+from jboost.model.ensemble import Model
 from jboost.plotting.canvas import (
     colours,
     ink,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def importance(
-    model: Ensemble | RegressionTree | Importance,
+    model: Model | Importance,
     *,
     kind: ImportanceKind = "improvement",
     max_features: int = 20,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from jboost.entry.checks import check_word
-from jboost.model.ensemble import Ensemble
-from jboost.model.regression_tree import RegressionTree
+from jboost.model.ensemble import Model
 from jboost.plotting.canvas import check_axes, ink, need_matplotlib
 from jboost.plotting.tree_layout import place_across, place_along
 from jboost.plotting.tree_tables import ROOT, TreeTable, node_words, read_tree
@@ -39,7 +38,7 @@ class _Boxes(NamedTuple):
 
 
 def tree(
-    model: Ensemble | RegressionTree,
+    model: Model,
     round: int = 0,
     score: int = 0,
     *,

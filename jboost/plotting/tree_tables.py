@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jboost.entry.checks import check_integer
-from jboost.model.ensemble import Ensemble, check_model, describe_model
-from jboost.model.regression_tree import RegressionTree
+from jboost.model.ensemble import Model, read_model
+from jboost.model.nodes import take_tree
 from jboost.plotting.canvas import label_features, shorten, write_number
 
 ROOT = -1  # is nobody's child
@@ -61,20 +61,8 @@ class TreeTable(NamedTuple):
     middle: float
 
 
-class _Arrays(NamedTuple):
-    """One tree by number of node; the right child follows the left."""
-
-    left: np.ndarray  # -1 in leaves
-    feature: np.ndarray
-    threshold: np.ndarray
-    missing_left: np.ndarray
-    value: np.ndarray  # [M]
-    cover: np.ndarray  # [M], right in leaves
-    left_codes: np.ndarray | None  # [M, W]
-
-
 def tree_to_dot(
-    model: Ensemble | RegressionTree,
+    model: Model,
     round: int = 0,
     score: int = 0,
     *,
@@ -137,7 +125,7 @@ def node_words(node: Node, precision: int) -> list[str]:
 
 
 def read_tree(
-    model: Ensemble | RegressionTree,
+    model: Model,
     round: int,
     score: int,
     feature_names: Sequence[str] | None,
@@ -145,38 +133,29 @@ def read_tree(
     precision: int,
 ) -> TreeTable:
     """Checks the arguments and puts one tree into words."""
-    if not isinstance(model, Ensemble | RegressionTree):
-        raise TypeError(
-            "model must be an Ensemble or a RegressionTree, got "
-            f"{describe_model(model)}"
-        )
-    if isinstance(model, Ensemble):
-        check_model(model)
-    score = check_integer("score", score, least=0, most=model.num_scores - 1)
+    ensemble = read_model(model)
+    num_rounds, num_scores = ensemble.num_rounds, ensemble.num_scores
+    score = check_integer("score", score, least=0, most=num_scores - 1)
     check_integer("precision", precision, least=1, most=17)
     if max_depth is not None:
         check_integer("max_depth", max_depth, least=0)
-    names = _check_names(feature_names, model)
-    if isinstance(model, RegressionTree):
-        if round not in (0, -1):
-            raise ValueError(f"round must be 0 for a RegressionTree, got {round!r}")
-        arrays, title, cover_name = _read_single(model, score), [], WEIGHT
-    else:
-        rounds = model.num_rounds
-        if rounds == 0:
-            raise ValueError("model must have at least one round, got none")
-        check_integer("round", round, least=-rounds, most=rounds - 1)
-        round %= rounds
-        title, cover_name = [f"round {round} of {rounds}"], _cover_name(model)
-        arrays = _read_round(model, round, score, cover_name)
-    if model.num_scores > 1:
+    names = _check_names(feature_names, ensemble)
+    if num_rounds == 0:
+        raise ValueError("model must have at least one round, got none")
+    check_integer("round", round, least=-num_rounds, most=num_rounds - 1)
+    round %= num_rounds
+    tree = take_tree(model.nodes(slice(round, round + 1)), score)
+    cover, cover_name = _choose_cover(tree)
+    title = [] if model.single_tree else [f"round {round} of {num_rounds}"]
+    if num_scores > 1:
         title.append(f"score {score}")
-    middle = float(arrays.value[0]) if isinstance(model, RegressionTree) else 0.0
+    # A boosted tree adds to the score; a single tree starts from the mean.
+    middle = float(tree.value[0]) if model.single_tree else 0.0
 
     def say(node):
-        return _say_condition(model, arrays, node, names, precision)
+        return _say_condition(ensemble, tree, node, names, precision)
 
-    nodes = _walk(arrays, max_depth, say)
+    nodes = _walk(tree, cover, max_depth, say)
     return TreeTable(nodes, ", ".join(title), cover_name, middle)
 
 
@@ -190,57 +169,12 @@ def _check_names(feature_names, model):
     return label_features([str(name) for name in feature_names], model.num_features)
 
 
-def _read_single(tree, score):
-    value = np.asarray(tree.value)
-    value = value if value.ndim == 1 else value[:, score]
-    parts = (tree.left, tree.feature, tree.threshold, tree.missing_left)
-    left, feature, threshold, missing_left = map(np.asarray, parts)
-    cover = np.asarray(tree.weight)
-    return _Arrays(left, feature, threshold, missing_left, value, cover, None)
-
-
-def _cover_name(model):
-    """Weights of rows, or curvature where only that is known."""
-    if model.sums is not None:
-        if np.isfinite(model.sums.weight).all():
-            return WEIGHT
-        if np.isfinite(model.sums.curvature).all():
-            return CURVATURE
-    return ""
-
-
-def _read_round(model, round, score, cover_name):
-    """One tree of an ensemble, from a heap or by its links."""
-
-    def pick(array):
-        return np.asarray(array[round, score])
-
-    parts = (model.feature, model.threshold, model.missing_left)
-    feature, threshold, missing_left = map(pick, parts)
-    left_codes = None if model.left_codes is None else pick(model.left_codes)
-    value = pick(model.leaf_value)
-    cover = np.full(value.shape, np.nan)
-    if cover_name:
-        sums = model.sums.weight if cover_name == WEIGHT else model.sums.curvature
-        cover = pick(sums).astype(np.float64)
-    split = pick(model.is_split)
-    if model.links is not None:
-        left = np.where(split, pick(model.links.left_child), -1)
-    else:
-        inner = np.arange(len(feature))
-        left = np.full(2 * len(feature) + 1, -1)
-        left[inner] = np.where(split, 2 * inner + 1, -1)
-        # Rows of a node that is not split go left to the last level.
-        value, cover = _lift(value), _lift(cover)
-    return _Arrays(left, feature, threshold, missing_left, value, cover, left_codes)
-
-
-def _lift(leaves):
-    """Of every node of a heap what its leftmost leaf has."""
-    levels = [leaves]
-    while len(levels[0]) > 1:
-        levels.insert(0, levels[0][::2])
-    return np.concatenate(levels)
+def _choose_cover(tree):
+    """The weight of the rows, or their curvature where only that is known."""
+    for cover, name in ((tree.weight, WEIGHT), (tree.curvature, CURVATURE)):
+        if np.isfinite(cover).all():
+            return cover, name
+    return np.full(len(tree.left), np.nan), ""
 
 
 class _Visit(NamedTuple):
@@ -266,44 +200,41 @@ def _visit(left) -> list[_Visit]:
     return visits
 
 
-def _walk(arrays, max_depth, say) -> list[Node]:
-    """The nodes from the root on, those below ``max_depth`` left out."""
-    visits = _visit(arrays.left)
-    cover, leaves = np.zeros(len(visits)), np.zeros(len(visits), int)
-    for place, visit in reversed([*enumerate(visits)]):
-        if arrays.left[visit.node] < 0:
-            cover[place], leaves[place] = arrays.cover[visit.node], 1
+def _walk(tree, cover, max_depth, say) -> list[Node]:
+    """The nodes from the root on, without those below ``max_depth``."""
+    visits = _visit(tree.left)
+    leaves = tree.is_leaf.astype(int)
+    for visit in reversed(visits):
         if visit.parent != ROOT:
-            cover[visit.parent] += cover[place]
-            leaves[visit.parent] += leaves[place]
+            leaves[visits[visit.parent].node] += leaves[visit.node]
     nodes: list[Node] = []
-    new = {ROOT: ROOT}  # the place of a visit in the table
+    new = {ROOT: ROOT}  # the index of a visit in the table
     for place, (node, parent, is_left, depth) in enumerate(visits):
         if max_depth is not None and depth > max_depth:
             continue
         new[place] = len(nodes)
-        inside = arrays.left[node] >= 0 and depth != max_depth
+        inside = not tree.is_leaf[node] and depth != max_depth
         nodes.append(
             Node(
                 parent=new[parent],
                 is_left=is_left,
                 depth=depth,
                 condition=say(node) if inside else "",
-                missing_left=bool(arrays.missing_left[node]) if inside else True,
-                value=float(arrays.value[node]) if leaves[place] == 1 else np.nan,
-                cover=float(cover[place]),
-                num_leaves=int(leaves[place]),
+                missing_left=bool(tree.missing_left[node]) if inside else True,
+                value=float(tree.value[node]) if leaves[node] == 1 else np.nan,
+                cover=float(cover[node]),
+                num_leaves=int(leaves[node]),
             )
         )
     return nodes
 
 
-def _say_condition(model, arrays, node, names, precision):
+def _say_condition(model, tree, node, names, precision):
     """What holds of the rows that go left."""
-    feature, threshold = int(arrays.feature[node]), float(arrays.threshold[node])
+    feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
     name = names[feature]
     if np.isnan(threshold):
-        return f"{name} {_say_set(model.categories, feature, arrays.left_codes[node])}"
+        return f"{name} {_say_set(model.categories, feature, tree.left_codes[node])}"
     if threshold == np.inf:
         return f"{name} is known"  # values are split from missing ones
     return f"{name} ≤ {write_number(threshold, precision)}"

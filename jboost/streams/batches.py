@@ -19,9 +19,10 @@ from jaxtyping import Float, Shaped
 
 from jboost.entry import checks
 from jboost.model.containers import FileError
-from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.collisions import warn_of_collisions, warn_of_rounding
 from jboost.tables.frames import Schema, read_frame, read_values
-from jboost.tables.targets import check_offset, check_targets, check_weights
+from jboost.tables.offsets import check_offset
+from jboost.tables.targets import check_targets, check_weights
 
 BATCH_ROWS = 65536  # in a batch that is cut here
 
@@ -276,10 +277,10 @@ def _check_batch(given, number, schema, categorical):
     if offset is not None:
         offset = read_values(offset, f"offset {place}")
         num_scores = 1 if np.ndim(offset) == 1 else np.shape(offset)[-1]
-        offset = check_offset(
-            offset, size, num_scores, f"offset {place}", warn=number == 0
-        )
-        offset = np.asarray(offset)
+        given, name = offset, f"offset {place}"
+        offset = np.asarray(check_offset(given, size, num_scores, name))
+        if number == 0:
+            warn_of_rounding(given, name)
     return Batch(matrix, targets, weights, offset, frame.names), frame.schema
 
 

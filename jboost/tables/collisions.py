@@ -8,10 +8,9 @@ first column with such values, because jboost computes in float32.
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from jboost.entry.warning import warn_user
-from jboost.tables.frames import first_rows
+from jboost.tables.frames import first_rows, read_values
 from jboost.tables.sparse import is_sparse, sort_entries
 
 _ROWS = 100_000  # rows per column that are checked
@@ -26,13 +25,17 @@ def warn_of_collisions(x: Any) -> None:
             return
 
 
-def warn_of_rounding(values: Shaped[np.ndarray, "N *K"], name: str) -> None:
+def warn_of_rounding(values: Any, name: str) -> None:
     """Warns once if distinct targets or offsets become equal in float32.
 
     Args:
-      values: one or more numbers per row.
+      values: one or more numbers per row, as the user passed them. JAX arrays are not
+        checked: they usually are float32 already.
       name: name of the argument, for the message.
     """
+    values = read_values(values, name)
+    if not isinstance(values, np.ndarray):
+        return
     head = values[:_ROWS]
     for column in head.reshape(len(head), -1).T:
         if _warn(name, column.dtype, len(column), *_count_distinct(column)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks targets, weights and offsets, and converts them to 32 bits.
+"""Checks targets and weights, and converts them to 32 bits.
 
 In: arguments as a user passes them. Out: arrays with one row per row of x. Every
 message names the argument, the expectation and the value. Traced values are not
@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import read_values
+from jboost.tables.offsets import check_finite, narrow_floats
 
 
 def check_targets(
@@ -43,15 +44,15 @@ def check_targets(
     def check(leaf):
         given = array = read_values(leaf, name)
         if jnp.issubdtype(array.dtype, np.floating):
-            array = _narrow_floats(array)
+            array = narrow_floats(array)
         elif array.dtype.itemsize == 8:
             array = _narrow_integers(array, name)
         if array.ndim == 0 or array.shape[0] != num_rows:
             raise ValueError(
                 f"{name} must have {num_rows} rows, as x has, got shape {array.shape}"
             )
-        _check_finite(array, weights, name, given)
-        if warn and isinstance(given, np.ndarray):
+        check_finite(array, weights, name, given)
+        if warn:
             warn_of_rounding(given, name)
         return array
 
@@ -92,7 +93,7 @@ def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
     array = array if isinstance(array, Tracer) else np.asarray(array)
     if array.shape != (num_rows,):
         raise ValueError(f"{name} must have shape ({num_rows},), got {array.shape}")
-    given, array = array, _narrow_floats(array)
+    given, array = array, narrow_floats(array)
     if isinstance(array, Tracer):
         return array
     bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
@@ -107,52 +108,6 @@ def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
     return array
 
 
-def check_offset(
-    offset: Any,
-    num_rows: int,
-    num_scores: int,
-    name: str = "offset",
-    *,
-    warn: bool = False,
-) -> Array | np.ndarray:
-    """Returns an offset [N], or [N, K] for K > 1, as float32 scores [K, N].
-
-    Args:
-      offset: the scores to which the model adds.
-      num_rows: N.
-      num_scores: K.
-      name: name of the argument, for errors.
-      warn: whether to warn about distinct values that become equal in float32.
-    """
-    shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
-    array = read_values(offset, name)
-    if array.shape != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    given, array = array, _narrow_floats(array)
-    _check_finite(array, None, name, given)
-    if warn and isinstance(given, np.ndarray):
-        warn_of_rounding(given, name)
-    return array[None, :] if num_scores == 1 else array.T
-
-
-def read_offset(
-    offset: Any,
-    num_rows: int,
-    num_scores: int,
-    name: str = "offset",
-    *,
-    warn: bool = False,
-) -> Array | np.ndarray:
-    """Returns :func:`check_offset` as [N, K].
-
-    The result is a NumPy array unless traced, because operations of JAX would be
-    compiled for each number of rows.
-    """
-    if isinstance(offset, jax.Array) and not isinstance(offset, Tracer):
-        offset = np.asarray(offset)
-    return check_offset(offset, num_rows, num_scores, name, warn=warn).T
-
-
 def _stack_list(y, name):
     try:
         return np.asarray(y)
@@ -161,11 +116,6 @@ def _stack_list(y, name):
             f"{name} must be an array, got a list of arrays of different shapes; pass "
             "a tuple or a dict for several targets per row"
         ) from None
-
-
-def _narrow_floats(array):
-    with np.errstate(over="ignore"):  # overflow becomes infinity, which is rejected
-        return array.astype(np.float32)
 
 
 def _narrow_integers(array, name):
@@ -178,19 +128,3 @@ def _narrow_integers(array, name):
             f"{array[large][0]}; pass floats instead"
         )
     return array.astype(np.int32)
-
-
-def _check_finite(array, weights, name, given):
-    """Raises ValueError if a value is not finite in float32, and reports ``given``."""
-    if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, np.floating):
-        return
-    host = np.asarray(array)
-    bad = ~np.isfinite(host).all(axis=tuple(range(1, host.ndim)))
-    if weights is not None and not isinstance(weights, Tracer):
-        bad &= np.asarray(weights) > 0
-    if bad.any():
-        row = np.flatnonzero(bad)[0]
-        raise ValueError(
-            f"{name} must be finite in every row of positive weight, got "
-            f"{np.asarray(given)[row]} in row {row}"
-        )

@@ -15,7 +15,7 @@ import numpy as np
 from jboost.codes.bins import Bins
 from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
 from jboost.model.ensemble import Ensemble, to_ensemble, truncate
-from jboost.model.joining import append_rounds
+from jboost.training.joining import append_rounds
 from jboost.training.scoring import BY_LOSS, Criterion
 from jboost.trees.tree import BoostedTrees, Tree
 

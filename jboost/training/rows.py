@@ -17,14 +17,11 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
+from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
+from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
-from jboost.tables.targets import (
-    check_targets,
-    check_weights,
-    match_targets,
-    read_offset,
-)
+from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
 from jboost.trees.candidates import sort_rows
 
@@ -69,7 +66,8 @@ def make_rows(
     scores = np.zeros((size, num_scores), np.float32)
     if offset is not None:
         name = f"{prefix}offset"
-        scores = read_offset(offset, size, num_scores, name, warn=True)
+        scores = read_offset(offset, size, num_scores, name)
+        warn_of_rounding(offset, name)
     total = padded_size(size) if padded else size
 
     pad = partial(pad_rows, size=total)

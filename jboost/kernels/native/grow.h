@@ -103,7 +103,7 @@ struct GrowLoops {
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
   // Rounds the derivatives of a chunk to words; see
-  // jboost.numerics.fixed_point.quantise.
+  // jboost.numerics.fixed_point.quantize.
   void (*quantise)(const float* gradient, const float* curvature, int64_t first_row,
                    int64_t count, const float* scale, const uint32_t* seed,
                    bool stochastic, bool uniform, const uint8_t* in_bag,

@@ -6,7 +6,6 @@ different depth are brought to one layout; no prediction changes by that.
 """
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -102,49 +101,35 @@ def _map_leaves(change, sums):
 
 
 def _link(model: Ensemble) -> Ensemble:
-    """A model whose trees are linked; heaps keep their numbers of nodes.
-
-    A node that a heap does not split is a leaf, and those below it are not reached;
-    unless one is split to which all its rows go on.
-    """
+    """Returns a model with linked trees; heaps keep the indices of their nodes."""
     if model.links is not None:
         return model
-    depth, num_inner = model.max_depth, model.feature.shape[2]
-    num_nodes = 2 * num_inner + 1
-    node = np.arange(num_nodes, dtype=np.int32)
-    extend = ((0, 0), (0, 0), (0, num_nodes - num_inner))
-    inner = np.pad(np.asarray(model.is_split), extend)
-    levels = [slice(2**level - 1, 2 ** (level + 1) - 1) for level in range(depth + 1)]
-    for above, below in reversed([*pairwise(levels)]):
-        inner[:, :, above] |= inner[:, :, below][:, :, ::2]
-    reached = np.zeros_like(inner)
-    reached[:, :, 0] = True
-    for above, below in pairwise(levels):
-        going_on = reached[:, :, above] & inner[:, :, above]
-        reached[:, :, below] = np.repeat(going_on, 2, axis=2)
-    inner &= reached
-    # All rows of a node that is not split come to the leftmost leaf below it.
-    height = (
-        depth + 1 - np.array([(number + 1).bit_length() for number in node.tolist()])
+    nodes = model.nodes()
+    is_leaf = nodes.is_leaf
+
+    def by_round(array) -> Any:
+        return array.reshape(model.num_rounds, model.num_scores, *array.shape[1:])
+
+    def of_leaves(values):
+        return by_round(np.where(is_leaf, values, 0).astype(np.float32))
+
+    sums = model.sums
+    if sums is not None:
+        sums = sums._replace(
+            gradient=of_leaves(nodes.gradient),
+            curvature=of_leaves(nodes.curvature),
+            weight=of_leaves(nodes.weight),
+        )
+    left_codes = None if nodes.left_codes is None else by_round(nodes.left_codes)
+    own = np.arange(nodes.left.shape[1], dtype=np.int32)
+    left_child = np.where(is_leaf, own, nodes.left)
+    return replace(
+        model,
+        feature=by_round(nodes.feature),
+        threshold=by_round(nodes.threshold),
+        missing_left=by_round(nodes.missing_left),
+        leaf_value=of_leaves(nodes.value),
+        sums=sums,
+        left_codes=left_codes,
+        links=Links(by_round(left_child), model.max_depth),
     )
-    leftmost = ((node + 1) << height) - 2**depth
-    leaf = reached & ~inner
-
-    def spread(values):
-        return np.where(leaf, np.asarray(values)[:, :, leftmost], np.float32(0))
-
-    def fill(array, value):
-        array = np.pad(np.asarray(array), extend)
-        return np.where(inner, array, np.asarray(value, array.dtype))
-
-    arrays: dict[str, Any] = dict(
-        feature=fill(model.feature, 0),
-        threshold=fill(model.threshold, np.inf),
-        missing_left=fill(model.missing_left, True),
-        leaf_value=spread(model.leaf_value),
-        sums=_map_leaves(spread, model.sums),
-    )
-    if model.left_codes is not None:
-        arrays["left_codes"] = np.pad(np.asarray(model.left_codes), (*extend, (0, 0)))
-    left_child: Any = np.where(inner, 2 * node + 1, node).astype(np.int32)
-    return replace(model, **arrays, links=Links(left_child, depth))
