@@ -1,17 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of training, for boosting loops of your own."""
 
-from jboost.codes.codes import SparseCodes
-from jboost.trees.growing import grow_tree
-from jboost.trees.histogram import build_histogram
-from jboost.trees.splitting import find_split
+from jboost.codes.codes import DenseCodes, SparseCodes
+from jboost.codes.preparing import prepare_codes
+from jboost.trees.own_trees import (
+    find_leaves,
+    fit_leaves,
+    grow_tree,
+    predict_tree,
+    stack_trees,
+)
+from jboost.trees.splitting import Split
+from jboost.trees.steps import Histogram, build_histogram, find_split
 from jboost.trees.tree import LeafSums, Tree
 
 __all__ = [
+    "DenseCodes",
+    "Histogram",
     "LeafSums",
     "SparseCodes",
+    "Split",
     "Tree",
     "build_histogram",
+    "find_leaves",
     "find_split",
+    "fit_leaves",
     "grow_tree",
+    "predict_tree",
+    "prepare_codes",
+    "stack_trees",
 ]

@@ -14,7 +14,7 @@ import references
 import jboost as jb
 from jboost.codes import binning
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import binning_cpu, grow_cpu, library
+from jboost.kernels import binning_cpu, code_operands, library
 from jboost.tables import frames
 
 pytestmark = pytest.mark.skipif(
@@ -176,7 +176,7 @@ def test_rows_may_begin_at_any_address(offset):
     assert_same_cuts(x, None, 16)
     bins = jb.fit_bins(x, max_bins=16, implementation="cpu")
     with use_implementation("cpu"):
-        columns, _ = binning.bin_columns(bins, x)
+        columns = binning.bin_columns(bins, x).columns
     expected = jb.apply_bins(bins, x, implementation="xla")
     np.testing.assert_array_equal(columns, expected.T)
 
@@ -266,7 +266,7 @@ def test_thresholds_at_zero_are_not_below_what_counts_as_zero(isa):
     ],
 )
 def test_packed_shape(num_features, shape):
-    assert grow_cpu.packed_shape(num_features, 9) == shape
+    assert code_operands.packed_shape(num_features, 9) == shape
 
 
 @pytest.mark.parametrize(
@@ -287,21 +287,22 @@ def test_both_layouts_hold_the_codes(isa, num_bins, num_features, size, num_rows
     thresholds, x = thresholds_and_values(num_bins - 1, num_features, size)
     bins = jb.Bins(thresholds)
     with use_implementation("cpu"):
-        columns, packed = binning.bin_columns(bins, x, num_rows)
+        codes = binning.bin_columns(bins, x, num_rows)
+    columns, packed = codes.columns, codes.packed
     expected = np.asarray(jb.apply_bins(bins, x, implementation="xla")).T
     np.testing.assert_array_equal(columns[:, :size], expected)
     first = np.repeat(expected[:, :1], num_rows - size, axis=1)
     np.testing.assert_array_equal(columns[:, size:], first)
     assert packed is not None
     assert packed.dtype == columns.dtype
-    assert packed.shape == grow_cpu.packed_shape(num_features, num_rows)
+    assert packed.shape == code_operands.packed_shape(num_features, num_rows)
     rows = np.moveaxis(np.asarray(packed), 0, 1).reshape(num_rows, -1)
     np.testing.assert_array_equal(rows[:, :num_features].T, columns)
     assert not rows[:, num_features:].any()
     with use_implementation("xla"):
-        plain, none = binning.bin_columns(bins, x, num_rows)
-    assert none is None
-    np.testing.assert_array_equal(plain, columns)
+        plain = binning.bin_columns(bins, x, num_rows)
+    assert plain.packed is None
+    np.testing.assert_array_equal(plain.columns, columns)
 
 
 # Under transformations, and threads.
@@ -365,17 +366,19 @@ from jboost.entry.implementation import use_implementation
 x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
 bins = jb.fit_bins(x, implementation="cpu")
 with use_implementation("cpu"):
-    columns, packed = binning.bin_columns(bins, x)
+    codes = binning.bin_columns(bins, x)
 sys.stdout.buffer.write(np.asarray(bins.thresholds).tobytes())
-sys.stdout.buffer.write(np.asarray(columns).tobytes())
-sys.stdout.buffer.write(np.asarray(packed).tobytes())
+sys.stdout.buffer.write(np.asarray(codes.columns).tobytes())
+sys.stdout.buffer.write(np.asarray(codes.packed).tobytes())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
     bins = jb.fit_bins(x, implementation="cpu")
     with use_implementation("cpu"):
-        columns, packed = binning.bin_columns(bins, x)
-    parts = [np.asarray(each) for each in (bins.thresholds, columns, packed)]
+        codes = binning.bin_columns(bins, x)
+    parts = [
+        np.asarray(each) for each in (bins.thresholds, codes.columns, codes.packed)
+    ]
     assert done.stdout == b"".join(part.tobytes() for part in parts)
 
 

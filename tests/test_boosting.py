@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from tables import ROWS, SMALL, make_columns, make_regression
 
 import jboost as jb
-from jboost.boosting.loop import seed_words
+from jboost.numerics.random_bits import seed_from_key
 
 X, Y = make_regression()
 BINS = jb.fit_bins(X)
@@ -156,7 +156,7 @@ def test_weights_are_relative():
 
 
 def test_keys_of_four_words_are_different_seeds():
-    words = [seed_words(jax.random.key(seed, impl="rbg")) for seed in range(8)]
+    words = [seed_from_key(jax.random.key(seed, impl="rbg")) for seed in range(8)]
     assert len({tuple(np.asarray(pair).tolist()) for pair in words}) == 8
 
 

@@ -17,8 +17,10 @@ import xgboost as xgb
 from tables import make_regression
 
 import jboost as jb
-from jboost.trees.candidates import measure, propose, sort_rows
-from jboost.trees.levels import TreeLimits
+from jboost.codes.codes import DenseCodes
+from jboost.codes.preparing import sort_rows
+from jboost.trees.candidates import measure, propose
+from jboost.trees.limits import TreeLimits
 from jboost.trees.sorted_growth import grow_sorted_tree
 
 N = 256
@@ -97,9 +99,9 @@ def make_rows(seed, num_values=60, missing=0.15):
 
 @partial(jax.jit, static_argnames="max_depth")
 def grow_locally(columns, gradient, curvature, in_bag, mass, limits, max_depth=4):
-    order = sort_rows(columns)
+    codes = DenseCodes(columns, order=sort_rows(columns))
     return grow_sorted_tree(
-        columns, order, gradient, curvature, in_bag, jnp.zeros(2, jnp.uint32), limits,
+        codes, gradient, curvature, in_bag, jnp.zeros(2, jnp.uint32), limits,
         measure(jnp.where(in_bag, mass, 0), jnp.sum(in_bag)), max_depth=max_depth,
     )  # fmt: skip
 
@@ -148,9 +150,12 @@ def test_candidates_are_less_than_eps_apart(num_bins, masses):
     mass = MASSES[masses](rng).astype(np.int32)
     columns = jnp.asarray(codes.astype(np.uint8))
     proposal = propose_compiled(
-        columns, sort_rows(columns), jnp.asarray(mass), num_bins=num_bins + 1
-    )
-    for feature, (found, highest) in enumerate(zip(*proposal, strict=True)):
+        DenseCodes(columns, order=sort_rows(columns)), jnp.asarray(mass),
+        num_bins=num_bins + 1,
+    )  # fmt: skip
+    for feature, (found, highest) in enumerate(
+        zip(proposal.codes.columns, proposal.highest, strict=True)
+    ):
         own = codes[feature]
         values, known = np.unique(own[own > 0]), own > 0
         expected = references.find_bins(

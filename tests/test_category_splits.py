@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from by_column import find_leaves, grow_levels
 
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
 from jboost.trees.category_splits import CategoryLimits, find_mixed_split, pack_bits
-from jboost.trees.growing import grow_tree, predict_tree
-from jboost.trees.levels import TreeLimits
+from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import ValueLimits
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 500, 4, 12
@@ -27,7 +27,7 @@ UNIT = jnp.array([0.25, 0.5])
 CODES = {0: 11, 2: 3}  # categorical features and how many codes they have
 NAMES = ("xla", "cpu") if library.available() else ("xla",)
 SIZES = ("max_depth", "num_bins", "max_leaves", "uniform", "implementation")
-grow_compiled = jax.jit(grow_tree, static_argnames=SIZES)
+grow_compiled = jax.jit(grow_levels, static_argnames=SIZES)
 search = jax.jit(find_mixed_split)
 
 
@@ -174,7 +174,7 @@ def test_trees_equal_the_literal_grower(name, samples, held, implementation):
     assert found == {n: set(codes) for n, codes in expected.left_codes.items() if codes}
     assert len(expected.left_codes) >= 2 and len(np.unique(leaf)) >= 4
     with use_implementation(implementation):
-        descended = predict_tree(tree, jnp.asarray(rows[0]))
+        descended = find_leaves(tree, jnp.asarray(rows[0]))
     np.testing.assert_array_equal(descended, leaf)
 
 
@@ -218,7 +218,7 @@ def test_trees_of_the_kernels_are_those_of_plain_xla(name):
     one, other = (
         jax.jit(
             partial(
-                grow_tree, max_depth=depth, num_bins=bins, uniform=uniform,
+                grow_levels, max_depth=depth, num_bins=bins, uniform=uniform,
                 max_leaves=20 if limited else None, implementation=which,
             )
         )(*rows)

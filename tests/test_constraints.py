@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from by_column import grow_levels
 from hypothesis import given, settings
 from references import Constraints
 from scipy import optimize
 from tables import squared_distance
 
 import jboost as jb
-from jboost.trees.growing import grow_tree
-from jboost.trees.levels import TreeLimits
-from jboost.trees.splitting import UNBOUNDED, ValueLimits, find_split
+from jboost.trees.limits import TreeLimits
+from jboost.trees.splitting import UNBOUNDED, ValueLimits, search_split
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 500, 4, 16
 WORDS = jnp.array([5, 6], jnp.uint32)
@@ -31,7 +31,7 @@ OVERLAPPING = ((0, 1), (1, 2))  # feature 3 is of no group
 HALF_ULP = 2.0**-24
 
 SIZES = ("max_depth", "num_bins", "max_leaves", "implementation")
-grow_compiled = jax.jit(grow_tree, static_argnames=SIZES)
+grow_compiled = jax.jit(grow_levels, static_argnames=SIZES)
 
 
 def make_rows(seed, missing):
@@ -118,7 +118,7 @@ def test_tree_equals_the_literal_grower(name, missing):
 
 # The split of one node, against brute force.
 
-find = jax.jit(find_split)
+find = jax.jit(search_split)
 UNIT = np.array([0.25, 0.5])
 
 

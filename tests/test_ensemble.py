@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from by_column import find_leaves
 from hypothesis import given, settings
 
 import jboost as jb
-from jboost.trees.growing import predict_tree
 from jboost.trees.tree import BoostedTrees
 
 ROUNDS, DEPTH, FEATURES = 5, 3, 3
@@ -72,7 +72,7 @@ def make_rows():
 
 @jax.jit
 def leaves_on_codes(tree, columns):
-    over_scores = jax.vmap(predict_tree, (0, None))
+    over_scores = jax.vmap(find_leaves, (0, None))
     return jax.vmap(over_scores, (0, None))(tree, columns)
 
 

@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_column import find_leaves, grow_levels
 
 import jboost as jb
+from jboost.codes.codes import DenseCodes, pack_codes
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import grow_cpu, library
+from jboost.kernels import code_operands, grow_cpu, library
 from jboost.numerics.fixed_point import choose_scale, quantize
 from jboost.numerics.sampling import sample
 from jboost.numerics.sums import sum_rows
-from jboost.trees.growing import grow_tree, pack_codes, predict_tree
-from jboost.trees.levels import TreeLimits
+from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 pytestmark = pytest.mark.skipif(
@@ -59,7 +60,7 @@ def make_rows(num_rows, num_features, num_bins, missing=0.0, bag=1.0, uniform=Fa
 
 
 SIZES = ("max_depth", "num_bins", "max_nodes", "max_leaves", "uniform")
-compiled = jax.jit(grow_tree, static_argnames=(*SIZES, "implementation"))
+compiled = jax.jit(grow_levels, static_argnames=(*SIZES, "implementation"))
 
 
 def grow(rows, limits, implementation, **sizes):
@@ -176,8 +177,8 @@ def test_packing_rows():
     for features, rows in [(1, 1), (8, 5), (9, 20000), (33, 77), (48, 16384)]:
         columns = np.random.default_rng(0).integers(0, 256, (features, rows))
         columns = jnp.asarray(columns, jnp.uint8)
-        packed = np.asarray(pack_codes(columns, 256))
-        blocks, _, width = grow_cpu.packed_shape(features, rows)
+        packed = np.asarray(pack_codes(DenseCodes(columns), 256).packed)
+        blocks, _, width = code_operands.packed_shape(features, rows)
         expected = np.zeros((blocks * width, rows), np.uint8)
         expected[:features] = columns
         expected = expected.reshape(blocks, width, rows).transpose(0, 2, 1)
@@ -274,7 +275,7 @@ def test_leaves_of_other_rows():
     assert len(np.unique(leaf)) > 16
     for implementation in ("xla", "cpu"):
         with use_implementation(implementation):
-            found = jax.jit(predict_tree)(tree, rows[0])
+            found = jax.jit(find_leaves)(tree, rows[0])
         np.testing.assert_array_equal(found, leaf)
 
 
@@ -284,7 +285,7 @@ def test_leaves_of_other_rows():
 def test_a_batch_of_trees_is_a_loop():
     columns, gradient, curvature, in_bag, words = make_rows(3000, 5, 32)
     gradients = jnp.stack([gradient, -gradient, jnp.sqrt(jnp.abs(gradient))])
-    grow = partial(grow_tree, max_depth=4, num_bins=32, implementation="cpu")
+    grow = partial(grow_levels, max_depth=4, num_bins=32, implementation="cpu")
     mapped = jax.vmap(grow, (None, 0, None, None, None, None))(
         columns, gradients, curvature, in_bag, words, DEFAULT
     )
@@ -295,7 +296,7 @@ def test_a_batch_of_trees_is_a_loop():
 
 def test_a_scan_of_trees_is_a_loop():
     columns, gradient, curvature, in_bag, words = make_rows(3000, 5, 32)
-    grow = partial(grow_tree, max_depth=4, num_bins=32)
+    grow = partial(grow_levels, max_depth=4, num_bins=32)
 
     def step(gradient, _):
         tree, leaf = grow(columns, gradient, curvature, in_bag, words, DEFAULT)
@@ -351,18 +352,22 @@ def test_the_same_bytes_for_any_threads_and_instructions():
 
 DEADLOCK = """
 import jax, jax.numpy as jnp, numpy as np
-from functools import partial
-from jboost.trees.levels import TreeLimits
-from jboost.trees.growing import grow_tree
+from jboost.entry.implementation import use_implementation
+from jboost.trees.limits import TreeLimits
+from jboost.codes.codes import DenseCodes
+from jboost.trees.growing import grow_levels
 rng = np.random.default_rng(0)
-grow = partial(grow_tree, max_depth=5, num_bins=64, implementation="cpu")
+def grow(*rows):
+    with use_implementation("cpu"):
+        return grow_levels(*rows, max_depth=5, num_bins=64)
+
 words, rows = jnp.array([1, 2], jnp.uint32), 60_000
 columns = jnp.asarray(rng.integers(1, 64, (8, rows)), jnp.uint8)
 ones = jnp.ones(rows)
 
 def many(gradients):  # independent of each other: XLA may run them side by side
     every = [
-        grow(columns, gradient, ones, ones > 0, words, TreeLimits())[1]
+        grow(DenseCodes(columns), gradient, ones, ones > 0, words, TreeLimits())[1]
         for gradient in gradients
     ]
     return sum(jnp.sum(leaf) for leaf in every)
@@ -385,19 +390,24 @@ def test_many_large_calls_in_one_program_end(cores):
 
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
-from functools import partial
 from jax.sharding import Mesh, PartitionSpec as P
-from jboost.trees.levels import TreeLimits
-from jboost.trees.growing import grow_tree
+from jboost.entry.implementation import use_implementation
+from jboost.trees.limits import TreeLimits
+from jboost.codes.codes import DenseCodes
+from jboost.trees.growing import grow_levels
 assert len(jax.devices()) == 2
 rng = np.random.default_rng(0)
 columns = jnp.asarray(rng.integers(1, 32, (5, 2000)), jnp.uint8)
 gradient = jnp.asarray(rng.normal(size=2000), jnp.float32)
 words, ones = jnp.array([1, 2], jnp.uint32), jnp.ones(2000)
-grow = partial(grow_tree, max_depth=4, num_bins=32, implementation="cpu")
+def grow(*rows):
+    with use_implementation("cpu"):
+        return grow_levels(*rows, max_depth=4, num_bins=32)
+
 
 def leaves(columns, gradient, ones):
-    return grow(columns, gradient, ones, ones > 0, words, TreeLimits())[1]
+    codes = DenseCodes(columns)
+    return grow(codes, gradient, ones, ones > 0, words, TreeLimits())[1]
 
 mesh = Mesh(np.array(jax.devices()), ("rows",))
 spread = jax.shard_map(
@@ -458,7 +468,7 @@ def test_kernels_are_what_runs_on_a_cpu():
     rows = make_rows(300, 3, 16)
     for implementation, calls in [("xla", False), ("cpu", True), (None, True)]:
         grow = partial(
-            grow_tree, max_depth=2, num_bins=16, implementation=implementation
+            grow_levels, max_depth=2, num_bins=16, implementation=implementation
         )
         text = jax.jit(grow).lower(*rows, DEFAULT).as_text()
         assert ("jboost_split_rows" in text) == calls

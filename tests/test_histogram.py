@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from by_column import sum_child_histogram, sum_histogram
 
 from jboost.kernels.library import IMPLEMENTATIONS
+from jboost.kernels.xla import select_rows
 from jboost.numerics.fixed_point import choose_scale, quantize
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_by_group
-from jboost.trees.histogram import build_child_histogram, build_histogram, select_rows
 
 every_kernel = pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)
@@ -48,7 +49,7 @@ def draw_rows(shape, seed=0):
 
 def build(columns, channels, node, **sizes):
     arrays = map(jnp.asarray, (columns, channels, node))
-    return np.asarray(jax.jit(partial(build_histogram, **sizes))(*arrays))
+    return np.asarray(jax.jit(partial(sum_histogram, **sizes))(*arrays))
 
 
 # Against the loop.
@@ -72,7 +73,7 @@ def test_child_histogram_equals_the_loop(case):
     placed = np.flatnonzero((node >= 0) & (node < num_nodes))
     node[placed[len(node) // 2 :]] = -1  # at most half the rows have a node
     sizes = {"num_nodes": num_nodes, "num_bins": num_bins}
-    run = partial(build_child_histogram, **sizes)
+    run = partial(sum_child_histogram, **sizes)
     sums = jax.jit(run)(*map(jnp.asarray, (columns, channels, node)))
     expected = references.histogram(columns, channels, node, *sizes.values())
     np.testing.assert_array_equal(sums, expected)
@@ -80,7 +81,7 @@ def test_child_histogram_equals_the_loop(case):
 
 def test_a_single_row_has_its_child_histogram():
     """N // 2 is 0 for one row, but there must be room for it."""
-    sums = build_child_histogram(
+    sums = sum_child_histogram(
         jnp.array([[2]], jnp.uint8), jnp.array([[7]]), jnp.array([0]),
         num_nodes=1, num_bins=3,
     )  # fmt: skip
@@ -160,8 +161,8 @@ def test_order_of_rows_is_irrelevant(implementation):
 
 @pytest.mark.parametrize(
     "kernel",
-    [build_child_histogram]
-    + [partial(build_histogram, implementation=name) for name in IMPLEMENTATIONS],
+    [sum_child_histogram]
+    + [partial(sum_histogram, implementation=name) for name in IMPLEMENTATIONS],
 )
 def test_vmap_equals_a_loop(kernel):
     batch = [draw_rows((40, 2, 8, 3, 2), seed) for seed in range(3)]
@@ -187,8 +188,8 @@ def test_bad_arguments_are_refused():
     columns, channels, node = map(jnp.asarray, draw_rows((50, 2, 8, 2, 2)))
     sizes = {"num_nodes": 2, "num_bins": 8}
     with pytest.raises(ValueError, match=r"implementation must be one of .*'slow'"):
-        build_histogram(columns, channels, node, implementation="slow", **sizes)
-    for kernel in (build_histogram, build_child_histogram):
+        sum_histogram(columns, channels, node, implementation="slow", **sizes)
+    for kernel in (sum_histogram, sum_child_histogram):
         unchecked = inspect.unwrap(kernel)  # users have no type checker in between
         with pytest.raises(ValueError, match="differ in N"):
             unchecked(columns[:, 1:], channels, node, **sizes)

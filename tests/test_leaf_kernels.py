@@ -15,7 +15,7 @@ import pytest
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
 from jboost.numerics.sums import sum_channels
-from jboost.trees.leaves import add_values, find_range, middle_minimizers
+from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -283,7 +283,7 @@ if sys.argv[1] == "one":
 import hashlib
 import jax.numpy as jnp, numpy as np
 from jboost.numerics.sums import sum_channels
-from jboost.trees.leaves import add_values, find_range, middle_minimizers
+from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 rng = np.random.default_rng(0)
 v = jnp.asarray(rng.normal(size=(2, 300_007)), jnp.float32)

@@ -15,6 +15,7 @@ import jboost as jb
 from jboost.boosting.method import make_method
 from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
 from jboost.boosting.settings import read_settings
+from jboost.codes.codes import DenseCodes
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
@@ -43,8 +44,8 @@ SEARCHED = {
 def fill_leaves(combinations):
     """{combination: leaf values} of one round, learning rate 1, by the library."""
     traced, constants = trace_loss(jb.losses.cauchy, TARGETS)
-    columns = np.zeros((1, ROWS), np.uint8)
-    data = Data(columns, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))
+    codes = DenseCodes(jnp.zeros((1, ROWS), jnp.uint8))
+    data = Data(codes, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))
     settings = {}
     for curvature, leaf_solver, regularization in combinations:
         chosen = read_settings(
@@ -55,7 +56,7 @@ def fill_leaves(combinations):
             )
         )  # fmt: skip
         settings[curvature, leaf_solver, regularization] = make_method(
-            chosen, traced, columns.T, num_rows=ROWS, uniform=False, max_bins=4,
+            chosen, traced, codes, num_rows=ROWS, uniform=False, max_bins=4,
             num_features=1, categories=None,
         )  # fmt: skip
     empty = jnp.zeros(LEAVES, jnp.float32)

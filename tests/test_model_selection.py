@@ -347,7 +347,7 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
     run, arguments = operands["_run_rounds"]
     text = run.lower(*arguments).compile().as_text()
     data = arguments[0].data
-    for codes in (data.columns, data.packed):
+    for codes in (data.codes.columns, data.codes.packed):
         size = ",".join(map(str, codes.shape))
         assert f"u8[{size}]" in text
         assert not re.search(rf"u8\[\d+,{size}\]", text)

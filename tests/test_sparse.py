@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import xgboost
+from by_column import sum_histogram
 from references import histogram as naive_histogram
 
 import jboost as jb
@@ -55,7 +56,9 @@ def make_targets(x, seed=1):
 
 def expand(codes):
     """The matrix of codes that SparseCodes stand for."""
-    starts, rows, stored, absent = map(np.asarray, codes.arrays)
+    starts, rows, stored, absent = (
+        np.asarray(a) for a in (codes.starts, codes.rows, codes.codes, codes.absent)
+    )
     full = np.tile(absent, (codes.num_rows, 1))
     for feature in range(codes.num_features):
         part = slice(starts[feature], starts[feature + 1])
@@ -175,7 +178,7 @@ def test_histograms_against_a_loop(absent, implementation, max_bins):
     rng = np.random.default_rng(0)
     channels = rng.integers(-1000, 1000, (ROWS, 3)).astype(np.int32)
     node = rng.integers(-1, 4, ROWS).astype(np.int32)
-    sums = jb.parts.build_histogram(
+    sums = sum_histogram(
         codes, jnp.asarray(channels), jnp.asarray(node), num_nodes=3,
         num_bins=max_bins, implementation=implementation,
     )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""find_split: planted answers, a search by brute force, ties, and two channels."""
+"""search_split: planted answers, a search by brute force, ties, and two channels."""
 
 import hypothesis.strategies as st
 import jax
@@ -9,12 +9,12 @@ import pytest
 import references
 from hypothesis import given, settings
 
-from jboost.trees.splitting import find_split
+from jboost.trees.splitting import search_split
 
 NUM_FEATURES, NUM_BINS, NUM_ROWS = 3, 6, 24
 UNIT = jnp.array([0.25, 0.5])
 HALF_ULP = 2.0**-24  # relative rounding error of one float32 operation
-find = jax.jit(find_split)
+find = jax.jit(search_split)
 
 
 def make_histogram(columns, gradient, curvature, count=None):
@@ -27,7 +27,7 @@ def make_histogram(columns, gradient, curvature, count=None):
 
 
 def search(sums, features=None, limits=None, unit=UNIT):
-    """find_split with NumPy in and out."""
+    """search_split with NumPy in and out."""
     features = np.ones(len(sums), bool) if features is None else features
     limits = references.Limits() if limits is None else limits
     return jax.tree.map(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""grow_tree against a literal grower, and laws of trees.
+"""grow_levels against a literal grower, and laws of trees.
 
 Gradients are whole multiples of 2^-20 and curvatures of 1/4, so that sums are exact
 here and, their total being below 2^9, in the library: equal partitions then tie
@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from by_column import find_leaves, grow_levels
 
-from jboost.trees.growing import grow_tree, predict_tree
-from jboost.trees.levels import TreeLimits
+from jboost.trees.limits import TreeLimits
 from jboost.trees.tree import Tree
 
 NUM_ROWS, NUM_FEATURES, NUM_BINS = 600, 4, 16
 WORDS = jnp.array([5, 6], jnp.uint32)
 PLAIN = references.Limits()
 SIZES = ("max_depth", "num_bins", "max_nodes", "uniform", "implementation")
-grow_compiled = jax.jit(grow_tree, static_argnames=SIZES)
+grow_compiled = jax.jit(grow_levels, static_argnames=SIZES)
 
 
 class Rows(NamedTuple):
@@ -55,7 +55,7 @@ def as_limits(limits, **more):
 
 
 def grow(rows, limits=PLAIN, *, max_depth, **sizes):
-    """grow_tree with NumPy in and out."""
+    """grow_levels with NumPy in and out."""
     arrays = [jnp.asarray(array) for array in rows]
     sizes = {"max_depth": max_depth, "num_bins": NUM_BINS, **sizes}
     grown = grow_compiled(*arrays, WORDS, as_limits(limits), **sizes)
@@ -83,7 +83,7 @@ def assert_equals_literal_grower(rows, limits, max_depth, **sizes):
     np.testing.assert_array_equal(tree.threshold, expected.threshold)
     np.testing.assert_array_equal(tree.missing_left, expected.missing_left)
     np.testing.assert_array_equal(leaf, expected.leaf)
-    descended = predict_tree(jax.tree.map(jnp.asarray, tree), jnp.asarray(rows.columns))
+    descended = find_leaves(jax.tree.map(jnp.asarray, tree), jnp.asarray(rows.columns))
     np.testing.assert_array_equal(descended, leaf)
     assert np.all(tree.leaf_value == 0)
     return tree, leaf
@@ -325,7 +325,7 @@ def test_vmap_and_bare_calls_agree():
     rows = make_rows(seed=20)
     columns, *arrays = (jnp.asarray(array) for array in rows)
     limits = as_limits(PLAIN)
-    run = partial(grow_tree, max_depth=3, num_bins=NUM_BINS)
+    run = partial(grow_levels, max_depth=3, num_bins=NUM_BINS)
     gradients = jnp.stack([arrays[0], arrays[0][::-1], -(arrays[0] ** 2)])
     axes = (None, 0, None, None, None, None)
     mapped = jax.jit(jax.vmap(run, axes))
@@ -339,7 +339,7 @@ def test_vmap_and_bare_calls_agree():
         assert all(jax.tree.leaves(same))
 
 
-def test_predict_tree_follows_the_drawing():
+def test_find_leaves_follows_the_drawing():
     tree = Tree(
         feature=jnp.array([1, 0, 0]),
         threshold=jnp.array([2, 3, 1]),
@@ -347,4 +347,4 @@ def test_predict_tree_follows_the_drawing():
         leaf_value=jnp.zeros(4),
     )
     columns = jnp.array([[3, 4, 0, 1, 2, 0], [2, 1, 1, 3, 0, 9]], jnp.uint8)
-    assert predict_tree(tree, columns).tolist() == [0, 1, 0, 2, 3, 3]
+    assert find_leaves(tree, columns).tolist() == [0, 1, 0, 2, 3, 3]

@@ -12,8 +12,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped, UInt32
+from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
@@ -29,23 +28,23 @@ from jboost.boosting.settings import (
     read_settings,
     takes_settings,
 )
-from jboost.codes.codes import SparseCodes
+from jboost.codes.codes import Codes
+from jboost.codes.preparing import arrange_codes, check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
 from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
-from jboost.numerics.random_bits import hash_words
+from jboost.numerics.random_bits import seed_from_key
 from jboost.objective.curvature import Curvature
-from jboost.objective.tracing import trace_loss
+from jboost.objective.retracing import trace_loss_once
 from jboost.tables.categories import Categories
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.domains import check_domain
 from jboost.tables.offsets import check_offset
 from jboost.tables.targets import check_targets, check_weights
-from jboost.trees.candidates import Candidates, CandidateWeights, sort_rows
-from jboost.trees.growing import pack_codes
+from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import BoostedTrees, Tree
 
@@ -53,7 +52,7 @@ from jboost.trees.tree import BoostedTrees, Tree
 @explain_arguments
 @traceable
 def init(
-    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
+    binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
@@ -66,7 +65,8 @@ def init(
     """Makes the state before the first round.
 
     Args:
-      binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix.
+      binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix, or
+        from :func:`jboost.parts.prepare_codes`.
       y: targets: an array with N rows, or a pytree of such.
       loss: ``loss(score, target) -> scalar`` for one row.
       key: from ``jax.random.key``; seeds all that is random.
@@ -89,11 +89,12 @@ def init(
     """
     chosen = read_settings(locals())
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, chosen.num_scores, None
+        check_codes(binned, None), y, loss, sample_weight, offset, chosen.num_scores
     )
     begin = initial_scores(chosen)
+    data = data._replace(codes=None)  # the start does not depend on the features
     run = compiled(_init, traced)
-    return run(constants, data, offset, begin, seed_words(key))
+    return run(constants, data, offset, begin, seed_from_key(key))
 
 
 @explain_arguments
@@ -102,7 +103,7 @@ def init(
 @takes_settings
 def boost_step(
     state: BoostState,
-    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
+    binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     *,
@@ -113,8 +114,9 @@ def boost_step(
 ) -> tuple[BoostState, Tree]:
     """Makes one round: returns the next state, and its K trees on codes.
 
-    Every call checks its arguments and traces the loss again. In a loop, compile the
-    step once with ``jax.jit``, as in the example, or use ``jax.lax.scan``.
+    In a loop, prepare the codes once with :func:`jboost.parts.prepare_codes` and
+    compile the step with ``jax.jit``, as in the example, or use ``jax.lax.scan``: a
+    call that is not compiled takes a millisecond or two to check its arguments.
     :func:`jboost.fit` explains the hyperparameters at length.
 
     Args:
@@ -135,23 +137,22 @@ def boost_step(
       >>> binned = jb.apply_bins(jb.fit_bins(x), x)
       >>> loss = jb.losses.squared_error
       >>> @jax.jit
-      ... def step(state, learning_rate):
+      ... def step(state, codes, learning_rate):
       ...     return jb.boost_step(
-      ...         state, binned, y, loss, max_depth=2, learning_rate=learning_rate
+      ...         state, codes, y, loss, max_depth=2, learning_rate=learning_rate
       ...     )
-      >>> state = jb.init(binned, y, loss, jax.random.key(0))
+      >>> codes = jb.parts.prepare_codes(binned)
+      >>> state = jb.init(codes, y, loss, jax.random.key(0))
       >>> for learning_rate in (0.5, 0.3, 0.1):
-      ...     state, tree = step(state, learning_rate)
+      ...     state, tree = step(state, codes, learning_rate)
       >>> state.scores.shape, tree.leaf_value.shape
       ((8,), (1, 4))
     """
     chosen = read_settings(settings)
     refuse_sorting(chosen, binned)
     num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
-    traced, constants, data, _ = _bind(
-        binned, y, loss, sample_weight, None, num_scores,
-        None if chosen.sorts_rows else chosen.max_bins,
-    )  # fmt: skip
+    codes = _read_codes(chosen, binned)
+    traced, constants, data, _ = _bind(codes, y, loss, sample_weight, None, num_scores)
     rows = (len(data.weights),)
     if state.scores.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
@@ -161,9 +162,9 @@ def boost_step(
     if needs_minimizer(traced) != (state.minimizer is not None):
         raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_method(
-        chosen, traced, data.columns, num_rows=len(data.weights),
+        chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None, max_bins=chosen.max_bins,
-        num_features=data.columns.shape[1], categories=categories,
+        num_features=codes.num_features, categories=categories,
     )  # fmt: skip
     rate = checks.check_number("learning_rate", chosen.learning_rate, least=0.0)
     run = compiled(_step, traced, method)
@@ -174,7 +175,7 @@ def boost_step(
 @traceable
 @takes_implementation
 def boost(
-    binned: Shaped[ArrayLike, "N F"] | SparseCodes,
+    binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
     loss: Callable[..., Any] | Adaptive,
     key: Key[Array, ""],
@@ -245,28 +246,18 @@ def boost(
     refuse_sorting(chosen, binned)
     num_scores = chosen.num_scores
     rates = _put(checks.learning_rates(learning_rate, chosen.num_rounds))
+    codes = _read_codes(chosen, binned)
     traced, constants, data, offset = _bind(
-        binned, y, loss, sample_weight, offset, num_scores,
-        None if chosen.sorts_rows else chosen.max_bins,
-    )  # fmt: skip
+        codes, y, loss, sample_weight, offset, num_scores
+    )
     method, numbers = make_method(
-        chosen, traced, data.columns, num_rows=len(data.weights),
+        chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None, max_bins=chosen.max_bins,
-        num_features=data.columns.shape[1], categories=categories,
+        num_features=codes.num_features, categories=categories,
     )  # fmt: skip
     begin = initial_scores(chosen)
     run = compiled(_boost, traced, method)
-    return run(constants, numbers, rates, data, offset, begin, seed_words(key))
-
-
-def seed_words(key: Key[Array, ""]) -> UInt32[Array, "2"]:
-    """The seed that everything random is derived from.
-
-    Its own words: whatever uses them hashes them first.
-    """
-    data = jax.random.key_data(key).astype(jnp.uint32)
-    # A key of four words (rbg) repeats itself: to XOR its halves would leave nothing.
-    return data[:2] if data.shape[0] == 2 else hash_words(data[2:4], data[:2])
+    return run(constants, numbers, rates, data, offset, begin, seed_from_key(key))
 
 
 @jax.custom_jvp
@@ -287,22 +278,27 @@ def _explain_derivatives(primals, tangents):
     )
 
 
-def _bind(binned, y, loss, sample_weight, offset, num_scores, max_bins):
-    """Checks data that is already on codes, and traces the loss for it."""
-    codes = _check_codes(binned, max_bins)
+def _read_codes(settings, binned):
+    """Returns codes that are packed, or sorted, as the settings need them."""
+    max_bins = None if settings.sorts_rows else settings.max_bins
+    return arrange_codes(check_codes(binned, max_bins), max_bins)
+
+
+def _bind(codes, y, loss, sample_weight, offset, num_scores):
+    """Checks the data of each row, and traces the loss for it."""
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
         weights = check_weights(sample_weight, num_rows, "sample_weight")
     targets = check_targets(y, num_rows, weights, "y", warn=True)
     check_domain(loss, targets, weights, num_scores, "y")
-    traced, constants = trace_loss(loss, targets, num_scores)
+    traced, constants = trace_loss_once(loss, targets, num_scores)
     if offset is None:
         offset = np.zeros((num_scores, num_rows), np.float32)
     else:
         given, offset = offset, check_offset(offset, num_rows, num_scores)
         warn_of_rounding(given, "offset")
-    codes, targets, weights, offset = _put((codes, targets, weights, offset))
+    targets, weights, offset = _put((targets, weights, offset))
     return traced, constants, Data(codes, targets, weights), offset
 
 
@@ -313,48 +309,6 @@ def _put(arrays) -> Any:
     )
 
 
-def _check_codes(binned, max_bins):
-    """Codes as arrays of JAX's, all below ``max_bins``."""
-    if isinstance(binned, SparseCodes):
-        codes, parts = binned, (binned.codes, binned.absent)
-    else:
-        codes = binned if isinstance(binned, jax.Array) else np.asarray(binned)
-        parts = (binned,)
-        if codes.ndim != 2 or codes.dtype not in (jnp.uint8, jnp.uint16, jnp.uint32):
-            raise ValueError(
-                "binned must be a matrix of uint8, uint16 or uint32 codes from "
-                f"apply_bins, got {codes.shape=} and {codes.dtype=}"
-            )
-        if max_bins is not None and codes.dtype == jnp.uint32:
-            raise ValueError(
-                "binned must hold uint8 or uint16 codes for histograms (candidates="
-                "'global', candidate_weights='samples'), got uint32; fit bins with "
-                "max_bins, or choose other candidates"
-            )
-    if max_bins is None:
-        return codes
-    for part in parts:
-        if isinstance(part, Tracer) or not np.size(part):
-            continue
-        highest = int(np.asarray(part).max())
-        if highest >= max_bins:
-            raise ValueError(
-                f"binned must hold codes below max_bins={max_bins}, got {highest}; "
-                "pass the max_bins that the bins were made with"
-            )
-    return codes
-
-
-def _by_column(data, method):
-    if isinstance(data.columns, SparseCodes):
-        return data
-    columns = data.columns.T
-    if method.sorts_rows:
-        return data._replace(columns=columns, order=sort_rows(columns))
-    packed = pack_codes(columns, method.num_bins)
-    return data._replace(columns=columns, packed=packed)
-
-
 def _init(loss, *operands):
     state = init_state(loss, *_refuse_derivatives(operands))
     return state._replace(scores=_by_row(state.scores))
@@ -362,7 +316,6 @@ def _init(loss, *operands):
 
 def _step(loss, method, *operands):
     constants, numbers, learning_rate, data, state = _refuse_derivatives(operands)
-    data = _by_column(data, method)
     scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
     state, trees, _ = grow_round(
         loss, constants, method, numbers, learning_rate, data,
@@ -378,9 +331,8 @@ def _by_row(scores):
 
 def _boost(loss, method, *operands):
     operands = _refuse_derivatives(operands)
-    constants, numbers, rates, data, offset, init_score, words = operands
-    state = init_state(loss, constants, data, offset, init_score, words)
-    data = _by_column(data, method)
+    constants, numbers, rates, data, offset, init_score, seed = operands
+    state = init_state(loss, constants, data, offset, init_score, seed)
 
     def one_round(state, rate):
         return grow_round(loss, constants, method, numbers, rate, data, state)[:2]

@@ -25,12 +25,15 @@ from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
 from jboost.trees.candidates import Candidates, CandidateWeights
-from jboost.trees.category_splits import CategoryLimits
 from jboost.trees.initial import MedianStart
 from jboost.trees.leaves import LeafSolver
-from jboost.trees.levels import TreeLimits
+from jboost.trees.limits import (
+    TreeLimits,
+    as_float,
+    limit_categories,
+    limit_values,
+)
 from jboost.trees.sorted_growth import MOST_CODES
-from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 _MOST_CELLS = 2**30  # in the histograms of one level of sparse data: 4 GiB
 
@@ -75,7 +78,7 @@ class Numbers(NamedTuple):
 def make_method(
     settings: Settings,
     loss: TracedLoss,
-    columns: Codes,
+    codes: Codes,
     *,
     num_rows: int,
     uniform: bool,
@@ -88,14 +91,14 @@ def make_method(
 
     Args:
       settings: checked; here they are compared with loss and data.
-      columns: codes of ``num_rows`` rows; only shapes are looked at.
+      codes: of ``num_rows`` rows; only shapes are looked at.
       uniform: whether all rows weigh the same, or nothing.
       max_bins: codes of a feature: ``settings.max_bins``, or as many as there are.
 
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the data.
     """
-    refuse_sorting(settings, columns)
+    refuse_sorting(settings, codes)
     choices = decide_by_loss(
         loss, settings.curvature, settings.leaf_solver, settings.min_child_samples
     )
@@ -122,20 +125,20 @@ def make_method(
         candidate_weights=settings.candidate_weights,
     )
     _warn_of_no_steps(loss, method)
-    _check_size(columns, method)
+    _check_size(codes, method)
     limits = _make_limits(
         settings, choices, num_rows, num_features, categories, feature_names
     )
     limits = limits._replace(max_bins=np.int32(max_bins))
     if categories is not None:
-        _check_categories(categories, columns, method, limits, num_features)
+        _check_categories(categories, codes, method, limits, num_features)
     if settings.candidates != "global" and limits.values is not None:
         raise ValueError(
             "candidates must be 'global' with l1, max_delta_step or monotone, which "
             "are not supported by searches of sorted rows, got "
             f"{settings.candidates!r}"
         )
-    return method, Numbers(limits, _as_float(settings.subsample))
+    return method, Numbers(limits, as_float(settings.subsample))
 
 
 def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):
@@ -143,18 +146,22 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
     groups: Any = checks.check_interactions(
         settings.interactions, num_features, feature_names
     )
+    signs: Any = checks.check_monotone(settings.monotone, num_features, feature_names)
     return TreeLimits(
-        l2=_as_float(settings.l2),
-        min_gain=_as_float(settings.min_gain),
-        min_child_weight=_as_float(settings.min_child_weight),
+        l2=as_float(settings.l2),
+        min_gain=as_float(settings.min_gain),
+        min_child_weight=as_float(settings.min_child_weight),
         min_child_samples=_minimum(choices.min_child_samples, num_rows),
-        colsample_bytree=_as_float(settings.colsample_bytree),
-        colsample_bylevel=_as_float(settings.colsample_bylevel),
-        colsample_bynode=_as_float(settings.colsample_bynode),
-        values=_limit_values(settings, num_features, feature_names),
+        colsample_bytree=as_float(settings.colsample_bytree),
+        colsample_bylevel=as_float(settings.colsample_bylevel),
+        colsample_bynode=as_float(settings.colsample_bynode),
+        values=limit_values(settings.l1, settings.max_delta_step, signs, num_features),
         groups=groups,
-        categories=_limit_categories(categories, settings),
-    )
+        categories=limit_categories(
+            categories, settings.category_l2, settings.category_smoothing,
+            settings.min_category_weight, settings.max_onehot,
+        ),
+    )  # fmt: skip
 
 
 def _count_nodes(max_depth, choices, num_rows) -> int:
@@ -195,50 +202,14 @@ def _warn_of_no_steps(loss, method):
         )
 
 
-def _limit_values(settings, num_features, feature_names):
-    """Returns the limits on leaf values; None if there are none.
-
-    A traced value counts as a limit, because it may be any number.
-    """
-    l1, step = settings.l1, settings.max_delta_step
-    signs: Any = checks.check_monotone(settings.monotone, num_features, feature_names)
-    known = not isinstance(l1, Tracer) and not isinstance(step, Tracer)
-    if signs is None and known and l1 == 0 and step in (0, np.inf):
-        return None
-    step = _as_float(step)
-    numpy: Any = jnp if isinstance(step, jax.Array) else np
-    most = numpy.float32(UNBOUNDED)
-    step = numpy.where(step == 0, most, numpy.minimum(step, most))
-    bounds = numpy.stack([-step, step])
-    signs = np.zeros(num_features, np.int32) if signs is None else signs
-    return ValueLimits(_as_float(l1), bounds, signs)
-
-
-def _limit_categories(categories, settings):
-    """Returns the numbers for splits of categorical features; None without such."""
-    if categories is None:
-        return None
-    codes = categories.codes
-    traced = isinstance(codes, Tracer)
-    num_codes: Any = jnp.max(codes, axis=1) if traced else np.max(codes, axis=1)
-    features: Any = np.array(categories.features, np.int32)
-    most: Any = settings.max_onehot
-    most = most if isinstance(most, Tracer) else np.int32(most)
-    return CategoryLimits(
-        features, num_codes, _as_float(settings.category_l2),
-        _as_float(settings.category_smoothing),
-        _as_float(settings.min_category_weight), most,
-    )  # fmt: skip
-
-
-def _check_categories(categories, columns, method, limits, num_features):
+def _check_categories(categories, codes, method, limits, num_features):
     """Refuses settings that do not support categorical features."""
     if categories.features[-1] >= num_features:
         raise ValueError(
             f"categories must be of the {num_features} columns of binned, got columns "
             f"{categories.features}"
         )
-    if isinstance(columns, SparseCodes):
+    if codes.is_sparse:
         raise ValueError(
             "x must be dense where columns are categorical, got a sparse matrix and "
             f"categorical columns {categories.features}"
@@ -269,31 +240,25 @@ def refuse_sorting(settings: Settings, x: Any) -> None:
         )
 
 
-def _check_size(columns, method):
+def _check_size(codes, method):
     """Refuses data that exceed 32-bit indices, and histograms that exceed memory."""
-    if not isinstance(columns, SparseCodes):
-        if columns.size >= 2**31:
+    if not codes.is_sparse:
+        size = codes.num_rows * codes.num_features
+        if size >= 2**31:
             raise ValueError(
                 "x must have fewer than 2^31 cells (rows, padded, times columns), got "
-                f"{columns.size}"
+                f"{size}"
             )
         return
     # Stored entries may be few, but every node has a sum for each feature and code.
     nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)
-    sizes = (nodes, columns.num_features, method.num_bins, 3)
+    sizes = (nodes, codes.num_features, method.num_bins, 3)
     if np.prod(sizes, dtype=np.float64) > _MOST_CELLS:
         raise ValueError(
             "a level's histograms must have at most 2^30 cells (4 GiB), got nodes x "
             f"features x codes x channels = {' x '.join(map(str, sizes))}; use a "
             "smaller max_depth or max_bins, or a larger min_child_samples"
         )
-
-
-def _as_float(number) -> Any:
-    """Returns float32, by NumPy if possible, because NumPy compiles nothing."""
-    if isinstance(number, jax.Array):
-        return number.astype(jnp.float32)
-    return np.float32(number)
 
 
 def _minimum(samples, num_rows) -> Any:

@@ -17,8 +17,8 @@ from jboost.boosting.rounds import BoostState, Data, reported_parameters
 from jboost.codes.codes import Codes
 from jboost.objective.evaluation import Objective, loss_values, mean_of_rows
 from jboost.objective.tracing import TracedLoss
-from jboost.trees.growing import predict_tree
-from jboost.trees.leaves import add_values
+from jboost.trees.growing import find_leaves
+from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
 
 
@@ -55,7 +55,7 @@ def report_round(
     """
     parameters = reported_parameters(loss, state)
     set_scores = tuple(
-        add_tree(trees, rows.columns, scores)
+        add_tree(trees, rows.codes, scores)
         for rows, scores in zip(sets, set_scores, strict=True)
     )
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
@@ -105,7 +105,7 @@ def mean_improvement(
     return mean_of_rows(objectives[1], change, jnp.where(rows, data.weights, 0.0))
 
 
-def add_tree(tree: Tree, columns: Codes, scores: Float[Array, "K N"]):
+def add_tree(tree: Tree, codes: Codes, scores: Float[Array, "K N"]):
     """Scores after adding one round of K trees."""
-    leaf = jax.vmap(predict_tree, (0, None))(tree, columns)
+    leaf = jax.vmap(find_leaves, (0, None))(tree, codes)
     return add_values(scores, tree.leaf_value, leaf, in_place=True)

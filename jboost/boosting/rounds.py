@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import decide_by_data, needs_minimizer
 from jboost.boosting.method import Method, Numbers
@@ -30,15 +30,15 @@ from jboost.trees.candidates import (
     propose,
     restore_thresholds,
 )
-from jboost.trees.growing import grow_tree
+from jboost.trees.growing import grow_levels
 from jboost.trees.initial import MedianStart, initial_score, median_score
+from jboost.trees.leaf_operations import add_values
 from jboost.trees.leaves import (
     Groups,
-    add_values,
     newton_step,
     solve_leaves,
 )
-from jboost.trees.levels import TreeLimits
+from jboost.trees.limits import TreeLimits
 from jboost.trees.sorted_growth import grow_sorted_tree
 from jboost.trees.splitting import UNBOUNDED
 from jboost.trees.tree import LeafSums, Tree
@@ -50,20 +50,14 @@ class Data(NamedTuple):
     """The training rows.
 
     Attributes:
-      columns: codes by feature.
+      codes: with ``order`` where the method sorts rows.
       targets: a pytree with the N rows in front.
       weights: 0 for rows that do not count, which may hold anything.
-      packed: the codes by row, where kernels want them; see
-        :func:`jboost.trees.growing.pack_codes`.
-      order: the rows in order of each feature, where the method sorts rows; see
-        :func:`jboost.trees.candidates.sort_rows`.
     """
 
-    columns: Codes
+    codes: Codes
     targets: Any
     weights: Float[Array, " N"]
-    packed: Shaped[Array, "blocks N W"] | None = None
-    order: Int32[Array, "F N"] | None = None
 
 
 class BoostState(NamedTuple):
@@ -296,18 +290,18 @@ def grow_structure(
         max_leaves=method.max_leaves,
         uniform=method.uniform,
     )
-    grow = partial(grow_tree, num_bins=method.num_bins)
+    grow = partial(grow_levels, num_bins=method.num_bins)
     if not method.sorts_rows:
-        return grow(data.columns, *rows, packed=data.packed, **sizes)
-    assert data.order is not None
+        return grow(data.codes, *rows, **sizes)
+    codes: Any = data.codes  # dense, and sorted by feature
     mass = None
     if method.candidates != "exact":
         mass = _measure_candidates(method, data, now, curvature)
     if method.candidates != "global":
-        return grow_sorted_tree(data.columns, data.order, *rows, mass=mass, **sizes)
+        return grow_sorted_tree(codes, *rows, mass=mass, **sizes)
     assert mass is not None
-    proposal = propose(data.columns, data.order, mass, num_bins=method.num_bins)
-    tree, leaf = grow(proposal.columns, *rows, **sizes)
+    proposal = propose(codes, mass, num_bins=method.num_bins)
+    tree, leaf = grow(proposal.codes, *rows, **sizes)
     threshold = restore_thresholds(proposal, tree.feature, tree.threshold)
     return tree._replace(threshold=threshold), leaf
 

@@ -8,7 +8,7 @@ stands for a category.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 
 from jboost.codes.bins import MISSING, Bins
-from jboost.codes.category_codes import find_places, fit_categories
-from jboost.codes.codes import SparseCodes
-from jboost.codes.thresholds import find_cuts, find_sparse_thresholds, midpoints
+from jboost.codes.category_codes import find_categorical_features, fit_categories
+from jboost.codes.codes import DenseCodes, SparseCodes
+from jboost.codes.thresholds import find_dense_thresholds, find_sparse_thresholds
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
@@ -70,7 +70,7 @@ def fit_bins(
         in a row of positive weight; otherwise the bins refuse sparse matrices that do
         not store every entry.
       categorical: "auto": the columns that a data frame says are categories (strings,
-        and what is declared so); a sequence: these columns as well, by name or place,
+        and what is declared so); a sequence: these columns as well, by name or index,
         which hold integers 0, 1, 2, ..., NaN where missing; None: no column. The
         categories of a feature get codes from 1 on by falling weight; where there are
         more than ``max_bins - 1``, the lightest share the last one.
@@ -110,7 +110,7 @@ def fit_frame(
     feature_names: Sequence[str] | None = None,
     known: Categories | None = None,
 ) -> Bins:
-    """As :func:`fit_bins`, of a table that has been read.
+    """Does what :func:`fit_bins` does, for a table that has been read.
 
     Args:
       feature_names: other names than the table's.
@@ -127,21 +127,24 @@ def fit_frame(
         raise ValueError(
             f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
         )
-    places = find_places(categorical, matrix.shape[1], names, frame.categories)
-    listed = find_places(categorical, matrix.shape[1], names)
-    for place, doubt in enumerate(frame.doubts):
-        if doubt is not None and place not in listed:
+    num_features = matrix.shape[1]
+    indices = find_categorical_features(
+        categorical, num_features, names, frame.categories
+    )
+    listed = find_categorical_features(categorical, num_features, names)
+    for index, doubt in enumerate(frame.doubts):
+        if doubt is not None and index not in listed:
             warn_user(doubt)
     categories = None
-    if places:
-        _refuse_categories(places, matrix, max_bins)
+    if indices:
+        _refuse_categories(indices, matrix, max_bins)
         matrix = np.asarray(matrix)
-        check_values(matrix, places, "x", names)
-        values = frame.categories and tuple(frame.categories[f] for f in places)
-        if known is not None and known.features == places:
+        check_values(matrix, indices, "x", names)
+        values = frame.categories and tuple(frame.categories[f] for f in indices)
+        if known is not None and known.features == indices:
             categories = known
         else:
-            categories = fit_categories(matrix, places, weight, most - 1, values)
+            categories = fit_categories(matrix, indices, weight, most - 1, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         absent = absent or "missing"
@@ -149,32 +152,32 @@ def fit_frame(
     else:
         matrix = np.asarray(matrix)
         absent = absent or ("missing" if has_missing(matrix, weight) else None)
-        rows = _find_thresholds(matrix, weight, most)
+        rows = find_dense_thresholds(matrix, weight, most)
     if categories is not None:  # between all codes, whether they occur or not
-        for place, codes in zip(places, np.asarray(categories.codes), strict=True):
-            rows[place] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
+        for index, codes in zip(indices, np.asarray(categories.codes), strict=True):
+            rows[index] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
     return pad_thresholds(rows, most, absent, categories)
 
 
 def has_missing(
     matrix: Float[np.ndarray, "N F"], weight: Shaped[np.ndarray, " N"] | None
 ) -> bool:
-    """Whether a row of positive weight has a missing value."""
+    """Returns whether a row of positive weight has a missing value."""
     if not np.isnan(np.min(matrix)):  # the minimum needs no other memory
         return False
     return weight is None or bool(np.isnan(matrix[weight > 0]).any())
 
 
-def _refuse_categories(places, matrix, max_bins):
+def _refuse_categories(indices, matrix, max_bins):
     if isinstance(matrix, SparseMatrix):
         raise ValueError(
             "x must be dense where columns are categorical, got a sparse matrix and "
-            f"categorical columns {places}"
+            f"categorical columns {indices}"
         )
     if max_bins is None:
         raise ValueError(
             "candidates must be 'global', candidate_weights 'samples' and max_bins a "
-            f"number where columns are categorical, got categorical columns {places}"
+            f"number where columns are categorical, got categorical columns {indices}"
         )
 
 
@@ -259,7 +262,7 @@ def apply_bins(
 
 
 def _is_on_host(bins, matrix):
-    """Whether the kernel can read the matrix of the caller, without a program."""
+    """Returns whether the kernel can read the caller's matrix without a program."""
     traced = isinstance(bins.thresholds, Tracer)
     if traced or not isinstance(matrix, np.ndarray) or bins.num_bins > MOST_BINS:
         return False
@@ -267,24 +270,11 @@ def _is_on_host(bins, matrix):
     return on_cpu and library.may_run()
 
 
-class Columns(NamedTuple):
-    """Codes as training takes them.
-
-    Attributes:
-      columns: by feature.
-      packed: the same in rows, as the CPU's kernels take them (the layout is that of
-        :func:`jboost.kernels.grow_cpu.packed_shape`); None where none of them runs.
-    """
-
-    columns: UInt8[Array, "F M"] | UInt16[Array, "F M"] | UInt32[Array, "F M"]
-    packed: UInt8[Array, "blocks M width"] | UInt16[Array, "blocks M width"] | None
-
-
 def bin_columns(
     bins: Bins,
     matrix: Float[np.ndarray, "N F"] | Float[Array, "N F"],
     num_rows: int | None = None,
-) -> Columns:
+) -> DenseCodes:
     """Codes of a float32 matrix, in one pass over it; rows beyond N repeat row 0.
 
     Args:
@@ -299,11 +289,11 @@ def bin_columns(
     elsewhere = current_implementation() is None and jax.default_backend() != "cpu"
     if device is None or elsewhere or bins.num_bins > MOST_BINS:
         bin_them = compiled(_bin_columns, total)
-        return Columns(bin_them(bins.thresholds, jax.device_put(matrix)), None)
+        return DenseCodes(bin_them(bins.thresholds, jax.device_put(matrix)))
     thresholds = np.asarray(bins.thresholds, np.float32)
     found = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
     with jax.default_device(device):
-        return Columns(*jax.device_put(found))
+        return DenseCodes(*jax.device_put(found))
 
 
 def bin_entries(
@@ -350,7 +340,7 @@ def bin_entries(
 
 
 def check_max_bins(max_bins: int) -> None:
-    """An integer such that codes fit 16 bits."""
+    """Checks for an integer such that codes fit 16 bits."""
     if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
         raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
 
@@ -377,13 +367,3 @@ def _bin_columns(num_rows, thresholds, matrix):
     columns = _find_codes(thresholds, matrix).T
     shape = (columns.shape[0], num_rows - columns.shape[1])
     return jnp.concatenate([columns, jnp.broadcast_to(columns[:, :1], shape)], axis=1)
-
-
-def _find_thresholds(matrix, weight, max_bins):
-    """Thresholds of each feature, without the final +inf."""
-    small = current_implementation() is None and matrix.size <= _FEW_VALUES
-    if not library.may_run() or library.host() is None or small:
-        cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
-        return [midpoints(low, high) for low, high in cuts]
-    low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
-    return [midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]

@@ -53,10 +53,10 @@ class Bins:
 
     @property
     def num_bins(self) -> int:
-        """Number of codes, the missing one included."""
+        """Returns the number of codes, including the missing one."""
         return self.thresholds.shape[1] + 1
 
     @property
     def schema(self) -> Schema:
-        """What tables to bin must be like, but for their names."""
+        """Returns what tables to bin must look like, apart from names."""
         return Schema(None, column_values(self.categories, self.num_features))

@@ -18,22 +18,22 @@ MOST_VALUES = 2**24  # integers that float32 tells apart
 MOST_CELLS = 2**26  # of the table of codes: 256 MiB
 
 
-def find_places(
+def find_categorical_features(
     categorical: Any,
     num_features: int,
     feature_names: Sequence[str] | None = None,
     values: tuple[tuple[Category, ...] | None, ...] | None = None,
 ) -> tuple[int, ...]:
-    """Places of the categorical features, ascending.
+    """Returns the indices of the categorical features, ascending.
 
     Args:
-      categorical: names or places, "auto" or None.
+      categorical: names or indices, "auto" or None.
       num_features: F.
       feature_names: of the columns, where they are known.
       values: of each column the categories, where the table says so: such columns are
         categorical, whatever else is.
     """
-    found = {place for place, known in enumerate(values or ()) if known is not None}
+    found = {index for index, known in enumerate(values or ()) if known is not None}
     if categorical is None or (isinstance(categorical, str) and categorical == "auto"):
         return tuple(sorted(found))
     expected = "categorical must be 'auto', None or a sequence of features"
@@ -42,18 +42,18 @@ def find_places(
         raise TypeError(f"{expected}, got {categorical!r}")
     if isinstance(categorical, np.ndarray):
         categorical = categorical.ravel().tolist()
-    places = [
+    features = [
         check_feature("categorical", feature, num_features, feature_names)
         for feature in categorical
     ]
-    if len({*places}) < len(places):
+    if len({*features}) < len(features):
         raise ValueError(f"{expected}, each of them once, got {categorical!r}")
-    return tuple(sorted(found.union(places)))
+    return tuple(sorted(found.union(features)))
 
 
 def fit_categories(
     matrix: Float[np.ndarray, "N F"],
-    places: tuple[int, ...],
+    features: tuple[int, ...],
     weight: Float[np.ndarray, " N"] | None,
     max_codes: int,
     values: tuple[tuple[Category, ...] | None, ...] | None = None,
@@ -65,7 +65,7 @@ def fit_categories(
 
     Args:
       matrix: checked by :func:`jboost.tables.categories.check_values`.
-      places: of the categorical features, ascending.
+      features: of the categorical features, ascending.
       weight: of the rows.
       max_codes: the most codes of a feature.
       values: see :class:`Categories`.
@@ -73,25 +73,25 @@ def fit_categories(
     if weight is not None:
         matrix, weight = matrix[weight > 0], weight[weight > 0]
     most = []
-    for place, known in zip(places, values or (None,) * len(places), strict=True):
-        column = matrix[:, place]
+    for feature, known in zip(features, values or (None,) * len(features), strict=True):
+        column = matrix[:, feature]
         largest = int(np.max(column, initial=0, where=~np.isnan(column)))
         most.append(max(largest, len(known or ()) - 1))
     size = 1 + max(most, default=0)
-    if size > MOST_VALUES or size * len(places) > MOST_CELLS:
-        worst = places[int(np.argmax(most))]
+    if size > MOST_VALUES or size * len(features) > MOST_CELLS:
+        worst = features[int(np.argmax(most))]
         raise ValueError(
             f"x must hold categories as small integers, below {MOST_VALUES} and fewer "
             f"than {MOST_CELLS} for all categorical columns together, got "
             f"{max(most)} in column {worst}; number them 0, 1, 2, ..."
         )
-    codes = np.zeros((len(places), size), np.int32)
-    for group, place in enumerate(places):
-        column = matrix[:, place]
+    codes = np.zeros((len(features), size), np.int32)
+    for group, feature in enumerate(features):
+        column = matrix[:, feature]
         known = ~np.isnan(column)
         value = column[known].astype(np.int64)
         mass = np.bincount(value, None if weight is None else weight[known], size)
         seen = np.flatnonzero(np.bincount(value, minlength=size))
         order = seen[np.argsort(-mass[seen], kind="stable")]
         codes[group, order] = np.minimum(1 + np.arange(len(order)), max_codes)
-    return Categories(codes=codes, features=places, values=values)
+    return Categories(codes=codes, features=features, values=values)

@@ -1,26 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes of all rows by feature: what trees are grown from, dense or sparse."""
+"""The codes that trees are grown from, dense or sparse, behind one interface.
 
-from dataclasses import dataclass, field
+Both classes have ``num_rows``, ``num_features``, ``shape`` (N, F), ``row_codes``,
+``histogram``, ``child_histogram``, ``pack`` and ``operands``. What follows this stage
+calls these and does not ask which of the two it has.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar, TypeAlias
 
 import jax
-from jaxtyping import Array, Int32, UInt8, UInt16, UInt32
+import jax.numpy as jnp
+from jaxtyping import Array, Int32, Shaped, UInt8, UInt16, UInt32
 
 from jboost.entry.representation import show_fields
+from jboost.kernels import code_operands, sparse_xla, xla
+from jboost.kernels.code_operands import CodeOperands
+from jboost.kernels.library import choose, may_run
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenseCodes:
+    """The codes of a dense matrix, stored by feature.
+
+    Attributes:
+      columns: the codes by feature.
+      packed: the same codes by row, as the CPU kernels read them (the layout is that
+        of :func:`jboost.kernels.code_operands.packed_shape`); None where no CPU
+        kernel needs them.
+      order: the rows sorted by each feature's code, where trees are grown from sorted
+        rows; see :func:`jboost.codes.preparing.sort_rows`.
+      max_bins: the number of bins that the codes were packed for; None if unknown.
+    """
+
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"]
+    packed: Shaped[Array, "blocks N W"] | None = None
+    order: Int32[Array, "F N"] | None = None
+    max_bins: int | None = field(default=None, metadata=dict(static=True))
+    is_sparse: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        """Returns the shapes and dtypes of the fields; the arrays would fill pages."""
+        return show_fields(self)
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.columns.shape[1]
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.columns.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Returns (N, F), the shape of the matrix that was binned."""
+        return self.num_rows, self.num_features
+
+    @property
+    def operands(self) -> CodeOperands:
+        """Returns the codes as the CPU kernels take them."""
+        shape = (self.num_features, self.num_rows)
+        return CodeOperands(self.columns, self.packed, (), shape)
+
+    def pack(self, num_bins: int) -> "DenseCodes":
+        """Adds the codes by row, unless they are there; runs on a CPU only."""
+        if self.packed is not None:
+            return self
+        return replace(self, packed=code_operands.pack(self.columns, num_bins))
+
+    def row_codes(self, feature: Int32[Array, " N"]) -> Int32[Array, " N"]:
+        """Returns the code of each row i in feature ``feature[i]``."""
+        index = feature * self.num_rows + jnp.arange(self.num_rows, dtype=jnp.int32)
+        return self.columns.reshape(-1)[index].astype(jnp.int32)
+
+    def histogram(
+        self,
+        channels: Int32[Array, "N C"],
+        node: Int32[Array, " N"],
+        *,
+        num_nodes: int,
+        num_bins: int,
+    ) -> Int32[Array, "M F B C"]:
+        """Sums channels by node, feature and code, in plain XLA."""
+        sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+        return xla.histogram(self.columns, channels, node, **sizes)
+
+    def child_histogram(
+        self,
+        channels: Int32[Array, "N C"],
+        node: Int32[Array, " N"],
+        *,
+        num_nodes: int,
+        num_bins: int,
+    ) -> Int32[Array, "M F B C"]:
+        """Does what ``histogram`` does where at most N // 2 rows have a node.
+
+        This is so for the smaller children of a level. Their rows are gathered
+        first, which halves the work.
+        """
+        size = max(1, self.num_rows // 2)
+        rows, chosen = xla.select_rows((node >= 0) & (node < num_nodes), size)
+        node = jnp.where(chosen, node[rows], num_nodes)
+        sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+        return xla.histogram(self.columns, channels[rows], node, **sizes, rows=rows)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SparseCodes:
-    """The codes of a matrix by feature, of which only some entries are stored.
+    """The codes of a sparse matrix by feature; only some entries are stored.
 
     Attributes:
-      starts: where the entries of each feature begin; from the last one on, entries
-        mean nothing.
-      rows: of the entries, ascending within a feature.
-      codes: of the entries.
-      absent: the code of entries that are not stored: 0 where they are missing, that
-        of 0.0 where they are zero.
+      starts: the position of each feature's first entry. Entries at and beyond the
+        last position are padding.
+      rows: the row of each entry, ascending within a feature.
+      codes: the code of each entry.
+      absent: the code of the entries that are not stored: 0 where they are missing,
+        the code of 0.0 where they are zero.
       num_rows: N.
     """
 
@@ -29,9 +129,10 @@ class SparseCodes:
     codes: UInt8[Array, " E"] | UInt16[Array, " E"]
     absent: UInt8[Array, " F"] | UInt16[Array, " F"]
     num_rows: int = field(metadata=dict(static=True))
+    is_sparse: ClassVar[bool] = True
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Returns the shapes and dtypes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
     @property
@@ -41,19 +142,53 @@ class SparseCodes:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, F), as that of the matrix."""
+        """Returns (N, F), the shape of the matrix that was binned."""
         return self.num_rows, self.num_features
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """Starts, rows, codes, absent: the operands of kernels."""
-        return self.starts, self.rows, self.codes, self.absent
+    def operands(self) -> CodeOperands:
+        """Returns the codes as the CPU kernels take them."""
+        codes, entries = self.codes[None], (self.starts, self.rows, self.absent)
+        return CodeOperands(codes, codes, entries, (self.num_features, self.num_rows))
+
+    def pack(self, num_bins: int) -> "SparseCodes":
+        """Returns the codes as they are: kernels read sparse codes by feature."""
+        del num_bins
+        return self
+
+    def row_codes(self, feature: Int32[Array, " N"]) -> Int32[Array, " N"]:
+        """Returns the code of each row i in feature ``feature[i]``."""
+        arrays = self.starts, self.rows, self.codes, self.absent
+        return sparse_xla.row_codes(*arrays, feature)
+
+    def histogram(
+        self,
+        channels: Int32[Array, "N C"],
+        node: Int32[Array, " N"],
+        *,
+        num_nodes: int,
+        num_bins: int,
+    ) -> Int32[Array, "M F B C"]:
+        """Sums channels by node, feature and code, in plain XLA."""
+        arrays = self.starts, self.rows, self.codes, self.absent
+        sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+        return sparse_xla.histogram(*arrays, channels, node, **sizes)
+
+    child_histogram = histogram  # looks at every stored entry, however few rows count
 
 
-Codes = UInt8[Array, "F N"] | UInt16[Array, "F N"] | UInt32[Array, "F N"] | SparseCodes
+Codes: TypeAlias = DenseCodes | SparseCodes
 
 
-def count_rows(columns: Codes) -> int:
-    """N."""
-    sparse = isinstance(columns, SparseCodes)
-    return columns.num_rows if sparse else columns.shape[1]
+def pack_codes(codes: Codes, num_bins: int) -> Codes:
+    """Packs the codes if CPU kernels may read them; otherwise returns them as is."""
+    if isinstance(codes, SparseCodes) or not may_run():
+        return codes
+
+    def nothing(columns):  # programs for other platforms return the same shapes
+        shape = code_operands.packed_shape(*columns.shape)
+        return jnp.zeros(shape, columns.dtype)
+
+    pack = partial(code_operands.pack, num_bins=num_bins)
+    packed = choose(cpu=pack, xla=nothing)(codes.columns)
+    return replace(codes, packed=packed)

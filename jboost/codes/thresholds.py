@@ -9,8 +9,12 @@ with a threshold between them, and the threshold. All in float64 on the host; se
 import numpy as np
 from jaxtyping import Float, Int
 
+from jboost.entry.implementation import current_implementation
+from jboost.kernels import binning_cpu, library
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.sparse import Absent, SparseMatrix
+
+_FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
 def find_cuts(
@@ -19,7 +23,7 @@ def find_cuts(
     max_bins: int,
     zeros: float = 0.0,
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
-    """Neighboring distinct values with a threshold between them; the definition.
+    """Finds neighboring values with a threshold between them: the definition.
 
     Sums run value by value, each value's weight row by row, so that a kernel can
     round as they do. ``zeros`` is the weight of zeros that are not in the column.
@@ -35,10 +39,10 @@ def find_cuts(
         order = np.argsort(values, kind="stable")
         distinct, mass = count_distinct(values[order], weight[keep][order])
     if zeros:
-        place = np.searchsorted(distinct, 0)
-        if place == len(distinct) or distinct[place] != 0:
-            distinct, mass = np.insert(distinct, place, 0), np.insert(mass, place, 0)
-        mass[place] += zeros
+        index = np.searchsorted(distinct, 0)
+        if index == len(distinct) or distinct[index] != 0:
+            distinct, mass = np.insert(distinct, index, 0), np.insert(mass, index, 0)
+        mass[index] += zeros
     if len(distinct) < 2:
         return np.zeros(0, np.float32), np.zeros(0, np.float32)
     lower = np.arange(len(distinct) - 1)
@@ -50,7 +54,7 @@ def find_cuts(
 def count_distinct(
     ordered: Float[np.ndarray, " N"], weight: Float[np.ndarray, " N"] | None = None
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Distinct values of a sorted column and the weight of each."""
+    """Returns the distinct values of a sorted column and the weight of each."""
     if len(ordered) == 0:
         return ordered, np.zeros(0)
     first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
@@ -110,6 +114,20 @@ def midpoints(
         middle = low / 2 + high / 2
     middle = flush_denormals(middle)
     return np.where((low <= middle) & (middle < high), middle, low)
+
+
+def find_dense_thresholds(
+    matrix: Float[np.ndarray, "N F"],
+    weight: Float[np.ndarray, " N"] | None,
+    max_bins: int,
+) -> list[Float[np.ndarray, " _"]]:
+    """Finds the thresholds of each feature, without the final +inf."""
+    small = current_implementation() is None and matrix.size <= _FEW_VALUES
+    if not library.may_run() or library.host() is None or small:
+        cuts = [find_cuts(column, weight, max_bins) for column in matrix.T]
+        return [midpoints(low, high) for low, high in cuts]
+    low, high, sizes = binning_cpu.find_cuts(matrix, weight, max_bins)
+    return [midpoints(low[f, :n], high[f, :n]) for f, n in enumerate(sizes)]
 
 
 def find_sparse_thresholds(

@@ -3,7 +3,7 @@
 
 In: rows of float32 in host memory, or an array inside a program. Out: the distinct
 values around each threshold; codes by feature [F, N], and in rows as the sums over
-rows take them (see ``grow_cpu.packed_shape``).
+rows take them (see ``code_operands.packed_shape``).
 """
 
 import jax
@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Float64, Int32, UInt8, UInt16
 
 from jboost.kernels import library
-from jboost.kernels.grow_cpu import packed_shape
+from jboost.kernels.code_operands import packed_shape
 
 MOST_BINS = 65536  # for codes that the kernels know
 
 
 def code_dtype(num_bins: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
-    """The narrowest type that holds the codes."""
+    """Returns the narrowest type that holds the codes."""
     if num_bins > MOST_BINS:
         return np.uint32
     return np.uint8 if num_bins <= 256 else np.uint16
@@ -31,7 +31,7 @@ def find_cuts(
 ) -> tuple[
     Float32[np.ndarray, "F C"], Float32[np.ndarray, "F C"], Int32[np.ndarray, " F"]
 ]:
-    """Neighboring distinct values with a threshold between them, and how many."""
+    """Finds neighboring values with a threshold between them, and counts them."""
     words = np.zeros((0, 2), np.uint32)  # two of them hold a float64
     if weight is not None:
         words = np.ascontiguousarray(weight).view(np.uint32).reshape(-1, 2)
@@ -55,7 +55,7 @@ def find_codes(
 def find_codes_on_host(
     thresholds: Float[np.ndarray, "F T"], matrix: Float[np.ndarray, "N F"]
 ) -> UInt8[np.ndarray, "N F"] | UInt16[np.ndarray, "N F"]:
-    """The same at once; no program depends on the number of rows."""
+    """Runs ``find_codes`` eagerly: no program depends on the number of rows."""
     num_rows, num_features = matrix.shape
     results = _results(thresholds, (0, num_rows), (1, num_rows, num_features))
     found = library.call_on_host("find_codes", results, matrix, thresholds)

@@ -25,7 +25,7 @@ def sum_channels(
 def find_range(
     values: Float[Array, " N"], group: Int32[Array, " N"], *, num_groups: int
 ) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
-    """See :func:`jboost.trees.leaves.find_range`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaf_operations.find_range`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
     return tuple(call("range_by_group", (result, result), values, group))
 
@@ -37,7 +37,7 @@ def add_values(
     *,
     in_place: bool,
 ) -> Float[Array, "K N"]:
-    """See :func:`jboost.trees.leaves.add_values`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaf_operations.add_values`; equal to it bit for bit."""
     result = jax.ShapeDtypeStruct(scores.shape, jnp.float32)
     # In place without need, XLA copies the scores first.
     aliases = {0: 0} if in_place else None
@@ -55,7 +55,7 @@ def middle_minimizers(
     *,
     num_groups: int,
 ) -> Float[Array, " G"]:
-    """See :func:`jboost.trees.leaves.middle_minimizers`; equal to it bit for bit."""
+    """See :func:`jboost.trees.leaf_operations.middle_minimizers`; the same bits."""
     result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
     rows = (minimizer, scores, weights, left, kink, scale, group)
     return call("middle_minimisers", result, *rows)

@@ -20,7 +20,7 @@ _MANY_GROUPS = 1024  # beyond which it is half as many, to bound the table of su
 
 
 def find_range(values, group, *, num_groups):
-    """See :func:`jboost.trees.leaves.find_range`."""
+    """See :func:`jboost.trees.leaf_operations.find_range`."""
     unknown = jnp.isnan(values)
     group = _inside(group, num_groups)
     low, high = (jnp.where(unknown, end, values) for end in (-jnp.inf, jnp.inf))
@@ -30,20 +30,20 @@ def find_range(values, group, *, num_groups):
 
 
 def add_values(scores, values, leaf):
-    """See :func:`jboost.trees.leaves.add_values`."""
+    """See :func:`jboost.trees.leaf_operations.add_values`."""
     num_leaves = values.shape[1]
     # Or the product that made the values might become part of a fused addition.
     values = jax.lax.optimization_barrier(values)
     # x + -0 is x, of both zeros, too.
     values = jnp.pad(values, ((0, 0), (0, 1)), constant_values=-0.0)
-    place = _inside(leaf, num_leaves)
-    return scores + jnp.take_along_axis(values, place, axis=1, mode="clip")
+    index = _inside(leaf, num_leaves)
+    return scores + jnp.take_along_axis(values, index, axis=1, mode="clip")
 
 
 def middle_minimizers(
     minimizer, scores, weights, left, kink, scale, group, *, num_groups
 ):
-    """See :func:`jboost.trees.leaves.middle_minimizers`.
+    """See :func:`jboost.trees.leaf_operations.middle_minimizers`.
 
     The digits of each group's key are found one after the other, as in a radix sort:
     of the rows that share those before, kinks are summed by digit.
@@ -74,16 +74,16 @@ def middle_minimizers(
 
 
 def _select(key, kinks, width, group, num_groups, target):
-    """The least key of each group such that the kinks up to it sum to the target."""
+    """Finds each group's least key up to which the kinks sum to the target."""
     digit = _DIGIT if num_groups <= _MANY_GROUPS else _DIGIT // 2
     size, rounds = 1 << digit, 32 // digit
 
     def find_digit(number, state):
         prefix, below = state
         shift = jnp.asarray(32 - digit * (number + 1), jnp.uint32)
-        place = key >> shift
-        same = (place >> digit) == ((prefix[group] >> shift) >> digit)
-        segment = group * size + (place & (size - 1)).astype(jnp.int32)
+        leading = key >> shift
+        same = (leading >> digit) == ((prefix[group] >> shift) >> digit)
+        segment = group * size + (leading & (size - 1)).astype(jnp.int32)
         segment = jnp.where(same, segment, num_groups * size)
         sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
         sums = jnp.cumsum(sums.reshape(num_groups + 1, size, -1), axis=1)
@@ -104,19 +104,19 @@ def _select(key, kinks, width, group, num_groups, target):
 
 
 def _inside(group, num_groups):
-    """The group, or one more for rows outside."""
+    """Returns the group, or ``num_groups`` for rows outside."""
     return jnp.where((group >= 0) & (group < num_groups), group, num_groups)
 
 
 def _round(values, counts):
-    """floor(x + 1/2), at most 2^40; 0 for rows that do not count."""
+    """Returns floor(x + 1/2), at most 2^40; 0 for rows that do not count."""
     values = values + 0.5
     values = jnp.floor(jnp.where(values < _MOST, values, _MOST))
     return jnp.where(counts, values, 0.0)
 
 
 def _limbs(values, width):
-    """Whole numbers cut into int32 of ``width`` bits each, least first; exact."""
+    """Cuts whole numbers into int32 of ``width`` bits each, least first; exact."""
     limbs = []
     for number in reversed(range(-(-41 // width))):
         limb = jnp.floor(values * 2.0 ** (-width * number))
@@ -148,7 +148,7 @@ def _carry(high, low):
 
 
 def _reaches(first, second):
-    """first >= second, of pairs."""
+    """Returns first >= second, for pairs."""
     same = (first[0] == second[0]) & (first[1] >= second[1])
     return (first[0] > second[0]) | same
 

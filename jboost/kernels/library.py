@@ -49,11 +49,11 @@ def _load() -> ctypes.CDLL | None:
     if os.environ.get("JBOOST_LIBRARY"):
         return ctypes.CDLL(os.environ["JBOOST_LIBRARY"])
     # Beside this file; an editable install keeps it where packages are installed.
-    places = [Path(__file__).parent]
-    places += [Path(entry) / "jboost" / "kernels" for entry in sys.path]
-    for place in places:
-        if (place / _FILE).is_file():
-            return ctypes.CDLL(str(place / _FILE))
+    folders = [Path(__file__).parent]
+    folders += [Path(entry) / "jboost" / "kernels" for entry in sys.path]
+    for folder in folders:
+        if (folder / _FILE).is_file():
+            return ctypes.CDLL(str(folder / _FILE))
     if os.environ.get("JBOOST_REQUIRE_NATIVE", "0") not in ("", "0"):
         raise ImportError(
             f"JBOOST_REQUIRE_NATIVE is set, but there is no {_FILE} beside "
@@ -66,7 +66,7 @@ _library = _load()
 
 
 def available() -> bool:
-    """Whether the CPU kernels were built."""
+    """Returns whether the CPU kernels were built."""
     return _library is not None
 
 
@@ -83,13 +83,13 @@ def _warn_of_missing_kernels():
 
 
 def best_isa() -> str:
-    """The best instruction set that the kernels can use on this processor."""
+    """Returns the best instruction set for the kernels on this processor."""
     assert _library is not None
     return ISAS[_library.jboost_best_isa()]
 
 
 def current_isa() -> str:
-    """The instruction set that the kernels use now."""
+    """Returns the instruction set that the kernels use now."""
     assert _library is not None
     return ISAS[_library.jboost_current_isa()]
 
@@ -107,7 +107,7 @@ def set_isa(isa: str) -> None:
 
 
 def implementations() -> dict[str, str]:
-    """What runs when ``implementation`` is None, on the platform that JAX uses now.
+    """Returns what runs if ``implementation`` is None, on JAX's current platform.
 
     Returns:
       {operation: implementation} for "binning", "training", "leaves", "predict" and
@@ -171,7 +171,7 @@ def takes_implementation(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def may_run() -> bool:
-    """Whether programs run the kernels on a CPU, with the implementation in force."""
+    """Returns whether programs run the kernels, with the implementation in force."""
     implementation = current_implementation()
     if implementation is None and _library is None:
         _warn_of_missing_kernels()
@@ -211,7 +211,7 @@ def call(
     aliases: dict[int, int] | None = None,
     **attributes: int,
 ) -> Any:
-    """One FFI call; a batch (vmap) is worked through one by one.
+    """Makes one FFI call; under ``vmap`` the batch is processed one by one.
 
     Args:
       name: of the handler in the library.
@@ -230,7 +230,7 @@ def call(
 
 
 def _make_call(name, results, **options):
-    """An FFI call of a handler, which is registered the first time."""
+    """Returns an FFI call of a handler, which is registered the first time."""
     assert _library is not None
     target = f"jboost_{name}"
     if target not in _registered:
@@ -241,7 +241,7 @@ def _make_call(name, results, **options):
 
 
 def host() -> Any:
-    """The device on which the CPU kernels run, if JAX has one."""
+    """Returns the device on which the CPU kernels run, if JAX has one."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX was told not to use the CPU
@@ -251,7 +251,7 @@ def host() -> Any:
 def call_on_host(
     name: str, results: Any, *operands: ArrayLike, **attributes: int
 ) -> Any:
-    """One call of a handler on arrays in the memory of the host; waits for its end.
+    """Calls a handler on arrays in host memory, and waits for its end.
 
     Unlike :func:`call` it compiles one program for all handlers and shapes, and reads
     operands where they lie, if they have no gaps.
@@ -266,18 +266,18 @@ def call_on_host(
     shapes, structure = jax.tree.flatten(results)
     inputs = [_require(each) for each in operands]
     outputs = [_make_aligned(shape.shape, shape.dtype) for shape in shapes]
-    words = [_find_handler(name), len(inputs), len(outputs), len(attributes)]
+    description = [_find_handler(name), len(inputs), len(outputs), len(attributes)]
     for each in (*inputs, *outputs):
-        place = each.__array_interface__["data"][0]
-        words += (place, _TYPES[each.dtype.char], each.ndim, *each.shape)
+        address = each.__array_interface__["data"][0]
+        description += (address, _TYPES[each.dtype.char], each.ndim, *each.shape)
     for key in sorted(attributes):
-        words += (*_find_text(key), attributes[key])
-    _relay_and_wait(array("q", words), (inputs, outputs))
+        description += (*_find_text(key), attributes[key])
+    _relay_and_wait(array("q", description), (inputs, outputs))
     return jax.tree.unflatten(structure, outputs)
 
 
 def _require(operand):
-    """The operand as an array without gaps, copied only where it must be."""
+    """Returns the operand as a contiguous array, copied only if it must be."""
     if type(operand) is np.ndarray:
         flags = operand.flags
         if flags.c_contiguous and flags.aligned:
@@ -303,7 +303,7 @@ def _relay_and_wait(description, arrays):
 
 
 def _eagerly_on_host():
-    """A context where programs run at once, on the host; for NumPy arrays as operands.
+    """Returns a context where programs run at once, on the host, on NumPy arrays.
 
     Entering contexts takes as long as a small prediction, so none is entered in vain.
     """
@@ -320,7 +320,7 @@ def _eagerly_on_host():
 
 
 def default_device() -> Any:
-    """The device where NumPy arrays are used; None inside a trace or a mesh."""
+    """Returns the device for NumPy arrays; None inside a trace or a mesh."""
     if is_tracing() or not jax.sharding.get_abstract_mesh().empty:
         return None
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
@@ -331,21 +331,21 @@ def default_device() -> Any:
 
 @cache
 def _find_handler(name):
-    """The address of a handler."""
+    """Returns the address of a handler."""
     handler = getattr(_library, f"jboost_{name}")
     return ctypes.cast(handler, ctypes.c_void_p).value
 
 
 @cache
 def _find_text(name):
-    """The address and length of the name of an attribute; it is kept."""
+    """Returns the address and length of an attribute's name, which is kept."""
     text = ctypes.create_string_buffer(name.encode())
     _texts.append(text)
     return ctypes.addressof(text), len(name)
 
 
 def _make_aligned(shape, dtype):
-    """An array that begins where XLA uses memory without a copy."""
+    """Returns an array aligned so that XLA uses its memory without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % _ALIGNMENT
@@ -359,7 +359,7 @@ def _relay(address):
 
 
 def vary(value: Array, *others: ArrayLike) -> Array:
-    """The same value, which depends on others, too, as far as JAX can see.
+    """Makes a value depend on others, as far as JAX can see.
 
     ``jax.shard_map`` must be told what differs between devices: the results of calls
     that it cannot look into, and the start of a loop whose steps differ. The compiler

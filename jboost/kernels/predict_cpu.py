@@ -54,7 +54,7 @@ class Rows:
     coded_features: tuple[int, ...] = field(default=(), metadata=dict(static=True))
 
     def matrix(self) -> Float[Array, "N F"] | Float[np.ndarray, "N F"]:
-        """The matrix, categories as they came."""
+        """Returns the matrix, with categories as they came."""
         if self.by_column:
             return self.values.reshape(self.num_features, self.num_rows).T
         return self.values.reshape(self.num_rows, self.num_features)
@@ -82,7 +82,7 @@ def predict(
     *,
     max_depth: int,
 ) -> Float[Array, "N K"] | Float[np.ndarray, "N K"]:
-    """The score of each row."""
+    """Computes the score of each row."""
     shape = (rows.num_rows, trees.feature.shape[1])
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     return _call("predict", result, max_depth, rows, trees, leaf_value, init_score)
@@ -96,7 +96,7 @@ def staged_predict(
     *,
     max_depth: int,
 ) -> Float[Array, "R N K"] | Float[np.ndarray, "R N K"]:
-    """The scores after each round."""
+    """Computes the scores after each round."""
     num_rounds, num_scores = trees.feature.shape[:2]
     shape = (num_rounds, rows.num_rows, num_scores)
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -107,7 +107,7 @@ def staged_predict(
 def leaf_indices(
     rows: Rows, trees: Trees, *, max_depth: int
 ) -> Int32[Array, "N R K"] | Int32[np.ndarray, "N R K"]:
-    """The leaf of each row in each tree."""
+    """Finds the leaf of each row in each tree."""
     shape = (rows.num_rows, *trees.feature.shape[:2])
     result = jax.ShapeDtypeStruct(shape, jnp.int32)
     return _call("leaf_indices", result, max_depth, rows, trees)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random subsets by the CPU kernels of native/sampling.h.
 
-In: seed words, what may be chosen, fractions. Out: the masks of
+In: seed seed, what may be chosen, fractions. Out: the masks of
 ``jboost.numerics.sampling`` and ``jboost.trees.growing``, to the bit.
 """
 
@@ -13,15 +13,15 @@ from jboost.kernels.library import call
 
 
 def sample(
-    words: UInt32[Array, "2"], eligible: Bool[Array, " N"], fraction: Float[Array, ""]
+    seed: UInt32[Array, "2"], eligible: Bool[Array, " N"], fraction: Float[Array, ""]
 ) -> Bool[Array, " N"]:
     """See :func:`jboost.numerics.sampling.sample`."""
     result = jax.ShapeDtypeStruct(eligible.shape, jnp.bool_)
-    return call("sample", result, words, eligible, fraction)
+    return call("sample", result, seed, eligible, fraction)
 
 
 def sample_features(
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     level: Int32[Array, ""],
     fractions: Float[Array, "3"],
     num_slots: int,
@@ -29,4 +29,4 @@ def sample_features(
 ) -> Bool[Array, "M F"]:
     """Masks of a level: of the tree's features the level's, of those the node's."""
     result = jax.ShapeDtypeStruct((num_slots, num_features), jnp.bool_)
-    return call("sample_features", result, words, level, fractions)
+    return call("sample_features", result, seed, level, fractions)

@@ -37,7 +37,7 @@ def histogram(
 
 
 def row_codes(starts, rows, codes, absent, feature):
-    """The code of each row in a feature of its own, by bisection."""
+    """Finds the code of each row i in feature ``feature[i]``, by bisection."""
     row = jnp.arange(feature.shape[0], dtype=jnp.int32)
     last = rows.shape[0] - 1
     end = starts[feature + 1]
@@ -49,13 +49,13 @@ def row_codes(starts, rows, codes, absent, feature):
         return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
 
     steps = (last + 1).bit_length()
-    place, _ = jax.lax.fori_loop(0, steps, halve, (starts[feature], end))
-    entry = jnp.minimum(place, last)
-    stored = (place < end) & (rows[entry] == row)
+    position, _ = jax.lax.fori_loop(0, steps, halve, (starts[feature], end))
+    entry = jnp.minimum(position, last)
+    stored = (position < end) & (rows[entry] == row)
     return jnp.where(stored, codes[entry], absent[feature]).astype(jnp.int32)
 
 
 def _features(starts, num_entries):
-    """The feature of each entry; F for those that mean nothing."""
+    """Returns the feature of each entry; F for padding."""
     ends = jnp.zeros(num_entries + 1, jnp.int32).at[starts[1:]].add(1)
     return jnp.cumsum(ends)[:num_entries]

@@ -67,7 +67,7 @@ def sum_channels(group, *channels, num_groups):
 
 
 def _choose_unit(greatest):
-    """One over the unit, and the unit."""
+    """Returns 1 / unit, and the unit."""
     exponent = jnp.minimum(_BITS - exponent_above(greatest), _FINEST)
     return power_of_two(exponent), power_of_two(-exponent)
 
@@ -90,16 +90,16 @@ def _split(multiples, width):
 
 
 def _join(sums, width, unit):
-    """The sum that sums of limbs stand for, times the unit, in float32."""
+    """Joins sums of limbs to one sum, times the unit, in float32."""
     digits = [jnp.zeros_like(sums[0]) for _ in range(4)]
     for number, limb in enumerate(sums):
-        place, shift = divmod(width * number, _DIGIT)
+        index, shift = divmod(width * number, _DIGIT)
         rest = _DIGIT - shift
-        digits[place] += (limb & ((1 << rest) - 1)) << shift
-        digits[place + 1] += limb >> rest
-    for place in range(3):
-        digits[place + 1] += digits[place] >> _DIGIT
-        digits[place] &= _MASK
+        digits[index] += (limb & ((1 << rest) - 1)) << shift
+        digits[index + 1] += limb >> rest
+    for index in range(3):
+        digits[index + 1] += digits[index] >> _DIGIT
+        digits[index] &= _MASK
     # Products with a power of two are exact: contraction changes nothing.
     total = digits[3].astype(jnp.float32)
     for digit in digits[2::-1]:

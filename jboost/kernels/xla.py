@@ -3,6 +3,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
 
 
 def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
@@ -23,6 +24,18 @@ def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
     sums = jax.lax.map(sum_feature, columns)
     shape = (columns.shape[0], num_nodes, num_bins, channels.shape[1])
     return jnp.swapaxes(sums.reshape(shape), 0, 1)
+
+
+def select_rows(
+    chosen: Bool[Array, " N"], size: int
+) -> tuple[Int32[Array, " S"], Bool[Array, " S"]]:
+    """Positions of the true entries, in order, and which of the ``size`` are filled."""
+    num_rows = chosen.shape[0]
+    position = jnp.cumsum(chosen.astype(jnp.int32))
+    slot = jnp.where(chosen, position - 1, size)
+    every = jnp.arange(num_rows, dtype=jnp.int32)
+    rows = jnp.zeros(size, jnp.int32).at[slot].set(every, mode="drop")
+    return rows, jnp.arange(size) < position[-1]
 
 
 def segment_sum(values, key, num_segments):

@@ -60,7 +60,7 @@ def choose_scale(
 def quantize(
     values: Float[Array, "N C"],
     fixed: FixedPoint,
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     first_row: Int32[Array, ""] | int = 0,
 ) -> Int32[Array, "N C"]:
     """Rounds each channel to integers, which times ``fixed.unit`` give the values.
@@ -71,14 +71,14 @@ def quantize(
     Args:
       values: finite; 0 for rows that must not count.
       fixed: from :func:`choose_scale`.
-      words: seed, another for each tree.
+      seed: another for each tree.
       first_row: the number of the first row, where these are not all rows.
     """
     scaled = values * fixed.scale[None, :]
     row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
     row = row + jnp.asarray(first_row).astype(jnp.uint32)
     channel = jnp.arange(values.shape[1], dtype=jnp.uint32)[None, :]
-    bits = hash_words(row ^ (channel << 31), words)
+    bits = hash_words(row ^ (channel << 31), seed)
     fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
     offset = jnp.where(fixed.stochastic, fraction, jnp.float32(0.5))
     # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.

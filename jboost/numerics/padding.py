@@ -10,7 +10,7 @@ import numpy as np
 
 
 def padded_size(size: int, least: int = 64) -> int:
-    """The next of 8 sizes per octave: nearby sizes share compiled programs."""
+    """Rounds up to 8 sizes per power of two: nearby sizes share programs."""
     if size <= least:
         return least
     step = 1 << max(0, (size - 1).bit_length() - 4)

@@ -5,20 +5,22 @@ In: two words of seed, and what is to be hashed. Out: words that look random. Th
 of an entry depend on its number alone, not on the size of the array.
 """
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32, UInt32
+import numpy as np
+from jaxtyping import Array, Int32, Key, UInt32
 
 
 def hash_words(
-    word: UInt32[Array, "*shape"], words: UInt32[Array, "2"]
+    word: UInt32[Array, "*shape"], seed: UInt32[Array, "2"]
 ) -> UInt32[Array, "*shape"]:
-    """A seeded bijection of 32-bit words that looks random.
+    """Hashes 32-bit words by a seeded bijection that looks random.
 
     Two rounds of an xor-shift-multiply mixer (constants: Wellons' lowbias32), each
     after adding a word of the seed; every step can be undone, so distinct words have
     distinct hashes.
     """
-    for part in (words[0], words[1]):
+    for part in (seed[0], seed[1]):
         word = word + part
         word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
         word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
@@ -26,10 +28,22 @@ def hash_words(
     return word
 
 
+def seed_from_key(key: Key[Array, ""] | None) -> UInt32[Array, "2"]:
+    """Returns the two words that all random numbers of a run are derived from.
+
+    The words of the key itself; their users hash them first. None gives zeros.
+    """
+    if key is None:
+        return jnp.asarray(np.zeros(2, np.uint32))
+    data = jax.random.key_data(key).astype(jnp.uint32)
+    # A key of four words (rbg) repeats itself: the XOR of its halves would be 0.
+    return data[:2] if data.shape[0] == 2 else hash_words(data[2:4], data[:2])
+
+
 def derive(
-    words: UInt32[Array, "2"], index: Int32[Array, "*shape"]
+    seed: UInt32[Array, "2"], index: Int32[Array, "*shape"]
 ) -> UInt32[Array, "*shape 2"]:
-    """Two words for each ``index``-th use of ``words``; cheap to compile and to run."""
+    """Returns another seed for each ``index``; cheap to compile and to run."""
     pair = jnp.arange(2, dtype=jnp.uint32)
     number = 2 * jnp.asarray(index)[..., None].astype(jnp.uint32)
-    return hash_words(number + pair.reshape((1,) * (number.ndim - 1) + (2,)), words)
+    return hash_words(number + pair.reshape((1,) * (number.ndim - 1) + (2,)), seed)

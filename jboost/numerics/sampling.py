@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random subsets of rows or columns, without replacement, from explicit seeds.
 
-In: two seed words, what may be chosen, a fraction. Out: a mask with exactly
+In: two seed seed, what may be chosen, a fraction. Out: a mask with exactly
 max(1, round(fraction * number)) entries. Nothing is sorted.
 """
 
@@ -15,7 +15,7 @@ from jboost.numerics.random_bits import hash_words
 
 
 def sample(
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
 ) -> Bool[Array, " N"]:
@@ -27,19 +27,19 @@ def sample(
     length of the array.
     """
     run = choose(cpu=sampling_cpu.sample, xla=sample_in_xla)
-    return run(words, eligible, jnp.asarray(fraction, jnp.float32))
+    return run(seed, eligible, jnp.asarray(fraction, jnp.float32))
 
 
 def sample_in_xla(
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
 ) -> Bool[Array, " N"]:
-    """:func:`sample` in plain XLA: the definition."""
+    """Does what :func:`sample` does, in plain XLA: the definition."""
 
     def narrow(eligible):
         index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
-        hashes = hash_words(index, words)
+        hashes = hash_words(index, seed)
         number = jnp.sum(eligible)
         share = jnp.round(fraction * number.astype(jnp.float32)).astype(jnp.int32)
         wanted = jnp.clip(share, 1, number)

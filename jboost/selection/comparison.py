@@ -95,7 +95,7 @@ def _make_point(name, loss, settings, given, study: Study, metrics) -> Point:
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     traced, constants = trace_loss(loss, data.targets, num_scores)
     method, numbers = make_method(
-        settings, traced, data.columns, num_rows=len(data.weights),
+        settings, traced, data.codes, num_rows=len(data.weights),
         uniform=given.uniform and not study.folds.repeated,
         max_bins=settings.max_bins if given.sorted else study.bins.num_bins,
         num_features=study.bins.num_features, categories=study.bins.categories,

@@ -140,7 +140,7 @@ def share(
         counts=jax.device_put(counts),
         watched=jax.device_put(watched),
         constants=constants,
-        words=np.array([0, seed], np.uint32),  # as seed_words(jax.random.key(seed))
+        words=np.array([0, seed], np.uint32),  # as seed_from_key(jax.random.key(seed))
     )
 
 

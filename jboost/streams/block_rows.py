@@ -14,13 +14,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.boosting.method import Method
+from jboost.codes.codes import DenseCodes
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.kernels import grow_cpu
-from jboost.kernels.paths import Paths
+from jboost.kernels import code_operands, grow_cpu
 from jboost.streams.blocks import BlockSet
-from jboost.trees.histogram import build_in_xla
-from jboost.trees.levels import Measure, Pairs, TreeLimits, round_rows, route_rows
+from jboost.trees.histogram import sum_plain_histogram
+from jboost.trees.levels import Measure, Pairs, round_rows, route_rows
+from jboost.trees.limits import TreeLimits
+from jboost.trees.paths import Paths
 from jboost.trees.splitting import Split
 from jboost.trees.tree import Tree
 
@@ -151,12 +153,19 @@ def _sum_all(state, columns, sums):
 
 def _sum(columns, channels, node, sums):
     num_nodes, _, num_bins, _ = sums.shape
-    return build_in_xla(columns, channels, node, num_nodes=num_nodes, num_bins=num_bins)
+    return sum_plain_histogram(
+        DenseCodes(columns), channels, node, num_nodes=num_nodes, num_bins=num_bins
+    )
 
 
 def _route(slots, state, columns, step):
     return route_rows(
-        columns, step.split, step.pairs.pair, state.slot, state.position, slots
+        DenseCodes(columns),
+        step.split,
+        step.pairs.pair,
+        state.slot,
+        state.position,
+        slots,
     )
 
 
@@ -208,7 +217,7 @@ class _Kernels:
 
     def pass_bytes(self, num_rows, dtype):
         """What it takes to move and sum the rows of a block: their codes by row."""
-        packed = grow_cpu.packed_shape(self._shape[2], num_rows)
+        packed = code_operands.packed_shape(self._shape[2], num_rows)
         return math.prod(packed) * np.dtype(dtype).itemsize
 
     def sum_all(self, state, codes, sums):
@@ -292,7 +301,7 @@ def _find_leaves_in_kernels(max_depth, columns, state, level, position, split, t
         columns, state.rows, level, split, position, max_depth=max_depth
     )
     return grow_cpu.find_leaves(
-        grow_cpu.dense_source(columns, None),
+        DenseCodes(columns).operands,
         tree.feature,
         tree.threshold,
         tree.missing_left,

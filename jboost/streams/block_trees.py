@@ -32,7 +32,6 @@ from jboost.streams.blocks import BlockReader
 from jboost.streams.heap import trim_heap
 from jboost.trees.levels import (
     Measure,
-    TreeLimits,
     find_splits,
     join_children,
     make_leaf,
@@ -42,6 +41,7 @@ from jboost.trees.levels import (
     start_paths,
     write_splits,
 )
+from jboost.trees.limits import TreeLimits
 from jboost.trees.tree import Tree
 
 

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from jboost.boosting.rounds import Data
 from jboost.codes.binning import apply_bins, has_missing
 from jboost.codes.bins import Bins
+from jboost.codes.codes import DenseCodes
 from jboost.entry import checks
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
@@ -266,7 +267,7 @@ def load_rows(table: Table, num_scores: int, padded: bool) -> Rows:
     if table.num_offsets:
         scores = np.ascontiguousarray(np.asarray(load("offset")).T)
     data = Data(
-        columns=jax.device_put(np.zeros((0, total), np.uint8)),
+        codes=DenseCodes(jax.device_put(np.zeros((0, total), np.uint8))),
         targets=jax.tree.unflatten(table.structure, leaves),
         weights=jax.device_put(weights),
     )

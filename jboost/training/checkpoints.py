@@ -279,10 +279,10 @@ def _describe_rows(prefix, rows: Rows, reader):
     if reader is not None:
         parts = (codes for _, codes in reader.read())
         columns = _digest_columns(parts, reader.set.num_features)
-    elif isinstance(data.columns, SparseCodes):
-        columns = _digest(data.columns)
+    elif isinstance(data.codes, SparseCodes):
+        columns = _digest(data.codes)
     else:
-        codes = np.asarray(data.columns)[:, :size]
+        codes = np.asarray(data.codes.columns)[:, :size]
         columns = _digest_columns([codes], len(codes))
     targets = jax.tree.map(lambda target: np.asarray(target)[:size], data.targets)
     return {

@@ -133,7 +133,7 @@ def start(
       The state, and the rule that gave the initial score; see
       :class:`jboost.training.history.History`.
     """
-    words = np.array([0, seed], np.uint32)  # as seed_words(jax.random.key(seed))
+    words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
     run, operands = start_program(job, init_score, words)
     state, fell_back, values, endless = run(*operands)
     data, offset = job.rows.data, job.rows.scores

@@ -108,7 +108,7 @@ def continue_from(
         for name, (_, parts) in name_sets(validation).items()
     )
     run = compiled(_average_curvature, job.loss, job.method)
-    data = job.rows.data._replace(columns=None, packed=None, order=None)
+    data = job.rows.data._replace(codes=None)
     state = position.state
     if model.num_rounds:
         first_mean = run(job.constants, job.numbers, data, state)

@@ -337,7 +337,7 @@ def fit(
         check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
     traced, constants = trace_loss(loss, rows.data.targets, num_scores)
     method, numbers = make_method(
-        settings, traced, rows.data.columns, num_rows=len(rows.data.weights),
+        settings, traced, rows.data.codes, num_rows=len(rows.data.weights),
         uniform=given.uniform,
         max_bins=settings.max_bins if given.sorted else bins.num_bins,
         num_features=bins.num_features, categories=bins.categories,

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 from jboost.boosting.rounds import Data
 from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
+from jboost.codes.codes import DenseCodes
+from jboost.codes.preparing import sort_rows
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
@@ -23,7 +25,6 @@ from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
-from jboost.trees.candidates import sort_rows
 
 
 class Rows(NamedTuple):
@@ -41,8 +42,9 @@ class Rows(NamedTuple):
 
     def sorted(self) -> "Rows":
         """The same with the order of each feature, instead of codes by row."""
-        order = sort_rows(np.asarray(self.data.columns))
-        return self._replace(data=self.data._replace(packed=None, order=order))
+        codes: Any = self.data.codes
+        codes = DenseCodes(codes.columns, order=sort_rows(np.asarray(codes.columns)))
+        return self._replace(data=self.data._replace(codes=codes))
 
 
 def make_rows(
@@ -74,12 +76,11 @@ def make_rows(
     if isinstance(matrix, SparseMatrix):
         entries = matrix.num_entries
         entries = padded_size(entries) if padded else entries
-        columns, packed = bin_entries(bins, matrix, total, entries), None
+        codes = bin_entries(bins, matrix, total, entries)
     else:
-        columns, packed = bin_columns(bins, matrix, total)
+        codes = bin_columns(bins, matrix, total)
     data = Data(
-        columns=columns,
-        packed=packed,
+        codes=codes,
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
     )

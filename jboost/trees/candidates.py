@@ -13,11 +13,10 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, Shaped
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jboost.codes.bins import MISSING
-from jboost.codes.codes import Codes
+from jboost.codes.codes import DenseCodes
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.fixed_point import choose_scale, quantize
 
@@ -27,26 +26,8 @@ CandidateWeights = Literal["samples", "curvature"]
 _LARGEST = 2**31 - 1
 
 
-def sort_rows(columns: Codes | Shaped[np.ndarray, "F N"]) -> Int32[Array, "F N"]:
-    """The rows in order of each feature's codes; equal codes keep their order.
-
-    By NumPy where the codes are on the host: it sorts several times faster than XLA
-    on a CPU, and compiles nothing.
-    """
-    if isinstance(columns, np.ndarray):
-        order = np.empty(columns.shape, np.int32)
-        for feature, codes in enumerate(columns):
-            order[feature] = np.argsort(codes, kind="stable")
-        return jnp.asarray(order)
-
-    def sort(codes):
-        return jnp.argsort(codes, stable=True).astype(jnp.int32)
-
-    return jax.lax.map(sort, columns)
-
-
 def accumulate(values: Int32[Array, "N C"]) -> Int32[Array, "N C"]:
-    """Running sums along N.
+    """Returns running sums along N.
 
     Row by row on a CPU, which is several times faster there than a parallel sum.
     """
@@ -119,7 +100,7 @@ def find_bins(
 
 
 def _run(choose, values, reverse):
-    """Running maxima or minima; row by row on a CPU, as running sums."""
+    """Returns running maxima or minima; row by row on a CPU."""
 
     def one_by_one(values):
         def step(best, value):
@@ -138,17 +119,16 @@ class Proposal(NamedTuple):
     """Bins of all rows, proposed for one tree.
 
     Attributes:
-      columns: codes of the bins, by feature; 0 for missing values, 1 for the lowest.
+      codes: of the bins; 0 for missing values, 1 for the lowest.
       highest: the highest code of a value in the bins up to each one.
     """
 
-    columns: Codes
+    codes: DenseCodes
     highest: Int32[Array, "F B"]
 
 
 def propose(
-    columns: Codes,
-    order: Int32[Array, "F N"],
+    codes: DenseCodes,
     mass: Int32[Array, " N"],
     *,
     num_bins: int,
@@ -156,8 +136,7 @@ def propose(
     """Proposes candidates for a whole tree, each value once: B - 1 bins of values.
 
     Args:
-      columns: codes, one for every distinct value.
-      order: from :func:`sort_rows`.
+      codes: one for every distinct value; with ``order``.
       mass: of each row, >= 0; its sum must fit 31 bits.
       num_bins: B, the missing code included.
     """
@@ -180,9 +159,10 @@ def propose(
         highest = jnp.zeros(num_bins, jnp.int32).at[coarse].max(code)
         by_row = jnp.zeros(num_rows, code_dtype(num_bins)).at[rows]
         by_row = by_row.set(coarse.astype(code_dtype(num_bins)), unique_indices=True)
-        return Proposal(by_row, jax.lax.cummax(highest))
+        return by_row, jax.lax.cummax(highest)
 
-    return jax.lax.map(propose_feature, (columns, order))
+    found = jax.lax.map(propose_feature, (codes.columns, codes.order))
+    return Proposal(DenseCodes(found[0]), found[1])
 
 
 def restore_thresholds(

@@ -26,22 +26,22 @@ from jboost.trees.splitting import (
     are_large_enough,
     child_limits,
     cut_gain,
-    find_split,
     is_worth,
     limited_gain,
     limited_score,
     node_score,
     search_cuts,
+    search_split,
     sums_in_units,
 )
 from jboost.trees.tree import CATEGORICAL
 
 
 class CategoryLimits(NamedTuple):
-    """Which features hold categories, and the numbers that hold their splits back.
+    """The categorical features, and the numbers that regularize their splits.
 
     Attributes:
-      features: places, ascending.
+      features: their indices, ascending.
       num_codes: of each: its codes are 1 .. num_codes.
       l2: added to the l2 of the children where categories are sorted.
       smoothing: added to the curvature of a category in the sort.
@@ -58,7 +58,7 @@ class CategoryLimits(NamedTuple):
 
 
 def count_words(num_bins: int) -> int:
-    """W: words that hold a bit for each code."""
+    """Returns W, the number of 32-bit words that hold a bit for each code."""
     return -(-num_bins // WORD)
 
 
@@ -79,22 +79,22 @@ def find_mixed_split(
     A node's categories are sorted by G / (H + smoothing), those of equal key by code;
     candidates are the first 1, 2, ... of them. Where a feature has at most
     ``max_onehot`` codes, they are the categories one by one. Gains are those of
-    :func:`jboost.trees.splitting.find_split`, but that the two children of a sorted set
-    have l2 + categories.l2. Equal gains go to the lowest feature, then to the fewest
-    categories (one by one: the lowest code), then to missing rows right.
+    :func:`jboost.trees.splitting.search_split`, but that the two children of a sorted
+    set have l2 + categories.l2. Equal gains go to the lowest feature, then to the
+    fewest categories (one by one: the lowest code), then to missing rows right.
 
     Args:
       histogram, unit, features, l2, min_gain, min_child_weight, min_child_samples:
-        see :func:`jboost.trees.splitting.find_split`.
+        see :func:`jboost.trees.splitting.search_split`.
       categories: which features hold categories; they must not be monotone.
-      values: what holds leaf values back, if anything.
+      values: limits of leaf values, if there are any.
 
     Returns:
       A Split with threshold -1, and bits of the codes, where categories are split.
     """
     is_category = jnp.zeros(features.shape, bool).at[categories.features].set(True)
     # min_gain is taken off at the end: rounding could make gains equal.
-    numeric = find_split(
+    numeric = search_split(
         histogram, unit, features & ~is_category, l2=l2, min_gain=0.0, values=values,
         min_child_weight=min_child_weight, min_child_samples=min_child_samples,
     )  # fmt: skip
@@ -142,11 +142,11 @@ def find_mixed_split(
 
 
 def pack_bits(chosen: Bool[Array, " B"]) -> UInt32[Array, " W"]:
-    """Bit c % 32 of word c // 32 says whether code c is chosen."""
+    """Packs a mask: bit c % 32 of word c // 32 says whether code c is chosen."""
     words = count_words(chosen.shape[0])
     bits = jnp.pad(chosen, (0, WORD * words - chosen.shape[0])).reshape(words, WORD)
-    place = jnp.arange(WORD, dtype=jnp.uint32)[None, :]
-    return jnp.sum(bits.astype(jnp.uint32) << place, axis=1, dtype=jnp.uint32)
+    bit = jnp.arange(WORD, dtype=jnp.uint32)[None, :]
+    return jnp.sum(bits.astype(jnp.uint32) << bit, axis=1, dtype=jnp.uint32)
 
 
 class _Ranked(NamedTuple):
@@ -182,7 +182,7 @@ def _rank_codes(sums, unit, smoothing, onehot):
 
 
 def _scoring(total, unit, l2, child_l2, values):
-    """How large the terms of the parent's score are, and the gain of cuts."""
+    """Returns the size of the parent's score terms, and the gain of cuts."""
     if values is None:
         parent = node_score(total, unit, l2)
         return parent, partial(cut_gain, parent, unit, child_l2)

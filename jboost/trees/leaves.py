@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each leaf adds to the score.
+"""Solves for what each leaf adds to the score.
 
 In: a loss bound to its data, current scores, the leaf of each row. Out: one value
 per leaf. A problem is always the same: minimize over c
@@ -11,15 +11,12 @@ with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one g
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.kernels import leaves_cpu, leaves_xla
-from jboost.kernels.library import choose
 from jboost.numerics.sums import sum_channels, sum_rows
 from jboost.objective.evaluation import (
     Kinks,
@@ -31,6 +28,7 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
+from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"
@@ -67,7 +65,7 @@ def newton_step(
     penalty: Float[Array, ""],
     l1: Float[Array, ""] | None = None,
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
-    """-G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
+    """Returns -G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
 
     0 where H is not positive, as in XGBoost.
 
@@ -83,71 +81,6 @@ def newton_step(
         gradient = gradient - jnp.clip(gradient, -l1, l1)
     value = -gradient / weight
     return value, -gradient * value / 2
-
-
-def add_values(
-    scores: Float[Array, "K N"],
-    values: Float[Array, "K L"],
-    leaf: Int32[Array, "K N"],
-    *,
-    in_place: bool = False,
-) -> Float[Array, "K N"]:
-    """scores[k, i] + values[k, leaf[k, i]]; rows without a leaf stay as they are.
-
-    Args:
-      in_place: whether nobody needs the scores afterwards.
-    """
-    cpu = partial(leaves_cpu.add_values, in_place=in_place)
-    run = choose(cpu=cpu, xla=leaves_xla.add_values)
-    return run(scores, values, leaf)
-
-
-def find_range(
-    values: Float[Array, " N"],
-    group: Int32[Array, " N"],
-    num_groups: int,
-) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
-    """Least and greatest value of each group; infinite if one is NaN.
-
-    The least of none is inf, the greatest -inf. Values hold no -0.
-    """
-    cpu, xla = (
-        partial(kernels.find_range, num_groups=num_groups)
-        for kernels in (leaves_cpu, leaves_xla)
-    )
-    return choose(cpu=cpu, xla=xla)(values, group)
-
-
-def middle_minimizers(
-    minimizer: Float[Array, " N"],
-    scores: Float[Array, " N"],
-    weights: Float[Array, " N"],
-    kinks: tuple[Float[Array, "*N"], Float[Array, "*N"]],
-    scale: Float[Array, ""],
-    group: Int32[Array, " N"],
-    num_groups: int,
-) -> Float[Array, " G"]:
-    """Weighted order statistics: medians, quantiles.
-
-    The middle of all c that minimize, for each group, the sum over its rows of
-
-        w_i (left_i max(r_i - c, 0) + (kink_i - left_i) max(c - r_i, 0)),
-
-    with r = minimizer - score; 0 for groups without weight. Slopes times weight are
-    rounded to multiples of 1 / scale, so that their sums are exact in any order; where
-    the sum's slope is below 2^-20 of the sum of kinks it counts as zero, because that
-    is what weights in float32 know (0.1 * 500 rows are not 50).
-
-    Args:
-      kinks: left, and the jump of the slope at the minimum; for each row or for all.
-      scale: a power of two; weights times kinks times scale sum to less than 2^40.
-    """
-    cpu, xla = (
-        partial(kernels.middle_minimizers, num_groups=num_groups)
-        for kernels in (leaves_cpu, leaves_xla)
-    )
-    run = choose(cpu=cpu, xla=xla)
-    return run(minimizer, scores, weights, *kinks, scale, group)
 
 
 def solve_leaves(
@@ -184,7 +117,7 @@ def _within(value, bounds):
 
 
 def _search_line(objective, groups, step, bounds):
-    """The steps times the argmin of the tree's loss."""
+    """Returns the steps times the multiple that minimizes the tree's loss."""
     along = step[groups.group]
     if groups.direction is not None:
         along = along * groups.direction
@@ -198,7 +131,7 @@ def _search_line(objective, groups, step, bounds):
 
 
 def _solve_freely(objective, groups, newton, leaf_solver):
-    """Leaf values that nothing bounds, found leaf by leaf."""
+    """Finds unbounded leaf values, leaf by leaf."""
     if leaf_solver == "exact":
         return _solve_exactly(objective, groups, newton)
     if leaf_solver == "median_step":
@@ -217,7 +150,7 @@ def _solve_freely(objective, groups, newton, leaf_solver):
 
 
 def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
-    """The middle of all c that minimize sum_i w_i |F*_i - F_i - c|, group by group.
+    """Finds the middle of all c that minimize sum_i w_i |F*_i - F_i - c| per group.
 
     The weighted median of the rows' own minimizers F*; rows without one do not count.
     """
@@ -233,7 +166,7 @@ def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
 
 
 def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]:
-    """m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i), m from :func:`find_medians`.
+    """Steps from the median: m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i).
 
     For Huber's loss m + mean of sign(r - m) min(delta, |r - m|), the leaf of
     M_TreeBoost (Friedman 2001, algorithm 4; Huber 1964). A robust loss curves most at
@@ -279,7 +212,7 @@ def solve_at_kinks(
     kinks: Kinks,
     solve: Callable[[], Float[Array, " G"]],
 ) -> Float[Array, " G"]:
-    """Order statistics where each row has one kink, else what ``solve`` finds."""
+    """Returns order statistics if each row has one kink, else what ``solve`` finds."""
 
     assert objective.minimizer is not None
     minimizer = objective.minimizer[0]
@@ -306,7 +239,7 @@ def solve_groups(
     step: Float[Array, " G"],
     wanted: Bool[Array, " G"],
 ) -> Float[Array, " G"]:
-    """The exact minimizer where wanted, else ``step``.
+    """Returns the exact minimizer where wanted, else ``step``.
 
     The candidate with the least loss among the minimum found, the step and 0: for a
     loss with several minima the one found may be a poor one.
@@ -369,7 +302,7 @@ def _shift(objective, groups, c):
 
 
 def _slope(objective, groups, c):
-    """d/dc of each problem, and what rounding may make of it."""
+    """Returns d/dc of each problem, and a bound on its rounding error."""
     scores = _shift(objective, groups, c)
     gradient = gradients(objective, scores)[groups.k]
     if groups.direction is not None:
@@ -385,7 +318,7 @@ def _loss_changes(
     groups: Groups,
     steps: Sequence[Float[Array, " G"]],
 ):
-    """For each step, the change of each problem's loss, and what rounding may add."""
+    """Returns, per step, each problem's change of loss and its rounding error."""
     before = loss_values(objective, groups.scores)
     counts = groups.weights > 0
     channels = []
@@ -408,7 +341,7 @@ def _penalty(groups, c):
 
 
 def _bounds(objective, groups):
-    """Between which the minimum lies if all rows know theirs, else nothing."""
+    """Returns bounds of the minimum if all rows have minimizers, else infinity."""
     num_groups = groups.penalty.shape[0]
     unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
     if objective.minimizer is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ways of growing a tree share: the tree, and the steps of one level.
+"""The steps of one level, shared by the ways to grow a tree.
 
 In: sums of a level's nodes. Out: its splits, where rows go, the next level's nodes.
 M slots hold the nodes of a level that are still growing; rows in a node that has
@@ -14,42 +14,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.bins import MISSING
-from jboost.codes.codes import Codes, SparseCodes
-from jboost.kernels import paths, sparse_xla
-from jboost.kernels.paths import Paths
+from jboost.codes.codes import Codes
 from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantize
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
 from jboost.tables.categories import goes_left
-from jboost.trees.category_splits import CategoryLimits, count_words, find_mixed_split
-from jboost.trees.splitting import Split, ValueLimits, find_split
+from jboost.trees import paths
+from jboost.trees.category_splits import (
+    count_words,
+    find_mixed_split,
+)
+from jboost.trees.limits import TreeLimits
+from jboost.trees.paths import Paths
+from jboost.trees.splitting import Split, search_split
 from jboost.trees.tree import CATEGORICAL, Tree
-
-
-class TreeLimits(NamedTuple):
-    """The numbers that shape a tree; all may be traced.
-
-    See :func:`jboost.fit` for their meaning. None is for no limit.
-
-    Attributes:
-      values: what holds leaf values back; at the root the bounds are those of
-        ``max_delta_step``.
-      groups: features that may meet on a path (``interactions``).
-      categories: which features hold categories, and how they are split.
-    """
-
-    l2: Float[Array, ""] | float = 1.0
-    min_gain: Float[Array, ""] | float = 0.0
-    min_child_weight: Float[Array, ""] | float = 1.0
-    min_child_samples: Int32[Array, ""] | int = 1
-    colsample_bytree: Float[Array, ""] | float = 1.0
-    colsample_bylevel: Float[Array, ""] | float = 1.0
-    colsample_bynode: Float[Array, ""] | float = 1.0
-    values: ValueLimits | None = None
-    groups: Bool[Array, "G F"] | None = None
-    max_bins: Int32[Array, ""] | int = 256
-    categories: CategoryLimits | None = None
 
 
 class RoundedRows(NamedTuple):
@@ -60,7 +39,7 @@ class RoundedRows(NamedTuple):
       unit: what one integer of gradient and of curvature stands for.
     """
 
-    columns: Codes
+    codes: Codes
     channels: Int32[Array, "N C"]
     in_bag: Bool[Array, " N"]
     num_in_bag: Int32[Array, ""]
@@ -81,7 +60,7 @@ def measure_rows(
     in_bag: Bool[Array, " N"],
     uniform: bool,
 ) -> Measure:
-    """Looks at all rows before they are rounded."""
+    """Chooses the scales by which all rows are rounded."""
     values = _mask_rows(gradient, curvature, in_bag)
     num_in_bag = jnp.sum(in_bag)
     fixed = choose_scale(values, num_in_bag)
@@ -96,30 +75,30 @@ def round_rows(
     gradient: Float[Array, " n"],
     curvature: Float[Array, " n"],
     in_bag: Bool[Array, " n"],
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     measure: Measure,
     uniform: bool,
     first_row: Int32[Array, ""] | int = 0,
 ) -> Int32[Array, "n C"]:
     """Integers of these rows, ``first_row`` being the number of the first one."""
     values = _mask_rows(gradient, curvature, in_bag)
-    channels = quantize(values.T, measure.fixed, words, first_row)
+    channels = quantize(values.T, measure.fixed, seed, first_row)
     count = in_bag.astype(jnp.int32)[:, None]
     return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
 
 
 def make_rows(
-    columns: Codes,
+    codes: Codes,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     uniform: bool,
 ) -> RoundedRows:
     """Rounds all rows' derivatives to integers."""
     measure = measure_rows(gradient, curvature, in_bag, uniform)
-    channels = round_rows(gradient, curvature, in_bag, words, measure, uniform)
-    return RoundedRows(columns, channels, in_bag, measure.num_in_bag, measure.unit)
+    channels = round_rows(gradient, curvature, in_bag, seed, measure, uniform)
+    return RoundedRows(codes, channels, in_bag, measure.num_in_bag, measure.unit)
 
 
 def _mask_rows(gradient, curvature, in_bag):
@@ -127,7 +106,7 @@ def _mask_rows(gradient, curvature, in_bag):
 
 
 def make_leaf(max_depth: int, num_bins: int, categorical: bool = False) -> Tree:
-    """A tree without a split."""
+    """Returns a tree without a split."""
     num_nodes, words = 2**max_depth - 1, count_words(num_bins)
     return Tree(
         feature=jnp.zeros(num_nodes, jnp.int32),
@@ -141,7 +120,7 @@ def make_leaf(max_depth: int, num_bins: int, categorical: bool = False) -> Tree:
 def start_paths(
     limits: TreeLimits, max_leaves: int | None, slots: int, max_depth: int
 ) -> Paths:
-    """What the root hands down to its children."""
+    """Returns the constraints that the root passes to its children."""
     bounds = None if limits.values is None else limits.values.bounds
     return paths.start(
         bounds, limits.groups, max_leaves, slots=slots, max_depth=max_depth
@@ -155,12 +134,12 @@ def find_splits(
     path: Paths,
     unit: Float[Array, "2"],
     num_in_bag: Int32[Array, ""],
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     limits: TreeLimits,
 ) -> Split:
-    """The best split of each slot; none for empty slots."""
+    """Finds the best split of each slot; none for empty slots."""
     slots = position.shape[0]
-    masks = sample_features(words, level, slots, histogram.shape[1], limits)
+    masks = sample_features(seed, level, slots, histogram.shape[1], limits)
     masks = paths.allow(path, masks)
     least = least_samples(limits, num_in_bag)
 
@@ -168,7 +147,7 @@ def find_splits(
         values = limits.values
         if values is not None:
             values = values._replace(bounds=bounds)
-        search: Any = find_split
+        search: Any = search_split
         if limits.categories is not None:
             search = partial(find_mixed_split, categories=limits.categories)
         return search(
@@ -188,27 +167,29 @@ def find_splits(
 
 
 def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:
-    """What to ask of counts: a child without rows gives no gain, so 1 asks nothing
-    (and where nothing is asked, counts need not be summed)."""
+    """Returns the least number of rows of a child; 0 if counts need not be summed.
+
+    A child without rows gives no gain, so that a minimum of 1 needs no counts.
+    """
     least = jnp.asarray(limits.min_child_samples, jnp.int32)
     return jnp.where(least > 1, jnp.minimum(least, num_in_bag + 1), 0)
 
 
 def sample_features(
-    words: UInt32[Array, "2"],
+    seed: UInt32[Array, "2"],
     level: Int32[Array, ""] | int,
     slots: int,
     num_features: int,
     limits: TreeLimits,
 ) -> Bool[Array, "M F"]:
-    """Some of the tree's features, of those the level's, of those the node's."""
+    """Samples the tree's features, from these the level's, from these the node's."""
     fractions = column_fractions(limits)
     stage = jnp.arange(3, dtype=jnp.int32)[:, None]
     slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
     # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
     node = 64 + 2**level + slot
     use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
-    seeds = derive(words, use)
+    seeds = derive(seed, use)
 
     def narrow(stage, masks):  # one body for all three: it is compiled
         return jax.vmap(sample_in_xla, (0, 0, None))(
@@ -225,7 +206,7 @@ def sample_features(
 
 
 def column_fractions(limits: TreeLimits) -> Float[Array, "3"]:
-    """By tree, level and node."""
+    """Returns the shares of features by tree, level and node."""
     shares = (
         limits.colsample_bytree, limits.colsample_bylevel, limits.colsample_bynode
     )  # fmt: skip
@@ -233,21 +214,21 @@ def column_fractions(limits: TreeLimits) -> Float[Array, "3"]:
 
 
 def count_sides(
-    columns: Codes,
+    codes: Codes,
     split: Split,
     row_slot: Int32[Array, " N"],
     in_bag: Bool[Array, " N"],
 ) -> Int32[Array, "M 3"]:
     """Rows in the bag of each slot: left by their codes, right by them, missing."""
     slots = split.feature.shape[0]
-    codes = row_codes(columns, lookup(split.feature, row_slot, 0))
+    code = codes.row_codes(lookup(split.feature, row_slot, 0))
     threshold = lookup(split.threshold, row_slot, 0)
-    above = (codes > threshold).astype(jnp.int32)
-    missing = codes == MISSING
+    above = (code > threshold).astype(jnp.int32)
+    missing = code == MISSING
     if split.left_codes is not None and split.absent_codes is not None:
         divided = threshold == CATEGORICAL
-        above = _divide(above, divided, split.left_codes, row_slot, codes)
-        missing |= divided & goes_left(split.absent_codes[row_slot], codes)
+        above = _divide(above, divided, split.left_codes, row_slot, code)
+        missing |= divided & goes_left(split.absent_codes[row_slot], code)
     kind = jnp.where(missing, 2, above)
     group = jnp.where(in_bag & (row_slot < slots), 3 * row_slot + kind, 3 * slots)
     ones = jnp.ones(row_slot.shape[0], jnp.int32)
@@ -320,7 +301,7 @@ def pass_paths(
     slots: int,
     max_depth: int,
 ) -> Paths:
-    """What a level's nodes hand down to those of the next."""
+    """Returns the constraints that a level's nodes pass to the next level."""
     return paths.descend(
         path, level, position, split.feature, split.found, split.child_bounds, source,
         slots=slots, max_depth=max_depth,
@@ -337,7 +318,7 @@ class Moved(NamedTuple):
 
 
 def route_rows(
-    columns: Codes,
+    codes: Codes,
     split: Split,
     pair: Int32[Array, " M"],
     row_slot: Int32[Array, " N"],
@@ -346,14 +327,14 @@ def route_rows(
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
     highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
-    codes = row_codes(columns, lookup(split.feature, row_slot, 0))
+    code = codes.row_codes(lookup(split.feature, row_slot, 0))
     threshold = lookup(split.threshold, row_slot, highest)
-    above = (codes > threshold).astype(jnp.int32)
+    above = (code > threshold).astype(jnp.int32)
     if split.left_codes is not None:
         divided = threshold == CATEGORICAL
-        above = _divide(above, divided, split.left_codes, row_slot, codes)
+        above = _divide(above, divided, split.left_codes, row_slot, code)
     missing_right = (~lookup(split.missing_left, row_slot, True)).astype(jnp.int32)
-    right = jnp.where(codes == MISSING, missing_right, above)
+    right = jnp.where(code == MISSING, missing_right, above)
     row_pair = lookup(pair, row_slot, slots)
     return Moved(
         right=right,
@@ -370,7 +351,7 @@ def join_children(
     small: Int32[Array, "pairs F B C"],
     slots: int,
 ) -> Int32[Array, "slots F B C"]:
-    """A level's histograms from their parents' and those of the smaller children."""
+    """Joins the histograms of smaller children with parent minus child."""
     large = histogram[source] - small
     first = left_smaller[source][:, None, None, None]
     both = jnp.where(first, small, large), jnp.where(first, large, small)
@@ -401,23 +382,14 @@ def write_splits(
     )
 
 
-def _divide(above, divided, left_codes, row_slot, codes):
-    """1 for rows that go right, 0 for others, where categories divide the node."""
-    left = goes_left(left_codes[row_slot], codes)
+def _divide(above, divided, left_codes, row_slot, code):
+    """Returns 1 for rows that go right, where categories split the node."""
+    left = goes_left(left_codes[row_slot], code)
     return jnp.where(divided, (~left).astype(jnp.int32), above)
 
 
 def lookup(
     table: Shaped[Array, " M"], slot: Int32[Array, " N"], otherwise: int | bool
 ) -> Shaped[Array, " N"]:
-    """table[slot], with a value for rows whose node has stopped growing."""
+    """Returns table[slot], or ``otherwise`` where the node has stopped growing."""
     return jnp.append(table, jnp.asarray(otherwise, table.dtype))[slot]
-
-
-def row_codes(columns: Codes, feature: Int32[Array, " N"]) -> Int32[Array, " N"]:
-    """The code of each row in a feature of its own."""
-    if isinstance(columns, SparseCodes):
-        return sparse_xla.row_codes(*columns.arrays, feature)
-    num_rows = columns.shape[1]
-    index = feature * num_rows + jnp.arange(num_rows, dtype=jnp.int32)
-    return columns.reshape(-1)[index].astype(jnp.int32)

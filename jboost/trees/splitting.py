@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best split of one node, from its histogram.
+"""Finds the best split of one node from its histogram.
 
 In: integer sums [F, B, C] of one node; the caller maps over nodes. Out: a Split.
 """
@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
-from jboost.entry.decorators import traceable
 
 _LEAST_GAIN = 1e-6  # relative to the parent's score: what rounding can fake
 WEIGHT_SLACK = 1 - 1e-5  # float32 means of equal curvatures miss 1 by a few ulp
@@ -22,7 +21,7 @@ UNBOUNDED = float(np.finfo(np.float32).max)  # finite: bounds are averaged
 
 
 class ValueLimits(NamedTuple):
-    """What holds the leaf values below a node back.
+    """Limits of the leaf values below a node.
 
     Attributes:
       l1: by how much sums of gradients are moved toward 0.
@@ -62,8 +61,7 @@ class Split(NamedTuple):
     absent_codes: UInt32[Array, "*M W"] | None = None
 
 
-@traceable
-def find_split(
+def search_split(
     histogram: Int32[Array, "F B C"],
     unit: Float[Array, "2"],
     features: Bool[Array, " F"],
@@ -98,20 +96,7 @@ def find_split(
       min_gain: kappa, the price of a leaf.
       min_child_weight: least sum of curvature of a child.
       min_child_samples: least number of rows of a child.
-      values: what holds leaf values back, if anything.
-
-    Example:
-      >>> import jax.numpy as jnp, jboost as jb
-      >>> columns = jnp.array([[1, 1, 2, 2]], jnp.uint8)
-      >>> rows = jnp.array([[-3, 1], [-3, 1], [3, 1], [3, 1]])  # gradient, curvature
-      >>> histogram = jb.parts.build_histogram(
-      ...     columns, rows, jnp.zeros(4, jnp.int32), num_nodes=1, num_bins=3
-      ... )
-      >>> split = jb.parts.find_split(
-      ...     histogram[0], jnp.ones(2), jnp.array([True]), l2=0.0
-      ... )
-      >>> int(split.threshold), float(split.gain)
-      (1, 18.0)
+      values: limits of leaf values, if there are any.
     """
     # Channels in front: long rows of bins vectorize, pairs of channels do not.
     sums = jnp.moveaxis(histogram, -1, 0)
@@ -160,7 +145,7 @@ def find_split(
 def child_limits(
     min_weight: Float[Array, "*G"] | float, min_count: Int32[Array, ""] | int
 ) -> tuple[Float[Array, "*G"], Int32[Array, ""]]:
-    """Least weight and count of a child, as sums are compared with them."""
+    """Returns the least weight and count of a child, to compare sums with."""
     weight = jnp.asarray(min_weight, jnp.float32) * jnp.float32(WEIGHT_SLACK)
     return weight, jnp.asarray(min_count, jnp.int32)
 
@@ -171,7 +156,7 @@ def search_cuts(
     missing: Int32[Array, "C F 1"],
     total: Int32[Array, "C 1 1"],
 ) -> tuple[Float[Array, ""], Int32[Array, ""], Bool[Array, ""]]:
-    """The best of all cuts, in both directions of the missing rows.
+    """Finds the best of all cuts, in both directions of the missing rows.
 
     Args:
       measure: (left, right) -> the gain of each cut, -inf where it is not admissible.
@@ -180,11 +165,11 @@ def search_cuts(
       total: of the node.
 
     Returns:
-      Its gain, its place in [F, B], and whether missing rows go left.
+      Its gain, its index in [F, B], flattened, and whether missing rows go left.
     """
 
     def try_direction(direction, best):
-        """Missing rows right (0) or left (1), all features and thresholds."""
+        """Sends missing rows right (0) or left (1), for all features and thresholds."""
         left = cumulative - (1 - direction) * missing
         flat = measure(left, total - left).reshape(-1)
         gain = jnp.max(flat)
@@ -202,12 +187,12 @@ def search_cuts(
 
 
 def is_worth(gain, parent, min_gain):
-    """Whether a gain pays for a leaf, and is more than rounding."""
+    """Returns whether a gain pays for a leaf, and exceeds rounding errors."""
     return (gain > min_gain) & (2 * gain > _LEAST_GAIN * parent)
 
 
 def are_large_enough(left, right, unit, limits):
-    """Whether both children are, of every cut; from integer sums [C, F, B]."""
+    """Returns whether both children of each cut are, from sums [C, F, B]."""
     least_weight, least_count = limits
     lighter = jnp.minimum(left[1], right[1]).astype(jnp.float32) * unit[1]
     enough = lighter >= least_weight
@@ -215,12 +200,12 @@ def are_large_enough(left, right, unit, limits):
 
 
 def cut_gain(parent, unit, l2, left, right):
-    """Gain of every cut, without limits on leaf values."""
+    """Returns the gain of every cut, without limits on leaf values."""
     return (node_score(left, unit, l2) + node_score(right, unit, l2) - parent) / 2
 
 
 def node_score(sums, unit, l2):
-    """G^2 / (H + l2), and 0 for a side without weight.
+    """Returns G^2 / (H + l2), and 0 for a side without weight.
 
     l2 is added in units of H's integers: no product then feeds a sum, which some
     compilers would contract and others not, and gains are the same bits everywhere.
@@ -230,13 +215,13 @@ def node_score(sums, unit, l2):
 
 
 def sums_in_units(sums, unit, l2):
-    """G and H + l2 from integers."""
+    """Returns G and H + l2 from integers."""
     gradient = sums[0].astype(jnp.float32) * unit[0]
     return gradient, (sums[1].astype(jnp.float32) + l2 / unit[1]) * unit[1]
 
 
 def limited_gain(parent, unit, l2, values, left, right):
-    """Gain of every cut, with limits on leaf values."""
+    """Returns the gain of every cut, with limits on leaf values."""
     left_score, left_value, _ = limited_score(left, unit, l2, values)
     right_score, right_value, _ = limited_score(right, unit, l2, values)
     gain = (left_score + right_score - parent) / 2
@@ -249,7 +234,7 @@ def limited_gain(parent, unit, l2, values, left, right):
 
 
 def limited_score(sums, unit, l2, values):
-    """The score of a side, its leaf value, and how large the score's terms are.
+    """Returns the score of a side, its leaf value, and the size of the terms.
 
     With D = H + l2, w the leaf value and p = -(G + l1 sign(w)) / D:
     -(2 G w + D w^2 + 2 l1 |w|) = D w (2 p - w). Multiplying by 2 or by a sign is

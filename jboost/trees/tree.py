@@ -63,7 +63,7 @@ class Tree(NamedTuple):
 
     @property
     def max_depth(self) -> int:
-        """D, levels of splits."""
+        """Returns D, the number of levels of splits."""
         return self.leaf_value.shape[-1].bit_length() - 1
 
 

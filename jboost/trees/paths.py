@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the path to a node leaves open below it: leaf values, features, leaves.
+"""Constraints inherited from the path: leaf bounds, allowed features, leaves left.
 
 In: the splits of a level. Out: what the nodes of the next level are given. Arrays are
 as small as a level; plain XLA, for either way to grow a tree.
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 
 class Paths(NamedTuple):
-    """Of the M slots of a level; None for what nobody asked for.
+    """Constraints of the M slots of a level; None for those that are not set.
 
     Attributes:
       bounds: least and greatest leaf value below each slot's node.
@@ -37,7 +37,7 @@ def start(
     slots: int,
     max_depth: int,
 ) -> Paths:
-    """At the root, which is in slot 0."""
+    """Returns the constraints at the root, which is in slot 0."""
     paths = Paths()
     if bounds is not None:
         paths = paths._replace(
@@ -53,7 +53,7 @@ def start(
 
 
 def allow(paths: Paths, masks: Bool[Array, "M F"]) -> Bool[Array, "M F"]:
-    """Of the features in ``masks``, those that each slot may be split by.
+    """Masks the features that each slot may be split by.
 
     Those on the path, and those of all groups that hold the whole path; at the root
     all. None where no leaf may be added.
@@ -72,7 +72,7 @@ def allow(paths: Paths, masks: Bool[Array, "M F"]) -> Bool[Array, "M F"]:
 def keep_best(
     paths: Paths, gain: Float[Array, " M"], found: Bool[Array, " M"]
 ) -> Bool[Array, " M"]:
-    """The splits to make: by gain while leaves are left, ties to the lower slot."""
+    """Keeps the splits of highest gain while leaves remain, ties to the lower slot."""
     if paths.free is None:
         return found
     order = jnp.argsort(jnp.where(found, -gain, jnp.inf), stable=True)
@@ -92,7 +92,7 @@ def descend(
     slots: int,
     max_depth: int,
 ) -> Paths:
-    """On the next level, whose slots 2 r and 2 r + 1 hold the children of source[r].
+    """Passes constraints to slots 2 r and 2 r + 1, the children of source[r].
 
     Args:
       position: of each slot's node on its own level.

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces a loss once, for loops that call ``boost_step`` round by round.
+
+In: a loss and targets, as for :func:`jboost.objective.tracing.trace_loss`. Out: what it
+returned before for the same function, the same values that the function reads, and
+targets of the same shapes.
+"""
+
+import weakref
+from collections.abc import Hashable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jboost.entry.decorators import is_tracing
+from jboost.entry.identity import IdentityCache
+from jboost.losses import Adaptive
+from jboost.objective.tracing import TracedLoss, trace_loss
+
+_traced = IdentityCache()
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+# Functions of these packages do not change what they compute.
+_STABLE = ("jax", "jboost", "numpy", "optax", "functools", "math", "builtins")
+
+
+class _UnknownState(Exception):
+    """A loss reads an object that may change in place."""
+
+
+def trace_loss_once(
+    loss: Any, targets: Any, num_scores: int = 1
+) -> tuple[TracedLoss, tuple[Any, ...]]:
+    """Does what ``trace_loss`` does; remembers the result as long as the loss lives.
+
+    A loss is traced again if a number, an array or a function that it reads (from its
+    closure, its defaults or as a global variable) was replaced. A loss that reads
+    objects which may change in place, NumPy arrays and lists for example, is traced
+    each time.
+    """
+    if is_tracing():  # a compiled step traces once; what it traces must not be kept
+        return trace_loss(loss, targets, num_scores)
+    leaves, structure = jax.tree.flatten(targets)
+    try:
+        reads = _describe(loss, {})
+    except _UnknownState:
+        return trace_loss(loss, targets, num_scores)
+    key = (reads, structure, tuple((a.shape, a.dtype) for a in leaves), num_scores)
+    return _traced.recall(loss, key, lambda: trace_loss(loss, targets, num_scores))
+
+
+def _describe(value: Any, seen: dict[int, Any]) -> Hashable:
+    """Returns what two values have in common only if they compute the same.
+
+    Raises:
+      _UnknownState: the value may change in place.
+    """
+    if isinstance(value, _SCALARS):
+        return type(value), value
+    if isinstance(value, tuple):
+        return tuple(_describe(each, seen) for each in value)
+    if isinstance(value, jax.Array) and not isinstance(value, Tracer):
+        return _Identity(value)
+    if isinstance(value, ModuleType | BuiltinFunctionType | type):
+        return _Identity(value)
+    if id(value) in seen:
+        return "seen", seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, Adaptive):
+        return _describe((value.loss, value.estimate, value.report), seen)
+    if isinstance(value, partial):
+        named = tuple(sorted(value.keywords.items()))
+        return _describe((value.func, value.args, named), seen)
+    if isinstance(value, FunctionType):
+        return _Identity(value), _describe_reads(value, seen)
+    inner = getattr(value, "__wrapped__", None)  # of jax.jit
+    if inner is not None:
+        return _Identity(value), _describe(inner, seen)
+    raise _UnknownState
+
+
+def _describe_reads(function, seen):
+    """Describes the values that a function reads besides its arguments."""
+    if (function.__module__ or "").partition(".")[0] in _STABLE and (
+        function.__closure__ is None
+    ):
+        return ()
+    try:
+        closure = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    except ValueError as error:  # an empty cell
+        raise _UnknownState from error
+    names = sorted(_global_names(function.__code__) & function.__globals__.keys())
+    reads = tuple(function.__globals__[name] for name in names)
+    defaults = function.__defaults__ or ()
+    named = tuple(sorted((function.__kwdefaults__ or {}).items()))
+    return _describe((closure, reads, defaults, named), seen)
+
+
+def _global_names(code):
+    """Returns the names that the code, and functions within it, look up."""
+    names = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, type(code)):
+            names |= _global_names(constant)
+    return names
+
+
+class _Identity:
+    """Compares an object by identity, without keeping it alive."""
+
+    def __init__(self, value):
+        self._number = id(value)
+        try:
+            self._find = weakref.ref(value)
+        except TypeError as error:
+            raise _UnknownState from error
+
+    def __hash__(self):
+        return self._number
+
+    def __eq__(self, other):
+        # The number of an object that died may have been given to another one.
+        return isinstance(other, _Identity) and (
+            self._find() is not None and self._find() is other._find()
+        )

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that shape a tree.
+
+In: hyperparameters as users give them, checked. Out: TreeLimits; all numbers may be
+traced.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.trees.category_splits import CategoryLimits
+from jboost.trees.splitting import UNBOUNDED, ValueLimits
+
+
+class TreeLimits(NamedTuple):
+    """The numbers that shape a tree; all may be traced.
+
+    See :func:`jboost.fit` for their meaning. None is for no limit.
+
+    Attributes:
+      values: limits of leaf values; the root's bounds are those of
+        ``max_delta_step``.
+      groups: features that may meet on a path (``interactions``).
+      categories: which features hold categories, and how they are split.
+    """
+
+    l2: Float[Array, ""] | float = 1.0
+    min_gain: Float[Array, ""] | float = 0.0
+    min_child_weight: Float[Array, ""] | float = 1.0
+    min_child_samples: Int32[Array, ""] | int = 1
+    colsample_bytree: Float[Array, ""] | float = 1.0
+    colsample_bylevel: Float[Array, ""] | float = 1.0
+    colsample_bynode: Float[Array, ""] | float = 1.0
+    values: ValueLimits | None = None
+    groups: Bool[Array, "G F"] | None = None
+    max_bins: Int32[Array, ""] | int = 256
+    categories: CategoryLimits | None = None
+
+
+def limit_values(l1, max_delta_step, signs: Any, num_features):
+    """Returns the limits of leaf values; None if there are none.
+
+    A traced number counts as a limit, because its value is not known.
+    """
+    known = not isinstance(l1, Tracer) and not isinstance(max_delta_step, Tracer)
+    if signs is None and known and l1 == 0 and max_delta_step in (0, np.inf):
+        return None
+    step = as_float(max_delta_step)
+    numpy: Any = jnp if isinstance(step, jax.Array) else np
+    most = numpy.float32(UNBOUNDED)
+    step = numpy.where(step == 0, most, numpy.minimum(step, most))
+    bounds = numpy.stack([-step, step])
+    signs = np.zeros(num_features, np.int32) if signs is None else signs
+    return ValueLimits(as_float(l1), bounds, signs)
+
+
+def limit_categories(categories, l2, smoothing, min_weight, max_onehot):
+    """Returns the numbers for categorical features, if there are any."""
+    if categories is None:
+        return None
+    codes = categories.codes
+    traced = isinstance(codes, Tracer)
+    num_codes: Any = jnp.max(codes, axis=1) if traced else np.max(codes, axis=1)
+    features: Any = np.array(categories.features, np.int32)
+    most: Any = max_onehot if isinstance(max_onehot, Tracer) else np.int32(max_onehot)
+    return CategoryLimits(
+        features, num_codes, as_float(l2), as_float(smoothing),
+        as_float(min_weight), most,
+    )  # fmt: skip
+
+
+def as_float(number) -> Any:
+    """Converts to float32, by NumPy where possible, which compiles nothing."""
+    if isinstance(number, jax.Array):
+        return number.astype(jnp.float32)
+    return np.float32(number)

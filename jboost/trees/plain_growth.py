@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grows one tree level by level on codes in plain XLA: the definition.
+
+In: codes, weighted gradient and curvature of each row, limits. Out: a tree in heap
+order and the leaf of each row. A level's histograms are those of the smaller child of
+each split, and the parent's minus that.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jboost.codes.codes import Codes
+from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
+from jboost.trees.levels import (
+    count_sides,
+    find_splits,
+    join_children,
+    lookup,
+    make_leaf,
+    make_rows,
+    pair_children,
+    pass_paths,
+    route_rows,
+    settle_splits,
+    start_paths,
+    write_splits,
+)
+from jboost.trees.limits import TreeLimits
+from jboost.trees.paths import Paths
+from jboost.trees.tree import Tree
+
+_SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
+
+
+class _PlainState(NamedTuple):
+    """What is carried from level to level; M slots hold the nodes still growing."""
+
+    histogram: Int32[Array, "M F B C"]
+    position: Int32[Array, " M"]  # of the slot's node on its level; -1: slot is empty
+    row_slot: Int32[Array, " N"]  # M: the row's node has stopped growing
+    row_position: Int32[Array, " N"]
+    tree: Tree
+    paths: Paths
+
+
+def grow_plainly(
+    codes: Codes,
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    seed: UInt32[Array, "2"],
+    limits: TreeLimits,
+    *,
+    max_depth: int,
+    num_bins: int,
+    most: int,
+    max_leaves: int | None,
+    uniform: bool,
+) -> tuple[Tree, Int32[Array, " N"]]:
+    """Grows the tree; see :func:`jboost.trees.growing.grow_levels`.
+
+    ``most`` is the most nodes of a level.
+    """
+    rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
+
+    def grow_level(level, state, slots):
+        split = find_splits(
+            level, state.histogram, state.position, state.paths, rows.unit,
+            rows.num_in_bag, seed, limits,
+        )  # fmt: skip
+        return _split_nodes(
+            level, state, split, rows, limits, slots, num_bins, max_depth
+        )
+
+    # Levels of few nodes share one loop body, with slots for the largest of them: it
+    # compiles once, and empty slots cost little. Deeper levels would pay for them,
+    # and are written out. The loop hands on as many slots as it takes, so that if
+    # more levels follow, its last one is the first of those.
+    slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
+    shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
+    node = jnp.where(in_bag, 0, -1)
+    root = _sum_nodes(sum_plain_histogram, rows, node, 1, limits, num_bins)
+    path = start_paths(limits, max_leaves, slots, max_depth)
+    leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
+    state = _make_root(root, gradient.shape[0], leaf, slots, path)
+    state = jax.lax.fori_loop(
+        0, shared, lambda level, state: grow_level(level, state, slots), state
+    )
+    for level in range(shared, max_depth):
+        state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
+    return state.tree._replace(bounds=state.paths.leaf_bounds), state.row_position
+
+
+def _make_root(root, num_rows, tree, slots, path):
+    """Returns the first level: the root in slot 0, the other slots empty."""
+    histogram = jnp.zeros((slots, *root.shape[1:]), jnp.int32).at[:1].set(root)
+    position = jnp.full(slots, -1, jnp.int32).at[0].set(0)
+    start = jnp.zeros(num_rows, jnp.int32)
+    return _PlainState(histogram, position, start, start, tree, path)
+
+
+def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
+    """Sums the histograms of the nodes, and counts only where they are needed."""
+    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+
+    def build(channels):
+        return kernel(rows.codes, channels, node, **sizes)
+
+    sums = build(rows.channels[:, :2])
+    if rows.channels.shape[1] == 2:
+        return sums
+    nothing = jnp.zeros((*sums.shape[:-1], 1), jnp.int32)
+    counted = jnp.asarray(limits.min_child_samples) > 1
+    counts = jax.lax.cond(counted, build, lambda _: nothing, rows.channels[:, 2:])
+    return jnp.concatenate([sums, counts], axis=-1)
+
+
+def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
+    """Records the splits, routes the rows, and sums the next level's nodes."""
+    count = count_sides(rows.codes, split, state.row_slot, rows.in_bag)
+    split, left_smaller = settle_splits(split, count, num_bins)
+    tree = write_splits(level, state.position, state.tree, split)
+    pairs = pair_children(state.position, split, slots)
+    moved = route_rows(
+        rows.codes, split, pairs.pair, state.row_slot, state.row_position, slots
+    )
+    path = pass_paths(
+        state.paths, level, state.position, split, pairs.source, slots, max_depth
+    )
+
+    def sum_children(histogram):
+        smaller = (moved.right == 0) == lookup(left_smaller, state.row_slot, False)
+        node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
+        size = pairs.source.shape[0]
+        small = _sum_nodes(sum_child_histogram, rows, node, size, limits, num_bins)
+        return join_children(histogram, pairs.source, left_smaller, small, slots)
+
+    def stop(histogram):
+        return jnp.zeros((slots, *histogram.shape[1:]), jnp.int32)
+
+    last = jnp.asarray(level == max_depth - 1)
+    done = last | ~jnp.any(split.found)
+    if path.free is not None:
+        done |= path.free == 0
+    histogram = jax.lax.cond(done, stop, sum_children, state.histogram)
+    return _PlainState(
+        histogram, pairs.position, moved.slot, moved.position, tree, path
+    )

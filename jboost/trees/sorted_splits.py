@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the best split of each node among sorted rows: a cut after any row.
+
+In: the rows sorted by each feature and grouped by node; see
+:mod:`jboost.trees.sorted_growth`. Out: the splits of a level. A running sum gives the
+sums left of every cut.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.codes.bins import MISSING
+from jboost.kernels import xla
+from jboost.trees import paths
+from jboost.trees.candidates import Segments, accumulate, find_bins
+from jboost.trees.levels import (
+    least_samples,
+    sample_features,
+)
+from jboost.trees.paths import Paths
+from jboost.trees.splitting import (
+    WEIGHT_SLACK,
+    Split,
+    are_large_enough,
+    cut_gain,
+    is_worth,
+    node_score,
+)
+from jboost.trees.tree import Tree
+
+
+class SortedGroups(NamedTuple):
+    """The positions of a level's nodes; slot M holds no node."""
+
+    slot: Int32[Array, " N"]  # of each position
+    start: Int32[Array, " M"]
+    size: Int32[Array, " M"]
+
+
+class RowMoves(NamedTuple):
+    """How positions change from one level to the next."""
+
+    right: Bool[Array, " N"]  # rows that go to the second part of their group
+    stays: Bool[Array, " N"]  # positions
+    before: Int32[Array, " N"]  # rows that go right from groups before this position's
+    second: Int32[Array, " N"]  # where the second part of this position's group starts
+
+
+class SortedLevel(NamedTuple):
+    """What is carried from level to level; M slots hold the nodes still growing."""
+
+    order: Int32[Array, "F N"]
+    moves: RowMoves  # still to be made in ``order``
+    groups: SortedGroups  # after them
+    position: Int32[Array, " M"]  # of the slot's node on its level; -1: slot is empty
+    row_slot: Int32[Array, " N"]
+    row_position: Int32[Array, " N"]
+    tree: Tree
+    paths: Paths
+
+
+class _Best(NamedTuple):
+    """The best cut after each position, over the features looked at."""
+
+    gain: Float[Array, " N"]
+    feature: Int32[Array, " N"]
+    missing_left: Bool[Array, " N"]
+
+
+class _NodeSums(NamedTuple):
+    """What each position knows of its node, the same for all features."""
+
+    live: Bool[Array, " N"]
+    last: Bool[Array, " N"]  # the next position belongs to another node
+    total: Int32[Array, "C N"]  # sums, and last the number of rows
+    below: Int32[Array, "C N"]  # the same of all live positions before the node
+    rank: Int32[Array, " N"]  # number of live positions up to this one
+
+
+def find_sorted_splits(level, state, rows, seed, limits, mass):
+    """Makes the pending moves, and finds the best split of each slot."""
+    num_features, num_rows = state.order.shape
+    slots = state.position.shape[0]
+    masks = sample_features(seed, level, slots, num_features, limits)
+    masks = jnp.pad(paths.allow(state.paths, masks).T, ((0, 0), (0, 1)))
+    channels = _live_channels(state, rows, mass)
+    nodes = _describe(state, channels)
+    least = (
+        jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK),
+        least_samples(limits, rows.num_in_bag),
+    )
+
+    def visit(best, one):
+        feature, codes, order, mask = one
+        order = _move(order, state.moves)
+        summed = channels[order, :-1]
+        sweep = _sweep(codes[order].astype(jnp.int32), summed, nodes, state)
+        allowed = nodes.live & mask[state.groups.slot]
+        allowed &= nodes.last | (sweep.code != sweep.following)
+        if mass is not None:
+            allowed &= _is_candidate(sweep, summed[:, -1], nodes, limits)
+        return _try_cuts(
+            best, feature, allowed, sweep, nodes, rows, limits.l2, least
+        ), order
+
+    nothing = _Best(
+        gain=jnp.full(num_rows, -jnp.inf, jnp.float32),
+        feature=jnp.zeros(num_rows, jnp.int32),
+        missing_left=jnp.zeros(num_rows, bool),
+    )
+    every = jnp.arange(num_features, dtype=jnp.int32)
+    inputs = (every, rows.codes.columns, state.order, masks)
+    best, order = jax.lax.scan(visit, nothing, inputs)
+    return order, _choose(best, order, state, nodes, rows, limits)
+
+
+def _live_channels(state, rows, mass):
+    """Returns gradient, curvature, mass if given, and 1; 0 where nothing grows."""
+    slots = state.position.shape[0]
+    live = rows.in_bag & (state.row_slot < slots)
+    parts = [rows.channels[:, 0], rows.channels[:, 1]]
+    parts += [] if mass is None else [mass]
+    parts += [jnp.ones_like(state.row_slot)]
+    return jnp.where(live[:, None], jnp.stack(parts, axis=1), 0)
+
+
+def _describe(state, channels):
+    """Sums of the nodes, laid out by position."""
+    slots, slot = state.position.shape[0], state.groups.slot
+    totals = xla.segment_sum(channels, state.row_slot, slots + 1)
+    below = jnp.cumsum(totals, axis=0) - totals  # slots are in the order of positions
+    live = slot < slots
+    return _NodeSums(
+        live=live,
+        last=jnp.append(slot[1:] != slot[:-1], True),
+        total=totals[slot].T,
+        below=below[slot].T,
+        rank=accumulate(live.astype(jnp.int32)[:, None])[:, 0],
+    )
+
+
+def _move(order, moves):
+    """Rows of each group that go left, then those that go right, in their order."""
+    right = moves.right[order]
+    passed = accumulate(right.astype(jnp.int32)[:, None])[:, 0] - moves.before
+    here = jnp.arange(order.shape[0], dtype=jnp.int32)
+    index = jnp.where(right, moves.second + passed - 1, here - passed)
+    index = jnp.where(moves.stays, here, index)
+    return (
+        jnp.zeros_like(order)
+        .at[index]
+        .set(order, mode="promise_in_bounds", unique_indices=True)
+    )
+
+
+class _Sweep(NamedTuple):
+    """One feature, position by position."""
+
+    code: Int32[Array, " N"]
+    following: Int32[Array, " N"]  # the next position's code
+    running: Int32[Array, "C N"]  # sums up to here, of all nodes
+    missing: Int32[Array, "C N"]  # sums of the node's missing rows
+
+
+def _sweep(code, channels, nodes, state):
+    # Rows are counted alike for every feature.
+    running = jnp.concatenate([accumulate(channels).T, nodes.rank[None, :]])
+    start, size = state.groups.start, state.groups.size
+
+    def sum_missing():
+        """Sums the missing rows, which come first in each group."""
+        absent = code == MISSING
+        seen = accumulate(absent.astype(jnp.int32)[:, None])[:, 0]
+        end = jnp.maximum(start + size - 1, 0)
+        number = seen[end] - seen[start] + absent[start].astype(jnp.int32)
+        until = running[:, jnp.maximum(start + number - 1, 0)]
+        until = until - nodes.below[:, start]
+        until = jnp.where((size > 0) & (number > 0), until, 0)
+        return jnp.pad(until, ((0, 0), (0, 1)))[:, state.groups.slot]
+
+    missing = jax.lax.cond(
+        jnp.any(code == MISSING), sum_missing, lambda: jnp.zeros_like(running)
+    )
+    return _Sweep(code, jnp.append(code[1:], code[:1]), running, missing)
+
+
+def _is_candidate(sweep, mass, nodes, limits):
+    """Returns whether the node's quantiles allow a cut after each position."""
+    below = nodes.below[-2] + sweep.missing[-2]
+    total = nodes.total[-2] - sweep.missing[-2]
+    segments = Segments(sweep.code, nodes.last, below, total)
+    num_bins = jnp.asarray(limits.max_bins, jnp.int32) - 1
+    found = find_bins(segments, mass, sweep.running[-2], num_bins)
+    # Missing values may always be split from all others.
+    apart = nodes.last | (sweep.code == MISSING)
+    return apart | (found != jnp.append(found[1:], found[:1]))
+
+
+def _try_cuts(best, feature, allowed, sweep, nodes, rows, l2, least):
+    """Keeps the better of the best cut so far and this feature's, per position."""
+    counted = rows.channels.shape[1] == 3
+    pick = jnp.array([0, 1, -1] if counted else [0, 1])
+    left, total, missing = (
+        sums[pick] for sums in (sweep.running - nodes.below, nodes.total, sweep.missing)
+    )
+    parent = node_score(total, rows.unit, l2)
+
+    def take(best, left, allowed, missing_left):
+        right = total - left
+        gain = cut_gain(parent, rows.unit, l2, left, right)
+        admissible = allowed & are_large_enough(left, right, rows.unit, least)
+        # Features come in ascending order: the lowest of equal gain is kept.
+        better = admissible & (gain > best.gain)
+        return _Best(
+            gain=jnp.where(better, gain, best.gain),
+            feature=jnp.where(better, feature, best.feature),
+            missing_left=jnp.where(better, missing_left, best.missing_left),
+        )
+
+    present = sweep.code != MISSING
+    best = take(best, left - missing, allowed & present, False)
+    # After the missing rows, threshold 1 leaves all values right unless some have
+    # code 1: that split then is tried as "all values left, missing right".
+    known = present | (sweep.following > 1)
+    return jax.lax.cond(
+        jnp.all(present),
+        lambda best: best,
+        lambda best: take(best, left, allowed & known, True),
+        best,
+    )
+
+
+def _choose(best, order, state, nodes, rows, limits):
+    """Chooses the best split of each slot; none for empty slots.
+
+    Equal gains go to the lowest feature, then the lowest threshold, which is the
+    first position.
+    """
+    slots, slot = state.position.shape[0], state.groups.slot
+    num_rows = slot.shape[0]
+    here = jnp.arange(num_rows, dtype=jnp.int32)
+    gain = jax.ops.segment_max(best.gain, slot, slots + 1)
+    tied = best.gain == gain[slot]
+    features = jnp.where(tied, best.feature, rows.codes.columns.shape[0])
+    feature = jax.ops.segment_min(features, slot, slots + 1)
+    indices = jnp.where(tied & (features == feature[slot]), here, num_rows)
+    index = jax.ops.segment_min(indices, slot, slots + 1)[:slots]
+    index = jnp.minimum(index, num_rows - 1)
+    gain, feature = gain[:slots], best.feature[index]
+    codes = rows.codes.columns[feature, order[feature, index]].astype(jnp.int32)
+    total = nodes.total[:2, state.groups.start]
+    parent = node_score(total, rows.unit, limits.l2)
+    found = is_worth(gain, parent, limits.min_gain) & (state.position >= 0)
+    return Split(
+        feature=feature,
+        threshold=jnp.maximum(codes, 1),
+        missing_left=best.missing_left[index],
+        gain=gain - limits.min_gain,
+        found=paths.keep_best(state.paths, gain - limits.min_gain, found),
+    )
