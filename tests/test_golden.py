@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
-from tables import ROWS
+from tables import ROWS, draw
 
 import jboost as jb
 
@@ -32,12 +32,6 @@ FILE = Path(__file__).parent / "data" / "golden_trees.json"
 
 # Results of SSE4.2 and AVX-512 differ by 1e-7; other processors may differ by more.
 TOLERANCE = 1e-5
-
-
-def draw(*shape):
-    """Multiples of 1/16 in [-8, 8), from raw bits: the same for every NumPy version."""
-    bits = np.random.PCG64(sum(shape)).random_raw(int(np.prod(shape)))
-    return ((bits >> np.uint64(56)).astype(np.float32) / 16 - 8).reshape(shape)
 
 
 X = draw(ROWS, 3)
