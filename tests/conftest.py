@@ -8,14 +8,17 @@ import sys
 import tempfile
 
 import jax
-from jaxtyping import install_import_hook
+from shape_checks import install
 
 # Most of the time goes into compiling small programs once. With these flags XLA does so
 # in a third of it; results are as exact, if slower to come. The flags are its own and
 # may go: then tests take longer. Processes that tests start do without them, and
 # test_as_compiled.py repeats there what must agree bit for bit. XLA_FLAGS="" in the
 # environment compiles everything as users do.
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+QUICK = (
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1"  # the other cores run other tests
+)
 if "XLA_FLAGS" not in os.environ:
     known = subprocess.run(
         [sys.executable, "-c", "import jax; jax.devices()"],
@@ -26,15 +29,7 @@ if "XLA_FLAGS" not in os.environ:
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Installed before jboost is imported. The other modules are doors: they check their
-# arguments themselves, and the tests look at what they say.
-INNER = (
-    "cart.least_squares", "codes.category_codes", "kernels", "numerics.padding",
-    "numerics.sampling", "numerics.fixed_point", "numerics.random_bits", "objective",
-    "boosting.reports", "boosting.rounds", "tables.categories", "training.chunks",
-    "trees",
-)  # fmt: skip
-install_import_hook([f"jboost.{name}" for name in INNER], "beartype.beartype")
+install()  # before jboost is imported
 
 
 def pytest_configure(config):
