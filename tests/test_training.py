@@ -3,6 +3,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +26,6 @@ def fit(x=X, y=Y, loss=SQUARES, **settings):
 def squares(model, x, y):
     """Mean squared error after each round."""
     return ((np.asarray(jb.staged_predict(model, x)) - y) ** 2).mean(1)
-
-
-def assert_same(first, second):
-    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_history_without_validation():
@@ -59,7 +55,9 @@ def test_one_validation_set():
     expected = squares(model, OTHER_X, OTHER_Y)
     np.testing.assert_allclose(history.validation_loss, expected, rtol=1e-5)  # float32
     assert history.best_round == np.argmin(history.validation_loss)
-    assert_same(model, fit()[0])  # a validation set does not change the model
+    chex.assert_trees_all_equal(
+        model, fit()[0]
+    )  # a validation set does not change the model
 
 
 def test_named_validation_sets_with_weights():
@@ -95,7 +93,7 @@ def test_early_stopping_returns_the_best_round():
     np.testing.assert_array_equal(
         full.validation_loss[: best + 6], history.validation_loss
     )
-    assert_same(model, jb.truncate(everything, best + 1))
+    chex.assert_trees_all_equal(model, jb.truncate(everything, best + 1))
 
 
 def test_without_improvement_to_stop_for_all_rounds_are_made():
@@ -161,7 +159,7 @@ def test_a_callback_stops():
     model, history = fit(callbacks=stop)
     assert model.num_rounds == len(history.train_loss) == 5
     assert stops == [0, 1, 2, 3, 4]
-    assert_same(model, jb.truncate(fit()[0], 5))
+    chex.assert_trees_all_equal(model, jb.truncate(fit()[0], 5))
 
 
 def test_every_callback_is_called_when_one_stops():
@@ -180,7 +178,7 @@ def test_a_failing_callback_keeps_the_model():
     assert isinstance(e.value.__cause__, KeyError)
     assert e.value.model.num_rounds == 4
     assert len(e.value.history.train_loss) == 4
-    assert_same(e.value.model, jb.truncate(fit()[0], 4))
+    chex.assert_trees_all_equal(e.value.model, jb.truncate(fit()[0], 4))
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
@@ -199,8 +197,8 @@ def test_a_loss_that_overflows_keeps_the_model():
     error = caught.value
     assert error.round == 3
     assert len(error.history.train_loss) == 3
-    assert np.isfinite(error.history.train_loss).all()
-    assert_same(error.model, jb.truncate(fit()[0], 3))
+    chex.assert_tree_all_finite(error.history.train_loss)
+    chex.assert_trees_all_equal(error.model, jb.truncate(fit()[0], 3))
 
 
 def test_progress_shows_rounds_and_losses(capfd):
@@ -219,11 +217,13 @@ def fit_huber(delta=1.0, x=X, y=Y, **settings):
     return jb.fit(x, y, make_loss(delta), **{**SMALL, **settings})
 
 
-def test_compilations_are_counted():
-    """The counter counts: another size of trees is another program."""
+@pytest.fixture(scope="module")
+def programs():
+    """Names of what a first fit compiles: trees of another depth, and other rows."""
     with Compilations() as compilations:
-        fit(max_depth=2, num_rounds=1)
-    assert any("_chunk" in name for name in compilations.names)
+        fit_huber(max_depth=2, x=X[:100], y=Y[:100])
+    assert len(compilations.names) > 1
+    return set(compilations.names)
 
 
 def test_validation_targets_take_the_type_of_training_targets():
@@ -252,25 +252,27 @@ def test_validation_targets_take_the_type_of_training_targets():
     ],
     ids=lambda change: ", ".join(change) or "fresh lambda",
 )
-def test_nothing_is_compiled_again(change):
+def test_nothing_is_compiled_again(change, programs):
     """All of these are numbers, not sizes; whether rows are sampled is no number."""
     fit_huber(subsample=0.9 if "subsample" in change else 1.0)
     with Compilations() as compilations:
         fit_huber(**change)
-    names = " ".join(compilations.names)
-    assert "_chunk" not in names and "_start_program" not in names, names
+    assert not programs & {*compilations.names}
 
 
 def test_schedules_do_not_recompile_boost():
     codes = jb.apply_bins(jb.fit_bins(X), X)
 
-    def boost(**settings):
-        return jb.boost(codes, Y, SQUARES, jax.random.key(0), **{**SMALL, **settings})
+    def compiled(**settings):
+        with Compilations() as compilations:
+            key = jax.random.key(0)
+            jb.boost(codes, Y, SQUARES, key, **{"max_depth": 1, **settings})
+        return compilations.names
 
-    boost()
-    with Compilations() as compilations:
-        boost(learning_rate=lambda step: 0.3 / (1 + step), l2=2.0, subsample=0.5)
-    assert not any("_boost" in name for name in compilations.names)
+    numbers = dict(learning_rate=lambda step: 0.3 / (1 + step), l2=2.0, subsample=0.5)
+    assert compiled(num_rounds=2)  # the counter counts
+    assert not compiled(num_rounds=2, **numbers)
+    assert compiled(num_rounds=3, **numbers)  # a size
 
 
 def with_column(values):
@@ -301,7 +303,7 @@ def with_column(values):
 )  # fmt: skip
 def test_columns_of_every_kind_train(x):
     model, history = fit(x)
-    assert np.isfinite(history.train_loss).all()
+    chex.assert_tree_all_finite(history.train_loss)
     assert history.train_loss[-1] < 0.8 * np.var(Y)
     scores = np.asarray(jb.predict(model, x))
     # The model's own loss: what it predicts for the rows is what it was trained on.
@@ -317,7 +319,7 @@ CONTAINERS = dict(
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_the_container_does_not_matter(name):
-    assert_same(fit(CONTAINERS[name](X))[0], fit()[0])
+    chex.assert_trees_all_equal(fit(CONTAINERS[name](X))[0], fit()[0])
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_the_container_does_not_matter(name):
 def test_targets_of_every_kind_train(y):
     model, history = fit(y=y)
     values = np.asarray(y, np.float64)
-    assert np.isfinite(history.train_loss).all()
+    chex.assert_tree_all_finite(history.train_loss)
     assert history.train_loss[-1] <= 0.8 * np.var(values)
     if np.var(values) == 0:
         np.testing.assert_array_equal(jb.predict(model, X), values)
@@ -368,7 +370,7 @@ def test_no_rounds():
 def test_float64_values_that_collide_are_reported():
     x = X.astype(np.float64)
     x[:, 2] = 1e9 + np.arange(ROWS)
-    with pytest.warns(UserWarning, match="column 2 of x has 200 distinct float64"):
+    with pytest.warns(UserWarning, match=r"column 2 of x.*200"):
         fit(x)
 
 
@@ -434,7 +436,7 @@ def test_targets_that_a_loss_is_not_defined_for(loss, good, bad):
     unseen = np.arange(60) != 7
     if loss in (jb.losses.logistic, jb.losses.softmax):
         jb.fit(x, bad, loss, sample_weight=unseen, **settings)
-        with pytest.raises(ValueError, match=r"must be finite on the data.*row 7"):
+        with pytest.raises(ValueError, match="row 7"):
             jb.fit(x, bad, lambda s, t: loss(s, t), **settings)
 
 
@@ -449,7 +451,7 @@ def test_a_set_named_like_the_unnamed_one_stays_named():
 def test_boost_refuses_codes_beyond_its_bins():
     x = np.arange(600, dtype=np.float32)[:, None]
     binned = jb.apply_bins(jb.fit_bins(x, max_bins=512), x)
-    with pytest.raises(ValueError, match=r"below max_bins=256, got \d+"):
+    with pytest.raises(ValueError, match="max_bins=256"):
         jb.boost(binned, x[:, 0], jb.losses.squared_error, jax.random.key(0))
 
 
