@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traceable loop equals fit, obeys jit and vmap, and keeps the laws of boosting."""
 
+import operator
 from dataclasses import replace
-from functools import partial
 
+import chex
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
-from tables import ROWS, SMALL, make_columns, make_regression
+from tables import ROWS, SMALL, make_columns, make_regression, squared_distance
 
 import jboost as jb
+from jboost.kernels import library
 from jboost.numerics.random_bits import seed_from_key
 
 X, Y = make_regression()
@@ -31,21 +32,10 @@ def fit(loss=SQUARES, x=X, y=Y, **settings):
     return jb.fit(x, y, loss, **{**SMALL, **settings})
 
 
-def assert_same(first, second):
-    """Equal to the last bit."""
-    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def assert_alike(scores, expected, loss_of):
-    """Equal up to near-ties.
-
-    Compiled apart, sums may round differently, and a split with an equally good rival
-    may fall to it: the same training loss, and the same score for nearly all rows.
-    """
-    np.testing.assert_allclose(loss_of(scores), loss_of(expected), rtol=1e-2)
-    near = np.isclose(scores, expected, rtol=1e-4, atol=1e-4)
-    assert near.mean() > 0.95
+def assert_same_splits(one, other):
+    """Bit for bit; of trees on codes or of models."""
+    for name in ("feature", "threshold", "missing_left"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("settings", [{}, dict(subsample=0.5, colsample_bynode=0.5)])
@@ -59,21 +49,13 @@ def test_boost_equals_fit(loss, settings):
     trees, scores = boost(loss, **settings)
     model, _ = fit(loss, **settings)
     looped = jb.to_ensemble(trees, BINS)
-    for name in ("feature", "threshold", "missing_left"):
-        np.testing.assert_array_equal(getattr(looped, name), getattr(model, name))
+    assert_same_splits(looped, model)
     # A few units in the last place, of values of order one.
     np.testing.assert_allclose(
         looped.leaf_value, model.leaf_value, rtol=1e-5, atol=1e-6
     )
     np.testing.assert_allclose(looped.init_score, model.init_score, rtol=1e-6)
     np.testing.assert_allclose(jb.predict(model, X), scores, rtol=1e-5, atol=1e-6)
-
-
-def test_boost_under_jit():
-    expected_trees, expected = boost()
-    trees, scores = jax.jit(lambda codes, y, key: boost(y=y, key=key))(CODES, Y, KEY)
-    assert_alike(scores, expected, lambda s: np.mean((s - Y) ** 2))
-    assert trees.trees.feature.shape == expected_trees.trees.feature.shape
 
 
 def huber_mean(scores, delta, weights):
@@ -101,28 +83,28 @@ def test_vmap_over_every_number():
             learning_rate=learning_rate, l2=l2, sample_weight=weights, subsample=0.8,
         )  # fmt: skip
 
-    _, together = jax.vmap(train)(*cases.values())
-    assert together.shape == (3, ROWS)
+    together = jax.vmap(train)(*cases.values())
     for number in range(3):
-        delta, weights = float(cases["delta"][number]), cases["weights"][number]
-        _, alone = train(*(values[number] for values in cases.values()))
-        loss_of = partial(huber_mean, delta=delta, weights=weights)
-        assert_alike(together[number], np.asarray(alone), loss_of)
+        found = jax.tree.map(operator.itemgetter(number), together)
+        alone = train(*(values[number] for values in cases.values()))
+        assert_same_splits(found[0].trees, alone[0].trees)
+        # Without kernels, sums of a batch may round differently in the last bit.
+        tolerance = 0.0 if library.available() else 1e-6
+        chex.assert_trees_all_close(found, alone, rtol=tolerance, atol=tolerance)
 
 
-def test_steps_equal_boost():
-    """One program for a step and one for the loop: the same up to near-ties."""
-    state = jb.init(CODES, Y, SQUARES, KEY)
+@pytest.mark.parametrize("loss", [SQUARES, jb.losses.huber])
+def test_steps_equal_boost(loss):
+    state = jb.init(CODES, Y, loss, KEY)
     trees = []
     for _ in range(SMALL["num_rounds"]):
-        state, tree = jb.boost_step(
-            state, CODES, Y, SQUARES, max_depth=3, subsample=0.5
-        )
+        state, tree = jb.boost_step(state, CODES, Y, loss, max_depth=3, subsample=0.5)
         trees.append(tree)
     assert int(state.round) == SMALL["num_rounds"]
-    expected, scores = boost(subsample=0.5)
-    assert_alike(state.scores, scores, lambda s: np.mean((s - Y) ** 2))
-    np.testing.assert_array_equal(trees[0].feature, expected.trees.feature[0])
+    expected, scores = boost(loss, subsample=0.5)
+    chex.assert_trees_all_equal(state.scores, scores, strict=True)
+    together = jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
+    chex.assert_trees_all_equal(together, expected.trees, strict=True)
 
 
 @pytest.mark.parametrize("loss", [SQUARES, jb.losses.huber])
@@ -137,12 +119,10 @@ def test_weight_two_is_a_duplicate_row(loss):
         loss, X[:half].repeat(2, 0), Y[:half].repeat(2), sample_weight=ones
     )
     # Sums add the same numbers in another order, in float32.
-    np.testing.assert_allclose(history.train_loss, expected.train_loss, rtol=1e-4)
-    assert_alike(
-        jb.predict(weighted, X[:half]),
-        np.asarray(jb.predict(doubled, X[:half])),
-        lambda s: np.mean((s - Y[:half]) ** 2),
-    )
+    np.testing.assert_allclose(history.train_loss, expected.train_loss, rtol=1e-5)
+    assert_same_splits(weighted, doubled)
+    found, expected = jb.predict(weighted, X[:half]), jb.predict(doubled, X[:half])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_are_relative():
@@ -152,7 +132,7 @@ def test_weights_are_relative():
     first, _ = fit(sample_weight=weights, **free)
     second, _ = fit(sample_weight=8 * weights, **free)
     first, second = (replace(model, sums=None) for model in (first, second))
-    assert_same(first, second)  # a power of two: no rounding differs
+    chex.assert_trees_all_equal(first, second)  # a power of two: no rounding differs
 
 
 def test_keys_of_four_words_are_different_seeds():
@@ -168,7 +148,7 @@ def test_plain_xla_means_no_kernel_anywhere(loss):
 
     def train(**how):
         return jax.jit(
-            lambda: boost(getattr(jb.losses, loss), y, num_rounds=2, **classes, **how)
+            lambda: boost(getattr(jb.losses, loss), y, max_depth=2, **classes, **how)
         ).lower()
 
     assert "jboost_" not in train(implementation="xla").as_text()
@@ -201,7 +181,7 @@ def test_training_loss_does_not_rise(name, seed, noise, rate, subsample):
     # Float32 rounding; out-of-bag rows may lose a little, of the first loss.
     slack = 1e-5 if subsample == 1 else 0.05
     assert (np.diff(losses) <= slack * np.abs(losses[0]) + 1e-6).all()
-    assert np.isfinite(losses).all()
+    chex.assert_tree_all_finite(losses)
 
 
 def test_training_loss_is_that_of_the_model():
@@ -223,18 +203,6 @@ def test_schedules():
     np.testing.assert_array_equal(model.threshold[1], model.threshold[2])
 
 
-def test_optax_schedules():
-    schedule = optax.exponential_decay(0.5, transition_steps=1, decay_rate=0.5)
-    model, _ = fit(learning_rate=schedule)
-    halves, _ = fit(learning_rate=lambda step: 0.5 * 0.5**step)
-    # optax computes powers in float32.
-    np.testing.assert_allclose(
-        model.leaf_value, halves.leaf_value, rtol=1e-3, atol=1e-4
-    )
-    _, scores = boost(learning_rate=schedule)
-    np.testing.assert_allclose(scores, jb.predict(model, X), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "name", ["subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode"]
 )
@@ -244,14 +212,14 @@ def test_subsets_are_reproducible(name):
     again, _ = fit(seed=1, **settings)
     other, _ = fit(seed=2, **settings)
     everything, _ = fit(seed=1)
-    assert_same(first, again)
+    chex.assert_trees_all_equal(first, again)
     assert np.any(first.threshold != other.threshold)
     assert np.any(first.threshold != everything.threshold)
 
 
 def test_nothing_random_without_subsets():
     """Where rounding is to nearest, the seed is not used."""
-    assert_same(fit(seed=1)[0], fit(seed=2)[0])
+    chex.assert_trees_all_equal(fit(seed=1)[0], fit(seed=2)[0])
 
 
 def test_a_tree_of_one_column():
@@ -272,11 +240,10 @@ def test_an_offset_is_a_start_per_row():
     np.testing.assert_allclose(  # targets near 10 are rounded to 1e-6
         history.train_loss, expected.train_loss, rtol=1e-4
     )
+    assert_same_splits(with_offset, without)
     scores = jb.predict(with_offset, X, offset=offset)
-    assert_alike(
-        np.asarray(scores), np.asarray(jb.predict(without, X)) + offset,
-        lambda s: np.mean((s - Y) ** 2),
-    )  # fmt: skip
+    expected = np.asarray(jb.predict(without, X)) + offset
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_given_initial_score():
@@ -335,16 +302,15 @@ def test_missing_values_are_used():
 
 def test_scores_of_a_state_are_laid_out_as_those_of_boost():
     offset = jnp.arange(3 * ROWS, dtype=jnp.float32).reshape(ROWS, 3) / ROWS
-    loss = jb.losses.softmax
-    start = jb.init(CODES, CLASSES, loss, KEY, num_scores=3, offset=offset)
+    start = jb.init(CODES, X, squared_distance, KEY, num_scores=3, offset=offset)
     np.testing.assert_array_equal(start.scores, offset + start.init_score[None])
-    state, tree = jb.boost_step(start, CODES, CLASSES, loss, max_depth=1)
+    state, tree = jb.boost_step(start, CODES, X, squared_distance, max_depth=1)
     trees = jb.BoostedTrees(jax.tree.map(lambda a: a[None], tree), start.init_score)
     expected = jb.predict(jb.to_ensemble(trees, BINS), X, offset=offset)
     np.testing.assert_allclose(state.scores, expected, rtol=1e-5, atol=1e-6)
     many = jax.tree.map(lambda a: jnp.stack([a, a]), state)
     with pytest.raises(ValueError, match=r"state must be .*\(2, "):
-        jb.boost_step(many, CODES, CLASSES, loss)
+        jb.boost_step(many, CODES, X, squared_distance)
 
 
 def test_jitted_boost_is_exported_from_plain_xla():
