@@ -7,6 +7,7 @@ value, too; else against literal versions, and XGBoost's own exact search.
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +37,6 @@ def make_few(seed=0):
     return x.astype(np.float32), y.astype(np.float32)
 
 
-def assert_same(one, other):
-    for first, second in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
 # Against histograms, where both try every value.
 
 FEW = dict(num_rounds=4, max_depth=4)
@@ -67,21 +63,21 @@ def test_every_value_is_tried_as_by_histograms(settings, weighted):
     train = partial(jb.fit, x, y, sample_weight=weight, **FEW, **SETTINGS[settings])
     expected, expected_history = train()
     found, history = train(candidates="exact")
-    assert_same(found, expected)
+    chex.assert_trees_all_equal(found, expected)
     np.testing.assert_array_equal(history.train_loss, expected_history.train_loss)
     assert np.sum(np.isfinite(found.threshold)) > 12
     if (
         settings in ("plain", "columns") and not weighted
     ):  # as many bins as rows: every value is every node's candidate
         local, _ = train(candidates="local", max_bins=4096)
-        assert_same(local, expected)
+        chex.assert_trees_all_equal(local, expected)
 
 
 def test_a_tree_s_own_candidates_may_be_every_value():
     x, y = make_few()
     expected, _ = jb.fit(x, y, **FEW)
     found, _ = jb.fit(x, y, candidate_weights="curvature", max_bins=4096, **FEW)
-    assert_same(found, expected)
+    chex.assert_trees_all_equal(found, expected)
 
 
 # Against literal versions.
@@ -372,5 +368,5 @@ def test_words_are_checked(words, message):
 
 def test_histograms_refuse_wide_codes():
     codes = jnp.ones((5, 1), jnp.uint32)
-    with pytest.raises(ValueError, match=r"binned must hold uint8 or uint16.*uint32"):
+    with pytest.raises(ValueError, match=r"binned .*uint32"):
         jb.boost(codes, jnp.ones(5), jb.losses.squared_error, jax.random.key(0))

@@ -253,14 +253,14 @@ def test_cells_that_are_no_categories_are_refused(table, model, name):
         partial(jb.apply_bins, jb.fit_bins(table.x, categorical=[1]), x),
         partial(jb.predict, model, x),
     ):
-        with pytest.raises(ValueError, match=r"integers 0, 1, 2.*column 1.*in row 7"):
+        with pytest.raises(ValueError, match=r"column 1.*row 7"):
             call()
 
 
 def test_numbers_that_are_too_large_are_refused(table):
     x = table.x.copy()
     x[7, 2] = 1e9
-    with pytest.raises(ValueError, match=r"small integers.*1000000000 in column 2"):
+    with pytest.raises(ValueError, match=r"1000000000.*column 2"):
         jb.fit(x, table.y, categorical=[1, 2], **SMALL)
 
 
@@ -293,7 +293,7 @@ def test_sparse_tables_and_streams_are_refused(table):
     rows = jb.stream(
         jb.streams.array_batches(table.x, table.y, batch_rows=100), memory=2**26
     )
-    with pytest.raises(ValueError, match="categorical must be 'auto'"):
+    with pytest.raises(ValueError, match=r"categorical .*'auto'"):
         jb.fit(rows, categorical=[1], **SMALL)
 
 

@@ -8,6 +8,7 @@ here and in the library, and equal partitions tie exactly in both.
 from functools import partial
 from itertools import combinations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -224,9 +225,7 @@ def test_trees_of_the_kernels_are_those_of_plain_xla(name):
         )(*rows)
         for which in ("xla", "cpu")
     )  # fmt: skip
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(one, other, strict=True)
     assert np.sum(np.asarray(one[0].threshold) == -1) > 3
 
 

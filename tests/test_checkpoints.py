@@ -266,7 +266,7 @@ def test_damaged_and_foreign_files_are_refused(kept, tmp_path):
     with pytest.raises(jb.FileError, match="damaged"):
         jb.fit(**{**kept, "checkpoint": path})
     jb.save(jb.load(kept["checkpoint"]), path)
-    with pytest.raises(jb.FileError, match="holds Ensemble, not a checkpoint"):
+    with pytest.raises(jb.FileError, match=r"Ensemble.*checkpoint"):
         jb.fit(**{**kept, "checkpoint": path})
 
 

@@ -326,7 +326,7 @@ def test_predict_refuses_offsets():
 
 def test_truncate_refuses():
     for rounds, error in [(2, ValueError), (-1, ValueError), (0.5, TypeError)]:
-        with pytest.raises(error, match=f"num_rounds must be .*got {rounds}"):
+        with pytest.raises(error, match=rf"num_rounds .*{rounds}"):
             jb.truncate(make_model(), rounds)
     with pytest.raises(TypeError, match="got the pair"):
         jb.truncate((make_model(), None), 1)
@@ -363,5 +363,5 @@ def test_sizes_cannot_be_traced():
             CODES, Y, jb.losses.squared_error, jax.random.key(0), max_depth=depth
         )
 
-    with pytest.raises(TypeError, match=r"max_depth must be .*cannot be traced"):
+    with pytest.raises(TypeError, match=r"max_depth .*traced"):
         jax.jit(train)(3)

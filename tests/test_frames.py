@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from decimal import Decimal
 
+import chex
 import jax
 import numpy as np
 import pandas as pd
@@ -45,15 +46,11 @@ TABLES = dict(
 )
 
 
-def assert_same(model, other):
-    jax.tree.map(np.testing.assert_array_equal, model, other)
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_trains_the_model_of_its_numbers(name):
     table = TABLES[name]
     model, history = jb.fit(table, Y, **SMALL, validation=(table, Y))
-    assert_same(model, MODEL)
+    chex.assert_trees_all_equal(model, MODEL)
     assert model.feature_names == NAMES
     np.testing.assert_array_equal(history.train_loss, HISTORY.train_loss)
     np.testing.assert_array_equal(history.validation_loss, history.train_loss)
@@ -72,7 +69,9 @@ def test_every_function_of_rows_takes_tables(name):
 def test_single_trees_importance_sketches_and_streams_take_tables():
     table = TABLES["polars"]
     tree = jb.cart.fit_tree(table, Y, max_depth=3)
-    assert_same(tree, jb.cart.fit_tree(X, Y, max_depth=3, feature_names=NAMES))
+    chex.assert_trees_all_equal(
+        tree, jb.cart.fit_tree(X, Y, max_depth=3, feature_names=NAMES)
+    )
     np.testing.assert_array_equal(jb.predict(tree, table), jb.predict(tree, X))
     with pytest.raises(ValueError, match=r"lacks \['c'\]"):
         jb.predict(tree, table.select("a", "b"))
@@ -103,9 +102,7 @@ def test_batches_of_a_stream_may_be_tables_with_the_same_columns():
     ):
         np.testing.assert_allclose(array, expected, rtol=1e-5)  # sums in another order
     wrong = [(frame, Y), (frame.rename(columns=dict(a="z")), Y)]
-    with pytest.raises(
-        ValueError, match=r"batch 1 must .* lacks \['a'\], has .*\['z'\]"
-    ):
+    with pytest.raises(ValueError, match=r"batch 1 .*'a'.*'z'"):
         jb.fit(jb.stream(wrong, memory="1 MiB", bins=bins), **SMALL)
 
 
@@ -245,11 +242,11 @@ def test_what_was_numeric_stays_numeric_and_the_reverse():
     def read(x, schema):
         return read_frame(x, "x", schema=schema, categorical=True).matrix
 
-    with pytest.raises(TypeError, match="column 'z' of x must hold categories, as in"):
+    with pytest.raises(TypeError, match=r"column 'z' of x.*categories"):
         read(numbers, schema)
-    with pytest.raises(TypeError, match="column 'z' of x must hold numbers, as in tr"):
+    with pytest.raises(TypeError, match=r"column 'z' of x.*numbers"):
         read(words, Schema(("z",), (None,)))
-    with pytest.raises(TypeError, match=r"'z' .* such as 'p', as in training, got 1"):
+    with pytest.raises(TypeError, match=r"'z' .*'p'.* 1"):
         read(numbers.astype(int).astype("category"), schema)
     for nothing in ([None, None], [np.nan, np.nan]):  # goes with both
         empty = pd.DataFrame(dict(z=nothing))
@@ -361,7 +358,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_number_is_refused_by_name(name):
     column, message = REFUSED[name]
-    with pytest.raises(TypeError, match=f"column 'z' of x must hold .*{message}"):
+    with pytest.raises(TypeError, match=rf"column 'z' of x.*{message}"):
         read_frame(frame_of(column), "x", categorical=True)
 
 
@@ -399,9 +396,9 @@ def test_tables_that_are_none_are_refused(x, error, message):
 )
 def test_other_columns_than_in_training_are_named(columns, message):
     table = pl.DataFrame({name: np.zeros(4) for name in columns})
-    with pytest.raises(ValueError, match=f"^x must have the columns of .*{message}"):
+    with pytest.raises(ValueError, match=rf"^x .*{message}"):
         jb.predict(MODEL, table)
-    with pytest.raises(ValueError, match=f"^validation x must .*{message}"):
+    with pytest.raises(ValueError, match=rf"^validation x .*{message}"):
         jb.fit(TABLES["arrow"], Y, validation=(table, np.zeros(4)), **SMALL)
 
 
@@ -416,13 +413,13 @@ def test_tables_without_names_and_models_without_names():
     )
     with pytest.raises(ValueError, match="x must have 3 columns"):
         jb.predict(model, unnamed[[0, 1]])
-    with pytest.raises(ValueError, match=r"feature_names must be None .*'a', 'b'"):
+    with pytest.raises(ValueError, match=r"feature_names .*'a', 'b'"):
         jb.fit(TABLES["pandas"], Y, feature_names=["p", "q", "r"])
 
 
 def test_a_column_that_collides_in_float32_is_named():
     wide = pd.DataFrame(dict(a=X[:, 0], b=1e9 + np.arange(ROWS)))
-    with pytest.warns(UserWarning, match="column 'b' of x has 200 distinct float64"):
+    with pytest.warns(UserWarning, match=r"column 'b' of x.*200"):
         jb.fit(wide, Y, **SMALL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -490,11 +487,13 @@ def test_targets_weights_and_offsets_of_every_kind(name):
     weight = type(y)(np.abs(Y)) if name in ("pandas", "polars") else np.abs(Y)
     model, _ = jb.fit(X, y, sample_weight=weight, offset=y, **SMALL)
     expected, _ = jb.fit(X, Y, sample_weight=np.abs(Y), offset=Y, **SMALL)
-    assert_same(model, expected)
+    chex.assert_trees_all_equal(model, expected)
     scores = jb.predict(model, X, offset=y)
     np.testing.assert_array_equal(scores, jb.predict(expected, X, offset=Y))
     tree = jb.cart.fit_tree(X, y, sample_weight=weight, max_depth=2)
-    assert_same(tree, jb.cart.fit_tree(X, Y, sample_weight=np.abs(Y), max_depth=2))
+    chex.assert_trees_all_equal(
+        tree, jb.cart.fit_tree(X, Y, sample_weight=np.abs(Y), max_depth=2)
+    )
 
 
 def test_targets_keep_their_type_and_their_columns():
@@ -506,11 +505,11 @@ def test_targets_keep_their_type_and_their_columns():
     np.testing.assert_array_equal(pairs, [[1, 0.5], [2, np.nan]])
     objects = read_values(np.array([True, None, 2.5], object), "y")
     np.testing.assert_array_equal(objects, [1, np.nan, 2.5])
-    with pytest.raises(TypeError, match="y must hold numbers, got object"):
+    with pytest.raises(TypeError, match=r"^y .*object"):
         read_values(np.array(["p", None], object), "y")
-    with pytest.raises(TypeError, match="y must hold numbers, got String"):
+    with pytest.raises(TypeError, match=r"^y .*String"):
         jb.fit(X, pl.Series(["p"] * ROWS))
-    with pytest.raises(TypeError, match=r"y must hold .* got dates or times"):
+    with pytest.raises(TypeError, match=r"^y .*dates"):
         jb.fit(X, pd.Series([DATE] * ROWS))
-    with pytest.raises(ValueError, match=r"y must be finite in every row .* row 7"):
+    with pytest.raises(ValueError, match=r"^y .*row 7"):
         jb.fit(X, pd.Series(Y, dtype="Float32").where(np.arange(ROWS) != 7), **SMALL)

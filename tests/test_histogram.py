@@ -187,7 +187,7 @@ def test_the_default_is_one_of_the_kernels():
 def test_bad_arguments_are_refused():
     columns, channels, node = map(jnp.asarray, draw_rows((50, 2, 8, 2, 2)))
     sizes = {"num_nodes": 2, "num_bins": 8}
-    with pytest.raises(ValueError, match=r"implementation must be one of .*'slow'"):
+    with pytest.raises(ValueError, match=r"implementation .*'slow'"):
         sum_histogram(columns, channels, node, implementation="slow", **sizes)
     for kernel in (sum_histogram, sum_child_histogram):
         unchecked = inspect.unwrap(kernel)  # users have no type checker in between

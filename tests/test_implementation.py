@@ -4,6 +4,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,7 +76,7 @@ def test_plain_xla_under_vmap(compiled):
     run = jax.vmap(compiled(partial(train, implementation="xla")))
     assert not calls_kernels(run, rates)
     expected = jax.vmap(partial(train, implementation="cpu"))(rates)
-    jax.tree.map(np.testing.assert_array_equal, run(rates), expected)
+    chex.assert_trees_all_equal(run(rates), expected)
 
 
 @pytest.mark.parametrize("inner", ["xla", "cpu"])

@@ -189,7 +189,7 @@ def test_names_come_from_a_data_frame_or_by_hand():
         jb.explanation.permutation_importance(by_hand, frame, Y, num_repeats=2)
     )
     np.testing.assert_array_equal(jb.predict(from_frame, frame), jb.predict(MODEL, X))
-    with pytest.raises(ValueError, match="expected 'column 0', got 'column 1'"):
+    with pytest.raises(ValueError, match=r"'column 0'.*'column 1'"):
         jb.predict(from_frame, frame[[names[1], names[0], *names[2:]]])
 
 
@@ -208,14 +208,14 @@ def test_bad_names_are_refused(names, error, message):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"kind must be one of .* got 'size'"):
+    with pytest.raises(ValueError, match=r"kind .*'size'"):
         jb.feature_importance(MODEL, "size")
-    with pytest.raises(TypeError, match=r"model must be .*, got the pair"):
+    with pytest.raises(TypeError, match=r"model .*pair"):
         jb.feature_importance((MODEL, None))
     with pytest.raises(ValueError, match="kind='splits' needs none"):
         jb.feature_importance(UNKNOWN, "gain")
     assert jb.feature_importance(UNKNOWN, "splits").values.sum() > 0
-    with pytest.raises(ValueError, match="num_repeats must be an integer from 1"):
+    with pytest.raises(ValueError, match=r"num_repeats .*1"):
         jb.explanation.permutation_importance(MODEL, X, Y, num_repeats=0)
     with pytest.raises(ValueError, match="y must have 200 rows"):
         jb.explanation.permutation_importance(MODEL, X, Y[:-1])
@@ -233,14 +233,14 @@ def test_losses_that_are_not_finite_are_refused(value):
         return value if error > bound else 1.0
 
     bound = 0.0
-    with pytest.raises(ValueError, match=f"metric must be finite .* {value}"):
+    with pytest.raises(ValueError, match=rf"metric .*{value}"):
         jb.explanation.permutation_importance(MODEL, X, Y, metric=metric)
     loss = lambda s, t: (s - t) ** 2 + jnp.where(s > t, value, 0.0)  # noqa: E731
-    with pytest.raises(ValueError, match=f"loss must be finite on x and y, .* {value}"):
+    with pytest.raises(ValueError, match=rf"loss .*{value}"):
         jb.explanation.permutation_importance(MODEL, X, Y, loss)
     bound = 1.001 * own
     if np.isnan(value):  # a rise may be infinite
-        with pytest.raises(ValueError, match=r"metric must be .* column '.' of x"):
+        with pytest.raises(ValueError, match=r"metric .*column '.' of x"):
             jb.explanation.permutation_importance(MODEL, X, Y, metric=metric)
 
 

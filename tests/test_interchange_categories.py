@@ -103,7 +103,7 @@ def test_names_that_xgboost_cannot_hold_are_refused_unless_codes_will_do(
     frame["é"] = pd.Categorical.from_codes(codes, levels)
     frame = frame[["Größe", "words", "é"]]
     model, path = fit(frame, target + 2 * codes), tmp_path / "model.json"
-    with pytest.raises(ValueError, match=f"categories must be .*{value!r} .* 'é'"):
+    with pytest.raises(ValueError, match=rf"categories .*{value!r} .*'é'"):
         jb.interchange.write_xgboost(model, path)
     assert not path.exists()
     # Without names XGBoost takes positions in ``categories.values``.
@@ -195,7 +195,7 @@ def test_lightgbm_names_whose_column_is_not_clear_are_dropped_with_a_warning():
         dict(a=pd.Categorical.from_codes(code, ["u", "v", "w"]), b=number)
     )
     booster = train(frame, 2.0 * code + (number == 1), categorical_feature=["a", "b"])
-    with pytest.warns(UserWarning, match="names of categories are dropped") as caught:
+    with pytest.warns(UserWarning, match="names of categories") as caught:
         model = jb.interchange.read_lightgbm(booster)
     assert caught[0].filename == __file__
     expected = booster.predict(frame)
@@ -231,7 +231,7 @@ def test_lightgbm_of_large_integers(tmp_path, least):
             jb.interchange.read_lightgbm(booster), booster, x.astype(np.float32)
         )
     else:
-        with pytest.raises(jb.FileError, match=f"categories of {2**24} and more"):
+        with pytest.raises(jb.FileError, match=f"{2**24}"):
             jb.interchange.read_lightgbm(booster)
 
 

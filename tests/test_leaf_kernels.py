@@ -7,6 +7,7 @@ import sys
 from functools import lru_cache, partial
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -273,7 +274,7 @@ def test_under_vmap_and_scan():
         in_xla,
         jax.lax.scan(lambda _, g: (0, run(g)), 0, groups)[1],
     ):
-        jax.tree.map(np.testing.assert_array_equal, bare, mapped)
+        chex.assert_trees_all_equal(bare, mapped)
 
 
 SCRIPT = """

@@ -4,6 +4,7 @@
 import contextlib
 from functools import partial
 
+import chex
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -274,7 +275,7 @@ def at(loss, score, target):
 )
 def test_extreme_scores(loss, score, target, value, gradient):
     actual = at(loss, score, target)
-    assert np.isfinite(actual).all()
+    chex.assert_tree_all_finite(actual)
     # float32 rounding; what underflows may differ from zero by e^-50
     close(actual[:2], [value, gradient], rtol=3e-6, atol=1e-18)
 
@@ -340,11 +341,11 @@ def test_adaptive_huber_estimates_its_delta():
 
 def test_adaptive_checks_what_it_is_given():
     assert isinstance(L.adaptive(L.huber, np.mean), Adaptive)
-    with pytest.raises(TypeError, match="loss must be callable, got 3"):
+    with pytest.raises(TypeError, match=r"loss .*3"):
         L.adaptive(3, np.mean)
-    with pytest.raises(TypeError, match="estimate must be callable, got None"):
+    with pytest.raises(TypeError, match=r"estimate .*None"):
         L.adaptive(L.huber, None)
-    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\), got 1.5"):
+    with pytest.raises(ValueError, match=r"alpha .*1\.5"):
         L.make_adaptive_huber(alpha=1.5)
 
 

@@ -3,6 +3,7 @@
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -291,7 +292,7 @@ def test_side_by_side_points_and_parameters_of_the_loss():
 def test_a_point_that_diverges_is_left_behind():
     points = [dict(learning_rate=0.2), dict(learning_rate=1e30)]
     found = sweep(points, early_stopping_rounds=20, num_rounds=8)
-    assert np.isfinite(found.validation_loss[0]).all()
+    chex.assert_tree_all_finite(found.validation_loss[0])
     assert np.isnan(found.validation_loss[1, :, -1]).all()
     assert found.best == 0
     with pytest.raises(jb.TrainingError, match=r"fold \d became .* in round") as caught:
@@ -409,10 +410,10 @@ def test_errors_of_points(points, message):
 def test_labels_that_are_missing_are_named(name, gap):
     labels = np.resize(np.array(["p", "q", "r"], object), ROWS)
     labels[7] = gap
-    with pytest.raises(ValueError, match=f"{name} must hold a label .* in row 7"):
+    with pytest.raises(ValueError, match=rf"{name} .*label.* row 7"):
         validate(**{name: labels})
     numbers = np.where(np.arange(ROWS) == 7, np.nan, 1.0)
-    with pytest.raises(ValueError, match=f"{name} must hold a label .* in row 7"):
+    with pytest.raises(ValueError, match=rf"{name} .*label.* row 7"):
         validate(**{name: numbers})
 
 
@@ -420,7 +421,7 @@ def test_errors_of_grids_streams_and_traced_rows():
     with pytest.raises(ValueError, match="equally many values"):
         sweep(dict(l2=[1.0], l1=[1.0, 2.0]), grid=False)
     rows = jb.stream(lambda: iter([(X, Y)]), memory="64 MiB")
-    with pytest.raises(ValueError, match="must be in memory"):
+    with pytest.raises(ValueError, match="memory"):
         validate(x=rows, y=None)
     with pytest.raises(TypeError, match=r"call jb\.boost"):
         jax.jit(lambda x: validate(x=x))(X)

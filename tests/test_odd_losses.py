@@ -8,6 +8,7 @@ worse, within 2 %, than the model trained on squared error.
 from dataclasses import replace
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +147,7 @@ def test_trains_well_with_all_defaults(name, squares):
     loss, targets = LOSSES[name], COUNTS if name == "poisson" else Y
     model, history = jb.fit(X[:ROWS], targets[:ROWS], loss)
     reached = held_out(loss, jb.predict(model, X[ROWS:]), targets)
-    assert np.isfinite(history.train_loss).all()
+    chex.assert_tree_all_finite(history.train_loss)
     constant = held_out(loss, best_constant(loss, targets), targets)
     assert reached < 0.9 * constant  # half and less, for most
     # 1.02: about what another seed or noise of the table moves such ratios by.
@@ -159,5 +160,4 @@ def test_a_scaled_loss_trains_the_same_model():
         jb.fit(X[:ROWS], Y[:ROWS], square(f))[0] for f in (1.0, float(2**20))
     )
     first, second = (replace(model, sums=None) for model in (first, second))
-    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        np.testing.assert_array_equal(one, other)
+    chex.assert_trees_all_equal(first, second)

@@ -500,5 +500,5 @@ def test_shapes_that_do_not_fit_are_refused(name, shape, how):
 def test_unknown_implementations_are_refused():
     model, x = make_model(3, 3, 4), make_rows(50, 4)
     for operation in OPERATIONS:
-        with pytest.raises(ValueError, match="implementation must be one of"):
+        with pytest.raises(ValueError, match="implementation"):
             operation(model, x, implementation="gpu")

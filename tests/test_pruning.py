@@ -3,6 +3,7 @@
 
 from itertools import pairwise
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -104,23 +105,18 @@ def test_no_subtree_is_better(seed):
     assert len(path.alphas) > 1
 
 
-def assert_same_tree(tree, other):
-    for one, two in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 def test_subtrees_are_nested_and_complete():
     x, y, weights = make_table(300, 3, missing=0.2)
     tree = jb.cart.fit_tree(x, y, sample_weight=weights)
     path = jb.cart.pruning_path(tree)
     assert path.alphas[0] == 0 and path.num_leaves[-1] == 1
     assert np.all(np.diff(path.alphas) > 0) and np.all(np.diff(path.num_leaves) < 0)
-    assert_same_tree(jb.cart.prune(tree, 0.0), tree)
+    chex.assert_trees_all_equal(jb.cart.prune(tree, 0.0), tree)
     smaller = tree
     for alpha, leaves, error in list(zip(*path, strict=True))[::40]:
         pruned = jb.cart.prune(tree, alpha)
         smaller = jb.cart.prune(smaller, alpha)
-        assert_same_tree(smaller, pruned)
+        chex.assert_trees_all_equal(smaller, pruned)
         assert pruned.num_leaves == leaves
         is_leaf = pruned.left == -1
         np.testing.assert_allclose(pruned.squared_error[is_leaf].sum(), error)
@@ -190,7 +186,7 @@ def test_cross_validation_equals_a_literal_one(name):
         np.testing.assert_allclose(
             choice.standard_error[i], np.sqrt(variance), rtol=1e-9
         )
-    assert_same_tree(choice.tree, tree)
+    chex.assert_trees_all_equal(choice.tree, tree)
 
 
 def test_the_two_choices():
@@ -276,7 +272,7 @@ def test_several_targets():
 )
 def test_prune_refuses_alphas(alpha, error):
     x, y, _ = make_table(20)
-    with pytest.raises(error, match=f"alpha must be a number >= 0.*got {alpha!r}"):
+    with pytest.raises(error, match=rf"alpha .*{alpha!r}"):
         jb.cart.prune(jb.cart.fit_tree(x, y), alpha)
 
 
@@ -285,7 +281,7 @@ def test_prune_refuses_alphas(alpha, error):
 )
 def test_pruning_refuses_what_is_no_tree(function):
     x, y, _ = make_table(20)
-    with pytest.raises(TypeError, match="tree must be a RegressionTree, got ndarray"):
+    with pytest.raises(TypeError, match=r"tree .*ndarray"):
         function(x)
     with pytest.raises(TypeError, match="tree is traced"):
         jax.jit(function)(jb.cart.fit_tree(x, y))

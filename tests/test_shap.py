@@ -4,6 +4,7 @@
 import json
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -380,7 +381,7 @@ def test_instruction_sets_give_the_same_bits(kind):
         )
     library.set_isa(before)
     for other in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, other, found[0])
+        chex.assert_trees_all_equal(other, found[0])
 
 
 def test_traced_calls_agree():
@@ -390,14 +391,14 @@ def test_traced_calls_agree():
     foreign = replace(model, sums=sums)
     expected = jb.shap_values(foreign, x)
     run = jax.jit(lambda model, x: jb.shap_values(model, x))
-    jax.tree.map(np.testing.assert_array_equal, run(foreign, x), expected)
+    chex.assert_trees_all_equal(run(foreign, x), expected)
     by_row = jax.vmap(lambda row: jb.shap_values(foreign, row[None]).values[0])
     np.testing.assert_array_equal(by_row(jnp.asarray(x)), expected.values)
     models = jax.tree.map(lambda *a: jnp.stack(a), model, foreign)
     both = jax.vmap(lambda m: jb.shap_values(m, x))(models)
     for number, own in enumerate((model, foreign)):
         one = jax.tree.map(lambda array, i=number: array[i], both)
-        jax.tree.map(np.testing.assert_array_equal, one, jb.shap_values(own, x))
+        chex.assert_trees_all_equal(one, jb.shap_values(own, x))
 
 
 def test_an_offset_belongs_to_the_base():
@@ -455,11 +456,11 @@ def test_bad_arguments_are_refused():
         jb.shap_values(replace(MODEL, sums=None), X)
     nothing = jnp.full_like(MODEL.sums.weight, jnp.nan)
     foreign = replace(MODEL, sums=MODEL.sums._replace(weight=nothing))
-    with pytest.raises(ValueError, match="knows only their 'curvature'"):
+    with pytest.raises(ValueError, match="'curvature'"):
         jb.shap_values(foreign, X, cover="weight")
     expected = jb.shap_values(MODEL, X, cover="curvature")
     found = jb.shap_values(foreign, X)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    chex.assert_trees_all_equal(found, expected)
     neither = replace(foreign, sums=foreign.sums._replace(curvature=nothing))
     with pytest.raises(ValueError, match="knows neither"):
         jb.explanation.shap_interactions(neither, X)
@@ -470,7 +471,7 @@ def test_bad_arguments_are_refused():
         jb.shap_values(MODEL, X[:, :2])
     with pytest.raises(TypeError, match="unpack it"):
         jb.shap_values((MODEL, None), X)
-    with pytest.raises(ValueError, match=r"offset must have shape \(200,\)"):
+    with pytest.raises(ValueError, match=r"offset .*\(200,\)"):
         jb.shap_values(MODEL, X, offset=np.zeros(3))
 
 

@@ -402,7 +402,7 @@ def test_empty_sketches_give_one_bin():
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, 0.6, np.nan, INF])
 def test_bad_eps_is_refused(eps):
-    with pytest.raises(ValueError, match=r"eps must be a number > 0.0 and <= 0.5"):
+    with pytest.raises(ValueError, match=r"eps .*0\.5"):
         jb.sketches.make_sketch(2, eps=eps)
     with pytest.raises(TypeError, match="eps must be a number"):
         jb.sketches.make_sketch(2, eps="fine")
@@ -410,15 +410,15 @@ def test_bad_eps_is_refused(eps):
 
 def test_bad_batches_are_refused():
     sketch = jb.sketches.make_sketch(2)
-    with pytest.raises(ValueError, match="x must have 2 columns, like the sketch"):
+    with pytest.raises(ValueError, match=r"^x .*2 "):
         jb.sketches.update_sketch(sketch, np.zeros((4, 3)))
     with pytest.raises(ValueError, match="x must be 2-D"):
         jb.sketches.update_sketch(sketch, np.zeros(4))
     with pytest.raises(TypeError, match="x must hold numbers"):
         jb.sketches.update_sketch(sketch, np.array([["a", "b"]]))
-    with pytest.raises(ValueError, match=r"sample_weight must have shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"sample_weight .*\(4,\)"):
         jb.sketches.update_sketch(sketch, np.zeros((4, 2)), np.ones(3))
-    with pytest.raises(ValueError, match=r"finite and >= 0, got -1.0 in row 1"):
+    with pytest.raises(ValueError, match=r"-1\.0.* row 1"):
         jb.sketches.update_sketch(sketch, np.zeros((2, 2)), [1.0, -1.0])
 
 
@@ -426,18 +426,18 @@ def test_sketches_that_differ_are_not_merged():
     sketch = jb.sketches.make_sketch(2, eps=0.1)
     with pytest.raises(ValueError, match=r"same eps, got 0.1 and 0.2"):
         jb.sketches.merge_sketches(sketch, jb.sketches.make_sketch(2, eps=0.2))
-    with pytest.raises(ValueError, match="number of features, got 2 and 3"):
+    with pytest.raises(ValueError, match="2 and 3"):
         jb.sketches.merge_sketches(sketch, jb.sketches.make_sketch(3, eps=0.1))
 
 
 def test_bad_questions_are_refused():
     sketch = jb.sketches.make_sketch(2, eps=0.01)
-    with pytest.raises(ValueError, match="feature must be an integer from 0 to 1"):
+    with pytest.raises(ValueError, match=r"feature .*0 .*1"):
         jb.sketches.summarize_sketch(sketch, 2)
-    with pytest.raises(ValueError, match=r"max_bins must be at most 26 .*eps=0.01"):
+    with pytest.raises(ValueError, match=r"max_bins .*26 .*0\.01"):
         jb.sketches.bins_from_sketch(sketch, max_bins=27)
     assert jb.sketches.bins_from_sketch(sketch, max_bins=26).num_bins == 4
-    with pytest.raises(ValueError, match="max_bins must be an integer"):
+    with pytest.raises(ValueError, match="max_bins"):
         jb.sketches.bins_from_sketch(sketch, max_bins=1)
-    with pytest.raises(TypeError, match="num_features must be an integer"):
+    with pytest.raises(TypeError, match="num_features"):
         jb.sketches.make_sketch(2.0)

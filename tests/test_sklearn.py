@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +45,7 @@ MANY = JBoostClassifier(**SMALL).fit(X, THREE)
 def assert_same(model, other):
     """Whatever the gaps of sparse matrices would be: scikit-learn's are zeros."""
     other = replace(other, absent=model.absent)
-    jax.tree.map(np.testing.assert_array_equal, model, other)
+    chex.assert_trees_all_equal(model, other)
 
 
 # scikit-learn's own checks.

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import chex
 import jax
 import jax.experimental.sparse as jsparse
 import jax.numpy as jnp
@@ -64,12 +65,6 @@ def expand(codes):
         part = slice(starts[feature], starts[feature + 1])
         full[rows[part], feature] = stored[part]
     return full
-
-
-def assert_same_bits(first, second):
-    first, second = jax.tree.leaves(first), jax.tree.leaves(second)
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def assert_same_model(first, second):
@@ -134,7 +129,7 @@ def test_all_kinds_of_sparse_matrices():
     kinds = [x.tocsc(), coo, x.tolil(), x.astype(np.float64), bcoo, bcsr]
     kinds += [scipy.sparse.csr_array(x), scipy.sparse.coo_array(x)]
     for kind in kinds:
-        assert_same_bits(jb.apply_bins(jb.fit_bins(kind), kind), expected)
+        chex.assert_trees_all_equal(jb.apply_bins(jb.fit_bins(kind), kind), expected)
 
 
 def test_duplicates_are_summed_and_the_matrix_is_left_alone():
@@ -162,7 +157,7 @@ def test_integers_and_booleans():
 
 def test_values_that_float32_cannot_tell_apart_are_reported():
     x = scipy.sparse.csc_matrix(1e9 + np.arange(1, 101.0)[:, None])
-    with pytest.warns(UserWarning, match="column 0 of x has 100 distinct float64"):
+    with pytest.warns(UserWarning, match=r"column 0 of x.*100"):
         warn_of_collisions(x)
 
 
@@ -222,7 +217,7 @@ def test_the_model_of_the_dense_matrix(name, absent):
     x, dense, pairs = train_both(SETTINGS[name], absent, KERNELS[-1])
     (sparse_model, sparse_history), (model, history) = pairs
     assert np.any(np.isfinite(model.threshold))
-    assert_same_bits(sparse_model, model)
+    chex.assert_trees_all_equal(sparse_model, model)
     np.testing.assert_array_equal(sparse_history.train_loss, history.train_loss)
     score = jb.predict(model, dense)
     np.testing.assert_array_equal(jb.predict(sparse_model, x), score)
@@ -232,7 +227,7 @@ def test_the_model_of_the_dense_matrix(name, absent):
 @pytest.mark.parametrize("absent", FILL)
 def test_plain_xla_is_the_definition(absent):
     x, _, pairs = train_both(SETTINGS["plain"], absent, "xla")
-    assert_same_bits(pairs[0][0], pairs[1][0])
+    chex.assert_trees_all_equal(pairs[0][0], pairs[1][0])
     for implementation in KERNELS:
         score = jb.predict(pairs[0][0], x, implementation=implementation)
         np.testing.assert_array_equal(score, jb.predict(pairs[1][0], x))
@@ -257,8 +252,8 @@ def test_several_scores_validation_sets_and_offsets():
     # Training rows and held-out rows need not be of one kind.
     model, history = run(x, densify(other, "zero"))
     expected = run(densify(x, "zero"), other)
-    assert_same_bits(model, expected[0])
-    assert_same_bits(history.validation_loss, expected[1].validation_loss)
+    chex.assert_trees_all_equal(model, expected[0])
+    chex.assert_trees_all_equal(history.validation_loss, expected[1].validation_loss)
     for function in (jb.predict, jb.staged_predict):
         np.testing.assert_array_equal(
             function(model, other, offset=far),
@@ -281,7 +276,7 @@ def test_more_rows_than_a_chunk_and_a_block(monkeypatch):
         model, _ = jb.fit(x, make_targets(x), **arguments)
         dense = densify(x, absent)
         expected, _ = jb.fit(dense, make_targets(x), **arguments)
-        assert_same_bits(model, expected)
+        chex.assert_trees_all_equal(model, expected)
         scores = jb.predict(expected, dense)
         for cells in (sparse_blocks._BLOCK_CELLS, 100_000):
             monkeypatch.setattr(sparse_blocks, "_BLOCK_CELLS", cells)
@@ -315,23 +310,17 @@ def test_a_model_of_dense_rows_asks_what_gaps_are():
     model, _ = jb.fit(dense, y, **QUICK)
     told = replace(model, absent="zero")
     for run in TAKE_ROWS.values():
-        with pytest.raises(
-            ValueError, match="absent must be 'zero' or 'missing' if x is sparse"
-        ):
+        with pytest.raises(ValueError, match=r"absent .*sparse"):
             run(model, x)
         np.testing.assert_array_equal(run(model, full), run(model, full.toarray()))
         np.testing.assert_array_equal(run(told, x), run(model, dense))
-    with pytest.raises(
-        ValueError, match="absent must be 'zero' or 'missing' if x is sparse"
-    ):
+    with pytest.raises(ValueError, match=r"absent .*sparse"):
         jb.apply_bins(jb.fit_bins(dense), x)
-    with pytest.raises(
-        ValueError, match="absent must be 'zero' or 'missing' if x is sparse"
-    ):
+    with pytest.raises(ValueError, match=r"absent .*sparse"):
         jb.fit(x, y, model=model, **QUICK)
     for rows in (dense, jb.stream([(dense, y)], memory="1 MiB")):
         targets = y if rows is dense else None
-        with pytest.raises(ValueError, match=r"absent .* where validation x is sparse"):
+        with pytest.raises(ValueError, match=r"absent .*validation x"):
             jb.fit(rows, targets, validation=(x, y), **QUICK)
         found, history = jb.fit(
             rows, targets, validation=(x, y), absent="zero", **QUICK
@@ -439,14 +428,14 @@ def test_boost_jit_and_vmap():
     rates = jnp.array([0.1, 0.5])
     codes = jb.apply_bins(bins, x)
     expected = train(dense_codes, rates[0])
-    assert_same_bits(train(codes, rates[0]), expected)
-    assert_same_bits(jax.jit(train)(codes, rates[0]), expected)
+    chex.assert_trees_all_equal(train(codes, rates[0]), expected)
+    chex.assert_trees_all_equal(jax.jit(train)(codes, rates[0]), expected)
     mapped = jax.vmap(train, (None, 0))(codes, rates)
-    assert_same_bits(jax.tree.map(lambda a: a[0], mapped), expected)
+    chex.assert_trees_all_equal(jax.tree.map(lambda a: a[0], mapped), expected)
     # A batch of matrices, too, where they store the same number of entries.
     both = jax.tree.map(lambda a: jnp.stack([a, a]), codes)
     mapped = jax.vmap(train, (0, 0))(both, rates)
-    assert_same_bits(jax.tree.map(lambda a: a[0], mapped), expected)
+    chex.assert_trees_all_equal(jax.tree.map(lambda a: a[0], mapped), expected)
 
 
 def test_single_rounds():
@@ -458,7 +447,7 @@ def test_single_rounds():
         for _ in range(2):
             state, tree = jb.boost_step(state, codes, y, loss, max_depth=3)
         results.append((state, tree))
-    assert_same_bits(*results)
+    chex.assert_trees_all_equal(*results)
 
 
 # Peers.
@@ -528,30 +517,30 @@ def test_other_refusals():
     x = make_sparse()
     y, bins = make_targets(x), jb.fit_bins(x)
     model, _ = jb.fit(x, y, num_rounds=1)
-    with pytest.raises(ValueError, match=r"absent must be one of .*'zeros'"):
+    with pytest.raises(ValueError, match=r"absent .*'zeros'"):
         jb.fit(x, y, absent="zeros")
-    with pytest.raises(ValueError, match=f"x must have {COLUMNS} columns"):
+    with pytest.raises(ValueError, match=rf"x .*{COLUMNS}"):
         jb.predict(model, x[:, :3])
-    with pytest.raises(ValueError, match=f"x must have {COLUMNS} columns"):
+    with pytest.raises(ValueError, match=rf"x .*{COLUMNS}"):
         jb.apply_bins(bins, x[:, :3])
-    with pytest.raises(ValueError, match=f"validation x must have {COLUMNS} columns"):
+    with pytest.raises(ValueError, match=rf"validation x .*{COLUMNS}"):
         jb.fit(x, y, validation=(x[:, :3], y))
-    with pytest.raises(ValueError, match="binned must hold codes below max_bins=8"):
+    with pytest.raises(ValueError, match=r"binned .*max_bins=8"):
         jb.boost(
             jb.apply_bins(bins, x), y, jb.losses.squared_error, jax.random.key(0),
             max_bins=8,
         )  # fmt: skip
     for more in (dict(candidates="local"), dict(candidate_weights="curvature")):
-        with pytest.raises(ValueError, match="'samples' for sparse data, got"):
+        with pytest.raises(ValueError, match="'samples'"):
             jb.fit(x, y, **more)
     with pytest.raises(ValueError, match="y must have 200 rows"):
         jb.fit(x, y[:-1])
-    with pytest.raises(TypeError, match="x must be a dense matrix here"):
+    with pytest.raises(TypeError, match=r"^x .*dense"):
         jb.explanation.permutation_importance(model, x, y)
     bcoo = jsparse.BCOO.fromdense(np.ones((4, COLUMNS), np.float32))
-    with pytest.raises(TypeError, match="x must not be traced where it is sparse"):
+    with pytest.raises(TypeError, match=r"^x .*traced.*sparse"):
         jax.jit(lambda x: jb.predict(model, x))(bcoo)
-    with pytest.raises(TypeError, match="model and offset must not be traced"):
+    with pytest.raises(TypeError, match=r"model and offset .*traced"):
         jax.jit(lambda model: jb.predict(model, x))(model)
 
 
@@ -559,7 +548,7 @@ def test_histograms_that_nothing_could_hold():
     rng = np.random.default_rng(0)
     places = rng.integers(0, 3000, 300_000), rng.integers(0, 100_000, 300_000)
     wide = scipy.sparse.csr_matrix((rng.normal(size=300_000), places), (3000, 100_000))
-    with pytest.raises(ValueError, match="histograms must have at most 2\\^30 cells"):
+    with pytest.raises(ValueError, match=r"2\\^30"):
         jb.fit(wide, np.zeros(3000), max_depth=10)
 
 

@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,26 +72,18 @@ def make_stream(x, y, weights=None, offset=None, **options):
     return jb.stream(source, bins=bins, **options)
 
 
-def assert_same_model(first, second):
-    leaves, structure = jax.tree.flatten(first)
-    others, other_structure = jax.tree.flatten(second)
-    assert structure == other_structure
-    for one, other in zip(leaves, others, strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
 def assert_same_training(x, y, weights=None, offset=None, **settings):
     settings = {"num_rounds": 3, "max_depth": 4, **settings}
     expected = jb.fit(x, y, sample_weight=weights, offset=offset, **settings)
     rows = make_stream(x, y, weights, offset)
     model, history = jb.fit(rows, **settings)
-    assert_same_model(model, expected[0])
+    chex.assert_trees_all_equal(model, expected[0])
     np.testing.assert_array_equal(history.train_loss, expected[1].train_loss)
     assert history.choices == expected[1].choices
     if "subsample" in settings:
         improvements = history.oob_improvement, expected[1].oob_improvement
         np.testing.assert_array_equal(*improvements)
-        assert np.isfinite(improvements[0]).all()
+        chex.assert_tree_all_finite(improvements[0])
 
 
 def three_classes(y):
@@ -154,7 +147,7 @@ def test_the_way_rows_are_cut_does_not_matter(table):
     settings = {"num_rounds": 2, "max_depth": 4}
     cut, _ = jb.fit(make_stream(x, y), **settings)
     other, _ = jb.fit(make_stream(x, y, block_rows=NUM_ROWS - 1), **settings)
-    assert_same_model(cut, other)  # the last block is one row
+    chex.assert_trees_all_equal(cut, other)  # the last block is one row
 
 
 def test_wide_codes_are_the_same(table):
@@ -163,7 +156,7 @@ def test_wide_codes_are_the_same(table):
     expected, _ = jb.fit(x, y, max_bins=700, num_rounds=2, max_depth=4)
     model, _ = jb.fit(make_stream(x, y, bins=bins), num_rounds=2, max_depth=4)
     assert np.isfinite(np.asarray(bins.thresholds)).sum(axis=1).max() > 256
-    assert_same_model(model, expected)
+    chex.assert_trees_all_equal(model, expected)
 
 
 def test_few_distinct_values_need_no_bins(table):
@@ -195,7 +188,7 @@ def test_validation_metrics_and_callbacks_work(table):
     expected, wanted = jb.fit(x, y, **settings)
     model, history = jb.fit(make_stream(x, y), **settings)
     assert seen == 2 * [0, 1, 2, 3, 4]
-    assert_same_model(model, expected)
+    chex.assert_trees_all_equal(model, expected)
     np.testing.assert_array_equal(history.validation_loss, wanted.validation_loss)
     assert history.metrics["train"]["mae"] == pytest.approx(
         wanted.metrics["train"]["mae"], rel=1e-6
@@ -218,7 +211,7 @@ def test_a_stream_is_written_once_and_removed_with_the_stream(table, tmp_path):
     assert counts == [3, 3]
     second, _ = jb.fit(rows, num_rounds=2, max_depth=4)
     assert len(passes) == 2
-    assert_same_model(first, second)
+    chex.assert_trees_all_equal(first, second)
     del rows
     gc.collect()
     assert not list(tmp_path.rglob("*.block"))
@@ -283,7 +276,7 @@ def test_bad_columns_of_files_are_refused(parquet_files, options, error, message
 def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
     features = dict(target="y", features=["z", "flag"])
     for paths in ([], tmp_path / "nothing*.parquet"):
-        with pytest.raises(ValueError, match="paths must name parquet files"):
+        with pytest.raises(ValueError, match=r"paths .*parquet"):
             jb.streams.parquet_batches(paths, **features)
     good = parquet_files[1].read_bytes()
     source = jb.streams.parquet_batches(parquet_files, **features)
@@ -303,13 +296,13 @@ def test_files_that_cannot_be_read_are_named(parquet_files, tmp_path):
     other.parent.mkdir()
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(parquet.read_table(parquet_files[0]).drop(["z"]), other)
-    with pytest.raises(ValueError, match=r"3\.parquet' must have a column 'z'"):
+    with pytest.raises(ValueError, match=r"3\.parquet'.*'z'"):
         jb.streams.parquet_batches([parquet_files[0], other], **features)
 
 
 def test_large_integers_of_files_are_warned_of(parquet_files):
     source = jb.streams.parquet_batches(parquet_files, target="y", features=["z", "a"])
-    with pytest.warns(UserWarning, match="column 'a' of x has 100 distinct int64"):
+    with pytest.warns(UserWarning, match=r"column 'a' of x.*100"):
         list(checked_batches(source))
 
 
@@ -318,7 +311,7 @@ def test_memory_mapped_arrays_are_read(table, tmp_path):
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     model, _ = jb.fit(make_stream(mapped, y), num_rounds=2, max_depth=4)
-    assert_same_model(model, jb.fit(x, y, num_rounds=2, max_depth=4)[0])
+    chex.assert_trees_all_equal(model, jb.fit(x, y, num_rounds=2, max_depth=4)[0])
 
 
 # Data frames, prediction, and what takes no streams.
@@ -347,11 +340,11 @@ def test_frames_keep_their_names(table, with_bins):
     model, _ = jb.fit(rows, **settings)
     assert model.feature_names == tuple(names)
     by_place = jb.fit(rows, **{**settings, "monotone": {0: 1}})[0]
-    assert_same_model(model, by_place)
+    chex.assert_trees_all_equal(model, by_place)
     with pytest.raises(ValueError, match="expected 'a', got 'g'"):
         jb.predict(model, jb.stream(frame_batches(x, y, names[::-1]), memory=MEMORY))
     batches[2] = frame_batches(x, y, names[::-1])[2]
-    with pytest.raises(ValueError, match=r"x of batch 2 .* expected 'a', got 'g'"):
+    with pytest.raises(ValueError, match=r"x of batch 2 .*'a'.*'g'"):
         jb.fit(jb.stream(batches, memory=MEMORY), **settings)
 
 
@@ -415,9 +408,9 @@ def test_streams_of_categories_are_predicted_as_the_whole_frame(num_scores):
         np.testing.assert_array_equal(found, expected)
     swapped = (codes[parts[0]], frames[1][["number", "word", "level"]])
     pairs = [(x, target[:30]) for x in swapped]
-    with pytest.raises(ValueError, match="expected 'word', got 'number'"):
+    with pytest.raises(ValueError, match=r"'word'.*'number'"):
         jb.predict(model, jb.stream(pairs, memory=MEMORY))
-    with pytest.raises(TypeError, match=r"model must be .*, got the pair"):
+    with pytest.raises(TypeError, match=r"model .*pair"):
         jb.predict((model, None), jb.stream(pairs, memory=MEMORY))
 
 
@@ -491,7 +484,7 @@ def small_model(table):
 def test_streams_are_refused_as_validation_and_by_estimators(table):
     x, y, _ = table
     rows = make_stream(x, y)
-    with pytest.raises(TypeError, match=r"validation x must .* got a stream"):
+    with pytest.raises(TypeError, match=r"validation x .*stream"):
         jb.fit(x, y, validation=(rows, y))
     with pytest.raises(TypeError, match=r"must .* got a callable"):
         jb.fit(jb.streams.array_batches(x, y))
@@ -648,7 +641,7 @@ def test_a_sketch_is_counted_as_what_it_takes():
     few = jb.stream([(x[:40_000], x[:40_000, 0])], memory=2 * x[:40_000].nbytes)
     few.prepare(256)  # of so few rows the sketch holds the values
     rows = jb.stream([(part, part[:, 0]) for part in np.split(x, 10)], memory="8 MiB")
-    with pytest.raises(ValueError, match="memory must hold the sketch") as caught:
+    with pytest.raises(ValueError, match=r"memory .*sketch") as caught:
         rows.prepare(256)
     assert "fewer max_bins" in str(caught.value)
     rows.prepare(16)
@@ -707,7 +700,7 @@ def test_a_bad_block_keeps_the_rounds_before(table, harm, tmp_path):
     assert str(path) in str(caught.value)
     assert isinstance(caught.value.__cause__, jb.streams.BlockError)
     assert caught.value.round == 2
-    assert_same_model(caught.value.model, expected)
+    chex.assert_trees_all_equal(caught.value.model, expected)
     np.testing.assert_array_equal(caught.value.history.train_loss, wanted.train_loss)
 
 
@@ -804,14 +797,14 @@ def test_the_door_says_what_it_expects(table):
         with pytest.raises(ValueError, match=f"{name} must not be given"):
             jb.fit(rows, **{name: y})
     for name, value in dict(candidates="exact", candidate_weights="curvature").items():
-        with pytest.raises(ValueError, match=rf"{name} must be .* where x is a stream"):
+        with pytest.raises(ValueError, match=rf"{name} .*stream"):
             jb.fit(rows, **{name: value})
     with pytest.raises(TypeError, match="can be read again"):
         jb.stream(iter([(x, y)]), memory=MEMORY)
     with pytest.raises(TypeError, match="source must be a callable"):
         jb.stream("data.parquet", memory=MEMORY)
     for bad in ("much", "1.2.3 GB", 1000):
-        with pytest.raises(ValueError, match="memory must be a number of bytes"):
+        with pytest.raises(ValueError, match=r"memory .*bytes"):
             jb.stream([(x, y)], memory=bad)
     with pytest.raises(ValueError, match="must have 7 columns"):
         jb.fit(jb.stream([(x[:, :6], y)], memory=MEMORY, bins=jb.fit_bins(x)))

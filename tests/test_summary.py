@@ -265,7 +265,7 @@ def test_nothing_known(values):
     assert jb.sketches.bound_ranks(summary, [3.0]).rmax.tolist() == [0]
     assert jb.sketches.find_thresholds(summary, eps=0.1).tolist() == []
     assert jb.sketches.find_thresholds(one, eps=0.1).tolist() == []
-    with pytest.raises(ValueError, match="must have at least one entry"):
+    with pytest.raises(ValueError, match="at least one"):
         jb.sketches.query_ranks(summary, [0.0])
 
 
@@ -291,19 +291,19 @@ def test_bad_columns_are_refused(values, weight, error, message):
 
 @pytest.mark.parametrize("eps", [0.0, -0.1, 1.5, np.nan])
 def test_bad_eps_is_refused(eps):
-    with pytest.raises(ValueError, match=r"eps must be a number > 0.0 and <= 1.0"):
+    with pytest.raises(ValueError, match=r"eps .*1\.0"):
         jb.sketches.find_candidates(jb.sketches.make_summary([1.0]), eps=eps)
 
 
 def test_eps_below_the_error_is_refused():
     pruned = jb.sketches.prune_summary(jb.sketches.make_summary(np.arange(1000)), 10)
-    with pytest.raises(ValueError, match=r"at least twice the error .* 0.099"):
+    with pytest.raises(ValueError, match=r"0\.099"):
         jb.sketches.find_candidates(pruned, eps=0.15)
 
 
 @pytest.mark.parametrize("rank", [-1.0, 4.0, np.nan])
 def test_ranks_beyond_the_total_are_refused(rank):
-    with pytest.raises(ValueError, match=r"ranks must lie in \[0, 3.0\]"):
+    with pytest.raises(ValueError, match=r"ranks .*3\.0"):
         jb.sketches.query_ranks(jb.sketches.make_summary([1.0, 2.0, 3.0]), rank)
 
 
@@ -311,7 +311,7 @@ def test_bad_queries_are_refused():
     summary = jb.sketches.make_summary([1.0])
     with pytest.raises(TypeError, match="ranks must be numbers"):
         jb.sketches.query_ranks(summary, "middle")
-    with pytest.raises(ValueError, match="values must be 1-D and without NaN"):
+    with pytest.raises(ValueError, match=r"values .*NaN"):
         jb.sketches.bound_ranks(summary, [np.nan])
-    with pytest.raises(ValueError, match="num_ranks must be an integer from 1"):
+    with pytest.raises(ValueError, match=r"num_ranks .*1"):
         jb.sketches.prune_summary(summary, 0)

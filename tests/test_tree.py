@@ -9,6 +9,7 @@ exactly in both, and are broken by the same rule.
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,7 +208,7 @@ def test_order_of_rows_is_irrelevant():
     shuffled = Rows(rows.columns[:, order], *(array[order] for array in rows[1:]))
     tree, leaf = grow(rows, max_depth=6)
     other, other_leaf = grow(shuffled, max_depth=6)
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
+    chex.assert_trees_all_equal(tree, other)
     np.testing.assert_array_equal(leaf[order], other_leaf)
 
 
@@ -217,7 +218,7 @@ def test_gradients_in_another_unit_grow_the_same_tree():
     scaled = rows._replace(gradient=rows.gradient * np.float32(2.0**-40))
     tree, _ = grow(rows, LIMITS["free"], max_depth=6)
     other, _ = grow(scaled, LIMITS["free"], max_depth=6)
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
+    chex.assert_trees_all_equal(tree, other)
 
 
 @pytest.mark.parametrize("uniform", [False, True])
