@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks annotated shapes at run time, in every module of the package.
 
-Left out are public functions, and ``jboost.entry``, whose decorators and checks work
-on what users pass: their messages have tests of their own. A function is public if it
-has a decorator of ``jboost.entry``, is listed in an ``__all__`` or a stub, or stands in
-a public module. Containers are checked where functions take them, not where they are
-made: JAX fills them with batches and with values that are no arrays.
+Left out are public functions, those named ``check_...``, and ``jboost.entry``: they
+work on what users pass, and their messages have tests of their own. A function is
+public if it has a decorator of ``jboost.entry``, is listed in an ``__all__`` or a stub,
+or stands in a public module. Containers are checked where functions take them, not
+where they are made: JAX fills them with batches and with values that are no arrays.
 """
 
 import ast
@@ -50,7 +50,7 @@ def _is_checked(annotation):
 def check(function):
     """Adds checks of shapes to a function that is not public."""
     owner, _, method = function.__qualname__.partition(".")
-    if owner in _PUBLIC or method == "__init__":
+    if owner in _PUBLIC or owner.startswith("check_") or method == "__init__":
         return function
     kept = function.__annotations__.items()
     kept = {name: each for name, each in kept if _is_checked(each)}
