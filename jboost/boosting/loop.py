@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
@@ -38,6 +39,7 @@ from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
 from jboost.numerics.random_bits import seed_from_key
 from jboost.objective.curvature import Curvature
+from jboost.objective.evaluation import Kinks
 from jboost.objective.retracing import trace_loss_once
 from jboost.tables.categories import Categories
 from jboost.tables.collisions import warn_of_rounding
@@ -46,7 +48,13 @@ from jboost.tables.offsets import check_offset
 from jboost.tables.targets import check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
-from jboost.trees.tree import BoostedTrees, Tree
+from jboost.trees.tree import BoostedTrees, LeafSums, Tree
+
+# So that jax.export can write programs that take or return them (boost, boost_step).
+for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):
+    jax.export.register_namedtuple_serialization(
+        _container, serialized_name=f"jboost.{_container.__name__}"
+    )
 
 
 @explain_arguments

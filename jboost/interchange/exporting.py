@@ -15,23 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.boosting.rounds import BoostState
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.predicting import predict
-from jboost.objective.evaluation import Kinks
 from jboost.tables.frames import read_frame
-from jboost.trees.tree import BoostedTrees, LeafSums, Tree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-
-# So that jax.export can write programs that take or return them (boost, boost_step).
-for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):
-    jax.export.register_namedtuple_serialization(
-        _container, serialized_name=f"jboost.{_container.__name__}"
-    )
 
 
 @on_host("call it on concrete arrays")
