@@ -17,7 +17,12 @@ import jboost as jb
 from jboost.metrics import METRICS
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
 from jboost.training.history import Record
-from jboost.training.scoring import bind_metrics, check_metrics, evaluate_metric
+from jboost.training.scoring import (
+    Criterion,
+    bind_metrics,
+    check_metrics,
+    evaluate_metric,
+)
 
 N = 60
 RANDOM = np.random.default_rng(0)
@@ -328,7 +333,7 @@ def test_a_metric_that_is_not_finite_is_never_best():
     record = Record(
         bins=None, init_score=0.0, set_names=("validation",), named=False,
         no_trees=None, choices={}, bagged=False, metric_names=("m",),
-        by=jb.scoring.Criterion("m", "max"),
+        by=Criterion("m", "max"),
     )  # fmt: skip
     for value in values:
         record.train_loss.append(1.0)
