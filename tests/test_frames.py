@@ -336,7 +336,7 @@ REFUSED = {
     "polars times": (pl.Series([DATE.time()]), r"dates or times \(Time\)"),
     "arrow dates": (pa.array([DATE]), r"dates or times \(Datetime"),
     "date categories": (pd.Categorical([DATE]), r"dates or times \(Timestamp\)"),
-    "mixed": (pd.Series([1, "p", None], dtype=object), "cells that are int and str"),
+    "mixed": (pd.Series([1, "p", None], dtype=object), "int and str"),
     "mixed categories": (pd.Categorical([1, "p"]), "of one type.*got int and str"),
     "intervals": (
         pd.cut([1, 2, 3], 2),
