@@ -82,7 +82,7 @@ struct Cuts {
   int64_t max_cuts;
 };
 
-// See jboost.codes.binning.find_cuts for the definition. weight: [N], or null.
+// See jboost.codes.thresholds.find_cuts for the definition. weight: [N], or null.
 void FindCuts(const Pool& pool, const FloatRows& matrix, const double* weight,
               int64_t max_bins, const Cuts& cuts);
 

@@ -88,7 +88,7 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
                int64_t num_leaves, float* result);
 
 // Writes the middle of the interval where each group's sum of losses is least, or 0 if
-// the group is empty; see jboost.trees.leaf_operations.middle_minimisers.
+// the group is empty; see jboost.trees.leaf_operations.middle_minimizers.
 void MiddleMinimisers(const Pool& pool, const KinkRows& rows, int64_t num_groups,
                       float* values);
 
