@@ -5,23 +5,17 @@ In: the scores of all rows, their targets and weights. Out: one number, which tr
 reports after each round. Every function is written in ``jax.numpy``, ignores rows of
 weight 0, and agrees with the scikit-learn function named in its docstring.
 
-A metric compares predictions with targets; ``inverse_link`` converts scores to
-predictions. If :func:`jboost.fit` gets a metric of this module, by name or as a
-function, it binds the inverse link of the loss (:func:`jboost.losses.inverse_link`). A
-custom loss has none, so that its score is the prediction. To use another link, bind it:
-``{"mae": partial(jb.metrics.mae, inverse_link=jnp.exp)}``.
+``inverse_link`` converts scores to predictions. If :func:`jboost.fit` gets a metric of
+this module, by name or as a function, it binds the inverse link of the loss
+(:func:`jboost.losses.inverse_link`). A custom loss has none, so that its score is the
+prediction. To bind another: ``{"mae": partial(mae, inverse_link=jnp.exp)}``.
 
-The metrics need:
-
-- a ranking, which any score provides: ``auc``, ``average_precision``;
-- probabilities, from a classification loss or a bound link: ``log_loss``, ``brier``;
-- labels, from a classification loss or a bound link: ``accuracy``, ``error``;
-- predictions, which every loss provides: ``mae``, ``mse``, ``rmse``, ``mape``, ``r2``,
-  ``poisson_deviance``, ``gamma_deviance``.
-
-Classification losses are ``logistic``, ``focal``, ``exponential`` and ``softmax``; for
-labels also ``hinge`` and ``hinge_squared``. Targets of two classes are 0 and 1, or -1
-and 1.
+``auc`` and ``average_precision`` need a ranking, which any score provides. ``mae``,
+``mse``, ``rmse``, ``mape``, ``r2``, ``poisson_deviance`` and ``gamma_deviance`` need
+predictions, which every loss provides. ``log_loss`` and ``brier`` need probabilities,
+``accuracy`` and ``error`` need labels: from a bound link or a classification loss
+(``logistic``, ``focal``, ``exponential``, ``softmax``; for labels also ``hinge`` and
+``hinge_squared``). Targets of two classes are 0 and 1, or -1 and 1.
 """
 
 from collections.abc import Callable, Mapping

@@ -309,7 +309,9 @@ def split_block(columns, rows, level, split, position, *, max_depth):
         jnp.zeros(num_nodes, bool), position, rows.leaf,
     )  # fmt: skip
     codes = CodeOperands(columns, None, (), columns.shape)
-    state, _, _ = split_rows(codes, level, SlotSplits(*split), state, max_depth=max_depth)
+    state, _, _ = split_rows(
+        codes, level, SlotSplits(*split), state, max_depth=max_depth
+    )
     return BlockRows(*state.rows, state.leaf)
 
 
