@@ -51,7 +51,7 @@ from .boosting.loop import (
 from .boosting.loop import (
     init as init,
 )
-from .boosting.rounds import BoostState as BoostState
+from .boosting.state import BoostState as BoostState
 from .codes.binning import (
     apply_bins as apply_bins,
 )

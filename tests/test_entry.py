@@ -219,7 +219,7 @@ def test_disabled_jit_runs(monkeypatch):
 
     with jax.disable_jit():
         found = search()
-        doubled = executables.run(lambda a: 2 * a, (), np.ones(3, np.float32))
+        doubled = executables.compiled(lambda a: 2 * a)(np.ones(3, np.float32))
     for one, other in zip(found, jax.jit(search)(), strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(doubled, 2)

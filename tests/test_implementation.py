@@ -108,9 +108,10 @@ def test_equal_shapes_do_not_share_programs():
     texts = []
     for name in ("xla", "cpu", None):
         with use_implementation(name):
-            stored = programs.jitted(sum_rows, (), X), programs.program(sum_rows, (), X)
-            texts.append([stored[0].lower(X).as_text(), stored[1].as_text()])
-            assert programs.program(sum_rows, (), X) is stored[1]
+            stored = programs.compiled(sum_rows).jitted(X)
+            lowered = stored.lower(X)
+            texts.append([lowered.as_text(), lowered.compile().as_text()])
+            assert programs.compiled(sum_rows).jitted(X) is stored
     for jitted, ready in zip(*texts[:2], strict=True):
         assert "jboost_" not in jitted and "jboost_" in ready
     assert all("jboost_" in text for text in texts[2])

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.boosting.leaf_values import fit_leaves
 from jboost.boosting.method import make_method
-from jboost.boosting.rounds import Data, begin_round, fit_leaves, init_state
+from jboost.boosting.row_derivatives import row_derivatives
+from jboost.boosting.row_sample import sample_rows
 from jboost.boosting.settings import read_settings
-from jboost.codes.codes import DenseCodes
+from jboost.boosting.state import Arrays, Data, Problem, StartPoint, Static, start_state
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss
@@ -68,13 +70,17 @@ def fill_leaves(combinations):
     def fill(numbers):
         words = jnp.zeros(2, jnp.uint32)
         offset, start = jnp.zeros((1, ROWS), jnp.float32), jnp.float32([START])
-        state = init_state(traced, constants, data, offset, start, words)
+        start = StartPoint(offset, start, words)
+        state, _ = start_state(traced, constants, data, start)
         values = []
         for (method, _), given in zip(settings.values(), numbers, strict=True):
-            _, now = begin_round(traced, constants, method, given, data, state)
+            arrays = Arrays(constants, given, data)
+            problem = Problem(Static(traced, method), arrays)
+            _, *both = row_derivatives(problem, state)
+            now = sample_rows(problem, state, *both)
             one = jax.tree.map(lambda array: array[0], now.trees())
-            run = (traced, constants, method, 1.0, data, state, now, one, tree)
-            values.append(fit_leaves(*run, jnp.asarray(LEAF)).leaf_value)
+            run = (problem, 1.0, state, now, one, tree, jnp.asarray(LEAF))
+            values.append(fit_leaves(*run).leaf_value)
         return values
 
     values = fill([numbers for _, numbers in settings.values()])

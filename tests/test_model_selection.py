@@ -337,7 +337,7 @@ def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
 
     def keep(function, *static):
         def run(*arguments):
-            jitted = executables.jitted(function, static, *arguments)
+            jitted = executables.compiled(function, *static).jitted(*arguments)
             operands[function.__name__] = (jitted, arguments)
             return jitted(*arguments)
 

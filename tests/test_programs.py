@@ -107,14 +107,16 @@ def count_maps():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("ahead", [False, True])
-def test_programs_that_are_not_used_are_released(monkeypatch, ahead):
+@pytest.mark.parametrize("measured", [False, True])
+def test_programs_that_are_not_used_are_released(monkeypatch, measured):
     monkeypatch.setattr(executables, "MOST_PROGRAMS", 2)
 
     def use(size):
         x = np.ones(size, np.float32)
-        run = executables.run if ahead else lambda f, s, *x: executables.compiled(f)(*x)
-        assert run(add_up, (), x) == 2 * size
+        run = executables.compiled(add_up)
+        if measured:
+            run.added_bytes(x)
+        assert run(x) == 2 * size
 
     before = count_maps()
     use(3)
@@ -139,6 +141,15 @@ def test_the_least_recently_used_program_is_released_first(monkeypatch):
     with Compilations() as compilations:
         run(two)
     assert len(compilations.names) == 1
+
+
+def test_a_program_that_was_measured_is_not_compiled_again():
+    x = np.ones(31, np.float32)
+    run = executables.compiled(add_up)
+    assert run.added_bytes(jax.ShapeDtypeStruct(x.shape, x.dtype)) > 0
+    with Compilations() as compilations:
+        assert run(x) == 62
+    assert not compilations.names
 
 
 def test_the_programs_of_a_fit_can_be_released(monkeypatch):

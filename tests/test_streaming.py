@@ -583,7 +583,6 @@ MEASURE = """
 import ctypes, signal, sys
 import numpy as np
 import jboost as jb
-from public_names import find_public_functions
 
 def read(name):
     for line in open("/proc/self/status"):

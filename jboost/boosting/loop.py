@@ -17,17 +17,21 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
-from jboost.boosting.rounds import (
-    BoostState,
-    Data,
-    grow_round,
-    init_state,
-)
+from jboost.boosting.round import grow_round
 from jboost.boosting.settings import (
     Regularization,
     RoundSettings,
     read_settings,
     takes_settings,
+)
+from jboost.boosting.state import (
+    Arrays,
+    BoostState,
+    Data,
+    Problem,
+    StartPoint,
+    Static,
+    start_state,
 )
 from jboost.codes.codes import Codes
 from jboost.codes.preparing import arrange_codes, check_codes
@@ -318,17 +322,16 @@ def _put(arrays) -> Any:
 
 
 def _init(loss, *operands):
-    state = init_state(loss, *_refuse_derivatives(operands))
+    constants, data, *start = _refuse_derivatives(operands)
+    state, _ = start_state(loss, constants, data, StartPoint(*start))
     return state._replace(scores=_by_row(state.scores))
 
 
 def _step(loss, method, *operands):
     constants, numbers, learning_rate, data, state = _refuse_derivatives(operands)
     scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
-    state, trees, _ = grow_round(
-        loss, constants, method, numbers, learning_rate, data,
-        state._replace(scores=scores),
-    )  # fmt: skip
+    problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
+    state, trees, _ = grow_round(problem, learning_rate, state._replace(scores=scores))
     return state._replace(scores=_by_row(state.scores)), trees
 
 
@@ -340,10 +343,12 @@ def _by_row(scores):
 def _boost(loss, method, *operands):
     operands = _refuse_derivatives(operands)
     constants, numbers, rates, data, offset, init_score, seed = operands
-    state = init_state(loss, constants, data, offset, init_score, seed)
+    start = StartPoint(offset, init_score, seed)
+    state, _ = start_state(loss, constants, data, start)
+    problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
 
     def one_round(state, rate):
-        return grow_round(loss, constants, method, numbers, rate, data, state)[:2]
+        return grow_round(problem, rate, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), _by_row(final.scores)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked at after a round: losses, scores, improvement.
+"""Reports a round: losses, scores of validation sets, out-of-bag improvement.
 
-In: the state before a round and after it, and its trees. Out: the scores of other sets
-of rows, the losses of all, and what rows outside the bag gained. The same for rows in
-memory (``chunks``) and on disk (``block_rounds``).
+In: the states before and after a round, and its trees. Out: a Report. Rows in memory
+and rows on disk are reported by the same traced function.
 """
 
 from typing import Any, NamedTuple
@@ -12,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jboost.boosting.method import Method
-from jboost.boosting.rounds import BoostState, Data, reported_parameters
+from jboost.boosting.state import BoostState, Data, Problem, reported_parameters
 from jboost.codes.codes import Codes
 from jboost.objective.evaluation import Objective, loss_values, mean_of_rows
 from jboost.objective.tracing import TracedLoss
@@ -23,7 +21,15 @@ from jboost.trees.tree import Tree
 
 
 class Report(NamedTuple):
-    """What one round adds to a chunk, besides trees and state."""
+    """What one round adds to a chunk, besides trees and state.
+
+    Attributes:
+      set_scores: of each validation set after the round.
+      losses: of the training rows, then of each set.
+      snapshots: the scores of all, where metrics need them.
+      improvement: how much the loss of the rows out of the bag fell; None if all rows
+        are in the bag.
+    """
 
     set_scores: tuple[Float[Array, "K N"], ...]
     losses: Float[Array, " S"]
@@ -32,11 +38,8 @@ class Report(NamedTuple):
 
 
 def report_round(
-    loss: TracedLoss,
-    constants: tuple[Any, ...],
-    method: Method,
+    problem: Problem,
     keep: bool,
-    data: Data,
     sets: tuple[Data, ...],
     before: BoostState,
     state: BoostState,
@@ -44,15 +47,16 @@ def report_round(
     trees: Tree,
     in_bag: Bool[Array, " N"] | None,
 ) -> Report:
-    """What is looked at after a round, traced.
+    """Reports a round.
 
     Args:
       keep: whether metrics need the scores.
-      before: the state before the round, and ``set_scores`` the scores of the other
-        sets then.
-      state: the state after it.
-      in_bag: rows that the trees learned from; None if all did.
+      sets: the rows of the validation sets.
+      before: the state before the round, and ``set_scores`` those of the sets then.
+      state: the state after the round.
+      in_bag: rows that the trees learned from; None: all rows.
     """
+    loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
     set_scores = tuple(
         add_tree(trees, rows.codes, scores)
@@ -82,7 +86,7 @@ def mean_loss(
     weights: Float[Array, " N"],
     scores: Float[Array, "K N"],
 ) -> Float[Array, ""]:
-    """The weighted mean loss; ``parameters`` are those of an adaptive loss."""
+    """Returns the weighted mean loss; an adaptive loss takes ``parameters``."""
     objective = Objective(loss, constants, targets, parameters, None)
     return mean_of_rows(objective, loss_values(objective, scores), weights)
 
@@ -95,7 +99,7 @@ def mean_improvement(
     before: BoostState,
     after: BoostState,
 ) -> Float[Array, ""]:
-    """The weighted mean loss of some rows before, minus after; NaN without rows."""
+    """Returns how much the weighted mean loss of some rows fell; NaN without rows."""
     objectives = [
         Objective(loss, constants, data.targets, reported_parameters(loss, state), None)
         for state in (before, after)
@@ -106,6 +110,6 @@ def mean_improvement(
 
 
 def add_tree(tree: Tree, codes: Codes, scores: Float[Array, "K N"]):
-    """Scores after adding one round of K trees."""
+    """Returns the scores after adding the K trees of a round."""
     leaf = jax.vmap(find_leaves, (0, None))(tree, codes)
     return add_values(scores, tree.leaf_value, leaf, in_place=True)

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs: a bounded store of them, and the memory that they take.
+"""The cache of compiled programs, and the memory that programs need.
 
-In: a function and its operands, or shapes like theirs. Out: its program; bytes.
+In: a function, its static arguments, and operands or shapes like theirs. Out: the
+compiled program, or the number of bytes that it needs.
 
-A program takes one to several MiB and dozens of memory mappings, of which Linux allows
-a process 65,530. JAX keeps every program for as long as its jitted function exists, one
-for each combination of shapes. Here each combination has a jitted function of its own,
-and the least recently used is released.
+This is the one way to compile a function of the library. Two kinds of functions do
+not pass through it. Functions of the user (metrics, inverse links) are compiled with
+``jax.jit``, which keeps a program only as long as its function exists. Programs that
+are called once per prediction of a single row are jitted where they are defined,
+because looking up a key takes longer than they run.
+
+Key: the function, its static arguments, the arguments that it may overwrite, the
+structure, shapes and dtypes of the operands, and the implementation in force. Static
+arguments are compared by value, so that equal losses share programs.
+
+Bound: MOST_PROGRAMS. A program takes one to several MiB and dozens of memory mappings,
+of which Linux allows a process 65,530. JAX keeps every program for as long as its
+jitted function exists, one for each combination of shapes. Therefore each key has a
+jitted function of its own, and the least recently used one is released.
 """
 
 import math
@@ -14,99 +25,86 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jboost.entry.implementation import current_implementation
 
-MOST_PROGRAMS = 64  # one with sorted rows takes up to 600 mappings
+MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
 _programs: OrderedDict[Any, Any] = OrderedDict()
 _lock = Lock()
 
 
-def compiled(function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
-    """``function`` with its static arguments bound, jitted; operands may be traced.
+class Compiled(NamedTuple):
+    """A function that is compiled for each combination of shapes; see `compiled`."""
 
-    The static arguments are compared, so that equal losses share programs.
+    function: Callable[..., Any]
+    static: tuple[Any, ...]
+    donate: tuple[int, ...]
+
+    def __call__(self, *operands: Any) -> Any:
+        """Compiles the function if it has to, and calls it."""
+        return self.jitted(*operands)(*operands)
+
+    def jitted(self, *operands: Any) -> Any:
+        """Returns the jitted function for operands (or shapes) like these."""
+        leaves, structure = jax.tree.flatten(operands)
+        described = tuple(map(_describe, leaves))
+        key = *self, structure, described, current_implementation()
+        return _recall(key, self._jit)
+
+    def added_bytes(self, *operands: Any) -> int:
+        """Compiles for such shapes; returns the bytes needed besides the operands.
+
+        A later call with operands of these shapes does not compile again.
+        """
+        return added_bytes(self.jitted(*operands).lower(*operands).compile())
+
+    def _jit(self):
+        bound = partial(self.function, *self.static)
+        return jax.jit(bound, donate_argnums=self.donate)
+
+
+def compiled(
+    function: Callable[..., Any], *static: Any, donate: tuple[int, ...] = ()
+) -> Compiled:
+    """Returns ``function`` compiled, with its static arguments bound.
+
+    Args:
+      function: called as ``function(*static, *operands)``.
+      static: hashable arguments.
+      donate: which operands the program may overwrite with its results.
+
+    Returns:
+      A program, to be called with the operands, which may be traced.
     """
-    return partial(_call, function, static)
-
-
-def _call(function, static, *operands):
-    return jitted(function, static, *operands)(*operands)
-
-
-def jitted(
-    function: Callable[..., Any], static: tuple[Any, ...], *operands: Any
-) -> Callable[..., Any]:
-    """The jitted function that :func:`compiled` calls for these operands."""
-    leaves, structure = jax.tree.flatten(operands)
-    described = tuple(map(_describe, leaves))
-    key = function, static, structure, described, current_implementation()
-    return _recall(key, lambda: jax.jit(partial(function, *static)))
-
-
-def program(
-    function: Callable[..., Any],
-    static: tuple[Any, ...],
-    *operands: Any,
-    donate: tuple[int, ...] = (),
-) -> Callable[..., Any]:
-    """``function`` compiled ahead of time for these operands, or for such shapes."""
-    leaves, structure = jax.tree.flatten(operands)
-    shapes = tuple(
-        jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves
-    )
-
-    def compile_now():
-        run = jax.jit(partial(function, *static), donate_argnums=donate)
-        return run.lower(*jax.tree.unflatten(structure, shapes)).compile()
-
-    key = function, static, structure, shapes, donate, current_implementation()
-    return _recall(key, compile_now)
-
-
-def run(
-    function: Callable[..., Any],
-    static: tuple[Any, ...],
-    *operands: Any,
-    donate: tuple[int, ...] = (),
-) -> Any:
-    """Compiles, if need be, and calls."""
-    config: Any = jax.config
-    if config.jax_disable_jit:  # compiled programs refuse to run then
-        return function(*static, *operands)
-    return program(function, static, *operands, donate=donate)(*operands)
+    return Compiled(function, static, donate)
 
 
 def _describe(leaf):
-    """The shape and type of an operand."""
+    """Returns the shape and dtype of an operand."""
     dtype = getattr(leaf, "dtype", None)
     return (type(leaf),) if dtype is None else (leaf.shape, dtype)
 
 
 def _recall(key, make):
-    """The program that is stored under the key, or a new one."""
+    """Returns the function that is stored under the key, or stores a new one."""
     with _lock:
         if key in _programs:
             _programs.move_to_end(key)
             return _programs[key]
-    made = make()  # without the lock: tracing and compiling may call the user's code
-    with _lock:
-        made = _programs.setdefault(key, made)
+        made = _programs[key] = make()
         excess = max(0, len(_programs) - MOST_PROGRAMS)
         released = [_programs.popitem(last=False)[1] for _ in range(excess)]
     for old in released:
-        # Frees the program now; reference cycles would keep it for a while.
-        getattr(old, "clear_cache", lambda: None)()
+        old.clear_cache()  # now: reference cycles would keep the program for a while
     return made
 
 
 def count_bytes(arrays: Any) -> int:
-    """What arrays, or shapes of such, take."""
+    """Returns the size of a pytree of arrays, or of shapes."""
     return sum(
         math.prod(np.shape(leaf)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(arrays)
@@ -114,7 +112,7 @@ def count_bytes(arrays: Any) -> int:
 
 
 def added_bytes(executable: Any) -> int:
-    """What a program takes beside its operands: its results and its own room."""
+    """Returns what a program needs besides its operands: results and scratch."""
     found = executable.memory_analysis()
     if found is None:
         return 0

@@ -12,17 +12,17 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost import losses
-from jboost.boosting.method import initial_scores, make_method
+from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
-from jboost.objective.tracing import trace_loss
 from jboost.selection.curves import Curve, Point, Study, same_loss
 from jboost.selection.folds import check_folds, make_folds
 from jboost.selection.host_loop import run_points
-from jboost.streams.streaming import Stream
 from jboost.tables.domains import check_domain
-from jboost.training.fitting import bin_arrays
+from jboost.tables.frames import RowSource
+from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
+from jboost.training.request import RawRows
 from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
 
 # All points share the codes, which these settings decide.
@@ -34,30 +34,26 @@ SWEPT = (
 )
 
 
-class Request(NamedTuple):
+class Comparison(NamedTuple):
     """The arguments of a call that are not hyperparameters; all points share them.
 
     Attributes:
       keeps_models: whether to keep trees and the scores of held-out rows.
     """
 
-    x: Any
-    y: Any
-    sample_weight: Any
-    offset: Any
+    rows: RawRows
     folds: Any
     stratify: Any
     groups: Any
     shuffle: bool
     metrics: Any
     by: Any
-    feature_names: Any
     progress: bool
     keeps_models: bool
 
 
 def compare(
-    request: Request, loss: Any, points: list[dict[str, Any]], settings: Settings
+    request: Comparison, loss: Any, points: list[dict[str, Any]], settings: Settings
 ) -> tuple[Study, list[Curve]]:
     """Checks all arguments, then trains all folds of all points.
 
@@ -66,7 +62,7 @@ def compare(
         loss.
       settings: the values that points do not set.
     """
-    _check_rows(request.x)
+    _check_rows(request.rows.x)
     bound = [_bind_loss(loss, point) for point in points]
     # An adaptive loss estimates its parameters from all rows it is given, so that
     # padding would change them.
@@ -87,30 +83,24 @@ def compare(
         return study, run_points(study, made, settings.num_rounds, request.progress)
 
 
-def _make_point(name, loss, settings, given, study: Study, metrics) -> Point:
+def _make_point(
+    name, loss, settings, given: TrainingRows, study: Study, metrics
+) -> Point:
     """Checks one point against the data, and traces its loss."""
     data, num_scores = study.rows.data, settings.num_scores
     rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
     begin = initial_scores(settings)
     check_domain(loss, data.targets, data.weights, num_scores, "y")
-    traced, constants = trace_loss(loss, data.targets, num_scores)
-    method, numbers = make_method(
-        settings, traced, data.codes, num_rows=len(data.weights),
-        uniform=given.uniform and not study.folds.repeated,
-        max_bins=settings.max_bins if given.sorted else study.bins.num_bins,
-        num_features=study.bins.num_features, categories=study.bins.categories,
-        feature_names=study.names,
-    )  # fmt: skip
+    uniform = not given.weighted and not study.folds.repeated
+    problem = make_problem(settings, loss, given, study.names, uniform=uniform)
     measures = bind_metrics(metrics, loss, num_scores)
     try_metrics(measures, *study.rows.real, num_scores)
-    return Point(
-        name, traced, constants, method, numbers, begin, np.asarray(rates), measures
-    )
+    return Point(name, problem, begin, np.asarray(rates), measures)
 
 
 def _check_rows(x):
     """Refuses streams: rows can be held out only if they are in memory."""
-    if isinstance(x, Stream):
+    if isinstance(x, RowSource):
         raise ValueError(
             "x must hold its rows in memory (an array, a data frame, a sparse matrix), "
             "got a stream; to hold rows out, leave them out of the batches and call fit"
@@ -126,10 +116,7 @@ def _bind_loss(loss, point):
 
 def _make_study(request, settings, padded, by, metrics):
     """Returns the binned rows and the study: rows on the device, folds, criterion."""
-    given = bin_arrays(
-        request.x, request.y, request.sample_weight, request.offset, settings, padded,
-        request.feature_names,
-    )  # fmt: skip
+    given = bin_arrays(request.rows, settings, padded)
     rows, num_features = given.rows, given.bins.num_features
     targets = jax.tree.leaves(rows.data.targets)
     labels = np.asarray(targets[0])[: rows.size] if len(targets) == 1 else None
@@ -143,7 +130,7 @@ def _make_study(request, settings, padded, by, metrics):
         rows=rows,
         folds=folds,
         names=checks.check_names(
-            request.feature_names, given.schema.names, num_features
+            request.rows.feature_names, given.schema.names, num_features
         ),
         metrics=metrics,
         by=by,

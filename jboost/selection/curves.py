@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from jboost.boosting.method import Method, Numbers
+from jboost.boosting.method import Method
+from jboost.boosting.state import Problem
 from jboost.codes.bins import Bins
-from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
     Rounds,
@@ -25,7 +25,8 @@ from jboost.training.chunks import (
     no_trees,
 )
 from jboost.training.history import UNNAMED, Record, TrainingError, explain_divergence
-from jboost.training.rows import Rows
+from jboost.training.pacing import advance
+from jboost.training.rows import PaddedRows
 from jboost.training.scoring import SIGNATURE, Criterion, evaluate_metric
 from jboost.trees.tree import Tree
 
@@ -35,15 +36,13 @@ class Point(NamedTuple):
 
     Attributes:
       name: how messages refer to the point; "" if it is the only one.
+      problem: its loss and settings, and the rows.
       begin: the initial score, or how to find it.
       metrics: functions bound to the inverse link of the loss.
     """
 
     name: str
-    loss: TracedLoss
-    constants: tuple[Any, ...]
-    method: Method
-    numbers: Numbers
+    problem: Problem
     begin: Any
     rates: Float[np.ndarray, " R"]
     metrics: dict[str, Callable[..., Any]]
@@ -60,7 +59,7 @@ class Study(NamedTuple):
     """
 
     bins: Bins
-    rows: Rows
+    rows: PaddedRows
     folds: Folds
     names: tuple[str, ...] | None
     metrics: tuple[str, ...]
@@ -122,8 +121,10 @@ class Curve:
 
 def same_loss(one: Point, other: Point) -> bool:
     """Returns whether two points have the same loss with the same constants."""
-    pairs = zip(one.constants, other.constants, strict=True)
-    return one.loss == other.loss and all(same_bits(*pair) for pair in pairs)
+    if one.problem.loss != other.problem.loss:
+        return False
+    pairs = zip(one.problem.constants, other.problem.constants, strict=True)
+    return all(same_bits(*pair) for pair in pairs)
 
 
 def same_bits(one, other):
@@ -166,8 +167,7 @@ def record_chunk(
             curve.trees.append(own)
     least = min(curve.values[curve.best] for curve in curves if curve.values)
     shown = -least if study.by.direction == "max" else least
-    bar.set_postfix({"best": f"{shown:.5g}"}, refresh=False)
-    bar.update(count)
+    advance(bar, count, {"best": shown})
 
 
 def _record_round(study, curve, losses, scores, parameters):

@@ -5,7 +5,6 @@ In: a study with its folds, and points, checked. Out: a Curve for each point. Po
 that share a compiled program run side by side; others run one program after another.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jboost.boosting.state import Problem
 from jboost.selection.curves import (
     Curve,
     Point,
@@ -32,17 +32,16 @@ from jboost.selection.runs import (
     share,
     start_runs,
 )
-from jboost.training.chunks import (
-    MOST_ROUNDS,
+from jboost.training.history import TrainingError
+from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds
+from jboost.training.starting import (
     check_minimizers,
     describe_idleness,
     refuse_endless,
     refuse_value,
 )
-from jboost.training.history import TrainingError
 from jboost.trees.initial import MedianStart
 
-_CHUNK_SECONDS = 0.5  # how long a call should take: progress is shown between calls
 _MOST_BYTES = 2**30  # about what the runs of one program may take
 
 
@@ -60,8 +59,7 @@ def run_points(
         for first in range(0, len(indices), most)
     ]
     curves: dict[int, Curve] = {}
-    total = num_rounds * len(blocks)
-    with tqdm(total=total, disable=not progress, unit="round") as bar:
+    with open_bar(num_rounds * len(blocks), progress) as bar:
         for indices in blocks:
             found = _run_block(study, [points[i] for i in indices], num_rounds, bar)
             curves |= zip(indices, found, strict=True)
@@ -70,12 +68,13 @@ def run_points(
 
 def _program_of(point):
     """Returns a key that points share if one program can run them side by side."""
-    traced = (point.constants, point.numbers, point.begin)
+    problem = point.problem
+    traced = (problem.constants, problem.arrays.numbers, point.begin)
     leaves, structure = jax.tree.flatten(traced)
     shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     # max_nodes is an upper bound, so that the largest of all points suits each.
-    method = replace(point.method, max_nodes=0)
-    return point.loss, method, structure, shapes
+    method = replace(problem.method, max_nodes=0)
+    return problem.loss, method, structure, shapes
 
 
 def _points_at_once(study):
@@ -92,11 +91,11 @@ def _run_block(
     study: Study, points: list[Point], num_rounds: int, bar: tqdm
 ) -> list[Curve]:
     """Trains points side by side until all have stopped."""
-    loss = points[0].loss
-    most = max(point.method.max_nodes for point in points)
-    method = replace(points[0].method, max_nodes=most)
+    loss, method = points[0].problem.static
+    most = max(point.problem.method.max_nodes for point in points)
+    method = replace(method, max_nodes=most)
     watches = study.keeps_models or bool(study.metrics)
-    constants, own = _split_constants([point.constants for point in points])
+    constants, own = _split_constants([point.problem.constants for point in points])
     shared = share(study.rows, study.folds, constants, seed=study.seed, watches=watches)
     num_folds = len(study.folds.train)
     runs = _stack_runs(points, own, num_folds)
@@ -107,7 +106,7 @@ def _run_block(
     )
     curves = [
         Curve(
-            point.method,
+            point.problem.method,
             point.metrics,
             begun[index],
             parameters=[jax.tree.map(lambda a: a[index], first_parameters)],  # noqa: B023
@@ -115,9 +114,8 @@ def _run_block(
         for index, point in enumerate(points)
     ]
     _check_start(study, points, curves, state, jax.device_get(doubt))
-    first, count = 0, 1
-    while first < num_rounds and not all(curve.over for curve in curves):
-        count, clock = min(count, num_rounds - first), time.perf_counter()
+    done = 0
+    for first, count in pace_rounds(num_rounds):
         rates, counts = _plan(points, curves, num_folds, first, count)
         made = run_rounds(
             loss, method, study.keeps_models, shared, runs, rates, counts, state
@@ -126,12 +124,10 @@ def _run_block(
             _check_first(study, points, curves, shared, runs, made)
         state = made.state
         record_chunk(study, curves, made, count, bar)
-        first, seconds = first + count, time.perf_counter() - clock
-        if seconds < _CHUNK_SECONDS / 2:
-            count = min(MOST_ROUNDS, 2 * count)
-        elif seconds > 2 * _CHUNK_SECONDS:
-            count = max(1, count // 2)
-    bar.update(num_rounds - first)
+        done = first + count
+        if all(curve.over for curve in curves):
+            break
+    bar.update(num_rounds - done)
     return curves
 
 
@@ -161,7 +157,7 @@ def _stack_runs(points: list[Point], constants: list, num_folds: int) -> Run:
     The first run is repeated as padding.
     """
     runs = [
-        Run(np.array(fold, np.int32), point.numbers, own, point.begin)
+        Run(np.array(fold, np.int32), point.problem.arrays.numbers, own, point.begin)
         for point, own in zip(points, constants, strict=True)
         for fold in range(num_folds)
     ]
@@ -171,7 +167,6 @@ def _stack_runs(points: list[Point], constants: list, num_folds: int) -> Run:
 
 def _check_start(study, points, curves, state, doubt):
     """Checks that the loss is finite at the start and has the minima it needs."""
-    data, offset = study.rows.data, study.rows.scores
     num_folds = len(study.folds.train)
     for number in range(len(points) * num_folds):
         point, curve = points[number // num_folds], curves[number // num_folds]
@@ -181,13 +176,13 @@ def _check_start(study, points, curves, state, doubt):
         ):
             if wanted:
                 own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
-                check_minimizers(point.loss, point.constants, data, own, word)
+                check_minimizers(point.problem, own, word)
         if doubt.endless[number]:
             refuse_endless()
         if doubt.found[number]:
             row, value = int(doubt.row[number]), float(doubt.value[number])
             start = curve.init_score[number % num_folds]
-            refuse_value("the data", data, row, value, offset, start)
+            refuse_value("the data", study.rows, row, value, start)
 
 
 def _check_first(study, points, curves, shared, runs, made):
@@ -200,9 +195,9 @@ def _check_first(study, points, curves, shared, runs, made):
         if point.rates[0] == 0:
             continue
         run, own = jax.tree.map(lambda a: a[number], (runs, made.state))  # noqa: B023
-        reason = describe_idleness(
-            point.loss, point.constants, point.method, data_of(shared, run), own
-        )
+        static, arrays = point.problem
+        arrays = arrays._replace(data=data_of(shared, run))
+        reason = describe_idleness(Problem(static, arrays), own)
         if reason is not None:
             raise TrainingError(
                 f"training learned nothing in round 0 of fold {fold}{point.name}: "

@@ -20,8 +20,9 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
-from jboost.selection.comparison import Request, average, compare
+from jboost.selection.comparison import Comparison, average, compare
 from jboost.selection.curves import make_record
+from jboost.training.request import RawRows
 from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 
 
@@ -159,9 +160,10 @@ def cross_validate(
       >>> bool(result.mean[result.best_round] < np.var(y))
       True
     """
-    request = Request(
-        x, y, sample_weight, offset, folds, stratify, groups, shuffle, metrics, by,
-        feature_names, progress, keeps_models=True,
+    rows = RawRows(x, y, sample_weight, offset, feature_names)
+    request = Comparison(
+        rows, folds, stratify, groups, shuffle, metrics, by, progress,
+        keeps_models=True,
     )  # fmt: skip
     study, [curve] = compare(request, loss, [{}], read_settings(settings))
     mean, error = average(curve.by_fold(study.by.metric))

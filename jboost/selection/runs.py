@@ -17,13 +17,17 @@ from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
 
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import mean_loss
-from jboost.boosting.rounds import (
+from jboost.boosting.round import grow_round
+from jboost.boosting.state import (
+    Arrays,
     BoostState,
     Data,
-    grow_round,
-    init_state,
+    Problem,
+    StartPoint,
+    Static,
     own_minimizers,
     reported_parameters,
+    start_state,
 )
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
@@ -31,8 +35,9 @@ from jboost.numerics.padding import padded_size
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
-from jboost.training.chunks import MOST_ROUNDS, no_trees
-from jboost.training.rows import Rows
+from jboost.training.chunks import no_trees
+from jboost.training.pacing import MOST_ROUNDS
+from jboost.training.rows import PaddedRows
 from jboost.trees.initial import MedianStart, is_endless
 from jboost.trees.tree import Tree
 
@@ -115,7 +120,7 @@ def pad_runs(number: int) -> int:
 
 
 def share(
-    rows: Rows,
+    rows: PaddedRows,
     folds: Folds,
     constants: tuple[Any, ...],
     *,
@@ -187,12 +192,10 @@ def _start_runs(loss, method, shared, runs):
     if all(constant is not None for constant in shared.constants):
         minimizer = own_minimizers(loss, shared.constants, shared.data)
 
-    def start(run):
+    def start_run(run):
         data, constants = data_of(shared, run), _constants_of(shared, run)
-        state = init_state(
-            loss, constants, data, shared.offset, run.init_score, shared.words,
-            minimizer,
-        )  # fmt: skip
+        start = StartPoint(shared.offset, run.init_score, shared.words, minimizer)
+        state, _ = start_state(loss, constants, data, start)
         objective = Objective(loss, constants, data.targets, state.parameters, None)
         values = loss_values(objective, state.scores)
         bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
@@ -201,12 +204,13 @@ def _start_runs(loss, method, shared, runs):
         endless = is_endless(objective, state.scores, data.weights)
         return state, Doubt(jnp.any(bad), row, values[row], endless)
 
-    return _over_runs(start, (runs,))
+    return _over_runs(start_run, (runs,))
 
 
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
     def make(run, rates, count, state):
         data, constants = data_of(shared, run), _constants_of(shared, run)
+        problem = Problem(Static(loss, method), Arrays(constants, run.numbers, data))
         held_out = _weigh(shared, -shared.counts[run.fold])
 
         def measure(state, weights):
@@ -216,9 +220,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
             )
 
         def one_round(number, made):
-            after, trees, _ = grow_round(
-                loss, constants, method, run.numbers, rates[number], data, made.state
-            )
+            after, trees, _ = grow_round(problem, rates[number], made.state)
             losses = [measure(after, w) for w in (data.weights, held_out)]
 
             def store(buffer, value):

@@ -22,7 +22,8 @@ from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.kernels.library import takes_implementation
-from jboost.selection.comparison import SWEPT, Request, average, compare
+from jboost.selection.comparison import SWEPT, Comparison, average, compare
+from jboost.training.request import RawRows
 from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 
 
@@ -181,9 +182,10 @@ def sweep(
       ((4, 4, 8), 0.3)
     """
     listed = _list_points(points, grid, loss)
-    request = Request(
-        x, y, sample_weight, offset, folds, stratify, groups, shuffle, metrics, by,
-        feature_names, progress, keeps_models=False,
+    rows = RawRows(x, y, sample_weight, offset, feature_names)
+    request = Comparison(
+        rows, folds, stratify, groups, shuffle, metrics, by, progress,
+        keeps_models=False,
     )  # fmt: skip
     study, curves = compare(request, loss, listed, read_settings(settings))
     most = max(curve.num_rounds for curve in curves)

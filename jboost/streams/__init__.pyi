@@ -2,10 +2,10 @@
 from .batches import (
     array_batches as array_batches,
 )
-from .batches import (
+from .blocks import BlockError as BlockError
+from .parquet import (
     parquet_batches as parquet_batches,
 )
-from .blocks import BlockError as BlockError
 from .streaming import (
     Stream as Stream,
 )

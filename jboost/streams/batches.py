@@ -6,11 +6,8 @@ iterator of batches (x, y), (x, y, sample_weight) or (x, y, sample_weight, offse
 Out: the same batches checked, float32, one after the other.
 """
 
-import glob
-import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,16 +15,15 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.entry import checks
-from jboost.model.containers import FileError
 from jboost.tables.collisions import warn_of_collisions, warn_of_rounding
 from jboost.tables.frames import Schema, read_frame, read_values
 from jboost.tables.offsets import check_offset
 from jboost.tables.targets import check_targets, check_weights
 
-BATCH_ROWS = 65536  # in a batch that is cut here
+BATCH_ROWS = 65536  # the default size of a batch
 
 
-class Batch(NamedTuple):
+class RowBatch(NamedTuple):
     """Some rows; ``targets`` is a pytree, ``offset`` is score by score.
 
     ``names`` are those of the features, where ``x`` came as a data frame.
@@ -93,97 +89,23 @@ def array_batches(
     return begin
 
 
-def parquet_batches(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    target: str | Sequence[str],
-    features: Sequence[str] | None = None,
-    weight: str | None = None,
-    offset: str | Sequence[str] | None = None,
-    batch_rows: int = BATCH_ROWS,
-) -> Callable[[], Iterator[Any]]:
-    """Batches of parquet files, read by pyarrow row group by row group.
-
-    Args:
-      paths: a file, a folder (its ``*.parquet``, sorted by name), a pattern, or
-        several of these.
-      target: the column of targets; several give targets [N, ...].
-      features: columns of numbers, nulls being missing values; all other columns if
-        not given.
-      weight: the column of sample weights.
-      offset: the column of offsets, or one for each score.
-      batch_rows: the most rows of a batch.
-
-    Returns:
-      A source for :func:`jboost.stream`.
-
-    Raises:
-      ImportError: pyarrow is not installed.
-      FileError: a file cannot be read, here or later; names the file.
-      TypeError, ValueError: there is no such file; a column is not in all files, holds
-        no numbers, or is both target and feature.
-
-    Example:
-      >>> import tempfile, pandas as pd, jboost as jb
-      >>> table = pd.DataFrame(dict(a=range(1000), y=range(1000)))
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     table.to_parquet(f"{folder}/part.parquet")
-      ...     source = jb.streams.parquet_batches(folder, target="y")
-      ...     rows = jb.stream(source, memory="256 MiB")
-      ...     model, history = jb.fit(rows, num_rounds=3)
-      >>> model.num_features
-      1
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(
-            "parquet_batches reads with pyarrow, which is not installed: "
-            "pip install pyarrow"
-        ) from error
-    step = checks.check_integer("batch_rows", batch_rows, least=1)
-    files = _find_files(paths)
-    used = {name for role in (target, weight, offset) for name in _names(role)}
-    if features is None:
-        with _naming(files[0], pyarrow):
-            known = parquet.read_schema(files[0]).names
-        features = [name for name in known if name not in used]
-    _check_features(features, target)
-    columns = [*features, *sorted(used.difference(features))]
-    for path in files:
-        with _naming(path, pyarrow):
-            schema = parquet.read_schema(path)
-        _check_columns(schema, columns, path, pyarrow.types)
-
-    def begin():
-        for path in files:
-            for part in _read_parts(path, columns, step, pyarrow):
-                yield (
-                    part.select([*features]),
-                    *(_pick(part, role) for role in (target, weight, offset)),
-                )
-
-    return begin
-
-
 def checked_batches(
     source: Callable[[], Iterator[Any]],
     schema: Schema | None = None,
     categorical: bool = False,
-) -> Iterator[Batch]:
-    """Runs through a source once; every batch is like the first one.
+) -> Iterator[RowBatch]:
+    """Yields the batches of a source, each checked against the first one.
 
-    Batches without rows are left out.
+    Batches without rows are skipped.
 
     Args:
-      source: gives a new iterator of batches.
+      source: returns a new iterator of batches.
       schema: what training knows of the columns; None in training.
       categorical: whether the caller can use categories.
 
     Raises:
-      TypeError, ValueError: what the source gives is not such a batch; names it.
-      Exception: whatever the source itself raises, with a note on the batch.
+      TypeError, ValueError: a batch is malformed; the message says which.
+      Exception: whatever the source raises, with a note that names the batch.
     """
     first, number = None, 0
     batches = _start(source)
@@ -211,10 +133,10 @@ def checked_batches(
         yield batch
 
 
-def hash_rows(batch: Batch, checksums: tuple[int, ...]) -> tuple[int, ...]:
-    """Goes on with the checksums of x, targets, weights and offset.
+def hash_rows(batch: RowBatch, checksums: tuple[int, ...]) -> tuple[int, ...]:
+    """Updates the checksums of x, targets, weights and offset with a batch.
 
-    They do not depend on how rows are cut into batches.
+    They do not depend on how rows are divided into batches.
     """
     offset = None if batch.offset is None else batch.offset.T
     leaves: list[Any] = jax.tree.leaves((batch.x, batch.targets, batch.weights, offset))
@@ -224,7 +146,7 @@ def hash_rows(batch: Batch, checksums: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_source(source: Any) -> Callable[[], Iterator[Any]]:
-    """A callable that gives a new iterator, from whatever a user has."""
+    """Returns a callable that returns a new iterator, from what the user passed."""
     if callable(source):
         begin: Any = source
         return begin
@@ -253,7 +175,7 @@ def _start(source):
 
 
 def _check_batch(given, number, schema, categorical):
-    """A batch, or None where it has no rows; and what is known of its columns."""
+    """Returns a batch (None if it has no rows), and the schema of its columns."""
     place = f"of batch {number}"
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 4:
         raise TypeError(
@@ -281,11 +203,11 @@ def _check_batch(given, number, schema, categorical):
         offset = np.asarray(check_offset(given, size, num_scores, name))
         if number == 0:
             warn_of_rounding(given, name)
-    return Batch(matrix, targets, weights, offset, frame.names), frame.schema
+    return RowBatch(matrix, targets, weights, offset, frame.names), frame.schema
 
 
-def first_row(batch: Batch) -> Batch:
-    """What later batches are compared with: a copy, so that the batch can be freed."""
+def first_row(batch: RowBatch) -> RowBatch:
+    """Copies the row that later batches are compared with; the batch can be freed."""
 
     def copy(array):
         return None if array is None else array[:1].copy()
@@ -306,7 +228,7 @@ def _check_weights(weights, size, name):
 
 
 def _check_alike(first, batch, number):
-    """All batches have the same columns and the same kinds of targets."""
+    """Checks that a batch has the columns and kinds of targets of the first one."""
     if batch.x.shape[1] != first.x.shape[1]:
         raise ValueError(
             f"x of batch {number} must have {first.x.shape[1]} columns, as the first "
@@ -333,81 +255,3 @@ def _check_alike(first, batch, number):
             f"offset of batch {number} must have {len(first.offset)} scores, as the "
             f"first batch has, got {len(batch.offset)}"
         )
-
-
-def _names(role):
-    return () if role is None else (role,) if isinstance(role, str) else tuple(role)
-
-
-def _check_features(features, target):
-    """Every feature once, and none of them a target."""
-    for name in _names(target):
-        if name in features:
-            raise ValueError(
-                f"features must not contain the target, got {name!r} as both"
-            )
-    if len({*features}) < len(features):
-        raise ValueError(f"features must be different columns, got {[*features]}")
-
-
-def _check_columns(schema, columns, path, types):
-    """Whether a file has the columns, and numbers in them."""
-    for name in columns:
-        if name not in schema.names:
-            raise ValueError(
-                f"{path!r} must have a column {name!r}, has {schema.names}"
-            )
-    for name in columns:
-        kind = schema.field(name).type
-        tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
-        if not any(test(kind) for test in (*tests, types.is_decimal)):
-            raise TypeError(
-                f"column {name!r} of {path!r} must hold numbers, got {kind}; encode "
-                "strings and dates as numbers first"
-            )
-
-
-def _read_parts(path, columns, step, pyarrow):
-    """Record batches of a file."""
-    with _naming(path, pyarrow):
-        file = pyarrow.parquet.ParquetFile(path)
-    with file:
-        parts = file.iter_batches(batch_size=step, columns=columns)
-        while True:
-            with _naming(path, pyarrow):
-                part = next(parts, None)
-            if part is None:
-                return
-            yield part
-
-
-@contextmanager
-def _naming(path, pyarrow):
-    """Says which file it is that cannot be read."""
-    try:
-        yield
-    except (OSError, pyarrow.ArrowException) as error:
-        raise FileError(f"{path!r} cannot be read as parquet: {error}") from error
-
-
-def _pick(part, role):
-    """The columns of a role, a series or a table of them, or None."""
-    if role is None:
-        return None
-    return part.column(role) if isinstance(role, str) else part.select([*role])
-
-
-def _find_files(paths):
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = []
-    for path in several:
-        text = os.fspath(path)
-        if os.path.isdir(text):
-            text = os.path.join(glob.escape(text), "*.parquet")
-        found = [text] if os.path.isfile(text) else sorted(glob.glob(text))
-        if not found:
-            raise ValueError(f"paths must name parquet files, found none at {path!r}")
-        files += found
-    if not files:
-        raise ValueError(f"paths must name parquet files, got none in {paths!r}")
-    return files

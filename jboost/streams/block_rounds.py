@@ -1,198 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of boosting on blocks of rows, and the memory that they take.
+"""Rounds of boosting on blocks of rows that lie on disk.
 
-In: a training run whose codes lie in files. Out: one round at a time, of the same
+In: a training run whose codes are in files. Out: one round at a time, with the same
 trees, scores and losses as ``chunks`` gives for arrays. Derivatives, sampling, leaf
-values and scores are computed by the same traced functions as there, on arrays of all
-rows; only the splits are found block by block.
+values and scores are computed by the same traced functions, on arrays of all rows;
+only the splits are found block by block.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Shaped
 
+from jboost.boosting.leaf_values import fit_leaves
 from jboost.boosting.reports import report_round
-from jboost.boosting.rounds import (
-    BoostState,
-    begin_round,
-    end_round,
-    fit_leaves,
-    init_state,
-    shaping_derivatives,
-    shaping_limits,
-)
-from jboost.entry.programs import added_bytes, count_bytes, program, run
-from jboost.streams.block_rows import Derivatives, make_way
-from jboost.streams.block_trees import count_node_bytes, grow_blocks
-from jboost.streams.blocks import NUM_BUFFERS, BlockReader, aligned_empty
+from jboost.boosting.round import add_trees
+from jboost.boosting.row_derivatives import row_derivatives
+from jboost.boosting.row_sample import sample_rows
+from jboost.boosting.state import Problem
+from jboost.boosting.structure import shaping_derivatives, shaping_limits
+from jboost.entry.programs import Compiled, compiled
+from jboost.streams.block_rows import Derivatives
+from jboost.streams.block_trees import grow_blocks
+from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
 from jboost.streams.heap import trim_heap
-from jboost.streams.streaming import Stream, Table, as_text
-from jboost.training.chunks import Chunk, Job, no_trees, start_program
-from jboost.trees.initial import MedianStart
+from jboost.training.chunks import Chunk, Job, Position
 from jboost.trees.levels import measure_rows
 
-_STATE = (3,)  # the operand that _begin and _end update in place
 
-
-class Plan(NamedTuple):
-    """How many bytes a run holds at a time, and what for.
+class Programs(NamedTuple):
+    """The programs of a round, in the order in which they run.
 
     Attributes:
-      rows: what stays of each row: targets, weights, scores, minima, leaves.
-      rounds: the most that the programs of the start and of a round add to it.
-      nodes: histograms of a level, and what the search for splits adds.
-      blocks: codes of the blocks that are in memory.
-      validation: the sets that are looked at, codes and all.
+      begin: derivatives and sampled rows; then for each tree
+      measure: what its splits see, and
+      fit: its leaf values.
+      end: the scores after the round, and losses.
     """
 
-    rows: int
-    rounds: int
-    nodes: int
-    blocks: int
-    validation: int
+    begin: Compiled
+    measure: Compiled
+    fit: Compiled
+    end: Compiled
 
 
-_ADVICE = dict(
-    rows="fewer rows",
-    rounds="fewer rows or scores",
-    nodes="shallower trees or fewer bins",
-    blocks="smaller blocks (block_rows)",
-    validation="smaller validation sets",
-)  # what makes each part of a plan smaller
-
-
-def plan_run(
-    job: Job, table: Table, stream: Stream, init_score: Array | MedianStart | None
-) -> "BlockRun":
-    """Finds out what memory a run takes, from its compiled programs.
-
-    Raises:
-      ValueError: more than the stream may take.
-    """
-    blocks = table.blocks
-    plan = _make_plan(job, blocks, init_score)
-    needed, size = sum(plan), blocks.num_rows
-    if needed > stream.memory:
-        parts = plan._asdict()
-        listed = ", ".join(f"{as_text(v)} for {k}" for k, v in parts.items())
-        largest = max(parts, key=lambda name: parts[name])
-        raise ValueError(
-            f"memory must be at least {needed} bytes ({as_text(needed)}) to train on "
-            f"{size} rows of {blocks.num_features} features ({listed}), got "
-            f"{as_text(stream.memory)}; set stream.memory, which keeps the blocks, or "
-            f"use {_ADVICE[largest]}"
-        )
-    stream.plan = plan._asdict()
-    trim_heap(needed)  # of what the compiler took
-    return BlockRun(job, BlockReader(blocks))
-
-
-def _make_plan(job, blocks, init_score):
-    data, method, num_scores = job.rows.data, job.method, job.rows.scores.shape[0]
-    num_rows, programs = job.rows.scores.shape[1], _plan_programs(job)
-    kept = count_bytes(programs["state"]), count_bytes(programs["now"])
-    way = make_way(method, blocks, num_rows)
-    words = np.zeros(2, np.uint32)
-    start, operands = start_program(job, init_score, words)
-    measured = programs["measured"]
-    prepared = way.prepare_bytes(measured, words, blocks.block_rows)
-    rounds = max(
-        added_bytes(start.lower(*operands).compile()),  # jit compiles it no more
-        programs["begin"],
-        kept[1] + programs["measure"],
-        kept[1] + count_bytes(measured) + way.row_bytes() * num_rows + prepared,
-        kept[1] + way.row_bytes() * num_rows + programs["fit"],
-        kept[1] + programs["end"],
-    )
-    dtype, most = blocks.dtype, blocks.block_rows
-    buffers = (NUM_BUFFERS * blocks.num_features + 2) * most * dtype.itemsize
-    sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
-    return Plan(
-        rows=count_bytes((data, job.rows.scores)) + kept[0] + 4 * num_scores * num_rows,
-        rounds=rounds,
-        nodes=count_node_bytes(way, job.method, job.numbers.limits),
-        blocks=buffers + way.pass_bytes(most, dtype),
-        validation=count_bytes(sets),
+def make_programs(job: Job) -> Programs:
+    """Returns the programs of a run, not yet compiled."""
+    static = job.problem.static
+    return Programs(  # begin and end update the state in place
+        begin=compiled(_begin, static, donate=(1,)),
+        measure=compiled(_measure, job.problem.method),
+        fit=compiled(_fit, static),
+        end=compiled(_end, static, job.reports, donate=(2,)),
     )
 
 
-def _plan_programs(job):
-    """What each program of a round adds to memory, and what two of them give."""
-    data, loss, method = job.rows.data, job.loss, job.method
-    num_scores, num_rows = job.rows.scores.shape
-    static, number, rate = (loss, method), np.int32(0), np.float32(0)
-    words, shape = np.zeros(2, np.uint32), jax.ShapeDtypeStruct
-    begin = partial(init_state, loss)
-    state = jax.eval_shape(begin, job.constants, data, job.rows.scores, None, words)
-    operands = (job.constants, job.numbers, data, state)
-    started = program(_begin, static, *operands, donate=_STATE)
-    state, now = jax.eval_shape(partial(_begin, *static), *operands)
-    held, now = now, _share(now)
-    measure = (data, now, number)
-    trees = jax.tree.map(lambda array: array[0], no_trees(method, num_scores, 1))
-    tree = jax.tree.map(lambda array: array[0], trees)._replace(sums=None)
-    if job.numbers.limits.values is not None:
-        bounds = shape((*tree.leaf_value.shape, 2), np.float32)
-        tree = tree._replace(bounds=bounds)
-    leaf = shape((num_rows,), np.int32)
-    fit = (job.constants, rate, data, state, now, number, tree, leaf)
-    sets = tuple(rows.data for rows in job.sets.values())
-    scores = tuple(rows.scores for rows in job.sets.values())
-    leaves = shape((num_scores, num_rows), np.int32)
-    end = (job.constants, data, sets, state, scores, now, trees, leaves)
-    return dict(
-        state=state,
-        now=held,
-        measured=jax.eval_shape(partial(_measure, method), *measure),
-        begin=added_bytes(started),
-        measure=added_bytes(program(_measure, (method,), *measure)),
-        fit=added_bytes(program(_fit, static, *fit)),
-        end=added_bytes(program(_end, (*static, *_reports(job)), *end, donate=_STATE)),
-    )
+class BlockRunner:
+    """Makes rounds on blocks; the rows of ``job`` have no codes."""
 
+    most_rounds = 1
 
-class BlockRun:
-    """A training run on blocks; ``job`` as for arrays, without codes."""
-
-    def __init__(self, job: Job, reader: BlockReader):
-        self.job, self.reader = job, reader
+    def __init__(self, job: Job, blocks: BlockSet):
+        self.job, self.reader = job, BlockReader(blocks)
+        self.programs = make_programs(job)
         num_scores, num_rows = job.rows.scores.shape
         self._leaf = aligned_empty((num_scores, num_rows), np.int32)
 
-    def run_round(
-        self, state: BoostState, set_scores: tuple[Array, ...], number: int
-    ) -> Chunk:
-        """Makes one round; the chunk has one entry.
+    def run(self, position: Position, first: int, count: int) -> Chunk:
+        """Makes round ``first``; the chunk has one entry.
 
         Raises:
           BlockError: a block cannot be read.
         """
-        job = self.job
-        data, loss, method = job.rows.data, job.loss, job.method
-        static, rate = (loss, method), np.float32(job.rates[number])
+        assert count == 1
+        job, (state, set_scores) = self.job, position
+        arrays = job.problem.arrays
         self._trim(state)  # after the start, or the round before
-        operands = (job.constants, job.numbers, data, state)
-        state, now = run(_begin, static, *operands, donate=_STATE)
-        now, trees = _share(now), []
+        state, now = self.programs.begin(arrays, state)
+        now = share_derivatives(now)
         self._trim(now)
-        for k, leaf in enumerate(self._leaf):
-            each, words = np.int32(k), np.asarray(now.seeds)[k]
-            measure = partial(run, _measure, (method,), data, now, each)
-            tree = grow_blocks(self.reader, method, words, measure, leaf)
-            self._trim(tree)
-            operands = (job.constants, rate, data, state, now, each, tree, leaf)
-            trees.append(run(_fit, static, *operands))
-            self._trim(trees[-1])
+        rate = np.float32(job.rates[first])
+        trees = [self._grow(k, rate, state, now) for k in range(len(self._leaf))]
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
-        state, report = run(
-            _end, (*static, *_reports(job)),
-            job.constants, data, sets, state, set_scores, now, trees, self._leaf,
-            donate=_STATE,
-        )  # fmt: skip
+        state, report = self.programs.end(
+            arrays, sets, state, set_scores, now, (trees, self._leaf)
+        )
 
         def alone(array) -> Any:
             return np.asarray(array)[None]
@@ -207,25 +103,37 @@ class BlockRun:
             parameters=jax.tree.map(alone, state.parameters),
         )
 
+    def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
+        """Yields the codes of the training rows, block by block."""
+        return (codes for _, codes in self.reader.read())
+
+    def _grow(self, k, rate, state, now):
+        """Grows the tree of one score, and fits its leaves."""
+        problem, leaf, number = self.job.problem, self._leaf[k], np.int32(k)
+        words = np.asarray(now.seeds)[k]
+        measure = partial(self.programs.measure, problem.data, now, number)
+        tree = grow_blocks(self.reader, problem.method, words, measure, leaf)
+        self._trim(tree)
+        tree = self.programs.fit(problem.arrays, rate, state, now, number, tree, leaf)
+        self._trim(tree)
+        return tree
+
     def _trim(self, results):
         """Waits for a program, so that the next one finds its memory freed."""
         jax.block_until_ready(results)
         trim_heap(self._leaf.nbytes)
 
 
-def _reports(job):
-    """Whether scores are kept for metrics, and whether rows are left out of the bag."""
-    return bool(job.metrics), bool(job.numbers.subsample < 1)
+def _begin(static, arrays, state):
+    """Starts a round; derivatives that are needed twice are returned once."""
+    problem = Problem(static, arrays)
+    state, shape, fitted = row_derivatives(problem, state)
+    now = sample_rows(problem, state, shape, fitted)
+    return state, now._replace(fitted=None) if fitted is shape else now
 
 
-def _begin(loss, method, constants, numbers, data, state):
-    """As ``begin_round``; derivatives that are needed twice are returned once."""
-    state, now = begin_round(loss, constants, method, numbers, data, state)
-    return state, now._replace(fitted=None) if now.fitted is now.shape else now
-
-
-def _share(now):
-    """The whole round, of what ``_begin`` returned."""
+def share_derivatives(now: Any) -> Any:
+    """Completes the round that the program ``begin`` returned."""
     return now._replace(fitted=now.shape) if now.fitted is None else now
 
 
@@ -234,30 +142,28 @@ def _pick(now, k):
 
 
 def _measure(method, data, now, k):
-    _, _, shape, fitted = _pick(now, k)
-    gradient, curvature = shaping_derivatives(data, now, shape)
+    one = _pick(now, k)
+    gradient, curvature = shaping_derivatives(data, now, one.shape)
     return Derivatives(
         gradient,
         curvature,
         now.in_bag,
         measure=measure_rows(gradient, curvature, now.in_bag, method.uniform),
-        limits=shaping_limits(now.limits, shape, fitted),
+        limits=shaping_limits(now.limits, one),
     )
 
 
-def _fit(loss, method, constants, rate, data, state, now, k, tree, leaf):
-    one = _pick(now, k)
-    return fit_leaves(loss, constants, method, rate, data, state, now, one, tree, leaf)
+def _fit(static, arrays, rate, state, now, k, tree, leaf):
+    problem = Problem(static, arrays)
+    return fit_leaves(problem, rate, state, now, _pick(now, k), tree, leaf)
 
 
-def _end(
-    loss, method, keep, bagged,
-    constants, data, sets, state, set_scores, now, trees, leaf,
-):  # fmt: skip
-    """The state after a round, and what is looked at then."""
-    before = state
-    state = end_round(loss, constants, method, data, state, now, trees, leaf)
+def _end(static, reports, arrays, sets, state, set_scores, now, grown):
+    """Adds the trees of a round, and reports it; see ``chunks``."""
+    (keep, bagged), (trees, leaf) = reports, grown
+    problem, before = Problem(static, arrays), state
+    state = add_trees(problem, state, now, trees, leaf)
     return state, report_round(
-        loss, constants, method, keep, data, sets, before, state, set_scores, trees,
+        problem, keep, sets, before, state, set_scores, trees,
         now.in_bag if bagged else None,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a block: moved down a tree and summed, by the CPU kernels or in plain XLA.
+"""Rows of a block: routed down a tree and summed, by the CPU kernels or plain XLA.
 
-In: codes of a block, what is known of a level. Out: where its rows are, and sums of
-the smaller children. Both ways give the same integers.
+In: codes of a block, and the splits of a level. Out: the nodes of its rows, and sums
+of the smaller children. Both implementations give the same integers.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.boosting.method import Method
 from jboost.codes.codes import DenseCodes
 from jboost.entry.implementation import current_implementation
-from jboost.entry.programs import added_bytes, count_bytes, program, run
+from jboost.entry.programs import compiled, count_bytes
 from jboost.kernels import code_operands, grow_cpu
 from jboost.streams.blocks import BlockSet
 from jboost.trees.histogram import sum_plain_histogram
@@ -26,10 +26,10 @@ from jboost.trees.paths import Paths
 from jboost.trees.splitting import Split
 from jboost.trees.tree import Tree
 
-_LEAST_COLUMNS = 8  # that are read where fewer are needed: few shapes are compiled
+_LEAST_COLUMNS = 8  # read even if fewer are needed, so that few shapes compile
 
 
-class Nodes(NamedTuple):
+class LevelNodes(NamedTuple):
     """The nodes of a level, in slots."""
 
     histogram: Int32[Array, "M F B C"]
@@ -39,7 +39,7 @@ class Nodes(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is known of a level before its rows move."""
+    """The splits of a level, before its rows are routed."""
 
     split: Split
     left_smaller: Bool[Array, " M"]
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Derivatives(NamedTuple):
-    """Of all rows, as a tree's splits see them."""
+    """Derivatives of all rows, as the splits of a tree see them."""
 
     gradient: Float[Array, " N"]
     curvature: Float[Array, " N"]
@@ -60,7 +60,7 @@ class Derivatives(NamedTuple):
 
 
 def make_way(method: Method, blocks: BlockSet, num_rows: int) -> Any:
-    """How the rows of a block are moved and summed: with kernels, or in plain XLA."""
+    """Returns how the rows of a block are routed and summed."""
     most = min(method.max_nodes, 1 << (max(1, num_rows) - 1).bit_length())
     slots = max(2, min(2 ** (method.max_depth - 1), most))  # at least a pair
     make = _Kernels if current_implementation() == "cpu" else _PlainXla
@@ -71,7 +71,7 @@ def make_way(method: Method, blocks: BlockSet, num_rows: int) -> Any:
 class _PlainXla:
     """Rows of a block in plain XLA: the definition."""
 
-    class State(NamedTuple):
+    class PlainState(NamedTuple):
         channels: Int32[Array, "n C"]
         in_bag: Bool[Array, " n"]
         slot: Int32[Array, " n"]
@@ -84,9 +84,9 @@ class _PlainXla:
 
     def prepare(self, rows, words, block):
         static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
-        channels, in_bag = run(_cut_rows, static, rows, words, first)
+        channels, in_bag = compiled(_cut_rows, *static)(rows, words, first)
         start = jnp.zeros(block.num_rows, jnp.int32)
-        return self.State(channels, in_bag, start, start)
+        return self.PlainState(channels, in_bag, start, start)
 
     def zeros(self):
         return jnp.zeros(self._shape, jnp.int32)
@@ -95,28 +95,27 @@ class _PlainXla:
         return 4 * self._shape[3] + 1 + 4 + 4
 
     def prepare_bytes(self, rows, words, num_rows):
-        """What it takes to prepare a block, beside what is kept of it."""
+        """Returns the bytes needed to prepare a block, besides its state."""
         static, first = (self._uniform, num_rows), np.int32(0)
-        return added_bytes(program(_cut_rows, static, rows, words, first))
+        return compiled(_cut_rows, *static).added_bytes(rows, words, first)
 
     def pass_bytes(self, num_rows, dtype):
-        """What it takes to move and sum the rows of a block."""
+        """Returns the bytes needed to route and sum the rows of a block."""
         shape: Any = jax.ShapeDtypeStruct
         rows = shape((num_rows,), np.int32)
         channels = shape((num_rows, self._shape[3]), np.int32)
-        state = self.State(channels, shape((num_rows,), bool), rows, rows)
+        state = self.PlainState(channels, shape((num_rows,), bool), rows, rows)
         codes = shape((self._shape[1], num_rows), dtype)
         sums = shape(self._shape, np.int32)
-        return added_bytes(program(_sum_all, (), state, codes, sums)) + count_bytes(
-            rows
-        )
+        added = compiled(_sum_all).added_bytes(state, codes, sums)
+        return added + count_bytes(rows)
 
     def sum_all(self, state, codes, sums):
-        return run(_sum_all, (), state, codes, sums)
+        return compiled(_sum_all)(state, codes, sums)
 
     def move(self, state, codes, level, nodes, step, sums):
         del level, nodes
-        return run(_move, self.sizes, state, codes, step, sums)
+        return compiled(_move, *self.sizes)(state, codes, step, sums)
 
     @staticmethod
     def unpack(sums):
@@ -131,11 +130,12 @@ class _PlainXla:
         del nodes
         feature = _renumber(np.asarray(step.split.feature), wanted)
         step = step._replace(split=step.split._replace(feature=feature))
-        return run(_find_leaves, self.sizes, state, codes, np.int32(level), step)
+        find = compiled(_find_leaves, *self.sizes)
+        return find(state, codes, np.int32(level), step)
 
 
 def _cut_rows(uniform, size, rows, words, first_row):
-    """A block's integers, and which of its rows are in the bag."""
+    """Returns the integers of a block, and which of its rows are in the bag."""
     parts = (rows.gradient, rows.curvature, rows.in_bag)
     gradient, curvature, in_bag = (
         jax.lax.dynamic_slice(part, (first_row,), (size,)) for part in parts
@@ -186,7 +186,7 @@ def _find_leaves(max_depth, num_bins, slots, state, columns, level, step):
 class _Kernels:
     """Rows of a block in the layout of the CPU kernels; see kernels/native/grow.h."""
 
-    class State(NamedTuple):
+    class KernelState(NamedTuple):
         rows: grow_cpu.BlockRows
         in_bag: Bool[Array, " n"]
 
@@ -197,12 +197,12 @@ class _Kernels:
 
     def prepare(self, rows, words, block):
         static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
-        pairs, in_bag = run(_cut_words, static, rows, words, first)
+        pairs, in_bag = compiled(_cut_words, *static)(rows, words, first)
         bag = np.asarray(in_bag)
         grouped = _group_rows(np.asarray(pairs), bag, self.sizes[2])
         nowhere = np.zeros(block.num_rows, np.int32)
         rows = grow_cpu.BlockRows(*map(jnp.asarray, (*grouped, nowhere)))
-        return self.State(rows, in_bag)
+        return self.KernelState(rows, in_bag)
 
     def zeros(self):
         return jnp.zeros(self._shape, jnp.int32)
@@ -211,28 +211,29 @@ class _Kernels:
         return 8 + 2 + 4 + 1
 
     def prepare_bytes(self, rows, words, num_rows):
-        """What it takes to prepare a block, beside what is kept of it."""
+        """Returns the bytes needed to prepare a block, besides its state."""
         static, first = (self._uniform, num_rows), np.int32(0)
-        return added_bytes(program(_cut_words, static, rows, words, first))
+        return compiled(_cut_words, *static).added_bytes(rows, words, first)
 
     def pass_bytes(self, num_rows, dtype):
-        """What it takes to move and sum the rows of a block: their codes by row."""
+        """Returns the bytes needed to route and sum rows: their codes by row."""
         packed = code_operands.packed_shape(self._shape[2], num_rows)
         return math.prod(packed) * np.dtype(dtype).itemsize
 
     def sum_all(self, state, codes, sums):
         every = np.ones(self.sizes[2] // 2, bool)
-        operands = (codes, state.rows, np.int32(1), every, sums)
-        return run(_sum_in_kernels, self.sizes[1:2], *operands, donate=(4,))
+        add = compiled(_sum_in_kernels, self.sizes[1], donate=(4,))
+        return add(codes, state.rows, np.int32(1), every, sums)
 
     def move(self, state, codes, level, nodes, step, sums):
-        operands = (codes, state.rows, np.int32(level), nodes.position, step, sums)
-        rows, sums = run(_move_in_kernels, self.sizes, *operands, donate=(1, 5))
+        move = compiled(_move_in_kernels, self.sizes, donate=(1, 5))
+        position = nodes.position
+        rows, sums = move(codes, state.rows, np.int32(level), position, step, sums)
         return state._replace(rows=rows), sums
 
     @staticmethod
     def unpack(sums):
-        """From the negative sums, cumulative over bins, of the upper half."""
+        """Converts the sums of the kernels: negative, cumulative, in the upper half."""
         sums = -sums[sums.shape[0] // 2 :]
         before = jnp.pad(sums, ((0, 0), (0, 0), (0, 0), (1, 0)))[..., :-1]
         return jnp.moveaxis(sums - before, 1, -1)
@@ -248,12 +249,12 @@ class _Kernels:
         split = split._replace(feature=_renumber(np.asarray(split.feature), wanted))
         tree = step.tree
         tree = tree._replace(feature=_renumber(np.asarray(tree.feature), wanted))
-        operands = (codes, state, np.int32(level), nodes.position, split, tree)
-        return run(_find_leaves_in_kernels, self.sizes[:1], *operands)
+        find = compiled(_find_leaves_in_kernels, self.sizes[0])
+        return find(codes, state, np.int32(level), nodes.position, split, tree)
 
 
 def _cut_words(uniform, size, rows, words, first_row):
-    """A block's rows as words (curvature << 32) + gradient, and who is in the bag."""
+    """Returns rows as words (curvature << 32) + gradient, and those in the bag."""
     channels, in_bag = _cut_rows(uniform, size, rows, words, first_row)
     gradient = channels[:, 0]
     borrowed = channels[:, 1] - (gradient < 0).astype(jnp.int32)
@@ -261,7 +262,7 @@ def _cut_words(uniform, size, rows, words, first_row):
 
 
 def _group_rows(words, in_bag, slots):
-    """Rows in the bag first, chunk by chunk, all of them in slot 0."""
+    """Puts rows in the bag first, chunk by chunk, all of them in slot 0."""
     size, chunk = len(in_bag), grow_cpu.CHUNK
     num_chunks = -(-size // chunk)
     segments = np.zeros((num_chunks, slots, 2), np.int32)
@@ -284,9 +285,8 @@ def _sum_in_kernels(num_bins, columns, rows, num_pairs, left_smaller, sums):
     )
 
 
-def _move_in_kernels(
-    max_depth, num_bins, slots, columns, rows, level, position, step, sums
-):
+def _move_in_kernels(sizes, columns, rows, level, position, step, sums):
+    max_depth, num_bins, _ = sizes
     rows = grow_cpu.split_block(
         columns, rows, level, step.split, position, max_depth=max_depth
     )
@@ -311,7 +311,7 @@ def _find_leaves_in_kernels(max_depth, columns, state, level, position, split, t
 
 
 def _widen(features, num_features):
-    """Features in order, some more than once so that few shapes are compiled."""
+    """Returns features in order, padded with repeats so that few shapes compile."""
     wanted = sorted({int(feature) for feature in features})
     size = max(_LEAST_COLUMNS, 1 << (len(wanted) - 1).bit_length()) if wanted else 0
     if size >= num_features:
@@ -320,7 +320,7 @@ def _widen(features, num_features):
 
 
 def _renumber(features, wanted):
-    """Where features lie in the columns that were read; 0 for those that were not."""
+    """Returns the index of features among the columns read; 0 for the others."""
     place = np.zeros(int(np.max(features, initial=0)) + 1, np.int32)
     for number, feature in reversed(list(enumerate(wanted))):
         if feature < len(place):

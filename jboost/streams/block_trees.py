@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows a tree on blocks of rows that are read one after the other.
+"""Grows a tree on blocks of rows, which are read one after the other.
 
-In: derivatives of all rows, codes in files. Out: the tree that ``grow_tree`` gives,
+In: derivatives of all rows, codes in files. Out: the tree that ``grow_tree`` returns,
 and the leaf of every row. Each level takes one pass over the blocks, which routes the
 rows by the splits of the level before and sums the histograms of the smaller children:
 
@@ -10,8 +10,9 @@ rows by the splits of the level before and sums the histograms of the smaller ch
     ...
     the end    route to leaves: reads only the columns of the last splits
 
-Sums are of integers, so that it does not matter how rows are cut into blocks. Where
-rows go must be known before a pass: counts are summed with the derivatives.
+Sums are integers, so that they do not depend on how rows are divided into blocks. The
+smaller child of each split must be known before a pass; therefore counts are summed
+with the derivatives.
 """
 
 from collections.abc import Callable
@@ -25,9 +26,9 @@ from jaxtyping import Int32, UInt32
 
 from jboost.boosting.method import Method
 from jboost.codes.bins import MISSING
-from jboost.entry.programs import added_bytes, count_bytes, program, run
+from jboost.entry.programs import compiled, count_bytes
 from jboost.numerics.fixed_point import FixedPoint
-from jboost.streams.block_rows import Derivatives, Nodes, Step, make_way
+from jboost.streams.block_rows import Derivatives, LevelNodes, Step, make_way
 from jboost.streams.blocks import BlockReader
 from jboost.streams.heap import trim_heap
 from jboost.trees.levels import (
@@ -54,8 +55,8 @@ def grow_blocks(
 ) -> Tree:
     """Grows one tree, and writes the leaf of every row to ``leaf``.
 
-    ``measure_all`` gives the derivatives, which are not kept: each block gets its own
-    rows as integers.
+    ``measure_all`` returns the derivatives. They are released before the first pass,
+    because each block keeps its own rows as integers.
 
     Raises:
       BlockError: a block cannot be read.
@@ -69,13 +70,14 @@ def grow_blocks(
 
     sums = way.zeros()
     for block, codes in reader.read():
-        # Waiting, because the buffer of the codes is used again after the next block.
+        # Wait: the buffer of the codes is reused after the next block.
         sums = jax.block_until_ready(way.sum_all(states[block.number], codes, sums))
         trim_heap(codes.nbytes)
-    start = (way.unpack, method.max_leaves, *sizes)
-    nodes, level = run(_make_root, start, sums, limits), 0
+    make_root = compiled(_make_root, way.unpack, method.max_leaves, *sizes)
+    find_step, join = compiled(_step, *sizes), compiled(_join, way.unpack, sizes[2])
+    nodes, level = make_root(sums, limits), 0
     while True:
-        step = run(_step, sizes, np.int32(level), nodes, measure, words, limits)
+        step = find_step(np.int32(level), nodes, measure, words, limits)
         if int(step.num_found) == 0 or level == method.max_depth - 1:
             break
         sums = way.zeros()
@@ -83,7 +85,7 @@ def grow_blocks(
             moved = way.move(states[block.number], codes, level, nodes, step, sums)
             states[block.number], sums = jax.block_until_ready(moved)
             trim_heap(codes.nbytes)
-        nodes = run(_join, (way.unpack, sizes[2]), nodes.histogram, step, sums)
+        nodes = join(nodes.histogram, step, sums)
         level += 1
 
     wanted = way.features_of_leaves(step, int(measure.num_in_bag) < reader.set.num_rows)
@@ -97,7 +99,7 @@ def grow_blocks(
 
 
 def count_node_bytes(way: Any, method: Method, limits: TreeLimits) -> int:
-    """What a level's histograms take while splits are found and the next are made."""
+    """Returns the bytes of a level: its histograms, splits, and the next level's."""
     sums = jax.eval_shape(way.zeros)
     make = partial(_make_root, way.unpack, method.max_leaves, *way.sizes)
     nodes = jax.eval_shape(make, sums, limits)
@@ -107,16 +109,16 @@ def count_node_bytes(way: Any, method: Method, limits: TreeLimits) -> int:
     measure = Measure(FixedPoint(some, some, scalar > 0), some, scalar)
     operands = (scalar, nodes, measure, words, limits)
     step = jax.eval_shape(partial(_step, *way.sizes), *operands)
-    join = program(_join, (way.unpack, way.sizes[2]), nodes.histogram, step, sums)
-    find = program(_step, way.sizes, *operands)
-    held = count_bytes((nodes, step))
-    return held + max(added_bytes(find), count_bytes(sums) + added_bytes(join))
+    join = compiled(_join, way.unpack, way.sizes[2])
+    joined = join.added_bytes(nodes.histogram, step, sums)
+    found = compiled(_step, *way.sizes).added_bytes(*operands)
+    return count_bytes((nodes, step)) + max(found, count_bytes(sums) + joined)
 
 
 def _make_root(unpack, max_leaves, max_depth, num_bins, slots, sums, limits):
-    """The first level: the root in slot 0, the other slots empty."""
+    """Makes the first level: the root in slot 0, the other slots empty."""
     sums = unpack(sums)
-    return Nodes(
+    return LevelNodes(
         histogram=jnp.zeros((slots, *sums.shape[1:]), jnp.int32).at[0].set(sums[0]),
         position=jnp.full(slots, -1, jnp.int32).at[0].set(0),
         tree=make_leaf(max_depth, num_bins),
@@ -145,7 +147,7 @@ def _step(max_depth, num_bins, slots, level, nodes, measure, words, limits):
 
 
 def _count_sides(histogram, split):
-    """Rows in the bag of each slot: at or below the threshold, above it, missing."""
+    """Counts rows in the bag by slot: at or below the threshold, above, missing."""
     slots, _, num_bins, _ = histogram.shape
     # The last channel counts rows, also where it is the curvature of uniform ones.
     count = histogram[jnp.arange(slots), split.feature, :, -1]
@@ -162,11 +164,11 @@ def _join(unpack, slots, histogram, step, sums):
     joined = join_children(
         histogram, pairs.source, step.left_smaller, unpack(sums), slots
     )
-    return Nodes(joined, pairs.position, step.tree, step.paths)
+    return LevelNodes(joined, pairs.position, step.tree, step.paths)
 
 
 def _read_some(reader, features):
-    """Blocks with the columns of some features; without reading if there are none."""
+    """Yields blocks with the columns of some features; reads nothing for none."""
     if features:
         yield from reader.read(features)
         return

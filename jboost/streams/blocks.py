@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of rows in files: codes by column, and what else is known of each row.
+"""Blocks of rows in files: codes by column, and other values of each row.
 
 In: arrays of a block. Out: the same arrays, read one block ahead of their use. One
 file holds one block, and names where each column begins, so that a few columns can be
@@ -8,7 +8,7 @@ read alone::
     magic | length and checksum of the header | header (JSON) | column 0 | column 1 ...
 
 A column of codes takes as few bits as its highest code needs (1, 2, 4, 8 or 16), and
-is deflated where that makes it much smaller. Every column has a checksum, tested
+is compressed if that makes it much smaller. Every column has a checksum, tested
 whenever it is read.
 """
 
@@ -28,6 +28,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
+from jboost.tables.frames import SourceError
+
 _MAGIC = b"jboost-block-1\n\0"
 _ALIGNMENT = 64  # bytes: XLA takes host memory without a copy only from such addresses
 _DEFLATED_SHARE = 1 / 3  # of the packed bytes: what deflating must achieve
@@ -40,7 +42,7 @@ _SIGNALS = [
 _existing: "weakref.WeakSet[Folders]" = weakref.WeakSet()
 
 
-class BlockError(RuntimeError):
+class BlockError(SourceError):
     """A file of blocks could not be written, or is damaged or gone."""
 
 
@@ -54,7 +56,7 @@ class Block(NamedTuple):
 
 
 class BlockSet(NamedTuple):
-    """Where the rows lie; blocks in order of rows.
+    """The files of all rows, in order.
 
     Attributes:
       identity: written into every file of this set.
@@ -79,17 +81,17 @@ class BlockSet(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What the files take on disk."""
+        """The size of the files on disk."""
         return sum(block.path.stat().st_size for block in self.blocks)
 
 
 class Folders:
-    """Where block files go, one folder after the other.
+    """The folders of block files, which are filled in turn.
 
-    The files are removed with :meth:`remove`, or when nobody holds this any more, at
-    the end of the process, and where SIGTERM or SIGHUP ends it. The handlers of these
-    signals are set only while such folders exist, and never replace a handler of the
-    program.
+    The files are removed by :meth:`remove`, when this object is garbage-collected, at
+    the end of the process, and when SIGTERM or SIGHUP ends it. Handlers of these
+    signals are installed only while such folders exist, and never replace a handler
+    of the program.
     """
 
     def __init__(self, directories: Sequence[str | os.PathLike[str]] | None):
@@ -110,7 +112,7 @@ class Folders:
             self.paths.append(Path(made))
 
     def place(self, number: int) -> Path:
-        """The file of a block."""
+        """Returns the path of a block's file."""
         folder = self.paths[number % len(self.paths)]
         return folder / f"{number:06d}.block"
 
@@ -124,7 +126,7 @@ def _remove_folders(paths, owner):
 
 
 def _watch_signals():
-    """Removes files before a signal ends the process, where nobody else handles it."""
+    """Removes files before a signal ends the process, unless it has a handler."""
     if threading.current_thread() is not threading.main_thread():
         return  # Python allows handlers to be set in the main thread only
     for number in _SIGNALS:
@@ -133,7 +135,7 @@ def _watch_signals():
 
 
 def _release_signals():
-    """Restores the default handlers where no folder is left to remove."""
+    """Restores the default handlers if no folder is left."""
     if threading.current_thread() is not threading.main_thread():
         return
     if any(folders.remove.alive for folders in list(_existing)):
@@ -198,9 +200,9 @@ def write_block(
 
 
 class BlockReader:
-    """Reads blocks in order, one ahead, into buffers that are used again.
+    """Reads blocks in order, one ahead, into buffers that are reused.
 
-    What it hands out holds until the next block is asked for.
+    An array is valid until the next block is requested.
     """
 
     def __init__(self, blocks: BlockSet):
@@ -211,7 +213,7 @@ class BlockReader:
     def read(
         self, features: Sequence[int] | None = None
     ) -> Iterator[tuple[Block, Shaped[np.ndarray, "f n"]]]:
-        """Each block with the codes of some features, by feature; None: of all.
+        """Yields each block with the codes of some features; None: of all.
 
         Raises:
           BlockError: a file is damaged, incomplete or gone.
@@ -250,7 +252,7 @@ class BlockReader:
 
 
 def read_rows(blocks: BlockSet, name: str, block: Block) -> np.ndarray:
-    """One of the arrays with an entry for each row of a block.
+    """Reads one of the arrays that have an entry for each row of a block.
 
     Raises:
       BlockError: the file is damaged, incomplete or gone.
@@ -264,7 +266,7 @@ def read_rows(blocks: BlockSet, name: str, block: Block) -> np.ndarray:
 
 
 def aligned_empty(shape: Any, dtype: Any) -> np.ndarray:
-    """An array that XLA can take where it lies."""
+    """Returns an array that XLA can use without a copy."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
@@ -278,7 +280,7 @@ def _describe(payload, offset, kind):
 
 
 def _encode(column):
-    """How a column of codes is written, and its bytes."""
+    """Returns how a column of codes is written, and its bytes."""
     highest = int(column.max(initial=0))
     bits = next(bits for bits in (1, 2, 4, 8, 16) if highest < 1 << bits)
     if bits >= 8:
@@ -321,7 +323,7 @@ def _open_block(block: Block) -> BinaryIO:
 
 
 def _read_header(file, block, identity):
-    """The header, and where the columns begin."""
+    """Returns the header, and the offset of the columns."""
     begin = file.read(len(_MAGIC) + 8)
     if len(begin) < len(_MAGIC) + 8 or not begin.startswith(_MAGIC):
         raise _damaged(block, "it does not begin as a block file does")
@@ -339,14 +341,14 @@ def _read_header(file, block, identity):
 def _read_into(file, block, entry, start, what, array):
     try:
         file.seek(start + entry["offset"])
-        room = memoryview(array).cast("B")
-        if file.readinto(room) < entry["bytes"]:
+        view = memoryview(array).cast("B")
+        if file.readinto(view) < entry["bytes"]:
             raise _damaged(block, f"it ends within {what}")
     except OSError as error:
         raise BlockError(
             f"block {block.number} cannot be read: {os.fspath(block.path)!r}: {error}"
         ) from error
-    if zlib.crc32(room) != entry["crc"]:
+    if zlib.crc32(view) != entry["crc"]:
         raise _damaged(block, f"the checksum of {what} is wrong")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Returns freed memory to the operating system.
 
-glibc keeps the large arrays that a program frees, for arrays to come. They fit those
-only in part, so that a process may hold twice what its arrays take.
+glibc keeps freed memory for later allocations. These reuse it only in part, so that a
+process may hold twice the memory of its arrays.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _FEW_BYTES = 1 << 20  # freed arrays below this size are left to the allocator
 
 
 def trim_heap(num_bytes: int) -> None:
-    """Returns freed memory to the system, where about ``num_bytes`` were freed.
+    """Returns freed memory to the system if about ``num_bytes`` were freed.
 
     Does nothing with allocators other than glibc's.
     """

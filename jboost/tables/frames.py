@@ -35,9 +35,9 @@ class Schema(NamedTuple):
 
 
 class RowSource:
-    """Base class of streams, whose rows come in batches; see :func:`jboost.stream`.
+    """Rows that come in batches: the interface of what :func:`jboost.stream` returns.
 
-    Defined here so that functions can reject streams without importing them.
+    Stages that need such rows call these methods, and do not import streams.
 
     Attributes:
       source: returns a new iterator over the batches.
@@ -55,6 +55,21 @@ class RowSource:
           categorical: whether the model has categorical features.
         """
         raise NotImplementedError
+
+    def prepare_training(self, request: Any) -> Any:
+        """Prepares the rows for training.
+
+        Args:
+          request: a :class:`jboost.training.request.FitRequest`.
+
+        Returns:
+          :class:`jboost.training.preparing.TrainingRows`.
+        """
+        raise NotImplementedError
+
+
+class SourceError(RuntimeError):
+    """The rows of a source could not be read while training."""
 
 
 class Frame(NamedTuple):

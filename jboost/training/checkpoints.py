@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: a run of ``fit`` in a file, from which the same call goes on.
+"""Checkpoints: a run of ``fit`` in a file, from which the same call continues.
 
-In: a run after some rounds. Out: a file with all that the next round depends on and
-the data does not tell: trees, scores of all rows, history; and with the fingerprint of
-data, loss and settings, so that no other run goes on from it. What early stopping
-knows is in the history, and everything random depends on seed and round alone.
+In: a run after some rounds. Out: a file with everything that the next round needs and
+that cannot be computed from the data: trees, scores of all rows, history; and with a
+fingerprint of data, loss and settings, so that no other run continues from it. Early
+stopping needs the history only, and random numbers depend on seed and round alone.
 """
 
 import hashlib
@@ -19,11 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.boosting.rounds import BoostState
-from jboost.boosting.settings import RoundSettings, Settings, declared
-from jboost.codes.bins import Bins
-from jboost.codes.codes import SparseCodes
-from jboost.entry import checks
+from jboost.boosting.settings import RoundSettings, declared
 from jboost.entry.implementation import current_implementation
 from jboost.model.containers import (
     Container,
@@ -33,13 +29,12 @@ from jboost.model.containers import (
     remove_parts,
     write_container,
 )
-from jboost.model.ensemble import Ensemble
 from jboost.model.files import pack, unpack
-from jboost.streams.blocks import BlockReader
-from jboost.training.chunks import Job
+from jboost.training.chunks import Job, Position, Runner
 from jboost.training.history import Record
-from jboost.training.rows import Rows
-from jboost.training.scoring import Criterion
+from jboost.training.preparing import Prepared
+from jboost.training.request import FitRequest
+from jboost.training.rows import PaddedRows
 from jboost.trees.initial import MedianStart
 
 _TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
@@ -55,11 +50,11 @@ _PARAMETERS = ("parameters", "first_parameters")  # pytrees of the state
 
 
 class Checkpoint(NamedTuple):
-    """Where a run is kept.
+    """A file in which a run is stored.
 
     Attributes:
       path: of the file.
-      every: after how many rounds it is written.
+      every: the number of rounds after which it is written again.
       fingerprint: of the run.
       rates: the learning rate of each round.
     """
@@ -70,29 +65,13 @@ class Checkpoint(NamedTuple):
     rates: np.ndarray
 
 
-def check_checkpoint(path: Any, every: Any) -> Path | None:
-    """The path, in a folder that can be written to."""
-    checks.check_integer("checkpoint_rounds", every, least=1)
-    if path is None:
-        return None
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"checkpoint must be a path, got {type(path).__name__}")
-    place = Path(os.path.realpath(path))
-    if place.is_dir() or not os.access(place.parent, os.W_OK):
-        raise ValueError(
-            "checkpoint must be a file in a folder that can be written to, got "
-            f"{os.fspath(path)!r}"
-        )
-    return place
-
-
 def write_checkpoint(
-    checkpoint: Checkpoint,
-    record: Record,
-    state: BoostState | None,
-    set_scores: tuple[Any, ...],
+    checkpoint: Checkpoint, record: Record, position: Position | None
 ) -> None:
-    """Writes a run, in place of what was there; without a state one that is over.
+    """Writes a run, replacing the file if it exists.
+
+    Args:
+      position: where the next round begins; None for a run that is over.
 
     Raises:
       OSError: it cannot be written.
@@ -102,18 +81,18 @@ def write_checkpoint(
     arrays["rates"] = checkpoint.rates[: record.num_rounds]
     for name, value in record.table().items():
         arrays[f"history.{name}"] = value
-    if state is not None:
-        arrays |= _flatten(state, set_scores)
+    if position is not None:
+        arrays |= _flatten(position)
     fields = {**model.fields, "fingerprint": checkpoint.fingerprint}
     write_container(Container("Checkpoint", fields, arrays), checkpoint.path)
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
-    """What the file holds, if it is there and of this run.
+    """Reads the file, if it exists; it must be of this run.
 
     Raises:
-      FileError: the file is damaged or no checkpoint.
-      ValueError: it is of another run.
+      FileError: the file is damaged, or is not a checkpoint.
+      ValueError: the file is of another run.
     """
     remove_parts(checkpoint.path)
     if not checkpoint.path.exists():
@@ -128,21 +107,16 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
     return container
 
 
-def resume(
-    container: Container,
-    record: Record,
-    state: BoostState,
-    set_scores: tuple[Any, ...],
-) -> tuple[BoostState, tuple[Any, ...]]:
+def resume(container: Container, record: Record, position: Position) -> Position:
     """Fills the record, and returns the position after its rounds.
 
     Args:
       container: from :func:`read_checkpoint`.
       record: before its first round.
-      state, set_scores: before the first round.
+      position: before the first round.
 
     Raises:
-      FileError: the file does not hold what this run left.
+      FileError: the contents do not fit this run.
     """
     arrays = container.arrays
     try:
@@ -155,17 +129,17 @@ def resume(
         if lengths != {done} or rows - {done + 1} or model.num_rounds != earlier + done:
             raise ValueError(f"trees or losses are not those of {done} rounds")
         if "state.scores" in arrays:
-            start = _flatten(state, set_scores)
+            start = _flatten(position)
             found = {key: _like(arrays[key], value) for key, value in start.items()}
-            state, set_scores = _unflatten(found, state, set_scores)
+            position = _unflatten(found, position)
     except (KeyError, ValueError) as error:
         raise FileError(f"the checkpoint does not fit this run: {error}") from None
     record.restore(model, table)
-    return state, set_scores
+    return position
 
 
 def _compare_rates(old, new, name):
-    """Rounds may be added, but those that were made must be the same."""
+    """Checks that the rounds made so far had the same learning rates."""
     done = len(old)
     if done > len(new):
         raise ValueError(
@@ -180,8 +154,9 @@ def _compare_rates(old, new, name):
         )
 
 
-def _flatten(state, set_scores):
-    """What the data does not tell by itself, or what is cheap to keep."""
+def _flatten(position):
+    """Returns what cannot be computed from the data, or is cheap to store."""
+    state, set_scores = position
     arrays = {f"state.{name}": np.asarray(getattr(state, name)) for name in _STATE}
     for name in _PARAMETERS:
         for number, leaf in enumerate(jax.tree.leaves(getattr(state, name))):
@@ -191,7 +166,9 @@ def _flatten(state, set_scores):
     return arrays
 
 
-def _unflatten(arrays, state, set_scores):
+def _unflatten(arrays, position):
+    """Returns a position with the arrays that ``_flatten`` took from one like it."""
+    state, set_scores = position
     arrays = {name: jax.device_put(array) for name, array in arrays.items()}
     fields = {name: arrays[f"state.{name}"] for name in _STATE}
     for name in _PARAMETERS:
@@ -199,7 +176,8 @@ def _unflatten(arrays, state, set_scores):
         leaves = [arrays[f"state.{name}.{number}"] for number in range(len(leaves))]
         fields[name] = jax.tree.unflatten(structure, leaves)
     state = state._replace(**fields)
-    return state, tuple(arrays[f"scores.{n}"] for n in range(len(set_scores)))
+    scores = tuple(arrays[f"scores.{n}"] for n in range(len(set_scores)))
+    return Position(state, scores)
 
 
 def _like(array, template):
@@ -212,57 +190,50 @@ def _like(array, template):
 
 
 def take_fingerprint(
-    job: Job,
-    settings: Settings,
-    bins: Bins,
-    reader: BlockReader | None,
-    model: Ensemble | None,
-    init_score: Any,
-    feature_names: tuple[str, ...] | None,
-    by: Criterion,
+    request: FitRequest, prepared: Prepared, job: Job, runner: Runner
 ) -> dict[str, Any]:
-    """What a run depends on: settings as JSON holds them, data as digests."""
-    loss = job.loss
+    """Returns what a run depends on: settings as JSON stores them, data as digests."""
+    (loss, method), arrays = job.problem
     programs = [loss.value, loss.gradient, loss.hessian, loss.estimate]
     text = repr([program and program.structure for program in programs])
     described = re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions within
     named: dict[str, Any] = {
-        name: getattr(job.method, name)
+        name: getattr(method, name)
         for name, setting in declared(RoundSettings).items()
         if not setting.traced and name not in _TRACED_TOO
     }
-    for name, value in _name_numbers(job.numbers):
+    for name, value in _name_numbers(arrays.numbers):
         assert name not in named, name  # or one would hide the other
         named[name] = value
-    begin = init_score
-    if isinstance(init_score, MedianStart) or init_score is None:
-        begin = "auto" if init_score is None else "median"
+    bins, names, begin = prepared.bins, prepared.feature_names, request.begin
+    if isinstance(begin, MedianStart) or begin is None:
+        begin = "auto" if begin is None else "median"
     found = {
         "jboost": library_version(),
         "jax": jax.__version__,
         "thresholds of x": _digest(replace(bins, absent="missing")),
         "absent": bins.absent,
-        **_describe_rows("", job.rows, reader),
+        **_describe_rows("", job.rows, runner.read_codes()),
         "loss": _digest(described),
-        "numbers in the loss": _digest(job.constants),
+        "numbers in the loss": _digest(arrays.constants),
         **named,
         "implementation": current_implementation(),
         "init_score": begin if isinstance(begin, str) else np.asarray(begin).tolist(),
-        "seed": settings.seed,
-        "early_stopping_rounds": settings.early_stopping_rounds,
+        "seed": request.settings.seed,
+        "early_stopping_rounds": request.settings.early_stopping_rounds,
         "metrics": sorted(job.metrics),
-        "by": None if by.metric is None else [*by],
+        "by": None if request.by.metric is None else [*request.by],
         "validation": [*job.sets],
-        "feature_names": feature_names and [*feature_names],
-        "model": None if model is None else _digest(model),
+        "feature_names": names and [*names],
+        "model": None if prepared.model is None else _digest(prepared.model),
     }
     for name, rows in job.sets.items():
-        found |= _describe_rows(f"{name} ", rows, None)
+        found |= _describe_rows(f"{name} ", rows, rows.read_codes())
     return json.loads(json.dumps(found))
 
 
 def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of every number that the program takes, by the names of ``fit``."""
+    """Yields (name in ``fit``, value) of every number that the program takes."""
     for name, value in numbers._asdict().items():
         if name == "limits":
             yield from _name_numbers(value)
@@ -273,37 +244,31 @@ def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
             yield str(_NAMES.get(whole, whole)), np.asarray(value).tolist()
 
 
-def _describe_rows(prefix, rows: Rows, reader):
-    """Digests of rows without their padding."""
+def _describe_rows(prefix, rows: PaddedRows, codes):
+    """Returns digests of rows without their padding; ``codes`` are read if dense."""
     size, data = rows.size, rows.data
-    if reader is not None:
-        parts = (codes for _, codes in reader.read())
-        columns = _digest_columns(parts, reader.set.num_features)
-    elif isinstance(data.codes, SparseCodes):
-        columns = _digest(data.codes)
-    else:
-        codes = np.asarray(data.codes.columns)[:, :size]
-        columns = _digest_columns([codes], len(codes))
     targets = jax.tree.map(lambda target: np.asarray(target)[:size], data.targets)
+    sparse = data.codes.is_sparse
     return {
-        f"{prefix}x": columns,
+        f"{prefix}x": _digest(data.codes) if sparse else _digest_columns(codes),
         f"{prefix}y": _digest(targets),
         f"{prefix}sample_weight": _digest(np.asarray(data.weights)[:size]),
         f"{prefix}offset": _digest(np.asarray(rows.scores)[:, :size]),
     }
 
 
-def _digest_columns(parts, num_columns):
-    """Of codes by feature, however their rows are divided into parts."""
-    columns = [hashlib.sha256() for _ in range(num_columns)]
+def _digest_columns(parts):
+    """Digests codes by feature, however their rows are divided into parts."""
+    columns = None
     for part in parts:
+        columns = columns or [hashlib.sha256() for _ in part]
         for column, codes in zip(columns, part, strict=True):
             column.update(_as_bytes(codes))
-    return _digest([column.hexdigest() for column in columns])
+    return _digest([column.hexdigest() for column in columns or ()])
 
 
 def _digest(tree):
-    """Of a pytree: its structure, its arrays and strings."""
+    """Digests a pytree: its structure, its arrays and strings."""
     leaves, structure = jax.tree.flatten(tree)
     found = hashlib.sha256(str(structure).encode())
     for leaf in leaves:
@@ -322,7 +287,7 @@ def _as_bytes(array):
 
 
 def _compare(old, new, name):
-    """Raises for what differs, by name."""
+    """Raises if fingerprints differ; names what differs."""
     old = old if isinstance(old, dict) else {}
     differing = []
     for key in {**new, **old}:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that goes on from a model.
+"""Training that continues from a model.
 
-In: a model, a run on new or the same data, before its first round. Out: the run as it
-stands after the model's rounds: their scores, their number (which seeds and schedules
-count on from), and what an average row curved in the first of them.
+In: a model, and a run on the same or other data before its first round. Out: the
+position of the run after the rounds of the model: the scores, the number of rounds
+(seeds and schedules count from there), and the mean curvature of the first round.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,31 +14,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.boosting.rounds import begin_round, estimate_parameters
+from jboost.boosting.row_derivatives import row_derivatives
+from jboost.boosting.settings import Settings
+from jboost.boosting.state import Problem, estimate_parameters
 from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
-from jboost.streams.batches import checked_batches
-from jboost.streams.streaming import Stream
 from jboost.tables.categories import Categories
-from jboost.tables.sparse import Absent
-from jboost.training.chunks import Job
-from jboost.training.host_loop import Position
-from jboost.training.rows import Rows, name_sets
+from jboost.tables.frames import RowSource, Schema
+from jboost.training.chunks import Job, Position
+from jboost.training.rows import PaddedRows
 
-_MOST_ROUNDS = 16  # whose leaves are found at a time
-_MOST_LEAVES = 2**26  # of all rows
+_MOST_ROUNDS = 16  # whose leaf indices are computed at a time
+_MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
 
 
-def check_start(
-    model: Any, init_score: Any, num_scores: int, absent: Absent | None
-) -> Ensemble:
+def check_start(model: Any, settings: Settings) -> Ensemble:
     """Checks that training can continue from the model.
 
     Returns:
       The model, with ``absent`` if that is given and the model does not say.
     """
     check_model(model)
+    init_score, absent = settings.init_score, settings.absent
+    num_scores = settings.num_scores
     if model.num_scores != num_scores:
         raise ValueError(
             f"num_scores must be {model.num_scores}, as the model has, got {num_scores}"
@@ -59,7 +59,7 @@ def check_start(
 def match_columns(
     model: Ensemble, num_features: int, feature_names: tuple[str, ...] | None
 ) -> tuple[str, ...] | None:
-    """Whether the columns are those of the model; their names."""
+    """Checks that the columns are those of the model; returns their names."""
     if model.num_features != num_features:
         raise ValueError(
             f"x must have {model.num_features} columns, as the model was trained on, "
@@ -77,7 +77,7 @@ def match_columns(
 
 
 def match_categories(model: Ensemble, categories: Categories | None) -> None:
-    """Whether a code stands for one category in the model and in the new rounds."""
+    """Checks that codes stand for the same categories in the model and here."""
     known = model.categories
     if known is None and categories is None:
         return
@@ -96,49 +96,51 @@ def match_categories(model: Ensemble, categories: Categories | None) -> None:
 
 
 def continue_from(
-    model: Ensemble, job: Job, position: Position, x: Any, validation: Any
+    model: Ensemble, job: Job, position: Position, x: Any, sets: Sequence[Any]
 ) -> Position:
-    """The position after the model's rounds.
+    """Returns the position after the model's rounds.
+
+    Args:
+      position: before the first round.
+      x: of the training rows, and ``sets`` of the validation sets.
 
     Laws: on the same data, ``fit(m rounds)`` and then ``n`` rounds from that model are
     ``fit(m + n rounds)``; training from a model of no rounds is training.
     """
-    sets = tuple(
-        _score(model, parts[0], job.sets[name])
-        for name, (_, parts) in name_sets(validation).items()
-    )
-    run = compiled(_average_curvature, job.loss, job.method)
-    data = job.rows.data._replace(codes=None)
-    state = position.state
+    pairs = zip(sets, job.sets.values(), strict=True)
+    set_scores = tuple(_score(model, given, rows) for given, rows in pairs)
+    problem, state = job.problem, position.state
     if model.num_rounds:
-        first_mean = run(job.constants, job.numbers, data, state)
+        # These programs do not look at codes.
+        data = problem.data._replace(codes=None)
         scores = _score(model, x, job.rows)
-        estimate = compiled(estimate_parameters, job.loss)
+        average = compiled(_average_curvature, problem.static)
+        estimate = compiled(estimate_parameters, problem.loss)
         state = state._replace(
             scores=scores,
-            parameters=estimate(job.constants, data, scores),
-            first_mean=first_mean,
+            parameters=estimate(problem.constants, data, scores),
+            first_mean=average(problem.arrays._replace(data=data), state),
             round=jnp.int32(model.num_rounds),
         )
-    return Position(state, sets)
+    return Position(state, set_scores)
 
 
-def _average_curvature(loss, method, constants, numbers, data, state):
-    """What "relative" divides by in the first round, which starts at init_score."""
-    _, now = begin_round(loss, constants, method, numbers, data, state)
-    return now.fitted.mean
+def _average_curvature(static, arrays, state):
+    """Returns what "relative" divides by in the first round, at init_score."""
+    _, _, fitted = row_derivatives(Problem(static, arrays), state)
+    return fitted.mean
 
 
-def _score(model, x, rows: Rows):
-    """Scores of padded rows after the model's rounds."""
+def _score(model, x, rows: PaddedRows):
+    """Returns the scores of padded rows after the rounds of the model."""
     start = np.asarray(model.init_score).reshape(-1, 1)
     scores = np.asarray(rows.scores) + start
     real = scores[:, : rows.size]
-    if isinstance(x, Stream):
+    if isinstance(x, RowSource):
         first = 0
-        for batch in checked_batches(x.source):
-            end = first + len(batch.x)
-            _add_rounds(model, batch.x, real[:, first:end])
+        for batch, _ in x.batches(Schema(), categorical=False):
+            end = first + len(batch)
+            _add_rounds(model, batch, real[:, first:end])
             first = end
     else:
         _add_rounds(model, x, real)
@@ -147,7 +149,7 @@ def _score(model, x, rows: Rows):
 
 
 def _add_rounds(model, x, scores):
-    """Adds leaf values round by round, in the order of training, and so to its bits."""
+    """Adds leaf values round by round, as training did, to get the same bits."""
     num_scores, num_rows = scores.shape
     step = max(1, min(_MOST_ROUNDS, _MOST_LEAVES // (num_scores * num_rows)))
     values = np.asarray(model.leaf_value)

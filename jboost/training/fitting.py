@@ -1,68 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fit: the loop of ``boosting`` with a host around it.
+"""fit: trains a model on raw tables.
 
-In: raw tables. Out: a model and its history. The host checks input, pads rows to few
-sizes, and hands the run to ``loop``. It holds no mathematics.
+In: tables and settings. Out: a model and its history. Four steps: read the request,
+which checks all that needs no data (``request``); prepare the rows, whether they come
+as arrays or as a stream (``preparing``); begin, afresh, from a model or from a
+checkpoint (here); run chunks of rounds (``host_loop``).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
-from tqdm import tqdm
 
 from jboost import losses
 from jboost.boosting.auto import decide_by_data
-from jboost.boosting.method import initial_scores, make_method, refuse_sorting
-from jboost.boosting.settings import (
-    Regularization,
-    read_settings,
-)
-from jboost.codes.binning import fit_frame
-from jboost.codes.bins import Bins
-from jboost.entry import checks
+from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
-from jboost.objective.tracing import trace_loss
-from jboost.streams.block_rounds import plan_run
-from jboost.streams.streaming import Stream, load_rows
-from jboost.tables.collisions import warn_of_collisions
-from jboost.tables.domains import check_domain
-from jboost.tables.frames import Schema, read_frame
-from jboost.tables.sparse import Absent, SparseMatrix, check_gaps
-from jboost.tables.targets import check_weights
+from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import (
     Checkpoint,
-    check_checkpoint,
     read_checkpoint,
     resume,
     take_fingerprint,
 )
-from jboost.training.chunks import Job, no_trees, start
-from jboost.training.continuing import (
-    check_start,
-    continue_from,
-    match_categories,
-    match_columns,
-)
+from jboost.training.chunks import Job, no_trees
+from jboost.training.continuing import continue_from
 from jboost.training.history import History, Record
-from jboost.training.host_loop import Position, first_position, run_rounds
-from jboost.training.rows import Rows, make_rows, make_sets, name_sets
-from jboost.training.scoring import (
-    By,
-    Metrics,
-    bind_metrics,
-    check_metrics,
-    read_by,
-    try_metrics,
-)
+from jboost.training.host_loop import FitRun, run_rounds
+from jboost.training.preparing import Prepared, make_problem, prepare_rows
+from jboost.training.request import FitRequest, read_request
+from jboost.training.scoring import By, Metrics, try_metrics
+from jboost.training.starting import start, start_position
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 
@@ -285,209 +260,74 @@ def fit(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
-    settings = read_settings(locals())
-    num_rounds, num_scores = settings.num_rounds, settings.num_scores
-    path = check_checkpoint(checkpoint, checkpoint_rounds)
-    earlier = 0
-    if model is not None:
-        model = check_start(model, init_score, num_scores, absent)
-        settings = settings.replace(init_score=model.init_score, absent=model.absent)
-        earlier = model.num_rounds
-    rates = np.asarray(checks.learning_rates(learning_rate, num_rounds, earlier))
-    watchers = _check_callbacks(callbacks)
-    begin = initial_scores(settings)
-    padded = not isinstance(loss, losses.Adaptive)  # estimates see real rows only
-    criterion, measures = read_by(by, check_metrics(metrics))
-    measures = bind_metrics(measures, loss, num_scores)
-    given_sets = name_sets(validation)
-    if criterion.metric is not None and not given_sets:
-        raise ValueError(f"by={by!r} needs validation=(x, y), got None")
-    if early_stopping_rounds is not None and not given_sets:
-        raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
-    if isinstance(x, Stream):
-        _check_streamed(y, sample_weight, offset, settings)
+    request = read_request(locals())
+    rows = prepare_rows(request)
+    with settle_implementation(rows.training.rows.data.weights):
+        run = begin_run(request, rows)
+        kept = run_rounds(run)
+    return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
 
-        def check_columns(num_features, names):
-            names = checks.check_names(feature_names, names, num_features)
-            if model is not None:
-                names = match_columns(model, num_features, names)
-            checks.check_monotone(monotone, num_features, names)
-            checks.check_interactions(interactions, num_features, names)
 
-        table = x.prepare(settings.max_bins, progress, check_columns)
-        given = _read_stream(table, settings, padded)
-    else:
-        table = None
-        given = bin_arrays(
-            x, y, sample_weight, offset, settings, padded, feature_names, model
+def begin_run(request: FitRequest, prepared: Prepared) -> FitRun:
+    """Begins a run: fresh, from a model, or from a checkpoint."""
+    job = _make_job(request, prepared)
+    runner = prepared.training.make_runner(job, request.begin)
+    checkpoint = found = None
+    if request.checkpoint is not None:
+        fingerprint = take_fingerprint(request, prepared, job, runner)
+        checkpoint = Checkpoint(
+            request.checkpoint, request.checkpoint_rounds, fingerprint, request.rates
         )
-    bins, rows = given.bins, given.rows
-    names = checks.check_names(feature_names, given.schema.names, bins.num_features)
-    if model is not None:
-        names = match_columns(model, bins.num_features, names)
-        match_categories(model, bins.categories)
-        model = replace(model, absent=bins.absent)  # known once rows have been seen
-    sets = make_sets(
-        validation, bins, given.schema._replace(names=names), rows.data.targets,
-        num_scores, padded, given.with_offset,
-    )  # fmt: skip
-    check_domain(loss, rows.data.targets, rows.data.weights, num_scores, "y")
-    for place, (name, _) in given_sets.items():
-        data = sets[place].data
-        check_domain(loss, data.targets, data.weights, num_scores, f"{name} y")
-    traced, constants = trace_loss(loss, rows.data.targets, num_scores)
-    method, numbers = make_method(
-        settings, traced, rows.data.codes, num_rows=len(rows.data.weights),
-        uniform=given.uniform,
-        max_bins=settings.max_bins if given.sorted else bins.num_bins,
-        num_features=bins.num_features, categories=bins.categories,
-        feature_names=names,
-    )  # fmt: skip
+        found = read_checkpoint(checkpoint)
+    state, rule = start(job, request.begin, request.settings.seed)
+    position = start_position(job, state)
+    if prepared.model is not None and not found:
+        xs = [parts[0] for _, parts in request.sets.values()]
+        position = continue_from(prepared.model, job, position, request.rows.x, xs)
+    record = _start_record(request, prepared, job, position.state, rule)
+    if found:
+        position = resume(found, record, position)
+    return FitRun(
+        job=job,
+        runner=runner,
+        position=position,
+        record=record,
+        patience=request.settings.early_stopping_rounds,
+        watchers=request.watchers,
+        checkpoint=checkpoint,
+        progress=request.progress,
+    )
+
+
+def _make_job(request, prepared):
+    """Traces the loss, and compares settings and metrics with the rows."""
+    rows, sets = prepared.training.rows, prepared.sets
+    problem = make_problem(
+        request.settings,
+        request.loss,
+        prepared.training,
+        prepared.feature_names,
+        uniform=not prepared.training.weighted,
+    )
     for part in (rows, *sets.values()):
-        try_metrics(measures, *part.real, num_scores)
-    job = Job(traced, constants, method, numbers, rates, rows, sets, measures)
-    with settle_implementation(rows.data.weights):
-        blocks = None
-        if isinstance(x, Stream) and table is not None:
-            blocks = plan_run(job, table, x, begin)
-        keep = path and Checkpoint(
-            path,
-            checkpoint_rounds,
-            take_fingerprint(
-                job, settings, bins, blocks and blocks.reader, model, begin, names,
-                criterion,
-            ),
-            rates,
-        )  # fmt: skip
-        found = keep and read_checkpoint(keep)
-        state, rule = start(job, begin, settings.seed)
-        position = first_position(job, state)
-        if model is not None and not found:
-            position = continue_from(model, job, position, x, validation)
-        record = _start_record(
-            job, bins, position.state, rule, validation, names, model, criterion
-        )
-        if found:
-            position = Position(*resume(found, record, *position))
-        with tqdm(
-            total=num_rounds,
-            initial=record.num_rounds,
-            disable=not progress,
-            unit="round",
-        ) as bar:
-            kept = run_rounds(
-                job,
-                blocks,
-                position,
-                record,
-                early_stopping_rounds,
-                watchers,
-                keep,
-                bar,
-            )
-    return record.model(kept), record.history(record.num_rounds, kept)
+        targets, weights = part.real
+        try_metrics(request.metrics, targets, weights, request.settings.num_scores)
+    return Job(problem, request.rates, rows, sets, request.metrics)
 
 
-class Given(NamedTuple):
-    """The training rows.
-
-    Attributes:
-      uniform: whether no weights were given.
-      with_offset: whether an offset was.
-      sorted: whether trees are grown on sorted rows.
-      schema: what their columns are.
-    """
-
-    bins: Bins
-    rows: Rows
-    uniform: bool
-    with_offset: bool
-    sorted: bool
-    schema: Schema
-
-
-def _check_streamed(y, sample_weight, offset, settings):
-    """Refuses what the batches hold, and settings that streams do not support."""
-    for name, value in dict(y=y, sample_weight=sample_weight, offset=offset).items():
-        if value is not None:
-            raise ValueError(
-                f"{name} must not be given where x is a stream, because the batches "
-                f"of the stream hold it, got {type(value).__name__}"
-            )
-    for name, only in (
-        ("candidates", "global"),
-        ("candidate_weights", "samples"),
-        ("categorical", "auto"),
-    ):
-        value = getattr(settings, name)
-        if value is not None and (not isinstance(value, str) or value != only):
-            raise ValueError(
-                f"{name} must be {only!r} where x is a stream, whose rows are dense "
-                f"numbers and whose thresholds are chosen once, got {value!r}"
-            )
-
-
-def _read_stream(table, settings, padded):
-    rows = load_rows(table, settings.num_scores, padded)
-    bins = replace(table.bins, absent=settings.absent or table.bins.absent)
-    return Given(
-        bins, rows, not table.weighted, table.num_offsets > 0, False,
-        Schema(table.names),
-    )  # fmt: skip
-
-
-def bin_arrays(
-    x, y, sample_weight, offset, settings, padded, feature_names=None, model=None
-):
-    """Thresholds, and the rows on the device."""
-    known = schema = None
-    absent, categorical = settings.absent, settings.categorical
-    if model is not None and model.categories is not None:
-        # A code goes on to stand for the same category.
-        known, schema = model.categories, model.schema
-        if isinstance(categorical, str) and categorical == "auto":
-            categorical = known.features
-    frame = read_frame(
-        x, "x", schema=schema, sparse=True, categorical=categorical is not None
-    )
-    matrix = frame.matrix
-    if model is not None and isinstance(matrix, SparseMatrix):
-        check_gaps(absent, matrix, "x")
-    names = checks.check_names(feature_names, frame.names, matrix.shape[1])
-    if y is None:
-        raise ValueError("y must be given where x is an array, got None")
-    warn_of_collisions(x)
-    weights = sample_weight
-    if weights is not None:
-        weights = check_weights(weights, matrix.shape[0], "sample_weight")
-    refuse_sorting(settings, matrix)
-    bins = fit_frame(
-        frame,
-        max_bins=None if settings.sorts_rows else settings.max_bins,
-        sample_weight=weights,
-        absent=absent,
-        categorical=categorical,
-        feature_names=names,
-        known=known,
-    )
-    rows = make_rows(bins, matrix, y, weights, offset, settings.num_scores, padded, "")
-    sorts = settings.sorts_rows
-    rows = rows.sorted() if sorts else rows
-    return Given(bins, rows, weights is None, offset is not None, sorts, frame.schema)
-
-
-def _start_record(job, bins, state, rule, validation, names, model, criterion):
-    method, numbers = job.method, job.numbers
-    init_score = np.asarray(state.init_score)
+def _start_record(request, prepared, job, state, rule):
+    method, bins = job.problem.method, prepared.bins
+    limits = job.problem.arrays.numbers.limits
     decided = decide_by_data(
-        np.asarray(state.pointed), method.leaf_solver, numbers.limits.min_child_samples
+        np.asarray(state.pointed), method.leaf_solver, limits.min_child_samples
     )
+    init_score = np.asarray(state.init_score)
     return Record(
         bins=bins,
         init_score=init_score,
         set_names=tuple(job.sets),
-        named=isinstance(validation, dict),
-        no_trees=no_trees(method, job.rows.scores.shape[0]),
+        named=request.named,
+        no_trees=no_trees(method, request.settings.num_scores),
         choices=dict(
             curvature=method.curvature,
             leaf_solver="exact" if decided.exact_leaves else method.leaf_solver,
@@ -497,20 +337,10 @@ def _start_record(job, bins, state, rule, validation, names, model, criterion):
             init_score_rule=rule,
             num_bins=bins.num_bins,
         ),
-        feature_names=names,
+        feature_names=prepared.feature_names,
         metric_names=tuple(job.metrics),
-        bagged=bool(numbers.subsample < 1),
-        before=model,
+        bagged=job.bagged,
+        before=prepared.model,
         parameters=[jax.device_get(state.parameters)],
-        by=criterion,
+        by=request.by,
     )
-
-
-def _check_callbacks(callbacks):
-    signature = "callback(round, history, model), or several such"
-    if not callable(callbacks) and not isinstance(callbacks, tuple | list):
-        raise TypeError(f"callbacks must be callable as {signature}, got {callbacks!r}")
-    watchers = (callbacks,) if callable(callbacks) else tuple(callbacks)
-    for watch in watchers:
-        checks.check_callable("callbacks", watch, signature)
-    return watchers

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training leaves behind besides the model.
+"""Records training: losses and metrics by round, and the model after any round.
 
-In: trees and losses, round by round. Out: a History, and the model after any number
-of rounds.
+In: trees and losses, round by round. Out: a History, and an Ensemble.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ UNNAMED = "validation"  # the name of a set that was given without one
 
 @dataclass(frozen=True)
 class History:
-    """What happened in training, one entry per round of this call of ``fit``.
+    """The curves of training, one entry per round of this call of ``fit``.
 
     Attributes:
       train_loss: weighted mean loss of the training rows after each round, [R].
@@ -58,7 +57,7 @@ class History:
     by: Criterion = BY_LOSS
 
     def __repr__(self) -> str:
-        """The first, the best and the last value of each curve."""
+        """Shows the first, the best and the last value of each curve."""
         rounds, best = len(self.train_loss), self.best_round
         title = f"History of {rounds} rounds"
         if rounds == 0:
@@ -86,7 +85,7 @@ class History:
         return pandas.DataFrame(curves, index=rounds)
 
     def _curves(self) -> dict[str, np.ndarray]:
-        """Every curve by name, set after set."""
+        """Returns every curve by name, set by set."""
         losses = {"train": self.train_loss}
         found = self.validation_loss
         if found is not None:
@@ -102,7 +101,7 @@ class History:
 
 
 class TrainingError(RuntimeError):
-    """Training broke off; what was computed until then is kept.
+    """Training failed; the rounds finished before are kept.
 
     Attributes:
       round: the round (from 0) in which it happened.
@@ -118,7 +117,7 @@ class TrainingError(RuntimeError):
 
 
 def explain_divergence(losses: Sequence[float], value: float) -> str:
-    """Says what may help against a training loss that is not finite any more.
+    """Suggests what may help if the training loss is no longer finite.
 
     Args:
       losses: of the rounds before.
@@ -136,10 +135,10 @@ def explain_divergence(losses: Sequence[float], value: float) -> str:
 
 @dataclass
 class Record:
-    """The rounds so far, as the host keeps them: one list entry per round.
+    """The rounds so far on the host: one list entry per round.
 
-    The trees of ``before`` come first: those of a model that training goes on from, and
-    the first ``restored`` rounds of this run, where it goes on from a checkpoint.
+    The trees of ``before`` come first: those of a model that training continues from,
+    and the first ``restored`` rounds of this run if it continues from a checkpoint.
     """
 
     bins: Bins
@@ -168,7 +167,7 @@ class Record:
         return len(self.train_loss)
 
     def best_round(self, num_rounds: int) -> int:
-        """Of the first ``num_rounds``; what is not finite is never best."""
+        """Returns the best of the first ``num_rounds``; what is not finite never is."""
         if not self.set_names or num_rounds == 0:
             return num_rounds - 1
         values = [losses[0] for losses in self.set_losses[:num_rounds]]
@@ -178,7 +177,7 @@ class Record:
         return int(np.argmin(self.by.rank(values)))
 
     def model(self, num_rounds: int) -> Ensemble:
-        """The ensemble after the first ``num_rounds`` rounds."""
+        """Returns the ensemble after the first ``num_rounds`` rounds."""
         before, count = self.before, num_rounds - self.restored
         if before is not None and count <= 0:
             return truncate(before, before.num_rounds + count)
@@ -191,7 +190,7 @@ class Record:
         return model if before is None else append_rounds(before, model)
 
     def table(self) -> dict[str, np.ndarray]:
-        """The history as arrays, an entry per round."""
+        """Returns the history as arrays, with an entry per round."""
         number, sets = self.num_rounds, ("train", *self.set_names)
         metrics = [
             [[row[name][metric] for metric in self.metric_names] for name in sets]
@@ -214,7 +213,7 @@ class Record:
         return {f"parameters.{number}": np.stack(column) for number, column in columns}
 
     def restore(self, model: Ensemble, table: dict[str, np.ndarray]) -> None:
-        """Takes the rounds of another run of the same call as its own first ones."""
+        """Takes the rounds of an interrupted run of the same call as its own."""
         self.before, self.restored = model, len(table["train_loss"])
         self.train_loss = table["train_loss"].tolist()
         self.set_losses = [*table["set_losses"]]
@@ -235,7 +234,7 @@ class Record:
         ] or [{} for _ in self.train_loss]
 
     def history(self, num_rounds: int, kept: int | None = None) -> History:
-        """The history of the first ``num_rounds`` rounds.
+        """Returns the history of the first ``num_rounds`` rounds.
 
         Args:
           kept: how many rounds the model holds; None: all of them.

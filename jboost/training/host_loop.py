@@ -1,109 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of ``fit``: chunks of rounds, and what the host does between them.
 
-In: a training run before its first round. Out: its rounds, in the record. After each
-round the host looks at losses, metrics, callbacks, progress and early stopping; after
-some it writes a checkpoint.
+In: a training run before its next round. Out: its rounds, in the record. After each
+round the host records losses and metrics, calls callbacks, shows progress and checks
+early stopping; after some it writes a checkpoint.
 """
 
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array
-from tqdm import tqdm
 
-from jboost.boosting.rounds import BoostState
 from jboost.entry.implementation import use_implementation
-from jboost.streams.block_rounds import BlockRun
-from jboost.streams.blocks import BlockError
+from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
-from jboost.training.chunks import (
-    MOST_ROUNDS,
-    Job,
-    describe_idleness,
-    run_chunk,
-    start_scores,
-)
+from jboost.training.chunks import Chunk, Job, Position, Runner
 from jboost.training.history import Record, TrainingError, explain_divergence
+from jboost.training.pacing import advance, open_bar, pace_rounds
 from jboost.training.scoring import SIGNATURE, evaluate_metric
+from jboost.training.starting import describe_idleness
 
-_CHUNK_SECONDS = 0.5  # how long a call should take, so that progress moves
+_SEEN = ("trees", "losses", "snapshots", "improvement", "parameters")
 
 
-class Position(NamedTuple):
-    """Where a run is: what the next round begins with.
+class FitRun(NamedTuple):
+    """A training run before its next round.
 
     Attributes:
-      state: of the training rows.
-      set_scores: of each validation set, [K, N].
+      runner: makes the rounds.
+      position: where the next round begins.
+      record: the rounds so far.
+      patience: rounds without improvement after which the run stops; None: never.
+      watchers: the callbacks.
+      checkpoint: where the run is kept; None: nowhere.
+      progress: whether to show a bar.
     """
 
-    state: BoostState
-    set_scores: tuple[Array, ...]
+    job: Job
+    runner: Runner
+    position: Position
+    record: Record
+    patience: int | None
+    watchers: tuple[Callable[..., Any], ...]
+    checkpoint: Checkpoint | None
+    progress: bool
 
 
-def first_position(job: Job, state: BoostState) -> Position:
-    """Before the first round: all rows have the initial score."""
-    return Position(state, tuple(map(partial(start_scores, state), job.sets.values())))
-
-
-def run_rounds(
-    job: Job,
-    blocks: BlockRun | None,
-    position: Position,
-    record: Record,
-    patience: int | None,
-    watchers: tuple[Callable[..., Any], ...],
-    checkpoint: Checkpoint | None,
-    bar: tqdm,
-) -> int:
-    """Runs rounds until done or stopped; returns how many the model keeps."""
-    num_rounds, most, stopped = len(job.rates), 1, False
-    over = _is_over(record, patience)
-    while record.num_rounds < num_rounds and not (stopped or over):
-        count = min(most, num_rounds - record.num_rounds)
-        if checkpoint is not None:  # a chunk ends where the run is written
-            count = min(count, checkpoint.every - record.num_rounds % checkpoint.every)
-        begun, last = time.perf_counter(), record.num_rounds + count
-        chunk = _run(job, blocks, position, record, count)
-        position = Position(chunk.state, chunk.set_scores)
-        fields = ("trees", "losses", "snapshots", "improvement", "parameters")
-        seen = jax.device_get({name: getattr(chunk, name) for name in fields})
-        chunk = chunk._replace(**seen)
-        if not record.trees:
-            _check_first(job, chunk, record)
-        while record.num_rounds < last and not (stopped or over):
-            _look(job, chunk, count - last + record.num_rounds, record, bar)
-            stopped, over = _notify(watchers, record), _is_over(record, patience)
-        if checkpoint is not None:
-            here = position if record.num_rounds == last else None
-            _keep(checkpoint, record, here, over, stopped or last == num_rounds)
-        seconds = time.perf_counter() - begun
-        if blocks is not None:
-            continue  # one round at a time
-        if seconds < _CHUNK_SECONDS / 2:
-            most = min(MOST_ROUNDS, 2 * most)
-        elif seconds > 2 * _CHUNK_SECONDS:
-            most = max(1, most // 2)
+def run_rounds(run: FitRun) -> int:
+    """Makes rounds until all are made or the run stops; returns how many are kept."""
+    record, position, num_rounds = run.record, run.position, len(run.job.rates)
+    stopped, over = False, _is_over(record, run.patience)
+    calls = pace_rounds(
+        num_rounds,
+        first=record.num_rounds,
+        most=run.runner.most_rounds,
+        # A call ends where the run is written.
+        every=None if run.checkpoint is None else run.checkpoint.every,
+    )
+    with open_bar(num_rounds, run.progress, record.num_rounds) as bar:
+        for first, count in () if over else calls:
+            chunk = _make_chunk(run, position, first, count)
+            position = Position(chunk.state, chunk.set_scores)
+            for entry in range(count):
+                values = _record_round(run, chunk, entry)
+                advance(bar, 1, values)
+                stopped, over = _notify(run), _is_over(record, run.patience)
+                if stopped or over:
+                    break
+            if run.checkpoint is not None:
+                here = position if record.num_rounds == first + count else None
+                final = stopped or first + count == num_rounds
+                _keep(run.checkpoint, record, here, over, final)
+            if stopped or over:
+                break
     number = record.num_rounds
-    return record.best_round(number) + 1 if patience else number
+    return record.best_round(number) + 1 if run.patience else number
+
+
+def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chunk:
+    """Makes rounds, and fetches what the host needs of them."""
+    try:
+        chunk = run.runner.run(position, first, count)
+    except SourceError as error:
+        raise TrainingError(
+            f"the blocks of the stream could not be read in round {first}: {error}; "
+            "the error's .model and .history hold the rounds before",
+            run.record,
+            first,
+        ) from error
+    seen = jax.device_get({name: getattr(chunk, name) for name in _SEEN})
+    chunk = chunk._replace(**seen)
+    if not run.record.trees:
+        _check_first(run.job, chunk, run.record)
+    return chunk
 
 
 def _check_first(job, chunk, record):
-    """Raises if the first round added nothing because of the loss's gradients.
+    """Raises if the first round added nothing because of the gradients of the loss.
 
-    The scores are then still those of the start, whose buffers streams have reused.
+    The scores are then still those of the start. They are taken from the chunk, because
+    runs on blocks overwrite the state that a round began with.
     """
     number = record.num_rounds
     if np.any(chunk.trees.leaf_value[0]) or job.rates[number] == 0:
         return
-    reason = describe_idleness(
-        job.loss, job.constants, job.method, job.rows.data, chunk.state
-    )
+    reason = describe_idleness(job.problem, chunk.state)
     if reason is not None:
         raise TrainingError(
             f"training learned nothing in round {number}: {reason}", record, number
@@ -111,7 +113,7 @@ def _check_first(job, chunk, record):
 
 
 def _is_over(record, patience):
-    """Whether early stopping ends the run."""
+    """Returns whether early stopping ends the run."""
     number = record.num_rounds
     if not patience or number == 0:
         return False
@@ -119,15 +121,16 @@ def _is_over(record, patience):
 
 
 def _keep(checkpoint, record, position, over, final):
-    """Writes the run, if it is time; what is trained outlives a full disk."""
-    if over:
-        state, set_scores = None, ()  # no round will follow
-    elif position and (final or record.num_rounds % checkpoint.every == 0):
-        state, set_scores = position
-    else:
+    """Writes the run if it is due.
+
+    If the disk is full, the run ends without losing rounds: the error has the model.
+    """
+    due = final or record.num_rounds % checkpoint.every == 0
+    if not over and (position is None or not due):
         return
+    position = None if over else position  # no round will follow
     try:
-        write_checkpoint(checkpoint, record, state, set_scores)
+        write_checkpoint(checkpoint, record, position)
     except OSError as error:
         number = record.num_rounds - 1
         raise TrainingError(
@@ -138,24 +141,9 @@ def _keep(checkpoint, record, position, over, final):
         ) from error
 
 
-def _run(job, blocks, position, record, count):
-    """Makes rounds; a damaged file of blocks spoils its round alone."""
-    (state, set_scores), number = position, record.num_rounds
-    if blocks is None:
-        return run_chunk(job, state, set_scores, number, count)
-    try:
-        return blocks.run_round(state, set_scores, number)
-    except BlockError as error:
-        raise TrainingError(
-            f"the blocks of the stream could not be read in round {number}: {error}; "
-            "the error's .model and .history hold the rounds before",
-            record,
-            number,
-        ) from error
-
-
-def _look(job, chunk, entry, record, bar):
-    """Takes one round into the record."""
+def _record_round(run, chunk, entry):
+    """Appends one round to the record; returns the losses to show."""
+    job, record = run.job, run.record
     number = record.num_rounds
     train_loss, *set_losses = np.asarray(chunk.losses[entry]).tolist()
     if not np.isfinite(train_loss):
@@ -178,22 +166,20 @@ def _look(job, chunk, entry, record, bar):
     )
     if chunk.improvement is not None:
         record.improvement.append(float(chunk.improvement[entry]))
-    shown = {"train": f"{train_loss:.5g}"}
-    shown |= {n: f"{v:.5g}" for n, v in zip(job.sets, set_losses, strict=True)}
-    bar.set_postfix(shown, refresh=False)
-    bar.update()
+    return {"train": train_loss, **dict(zip(job.sets, set_losses, strict=True))}
 
 
-def _notify(watchers, record):
-    """Calls every callback; whether one asks to stop."""
-    if not watchers:
+def _notify(run):
+    """Calls every callback; returns whether one asks to stop."""
+    if not run.watchers:
         return False
+    record = run.record
     done = record.num_rounds
     number, history, model = done - 1, record.history(done), record.model(done)
     try:
         # Programs that a callback runs may belong on another platform than training.
         with use_implementation(None):
-            stops = [bool(watch(number, history, model)) for watch in watchers]
+            stops = [bool(watch(number, history, model)) for watch in run.watchers]
     except Exception as error:
         raise TrainingError(
             f"a callback failed in round {number}: {error!r}", record, number
@@ -202,7 +188,7 @@ def _notify(watchers, record):
 
 
 def _measure(job, chunk, entry, record):
-    """{set: {metric: value}} of one round, on the real rows."""
+    """Returns {set: {metric: value}} of one round, on the rows without padding."""
     values: dict[str, dict[str, float]] = {}
     every = {"train": job.rows, **job.sets} if job.metrics else {}
     for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):

@@ -2,17 +2,18 @@
 """Puts raw tables on the device: checked, binned, padded to one of few sizes.
 
 In: a matrix, targets, weights and offset of the training rows or of a validation
-set. Out: Rows, which the compiled program takes.
+set. Out: PaddedRows, which the compiled program takes.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
-from jboost.boosting.rounds import Data
+from jboost.boosting.state import Data
 from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
@@ -27,8 +28,8 @@ from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
 
 
-class Rows(NamedTuple):
-    """Rows on the device, padded; ``size`` of them are real."""
+class PaddedRows(NamedTuple):
+    """Rows on the device; those beyond the first ``size`` are padding."""
 
     data: Data
     scores: Float[Array, "K N"]
@@ -36,12 +37,17 @@ class Rows(NamedTuple):
 
     @property
     def real(self) -> tuple[Any, np.ndarray]:
-        """Targets and weights without the padding, on the host."""
+        """Targets and weights without padding, on the host."""
         pair = (self.data.targets, self.data.weights)
         return jax.tree.map(lambda array: np.asarray(array)[: self.size], pair)
 
-    def sorted(self) -> "Rows":
-        """The same with the order of each feature, instead of codes by row."""
+    def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
+        """Yields the dense codes without the padding, in one part."""
+        codes: Any = self.data.codes
+        yield np.asarray(codes.columns)[:, : self.size]
+
+    def sorted(self) -> "PaddedRows":
+        """Returns the same with the order of each feature, instead of codes by row."""
         codes: Any = self.data.codes
         codes = DenseCodes(codes.columns, order=sort_rows(np.asarray(codes.columns)))
         return self._replace(data=self.data._replace(codes=codes))
@@ -56,11 +62,11 @@ def make_rows(
     num_scores: int,
     padded: bool,
     prefix: str,
-) -> Rows:
+) -> PaddedRows:
     """Checks one set of rows and puts it on the device.
 
-    Padding repeats row 0 at weight 0, so that whatever the loss computes there is
-    as harmless as in row 0. (Of a sparse matrix such rows store nothing.)
+    Padding repeats row 0 at weight 0, so that the loss is as well-defined there as in
+    row 0. (In a sparse matrix such rows store nothing.)
     """
     size = matrix.shape[0]
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
@@ -84,14 +90,14 @@ def make_rows(
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
     )
-    return Rows(data, jax.device_put(pad(scores).T), size)
+    return PaddedRows(data, jax.device_put(pad(scores).T), size)
 
 
 def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
-    """The validation sets as they were given: {name: (what errors call it, parts)}.
+    """Returns the validation sets: {name: (what errors call it, its parts)}.
 
     Raises:
-      ValueError: they are not such; their data are not looked at.
+      ValueError: they are malformed; their data are not read here.
     """
     if validation is None:
         return {}
@@ -114,20 +120,24 @@ def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
 
 
 def make_sets(
-    validation: Any,
+    given: dict[str, tuple[str, Any]],
     bins: Bins,
     schema: Schema,
     training: Any,
     num_scores: int,
     padded: bool,
     with_offset: bool,
-) -> dict[str, Rows]:
-    """Checks the validation sets: {name: rows}; ``training`` are the other targets.
+) -> dict[str, PaddedRows]:
+    """Checks the validation sets; returns {name: rows}.
 
-    ``schema`` is that of the training rows.
+    Args:
+      given: from :func:`name_sets`.
+      schema: of the training rows.
+      training: the targets of the training rows.
+      with_offset: whether the training rows have an offset.
     """
     sets = {}
-    for name, (place, values) in name_sets(validation).items():
+    for name, (place, values) in given.items():
         x, y, weights, offset = values
         if with_offset != (offset is not None):
             raise ValueError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics as callers give them, and what rounds are compared by.
+"""Metrics, and the criterion by which rounds are compared.
 
 In: names and functions. Out: {name: f(scores, targets, weights)}, each bound to the
-inverse link that it needs; a Criterion, which says which of several rounds is best.
+inverse link that it needs; a Criterion, which ranks rounds.
 """
 
 import inspect
@@ -26,13 +26,13 @@ SIGNATURE = (
     "f(scores, targets, weights) -> number, or f(y_true, y_pred, sample_weight=...) "
     "as in scikit-learn, with arguments of these names"
 )
-# Losses whose scores tell probabilities, and those that at least tell the class.
+# Losses whose scores determine probabilities, and those that determine the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
 _MARGINS = (losses.hinge, losses.hinge_squared)
 
 
 class Criterion(NamedTuple):
-    """What rounds are compared by.
+    """The criterion by which rounds are compared.
 
     Attributes:
       name: "loss", or the name of a metric.
@@ -48,7 +48,7 @@ class Criterion(NamedTuple):
         return None if self.name == "loss" else self.name
 
     def rank(self, values: Any) -> Float[np.ndarray, "..."]:
-        """The values as numbers of which the least is best; not finite is worst."""
+        """Maps values to numbers of which the least is best; not finite is worst."""
         values = np.asarray(values, np.float64)
         signed = -values if self.direction == "max" else values
         return np.where(np.isfinite(values), signed, np.inf)
@@ -58,11 +58,11 @@ BY_LOSS = Criterion()
 
 
 class HostMetric(NamedTuple):
-    """A metric of scikit-learn's signature, called as those of jboost.
+    """A metric with scikit-learn's signature, called like those of jboost.
 
     Attributes:
       function: f(y_true, y_pred) or f(y_true, y_pred, sample_weight=...).
-      inverse_link: makes predictions of scores; None: the scores are predictions.
+      inverse_link: turns scores into predictions; None: the scores are predictions.
       weighs: whether the function takes ``sample_weight``.
     """
 
@@ -71,7 +71,7 @@ class HostMetric(NamedTuple):
     weighs: bool
 
     def __call__(self, scores, targets, weights) -> Any:
-        """Its value on the rows of positive weight."""
+        """Returns its value on the rows of positive weight."""
         rows = np.asarray(weights) > 0
         found = scores
         if self.inverse_link is not None:
@@ -86,10 +86,10 @@ class HostMetric(NamedTuple):
 
 
 def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
-    """{name: function} of names, functions, a sequence of these, or a dict.
+    """Returns {name: function} of names, functions, a sequence of these, or a dict.
 
     Raises:
-      TypeError, ValueError: they are not such.
+      TypeError, ValueError: for anything else.
     """
     if given is None:
         return {}
@@ -119,7 +119,7 @@ def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _name(metric):
-    """A metric of a sequence, with its name."""
+    """Returns the name of a metric in a sequence, and the metric."""
     if isinstance(metric, str):
         return metric, metric
     name = getattr(losses.bare_loss(metric), "__name__", None)
@@ -141,7 +141,7 @@ def _find(name):
 
 
 def _check_signature(place, function):
-    """Refuses a function that cannot be called; warns of one that is mirrored."""
+    """Checks that a function can be called; warns if its arguments look swapped."""
     parameters = positional_names(function)
     if parameters is None:
         return
@@ -185,7 +185,7 @@ def bind_metrics(
     num_scores: int,
     inverse_link: Any = "auto",
 ) -> dict[str, Callable[..., Any]]:
-    """Gives each metric the inverse link of the loss, where it has none of its own.
+    """Binds each metric to the inverse link of the loss, unless it has its own.
 
     Args:
       found: from :func:`check_metrics`.
@@ -232,7 +232,7 @@ def _bind(name, function, loss, num_scores, given):
 
 
 def _is_one(function, known) -> bool:
-    """Compared by identity: what callers pass need not be hashable or comparable."""
+    """Compares by identity: functions of callers need not be hashable."""
     return any(function is each for each in known)
 
 
@@ -254,14 +254,14 @@ def _describe(loss):
 
 @lru_cache(maxsize=256)
 def _with_link(function, link):
-    """One object for equal pairs, because programs are compiled for an object."""
+    """Returns one object for equal pairs, because programs are cached by object."""
     return partial(function, inverse_link=link)
 
 
 def try_metrics(
     found: dict[str, Callable[..., Any]], targets: Any, weights: Any, num_scores: int
 ) -> None:
-    """Refuses before training rows that a metric cannot be computed on.
+    """Checks before training that metrics can be computed on the rows.
 
     Args:
       targets, weights: of the real rows, without padding.
@@ -306,7 +306,7 @@ def _check_equal_weights(name, function, weights):
 
 
 def _check_labels(name, targets, weights, num_scores):
-    """Classes, not numbers."""
+    """Checks that targets are classes."""
     values = np.unique(np.asarray(targets)[np.asarray(weights) > 0])
     ranges = [range(num_scores)] if num_scores > 1 else [(0, 1), (-1, 1)]
     if not any(set(values.tolist()) <= {*labels} for labels in ranges):
@@ -322,14 +322,14 @@ def _check_labels(name, targets, weights, num_scores):
 def read_by(
     by: Any, found: dict[str, Callable[..., Any]]
 ) -> tuple[Criterion, dict[str, Callable[..., Any]]]:
-    """What rounds are compared by; a built-in metric that it names joins the others.
+    """Returns the criterion, and the metrics with the one that it names.
 
     Args:
       by: None or "loss"; the name of a metric; or (name, "min" or "max").
       found: the metrics, by name.
 
     Raises:
-      TypeError, ValueError: it is not such, or which way is better is not known.
+      TypeError, ValueError: it is malformed, or the better direction is unknown.
     """
     if by is None or (isinstance(by, str) and by == "loss"):
         return Criterion(), found
@@ -358,7 +358,7 @@ def read_by(
 
 
 def _find_direction(name, function):
-    """Known of the built-in metrics; else "min", unless the name suggests "max"."""
+    """Returns the direction of built-in metrics, else "min"; refuses to guess."""
     bare = losses.bare_loss(function)
     if _is_built_in(bare):
         return "max" if bare in metrics.MAXIMIZED else "min"
@@ -373,11 +373,12 @@ def _find_direction(name, function):
 
 
 def evaluate_metric(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
-    """Compiled if it is written in jax.numpy, else called with NumPy arrays."""
+    """Evaluates a metric: compiled if it is written in jax.numpy, else in NumPy."""
     if isinstance(function, HostMetric):
         return float(function(*arguments))
     try:
-        # JAX's own store lets go of functions that the caller drops.
+        # Not through the cache of programs: JAX releases the program together with
+        # the function of the caller, which may hold data.
         value = jax.jit(function)(*arguments)
     except (jax.errors.JAXTypeError, TypeError):
         value = function(*jax.tree.map(np.asarray, arguments))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a tree's leaves.
+
+In: a tree, the leaf of every row, derivatives to fit leaves with. Out: the tree with
+leaf values, times the learning rate, and the sums that they come from.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int32
+
+from jboost.boosting.auto import decide_by_data
+from jboost.boosting.row_derivatives import weigh
+from jboost.boosting.row_sample import OneTree, Round
+from jboost.boosting.state import BoostState, Problem, bind_objective
+from jboost.numerics.sums import sum_channels
+from jboost.trees.leaves import Groups, newton_step, solve_leaves
+from jboost.trees.tree import LeafSums, Tree
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def fit_leaves(
+    problem: Problem,
+    learning_rate: Float[ArrayLike, ""],
+    state: BoostState,
+    now: Round,
+    one: OneTree,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+) -> Tree:
+    """Returns the tree with its leaf values, times the learning rate.
+
+    Args:
+      one: of ``now.trees()``.
+      tree: its splits, and ``leaf`` that of every row.
+    """
+    method, fitted, limits = problem.method, one.fitted, now.limits
+    weights = jnp.where(now.in_bag, problem.data.weights, 0.0)
+    num_leaves = tree.leaf_value.shape[0]
+    penalty, l1 = _shrinkage(problem, limits, fitted)
+    choices = decide_by_data(
+        state.pointed, method.leaf_solver, limits.min_child_samples
+    )
+    gradient, curvature = (
+        weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
+    )
+    sums = sum_channels((gradient, curvature, weights), leaf, num_leaves)
+
+    def newton():
+        step, promised = newton_step(sums[0], sums[1], penalty, l1)
+        return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
+
+    groups = Groups(
+        k=one.k,
+        scores=state.scores,
+        weights=weights,
+        direction=None,
+        group=leaf,
+        penalty=jnp.broadcast_to(penalty, num_leaves),
+        l1=l1,
+    )
+    bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
+    objective = bind_objective(problem, state)
+    value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if method.regularization == "absolute" and method.leaf_solver == "newton":
+        # As in XGBoost. Splits keep children above the limit, so that only the root
+        # of a tree without splits can weigh less.
+        value = jnp.where(jnp.sum(sums[1]) < limits.min_child_weight, 0.0, value)
+    if limits.values is not None:  # a line search may have passed the bounds
+        value = jnp.clip(value, *limits.values.bounds)
+    return tree._replace(
+        # A no-op clip that stops XLA from contracting rate * value + score into one
+        # FMA; otherwise leaf values would not sum to the scores bit for bit.
+        leaf_value=jnp.clip(learning_rate * value, -_LARGEST, _LARGEST),
+        sums=LeafSums(*sums, l2=limits.l2 * fitted.mean),
+        bounds=None,
+    )
+
+
+def _shrinkage(problem, limits, fitted):
+    """Returns l2 and l1 in the units of the derivatives that fit the leaves."""
+    values = limits.values
+    if problem.method.order_statistics:
+        return jnp.float32(0), None  # they are not shrunk
+    l1 = None if values is None else values.l1 * fitted.mean
+    return limits.l2 * fitted.mean, l1

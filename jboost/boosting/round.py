@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round of boosting: derivatives, sample, grow, leaves, add.
+
+In: the state after a round. Out: the state after the next, and its trees. ``boost``,
+``fit`` and cross-validation run this function. For rows on disk, ``streams`` runs the
+same parts, with another one in place of ``grow_structure``.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
+
+from jboost.boosting.leaf_values import fit_leaves
+from jboost.boosting.row_derivatives import row_derivatives
+from jboost.boosting.row_sample import Round, sample_rows
+from jboost.boosting.state import BoostState, Problem, estimate_parameters
+from jboost.boosting.structure import grow_structure
+from jboost.trees.leaf_operations import add_values
+from jboost.trees.tree import Tree
+
+
+def grow_round(
+    problem: Problem, learning_rate: Float[ArrayLike, ""], state: BoostState
+) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
+    """Makes one round: K trees, one for each score.
+
+    Returns:
+      The next state, the trees, and the rows that they learned from.
+    """
+    state, shape, fitted = row_derivatives(problem, state)
+    now = sample_rows(problem, state, shape, fitted)
+
+    def grow(one):
+        tree, leaf = grow_structure(problem, now, one)
+        return fit_leaves(problem, learning_rate, state, now, one, tree, leaf), leaf
+
+    trees, leaf = _map_scores(grow, now.trees())
+    return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
+
+
+def add_trees(
+    problem: Problem,
+    state: BoostState,
+    now: Round,
+    trees: Tree,
+    leaf: Int32[Array, "K N"],
+) -> BoostState:
+    """Returns the state after a round, whose trees put the rows into these leaves."""
+    scores = add_values(state.scores, trees.leaf_value, leaf, in_place=True)
+    return state._replace(
+        scores=scores,
+        parameters=estimate_parameters(
+            problem.loss, problem.constants, problem.data, scores
+        ),
+        first_mean=jnp.where(state.round == 0, now.fitted.mean, state.first_mean),
+        round=state.round + 1,
+    )
+
+
+def _map_scores(grow, trees):
+    """Grows the trees one by one: mapped side by side, every branch would be taken."""
+    if len(trees[0]) > 1:
+        return jax.lax.map(grow, trees)
+    # The same without a batch axis, which would cost speed.
+    first = jax.tree.map(lambda a: a[0], trees)
+    return jax.tree.map(lambda a: a[None], grow(first))

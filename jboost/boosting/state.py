@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of a boosting run, and its state before the first round.
+
+In: a traced loss, codes and targets. Out: a BoostState, which one round hands to the
+next. Here as in the rounds nothing is checked, and all numbers are traced.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jboost.boosting.auto import needs_minimizer
+from jboost.boosting.method import Method, Numbers
+from jboost.codes.codes import Codes
+from jboost.entry.representation import show_fields
+from jboost.objective.curvature import is_pointed
+from jboost.objective.evaluation import Kinks, Objective
+from jboost.objective.minimizers import find_kinks, find_minimizers
+from jboost.objective.tracing import TracedLoss
+from jboost.trees.initial import MedianStart, initial_score, median_score
+
+
+class Data(NamedTuple):
+    """The training rows.
+
+    Attributes:
+      codes: of the features, with ``order`` if the method sorts rows.
+      targets: a pytree with the N rows in front.
+      weights: 0 for rows that do not count, which may hold anything.
+    """
+
+    codes: Codes
+    targets: Any
+    weights: Float[Array, " N"]
+
+
+class Static(NamedTuple):
+    """The part of a problem that a program is compiled for."""
+
+    loss: TracedLoss
+    method: Method
+
+
+class Arrays(NamedTuple):
+    """The part of a problem that a program takes as operands.
+
+    Attributes:
+      constants: the arrays that the loss closes over.
+      numbers: what may be traced of the settings.
+      data: the training rows.
+    """
+
+    constants: tuple[Any, ...]
+    numbers: Numbers
+    data: Data
+
+
+class Problem(NamedTuple):
+    """What stays the same from round to round."""
+
+    static: Static
+    arrays: Arrays
+
+    @property
+    def loss(self) -> TracedLoss:
+        """The loss of one row."""
+        return self.static.loss
+
+    @property
+    def method(self) -> Method:
+        """What shapes the program."""
+        return self.static.method
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The arrays that the loss closes over."""
+        return self.arrays.constants
+
+    @property
+    def data(self) -> Data:
+        """The training rows."""
+        return self.arrays.data
+
+
+class BoostState(NamedTuple):
+    """What one round hands to the next.
+
+    Attributes:
+      scores: of the training rows, offset included: [N] or [N, K] in the states that
+        :func:`jboost.init` and :func:`jboost.boost_step` return, [K, N] within a round.
+      minimizer: each row's own minimizer of the loss, inf where there is none.
+      kinks: of a piecewise linear loss, else None.
+      init_score: where training started, [] or [K].
+      parameters: of an adaptive loss, estimated from ``scores``; else ().
+      first_parameters: those of the first round, if losses are reported at them;
+        else ().
+      pointed: whether the loss looks like |r| to most rows at the start; see
+        :func:`jboost.objective.curvature.is_pointed`.
+      first_mean: mean curvature of the first round (0 before it), for each score.
+      words: seed.
+      round: how many rounds have been made.
+    """
+
+    scores: Float[Array, "..."]
+    minimizer: Float[Array, "K N"] | None
+    kinks: Kinks | None
+    init_score: Float[Array, "*K"]
+    parameters: Any
+    first_parameters: Any
+    pointed: Bool[Array, ""]
+    first_mean: Float[Array, " K"]
+    words: UInt32[Array, "2"]
+    round: Int32[Array, ""]
+
+    def __repr__(self) -> str:
+        """Shows its fields: the arrays would fill pages."""
+        return show_fields(self)
+
+
+class StartPoint(NamedTuple):
+    """Where training starts.
+
+    Attributes:
+      offset: the scores before the initial one.
+      init_score: None asks for the argmin.
+      words: seed of everything random.
+      minimizer: each row's own minimizer, where :func:`own_minimizers` has found it.
+    """
+
+    offset: Float[Array, "K N"]
+    init_score: Float[Array, " K"] | MedianStart | None
+    words: UInt32[Array, "2"] | UInt32[np.ndarray, "2"]
+    minimizer: Float[Array, "K N"] | None = None
+
+
+def start_state(
+    loss: TracedLoss, constants: tuple[Any, ...], data: Data, start: StartPoint
+) -> tuple[BoostState, Bool[Array, ""]]:
+    """Makes the state before the first round.
+
+    Returns:
+      The state, and whether training could not have started at the argmin.
+    """
+    offset, begin = start.offset, start.init_score
+    known = None if isinstance(begin, MedianStart) else begin
+    scores = offset if known is None else offset + known[:, None]
+    parameters = estimate_parameters(loss, constants, data, scores)
+    objective = Objective(loss, constants, data.targets, parameters, None)
+    if needs_minimizer(loss):
+        objective = find_minima(objective, data, start.minimizer)
+    fell_back = jnp.asarray(False)
+    if known is None:
+        if begin is None:
+            known, fell_back = initial_score(objective, offset, data.weights)
+        else:
+            known = median_score(objective, offset, data.weights)
+        scores = offset + known[:, None]
+        parameters = estimate_parameters(loss, constants, data, scores)
+    state = BoostState(
+        scores=scores,
+        minimizer=objective.minimizer,
+        kinks=objective.kinks,
+        init_score=known if known.shape[0] > 1 else known[0],
+        parameters=parameters,
+        first_parameters=parameters if loss.reports_first else (),
+        pointed=is_pointed(objective, scores, data.weights),
+        first_mean=jnp.zeros(known.shape, jnp.float32),
+        words=jnp.asarray(start.words),
+        round=jnp.int32(0),
+    )
+    return state, fell_back
+
+
+def own_minimizers(
+    loss: TracedLoss, constants: tuple[Any, ...], data: Data
+) -> Float[Array, "K N"] | None:
+    """Finds each row's own minimizer, where it depends on the row's target alone.
+
+    Weights, and so the folds of a cross-validation, do not matter to it. None where
+    the method does not need it, or where it depends on estimated parameters.
+    """
+    if loss.estimate is not None or not needs_minimizer(loss):
+        return None
+    objective = Objective(loss, constants, data.targets, (), None)
+    return find_minimizers(objective, data.weights.shape[0])
+
+
+def find_minima(
+    objective: Objective, data: Data, minimizer: Float[Array, "K N"] | None = None
+) -> Objective:
+    """Adds the rows' own minimizers to an objective, and kinks where there are any."""
+    if minimizer is None:
+        minimizer = find_minimizers(objective, data.weights.shape[0])
+    objective = objective._replace(minimizer=minimizer)
+    if objective.loss.straight:
+        objective = objective._replace(kinks=find_kinks(objective, data.weights))
+    return objective
+
+
+def bind_objective(problem: Problem, state: BoostState) -> Objective:
+    """Returns the objective of all rows, with the parameters of the state."""
+    return Objective(
+        problem.loss,
+        problem.constants,
+        problem.data.targets,
+        state.parameters,
+        state.minimizer,
+        state.kinks,
+    )
+
+
+def estimate_parameters(
+    loss: TracedLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    scores: Float[Array, "K N"],
+) -> Any:
+    """Returns the parameters of an adaptive loss at these scores; () for others."""
+    if loss.estimate is None:
+        return ()
+    rows = scores[0] if scores.shape[0] == 1 else scores.T
+    # Fused with what surrounds it, a sum may be rounded differently, and a continued
+    # run would differ from one without interruption.
+    inputs = (rows, data.targets, data.weights)
+    inputs = jax.lax.optimization_barrier(inputs)
+    return jax.lax.optimization_barrier(loss.estimate(constants, *inputs))
+
+
+def reported_parameters(loss: TracedLoss, state: BoostState) -> Any:
+    """Returns the parameters at which losses after a round are reported."""
+    return state.first_parameters if loss.reports_first else state.parameters

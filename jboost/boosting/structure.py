@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structure of a tree: its splits, and the leaf of every row.
+
+In: what is known of a round, and one of its trees. Out: the tree before its leaves
+are fitted. Which function grows it depends on where candidates for thresholds come
+from.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from jboost.boosting.row_derivatives import RowDerivatives, weigh
+from jboost.boosting.row_sample import OneTree, Round
+from jboost.boosting.state import Data, Problem
+from jboost.trees.candidates import measure, propose, restore_thresholds
+from jboost.trees.growing import grow_levels
+from jboost.trees.limits import TreeLimits
+from jboost.trees.sorted_growth import grow_sorted_tree
+from jboost.trees.splitting import UNBOUNDED
+from jboost.trees.tree import Tree
+
+
+def shaping_derivatives(
+    data: Data, now: Round, shape: RowDerivatives
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Returns gradient and curvature of every row as a tree's splits see them."""
+    weights = jnp.where(now.in_bag, data.weights, 0.0)
+    gradient = weigh(weights, shape.gradient) / shape.mean
+    return gradient, weigh(weights, shape.curvature) / shape.mean
+
+
+def grow_structure(
+    problem: Problem, now: Round, one: OneTree
+) -> tuple[Tree, Int32[Array, " N"]]:
+    """Grows the splits of a tree; returns it with the leaf of every row."""
+    method, data = problem.method, problem.data
+    gradient, curvature = shaping_derivatives(data, now, one.shape)
+    limits = shaping_limits(now.limits, one)
+    rows: Any = (gradient, curvature, now.in_bag, one.seed, limits)
+    sizes: Any = dict(
+        max_depth=method.max_depth,
+        max_nodes=method.max_nodes,
+        max_leaves=method.max_leaves,
+        uniform=method.uniform,
+    )
+    grow = partial(grow_levels, num_bins=method.num_bins)
+    if not method.sorts_rows:
+        return grow(data.codes, *rows, **sizes)
+    codes: Any = data.codes  # dense, and sorted by feature
+    mass = None
+    if method.candidates != "exact":
+        mass = _measure_candidates(method, data, now, curvature)
+    if method.candidates != "global":
+        return grow_sorted_tree(codes, *rows, mass=mass, **sizes)
+    assert mass is not None
+    proposal = propose(codes, mass, num_bins=method.num_bins)
+    tree, leaf = grow(proposal.codes, *rows, **sizes)
+    threshold = restore_thresholds(proposal, tree.feature, tree.threshold)
+    return tree._replace(threshold=threshold), leaf
+
+
+def _measure_candidates(method, data, now, curvature):
+    """Returns the weight of each row in the quantiles that become candidates."""
+    values = curvature
+    if method.candidate_weights == "samples":
+        values = jnp.where(now.in_bag, data.weights, 0.0)
+    return measure(values, jnp.sum(now.in_bag))
+
+
+def shaping_limits(limits: TreeLimits, one: OneTree) -> TreeLimits:
+    """Returns the limits in the units of the derivatives that shape the tree.
+
+    Leaves are fitted with derivatives in other units where the curvature of the splits
+    is "unit"; l1 and bounds are given in the units of the leaves.
+    """
+    values = limits.values
+    if values is None:
+        return limits
+    l1 = values.l1 * (one.fitted.mean / one.shape.mean)
+    bounds = jnp.clip(values.bounds / one.fitted.value_unit, -UNBOUNDED, UNBOUNDED)
+    return limits._replace(values=values._replace(l1=l1, bounds=bounds))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of bytes, as users write and read them."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_LEAST_MEMORY = 1 << 16
+
+
+def read_bytes(memory: Any) -> int:
+    """Returns the number of bytes that the argument ``memory`` stands for."""
+    expected = f"memory must be a number of bytes >= {_LEAST_MEMORY} or like '512 MiB'"
+    if isinstance(memory, bool) or not isinstance(memory, str | int | np.integer):
+        raise TypeError(f"{expected}, got {memory!r}")
+    if isinstance(memory, str):
+        found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b?\s*", memory.lower())
+        try:
+            number = float(found[1]) if found else np.nan
+        except ValueError:
+            number = np.nan
+        if not found or not np.isfinite(number):
+            raise ValueError(f"{expected}, got {memory!r}")
+        memory = int(number * (1024 if found[3] else 1000) ** _UNITS[found[2]])
+    if memory < _LEAST_MEMORY:
+        raise ValueError(f"{expected}, got {memory!r}")
+    return int(memory)
+
+
+def as_text(size: int) -> str:
+    """Formats a number of bytes."""
+    return f"{size / (1 << 20):.1f} MiB"

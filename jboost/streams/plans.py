@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans the memory of a training run on blocks, before the run takes any.
+
+In: a training run, its blocks, and how many bytes it may take. Out: how many bytes it
+needs, and for what; the sizes come from the compiled programs.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jboost.boosting.state import StartPoint, start_state
+from jboost.entry.programs import count_bytes
+from jboost.streams.block_rounds import make_programs, share_derivatives
+from jboost.streams.block_rows import make_way
+from jboost.streams.block_trees import count_node_bytes
+from jboost.streams.blocks import NUM_BUFFERS, BlockSet
+from jboost.streams.heap import trim_heap
+from jboost.streams.memory import as_text
+from jboost.training.chunks import Job, no_trees
+from jboost.training.starting import start_program
+
+_WORDS = np.zeros(2, np.uint32)  # stands for a seed
+
+
+class Plan(NamedTuple):
+    """The bytes that a run holds at a time, by purpose.
+
+    Attributes:
+      rows: what stays in memory of each row: targets, weights, scores, minimizers,
+        leaves.
+      rounds: the most that the programs of the start and of a round add.
+      nodes: histograms of a level, and what the search for splits adds.
+      blocks: codes of the blocks that are in memory.
+      validation: the validation sets, with their codes.
+    """
+
+    rows: int
+    rounds: int
+    nodes: int
+    blocks: int
+    validation: int
+
+
+_ADVICE = dict(
+    rows="fewer rows",
+    rounds="fewer rows or scores",
+    nodes="shallower trees or fewer bins",
+    blocks="smaller blocks (block_rows)",
+    validation="smaller validation sets",
+)  # what makes each part of a plan smaller
+
+
+def plan_memory(
+    job: Job, blocks: BlockSet, memory: int, init_score: Any
+) -> dict[str, int]:
+    """Finds out how many bytes a run takes; returns the parts of the plan by name.
+
+    Raises:
+      ValueError: it takes more than ``memory``.
+    """
+    plan = _make_plan(job, blocks, init_score)
+    needed, parts = sum(plan), plan._asdict()
+    if needed > memory:
+        listed = ", ".join(f"{as_text(v)} for {k}" for k, v in parts.items())
+        largest = max(parts, key=lambda name: parts[name])
+        raise ValueError(
+            f"memory must be at least {needed} bytes ({as_text(needed)}) to train on "
+            f"{blocks.num_rows} rows of {blocks.num_features} features ({listed}), got "
+            f"{as_text(memory)}; set stream.memory, which keeps the blocks, or use "
+            f"{_ADVICE[largest]}"
+        )
+    trim_heap(needed)  # of what the compiler took
+    return parts
+
+
+def _make_plan(job, blocks, init_score):
+    data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
+    method, limits = job.problem.method, job.problem.arrays.numbers.limits
+    need = _measure_round(job)
+    way = make_way(method, blocks, num_rows)
+    held, moving = count_bytes(need.now), way.row_bytes() * num_rows
+    begin = StartPoint(job.rows.scores, init_score, _WORDS)
+    start, operands = start_program(job, begin)
+    preparing = way.prepare_bytes(need.measured, _WORDS, blocks.block_rows)
+    rounds = max(
+        start.added_bytes(*operands),
+        need.begin,
+        held + need.measure,
+        held + count_bytes(need.measured) + moving + preparing,
+        held + moving + need.fit,
+        held + need.end,
+    )
+    dtype, most = blocks.dtype, blocks.block_rows
+    buffers = (NUM_BUFFERS * blocks.num_features + 2) * most * dtype.itemsize
+    leaves = 4 * num_scores * num_rows
+    sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
+    return Plan(
+        rows=count_bytes((data, job.rows.scores, need.state)) + leaves,
+        rounds=rounds,
+        nodes=count_node_bytes(way, method, limits),
+        blocks=buffers + way.pass_bytes(most, dtype),
+        validation=count_bytes(sets),
+    )
+
+
+class _Need(NamedTuple):
+    """What a round holds, and what each of its programs adds in bytes.
+
+    Attributes:
+      state: shapes of the state, which stays between rounds.
+      now: shapes of what stays during a round.
+      measured: shapes of what stays while a tree grows.
+    """
+
+    state: Any
+    now: Any
+    measured: Any
+    begin: int
+    measure: int
+    fit: int
+    end: int
+
+
+def _measure_round(job):
+    """Compiles the programs of a round, for shapes alone."""
+    data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
+    programs, number, rate = make_programs(job), np.int32(0), np.float32(0)
+    problem = job.problem
+    operands = (problem.constants, data, StartPoint(job.rows.scores, None, _WORDS))
+    state, _ = jax.eval_shape(partial(start_state, problem.loss), *operands)
+    begin = (problem.arrays, state)
+    begun = programs.begin.added_bytes(*begin)
+    state, held = jax.eval_shape(partial(programs.begin), *begin)
+    now = share_derivatives(held)
+    measure = (data, now, number)
+    trees, tree = _tree_shapes(job)
+    leaf = jax.ShapeDtypeStruct((num_rows,), np.int32)
+    fit = (problem.arrays, rate, state, now, number, tree, leaf)
+    sets = tuple(rows.data for rows in job.sets.values())
+    scores = tuple(rows.scores for rows in job.sets.values())
+    leaves = jax.ShapeDtypeStruct((num_scores, num_rows), np.int32)
+    end = (problem.arrays, sets, state, scores, now, (trees, leaves))
+    return _Need(
+        state=state,
+        now=held,
+        measured=jax.eval_shape(partial(programs.measure), *measure),
+        begin=begun,
+        measure=programs.measure.added_bytes(*measure),
+        fit=programs.fit.added_bytes(*fit),
+        end=programs.end.added_bytes(*end),
+    )
+
+
+def _tree_shapes(job):
+    """Returns the trees of a round, and one of them before its leaves are fitted."""
+    num_scores, limits = job.rows.scores.shape[0], job.problem.arrays.numbers.limits
+    trees = jax.tree.map(lambda a: a[0], no_trees(job.problem.method, num_scores, 1))
+    tree = jax.tree.map(lambda a: a[0], trees)._replace(sums=None)
+    if limits.values is not None:
+        bounds: Any = jax.ShapeDtypeStruct((*tree.leaf_value.shape, 2), np.float32)
+        tree = tree._replace(bounds=bounds)
+    return trees, tree

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the rows of a source to blocks on disk, as codes.
+
+In: a source of batches, which can be read again. Out: a BlockTable: the files, and
+what is known of their rows. A first pass over the batches sketches the quantiles of
+every feature; a second pass writes codes, targets and weights.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jboost.boosting.state import Data
+from jboost.codes.binning import apply_bins, has_missing
+from jboost.codes.bins import Bins
+from jboost.codes.codes import DenseCodes
+from jboost.kernels.binning_cpu import code_dtype
+from jboost.numerics.padding import padded_size
+from jboost.sketches.binning import bins_from_sketch
+from jboost.sketches.sketch import make_sketch, update_sketch
+from jboost.streams.batches import RowBatch, checked_batches, first_row, hash_rows
+from jboost.streams.blocks import (
+    NUM_BUFFERS,
+    Block,
+    BlockSet,
+    Folders,
+    read_rows,
+    write_block,
+)
+from jboost.streams.heap import trim_heap
+from jboost.streams.memory import as_text
+from jboost.training.rows import PaddedRows
+
+_MOST_BLOCK_ROWS = 1 << 18
+_BLOCK_SHARE = 1 / 8  # of the memory is for blocks
+_CHUNK = 16384  # rows; blocks of whole chunks are summed fastest
+_PIECE = 16384  # rows that are binned at a time
+_PIECE_CELLS = 1 << 22  # in such a piece at most
+_ENTRY_BYTES = 28  # of a sketch
+
+Names = tuple[str, ...] | None
+
+
+class BlockTable(NamedTuple):
+    """Rows on disk.
+
+    Attributes:
+      blocks: the files.
+      folders: remove the files when this object is garbage-collected.
+      bins: thresholds of the codes.
+      names: of the features, where the batches are data frames.
+      structure: the pytree of targets.
+      weighted: whether the batches came with weights.
+      num_offsets: scores of the offset; 0 without one.
+      max_bins: what the thresholds were made for; None if they were given.
+    """
+
+    blocks: BlockSet
+    folders: Folders
+    bins: Bins
+    names: tuple[str, ...] | None
+    structure: Any
+    weighted: bool
+    num_offsets: int
+    max_bins: int | None
+
+
+class Pass(NamedTuple):
+    """What a pass over the source saw; see :func:`jboost.streams.batches.hash_rows`."""
+
+    num_rows: int
+    checksums: tuple[int, ...]
+
+
+def load_rows(table: BlockTable, num_scores: int, padded: bool) -> PaddedRows:
+    """Loads what stays in memory of each row: everything except codes.
+
+    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.make_rows`.
+    """
+    if table.num_offsets not in (0, num_scores):
+        raise ValueError(
+            f"offset of the batches must have {num_scores} scores, as num_scores "
+            f"says, got {table.num_offsets}"
+        )
+    size = table.blocks.num_rows
+    total = padded_size(size) if padded else size
+
+    def load(name):
+        whole = None
+        for block in table.blocks.blocks:
+            part = read_rows(table.blocks, name, block)
+            if whole is None:
+                whole = np.empty((total, *part.shape[1:]), part.dtype)
+            whole[block.first_row : block.first_row + len(part)] = part
+        assert whole is not None
+        whole[size:] = whole[:1]
+        return jax.device_put(whole)
+
+    leaves = [load(f"target {i}") for i in range(table.structure.num_leaves)]
+    weights = np.ones(total, np.float32)
+    if table.weighted:
+        weights = np.array(load("weight"))
+    weights[size:] = 0
+    scores = np.zeros((num_scores, total), np.float32)
+    if table.num_offsets:
+        scores = np.ascontiguousarray(np.asarray(load("offset")).T)
+    data = Data(
+        codes=DenseCodes(jax.device_put(np.zeros((0, total), np.uint8))),
+        targets=jax.tree.unflatten(table.structure, leaves),
+        weights=jax.device_put(weights),
+    )
+    return PaddedRows(data, jax.device_put(scores), size)
+
+
+class Options(NamedTuple):
+    """How a table is written.
+
+    Attributes:
+      memory: the most bytes that the sketch and the blocks may take.
+      directories: where files go; none: the system's folder for temporary files.
+      block_rows: rows of a block; None: as many as fit their share of the memory.
+      progress: whether to show bars.
+      check: called with the number of features and their names before rows are read;
+        may refuse them.
+    """
+
+    memory: int
+    directories: Sequence[str | os.PathLike[str]] | None
+    block_rows: int | None
+    progress: bool
+    check: Callable[[int, Names], None]
+
+
+def write_table(
+    source: Callable[[], Iterator[Any]],
+    bins: Bins | None,
+    max_bins: int | None,
+    options: Options,
+) -> BlockTable:
+    """Makes the passes over a source: one to find thresholds, and one to write.
+
+    Args:
+      bins: thresholds; None: they are found in a pass of their own, for ``max_bins``.
+
+    Raises:
+      BlockError: files cannot be written.
+      TypeError, ValueError: batches are not such, or differ between passes.
+    """
+    seen = None
+    if bins is None:
+        assert max_bins is not None
+        seen, bins = _sketch(source, max_bins, options)
+    return _write(source, bins, max_bins, seen, options)
+
+
+def _sketch(source, max_bins, options):
+    """Returns what one pass saw, and thresholds from it."""
+    sketch, num_rows, checksums = None, 0, ()
+    eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
+    with _bar("sketching", options.progress) as bar:
+        for batch in checked_batches(source):
+            if sketch is None:
+                options.check(batch.x.shape[1], batch.names)
+                sketch = make_sketch(batch.x.shape[1], eps=eps)
+            sketch = update_sketch(sketch, batch.x, batch.weights)
+            checksums = hash_rows(batch, checksums)
+            num_rows += len(batch.x)
+            _check_sketch(sketch, num_rows, options.memory)
+            trim_heap(batch.x.nbytes)
+            bar.update(len(batch.x))
+    if sketch is None:
+        raise ValueError("source must give at least one row, got none")
+    return Pass(num_rows, checksums), bins_from_sketch(sketch, max_bins=max_bins)
+
+
+def _check_sketch(sketch, num_rows, memory):
+    """Raises if a sketch takes more than the memory."""
+    held = _count_sketch_bytes(sketch)
+    if held > memory:
+        raise ValueError(
+            f"memory must hold the sketch of {sketch.num_features} features, which "
+            f"takes {as_text(held)} after {num_rows} rows, got {as_text(memory)}; ask "
+            "for fewer max_bins, which make it smaller, or pass bins"
+        )
+
+
+def _write(source, bins, max_bins, seen, options):
+    """Writes the blocks in one pass; ``seen`` is what the pass before it saw."""
+    writer, num_rows, checksums, weight = None, 0, (), 0.0
+    with _bar("writing", options.progress, seen and seen.num_rows) as bar:
+        for batch in checked_batches(source):
+            if writer is None and seen is None:
+                options.check(batch.x.shape[1], batch.names)
+            if batch.x.shape[1] != bins.num_features:
+                raise ValueError(
+                    f"x of the batches must have {bins.num_features} columns, as the "
+                    f"bins have, got {batch.x.shape[1]}"
+                )
+            if writer is None:
+                writer = _Writer(options, bins, batch)
+            writer.add(batch)
+            checksums = hash_rows(batch, checksums)
+            num_rows += len(batch.x)
+            weight += 1.0 if batch.weights is None else float(np.sum(batch.weights))
+            bar.update(len(batch.x))
+    if seen is not None:
+        _check_same(seen, Pass(num_rows, checksums))
+    if writer is None:
+        raise ValueError("source must give at least one row, got none")
+    if not weight > 0:
+        raise ValueError("sample_weight must be positive in some row, got zeros only")
+    return writer.finish(max_bins)
+
+
+def _check_same(first, second):
+    """Raises if the passes saw different rows."""
+    expected = "source must give the same rows each time it is read"
+    if first.num_rows != second.num_rows:
+        raise ValueError(
+            f"{expected}, got {first.num_rows} rows in the first pass and "
+            f"{second.num_rows} in the second"
+        )
+    if first.checksums != second.checksums:
+        differ = "x" if first.checksums[0] != second.checksums[0] else None
+        differ = differ or "targets, weights or offsets"
+        raise ValueError(
+            f"{expected}, got other {differ} for {second.num_rows} rows in the second "
+            "pass"
+        )
+
+
+def _count_sketch_bytes(sketch):
+    """Returns the bytes of a sketch during an update: values, old and new entries."""
+    pending = sum(batch.x.nbytes for batch in sketch.pending)
+    values = sum(batch.x.size for batch in sketch.pending)
+    return pending + 2 * _ENTRY_BYTES * (sketch.num_entries - values)
+
+
+class _Writer:
+    """Gathers rows until a block is full, and then writes it."""
+
+    def __init__(self, options: Options, bins: Bins, first: RowBatch):
+        num_features = bins.num_features
+        dtype = np.dtype(code_dtype(bins.num_bins))
+        size = options.block_rows
+        if size is None:
+            size = _choose_block_rows(num_features, dtype.itemsize, options.memory)
+        self._bins, self._first = bins, first_row(first)
+        self._folders = Folders(options.directories)
+        self._identity = uuid.uuid4().hex
+        self._blocks: list[Block] = []
+        self._codes = np.empty((num_features, size), dtype)
+        self._rows = {
+            name: np.empty((size, *array.shape[1:]), array.dtype)
+            for name, array in _named_rows(self._first).items()
+        }
+        self._filled, self._missing = 0, False
+        self._piece = max(1, min(_PIECE, _PIECE_CELLS // num_features))
+
+    def add(self, batch: RowBatch):
+        """Adds the rows of a batch, piece by piece."""
+        self._missing = self._missing or has_missing(batch.x, batch.weights)
+        named, done = _named_rows(batch), 0
+        while done < len(batch.x):
+            free = self._codes.shape[1] - self._filled
+            end = min(len(batch.x), done + min(free, self._piece))
+            here = slice(self._filled, self._filled + end - done)
+            self._codes[:, here] = _find_codes(self._bins, batch.x[done:end])
+            for name, array in named.items():
+                self._rows[name][here] = array[done:end]
+            self._filled, done = here.stop, end
+            if self._filled == self._codes.shape[1]:
+                self._flush()
+
+    def finish(self, max_bins) -> BlockTable:
+        """Writes the last block; returns the table."""
+        if self._filled:
+            self._flush()
+        offset = self._first.offset
+        absent = self._bins.absent or ("missing" if self._missing else None)
+        blocks = BlockSet(
+            blocks=tuple(self._blocks),
+            identity=self._identity,
+            num_features=self._codes.shape[0],
+            dtype=self._codes.dtype,
+        )
+        return BlockTable(
+            blocks=blocks,
+            folders=self._folders,
+            bins=replace(self._bins, absent=absent),
+            names=self._first.names,
+            structure=jax.tree.structure(self._first.targets),
+            weighted=self._first.weights is not None,
+            num_offsets=0 if offset is None else len(offset),
+            max_bins=max_bins,
+        )
+
+    def _flush(self):
+        number, filled = len(self._blocks), self._filled
+        before = sum(block.num_rows for block in self._blocks)
+        block = Block(self._folders.place(number), number, before, filled)
+        rows = {name: array[:filled] for name, array in self._rows.items()}
+        write_block(block, self._identity, self._codes[:, :filled], rows)
+        self._blocks.append(block)
+        self._filled = 0
+        trim_heap(self._codes.nbytes)
+
+
+def _named_rows(batch):
+    """Returns what goes into a block besides codes."""
+    leaves = jax.tree.leaves(batch.targets)
+    named = {f"target {i}": leaf for i, leaf in enumerate(leaves)}
+    if batch.weights is not None:
+        named["weight"] = batch.weights
+    if batch.offset is not None:
+        named["offset"] = batch.offset.T
+    return named
+
+
+def _find_codes(bins, matrix):
+    """Returns codes by feature; pads rows so that few sizes are compiled."""
+    size = len(matrix)
+    short = padded_size(size) - size
+    padded = np.pad(matrix, ((0, short), (0, 0))) if short else matrix
+    return np.asarray(apply_bins(bins, padded))[:size].T
+
+
+def _choose_block_rows(num_features, itemsize, memory):
+    """Returns as many rows as fit their share of the memory, in whole chunks."""
+    bytes_per_row = (NUM_BUFFERS + 2) * num_features * itemsize
+    size = int(memory * _BLOCK_SHARE / bytes_per_row)
+    size = max(1, min(size, _MOST_BLOCK_ROWS))
+    return size - size % _CHUNK if size >= _CHUNK else size
+
+
+def _bar(what, progress, total=None):
+    return tqdm(total=total, desc=what, disable=not progress, unit="rows")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paces the rounds of training: how many each call of a program makes, and progress.
+
+In: the number of rounds. Out: pieces of it, and a progress bar. The host loops of
+``fit`` and of cross-validation share both.
+"""
+
+import time
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+MOST_ROUNDS = 16  # in one call of a compiled program
+_CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
+
+
+def pace_rounds(
+    num_rounds: int,
+    *,
+    first: int = 0,
+    most: int = MOST_ROUNDS,
+    every: int | None = None,
+) -> Iterator[tuple[int, int]]:
+    """Yields (first round, number of rounds) of each call, until all are made.
+
+    The number doubles or halves with the time that the caller takes between two
+    yields: small data wants few calls, large data frequent progress. It starts at 1,
+    because nothing is known about the time yet.
+
+    Args:
+      num_rounds: of the whole run.
+      first: the round to start from.
+      most: rounds of one call.
+      every: calls end at multiples of this, where given.
+    """
+    aim = 1
+    while first < num_rounds:
+        count = min(aim, num_rounds - first)
+        if every is not None:
+            count = min(count, every - first % every)
+        begun = time.perf_counter()
+        yield first, count
+        first, seconds = first + count, time.perf_counter() - begun
+        if seconds < _CALL_SECONDS / 2:
+            aim = min(most, 2 * aim)
+        elif seconds > 2 * _CALL_SECONDS:
+            aim = max(1, aim // 2)
+
+
+def open_bar(total: int, progress: bool, first: int = 0) -> tqdm:
+    """Opens a progress bar that counts rounds; shows nothing without ``progress``."""
+    return tqdm(total=total, initial=first, disable=not progress, unit="round")
+
+
+def advance(bar: tqdm, count: int, values: dict[str, float]) -> None:
+    """Moves the bar by some rounds, and shows the current values."""
+    shown = {name: f"{value:.5g}" for name, value in values.items()}
+    bar.set_postfix(shown, refresh=False)
+    bar.update(count)

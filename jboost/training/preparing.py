@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares the rows of a training run: arrays or a stream, behind one interface.
+
+In: a request, checked. Out: thresholds, codes and targets on the device, the
+validation sets, and a function that makes the :class:`jboost.training.chunks.Runner`
+for such rows. What follows does not need to know where the rows are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jboost.boosting.method import make_method, refuse_sorting
+from jboost.boosting.settings import Settings
+from jboost.boosting.state import Arrays, Problem, Static
+from jboost.codes.binning import fit_frame
+from jboost.codes.bins import Bins
+from jboost.entry import checks
+from jboost.model.ensemble import Ensemble
+from jboost.objective.tracing import trace_loss
+from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import check_domain
+from jboost.tables.frames import RowSource, Schema, read_frame
+from jboost.tables.sparse import SparseMatrix, check_gaps
+from jboost.tables.targets import check_weights
+from jboost.training.chunks import ArrayRunner, Job, Runner
+from jboost.training.continuing import match_categories
+from jboost.training.request import FitRequest, RawRows
+from jboost.training.rows import PaddedRows, make_rows, make_sets
+
+
+class TrainingRows(NamedTuple):
+    """The training rows, whose codes may be in memory or on disk.
+
+    Attributes:
+      rows: on the device; without codes if these are on disk.
+      schema: of their columns.
+      weighted: whether weights were given.
+      with_offset: whether an offset was given.
+      make_runner: makes what runs rounds on the rows, from a job and the initial
+        scores.
+    """
+
+    bins: Bins
+    rows: PaddedRows
+    schema: Schema
+    weighted: bool
+    with_offset: bool
+    make_runner: Callable[[Job, Any], Runner]
+
+
+class Prepared(NamedTuple):
+    """All rows of a run.
+
+    Attributes:
+      training: the training rows.
+      sets: the validation sets.
+      feature_names: of the columns, where they are known.
+      model: that training goes on from; says how gaps of sparse matrices are read,
+        which may be known only now.
+    """
+
+    training: TrainingRows
+    sets: dict[str, PaddedRows]
+    feature_names: tuple[str, ...] | None
+    model: Ensemble | None
+
+    @property
+    def bins(self) -> Bins:
+        """Of the training rows."""
+        return self.training.bins
+
+
+def prepare_rows(request: FitRequest) -> Prepared:
+    """Reads, checks and bins the rows, and puts them on the device.
+
+    Raises:
+      TypeError, ValueError: for rows that do not suit the request.
+    """
+    if isinstance(request.rows.x, RowSource):
+        training: TrainingRows = request.rows.x.prepare_training(request)
+    else:
+        training = bin_arrays(
+            request.rows, request.settings, request.padded, request.model
+        )
+    bins, rows, model = training.bins, training.rows, request.model
+    num_scores = request.settings.num_scores
+    names = request.name_columns(bins.num_features, training.schema.names)
+    if model is not None:
+        match_categories(model, bins.categories)
+        model = replace(model, absent=bins.absent)
+    sets = make_sets(
+        request.sets, bins, training.schema._replace(names=names), rows.data.targets,
+        num_scores, request.padded, training.with_offset,
+    )  # fmt: skip
+    named = {"y": rows}
+    named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}
+    for name, part in named.items():
+        data = part.data
+        check_domain(request.loss, data.targets, data.weights, num_scores, name)
+    return Prepared(training, sets, names, model)
+
+
+def bin_arrays(
+    given: RawRows, settings: Settings, padded: bool, model: Ensemble | None = None
+) -> TrainingRows:
+    """Finds thresholds, and puts the rows on the device.
+
+    Args:
+      padded: whether rows are padded to one of few sizes.
+      model: that training goes on from.
+    """
+    x, y, weights, offset, feature_names = given
+    known = schema = None
+    absent, categorical = settings.absent, settings.categorical
+    if model is not None and model.categories is not None:
+        # A code must stand for the same category as in the model.
+        known, schema = model.categories, model.schema
+        if isinstance(categorical, str) and categorical == "auto":
+            categorical = known.features
+    frame = read_frame(
+        x, "x", schema=schema, sparse=True, categorical=categorical is not None
+    )
+    matrix = frame.matrix
+    if model is not None and isinstance(matrix, SparseMatrix):
+        check_gaps(absent, matrix, "x")
+    names = checks.check_names(feature_names, frame.names, matrix.shape[1])
+    if y is None:
+        raise ValueError("y must be given where x is an array, got None")
+    warn_of_collisions(x)
+    weighted = weights is not None
+    if weighted:
+        weights = check_weights(weights, matrix.shape[0], "sample_weight")
+    refuse_sorting(settings, matrix)
+    sorts = settings.sorts_rows
+    bins = fit_frame(
+        frame,
+        max_bins=None if sorts else settings.max_bins,
+        sample_weight=weights,
+        absent=absent,
+        categorical=categorical,
+        feature_names=names,
+        known=known,
+    )
+    rows = make_rows(bins, matrix, y, weights, offset, settings.num_scores, padded, "")
+    return TrainingRows(
+        bins=bins,
+        rows=rows.sorted() if sorts else rows,
+        schema=frame.schema,
+        weighted=weighted,
+        with_offset=offset is not None,
+        make_runner=lambda job, begin: ArrayRunner(job),
+    )
+
+
+def make_problem(
+    settings: Settings,
+    loss: Any,
+    training: TrainingRows,
+    feature_names: tuple[str, ...] | None,
+    *,
+    uniform: bool,
+) -> Problem:
+    """Traces the loss for the rows, and sorts the settings.
+
+    Args:
+      uniform: whether all rows weigh the same, or nothing.
+
+    Raises:
+      TypeError, ValueError: for settings that do not suit the loss or the rows.
+    """
+    data, bins = training.rows.data, training.bins
+    traced, constants = trace_loss(loss, data.targets, settings.num_scores)
+    method, numbers = make_method(
+        settings,
+        traced,
+        data.codes,
+        num_rows=len(data.weights),
+        uniform=uniform,
+        max_bins=settings.max_bins if settings.sorts_rows else bins.num_bins,
+        num_features=bins.num_features,
+        categories=bins.categories,
+        feature_names=feature_names,
+    )
+    return Problem(Static(traced, method), Arrays(constants, numbers, data))

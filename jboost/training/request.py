@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what a call of ``fit`` asks for, and checks it before any data are looked at.
+
+In: the arguments of ``fit``. Out: a FitRequest, which later stages trust. What depends
+on the data (shapes, names of columns, whether a loss is defined for the targets) is
+checked where the data are prepared.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jboost import losses
+from jboost.boosting.method import initial_scores
+from jboost.boosting.settings import Settings, read_settings
+from jboost.entry import checks
+from jboost.model.ensemble import Ensemble
+from jboost.tables.frames import RowSource
+from jboost.training.continuing import check_start, match_columns
+from jboost.training.rows import name_sets
+from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
+
+
+class RawRows(NamedTuple):
+    """Rows as the caller gave them; see :func:`jboost.fit`."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    offset: Any
+    feature_names: Any
+
+
+class FitRequest(NamedTuple):
+    """What one call of ``fit`` asks for.
+
+    Attributes:
+      rows: the training rows.
+      loss: of one row.
+      settings: the hyperparameters; those of the model where one is given.
+      rates: the learning rate of each round.
+      begin: the initial scores [K], or how to find them.
+      sets: of each validation set what errors call it, and its parts.
+      named: whether the sets were given by name.
+      metrics: bound to the link of the loss.
+      by: what rounds are compared by.
+      watchers: the callbacks.
+      model: what training goes on from; None: nothing.
+      checkpoint: the path of the file; None: no file.
+      checkpoint_rounds: after how many rounds it is written.
+    """
+
+    rows: RawRows
+    loss: Any
+    settings: Settings
+    rates: np.ndarray
+    begin: Any
+    sets: dict[str, tuple[str, Any]]
+    named: bool
+    metrics: dict[str, Callable[..., Any]]
+    by: Criterion
+    watchers: tuple[Callable[..., Any], ...]
+    progress: bool
+    model: Ensemble | None
+    checkpoint: Path | None
+    checkpoint_rounds: int
+
+    @property
+    def padded(self) -> bool:
+        """Whether rows may be padded: estimates of an adaptive loss see real rows."""
+        return not isinstance(self.loss, losses.Adaptive)
+
+    def name_columns(
+        self, num_features: int, names: tuple[str, ...] | None
+    ) -> tuple[str, ...] | None:
+        """Checks the columns against the call and the model; returns their names."""
+        names = checks.check_names(self.rows.feature_names, names, num_features)
+        if self.model is None:
+            return names
+        return match_columns(self.model, num_features, names)
+
+    def check_columns(self, num_features: int, names: tuple[str, ...] | None) -> None:
+        """Checks all that depends on the columns alone, before rows are read."""
+        names = self.name_columns(num_features, names)
+        checks.check_monotone(self.settings.monotone, num_features, names)
+        checks.check_interactions(self.settings.interactions, num_features, names)
+
+
+def read_request(given: Mapping[str, Any]) -> FitRequest:
+    """Checks the arguments of ``fit``.
+
+    Raises:
+      TypeError, ValueError: for bad arguments.
+    """
+    settings, model = read_settings(given), given["model"]
+    path = _check_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
+    if model is not None:
+        model = check_start(model, settings)
+        settings = settings.replace(init_score=model.init_score, absent=model.absent)
+    rates = checks.learning_rates(
+        settings.learning_rate,
+        settings.num_rounds,
+        first=0 if model is None else model.num_rounds,
+    )
+    watchers = _check_callbacks(given["callbacks"])
+    begin = initial_scores(settings)
+    sets = name_sets(given["validation"])
+    by, metrics = _read_metrics(given, settings, bool(sets))
+    rows = RawRows(*(given[name] for name in RawRows._fields))
+    if isinstance(rows.x, RowSource):
+        _check_streamed(rows, settings)
+    return FitRequest(
+        rows=rows,
+        loss=given["loss"],
+        settings=settings,
+        rates=np.asarray(rates),
+        begin=begin,
+        sets=sets,
+        named=isinstance(given["validation"], dict),
+        metrics=metrics,
+        by=by,
+        watchers=watchers,
+        progress=given["progress"],
+        model=model,
+        checkpoint=path,
+        checkpoint_rounds=given["checkpoint_rounds"],
+    )
+
+
+def _read_metrics(given, settings, validated):
+    """Reads what rounds are measured and compared by."""
+    by, metrics = read_by(given["by"], check_metrics(given["metrics"]))
+    metrics = bind_metrics(metrics, given["loss"], settings.num_scores)
+    if by.metric is not None and not validated:
+        raise ValueError(f"by={given['by']!r} needs validation=(x, y), got None")
+    if settings.early_stopping_rounds is not None and not validated:
+        raise ValueError("early_stopping_rounds needs validation=(x, y), got None")
+    return by, metrics
+
+
+def _check_streamed(rows, settings):
+    """Refuses what the batches hold, and settings that streams do not support."""
+    for name in ("y", "sample_weight", "offset"):
+        value = getattr(rows, name)
+        if value is not None:
+            raise ValueError(
+                f"{name} must not be given where x is a stream, because the batches "
+                f"of the stream hold it, got {type(value).__name__}"
+            )
+    only = {"candidates": "global", "candidate_weights": "samples"}
+    for name, needed in {**only, "categorical": "auto"}.items():
+        value = getattr(settings, name)
+        if value is not None and (not isinstance(value, str) or value != needed):
+            raise ValueError(
+                f"{name} must be {needed!r} where x is a stream, whose rows are dense "
+                f"numbers and whose thresholds are chosen once, got {value!r}"
+            )
+
+
+def _check_callbacks(callbacks):
+    signature = "callback(round, history, model), or several such"
+    if not callable(callbacks) and not isinstance(callbacks, tuple | list):
+        raise TypeError(f"callbacks must be callable as {signature}, got {callbacks!r}")
+    watchers = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for watch in watchers:
+        checks.check_callable("callbacks", watch, signature)
+    return watchers
+
+
+def _check_checkpoint(path: Any, every: Any) -> Path | None:
+    """Checks that the file can be written; returns its path without links."""
+    checks.check_integer("checkpoint_rounds", every, least=1)
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"checkpoint must be a path, got {type(path).__name__}")
+    place = Path(os.path.realpath(path))
+    if place.is_dir() or not os.access(place.parent, os.W_OK):
+        raise ValueError(
+            "checkpoint must be a file in a folder that can be written to, got "
+            f"{os.fspath(path)!r}"
+        )
+    return place
