@@ -127,7 +127,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
             factors = compute_sample_weight(self.class_weight, y)
             weights = factors if weights is None else factors * weights
         return self._train(
-            X, self._code(codes), weights, offset, eval_set, self._loss,
+            (X, self._code(codes), weights, offset), eval_set, self._loss,
             self._num_scores, codes,
         )  # fmt: skip
 

@@ -159,11 +159,14 @@ class Boosting(BaseEstimator):
         total = values.sum()
         return values / total if total > 0 else values
 
-    def _train(self, X, targets, weights, offset, eval_set, loss, num_scores, labels):
-        """Calls ``fit``; a random validation set is stratified by ``labels``."""
+    def _train(self, rows: Any, eval_set, loss, num_scores, labels):
+        """Calls ``fit``; a random validation set is stratified by ``labels``.
+
+        Args:
+          rows: X, targets, weights and offset.
+        """
         check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
         seed = self._draw_seed()
-        rows: Any = (X, targets, weights, offset)
         validation = self._check_sets(eval_set)
         if validation is None and self.early_stopping_rounds is not None:
             rows, validation = self._split_rows(rows, labels, seed)

@@ -82,9 +82,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
         num_scores = 1 if targets.ndim == 1 else targets.shape[1]
         known = is_one_of(self._loss, losses.LOSSES.values())
         loss = _sum_outputs(self._loss) if num_scores > 1 and known else self._loss
-        return self._train(
-            X, targets, sample_weight, offset, eval_set, loss, num_scores, None
-        )
+        rows = (X, targets, sample_weight, offset)
+        return self._train(rows, eval_set, loss, num_scores, None)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns predictions: float32 [N], or float64 [N, K] for K outputs.
