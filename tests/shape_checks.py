@@ -43,7 +43,8 @@ def _is_checked(annotation):
         return True
     module, name = (getattr(annotation, n, "") for n in ("__module__", "__name__"))
     if module.startswith("jboost.") and isinstance(annotation, type):
-        return name not in _PUBLIC
+        # A protocol says what an object can do, not what it is.
+        return name not in _PUBLIC and not getattr(annotation, "_is_protocol", False)
     return any(map(_is_checked, get_args(annotation)))
 
 

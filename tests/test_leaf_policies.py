@@ -18,6 +18,7 @@ from jboost.boosting.row_derivatives import row_derivatives
 from jboost.boosting.row_sample import sample_rows
 from jboost.boosting.settings import read_settings
 from jboost.boosting.state import Arrays, Data, Problem, StartPoint, Static, start_state
+from jboost.codes.codes import DenseCodes
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_minimizers
 from jboost.objective.tracing import trace_loss

@@ -20,6 +20,7 @@ from jboost.boosting.settings import (
     declared,
     read_settings,
 )
+from jboost.codes.codes import DenseCodes
 from jboost.model.containers import read_container
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
@@ -85,10 +86,12 @@ def test_every_setting_reaches_the_program(name):
     if "categor" in name or name == "max_onehot":
         categories = jb.fit_bins(X, categorical=[1]).categories
 
+    codes = DenseCodes(np.zeros((2, 12), np.uint8))
+
     def make(**given):
         settings = read_settings(given)
         method, numbers = make_method(
-            settings, traced, np.zeros((2, 12), np.uint8), num_rows=12, uniform=True,
+            settings, traced, codes, num_rows=12, uniform=True,
             max_bins=settings.max_bins, num_features=2, categories=categories,
         )  # fmt: skip
         return method, jax.tree.map(
