@@ -266,7 +266,7 @@ def make_categorical():
         leaf_value=jnp.array([[[1.0, 2.0, 3.0, 0.0]]]),
         init_score=jnp.array(0.0),
         num_features=2,
-        feature_names=("size", "colour"),
+        feature_names=("size", "color"),
         left_codes=jnp.array([[[[0b110], [0], [0]]]], jnp.uint32),
         categories=Categories(codes, (1,), values),
     )
@@ -276,12 +276,12 @@ def test_categories_are_named(ax):
     model = make_categorical()
     plotting.tree(model, ax=ax)
     words = texts(ax)
-    assert "colour in {red, blue}" in words and "size ≤ 0.5" in words
+    assert "color in {red, blue}" in words and "size ≤ 0.5" in words
     assert {"1", "2", "3"} <= set(words)
     other = replace(model, left_codes=jnp.array([[[[0b11110], [0], [0]]]], jnp.uint32))
-    assert "colour not in {black}" in plotting.tree_to_dot(other)
+    assert "color not in {black}" in plotting.tree_to_dot(other)
     plain = replace(model.categories, values=None)
-    assert "colour in {0, 1}" in plotting.tree_to_dot(replace(model, categories=plain))
+    assert "color in {0, 1}" in plotting.tree_to_dot(replace(model, categories=plain))
 
 
 def test_long_sets_of_categories_are_cut():
@@ -421,7 +421,7 @@ def test_swarms_have_a_point_for_each_row(ax):
     assert len(np.unique(np.asarray(ax.collections[0].get_offsets()), axis=0)) == 4
 
 
-def test_points_have_the_colours_of_values(ax):
+def test_points_have_the_colors_of_values(ax):
     shap, x = make_shap()
     plotting.shap_summary(shap, x, ax=ax)
     ax.get_figure().draw_without_rendering()
@@ -431,7 +431,7 @@ def test_points_have_the_colours_of_values(ax):
     assert np.ptp(missing) == 0  # grey
 
 
-def test_points_without_rows_have_one_colour_and_no_bar():
+def test_points_without_rows_have_one_color_and_no_bar():
     figure = Figure()
     plotting.shap_summary(make_shap()[0], ax=figure.subplots())
     assert len(figure.axes) == 1
@@ -492,7 +492,7 @@ def test_dependence_on_two_features_is_a_map(trained):
     figure = Figure()
     ax = figure.subplots()
     plotting.partial_dependence(trained[0], X, (0, 1), grid=5, ax=ax)
-    assert len(figure.axes) == 2  # and a bar of colours
+    assert len(figure.axes) == 2  # and a bar of colors
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("income", r"\$age\$")
 
 
@@ -506,7 +506,7 @@ def make_dependence(names, grid, average, individual=None):
 
 
 def test_dependence_on_categories_names_them(ax):
-    found = make_dependence(("colour",), (CATEGORIES,), [1, 3])
+    found = make_dependence(("color",), (CATEGORIES,), [1, 3])
     plotting.partial_dependence(found, ax=ax)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["red", "green"]
     np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), [1, 3])
@@ -515,7 +515,7 @@ def test_dependence_on_categories_names_them(ax):
 def test_categories_with_a_number_are_lines(ax):
     numbers = np.array([0.5, 1.5, 2.5])
     average = [[1, 2, 3], [4, 5, 6]]
-    found = make_dependence(("colour", "7"), (CATEGORIES, numbers), average)
+    found = make_dependence(("color", "7"), (CATEGORIES, numbers), average)
     plotting.partial_dependence(found, ax=ax)
     red, green = ax.get_lines()
     np.testing.assert_array_equal(red.get_ydata(), [1, 2, 3])
@@ -611,7 +611,7 @@ def test_ordered_dtypes_keep_their_order(named, ax, to_table):
     assert len(np.unique(shades["number"], axis=0)) > 50
 
 
-def test_pictures_of_nominal_features_alone_explain_no_colours(named):
+def test_pictures_of_nominal_features_alone_explain_no_colors(named):
     figure = Figure()
     x = FRAME[["nominal"]]
     model = jb.fit(x, Y, **SMALL)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes models of other libraries, and exports predictions."""
+"""Reads and writes models of other libraries, and exports prediction programs."""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prediction as a program that runs without jboost.
+"""Exports prediction as a program that runs without jboost.
 
-In: an Ensemble. Out: a file of StableHLO, with the model in it, that needs jax alone.
+In: an Ensemble. Out: a StableHLO file that contains the model; running it needs only
+jax.
 """
 
 import os
@@ -27,20 +28,25 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 @on_host("call it on concrete arrays")
 def to_matrix(model: Ensemble, x: Any) -> Float[np.ndarray, "N F"]:
-    """A table as the matrix that a program of :func:`export_predict` takes.
+    """Converts a table into the matrix that an exported program takes.
 
-    Categories become the places 0, 1, 2, ... that training gave them, NaN where it saw
-    no such value; ``model.categories.values`` lists them in this order for each of
-    ``model.categories.features``. Columns of numbers stay as they are.
+    Categories become the integers 0, 1, 2, ... that training assigned to them, and NaN
+    if training did not see the value. ``model.categories.values`` lists the categories
+    in this order for each of ``model.categories.features``. Numeric columns do not
+    change.
 
-    Law: ``predict(model, to_matrix(model, x))`` equals ``predict(model, x)``.
+    ``predict(model, to_matrix(model, x))`` always equals ``predict(model, x)``. See
+    :func:`export_predict` for the program.
 
     Args:
       model: from :func:`jboost.fit` or a reader.
       x: as for :func:`jboost.predict`, but dense.
 
+    Returns:
+      A float32 matrix [N, F].
+
     Raises:
-      TypeError, ValueError: ``x`` does not have the model's columns.
+      TypeError, ValueError: the columns of ``x`` are not those of the model.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -70,33 +76,35 @@ def export_predict(
     offset: bool = False,
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
 ) -> None:
-    """Writes :func:`jboost.predict` of a model as a program in StableHLO.
+    """Writes the prediction function of a model as a StableHLO program.
 
-    It is read and run wherever jax and flatbuffers are, without jboost::
+    Running the program needs jax and flatbuffers, but not jboost::
 
         import jax
         with open("model.stablehlo", "rb") as file:
             program = jax.export.deserialize(bytearray(file.read()))
         scores = program.call(x)  # x [N, F], float32, for any N >= 1
 
-    The program is plain XLA, for which the kernels of jboost need not be there; scores
-    are those of ``jb.predict`` to the bit where the platform is the same. Categorical
-    columns hold the integers that :func:`to_matrix` gives. jax keeps reading such files
-    for at least half a year of its releases (see its documentation of compatibility),
-    so keep the model itself, too (``jb.save``).
+    The program is plain XLA and does not use the kernels of jboost. Its scores equal
+    those of :func:`jboost.predict` bit for bit on the same platform. Categorical
+    columns hold the integers that :func:`to_matrix` returns. jax guarantees that it can
+    read such files for only a limited time, at least six months of releases (see the
+    compatibility guarantees of ``jax.export``). Therefore also keep the model itself
+    (:func:`jboost.save`).
 
     Args:
       model: from :func:`jboost.fit` or a reader.
-      path: where to; it is replaced at once, when all is written.
-      inverse_link: as for :func:`jboost.predict`; baked in.
-      offset: whether the program takes a second argument, [N] or [N, K], which is added
+      path: the file to write. An existing file is replaced atomically, once all data
+        is written.
+      inverse_link: as for :func:`jboost.predict`; it becomes part of the program.
+      offset: whether the program takes a second argument, [N] or [N, K], which it adds
         to the scores.
-      platforms: what the program is lowered for: "cpu", "cuda", "rocm", "tpu".
+      platforms: the platforms to lower the program for: "cpu", "cuda", "rocm", "tpu".
 
     Raises:
       ImportError: flatbuffers is not installed.
       OSError: the file cannot be written.
-      TypeError, ValueError: for bad arguments.
+      TypeError, ValueError: an argument is invalid.
 
     Example:
       >>> import jax, numpy as np, jboost as jb
@@ -107,7 +115,7 @@ def export_predict(
     check_model(model)
     checks.check_link(inverse_link, model.init_score.shape)
     if not isinstance(offset, bool):
-        raise TypeError(f"offset must be True or False here, got {offset!r}")
+        raise TypeError(f"offset must be True or False, got {offset!r}")
     if isinstance(platforms, str) or not platforms:
         raise TypeError(f"platforms must be a sequence of names, got {platforms!r}")
     for platform in platforms:
@@ -119,6 +127,8 @@ def export_predict(
             model, x, offset=base, inverse_link=inverse_link, implementation="xla"
         )
 
+    # A symbolic N makes one program for any number of rows. Its upper bound keeps the
+    # number of elements of x within int32.
     most = (2**31 - 1) // model.num_features
     (size,) = jax.export.symbolic_shape("n", constraints=("n >= 1", f"n <= {most}"))
     shapes: list[Any] = [(size, model.num_features)]
@@ -130,7 +140,7 @@ def export_predict(
         content = program.serialize()
     except ImportError:
         raise ImportError(
-            "export_predict needs flatbuffers, with which jax writes and reads such "
+            "export_predict needs flatbuffers, which jax uses to write and read such "
             "files: pip install 'jboost[export]', or pip install flatbuffers"
         ) from None
     replace_file(Path(path), [bytes(content)])

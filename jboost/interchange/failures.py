@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens when a model cannot be read: one kind of error, whatever went wrong."""
+"""Converts every failure to read a foreign model into a FileError.
+
+Readers index and convert the contents of a file without checking each entry first. A
+damaged file can therefore raise almost any exception; callers should see only one type.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +16,22 @@ _DAMAGE = (
 
 
 class ForeignError(ValueError):
-    """A valid model that cannot be carried over; the message goes on from its name."""
+    """A valid model that cannot be converted.
+
+    The message is a predicate: :func:`report_failures` puts the model's name before it.
+    """
 
 
 @contextmanager
 def report_failures(name: str, library: str) -> Iterator[None]:
-    """Raises a FileError for whatever reading a model of a library raises.
+    """Raises a FileError if the code in the context fails to read a model.
 
     Args:
-      name: of the file, or the type of the model in memory.
-      library: whose model it is.
+      name: the name of the file, or the type of the model in memory.
+      library: the library that made the model.
+
+    Raises:
+      FileError: the model is damaged, of another kind, or cannot be converted.
     """
     try:
         yield
@@ -29,6 +39,6 @@ def report_failures(name: str, library: str) -> Iterator[None]:
         raise FileError(f"{name} {error}") from None
     except _DAMAGE as error:
         raise FileError(
-            f"{name} is no model of {library}'s, or damaged: {type(error).__name__}: "
-            f"{error}"
+            f"{name} is not a model of {library}, or it is damaged: "
+            f"{type(error).__name__}: {error}"
         ) from None

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The categories that LightGBM's text files speak of.
+"""Finds the categories of the features of a LightGBM model.
 
-In: the header, the parameters and the categorical splits of a file. Out: of each
-categorical feature its values, and what they stand for in a data frame.
+In: the header, the parameters and the categorical splits of a text file. Out: for each
+categorical feature, its values and the categories of a data frame that they represent.
 
-A file names the values of training in ``feature_infos``, as a:b:c ("none" for a column
-that is constant or was dropped before training), the categorical columns by their
-places in the parameters, and the categories of the categorical columns of a pandas
-frame one after the other, without the columns they belong to.
+The file spreads this information over three entries:
+
+- ``feature_infos`` lists the values seen in training, as a:b:c, or "none" for a column
+  that is constant or was dropped before training;
+- the parameters list the indices of the categorical columns;
+- ``pandas_categorical`` holds one list of categories for each column of category dtype,
+  in the order of the columns, but not which columns these are.
 """
 
 import json
@@ -19,20 +22,20 @@ import numpy as np
 from jboost.entry.warning import warn_user
 from jboost.interchange.category_sets import CategorySplit, KnownValues
 
-# Values that no split lists go right, as missing ones do: up to here they are kept as
-# categories.
+# Values that no split lists go right, as missing values do, so dropping them does not
+# change a prediction. We keep them up to this limit only to bound the arrays.
 _MOST_UNLISTED = 2**16
 
 
 def find_categories(
     infos: Sequence[str], rest: str, splits: Sequence[CategorySplit]
 ) -> tuple[dict[int, KnownValues], dict[int, tuple[Any, ...]]]:
-    """The categories of each feature, and their names where they are known.
+    """Returns the categories of each feature, and their names where they are known.
 
     Args:
-      infos: of each feature what training saw.
-      rest: the file behind its trees.
-      splits: the categorical ones.
+      infos: the entry of each feature in ``feature_infos``.
+      rest: the part of the file after the trees.
+      splits: the categorical splits of all trees.
     """
     listed: dict[int, list[np.ndarray]] = {}
     for split in splits:
@@ -53,7 +56,10 @@ def find_categories(
 
 
 def _place_names(infos, rest, values):
-    """Gives the categories of a data frame to the categorical columns that they fit."""
+    """Assigns the categories of a data frame to the columns that they fit.
+
+    Returns nothing, and warns, if the file allows more than one assignment.
+    """
     lists = _read_names(rest)
     if not lists:
         return {}
@@ -65,19 +71,27 @@ def _place_names(infos, rest, values):
             return dict(zip(first, map(tuple, lists), strict=True))
     warn_user(
         f"the model was trained on a pandas data frame with {len(lists)} columns of "
-        "category dtype, but does not tell which they were; the names of categories "
-        "are dropped: predict from their codes (column.cat.codes, NaN where missing)"
+        "category dtype, but the file does not say which columns; the names of "
+        "categories are dropped: predict from the codes (column.cat.codes, with NaN "
+        "for missing values)"
     )
     return {}
 
 
 def _match(lists, features, values, whole):
-    """For each list the first feature behind the last one that it fits.
+    """Assigns each list to the first feature that fits, in ascending order.
 
-    Matches from both ends are the same where there is only one.
+    The caller also matches in reverse order: there is exactly one assignment if both
+    directions find the same one.
 
     Args:
+      lists: the categories of each column of category dtype.
+      features: indices of the features that may be categorical.
+      values: the values of each feature that the file lists.
       whole: whether training must have seen all categories of a list.
+
+    Returns:
+      A feature for each list, or None if some list fits no feature.
     """
     left = iter(features)
     found = []
@@ -93,7 +107,7 @@ def _match(lists, features, values, whole):
 
 
 def _read_places(rest, num_features):
-    """The places of categorical columns that the parameters name."""
+    """Returns the indices of the categorical columns that the parameters list."""
     for line in rest.splitlines():
         name, found, value = line.partition(": ")
         if found and name == "[categorical_feature":
@@ -103,12 +117,14 @@ def _read_places(rest, num_features):
 
 
 def _read_names(rest):
-    """The categories of a pandas frame, a list for each column of category dtype."""
+    """Returns a list of categories for each pandas column of category dtype."""
     for line in rest.splitlines():
         key, _, value = line.partition(":")
         if key == "pandas_categorical":
             lists = json.loads(value) or []
             if not all(isinstance(names, list) for names in lists):
-                raise ValueError("pandas_categorical must hold lists")
+                raise ValueError(
+                    f"pandas_categorical must hold lists, got {value[:60]}"
+                )
             return lists
     return []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of LightGBM.
+"""Reads models of LightGBM.
 
-In: a text file of LightGBM's, or a model of it that is in memory. Out: an Ensemble with
-the same scores. Nothing in the file is ever executed.
+In: a LightGBM text file, or a LightGBM model in memory. Out: an Ensemble with the same
+scores. Nothing in the file is executed.
 """
 
 import os
@@ -20,47 +20,53 @@ from jboost.model.ensemble import Ensemble
 from jboost.model.nodes import LEAF, Nodes
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type
-_MISSING = ("none", "zero", "nan")  # the two bits after those
-_MOST_SCORES = 2**16  # of a model without trees
-_ZERO = float(np.float32(1e-35))  # up to here LightGBM takes numbers for 0
+_MISSING = ("none", "zero", "nan")  # the next two bits: what counts as missing
+_MOST_SCORES = 2**16  # of a model without trees, to bound the memory for its scores
+_ZERO = float(np.float32(1e-35))  # LightGBM treats numbers up to this size as 0
 
 
 @on_host("read the model first")
 def read_lightgbm(source: Any) -> Ensemble:
-    """Reads a model of LightGBM's; its scores are LightGBM's raw scores.
+    """Reads a LightGBM model; its scores are the raw scores of LightGBM.
 
-    ``jb.predict`` gives what LightGBM's ``predict(..., raw_score=True)`` gives, up to
-    the rounding of leaf values and sums to float32 (LightGBM uses float64). A threshold
-    becomes the greatest float32 that is not above it, so that all x that are float32
-    go the same way; others may not where float32 does not tell them from a threshold.
-    Boosting "rf" averages its trees: leaf values are divided by their number, and the
-    scores are those behind ``predict(...)`` (with ``raw_score=True`` LightGBM gives
-    their sum). Where training saw no missing value, NaN is 0 to LightGBM, and goes
-    where 0 does. A category that no split lists, an unseen or a missing one goes right;
-    a negative one, which is missing to LightGBM, must be NaN here. Categories of 2^24
-    and more, of which float32 does not tell neighbors apart, are refused.
+    :func:`jboost.predict` returns the result of LightGBM's
+    ``predict(..., raw_score=True)``, up to the rounding of leaf values and sums to
+    float32 (LightGBM uses float64). Differences from LightGBM:
 
-    For probabilities of objective "binary" mind LightGBM's parameter ``sigmoid``, which
-    multiplies the score (1 unless it was set).
+    - Thresholds: a threshold becomes the largest float32 that does not exceed it. Every
+      x that is exactly a float32 goes the same way. Another x may not, if it rounds
+      across a threshold.
+    - Boosting "rf" averages its trees: leaf values are divided by the number of trees,
+      and the scores correspond to ``predict(...)``. LightGBM's ``raw_score=True``
+      returns their sum instead.
+    - Missing values: if training saw no missing value, LightGBM reads NaN as 0, so NaN
+      goes the way of 0.
+    - Categories: a category that no split lists, an unseen category and a missing value
+      go right. LightGBM reads negative categories as missing; pass NaN instead.
+      Categories of 2^24 or more are rejected, because float32 cannot represent all of
+      them.
+
+    For probabilities of objective "binary", note LightGBM's parameter ``sigmoid`` (1 by
+    default), which multiplies the score.
 
     Args:
       source: the path of a text file (``Booster.save_model``, version 3 or 4), a
-        ``lightgbm.Booster``, or a fitted estimator of ``lightgbm.sklearn``. As many
-        rounds are read as are saved by default: up to the best where training stopped
-        early.
+        ``lightgbm.Booster``, or a fitted estimator of ``lightgbm.sklearn``. The rounds
+        are those that LightGBM saves by default: up to the best round if training
+        stopped early.
 
     Returns:
-      A model with the sums of curvature and weight (rows) of LightGBM's leaves; sums of
-      gradients are not in such files, and NaN. Categories of a data frame are kept;
-      where the file does not tell which of its categorical columns were numbers, a
-      warning says so, and they are dropped.
+      A model with the sums of curvature and weight (rows) of LightGBM's leaves. Sums of
+      gradients are NaN, because LightGBM does not save them. Categories of a data frame
+      are kept. If the file does not determine which columns had category dtype, the
+      function warns and drops the names of the categories.
 
     Raises:
       OSError: the file cannot be read.
-      TypeError: source is none of these.
-      FileError: the file is damaged or none of LightGBM's, or the model cannot be
-        carried over: linear trees, large categories, or ``zero_as_missing`` where a
-        node sends 0 another way than its threshold says.
+      TypeError: source has another type.
+      FileError: the file is damaged or not a LightGBM model, or the model cannot be
+        converted: it has linear trees, categories that are too large, or was trained
+        with ``zero_as_missing`` and a node sends 0 to the other side of its threshold.
 
     Example:
       >>> import jboost as jb
@@ -72,7 +78,7 @@ def read_lightgbm(source: Any) -> Ensemble:
 
 
 class _Tree(NamedTuple):
-    """A tree as read: values by name, and what is made of its nodes."""
+    """Holds the text fields of a tree, and the arrays parsed from them."""
 
     fields: dict[str, str]
     feature: np.ndarray
@@ -100,26 +106,29 @@ def _open(source):
 
 def _read_text(text):
     if not text.startswith("tree\n"):
-        raise ValueError("it does not begin with a line 'tree'")
+        raise ValueError("the file must begin with a line 'tree'")
     head, found, rest = text.partition("\nend of trees\n")
     if not found:
-        raise ValueError("it is cut off: there is no line 'end of trees'")
+        raise ValueError("the file is truncated: it has no line 'end of trees'")
     first, *blocks = head.split("\nTree=")
     header = _read_fields(first)
     num_trees = len(header["tree_sizes"].split())
     if len(blocks) != num_trees:
-        raise ValueError(f"there should be {num_trees} trees, there are {len(blocks)}")
+        raise ValueError(f"the file must have {num_trees} trees, got {len(blocks)}")
     num_scores = int(header["num_tree_per_iteration"])
     if not 1 <= num_scores <= (num_trees or _MOST_SCORES):
-        raise ValueError(f"there are {num_trees} trees for {num_scores} scores a round")
+        raise ValueError(
+            "num_tree_per_iteration must be from 1 to "
+            f"{num_trees or _MOST_SCORES}, got {num_scores}"
+        )
     names, infos = (
         header[key].split(" ") for key in ("feature_names", "feature_infos")
     )
     num_features = int(header["max_feature_idx"]) + 1
     if not len(names) == len(infos) == num_features:
         raise ValueError(
-            f"there should be {num_features} feature_names and feature_infos, there "
-            f"are {len(names)} and {len(infos)}"
+            f"feature_names and feature_infos must have {num_features} entries, got "
+            f"{len(names)} and {len(infos)}"
         )
     blocks = (_read_fields(f"Tree={block}") for block in blocks)
     trees = [_read_tree(fields, num_features) for fields in blocks]
@@ -132,27 +141,30 @@ def _read_text(text):
         place_sets(nodes, splits, words, categories),
         init_score=np.zeros(num_scores, np.float32),
         num_features=num_features,
-        absent="zero",
+        absent="zero",  # as LightGBM reads sparse matrices
         feature_names=tuple(names),
         categories=categories,
     )
 
 
 def _read_fields(text):
-    """Lines "key=value"; a key alone has the value ""."""
+    """Parses lines of the form "key=value"; a key without a value has the value ""."""
     lines = (line.partition("=") for line in text.splitlines())
     return {key: value for key, _, value in lines if key}
 
 
 def _read_tree(fields, num_features):
     if int(fields.get("is_linear", 0)):
-        raise ForeignError("has linear trees, which cannot be carried over")
+        raise ForeignError("has linear trees, which are not supported")
     if int(fields["num_leaves"]) < 2:
         none = np.zeros(0, int)
         return _Tree(fields, none, none.astype(float), none)
     feature = _numbers(fields, "split_feature", int)
     if not 0 <= feature.min() <= feature.max() < num_features:
-        raise ValueError(f"split_feature must be below {num_features}")
+        raise ValueError(
+            f"split_feature must be from 0 to {num_features - 1}, got values from "
+            f"{feature.min()} to {feature.max()}"
+        )
     return _Tree(
         fields,
         feature=feature,
@@ -162,27 +174,29 @@ def _read_tree(fields, num_features):
 
 
 def _as_integers(words):
-    """Of 32 bits, as LightGBM has them."""
+    """Parses integers and checks that they fit into the 32 bits that LightGBM uses."""
     values = np.array([int(word) for word in words], np.int64)
     if values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
-        raise ValueError("an integer has more than 32 bits")
+        raise ValueError("integers must fit into 32 bits, got a larger one")
     return values
 
 
 def _numbers(fields, name, kind):
-    """As many as there are leaves, or inner nodes."""
+    """Parses a field that holds one number per leaf, or one per inner node."""
     values = fields[name].split()
     values = _as_integers(values) if kind is int else np.array(values, np.float64)
     size = int(fields["num_leaves"]) - (not name.startswith("leaf_"))
     if len(values) != size:
-        raise ValueError(f"{name} must have {size} numbers, it has {len(values)}")
+        raise ValueError(f"{name} must have {size} numbers, got {len(values)}")
     return values
 
 
 def _list_splits(number, tree):
-    """The categories that splits list go left."""
+    """Returns the categorical splits of a tree; the categories they list go left."""
     if not tree.categorical.any():
         return []
+    # The threshold of a categorical node is an index i: the node's bit set is the slice
+    # cat_threshold[cat_boundaries[i] : cat_boundaries[i + 1]].
     ends = _as_integers(tree.fields["cat_boundaries"].split())
     words = np.array(tree.fields["cat_threshold"].split(), np.uint32)
     places = tree.threshold[tree.categorical].astype(int)
@@ -191,7 +205,9 @@ def _list_splits(number, tree):
         or not 0 <= places.min() <= places.max() < len(ends) - 1
         or len(np.unique(places)) < len(places)
     ):  # fmt: skip
-        raise ValueError("cat_boundaries must ascend within cat_threshold")
+        raise ValueError(
+            "cat_boundaries must ascend within cat_threshold, with one set per node"
+        )
     splits = []
     for node, place in zip(np.flatnonzero(tree.categorical), places, strict=True):
         own = words[ends[place] : ends[place + 1]].astype("<u4", copy=False)
@@ -202,7 +218,11 @@ def _list_splits(number, tree):
 
 
 def _make_nodes(tree, scale):
-    """Inner nodes first, then leaves; LightGBM counts leaves from -1 down."""
+    """Converts a tree to nodes: inner nodes first, then leaves.
+
+    LightGBM numbers leaves -1, -2, ...; leaf -1 becomes the first node after the inner
+    ones.
+    """
     fields, num_inner = tree.fields, len(tree.feature)
     num_leaves = num_inner + 1
     blank = np.full(num_leaves, LEAF, np.int32)
@@ -215,7 +235,7 @@ def _make_nodes(tree, scale):
         return np.concatenate([child, blank])
 
     def of_leaves(name):
-        if not fields.get(name):  # there are none of a tree that is one leaf
+        if not fields.get(name):  # absent if the tree is a single leaf
             return np.full(num_inner + num_leaves, np.nan)
         values = _numbers(fields, name, float)
         inner = np.zeros(num_inner)
@@ -238,23 +258,33 @@ def _make_nodes(tree, scale):
 
 
 def _find_sides(tree):
-    """Thresholds in float32, and whether NaN goes left.
+    """Returns float32 thresholds, and whether NaN goes left.
 
-    Where "nan" is the kind of missing values, it goes the default way; where it is
-    "none", NaN is 0; where it is "zero", both go the default way, and so do numbers
-    that LightGBM takes for 0. Missing categories go right.
+    It depends on the kind of missing values that LightGBM stores for each node:
+
+    - "nan": NaN goes in the default direction.
+    - "none": NaN is read as 0.
+    - "zero": NaN, 0 and numbers that LightGBM treats as 0 go in the default direction.
+
+    Missing categories go right.
     """
     default_left = (tree.decision & _DEFAULT_LEFT) != 0
     kind = tree.decision >> 2 & 3
     if (kind > 2).any():
-        raise ValueError("decision_type names an unknown kind of missing values")
+        raise ValueError(
+            "decision_type must have a kind of missing values from 0 to 2, got "
+            f"{kind.max()}"
+        )
     threshold, numeric = tree.threshold, ~tree.categorical
+    # jboost has no separate direction for 0. If the threshold is near 0, moving it to
+    # one end of [-_ZERO, _ZERO] sends that whole interval in the default direction.
+    # Otherwise, 0 must already lie on the default side.
     is_zero = (kind == _MISSING.index("zero")) & numeric
     around = is_zero & (np.abs(threshold) <= _ZERO)
     if (is_zero & ~around & ((threshold > 0) != default_left)).any():
         raise ForeignError(
-            "was trained with zero_as_missing, and sends 0 another way than other "
-            "numbers on its side of a threshold, which cannot be carried over"
+            "was trained with zero_as_missing and has a node that sends 0 to the other "
+            "side of its threshold, which is not supported"
         )
     below = np.nextafter(np.float32(-_ZERO), np.float32(-np.inf))
     threshold = np.where(around, np.where(default_left, _ZERO, below), threshold)

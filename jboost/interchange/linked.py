@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees as lists of nodes, which is how other libraries keep them.
+"""Converts lists of nodes, the tree format of other libraries, to and from Ensembles.
 
-In: trees, a list of nodes each. Out: an Ensemble; and back, the nodes of an Ensemble
-without those that are not split.
+In: trees, each a list of nodes. Out: an Ensemble. The reverse direction returns the
+nodes of an Ensemble, without the unused ones.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,19 @@ from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
 from jboost.trees.tree import LeafSums
 
-# Up to here trees become heaps: their kernel is the faster one, and the nodes that are
-# not split take a bearable amount of memory.
+# Trees up to this depth are stored in heap order, whose prediction kernel is faster.
+# Deeper heaps would spend too much memory on unused nodes.
 _HEAP_DEPTH = 8
 _TINY = np.finfo(np.float32).tiny
 _OF_LEAVES = ("value", "gradient", "curvature", "weight")
-_NODE_BYTES = 30  # of one node in the arrays, without its set of categories
+_NODE_BYTES = 30  # size of a node in the arrays, without its set of categories
 
 
 def round_down(threshold: Float[np.ndarray, " M"]) -> Float32[np.ndarray, " M"]:
-    """The greatest float32 that is not above; denormals are as 0.
+    """Returns the largest float32 that does not exceed each threshold.
 
-    x <= threshold then says the same of all x that are float32.
+    ``x <= threshold`` then has the same result for every float32 x. XLA flushes
+    denormals to 0, so the result is never a negative denormal: it would compare as 0.
     """
     with np.errstate(over="ignore"):
         near = threshold.astype(np.float32)
@@ -46,17 +47,24 @@ def place_sets(
     words: UInt32[np.ndarray, "S W"],
     categories: Categories | None,
 ) -> list[Nodes]:
-    """The trees with the codes that go left at their categorical splits.
+    """Returns the trees with the codes that go left at their categorical splits.
+
+    Args:
+      trees: trees whose categorical splits have a threshold of NaN.
+      splits: the categorical splits.
+      words: the set of codes of each split.
+      categories: the categories of the model; None if no feature is categorical.
 
     Raises:
-      ValueError: a split compares the values of a categorical feature with a threshold,
-        which codes are not in the order of; or the arrays would be too large.
+      ValueError: a split compares a categorical feature with a threshold, which is not
+        possible because codes do not keep the order of values; or the arrays would be
+        too large.
     """
     places = () if categories is None else categories.features
     for tree in trees:
         numeric = ~tree.is_leaf & ~np.isnan(tree.threshold)
         if np.isin(tree.feature[numeric], places).any():
-            raise ValueError("a tree has a threshold for a categorical feature")
+            raise ValueError("a tree compares a categorical feature with a threshold")
     if not words.shape[1]:
         return list(trees)
     num_nodes = sum(len(tree.left) for tree in trees)
@@ -70,9 +78,9 @@ def place_sets(
 
 
 def list_trees(model: Ensemble) -> list[Nodes]:
-    """Returns the trees of a model in the order of rounds, K each, sorted.
+    """Returns the trees of a model in the order of rounds, K per round.
 
-    Nodes that are not split are left out.
+    Nodes are sorted, and unused ones are left out.
     """
     nodes = model.nodes()
     return [take_tree(nodes, number) for number in range(len(nodes.left))]
@@ -87,24 +95,32 @@ def build_ensemble(
     feature_names: tuple[str, ...] | None = None,
     categories: Categories | None = None,
 ) -> Ensemble:
-    """A model of trees in the order of rounds, K trees each.
+    """Builds a model from trees.
 
-    In heap order where the deepest has at most 8 levels, else linked.
+    The trees are stored in heap order if the deepest one has at most 8 levels, and as
+    linked nodes otherwise.
 
     Args:
-      init_score: [K]; K = 1 makes a model of one score a row.
+      trees: in the order of rounds, K trees per round.
+      init_score: [K]; K = 1 makes a model with one score per row.
+      num_features: the number of columns of the training matrix.
       absent: how the other library reads entries that a sparse matrix does not store.
+      feature_names: the names of the columns, if they are known.
+      categories: the categories of the model; None if no feature is categorical.
 
     Raises:
-      ValueError: the nodes of a tree form none, or look at features that are not there;
-        the arrays would be many times what the trees are; or the model is not one that
-        :func:`jboost.load` would accept.
+      ValueError: the nodes do not form a tree, or use a feature that does not exist;
+        the arrays would be many times larger than the trees; or :func:`jboost.load`
+        would reject the model.
     """
     pairs = [sort_nodes(tree) for tree in trees]
     for tree, _ in pairs:
         features = tree.feature[~tree.is_leaf]
         if features.size and not 0 <= features.min() <= features.max() < num_features:
-            raise ValueError(f"a tree looks at features beyond the {num_features}")
+            raise ValueError(
+                f"features of a tree must be from 0 to {num_features - 1}, got values "
+                f"from {features.min()} to {features.max()}"
+            )
     depth = max([1, *(depth for _, depth in pairs)])
     linked = depth > _HEAP_DEPTH
     _check_arrays([tree for tree, _ in pairs], depth, linked)
@@ -120,6 +136,7 @@ def build_ensemble(
     shape = (len(trees) // len(init_score), len(init_score))
     arrays = {key: a.reshape(*shape, *a.shape[1:]) for key, a in arrays.items()}
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
+    # The readers do not know the l2 penalty that the leaves were trained with.
     unknown: Any = np.full(shape, np.nan, np.float32)
     model = Ensemble(
         feature=arrays["feature"],
@@ -140,12 +157,12 @@ def build_ensemble(
         categories=categories,
         links=Links(arrays["left"], depth) if linked else None,
     )
-    check_contents(model)
+    check_contents(model)  # the same checks as for jboost's own files
     return jax.device_put(model)
 
 
 def _check_arrays(trees, depth, linked):
-    """All trees take as much room as the largest."""
+    """Checks the size of the arrays, where each tree takes the space of the largest."""
     each = max((len(t.left) for t in trees), default=0) if linked else 2**depth
     words = [0 if t.left_codes is None else t.left_codes.shape[1] for t in trees]
     size = _NODE_BYTES + 4 * max(words, default=0)
@@ -155,7 +172,10 @@ def _check_arrays(trees, depth, linked):
 
 
 def _allocate(trees, depth, linked) -> dict[str, Any]:
-    """Arrays [trees, ...] in which no node is split and no leaf has a value."""
+    """Allocates arrays [trees, ...] without splits and with leaf values of 0.
+
+    A node that links to itself is a leaf, which is why ``left`` counts up.
+    """
     num_inner, num_leaves = 2**depth - 1, 2**depth
     if linked:
         num_inner = num_leaves = max(len(tree.left) for tree in trees)
@@ -174,7 +194,11 @@ def _allocate(trees, depth, linked) -> dict[str, Any]:
 
 
 def _find_places(tree, depth, linked):
-    """Where the nodes of a sorted tree go, as inner nodes and as leaves."""
+    """Returns the indices of a tree's nodes in the arrays of inner nodes and of leaves.
+
+    In heap order, node i has the children 2i + 1 and 2i + 2. A leaf above the deepest
+    level takes the index of its leftmost descendant there.
+    """
     place = np.arange(len(tree.left))
     if linked:
         return place, place
@@ -182,6 +206,6 @@ def _find_places(tree, depth, linked):
     for node in np.flatnonzero(~tree.is_leaf):
         place[tree.left[node]] = 2 * place[node] + 1
         place[tree.right[node]] = 2 * place[node] + 2
-    # Node i lies on level l = floor(log2(i + 1)), as number i + 1 - 2^l.
+    # Node i is node number i + 1 - 2^l of level l = floor(log2(i + 1)).
     level = np.log2(place + 1).astype(np.int64)
     return place, (place + 1 - (1 << level)) << (depth - level)

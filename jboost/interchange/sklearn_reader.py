@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of scikit-learn: single ones, forests, and gradient boosting of both kinds.
+"""Reads scikit-learn models: single trees, forests and both kinds of boosting.
 
 In: a fitted estimator. Out: an Ensemble with the same scores.
 """
@@ -23,36 +23,37 @@ _READ = (
 
 @on_host("read the model first")
 def read_sklearn(estimator: Any) -> Ensemble:
-    """Reads trees of a fitted estimator of scikit-learn's.
+    """Reads the trees of a fitted scikit-learn estimator.
 
-    The scores of ``jb.predict`` are, up to rounding to float32:
+    Up to rounding to float32, the scores of :func:`jboost.predict` are:
 
-    - of regressors what ``predict`` gives (before the inverse link of a loss, for
-      GradientBoosting and HistGradientBoosting: their raw predictions); several
-      outputs are as many scores;
-    - of trees and forests that classify probabilities: of two classes that of the
-      second, of more classes all of them, in the order of ``classes_``;
-    - of boosted classifiers what ``decision_function`` gives.
+    - for regressors, the result of ``predict`` (for GradientBoosting and
+      HistGradientBoosting the raw predictions, before the inverse link); each output
+      becomes a score;
+    - for trees and forests that classify, probabilities: of the second class if there
+      are two, else of all classes, in the order of ``classes_``;
+    - for boosted classifiers, the result of ``decision_function``.
 
-    Thresholds become float32. Trees, forests and GradientBoosting look at x in float32,
-    too, so that all rows take the same leaves; HistGradientBoosting looks at float64,
-    and a row may take another one where float32 does not tell its x from a threshold
-    below it. Categories that are strings are kept as the
-    categories of a data frame, integers from 0 on as what they are.
+    Thresholds become float32. Trees, forests and GradientBoosting also convert x to
+    float32, so every row reaches the same leaf. HistGradientBoosting compares in
+    float64, so a row may reach another leaf if its x exceeds a threshold by less than
+    float32 can represent. String categories are kept as the categories of a data frame;
+    integer categories stay integers.
 
     Args:
       estimator: one of DecisionTree*, ExtraTree*, RandomForest*, ExtraTrees*,
         GradientBoosting* or HistGradientBoosting*.
 
     Returns:
-      A model with the sums of the rows' weights.
+      A model with the sum of row weights of each leaf. Sums of gradients and curvature
+      are NaN, because scikit-learn does not keep them.
 
     Raises:
       ImportError: scikit-learn is not installed.
-      TypeError: another estimator.
-      ValueError: it is not fitted, or cannot be carried over: classes of several
-        outputs; an ``init`` that is an estimator; categories that are negative or no
-        integers, beside numbers.
+      TypeError: the estimator is of another type.
+      ValueError: the estimator is not fitted, or cannot be converted: a classifier with
+        several outputs; an ``init`` that is an estimator; numeric categories that are
+        negative, too large or not integers.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -92,14 +93,14 @@ def read_sklearn(estimator: Any) -> Ensemble:
             try:
                 check_is_fitted(estimator)
             except NotFittedError:
-                raise ValueError("estimator must be fitted, this one is not") from None
+                raise ValueError("estimator must be fitted, but it is not") from None
             parts = read(estimator)
             names = getattr(estimator, "feature_names_in_", None)
             return build_ensemble(
                 parts.trees,
                 init_score=np.asarray(parts.init_score, np.float32),
                 num_features=int(estimator.n_features_in_),
-                absent="zero",
+                absent="zero",  # as scikit-learn reads sparse matrices
                 feature_names=None if names is None else tuple(map(str, names)),
                 categories=parts.categories,
             )
@@ -107,7 +108,7 @@ def read_sklearn(estimator: Any) -> Ensemble:
 
 
 class _Parts(NamedTuple):
-    """What an ensemble is built of."""
+    """Holds the arguments of :func:`build_ensemble` that depend on the estimator."""
 
     trees: list[Nodes]
     init_score: Any
@@ -123,11 +124,14 @@ def _read_forest(estimator):
 
 
 def _average(members, estimator):
-    """Each leaf gives its share of the mean."""
+    """Divides leaf values by the number of trees.
+
+    The ensemble adds the values of its trees, whereas a forest averages them.
+    """
     if estimator.n_outputs_ > 1 and hasattr(estimator, "classes_"):
         raise ValueError(
-            "estimator must have one output where it classifies, got "
-            f"{estimator.n_outputs_} of {type(estimator).__name__}"
+            "estimator must have one output if it is a classifier, got "
+            f"{estimator.n_outputs_} outputs of {type(estimator).__name__}"
         )
     trees, num_scores = [], 1
     for member in members:
@@ -149,11 +153,12 @@ def _read_boosting(estimator):
     constant = isinstance(estimator.init_, DummyClassifier | DummyRegressor)
     if not constant and not isinstance(estimator.init_, str):
         raise ValueError(
-            "init of the estimator must be None or 'zero', got one that is an "
-            f"estimator: {type(estimator.init_).__name__}"
+            "init of the estimator must be None or 'zero', got the estimator "
+            f"{type(estimator.init_).__name__}"
         )
     start = np.zeros(members.shape[1])
     if constant:
+        # A dummy estimator predicts a constant, so one arbitrary row is enough.
         blank = np.zeros((1, estimator.n_features_in_), np.float32)
         start = np.asarray(estimator._raw_predict_init(blank), float).reshape(-1)
     trees = [
@@ -164,7 +169,10 @@ def _read_boosting(estimator):
 
 
 def _make_nodes(tree, value: Float[np.ndarray, " M"]):
-    """A tree of sklearn.tree; its features of leaves are -2."""
+    """Converts a tree of sklearn.tree to nodes.
+
+    scikit-learn sets the feature of leaves to -2; nodes expect a valid index.
+    """
     leaf = tree.children_left == LEAF
     missing_left = getattr(tree, "missing_go_to_left", np.zeros(len(leaf), bool))
     weight = np.asarray(tree.weighted_n_node_samples, float)
@@ -182,7 +190,11 @@ def _make_nodes(tree, value: Float[np.ndarray, " M"]):
 
 
 def _read_histograms(estimator):
-    """The features of its trees are those behind its preprocessor: categories first."""
+    """Reads HistGradientBoosting.
+
+    Its preprocessor moves categorical columns to the front and encodes them, so indices
+    of features and categories are mapped back to the columns and values of x.
+    """
     members = [member for row in estimator._predictors for member in row]
     start = np.asarray(estimator._baseline_prediction, float).reshape(-1)
     mask = estimator.is_categorical_
@@ -214,22 +226,30 @@ def _read_histograms(estimator):
 
 
 class _Encoding(NamedTuple):
-    """What scikit-learn's codes stand for: values, and what the values are."""
+    """Maps scikit-learn's codes back to categories.
+
+    Attributes:
+      value: the integer that jboost uses for each code.
+      names: the categories that these integers represent; None if they are numbers.
+    """
 
     value: np.ndarray
     names: tuple[Any, ...] | None
 
 
 def _decode(categories):
-    """Integers stand for themselves, strings for 0, 1, ...; NaN is missing."""
+    """Returns the values of an encoder's categories.
+
+    Integers represent themselves, and strings become 0, 1, ...; NaN is missing.
+    """
     if categories.dtype.kind in "OUSb":
+        # c == c is false for NaN, which the encoder lists as a category.
         names = tuple(c for c in categories.tolist() if c is not None and c == c)
         return _Encoding(np.arange(len(names)), names)
     values = categories[~np.isnan(categories.astype(float))].astype(float)
     if ((values < 0) | (values != np.floor(values)) | (values >= 2**24)).any():
         raise ValueError(
-            "categories that are numbers must be integers from 0 to 2^24 - 1, got "
-            f"{values[:5]}"
+            f"numeric categories must be integers from 0 to 2^24 - 1, got {values[:5]}"
         )
     return _Encoding(values.astype(int), None)
 
@@ -253,10 +273,11 @@ def _make_histogram_nodes(nodes, places):
 
 
 def _round_near(threshold):
-    """The nearest float32, of two the lower; denormals are as 0.
+    """Rounds to the nearest float32, and halfway cases down.
 
-    Thresholds of HistGradientBoosting may be values of x in float64, which round as
-    they do, or lie halfway between two values of float32: the upper one goes right.
+    A threshold of HistGradientBoosting may be a float64 value of x: it must round as x
+    does, hence to the nearest. It may also lie halfway between two float32 values: the
+    upper one must go right, hence down.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         near = threshold.astype(np.float32)

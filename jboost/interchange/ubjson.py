@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Universal Binary JSON (ubjson.org, draft 12), as XGBoost writes it.
+"""Reads and writes Universal Binary JSON (ubjson.org, draft 12), as XGBoost does.
 
-In: bytes. Out: dicts, lists, strings and numbers, and NumPy arrays where a container
-has a type of numbers; and back. Nothing in the bytes is ever executed.
+In: bytes. Out: dicts, lists, strings and numbers, with NumPy arrays for containers of
+one numeric type; and the reverse. Nothing in the bytes is executed.
 """
 
 import struct
@@ -21,20 +21,20 @@ _NUMBERS = {
 }
 _INTEGERS = b"iUIlL"
 _CONSTANTS = {b"Z": None, b"T": True, b"F": False}
-_MOST_LEVELS = 64  # of containers in containers
+_MOST_LEVELS = 64  # of nested containers, so that a file cannot exhaust the stack
 
 
 def read_ubjson(data: bytes) -> Any:
-    """The value that the bytes hold.
+    """Returns the value that the bytes encode.
 
     Raises:
-      ValueError: they end early, go on after the value, or are something else.
+      ValueError: the bytes are truncated, continue after the value, or are not UBJSON.
     """
     reader = _Reader(data)
     value = reader.value(reader.take(1), 0)
     if reader.place != len(data):
         raise ValueError(
-            f"must end after {reader.place} bytes, got {len(data)}: it is no UBJSON"
+            f"the file must end after {reader.place} bytes, got {len(data)} bytes"
         )
     return value
 
@@ -47,8 +47,8 @@ class _Reader:
     def take(self, size: int) -> bytes:
         if size < 0 or self.place + size > len(self.data):
             raise ValueError(
-                f"is cut off, or no UBJSON: {size} bytes are due at byte {self.place} "
-                f"of {len(self.data)}"
+                f"the file is truncated or not UBJSON: it must have {size} bytes from "
+                f"byte {self.place} on, got a length of {len(self.data)} bytes"
             )
         self.place += size
         return self.data[self.place - size : self.place]
@@ -71,14 +71,14 @@ class _Reader:
         try:
             return self.take(size).decode("utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"has no UTF-8 before byte {self.place}") from None
+            raise ValueError(f"text before byte {self.place} must be UTF-8") from None
 
     def refuse(self, mark: bytes) -> None:
-        raise ValueError(f"is no UBJSON: {mark!r} at byte {self.place - 1}")
+        raise ValueError(f"the file is not UBJSON: {mark!r} at byte {self.place - 1}")
 
     def value(self, mark: bytes, level: int) -> Any:
         if level > _MOST_LEVELS:
-            raise ValueError(f"nests more than {_MOST_LEVELS} containers")
+            raise ValueError(f"containers must not nest deeper than {_MOST_LEVELS}")
         if mark in _CONSTANTS:
             return _CONSTANTS[mark]
         if mark in _NUMBERS:
@@ -94,7 +94,7 @@ class _Reader:
         return self.refuse(mark)
 
     def head(self) -> tuple[bytes | None, int | None]:
-        """The type and the number of what a container holds, where it says so."""
+        """Reads the optional type and length of a container's items."""
         kind = count = None
         if self.peek() == b"$":
             self.take(1)
@@ -104,7 +104,7 @@ class _Reader:
             count = self.size()
         if (kind is not None and count is None) or (count is not None and count < 0):
             self.refuse(self.peek())
-        if kind in _CONSTANTS:  # takes no bytes: a small file could hold any number
+        if kind in _CONSTANTS:  # takes no bytes: a small file could claim any length
             self.refuse(kind)
         return kind, count
 
@@ -134,7 +134,7 @@ class _Reader:
 
 
 def write_ubjson(value: Any) -> bytes:
-    """The bytes of dicts, lists, strings, numbers and arrays of numbers."""
+    """Encodes dicts, lists, strings, integers and numeric arrays."""
     if isinstance(value, dict):
         pairs = (_write_text(key) + write_ubjson(item) for key, item in value.items())
         return b"{" + b"".join(pairs) + b"}"
@@ -153,7 +153,7 @@ def _write_array(array):
         if kind.newbyteorder("=") == array.dtype:
             head = b"[$" + mark + b"#" + _write_size(array.size)
             return head + array.astype(kind).tobytes()
-    raise TypeError(f"UBJSON has no numbers of the type {array.dtype}")
+    raise TypeError(f"arrays must have a dtype that UBJSON has, got {array.dtype}")
 
 
 def _write_size(size):

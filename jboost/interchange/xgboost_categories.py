@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of categories in XGBoost's files.
+"""Reads and writes the names of categories in XGBoost files.
 
-In: for each feature its categories. Out: the entry "cats", from which XGBoost 3.1 and
-later gives the categories of a data frame their codes; and back.
+In: the categories of each feature. Out: the entry "cats", which XGBoost 3.1 and later
+uses to assign codes to the categories of a data frame; and the reverse.
 """
 
 import itertools
@@ -19,10 +19,14 @@ _NO_NAMES: dict[str, Any] = {"offsets": [], "values": []}
 
 
 def describe_categories(model: Ensemble, categories: CategoryNames) -> dict[str, Any]:
-    """The entry "cats" of a model, without names where they are not to be written.
+    """Returns the entry "cats" of a model.
+
+    Args:
+      model: the model to write.
+      categories: "names", or "codes" to leave out the names.
 
     Raises:
-      ValueError: XGBoost cannot hold the names of a feature.
+      ValueError: XGBoost cannot store the name of a category.
     """
     known = model.schema.categories or ()
     if categories == "codes" or not any(values is not None for values in known):
@@ -30,6 +34,7 @@ def describe_categories(model: Ensemble, categories: CategoryNames) -> dict[str,
         return {"enc": [], "feature_segments": none, "sorted_idx": none}
     for feature, values in enumerate(known):
         _check_names(model, feature, values or ())
+    # XGBoost finds the code of a category by binary search in the sorted names.
     order = [sorted(range(len(v or ())), key=(v or ()).__getitem__) for v in known]
     return {
         "enc": [_encode(values or ()) for values in known],
@@ -39,7 +44,11 @@ def describe_categories(model: Ensemble, categories: CategoryNames) -> dict[str,
 
 
 def _check_names(model, feature, values: tuple[Category, ...]):
-    """ASCII and int64: beyond ASCII XGBoost counts characters where it keeps bytes."""
+    """Checks that all categories are ASCII strings or int64.
+
+    XGBoost stores strings as bytes but computes their offsets in characters, so strings
+    beyond ASCII come back corrupted.
+    """
     for value in values:
         if isinstance(value, str):
             good = value.isascii() and "\0" not in value
@@ -48,10 +57,10 @@ def _check_names(model, feature, values: tuple[Category, ...]):
         if not good:
             name = (model.feature_names or {feature: feature})[feature]
             raise ValueError(
-                'categories must be "codes" for this model, because XGBoost holds only '
-                f"ASCII strings and int64 as names of categories, got {value!r} in "
-                f"feature {name!r}; XGBoost must then be given the positions of "
-                "categories in model.categories.values"
+                'categories must be "codes" for this model, because XGBoost stores '
+                f"only ASCII strings and int64 as names of categories, got {value!r} "
+                f"in feature {name!r}; then pass XGBoost the indices of categories in "
+                "model.categories.values"
             )
 
 
@@ -66,10 +75,10 @@ def _encode(values):
 
 
 def read_categories(encoding: dict[str, Any]) -> tuple[Category, ...] | None:
-    """Integers, or strings one after the other; None where there are no names.
+    """Returns the categories of a feature, or None if their names are unknown.
 
-    XGBoost 3.2 counts characters but keeps bytes: beyond ASCII it cuts in their middle,
-    and there is no telling what the names were.
+    The names are unknown if the file has none, or if they are not ASCII: XGBoost 3.2
+    stores bytes but counts characters, so the original strings cannot be recovered.
     """
     values = np.asarray(encoding["values"])
     if "offsets" not in encoding:
@@ -78,7 +87,7 @@ def read_categories(encoding: dict[str, Any]) -> tuple[Category, ...] | None:
     if len(ends) < 2:
         return None
     if ends[0] != 0 or ends[-1] > len(values) or np.any(np.diff(ends) < 0):
-        raise ValueError("the offsets of categories must ascend within their text")
+        raise ValueError("offsets of categories must ascend within their text")
     text = values.astype(np.int8).tobytes()
     pairs = itertools.pairwise(ends.tolist())
     if not text.isascii():

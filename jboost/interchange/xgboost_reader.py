@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of XGBoost.
+"""Reads models of XGBoost.
 
-In: a file of XGBoost's (JSON or UBJSON), or a model of it that is in memory. Out: an
-Ensemble with the same scores. Nothing in the file is ever executed.
+In: an XGBoost file (JSON or UBJSON), or an XGBoost model in memory. Out: an Ensemble
+with the same scores. Nothing in the file is executed.
 """
 
 import json
@@ -23,53 +23,54 @@ from jboost.interchange.xgboost_categories import read_categories
 from jboost.model.ensemble import Ensemble, truncate
 from jboost.model.nodes import LEAF, Nodes
 
-# Objectives whose base_score is a probability or a mean; of others it is a score.
+# Objectives whose base_score is a probability (LOGIT) or a mean (LOG), not a score.
 LOGIT = ("binary:logistic", "reg:logistic")
 LOG = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
-_MOST_SCORES = 2**16  # of a model without as many trees
-_LEAST_VALUES = 1024  # of a categorical feature whose categories are not in the file
+_MOST_SCORES = 2**16  # of a model with fewer trees, to bound the memory for scores
+_LEAST_VALUES = 1024  # of a categorical feature, if the file does not list them
 _TINY = np.finfo(np.float32).tiny
 
 
 class _Parameters(NamedTuple):
-    """What a file says besides its trees."""
+    """Holds the parameters of a file, which is everything except its trees."""
 
     num_features: int
     num_scores: int
     init_score: Float32[np.ndarray, " K"]
     feature_names: tuple[str, ...] | None
-    categorical: dict[int, tuple[Any, ...]]  # feature -> its categories; (): unknown
+    categorical: dict[int, tuple[Any, ...]]  # feature -> categories; () if unknown
 
 
 @on_host("read the model first")
 def read_xgboost(source: Any) -> Ensemble:
-    """Reads a model of XGBoost's; its scores are XGBoost's margins.
+    """Reads an XGBoost model; its scores are the margins of XGBoost.
 
-    ``jb.predict`` gives what XGBoost's ``predict(..., output_margin=True)`` gives, up
-    to the rounding of sums in float32. Trees of several classes or targets, categorical
-    splits, missing values, random forests (``num_parallel_tree`` trees are as many
-    rounds) and DART (weights are multiplied into the leaves) are carried over.
+    :func:`jboost.predict` returns the result of XGBoost's
+    ``predict(..., output_margin=True)``, up to the rounding of sums in float32. The
+    function supports several classes or targets, categorical splits, missing values,
+    random forests (each of the ``num_parallel_tree`` trees becomes a round) and DART
+    (leaf values are multiplied by the weights of their trees).
 
-    XGBoost sends every category that a split does not list to the left, also those it
-    has never seen; so does the model, for the categories that the file names, or where
-    it names none, for numbers up to at least 1023. Beyond, and where a category is no
-    integer, the value counts as missing.
+    XGBoost sends every category that a split does not list to the left, including
+    categories that training did not see. The model does the same for the categories
+    that the file names, or, if it names none, for integers up to at least 1023. Larger
+    values, and values that are not integers, count as missing.
 
     Args:
-      source: the path of a file (".json" or ".ubj", by XGBoost 1.0 or later), a
-        ``xgboost.Booster``, or a fitted estimator of ``xgboost.sklearn``, of which as
-        many rounds are read as its own ``predict`` uses.
+      source: the path of a file (".json" or ".ubj", from XGBoost 1.0 or later), an
+        ``xgboost.Booster``, or a fitted estimator of ``xgboost.sklearn``. The rounds of
+        an estimator are those that its ``predict`` uses.
 
     Returns:
-      A model with the sums of curvature of XGBoost's leaves; sums of gradients and
-      weights are not in such files, and NaN.
+      A model with the sums of curvature of XGBoost's leaves. Sums of gradients and
+      weights are NaN, because XGBoost does not save them.
 
     Raises:
       OSError: the file cannot be read.
-      TypeError: source is none of these.
-      FileError: the file is damaged or none of XGBoost's, or the model cannot be
-        carried over: it is no ensemble of trees (booster "gblinear"), or has categories
-        of 2^24 and more.
+      TypeError: source has another type.
+      FileError: the file is damaged or not an XGBoost model, or the model cannot be
+        converted: it is not an ensemble of trees (booster "gblinear"), or it has
+        categories of 2^24 or more.
 
     Example:
       >>> import tempfile, numpy as np, jboost as jb
@@ -88,7 +89,7 @@ def read_xgboost(source: Any) -> Ensemble:
 
 
 def _open(source):
-    """What to call a source, its bytes, and how many rounds to keep."""
+    """Returns the name of a source, its bytes, and the number of rounds to keep."""
     if isinstance(source, str | os.PathLike):
         return str(source), Path(source).read_bytes(), None
     booster, num_rounds = source, None
@@ -109,9 +110,11 @@ def _open(source):
 def _parse(data):
     if data[:1] != b"{":
         raise ForeignError(
-            "is no JSON or UBJSON; if it is a model of XGBoost in the old binary "
-            "format, save it from XGBoost once more, as .json or .ubj"
+            "is not JSON or UBJSON; if it is an XGBoost model in the old binary "
+            "format, load it in XGBoost and save it as .json or .ubj"
         )
+    # Both formats begin with "{". JSON continues with a quote, "}" or white space;
+    # UBJSON continues with the type of a length.
     if data[1:2] in (b'"', b"}") or data[1:2].isspace():
         return json.loads(data)
     return read_ubjson(data)
@@ -123,7 +126,7 @@ def _read_document(document):
     kind = booster["name"]
     if kind not in ("gbtree", "dart"):
         raise ForeignError(
-            f"holds no trees, but the booster {kind!r}, which is not read"
+            f"must have a booster of trees, 'gbtree' or 'dart', got {kind!r}"
         )
     inner = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
     dropped = booster["weight_drop"] if kind == "dart" else None
@@ -142,7 +145,10 @@ def _read_document(document):
             nodes = _read_tree(tree, score if size > 1 else 0, size, weight)
             own[score].append((tree, nodes))
     if len({len(trees) for trees in own}) > 1:
-        raise ValueError("the numbers of trees differ between classes")
+        raise ValueError(
+            "all classes must have the same number of trees, got "
+            f"{[len(trees) for trees in own]}"
+        )
     pairs = [pair for trees in zip(*own, strict=True) for pair in trees]
     splits = [
         split
@@ -157,14 +163,14 @@ def _read_document(document):
         place_sets(nodes, splits, words, categories),
         init_score=parameters.init_score,
         num_features=parameters.num_features,
-        absent="missing",
+        absent="missing",  # as XGBoost reads sparse matrices
         feature_names=parameters.feature_names,
         categories=categories,
     )
 
 
 def _vector_size(tree):
-    """How many values the leaves of a tree have."""
+    """Returns the number of values per leaf of a tree."""
     return max(1, int(tree["tree_param"].get("size_leaf_vector", 1) or 1))
 
 
@@ -173,13 +179,18 @@ def _read_parameters(learner, model):
     num_features = int(own["num_feature"])
     num_scores = max(1, int(own["num_class"]), int(own.get("num_target", 1)))
     if num_scores > max(_MOST_SCORES, len(model["trees"])):
-        raise ValueError(f"there are no trees for {num_scores} scores")
+        raise ValueError(
+            "num_class and num_target must be at most "
+            f"{max(_MOST_SCORES, len(model['trees']))}, got {num_scores}"
+        )
     base = np.array(json.loads(own["base_score"]), np.float64).reshape(-1)
     base = link(learner["objective"]["name"], base)
     names = tuple(map(str, learner.get("feature_names", [])))
     types = list(learner.get("feature_types", []))
     if types and len(types) != num_features:
-        raise ValueError(f"feature_types must be {num_features}, got {len(types)}")
+        raise ValueError(
+            f"feature_types must have {num_features} entries, got {len(types)}"
+        )
     categorical: dict[int, Any] = {f: () for f, t in enumerate(types) if t == "c"}
     encodings = model.get("cats", {}).get("enc", [])
     for feature, encoding in enumerate(encodings):
@@ -196,7 +207,10 @@ def _read_parameters(learner, model):
 
 
 def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, " K"]:
-    """Scores of what XGBoost keeps: in float32, as XGBoost does it."""
+    """Converts XGBoost's base_score to scores.
+
+    Computes in float32, as XGBoost does, so that the initial scores are the same.
+    """
     base = base.astype(np.float32)
     with np.errstate(divide="ignore"):
         if objective in LOGIT:
@@ -205,7 +219,11 @@ def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, "
 
 
 def _read_tree(tree, score, size, weight):
-    """The nodes of a tree; of a leaf of several scores the value of one of them."""
+    """Converts a tree to nodes.
+
+    jboost has one tree per score. A tree with several values per leaf is converted once
+    for each score, and ``score`` selects the value.
+    """
     left = _read_array(tree, "left_children", np.int32)
     num_nodes = len(left)
     right = _read_array(tree, "right_children", np.int32, num_nodes)
@@ -216,13 +234,17 @@ def _read_tree(tree, score, size, weight):
         categorical = _read_array(tree, "split_type", np.int32, num_nodes) == 1
     threshold = _float_below(conditions)
     if np.isnan(threshold[~leaf & ~categorical]).any():
-        raise ValueError("a threshold is NaN")
+        raise ValueError("split_conditions must not be NaN in a numeric split")
     value = conditions
-    if size > 1 and "leaf_weights" in tree:  # numbered by what is else the right child
+    # With leaf_weights, the right child of a leaf is the index of its row in them.
+    if size > 1 and "leaf_weights" in tree:
         weights = _read_array(tree, "leaf_weights", np.float32).reshape(-1, size)
         place = np.where(leaf, right, 0)
         if place.min(initial=0) < 0:
-            raise ValueError("a leaf has no value")
+            raise ValueError(
+                "right_children of leaves must be indices of leaf_weights, got "
+                f"{place.min()}"
+            )
         value = weights[place, score]
     elif size > 1:
         value = _read_array(tree, "base_weights", np.float32, num_nodes * size)
@@ -242,7 +264,7 @@ def _read_tree(tree, score, size, weight):
 
 
 def _read_array(tree, name, dtype, size=None):
-    """A list of numbers, of a length that may be known."""
+    """Returns a list of numbers as an array, and checks its length if given."""
     values = np.asarray(tree[name])
     if values.ndim != 1 or (size is not None and len(values) != size):
         raise ValueError(f"{name} must have length {size}, got shape {values.shape}")
@@ -251,27 +273,34 @@ def _read_array(tree, name, dtype, size=None):
     with np.errstate(over="ignore", invalid="ignore"):
         read = values.astype(dtype)
     if read.dtype.kind == "i" and not np.array_equal(read, values):
-        raise ValueError(f"{name} must hold integers below 2^31")
+        raise ValueError(f"{name} must hold integers that fit into {read.dtype}")
     return read
 
 
 def _float_below(threshold):
-    """The greatest t with x <= t where x < threshold; denormals are as 0."""
+    """Returns the thresholds t for which x <= t means the same as x < threshold.
+
+    XGBoost splits by ``<``, jboost by ``<=``. The result is never a negative denormal,
+    which XLA would flush to 0.
+    """
     with np.errstate(over="ignore"):
         below = np.nextafter(threshold, np.float32(-np.inf))
     return np.where((below < 0) & (below > -_TINY), -_TINY, below)
 
 
 def _find_splits(tree, nodes, number):
-    """What the categorical splits of a tree send right."""
+    """Returns the categorical splits of a tree; the categories they list go right."""
     first = np.asarray(tree.get("categories_segments", []), np.int64)
     sizes = np.asarray(tree.get("categories_sizes", []), np.int64)
     values = np.asarray(tree.get("categories", []), np.int64)
     if values.size and values.min() < 0:
-        raise ValueError("a category is negative")
+        raise ValueError(f"categories must not be negative, got {values.min()}")
     inside = (first >= 0) & (sizes >= 0) & (first + sizes <= values.size)
     if not inside.all() or sizes.sum() > values.size:
-        raise ValueError("the categories of a tree are not those that its nodes name")
+        raise ValueError(
+            "categories_segments and categories_sizes must describe disjoint slices of "
+            f"categories, which has length {values.size}"
+        )
     categorical = ~nodes.is_leaf & np.isnan(nodes.threshold)
     splits = [
         CategorySplit(number, int(node), int(nodes.feature[node]), values[a:b], False)
@@ -281,12 +310,16 @@ def _find_splits(tree, nodes, number):
         if categorical[node]
     ]
     if len({split.node for split in splits}) != np.count_nonzero(categorical):
-        raise ValueError("a categorical node has no categories")
+        raise ValueError("categories_nodes must list every categorical split once")
     return splits
 
 
 def _find_known(parameters, splits):
-    """Which values are categories: all that the file names, or many."""
+    """Returns the categories of each categorical feature.
+
+    If the file does not name them, they are a range of integers that covers the values
+    in the splits with room for more, because XGBoost sends unseen values to the left.
+    """
     most = dict.fromkeys(parameters.categorical, 0)
     for split in splits:
         largest = int(split.values.max(initial=0))

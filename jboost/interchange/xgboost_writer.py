@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for XGBoost.
+"""Writes models for XGBoost.
 
-In: an Ensemble. Out: a file, JSON or UBJSON, that XGBoost loads and predicts the same
-from, and with it what reads XGBoost's models: SHAP, ONNX converters, FIL, Treelite.
+In: an Ensemble. Out: a JSON or UBJSON file from which XGBoost predicts the same scores.
+Other tools that read XGBoost models can use it, too: SHAP, ONNX converters, FIL,
+Treelite.
 """
 
 import json
@@ -24,7 +25,7 @@ from jboost.model.containers import replace_file
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.model.nodes import LEAF, Nodes
 
-_VERSION = [3, 2, 0]
+_VERSION = [3, 2, 0]  # of XGBoost, whose file format this module writes
 _LINEAR = {"reg_loss_param": {"scale_pos_weight": "1"}}
 _OBJECTIVES: dict[str, dict[str, Any]] = {
     "reg:squarederror": _LINEAR,
@@ -41,10 +42,10 @@ _OBJECTIVES: dict[str, dict[str, Any]] = {
     "multi:softprob": {"softmax_multiclass_param": {}},
     "multi:softmax": {"softmax_multiclass_param": {}},
 }
-# XGBoost ends names at NUL, and decodes few of the escapes of JSON.
+# XGBoost truncates names at NUL, and decodes only some of the JSON escapes.
 _NOT_IN_UBJSON = re.compile("[\x00\ud800-\udfff]")
 _NOT_IN_JSON = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
-_NO_PARENT = 2147483647
+_NO_PARENT = 2147483647  # XGBoost's parent of the root
 _TINY = np.finfo(np.float32).tiny
 _LARGEST = np.finfo(np.float32).max
 
@@ -57,46 +58,53 @@ def write_xgboost(
     objective: str = "reg:squarederror",
     categories: CategoryNames = "names",
 ) -> None:
-    """Writes a model as a file of XGBoost's (3.1 or later).
+    """Writes a model as an XGBoost file, for XGBoost 3.1 or later.
 
     XGBoost's margins, ``predict(..., output_margin=True)``, are the scores of
-    ``jb.predict``, up to the rounding of sums in float32; NaN is missing in both. With
-    the default objective, ``predict`` gives the scores, too. An offset of training is
-    no part of a model: give it to XGBoost as ``base_margin``.
+    :func:`jboost.predict`, up to the rounding of sums in float32. Both read NaN as
+    missing. With the default objective, XGBoost's ``predict`` returns the scores, too.
+    A model does not contain the offset of its training: pass it to XGBoost as
+    ``base_margin``.
 
-    Categories of a data frame are written by name, so that XGBoost predicts the same
-    from the table of training: strings, and integers that are int64 there, too. That
-    includes levels that its dtype declares and that do not occur, up to 65,536 a
-    column. For a category that is not in the file XGBoost 3.2 raises an error, or where
-    it sorts before the last name of its feature, takes the category that follows it.
+    Categories of a data frame are written by name, so XGBoost predicts the same from
+    the same data frame. Names may be strings, or integers whose column is also int64
+    in XGBoost. Levels that the dtype declares but that do not occur are included, up to
+    65,536 per column. XGBoost 3.2 raises an error for a category that is not in the
+    file; if the category sorts before the last name of its feature, XGBoost instead
+    silently uses the next name.
 
-    Where categories are integers of a matrix, an unseen one counts as missing here,
-    while XGBoost sends it to the left. Values up to the greatest in training are
-    written so that both agree; one beyond goes another way where a node sends missing
-    values to the right. XGBoost refuses infinite values. Sparse matrices are missing in
-    their gaps there, whatever ``absent`` says here.
+    Three inputs are treated differently by XGBoost:
 
-    Covers (``sum_hessian``) and gains are written where the model knows the sums of its
-    leaves, so that SHAP values and importances work; else covers are weights, or 0.
+    - An integer category of a matrix that training did not see counts as missing in
+      jboost, while XGBoost sends it to the left. For values up to the largest of
+      training, the file makes both agree. For larger values, they differ in nodes that
+      send missing values to the right.
+    - XGBoost rejects infinite values.
+    - XGBoost reads the entries that a sparse matrix does not store as missing,
+      regardless of ``absent``.
+
+    If the model has the sums of its leaves, the file contains covers (``sum_hessian``)
+    and gains, so SHAP values and importances work. Otherwise covers are row weights, or
+    0 if those are unknown, too.
 
     Args:
-      model: from :func:`jboost.fit` or any of the readers; K scores become the classes
-        of "multi:softprob" and "multi:softmax", for other objectives K targets.
-      path: UBJSON where it ends in ".ubj", else JSON. It is replaced at once, when all
-        is written.
-      objective: what XGBoost makes of scores in ``predict``: "binary:logistic"
-        probabilities, "count:poisson" means, and so on. It does not change the scores.
-      categories: "names", or "codes" to leave the names of categories out, which some
-        readers of such files need (Treelite). XGBoost must then be given a matrix with
-        the positions of categories in ``model.categories.values``, not a data frame,
-        whose codes it would take as they are.
+      model: from :func:`jboost.fit` or a reader. K scores become the K classes of
+        "multi:softprob" and "multi:softmax", and K targets for other objectives.
+      path: the file to write: UBJSON if the name ends in ".ubj", else JSON. An existing
+        file is replaced atomically, once all data is written.
+      objective: how XGBoost's ``predict`` transforms scores: "binary:logistic" to
+        probabilities, "count:poisson" to means, and so on. It does not change scores.
+      categories: "names", or "codes" to leave out the names of categories, because some
+        tools cannot read them (Treelite). Then pass XGBoost a matrix with the indices
+        of categories in ``model.categories.values``. Do not pass a data frame: XGBoost
+        would use its codes, which may differ.
 
     Raises:
       OSError: the file cannot be written.
-      TypeError: the model is no Ensemble.
-      ValueError: the objective is not known, or does not fit K; a leaf value or an
-        initial score is infinite or NaN; XGBoost cannot hold the name of a feature, or
-        that of a category (beyond ASCII, floats, booleans).
+      TypeError: the model is not an Ensemble.
+      ValueError: the objective is unknown or does not fit K; a leaf value or an initial
+        score is infinite or NaN; XGBoost cannot store the name of a feature or of a
+        category (strings beyond ASCII, floats, booleans).
 
     Example:
       >>> import json, pathlib, tempfile, numpy as np, jboost as jb
@@ -114,12 +122,12 @@ def write_xgboost(
     checks.check_word("categories", categories, ("names", "codes"))
     if objective.startswith("multi:") and model.num_scores < 2:
         raise ValueError(
-            f"objective must be one of a single score, as the model has one, got "
+            "objective must not be a multiclass one for a model with one score, got "
             f"{objective!r}"
         )
     for name in ("leaf_value", "init_score"):
         if not np.isfinite(np.asarray(getattr(model, name))).all():
-            raise ValueError(f"{name} of the model must be finite, for XGBoost")
+            raise ValueError(f"{name} of the model must be finite for XGBoost, is not")
     path = Path(path)
     refused = _NOT_IN_UBJSON if path.suffix == ".ubj" else _NOT_IN_JSON
     _check_feature_names(model.feature_names or (), refused)
@@ -129,7 +137,7 @@ def write_xgboost(
     document = _describe(model, trees, base, objective, names)
     if path.suffix == ".ubj":
         content = write_ubjson(document)
-    else:  # XGBoost does not decode what JSON escapes beyond ASCII
+    else:  # XGBoost does not decode JSON escapes beyond ASCII: write UTF-8 instead
         text = json.dumps(document, default=_to_list, ensure_ascii=False)
         content = text.encode("utf-8")
     replace_file(path, [content])
@@ -139,17 +147,18 @@ def _check_feature_names(names, refused):
     for name in names:
         if refused.search(name):
             raise ValueError(
-                "feature_names of the model must have no lone surrogates, no NUL and, "
-                "outside .ubj files, no control characters but newline, return and "
-                f"tab, for XGBoost, got {name!r}"
+                "feature_names of the model must not have lone surrogates, NUL or, "
+                "outside .ubj files, control characters other than newline, return "
+                f"and tab, which XGBoost cannot store, got {name!r}"
             )
 
 
 def _split_init_score(model, trees, objective):
-    """What XGBoost keeps as base_score, and trees with what that leaves over.
+    """Returns base_score, and the trees, whose leaves may include the initial score.
 
-    It keeps a probability or a mean, of which float32 may not tell large scores apart;
-    they go to the leaves of the first round.
+    XGBoost stores base_score as a probability or a mean, which cannot represent large
+    scores in float32. In that case, base_score stands for a score of 0 and the leaves
+    of the first round include the initial score.
     """
     score = np.atleast_1d(np.asarray(model.init_score, np.float32))
     wide = score.astype(np.float64)
@@ -172,7 +181,7 @@ def _split_init_score(model, trees, objective):
 
 
 def _describe(model, trees, base, objective, names):
-    """The document: numbers of parameters are strings, as XGBoost wants them."""
+    """Returns the document. XGBoost requires parameters to be strings, even numbers."""
     num_scores, multi = model.num_scores, objective.startswith("multi:")
     parameters = dict(_OBJECTIVES[objective])
     if multi:
@@ -225,9 +234,10 @@ def _describe_tree(model, number, tree: Nodes, l2):
     coded = () if model.categories is None else model.categories.features
     if (np.isin(tree.feature, coded) & ~leaf & ~categorical).any():
         raise ValueError(
-            "a tree compares the codes of a categorical feature with a threshold, "
-            "which XGBoost cannot: its categories have sets only"
+            "categorical features must be split by sets of categories for XGBoost, got "
+            "a tree that compares codes with a threshold"
         )
+    # A placeholder: XGBoost uses only the set of such a node, and JSON has no NaN.
     condition = np.where(categorical, np.float32(_TINY), condition)
     gain, weight = _measure(tree, l2)
     return {
@@ -256,9 +266,12 @@ def _describe_tree(model, number, tree: Nodes, l2):
 
 
 def _float_above(threshold):
-    """The t with x < t where x <= threshold; denormals are as 0, and XGBoost's are not.
+    """Returns the thresholds t for which x < t means the same as x <= threshold.
 
-    Where all values go left, XGBoost's do but for the largest float.
+    XGBoost compares denormals exactly, while XLA flushes them to 0. A threshold near 0
+    therefore becomes the smallest normal number, below which all of them go left. An
+    infinite threshold, which sends all values left, becomes the largest float, as
+    XGBoost needs a finite one; only that float itself goes right.
     """
     with np.errstate(over="ignore"):
         above = np.nextafter(threshold, np.float32(np.inf))
@@ -267,10 +280,10 @@ def _float_above(threshold):
 
 
 def _list_categories(model, tree):
-    """(node, values that go right) of the categorical splits.
+    """Returns pairs (node, values that go right) of the categorical splits.
 
-    Values that were not in training go where missing ones do. XGBoost wants at least
-    one; the value after the last is none of training.
+    Values that training did not see go where missing values go. XGBoost requires at
+    least one value: if there is none, we list the integer after the last known value.
     """
     found = []
     for node in np.flatnonzero(~tree.is_leaf & np.isnan(tree.threshold)):
@@ -287,13 +300,13 @@ def _list_categories(model, tree):
 
 
 def _cover(tree):
-    """Sums of curvature, or of weights where they are not known."""
+    """Returns sums of curvature, or of weights if those are not known."""
     known = np.isfinite(tree.curvature).all()
     return np.nan_to_num(tree.curvature if known else tree.weight)
 
 
 def _measure(tree, l2):
-    """Gain of each split, and -G / (H + l2) of each node; 0 where not known."""
+    """Returns the gain of each split and -G / (H + l2) of each node; 0 if unknown."""
     mass = tree.curvature + l2
     usable = np.isfinite(tree.gradient) & (mass > 0)
     weight = np.where(usable, -tree.gradient / np.where(usable, mass, 1), 0)
@@ -308,7 +321,11 @@ def _integers(values):
 
 
 def _to_list(array):
-    """For JSON: float32 in its shortest form."""
+    """Converts an array for JSON.
+
+    float32 goes through its shortest decimal form; a direct conversion would write the
+    digits of a float64.
+    """
     if array.dtype == np.float32:
         return array.astype("U32").astype(np.float64).tolist()
     return array.tolist()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of models, training and losses, drawn with matplotlib.
+"""Plots models, training and losses with matplotlib.
 
-In: what jboost's functions return. Out: matplotlib axes, which every function takes,
-too; without them it makes a figure of its own. Nothing is shown and nothing is saved:
-that is the caller's (``plt.show()``, ``ax.figure.savefig(...)``). Colors are those of
-the style in use.
+In: the objects that jboost's functions return. Out: matplotlib axes. Every function
+draws on the axes that the caller passes, or else creates a new figure. No function
+shows or saves a figure: call ``plt.show()`` or ``ax.figure.savefig(...)``. Colors come
+from the current matplotlib style.
 """
 
 from jboost.plotting.bars import importance

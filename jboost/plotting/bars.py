@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars: which features a model uses, and how much they matter.
+"""Draws the importance of features as a bar chart.
 
 In: an Importance, or a model. Out: axes with a bar per feature, the longest on top.
 """
@@ -12,7 +12,7 @@ from jboost.entry.checks import check_integer
 from jboost.explanation.importance import Importance, ImportanceKind, feature_importance
 from jboost.model.ensemble import Model
 from jboost.plotting.canvas import (
-    colours,
+    colors,
     ink,
     label_features,
     open_axes,
@@ -34,20 +34,20 @@ def importance(
     """Draws the importance of features as bars, the most important on top.
 
     Args:
-      model: a model, or what :func:`jboost.feature_importance` or
-        :func:`jboost.explanation.permutation_importance` found, whose deviations are
-        drawn.
-      kind: of importance, where a model is given; see
+      model: a model, or the result of :func:`jboost.feature_importance` or
+        :func:`jboost.explanation.permutation_importance`. Deviations, if there are any,
+        are drawn as error bars.
+      kind: the kind of importance to compute if ``model`` is a model; see
         :func:`jboost.feature_importance`.
-      max_features: how many bars at most.
-      ax: where to draw; None for a new figure.
+      max_features: the maximum number of bars.
+      ax: the axes to draw on; None creates a new figure.
 
     Returns:
       The axes.
 
     Raises:
-      TypeError, ValueError: for bad arguments, or a model that does not know this
-        kind.
+      TypeError, ValueError: an argument is invalid, or the model does not have the data
+        for this kind of importance.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -63,13 +63,13 @@ def importance(
         model, name = feature_importance(model, kind), f"importance ({kind})"
     size = len(model.values)
     labels = label_features(model.names, size)
-    # Stable from below, so that equal values stay in the order of the features.
+    # A stable sort keeps features of equal importance in their original order.
     top = np.argsort(-model.values, kind="stable")[:max_features]
     errors = None if model.deviations is None else model.deviations[top]
     ax = open_axes(ax, (6.4, 1.1 + 0.26 * max(3, len(top))))
     places = np.arange(len(top))
     ax.barh(
-        places, model.values[top], 0.72, color=colours(1)[0], xerr=errors,
+        places, model.values[top], 0.72, color=colors(1)[0], xerr=errors,
         error_kw=dict(ecolor=ink(ax), elinewidth=1, capsize=2),
     )  # fmt: skip
     ax.set_yticks(places, [plain(labels[feature]) for feature in top])

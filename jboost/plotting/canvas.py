@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pictures are drawn: axes given or made, in the colors of the style in use.
+"""Prepares axes for plots, and formats their labels.
 
-In: axes, or None. Out: axes with thin frames. matplotlib is imported here and in the
-drawing functions, when they are called.
+In: axes from the caller, or None. Out: axes in the colors of the current style.
+matplotlib is an optional dependency, so functions import it only when they are called.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Size = tuple[float, float]  # inches
-_LONGEST = 34  # letters of a feature's name
+_LONGEST = 34  # characters of a feature name
 
 
 def open_axes(ax: Any, size: Size) -> "Axes":
-    """The axes that were given, or those of a new figure."""
+    """Returns the given axes, or the axes of a new figure."""
     need_matplotlib()
     if ax is None:
         from matplotlib import pyplot
@@ -28,7 +28,7 @@ def open_axes(ax: Any, size: Size) -> "Axes":
 
 
 def open_panels(axes: Any, count: int, size: Size) -> "np.ndarray":
-    """So many axes side by side, given or new, as an array of objects."""
+    """Returns the given axes, or ``count`` new ones side by side, as an array."""
     need_matplotlib()
     if axes is None:
         from matplotlib import pyplot
@@ -37,25 +37,25 @@ def open_panels(axes: Any, count: int, size: Size) -> "np.ndarray":
         return np.asarray(figure.subplots(1, count, squeeze=False)).ravel()
     panels = np.asarray(axes, dtype=object).ravel()
     if len(panels) != count:
-        raise ValueError(f"axes must be {count} axes, got {len(panels)}")
+        raise ValueError(f"axes must be {count} matplotlib axes, got {len(panels)}")
     for number, panel in enumerate(panels):
         check_axes(f"axes[{number}]", panel)
     return panels
 
 
 def need_matplotlib() -> None:
-    """Says in one line what is missing."""
+    """Raises an ImportError that says how to install matplotlib if it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ImportError(
-            "jboost.plotting draws with matplotlib, which is not installed: "
+            "jboost.plotting needs matplotlib, which is not installed: "
             "pip install matplotlib"
         ) from None
 
 
 def check_axes(name: str, ax: Any) -> "Axes":
-    """Axes of matplotlib."""
+    """Checks that an argument is a matplotlib axes object, and returns it."""
     from matplotlib.axes import Axes
 
     if not isinstance(ax, Axes):
@@ -64,7 +64,7 @@ def check_axes(name: str, ax: Any) -> "Axes":
 
 
 def tidy(ax: "Axes", grid: str = "both") -> None:
-    """Two sides of the frame, and a faint grid behind what is drawn."""
+    """Removes the top and right spines, and adds a faint grid behind the data."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_axisbelow(True)
     ax.grid(False)
@@ -73,12 +73,15 @@ def tidy(ax: "Axes", grid: str = "both") -> None:
 
 
 def ink(ax: "Axes") -> Any:
-    """The color of these axes' own words: dark on light paper, light on dark."""
+    """Returns the color of the axes' labels.
+
+    It contrasts with the background in light and in dark styles.
+    """
     return ax.xaxis.label.get_color()
 
 
-def colours(count: int) -> list[Any]:
-    """The first colors of the style, again from the start when they run out."""
+def colors(count: int) -> list[Any]:
+    """Returns the first ``count`` colors of the style's color cycle."""
     from matplotlib import rcParams
 
     cycle = rcParams["axes.prop_cycle"].by_key().get("color", ["C0"])
@@ -86,14 +89,17 @@ def colours(count: int) -> list[Any]:
 
 
 def label_features(names: Sequence[str] | None, num_features: int) -> list[str]:
-    """Names as they are written, none too long; x0, x1, ... where none are known."""
+    """Returns shortened feature names, or x0, x1, ... if there are none."""
     if names is None or tuple(names) == tuple(map(str, range(num_features))):
         return [f"x{number}" for number in range(num_features)]
     return [shorten(str(name)) for name in names]
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
-    """A long text without its middle: both ends tell names apart."""
+    """Replaces the middle of a long text by an ellipsis.
+
+    Both ends are kept, because long feature names often share a prefix or a suffix.
+    """
     if len(text) <= longest:
         return text
     end = (longest - 1) // 2
@@ -101,12 +107,16 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib does not read as mathematics."""
+    """Escapes dollar signs, which matplotlib would parse as math."""
     return text.replace("$", r"\$")
 
 
 def write_number(value: float, precision: int) -> str:
-    """A number to so many digits; where it has a fraction, at least one of it."""
+    """Formats a number with ``precision`` significant digits.
+
+    A number with a fractional part gets at least one decimal, so that a threshold of
+    1234.5 does not appear as 1234 or 1235.
+    """
     size = abs(value)
     if not 1e-4 <= size < 1e6:
         return f"{value:.{precision}g}"

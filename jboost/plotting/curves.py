@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning curves.
+"""Draws learning curves.
 
-In: the history of a training, or a cross-validation. Out: axes with a line per set,
-and the best round.
+In: the history of a training run, or a cross-validation. Out: axes with a line per data
+set, and a mark at the best round.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jboost.plotting.canvas import (
-    colours,
+    colors,
     ink,
     need_matplotlib,
     open_axes,
@@ -23,17 +23,18 @@ from jboost.training.history import UNNAMED, History
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FEW = 12  # rounds: points are seen where lines are short
+_FEW = 12  # up to this many rounds, points are drawn in addition to the line
 
 
 class _Curves(NamedTuple):
-    """What is drawn.
+    """Holds the data of a plot.
 
     Attributes:
-      lines: {set: [R]}, the training rows first if they are among them.
-      widths: {set: [R]}: half the width of a band; of sets without one nothing.
-      best: the round that is marked; None for none.
-      marked: the set on whose line the mark is.
+      lines: {set: [R]}; the training set comes first if it is present.
+      widths: {set: [R]}, half the width of the band around the line, for the sets that
+        have a band.
+      best: the round to mark, or None.
+      marked: the set whose line gets the mark.
     """
 
     lines: dict[str, np.ndarray]
@@ -48,22 +49,23 @@ def learning_curve(
     metric: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws the loss, or a metric, of every set after each round.
+    """Draws the loss or a metric of every data set after each round.
 
-    Rounds count from 0, as in the history. ``history.best_round`` is marked where there
-    is a validation set. Of a cross-validation the lines
-    are means over the folds, in bands of one standard error to both sides.
+    Rounds count from 0, as in the history. If there is a validation set,
+    ``history.best_round`` is marked. For a cross-validation, the lines are means over
+    the folds, with bands of one standard error on both sides.
 
     Args:
       history: from :func:`jboost.fit` or :func:`jboost.cross_validate`.
-      metric: one of ``history.metrics``; None for the loss.
-      ax: where to draw; None for a new figure.
+      metric: one of ``history.metrics``; None draws the loss.
+      ax: the axes to draw on; None creates a new figure.
 
     Returns:
       The axes, with one line per set, "train" first.
 
     Raises:
-      TypeError, ValueError: no history, one without rounds, or no such metric.
+      TypeError, ValueError: ``history`` has another type or no rounds, or it does not
+        have the metric.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -81,23 +83,23 @@ def learning_curve(
     from matplotlib.ticker import MaxNLocator
 
     ax = open_axes(ax, (6.4, 4.0))
-    own = colours(len(curves.lines))
-    for colour, (name, values) in zip(own, curves.lines.items(), strict=True):
+    own = colors(len(curves.lines))
+    for color, (name, values) in zip(own, curves.lines.items(), strict=True):
         rounds = np.arange(len(values))
         ax.plot(
             rounds,
             values,
-            # What was learned from is there for comparison.
+            # Training loss is only a reference, so its line is less prominent.
             linestyle="--" if name == "train" else "-",
             marker="o" if len(values) <= _FEW else "",
             markersize=4,
             linewidth=1.6,
-            color=colour,
+            color=color,
             label=plain(name),
         )
         if name in curves.widths:
             low, high = values - curves.widths[name], values + curves.widths[name]
-            ax.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+            ax.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
     if curves.best is not None:
         _mark_best(ax, curves, own[list(curves.lines).index(curves.marked)])
     ax.set_xlabel("round")
@@ -110,11 +112,11 @@ def learning_curve(
 
 
 def _check(history, metric):
-    """A history with rounds, and one of its metrics."""
+    """Checks that the history has rounds, and that it has the metric."""
     if not isinstance(history, History | CrossValidation):
         hint = ""
         if isinstance(history, tuple) and any(isinstance(h, History) for h in history):
-            hint = "; unpack what fit returns: model, history = jb.fit(...)"
+            hint = "; unpack the result of fit: model, history = jb.fit(...)"
         elif isinstance(getattr(history, "history_", None), History):
             hint = ", an estimator; pass its history_"
         raise TypeError(
@@ -134,7 +136,10 @@ def _check(history, metric):
 
 
 def _read_history(history, metric) -> _Curves:
-    """A line per set; without a validation set there is no best round."""
+    """Returns a line per data set.
+
+    There is no best round without a validation set.
+    """
     sets = history.validation_loss
     if sets is not None and not isinstance(sets, dict):
         sets = {UNNAMED: sets}
@@ -147,7 +152,7 @@ def _read_history(history, metric) -> _Curves:
 
 
 def _read_folds(result, metric) -> _Curves:
-    """Means over the folds, and their standard errors."""
+    """Returns the means over the folds, and their standard errors."""
     tables = {"train": result.train_loss, UNNAMED: result.validation_loss}
     if metric is not None:
         tables = {UNNAMED: result.metrics[metric]}
@@ -161,12 +166,12 @@ def _read_folds(result, metric) -> _Curves:
     return _Curves(lines, widths, result.best_round, UNNAMED)
 
 
-def _mark_best(ax, curves, colour):
-    """A point on the line, and a thin line down to the axis."""
+def _mark_best(ax, curves, color):
+    """Draws a point on the curve, and a vertical line through it."""
     best = curves.best
     value = curves.lines[curves.marked][best]
     ax.axvline(best, color=ink(ax), linewidth=0.8, linestyle=":", zorder=1)
     ax.plot(
-        [best], [value], "o", color=colour, markersize=7, zorder=3,
+        [best], [value], "o", color=color, markersize=7, zorder=3,
         label=f"best round: {best} ({value:.4g})",
     )  # fmt: skip

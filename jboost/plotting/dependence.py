@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How scores depend on one or two features.
+"""Draws partial dependence plots for one or two features.
 
-In: a PartialDependence, or a model, rows and features. Out: axes with the average and
-the curves of single rows (points where the feature is categorical), or for two features
-a map.
+In: a PartialDependence, or a model, rows and features. Out: for one feature, axes with
+the average and the curves of individual rows (points if the feature is categorical);
+for two features, a contour plot, lines or a heat map.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.model.ensemble import Model, describe_model, read_model
 from jboost.plotting.canvas import (
-    colours,
+    colors,
     ink,
     open_axes,
     plain,
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DECILES = np.arange(0.1, 0.95, 0.1)
-_LEVELS = 12  # of a map
-_CROWDED = 46  # letters below an axis
+_LEVELS = 12  # of a contour plot
+_CROWDED = 46  # characters of tick labels that fit along the x-axis unrotated
 _DASHES = dict(linestyle="", marker="_", markersize=10)
 _POINTS = dict(linestyle="", marker="o", markersize=7)
-_MOST_LINES = 10  # of categories; more are cells
-_MOST_TICKS = 25  # of numbers; categories are all labeled
+_MOST_LINES = 10  # one per category; more categories become a heat map
+_MOST_TICKS = 25  # on a numeric axis; every category has a tick
 
 
 def partial_dependence(
@@ -51,33 +51,36 @@ def partial_dependence(
     max_categories: int = 20,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws the partial dependence of scores on one feature, or on two.
+    """Draws the partial dependence of scores on one or two features.
 
-    For one feature the average is a heavy line, the curves of single rows are thin
-    ones, and the deciles of its column are marks at the bottom. A categorical feature
-    is drawn as points, which no line connects. Two features make a map of averages; if
-    one of them has categories, a line for each, or cells for many.
+    For one numeric feature, the average is a thick line, the curves of individual rows
+    are thin lines, and marks on the x-axis show the deciles of the feature. For a
+    categorical feature, points replace lines, because categories have no order.
+
+    Two numeric features give a contour plot of the average. If one of the two is
+    categorical, each category is a line, or the plot is a heat map if there are many.
+    Two categorical features give a heat map.
 
     Args:
-      dependence: from :func:`jboost.partial_dependence`, whose individual curves are
-        drawn if it has them; or a model to find it with.
-      x, features, grid: as for :func:`jboost.partial_dependence`, where a model is
-        given.
-      score: which of K > 1 scores; None draws the averages of all of them, and is no
-        choice for maps.
-      centred: of individual curves, show the change from the first point of the grid,
-        and that of their average.
-      max_rows: how many individual curves at most, drawn from all rows.
-      max_categories: how many categories of a feature at most. If there are more, the
-        most frequent are kept, and the last is "others (n)": the mean over the n that
-        are not, weighted by how frequent they are.
-      ax: where to draw; None for a new figure.
+      dependence: the result of :func:`jboost.partial_dependence`, or a model to compute
+        it from. Individual curves are drawn if the result has them.
+      x, features, grid: as for :func:`jboost.partial_dependence`; only if
+        ``dependence`` is a model.
+      score: index of the score to draw if there are K > 1 scores. None draws the
+        averages of all scores, which is possible only for one feature.
+      centred: draws the change from the first point of the grid, for individual curves
+        and their average.
+      max_rows: the maximum number of individual curves, a random sample of the rows.
+      max_categories: the maximum number of categories per feature. If there are more,
+        the most frequent are kept and the other n become "others (n)", their mean
+        weighted by frequency.
+      ax: the axes to draw on; None creates a new figure.
 
     Returns:
       The axes.
 
     Raises:
-      TypeError, ValueError: for bad arguments, named.
+      TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -105,11 +108,11 @@ def partial_dependence(
 
 
 def _find(dependence, x, features, grid):
-    """The dependence, and the columns of its features if they are numbers."""
+    """Returns the dependence, and the columns of its numeric features."""
     if isinstance(dependence, PartialDependence):
         if x is not None or features is not None:
             raise ValueError(
-                "x and features must be None where dependence is a PartialDependence"
+                "x and features must be None if dependence is a PartialDependence"
             )
         return dependence, []
     model = dependence
@@ -119,7 +122,7 @@ def _find(dependence, x, features, grid):
             f"got {describe_model(model)}"
         )
     if x is None or features is None:
-        raise ValueError("x and features must be given where dependence is a model")
+        raise ValueError("x and features must be given if dependence is a model")
     single = isinstance(features, str | int | np.integer)
     asked: Any = [features] if single else list(features)
     kind = "both" if len(asked) == 1 else "average"
@@ -134,7 +137,8 @@ def _find(dependence, x, features, grid):
         np.asarray(matrix)[:, place] if _is_number(values) else None
         for place, values in zip(places, found.grid, strict=True)
     ]
-    # One of two features with categories is drawn as lines along the other.
+    # If one of two features is categorical, the numeric one is on the x-axis: return
+    # its column only.
     both = all(column is not None for column in numbers)
     return found, numbers if both else [c for c in numbers if c is not None]
 
@@ -144,7 +148,7 @@ def _is_number(values):
 
 
 def _choose_score(found, score, centred):
-    """A dependence with an axis of the scores that are drawn."""
+    """Returns the dependence with a last axis for the scores to draw."""
     average, individual = found.average, found.individual
     if centred:
         individual = found.centred
@@ -161,14 +165,14 @@ def _choose_score(found, score, centred):
         individual = None if individual is None else individual[..., [score]]
     elif num_scores > 1 and len(found.grid) == 2:
         raise ValueError(
-            f"score must be an integer from 0 to {num_scores - 1} where the dependence "
-            f"of {num_scores} scores on two features is drawn, got None"
+            f"score must be an integer from 0 to {num_scores - 1} to draw the "
+            f"dependence of one of {num_scores} scores on two features, got None"
         )
     return found._replace(average=average, individual=individual)
 
 
 def _gather_categories(found, place, most):
-    """Replaces all but the most frequent categories of a feature by their mean."""
+    """Merges all but the most frequent categories of a feature into their mean."""
     labels = found.grid[place]
     if _is_number(labels) or len(labels) <= most:
         return found
@@ -195,23 +199,24 @@ def _gather_categories(found, place, most):
 
 
 def _draw_one(ax, found, max_rows):
-    """A line for each score, and thin ones for rows if there is one score.
+    """Draws a thick line per score, and thin lines for rows if there is one score.
 
-    Categories have no order that a line could follow: theirs are points and dashes.
+    Categories have no order, so points and dashes replace the lines.
     """
     values = found.grid[0]
     number = _is_number(values)
     at = values if number else np.arange(len(values))
-    own = colours(found.average.shape[-1])
+    own = colors(found.average.shape[-1])
     if found.individual is not None and len(own) == 1:
+        # A fixed seed gives the same plot on every call.
         rows = np.random.default_rng(0).permutation(len(found.individual))[:max_rows]
         lines = found.individual[np.sort(rows), :, 0].T
         thin = dict(linewidth=0.7) if number else _DASHES
         ax.plot(at, lines, color=ink(ax), alpha=0.15, zorder=1, **thin)
     heavy = dict(linewidth=2.4, marker="" if len(at) > 1 else "o")
     heavy = heavy if number else _POINTS
-    for score, colour in enumerate(own):
-        own_style = dict(color=colour, label=f"score {score}", zorder=3)
+    for score, color in enumerate(own):
+        own_style = dict(color=color, label=f"score {score}", zorder=3)
         ax.plot(at, found.average[:, score], **own_style, **heavy)
     if len(own) > 1:
         ax.legend(frameon=False)
@@ -221,7 +226,7 @@ def _draw_one(ax, found, max_rows):
 
 
 def _draw_two(ax, found):
-    """A map of numbers; lines where one feature has categories, cells where both do."""
+    """Draws a contour plot, a line per category, or a heat map."""
     average = found.average[..., 0]
     numbers = [_is_number(values) for values in found.grid]
     if all(numbers):
@@ -232,11 +237,11 @@ def _draw_two(ax, found):
         along = numbers.index(True)
         lines = average if along == 0 else average.T
         categories = found.grid[1 - along]
-        for colour, line, category in zip(
-            colours(len(categories)), lines.T, categories, strict=True
+        for color, line, category in zip(
+            colors(len(categories)), lines.T, categories, strict=True
         ):
             label = _write_category(category, 20)
-            ax.plot(found.grid[along], line, color=colour, linewidth=1.8, label=label)
+            ax.plot(found.grid[along], line, color=color, linewidth=1.8, label=label)
         title = plain(_label(found.names[1 - along]))
         beside = dict(loc="center left", bbox_to_anchor=(1, 0.5))
         ax.legend(frameon=False, title=title, **beside)
@@ -246,7 +251,7 @@ def _draw_two(ax, found):
 
 
 def _has_cells(found):
-    """Whether both of two features have categories, or one of them many."""
+    """Returns whether two features are drawn as a heat map."""
     categories = [values for values in found.grid if not _is_number(values)]
     some = len(found.grid) == 2 and len(categories) > 0
     return some and (len(categories) == 2 or len(categories[0]) > _MOST_LINES)
@@ -256,7 +261,7 @@ def _draw_map(ax, found, average):
     across, up = found.grid
     if min(average.shape) < 2:
         raise ValueError(
-            f"grid must hold at least two values of each feature, got {average.shape}"
+            f"grid must have at least two values of each feature, got {average.shape}"
         )
     surface = ax.contourf(across, up, average.T, _LEVELS)
     lines = ax.contour(across, up, average.T, _LEVELS, colors="white", linewidths=0.4)
@@ -267,7 +272,7 @@ def _draw_map(ax, found, average):
 
 
 def _draw_cells(ax, found, average):
-    """At least one feature has categories."""
+    """Draws a heat map; at least one feature is categorical."""
     cells = ax.imshow(average.T, origin="lower", aspect="auto")
     _add_bar(ax, cells)
     _name_axis(ax.xaxis, found.names[0], found.grid[0])
@@ -281,7 +286,7 @@ def _add_bar(ax, drawn):
 
 
 def _name_axis(axis, name, categories):
-    """The feature's name, and categories in place of numbers."""
+    """Labels an axis with the feature's name, and its ticks with categories."""
     axis.set_label_text(plain(_label(name)))
     if categories is not None:
         numbers = _is_number(categories)
@@ -295,29 +300,33 @@ def _name_axis(axis, name, categories):
         places = np.arange(0, len(categories), step)
         axis.set_ticks(places, labels, rotation=40 if crowded else 0)
         if crowded:
+            # The end of a rotated label stands below its tick.
             for label in axis.get_ticklabels():
                 label.set(ha="right", rotation_mode="anchor")
 
 
 def _write_category(value, longest):
-    """A category as it is written; None and NaN are missing values."""
+    """Formats a category; None and NaN are missing values."""
     return "missing" if is_gap(value) else plain(shorten(str(value), longest))
 
 
 def _label(name):
-    """Features without a name are called by their place."""
+    """Formats a feature's name; a feature without one is named after its index."""
     return f"x{name}" if name.isdecimal() else shorten(name)
 
 
 def _mark_deciles(ax, axis, column):
-    """Short marks inside the frame: between two of them lies a tenth of the rows."""
+    """Draws short marks at the deciles of a feature.
+
+    They show where few rows support the curve.
+    """
     known = column[np.isfinite(column)]
     if not known.size:
         return
-    marks, colour = np.quantile(known, _DECILES), ink(ax)
+    marks, color = np.quantile(known, _DECILES), ink(ax)
     if axis == "x":
         transform = ax.get_xaxis_transform()
-        ax.vlines(marks, 0, 0.03, transform=transform, color=colour, linewidth=1)
+        ax.vlines(marks, 0, 0.03, transform=transform, color=color, linewidth=1)
     else:
         transform = ax.get_yaxis_transform()
-        ax.hlines(marks, 0, 0.02, transform=transform, color=colour, linewidth=1)
+        ax.hlines(marks, 0, 0.02, transform=transform, color=color, linewidth=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss, its gradient, its Hessian and the curvature that training makes of it.
+"""Draws a loss, its gradient, its Hessian and the curvature that training uses.
 
 In: a loss and one target. Out: three axes.
 """
@@ -13,13 +13,13 @@ from jaxtyping import ArrayLike, Shaped
 from jboost.boosting.inspection import inspect_loss
 from jboost.losses import Adaptive
 from jboost.objective.curvature import Curvature
-from jboost.plotting.canvas import colours, ink, open_panels, tidy
+from jboost.plotting.canvas import colors, ink, open_panels, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_REACH = 4.0  # to either side, in units of max(1, |minimizer|)
-_STEEP = 3.0  # curves may leave a panel above so many times what most of them show
+_REACH = 4.0  # range of scores on both sides, in units of max(1, |minimizer|)
+_STEEP = 3.0  # the y-axis ends at this multiple of a high quantile of the curves
 
 
 def loss(
@@ -32,19 +32,20 @@ def loss(
     curvature: Curvature | Sequence[Curvature] = "auto",
     axes: "Sequence[Axes] | np.ndarray | None" = None,
 ) -> np.ndarray:
-    """Draws a loss along its score: value, gradient, Hessian and curvature.
+    """Draws a loss as a function of its score: value, gradient, Hessian and curvature.
 
-    The third panel shows the second derivative as it is, and the positive curvature
-    that training uses in its place; for a quadratic loss the two agree. The dotted line
-    is the row's own minimizer, where it has one. The smoothing scale of the curvature
-    comes from the data in training; for the one that is used here see
-    :func:`jboost.inspect_loss`.
+    The third panel shows the second derivative, and the positive curvature that
+    training uses in its place; they are equal for a quadratic loss. A dotted line marks
+    the minimizer of the loss for this target, if there is one. Training derives the
+    smoothing scale of the curvature from the data; :func:`jboost.inspect_loss` says
+    which scale is used here.
 
     Args:
       loss, target, num_scores, k: as for :func:`jboost.inspect_loss`.
-      scores: where to look, ascending; None for 4 max(1, |minimizer|) to both sides.
-      curvature: the policy, or several to compare; see :func:`jboost.fit`.
-      axes: three, or None for a new figure.
+      scores: the scores to evaluate, ascending; None uses the minimizer (or 0) plus or
+        minus 4 max(1, |minimizer|).
+      curvature: one policy, or several to compare; see :func:`jboost.fit`.
+      axes: three axes to draw on; None creates a new figure.
 
     Returns:
       Three axes: loss, gradient, curvature.
@@ -61,7 +62,7 @@ def loss(
     """
     policies = (curvature,) if isinstance(curvature, str) else tuple(curvature)
     if not policies:
-        raise ValueError("curvature must name at least one policy, got none")
+        raise ValueError(f"curvature must be at least one policy, got {curvature!r}")
     reports = {
         policy: inspect_loss(
             loss, target, num_scores=num_scores, k=k, scores=scores, reach=_REACH,
@@ -71,7 +72,7 @@ def loss(
     }  # fmt: skip
     report = reports[policies[0]]
     panels = open_panels(axes, 3, (10, 3.2))
-    own = colours(2 + len(policies))
+    own = colors(2 + len(policies))
     at = report.scores
     for ax, name, values in (
         (panels[0], "loss", report.value),
@@ -90,21 +91,21 @@ def loss(
 
 
 def _finite(values):
-    """Lines have gaps where a derivative is not finite."""
+    """Replaces infinities by NaN, which matplotlib draws as gaps."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def _draw_curvature(ax, reports, own):
-    """The Hessian, and what the policies make of it."""
+    """Draws the Hessian, and the curvature of each policy."""
     report = next(iter(reports.values()))
     lines = {"Hessian": _finite(report.hessian)}
     lines |= {f'"{policy}"': _finite(r.curvature) for policy, r in reports.items()}
     for number, (name, values) in enumerate(lines.items()):
         style, width = ("--", 1.6) if number == 0 else ("-", 2)
-        # The first policy has the color of loss and gradient.
-        colour = own[{0: 1, 1: 0}.get(number, number)]
+        # The first policy has the same color as loss and gradient.
+        color = own[{0: 1, 1: 0}.get(number, number)]
         ax.plot(
-            report.scores, values, style, color=colour, linewidth=width, label=name,
+            report.scores, values, style, color=color, linewidth=width, label=name,
             zorder=3 if number == 0 else 2,
         )  # fmt: skip
     ax.set_title("curvature")
@@ -113,7 +114,11 @@ def _draw_curvature(ax, reports, own):
 
 
 def _limit(ax, scores, lines):
-    """The panel has 0 in it, and a pole does not flatten everything else."""
+    """Sets y-limits that include 0 and exclude poles.
+
+    A pole would otherwise compress the rest of the curves into a flat line.
+    """
+    # Scores may be spaced unevenly: resample, so that quantiles refer to the x-axis.
     even = np.linspace(scores[0], scores[-1], 401)
     values = np.concatenate([np.interp(even, scores, line) for line in lines])
     values = values[np.isfinite(values)]

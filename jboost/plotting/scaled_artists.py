@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words and lines that grow and shrink with the axes that they are in.
+"""Defines text and lines whose size scales with their axes.
 
-In: a size in units of the axes. Out: text that fits its box in any figure, window or
-enlargement, because its size is found when it is drawn. Imports matplotlib.
+matplotlib measures fonts and lines in points, so text would outgrow its box when a
+figure is resized. In: a size in units of the axes. Out: artists that compute their size
+in points whenever they are drawn. Imports matplotlib.
 """
 
 from typing import Any
@@ -15,19 +16,19 @@ from matplotlib.textpath import text_to_path
 
 
 class ScaledText(Text):
-    """Text whose font size is given in units of its axes."""
+    """Draws text whose font size is ``height`` units of its axes."""
 
     def __init__(self, x: float, y: float, text: str, height: float, **style: Any):
         super().__init__(x, y, text, **style)
         self._height = height
 
     def draw(self, renderer: Any) -> None:
-        """Draws in the size that the axes have now."""
+        """Draws the artist at the current size of the axes."""
         self._fit()
         super().draw(renderer)
 
     def get_window_extent(self, *args: Any, **kwargs: Any) -> Any:
-        """In pixels, as the axes are now."""
+        """Returns the extent in pixels at the current size of the axes."""
         self._fit()
         return super().get_window_extent(*args, **kwargs)
 
@@ -36,33 +37,33 @@ class ScaledText(Text):
 
 
 class ScaledBox(FancyBboxPatch):
-    """A box whose line is ``width`` units of its axes."""
+    """Draws a box whose line width is ``width`` units of its axes."""
 
     def __init__(self, width: float, *corner: Any, **style: Any):
         super().__init__(*corner, **style)
         self._line = width
 
     def draw(self, renderer: Any) -> None:
-        """Draws in the size that the axes have now."""
+        """Draws the artist at the current size of the axes."""
         self.set_linewidth(self._line * _points(self.axes))
         super().draw(renderer)
 
 
 class ScaledCurve(PathPatch):
-    """A curve that is ``width`` units of its axes."""
+    """Draws a curve whose line width is ``width`` units of its axes."""
 
     def __init__(self, width: float, path: Any, **style: Any):
         super().__init__(path, fill=False, **style)
         self._line = width
 
     def draw(self, renderer: Any) -> None:
-        """Draws in the size that the axes have now."""
+        """Draws the artist at the current size of the axes."""
         self.set_linewidth(self._line * _points(self.axes))
         super().draw(renderer)
 
 
 def _points(axes):
-    """How many points a unit of the axes is."""
+    """Returns the number of points per unit of the axes."""
     figure = axes.get_figure(root=True) if isinstance(axes, Axes) else None
     if figure is None:
         return 1.0
@@ -71,7 +72,7 @@ def _points(axes):
 
 
 def measure_width(text: str, height: float) -> float:
-    """The width of one line at a font size, in the same units."""
+    """Returns the width of a line of text for a font of this height, in its units."""
     font = FontProperties(size=height)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
     return width

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHAP values of many rows: what each feature adds to the scores.
+"""Draws a summary of the SHAP values of many rows.
 
-In: ShapValues, or a model and rows. Out: axes with a swarm of points, or a bar, per
+In: ShapValues, or a model and rows. Out: axes with a swarm of points or a bar per
 feature, the most important on top.
 """
 
@@ -13,24 +13,24 @@ import numpy as np
 from jboost.entry.checks import check_integer, check_word
 from jboost.explanation.shap import ShapValues, shap_values
 from jboost.model.ensemble import Model, describe_model, read_model
-from jboost.plotting.canvas import colours, ink, label_features, open_axes, plain, tidy
+from jboost.plotting.canvas import colors, ink, label_features, open_axes, plain, tidy
 from jboost.tables.frames import Frame, list_orders, read_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # seen on light and dark paper
-_EDGES = (0.05, 0.95)  # quantiles of a feature beyond which colors do not change
-_WIDTH = 0.38  # of half a swarm, in distances between features
-_BINS = 80  # along the axis, in which points are counted
-_FULL = 12  # points in a bin that fill a swarm that has few of them
+_LOW, _MIDDLE, _HIGH = "#0072B2", "#A65FA8", "#D55E00"  # for light and dark styles
+_EDGES = (0.05, 0.95)  # quantiles of a feature at which the color scale ends
+_WIDTH = 0.38  # half the width of a swarm; features are 1 apart
+_BINS = 80  # along the x-axis; points of a bin are spread vertically
+_FULL = 12  # points per bin at which a swarm has its full width, or more
 
 
 class _Table(NamedTuple):
-    """What is drawn, in the order of the features."""
+    """Holds the data of a plot, in the order of the features."""
 
     values: np.ndarray  # [N, F, K]
-    matrix: np.ndarray | None  # [N, F], the features' own values, NaN if unordered
+    matrix: np.ndarray | None  # [N, F], values of the features, NaN if unordered
     labels: list[str]
 
 
@@ -45,30 +45,31 @@ def shap_summary(
     max_rows: int = 2000,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws SHAP values of many rows, the features of largest mean |value| on top.
+    """Draws the SHAP values of many rows, largest mean |value| on top.
 
-    ``"points"`` is a swarm per feature: a point for each row at its SHAP value, thick
-    where there are many, colored by the value of the feature from low (blue) to high
-    (orange), gray where it is missing and where the feature is categorical, unless its
-    dtype in x is an ordered one. ``"bars"`` is the mean of |value|.
+    ``"points"`` draws a swarm per feature: one point per row at its SHAP value, spread
+    vertically where points are dense. The color shows the value of the feature, from
+    low (blue) to high (orange). It is gray for missing values and for categorical
+    features, unless the dtype in x is an ordered one. ``"bars"`` draws the mean of
+    |value|.
 
     Args:
-      shap: from :func:`jboost.shap_values`, or a model to find them with.
-      x: the rows; with ShapValues it may be left out, and points have one color.
-      kind: see above.
-      score: which of K > 1 scores; None stacks the bars of all of them, and is no
-        choice for points.
-      feature_names: instead of those of the model or of the columns of x.
-      max_features: how many features at most.
-      max_rows: how many points of a feature at most, drawn from all rows; the order of
-        the features, and bars, know all rows.
-      ax: where to draw; None for a new figure.
+      shap: the result of :func:`jboost.shap_values`, or a model to compute it from.
+      x: the rows. It is optional with ShapValues; points then have one color.
+      kind: "points" or "bars".
+      score: index of the score to draw if there are K > 1 scores. None stacks the bars
+        of all scores, and is not possible for points.
+      feature_names: names that replace those of the model or of the columns of x.
+      max_features: the maximum number of features.
+      max_rows: the maximum number of points per feature, a random sample of the rows.
+        The order of the features, and the bars, use all rows.
+      ax: the axes to draw on; None creates a new figure.
 
     Returns:
       The axes.
 
     Raises:
-      TypeError, ValueError: for bad arguments, named.
+      TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -102,13 +103,13 @@ def shap_summary(
 
 
 def _read(shap, x, feature_names) -> _Table:
-    """SHAP values with K, the matrix if there is one, names."""
+    """Checks the arguments and returns the data to draw."""
     frame = None if x is None else read_frame(x, "x", categorical=True)
     names = None if frame is None else frame.names
     categorical: tuple[int, ...] = ()
     if isinstance(shap, Model):
         if x is None:
-            raise ValueError("x must be given where shap is a model, got None")
+            raise ValueError("x must be given if shap is a model, got None")
         model = read_model(shap)
         names, categories = model.feature_names or names, model.categories
         categorical = () if categories is None else categories.features
@@ -126,7 +127,7 @@ def _read(shap, x, feature_names) -> _Table:
     if matrix is not None and matrix.shape != values.shape[:2]:
         raise ValueError(
             f"x must have the {values.shape[:2]} rows and columns of the SHAP values, "
-            f"got shape {matrix.shape}"
+            f"got {matrix.shape}"
         )
     if feature_names is not None and len(feature_names) != values.shape[1]:
         raise ValueError(
@@ -137,7 +138,11 @@ def _read(shap, x, feature_names) -> _Table:
 
 
 def _order(frame: Frame, orders, categorical):
-    """The matrix with ranks in columns of an ordered dtype, NaN in nominal ones."""
+    """Returns the values that determine colors.
+
+    These are ranks in columns with an ordered dtype, NaN in other categorical columns
+    and the matrix itself elsewhere.
+    """
     matrix = np.array(frame.matrix)
     for place in categorical:
         matrix[:, place] = np.nan
@@ -145,6 +150,7 @@ def _order(frame: Frame, orders, categorical):
         if known is not None:
             levels = orders.get(place, [])
             rank = {level: float(number) for number, level in enumerate(levels)}
+            # The last entry is for missing cells, whose index becomes -1.
             ranks = np.array([*(rank.get(v, np.nan) for v in known), np.nan])
             cells = np.asarray(frame.matrix)[:, place]
             matrix[:, place] = ranks[np.nan_to_num(cells, nan=-1).astype(int)]
@@ -152,12 +158,12 @@ def _order(frame: Frame, orders, categorical):
 
 
 def _choose_score(values, score, kind):
-    """[N, F, K] with the scores that are drawn."""
+    """Returns SHAP values [N, F, K] of the scores to draw."""
     num_scores = values.shape[2]
     if score is None and kind == "points" and num_scores > 1:
         raise ValueError(
-            f"score must be an integer from 0 to {num_scores - 1} where points of "
-            f"{num_scores} scores are drawn, got None"
+            f"score must be an integer from 0 to {num_scores - 1} to draw points of "
+            f"one of {num_scores} scores, got None"
         )
     if score is None:
         return values
@@ -166,8 +172,8 @@ def _choose_score(values, score, kind):
 
 
 def _draw_bars(ax, size):
-    """Of several scores one bar after the other."""
-    own, left = colours(size.shape[1]), np.zeros(len(size))
+    """Draws a bar per feature; several scores are stacked."""
+    own, left = colors(size.shape[1]), np.zeros(len(size))
     for score, width in enumerate(size.T):
         label = f"score {score}"
         ax.barh(np.arange(len(size)), width, 0.72, left, color=own[score], label=label)
@@ -181,7 +187,7 @@ def _draw_swarms(ax, values, matrix, top, max_rows):
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     rows = np.arange(len(values))
-    if len(rows) > max_rows:
+    if len(rows) > max_rows:  # a fixed seed gives the same plot on every call
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:max_rows])
     low, high = values[rows][:, top].min(), values[rows][:, top].max()
     palette = LinearSegmentedColormap.from_list("", [_LOW, _MIDDLE, _HIGH])
@@ -192,7 +198,7 @@ def _draw_swarms(ax, values, matrix, top, max_rows):
         across = place + _swarm(values[rows, feature], low, high)
         style: dict[str, Any] = dict(s=area, linewidths=0, rasterized=True, zorder=2)
         if matrix is None:
-            ax.scatter(values[rows, feature], across, color=colours(1)[0], **style)
+            ax.scatter(values[rows, feature], across, color=colors(1)[0], **style)
             continue
         shade = _shade(matrix[rows, feature])
         ax.scatter(
@@ -200,23 +206,30 @@ def _draw_swarms(ax, values, matrix, top, max_rows):
             plotnonfinite=True, **style,
         )  # fmt: skip
     if matrix is not None and not np.isnan(matrix[:, top]).all():
-        _explain_colours(ax, palette, Normalize(0, 1))
+        _explain_colors(ax, palette, Normalize(0, 1))
 
 
 def _swarm(values, low, high):
-    """How far from the middle each point is: as far out as points share its place."""
+    """Returns the vertical offset of each point.
+
+    Points are binned by SHAP value. The points of a bin alternate above and below the
+    center line, so the width of a swarm shows the density.
+    """
     bins = np.round((values - low) / ((high - low) or 1.0) * _BINS).astype(int)
     order = np.argsort(bins, kind="stable")
     starts = np.searchsorted(bins[order], bins[order])
     rank = np.empty(len(values), int)
-    rank[order] = np.arange(len(values)) - starts  # among those in its bin
+    rank[order] = np.arange(len(values)) - starts  # within its bin
     # 0, 1, -1, 2, -2, ...
     step = (rank + 1) // 2 * np.where(rank % 2 == 1, 1, -1)
     return _WIDTH * step / max(np.abs(step).max(), _FULL / 2)
 
 
 def _shade(column):
-    """From 0 for low values of a feature to 1 for high ones; NaN where missing."""
+    """Scales a feature to [0, 1] for its color; NaN if missing.
+
+    The scale ends at quantiles, so that outliers do not determine the colors.
+    """
     known = column[np.isfinite(column)]
     if not known.size:
         return np.full(len(column), np.nan)
@@ -229,7 +242,7 @@ def _shade(column):
     return np.clip((column - low) / (high - low), 0, 1)
 
 
-def _explain_colours(ax, palette, scale):
+def _explain_colors(ax, palette, scale):
     from matplotlib.cm import ScalarMappable
 
     mappable = ScalarMappable(scale, palette)

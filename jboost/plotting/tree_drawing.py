@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tree, drawn.
+"""Draws one tree.
 
-In: a model. Out: axes with a box per node. A unit of the axes is a point (1/72 inch)
-where the picture has its full size; given smaller axes, everything shrinks alike.
+In: a model. Out: axes with a box per node. A unit of the axes is a point (1/72 inch) at
+full size. On smaller axes, boxes, text and lines shrink by the same factor.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 Orientation = Literal["horizontal", "vertical"]
 _FONT = 10.0  # points
 _LINE = 1.3 * _FONT
-_PADDING = 6.0  # between words and their box
+_PADDING = 6.0  # between text and its box
 _MARGIN = 8.0
-_MOST = 32.0  # inches, beyond which the picture shrinks
-_COLOURS = "RdBu_r"
-_DARKEST = 0.6  # of the half-range of the colors: words are legible on all of them
+_MOST = 32.0  # inches, the maximum size of a new figure
+_COLORS = "RdBu_r"
+_DARKEST = 0.6  # share of the color range that is used; black text stays legible
 
 
 class _Boxes(NamedTuple):
-    """Where everything stands, in points; y goes down."""
+    """Holds the positions and texts of the boxes, in points; y points down."""
 
     middle: np.ndarray  # [M, 2]
     size: np.ndarray  # [M, 2]
@@ -48,31 +48,31 @@ def tree(
     max_depth: int | None = None,
     precision: int = 3,
 ) -> "Axes":
-    """Draws one tree: conditions, where missing values go, leaf values, cover.
+    """Draws one tree: conditions, directions of missing values, leaf values, cover.
 
-    Where the condition of a node holds, rows go up (left, if the tree grows downwards);
-    missing values follow the heavy line. In brackets stands the weight of the rows that
-    a node was trained on, or for models read from other libraries the cover that they
-    state. Leaves are red where they raise the score and blue where they lower it; those
-    of a RegressionTree, where they are above and below the mean.
+    Rows that satisfy the condition of a node go up (left if the tree is vertical).
+    Missing values follow the heavy line. Numbers in parentheses are the weight of the
+    training rows in a node, or the cover stored in a model of another library. Leaves
+    that raise the score are red, and leaves that lower it are blue. For a
+    RegressionTree, red and blue mean above and below the mean.
 
     Args:
-      model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`, or read from a
-        file.
-      round, score: which of its trees; negative rounds count from the end.
-      ax: where to draw; None for a new figure as large as the tree needs, up to 32
-        inches, beyond which everything shrinks.
-      orientation: "horizontal" grows to the right and has room for many leaves,
-        "vertical" grows downwards.
-      feature_names: instead of those in the model.
-      max_depth: levels of splits that are drawn; below, leaves are counted.
-      precision: significant digits.
+      model: from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
+      round, score: indices of the tree; negative rounds count from the end.
+      ax: the axes to draw on. None creates a figure of the size that the tree needs, up
+        to 32 inches; larger trees shrink to fit.
+      orientation: "horizontal" draws the root on the left, which leaves space for many
+        leaves; "vertical" draws the root on top.
+      feature_names: names that replace those of the model.
+      max_depth: the number of levels of splits to draw; deeper subtrees appear as their
+        number of leaves. None draws the whole tree.
+      precision: the number of significant digits.
 
     Returns:
       The axes.
 
     Raises:
-      TypeError, ValueError: for bad arguments, named.
+      TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -102,11 +102,11 @@ def tree(
 
 
 def _lay_out(table, sideways, precision) -> _Boxes:
-    """Sizes of the words, and where the boxes stand."""
+    """Computes the sizes and positions of the boxes from their texts."""
     from jboost.plotting.scaled_artists import measure_width
 
     lines = [node_words(node, precision) for node in table.nodes]
-    if sideways:  # ends take one line, so that many fit below each other
+    if sideways:  # leaves take one line, so that many fit below each other
         lines = [
             words if node.condition else ["  ".join(words)]
             for node, words in zip(table.nodes, lines, strict=True)
@@ -121,7 +121,7 @@ def _lay_out(table, sideways, precision) -> _Boxes:
     depth = np.array([node.depth for node in table.nodes])
     parents = [node.parent for node in table.nodes]
     level, breadth = (0, 1) if sideways else (1, 0)
-    # As much room between levels as edges need to fan out.
+    # The gap between levels (26 points) leaves space for the curved edges.
     starts = place_along(depth.tolist(), size[:, level].tolist(), 26.0)
     middle = np.empty_like(size)
     middle[:, breadth] = place_across(parents, size[:, breadth].tolist(), 5.0)
@@ -131,7 +131,7 @@ def _lay_out(table, sideways, precision) -> _Boxes:
 
 
 def _explain(table, sideways):
-    """How to read the picture, in one line."""
+    """Returns a one-line legend."""
     notes = []
     if len(table.nodes) > 1:
         notes.append("up: yes" if sideways else "left: yes")
@@ -142,7 +142,7 @@ def _explain(table, sideways):
 
 
 def _extent(boxes, notes):
-    """The size of the whole picture in points."""
+    """Returns the width and height of the drawing in points."""
     from jboost.plotting.scaled_artists import measure_width
 
     ends = (boxes.middle + boxes.size / 2).max(axis=0)
@@ -155,13 +155,13 @@ def _open(extent) -> "Axes":
     from matplotlib import pyplot
 
     width, height = np.array(extent) / 72 * min(1, _MOST * 72 / max(extent))
-    # Nothing is narrower than a line of text or so.
+    # The minimum keeps a long, thin tree from shrinking to an empty figure.
     figure = pyplot.figure(figsize=(max(width, 1), max(height, 0.5)))
     return figure.add_axes((0, 0, 1, 1))
 
 
 def _draw_edges(ax, table, boxes, sideways):
-    """Curves from parents to children, heavy where missing values go."""
+    """Draws curves from parents to children, heavy where missing values go."""
     from matplotlib.path import Path
 
     from jboost.plotting.scaled_artists import ScaledCurve
@@ -183,10 +183,10 @@ def _draw_edges(ax, table, boxes, sideways):
 
 
 def _draw_boxes(ax, table, boxes):
-    """Boxes with their words."""
+    """Draws the boxes and their texts."""
     from jboost.plotting.scaled_artists import ScaledBox, ScaledText
 
-    fills = _colour_leaves(table)
+    fills = _color_leaves(table)
     rows = zip(table.nodes, boxes.middle, boxes.size, boxes.words, fills, strict=True)
     for node, middle, size, words, fill in rows:
         inner = node.condition or node.num_leaves > 1
@@ -203,18 +203,18 @@ def _draw_boxes(ax, table, boxes):
         ax.add_artist(label)
 
 
-def _colour_leaves(table: TreeTable) -> list[Any]:
-    """Pale red for high leaves, blue for low ones."""
+def _color_leaves(table: TreeTable) -> list[Any]:
+    """Returns the fill colors: pale red for high values, pale blue for low ones."""
     from matplotlib import colormaps
 
     distance = np.array([node.value for node in table.nodes]) - table.middle
     largest = np.nanmax(np.abs(distance), initial=0.0)
     share = np.nan_to_num(distance) / (largest or 1.0)
-    return list(colormaps[_COLOURS](0.5 + 0.5 * _DARKEST * share))
+    return list(colormaps[_COLORS](0.5 + 0.5 * _DARKEST * share))
 
 
 def _write_notes(ax, notes, extent):
-    """The title above, and below how to read the picture."""
+    """Writes the title above the tree and the legend below it."""
     from jboost.plotting.scaled_artists import ScaledText
 
     title, note = notes

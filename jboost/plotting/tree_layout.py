@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the nodes of a tree stand: a tidy layout.
+"""Computes a tidy layout of a tree.
 
-In: for every node its parent, depth and size. Out: places, such that no two nodes
-touch, parents stand midway between their children, and subtrees of equal shape are
-drawn alike, as close together as their outlines allow (Reingold and Tilford 1981,
+In: the parent, depth and size of every node. Out: positions. No two nodes touch,
+parents are centered over their children, subtrees of equal shape look the same, and
+subtrees are as close together as their outlines allow (Reingold and Tilford 1981,
 Tidier drawings of trees).
 """
 
@@ -15,24 +15,24 @@ import numpy as np
 def place_across(
     parents: Sequence[int], sizes: Sequence[float], gap: float
 ) -> np.ndarray:
-    """Where nodes stand across the direction in which the tree grows.
+    """Returns positions perpendicular to the direction in which the tree grows.
 
     Args:
-      parents: the place of each node's parent, before its own; -1 of the first node.
-        A node has no children or two, the left one first.
-      sizes: of the nodes, in this direction.
-      gap: between neighbors.
+      parents: the index of each node's parent, which precedes the node; -1 for the
+        root, which is first. A node has no children or two, the left one first.
+      sizes: the sizes of the nodes in this direction.
+      gap: the minimum distance between neighbors.
 
     Returns:
-      The middle of each node; the least edge of all is 0.
+      The center of each node; the smallest edge is at 0.
     """
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):
         if parent >= 0:
             children[parent].append(node)
     offset = np.zeros(len(parents))  # of a node from its parent
-    # Outlines of the subtrees, level by level from their root: (least, greatest) edge.
-    # Kept deepest level first, so that a level is added at the end.
+    # For each subtree, the smallest and largest edge of each level, relative to its
+    # root. The deepest level comes first, so adding a level is an append.
     outlines: list[tuple[list[float], list[float]] | None] = [None] * len(parents)
     for node in reversed(range(len(parents))):
         low, high = [], []
@@ -41,7 +41,7 @@ def place_across(
             offset[left], offset[right], low, high = _join(
                 outlines[left], outlines[right], gap
             )
-            outlines[left] = outlines[right] = None
+            outlines[left] = outlines[right] = None  # no longer needed: frees memory
         half = sizes[node] / 2
         outlines[node] = ([*low, -half], [*high, half])
     places = np.zeros(len(parents))
@@ -52,7 +52,7 @@ def place_across(
 
 
 def _join(left, right, gap):
-    """Offsets of two subtrees from the middle between them, and their outline."""
+    """Returns the offsets of two subtrees from their parent, and the joint outline."""
     (left_low, left_high), (right_low, right_high) = left, right
     common = min(len(left_low), len(right_low))
     reach = np.subtract(left_high[-common:], right_low[-common:])
@@ -70,9 +70,13 @@ def _join(left, right, gap):
 def place_along(
     depths: Sequence[int], sizes: Sequence[float], gap: float
 ) -> np.ndarray:
-    """Where levels begin in the direction in which the tree grows, by depth.
+    """Returns the start of each level in the direction in which the tree grows.
 
-    A level is as wide as its widest node.
+    Args:
+      depths: the depth of each node.
+      sizes: the sizes of the nodes in this direction; a level is as wide as its widest
+        node.
+      gap: the distance between levels.
     """
     widest = np.zeros(max(depths) + 1)
     np.maximum.at(widest, np.asarray(depths), np.asarray(sizes))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree as a list of nodes with words: what a drawing says of it.
+"""Converts a tree to the texts of a drawing.
 
-In: a model, and which of its trees. Out: a TreeTable, parents before their children;
-or the text that the program ``dot`` of Graphviz draws.
+In: a model, and the indices of a tree. Out: a TreeTable, in which parents precede their
+children; or text for the program ``dot`` of Graphviz.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import take_tree
 from jboost.plotting.canvas import label_features, shorten, write_number
 
-ROOT = -1  # is nobody's child
-WEIGHT, CURVATURE = "weight of rows", "curvature of rows"  # what cover may be
-_NAMED = 3  # categories that a condition spells out
-_LONGEST = 16  # letters of one
+ROOT = -1  # the parent of the root
+WEIGHT, CURVATURE = "weight of rows", "curvature of rows"  # kinds of cover
+_NAMED = 3  # categories that a condition lists; it counts the others
+_LONGEST = 16  # characters of a category
 
 
 class Node(NamedTuple):
-    """One node.
+    """Holds a node of a drawing.
 
     Attributes:
-      parent: its place in the table; ROOT for the first.
-      is_left: of its parent.
+      parent: the index of its parent in the table; ROOT for the root.
+      is_left: whether it is its parent's left child.
       depth: 0 for the root.
-      condition: rows for which it holds go left; "" where the node is drawn as an end.
-      missing_left: where missing values go.
-      value: of a leaf; NaN of inner nodes where the model does not say.
-      cover: of all rows that come here; NaN where it is not known.
-      num_leaves: below it; 1 for a leaf.
+      condition: rows that satisfy it go left; "" if the node is drawn without children.
+      missing_left: whether missing values go left.
+      value: the value of a leaf; NaN for inner nodes.
+      cover: the sum over all rows that reach the node; NaN if unknown.
+      num_leaves: the number of leaves in its subtree; 1 for a leaf.
     """
 
     parent: int
@@ -46,13 +46,13 @@ class Node(NamedTuple):
 
 
 class TreeTable(NamedTuple):
-    """A tree to be drawn.
+    """Holds a tree to draw.
 
     Attributes:
-      nodes: parents before their children, left before right.
-      title: which tree it is.
-      cover_name: what cover is the sum of; "" where it is not known.
-      middle: the value that is neither high nor low.
+      nodes: parents precede their children, and left children precede right ones.
+      title: the round and the score of the tree.
+      cover_name: the quantity that cover sums; "" if cover is unknown.
+      middle: the value at the center of the color scale.
     """
 
     nodes: list[Node]
@@ -70,7 +70,7 @@ def tree_to_dot(
     max_depth: int | None = None,
     precision: int = 3,
 ) -> str:
-    """One tree in the language of Graphviz, for ``dot -Tsvg`` or the graphviz package.
+    """Converts one tree to Graphviz, for ``dot -Tsvg`` or the graphviz package.
 
     Args:
       model, round, score, feature_names, max_depth, precision: as for
@@ -80,7 +80,7 @@ def tree_to_dot(
       The text of a digraph.
 
     Raises:
-      TypeError, ValueError: as :func:`jboost.plotting.tree`.
+      TypeError, ValueError: as for :func:`jboost.plotting.tree`.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -110,7 +110,7 @@ def tree_to_dot(
 
 
 def node_words(node: Node, precision: int) -> list[str]:
-    """What stands in a node: its condition, value or number of leaves; its cover."""
+    """Returns a node's text: its condition, value or number of leaves; its cover."""
     if node.condition:
         first = node.condition
     elif node.num_leaves > 1:
@@ -132,7 +132,7 @@ def read_tree(
     max_depth: int | None,
     precision: int,
 ) -> TreeTable:
-    """Checks the arguments and puts one tree into words."""
+    """Checks the arguments and converts one tree to a table."""
     ensemble = read_model(model)
     num_rounds, num_scores = ensemble.num_rounds, ensemble.num_scores
     score = check_integer("score", score, least=0, most=num_scores - 1)
@@ -149,7 +149,8 @@ def read_tree(
     title = [] if model.single_tree else [f"round {round} of {num_rounds}"]
     if num_scores > 1:
         title.append(f"score {score}")
-    # A boosted tree adds to the score; a single tree starts from the mean.
+    # Leaves of a boosted tree are changes of the score, so 0 is neutral. Leaves of a
+    # single tree are predictions, so their mean (the value of the root) is neutral.
     middle = float(tree.value[0]) if model.single_tree else 0.0
 
     def say(node):
@@ -170,7 +171,7 @@ def _check_names(feature_names, model):
 
 
 def _choose_cover(tree):
-    """The weight of the rows, or their curvature where only that is known."""
+    """Returns the weights of the rows, or their curvature if only that is known."""
     for cover, name in ((tree.weight, WEIGHT), (tree.curvature, CURVATURE)):
         if np.isfinite(cover).all():
             return cover, name
@@ -178,16 +179,20 @@ def _choose_cover(tree):
 
 
 class _Visit(NamedTuple):
-    """A node of the arrays, and what the way to it says."""
+    """Holds the index of a node in the arrays, and its position in the tree."""
 
     node: int
-    parent: int  # its place among the visits
+    parent: int  # index of the parent among the visits
     is_left: bool
     depth: int
 
 
 def _visit(left) -> list[_Visit]:
-    """All nodes below the root, each before its children, the left one first."""
+    """Lists all reachable nodes in depth-first order, left children first.
+
+    Uses a stack instead of recursion, because trees of other libraries may be deeper
+    than Python's recursion limit.
+    """
     visits: list[_Visit] = []
     pending = [_Visit(0, ROOT, True, 0)]
     while pending:
@@ -201,14 +206,14 @@ def _visit(left) -> list[_Visit]:
 
 
 def _walk(tree, cover, max_depth, say) -> list[Node]:
-    """The nodes from the root on, without those below ``max_depth``."""
+    """Returns the nodes of the table, without those deeper than ``max_depth``."""
     visits = _visit(tree.left)
     leaves = tree.is_leaf.astype(int)
-    for visit in reversed(visits):
+    for visit in reversed(visits):  # children before their parents
         if visit.parent != ROOT:
             leaves[visits[visit.parent].node] += leaves[visit.node]
     nodes: list[Node] = []
-    new = {ROOT: ROOT}  # the index of a visit in the table
+    new = {ROOT: ROOT}  # index of a visit -> index in the table
     for place, (node, parent, is_left, depth) in enumerate(visits):
         if max_depth is not None and depth > max_depth:
             continue
@@ -230,18 +235,18 @@ def _walk(tree, cover, max_depth, say) -> list[Node]:
 
 
 def _say_condition(model, tree, node, names, precision):
-    """What holds of the rows that go left."""
+    """Returns the condition that rows must satisfy to go left."""
     feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
     name = names[feature]
     if np.isnan(threshold):
         return f"{name} {_say_set(model.categories, feature, tree.left_codes[node])}"
     if threshold == np.inf:
-        return f"{name} is known"  # values are split from missing ones
+        return f"{name} is known"  # all values go left, missing ones go right
     return f"{name} ≤ {write_number(threshold, precision)}"
 
 
 def _say_set(categories, feature, left_codes):
-    """The categories that go left, or those that do not if they are fewer."""
+    """Lists the categories that go left, or those that go right if they are fewer."""
     group = categories.features.index(feature)
     codes = np.asarray(categories.codes)[group]
     known = np.flatnonzero(codes > 0)
