@@ -2,8 +2,8 @@
 """The boosting loop as pure functions of arrays: init, boost_step, boost.
 
 In: codes, targets, a loss, a key. Out: trees on codes and the scores of the rows.
-All of it may be jitted, vmapped and scanned; ``jboost.fit`` is the same loop with a
-host around it.
+These functions can be jitted, vmapped and scanned; ``jboost.fit`` runs the same loop
+from the host.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
 
-# So that jax.export can write programs that take or return them (boost, boost_step).
+# Lets jax.export serialize programs that take or return these types.
 for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):
     jax.export.register_namedtuple_serialization(
         _container, serialized_name=f"jboost.{_container.__name__}"
@@ -74,22 +74,23 @@ def init(
     num_scores: int = 1,
     init_score: ArrayLike | str = "auto",
 ) -> BoostState:
-    """Makes the state before the first round.
+    """Returns the state before the first round.
 
     Args:
       binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix, or
         from :func:`jboost.parts.prepare_codes`.
-      y: targets: an array with N rows, or a pytree of such.
+      y: targets: an array with N rows, or a pytree of such arrays.
       loss: ``loss(score, target) -> scalar`` for one row.
-      key: from ``jax.random.key``; seeds all that is random.
-      sample_weight: >= 0.
+      key: from ``jax.random.key``; seeds all random choices.
+      sample_weight: weights of the rows, >= 0.
       offset: [N] or [N, K], added to the score.
       num_scores: K.
-      init_score: where to start: ``"auto"`` = argmin_c of the weighted loss,
-        ``"median"`` of the rows' own minimizers, or a number or K numbers.
+      init_score: the initial score: ``"auto"`` for the constant that minimizes the
+        weighted loss, ``"median"`` for the median of the rows' own minimizers, or a
+        number or K numbers.
 
     Raises:
-      TypeError, ValueError: for arguments that do not fit together.
+      TypeError, ValueError: arguments are invalid or inconsistent.
 
     Example:
       >>> import jax, jax.numpy as jnp, jboost as jb
@@ -124,24 +125,24 @@ def boost_step(
     implementation: str | None = None,
     **settings: Unpack[RoundSettings],
 ) -> tuple[BoostState, Tree]:
-    """Makes one round: returns the next state, and its K trees on codes.
+    """Runs one round; returns the next state and K trees on codes.
 
     In a loop, prepare the codes once with :func:`jboost.parts.prepare_codes` and
     compile the step with ``jax.jit``, as in the example, or use ``jax.lax.scan``: a
-    call that is not compiled takes a millisecond or two to check its arguments.
-    :func:`jboost.fit` explains the hyperparameters at length.
+    call outside ``jit`` takes one or two milliseconds to check its arguments.
+    :func:`jboost.fit` documents the hyperparameters in detail.
 
     Args:
-      state: from :func:`jboost.init` or the last step.
-      binned, y, loss, sample_weight: those that ``state`` was made with.
-      categories: those of the bins (``bins.categories``); None: no column is
-        categorical.
+      state: from :func:`jboost.init` or the previous step.
+      binned, y, loss, sample_weight: the arguments that :func:`jboost.init` was called
+        with.
+      categories: ``bins.categories``; None if no column is categorical.
       implementation: as for :func:`jboost.fit`.
       {settings}
 
     Returns:
       The next state, whose ``scores`` are [N] or [N, K], and the round's trees, with
-      an axis K in front.
+      a leading axis K.
 
     Example:
       >>> import jax, jax.numpy as jnp, jboost as jb
@@ -168,7 +169,7 @@ def boost_step(
     rows = (len(data.weights),)
     if state.scores.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
-            f"state must be of one run on the {rows[0]} rows of binned, with scores "
+            f"state must be a single run on the {rows[0]} rows of binned, with scores "
             f"[N] or [N, K], got scores of shape {state.scores.shape}"
         )
     if needs_minimizer(traced) != (state.minimizer is not None):
@@ -225,19 +226,19 @@ def boost(
     init_score: ArrayLike | str = "auto",
     implementation: str | None = None,
 ) -> tuple[BoostedTrees, Float[Array, "N *K"]]:
-    """Makes ``num_rounds`` rounds as one pure function.
+    """Runs ``num_rounds`` rounds as one pure function.
 
-    Works under ``jax.jit`` and under ``jax.vmap`` over anything that is not a size:
-    learning rates, l2, parameters that the loss closes over, keys, sample weights.
-    The arguments mean what they mean for :func:`jboost.fit`; ``categories`` are those
-    of the bins (``bins.categories``), None where no column is categorical.
+    Works under ``jax.jit``, and under ``jax.vmap`` over all arguments that do not
+    determine shapes: learning rates, l2, parameters that the loss closes over, keys,
+    sample weights. The arguments are those of :func:`jboost.fit`; ``categories`` are
+    ``bins.categories``, or None if no column is categorical.
 
-    ``jax.export`` needs ``implementation="xla"``, because exported programs cannot hold
-    the compiled kernels. Training has no derivative; differentiate
+    ``jax.export`` needs ``implementation="xla"``, because exported programs cannot
+    contain the compiled kernels. Training has no derivative; differentiate
     :func:`jboost.predict` in the leaf values, the initial score or the offset.
 
     Returns:
-      The trees with their initial score (:func:`jboost.to_ensemble` turns codes into
+      The trees with their initial score (:func:`jboost.to_ensemble` converts codes to
       thresholds), and the scores of the training rows, [N] or [N, K].
 
     Example:
@@ -274,7 +275,7 @@ def boost(
 
 @jax.custom_jvp
 def _refuse_derivatives(operands):
-    """Returns its operands; differentiation with respect to them is an error."""
+    """Returns its operands; raises TypeError if they are differentiated."""
     return operands
 
 
@@ -283,21 +284,21 @@ def _explain_derivatives(primals, tangents):
     del primals, tangents
     raise TypeError(
         "init, boost_step and boost cannot be differentiated: the structure of trees "
-        "(features, thresholds) jumps as numbers change, so the derivative is zero or "
-        "does not exist; differentiate jb.predict in the leaf values, the initial "
-        "score or the offset, or keep what goes into training constant with "
-        "jax.lax.stop_gradient"
+        "(features, thresholds) is piecewise constant in all inputs, so the derivative "
+        "is zero or does not exist; differentiate jb.predict in the leaf values, the "
+        "initial score or the offset, or apply jax.lax.stop_gradient to the inputs of "
+        "training"
     )
 
 
 def _read_codes(settings, binned):
-    """Returns codes that are packed, or sorted, as the settings need them."""
+    """Returns codes that are packed or sorted, as the settings require."""
     max_bins = None if settings.sorts_rows else settings.max_bins
     return arrange_codes(check_codes(binned, max_bins), max_bins)
 
 
 def _bind(codes, y, loss, sample_weight, offset, num_scores):
-    """Checks the data of each row, and traces the loss for it."""
+    """Checks the data of the rows, and traces the loss for them."""
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
@@ -315,7 +316,7 @@ def _bind(codes, y, loss, sample_weight, offset, num_scores):
 
 
 def _put(arrays) -> Any:
-    """NumPy arrays as JAX's; ``jnp.asarray`` compiles a program for each shape."""
+    """Moves arrays to the device; ``jnp.asarray`` would compile for each shape."""
     return jax.tree.map(
         lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays
     )
@@ -336,7 +337,7 @@ def _step(loss, method, *operands):
 
 
 def _by_row(scores):
-    """[N] for K = 1, else [N, K]."""
+    """Returns scores as [N] for K = 1, else [N, K]."""
     return scores[0] if scores.shape[0] == 1 else scores.T
 
 

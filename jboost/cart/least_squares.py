@@ -2,14 +2,14 @@
 """Grows one least-squares tree on all distinct values, level by level, on the host.
 
 In: a float32 matrix, float64 targets and weights. Out: Nodes, breadth first. Every
-column is sorted once; then each level keeps, per column, the rows of its nodes side
-by side in sorted order, so that one running sum serves all nodes:
+column is sorted once. Each level then stores, for each column, the rows of its nodes
+contiguously and in sorted order, so that one cumulative sum serves all nodes:
 
     node             |    a     |      b       |  c   |
     column 0, rows   | 3  0  7  |  5  1  9  2  | 8  4 |    ascending within a node,
     column 1, rows   | 7  3  0  |  9  5  2  1  | 4  8 |    missing values last
 
-A row is held as one 64-bit word, the bits of its value above the number of the row.
+See :mod:`jboost.cart.sorted_words` for the representation of a row.
 """
 
 import os
@@ -19,20 +19,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
+from jboost.cart.sorted_words import is_missing, row_indices, sort_words, value_changes
 from jboost.codes.thresholds import midpoints
 from jboost.model.nodes import LEAF
 from jboost.numerics.floats import flush_denormals
 
-_ROW = np.uint64(2**32 - 1)  # the half of a word that is the row's number
-_MISSING = np.uint64((2**32 - 1) << 32)  # words from here on hold NaN
-_TIE = 1e-10  # relative: gains closer than this differ by rounding only
-_NOISE = 1e-20  # what rounding makes of no gain, as a share of a node's error
-_LEAST_SHARE = 1e-12  # of a node's weight: a lighter child is lost in rounding
-_BLOCK = 2**16  # words looked at together, so that they stay in the cache
+_TIE = 1e-10  # relative: gains closer than this differ only by rounding
+_NOISE = 1e-20  # largest gain due to rounding, as a fraction of a node's error
+_LEAST_SHARE = 1e-12  # of a node's weight: rounding errors hide a lighter child
+_BLOCK = 2**16  # words processed together, few enough to stay in the cache
 
 
 class Rules(NamedTuple):
-    """When a node is split; see :func:`jboost.cart.fit_tree`."""
+    """Limits on splits; see :func:`jboost.cart.fit_tree`."""
 
     max_depth: int
     min_child_samples: int
@@ -56,13 +55,13 @@ class Nodes(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """What the tree is grown from, and what a level writes down for each row.
+    """Training data, and two arrays that each level overwrites.
 
     Attributes:
-      scaled: weight times residual, by outputs, in units that make every node's sum
-        0 and its squared error 1.
-      excess: a row's share of its node's weight minus 1 / rows; None if all weigh
-        the same.
+      scaled: weight times residual, scaled so that it sums to 0 over every node and
+        gains are fractions of the node's squared error.
+      excess: a row's fraction of its node's weight minus 1 / rows; None if all
+        weights are equal.
     """
 
     columns: Float[np.ndarray, "F N"]
@@ -73,7 +72,7 @@ class _Data(NamedTuple):
 
 
 class _Stats(NamedTuple):
-    """Of each of S nodes."""
+    """Statistics of S nodes; ``pure``: all targets are equal."""
 
     num_rows: Int[np.ndarray, " S"]
     weight: Float[np.ndarray, " S"]
@@ -83,11 +82,11 @@ class _Stats(NamedTuple):
 
 
 class _Cuts(NamedTuple):
-    """Cuts after each place.
+    """Candidate cuts, one after each position of the sorted rows.
 
     Attributes:
-      factor: 1 / (share of weight left * share of weight right).
-      allowed: by the rules; whether values differ there is not looked at.
+      factor: 1 / (fraction of weight left * fraction of weight right).
+      allowed: by the rules; does not check that the values on both sides differ.
     """
 
     factor: Float[np.ndarray, "*f n"]
@@ -95,16 +94,16 @@ class _Cuts(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """S nodes that may be split, their n rows side by side."""
+    """S nodes that may be split; the n rows of all nodes are stored contiguously."""
 
     words: UInt64[np.ndarray, "F n"]
     node: Int[np.ndarray, " S"]
     stats: _Stats
-    slot: Int[np.ndarray, " n"]  # of a place: which of the S nodes
+    slot: Int[np.ndarray, " n"]  # the node of each position
     starts: Int[np.ndarray, " S"]
-    num_left: Int[np.ndarray, " n"]  # rows of the node up to this place
-    share: Float[np.ndarray, " n"]  # of the node's rows
-    cuts: _Cuts  # after each place, if all rows weigh the same
+    num_left: Int[np.ndarray, " n"]  # rows of the node up to this position
+    share: Float[np.ndarray, " n"]  # num_left / rows of the node
+    cuts: _Cuts  # for equal weights; otherwise they depend on the column
 
 
 class _Split(NamedTuple):
@@ -124,7 +123,7 @@ def grow(
     weights: Float[np.ndarray, " N"] | None,
     rules: Rules,
 ) -> Nodes:
-    """Splits every node where the squared error falls most, while the rules allow."""
+    """Grows a tree; each split is the one that reduces the squared error most."""
     columns = np.ascontiguousarray(matrix.T)
     columns = flush_denormals(columns)
     excess = None if weights is None else np.zeros(len(weights))
@@ -139,7 +138,7 @@ def grow(
 
 def _grow_levels(data, rules, run):
     words = [data.columns[block] for block in _blocks(*data.columns.shape)]
-    words = np.concatenate(run(_sort_words, words))
+    words = np.concatenate(run(sort_words, words))
     size = data.columns.shape[1]
     stats = _summarize(data, np.arange(size), np.array([size]))
     node, depth, num_nodes = np.zeros(1, np.int64), 0, 1
@@ -163,25 +162,12 @@ def _grow_levels(data, rules, run):
 def _num_threads():
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every system
         return os.cpu_count() or 1
 
 
-def _sort_words(columns):
-    """Words in ascending order; the bits of floats made to order like the floats."""
-    bits = columns.view(np.uint32)
-    key = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-    key = np.where(np.isnan(columns), np.uint32(2**32 - 1), key).astype(np.uint64)
-    return np.sort((key << 32) | np.arange(columns.shape[1], dtype=np.uint64), axis=1)
-
-
-def _rows(words):
-    """The numbers of the rows, as indices."""
-    return (words & _ROW).view(np.int64)
-
-
 def _summarize(data, rows, sizes):
-    """Statistics of nodes whose rows lie side by side; centers and scales these."""
+    """Returns statistics of nodes of contiguous ``rows``; writes scaled residuals."""
     starts = np.cumsum(sizes) - sizes
     slot = np.repeat(np.arange(len(sizes)), sizes)
     y = data.targets[:, rows]
@@ -192,7 +178,8 @@ def _summarize(data, rows, sizes):
     weight = np.add.reduceat(w, starts)
     rough = np.add.reduceat(w * y, starts, axis=1) / weight
     residual = y - rough[:, slot]
-    # What rounding left of their mean: then they sum to 0 however large the targets.
+    # Rounding leaves a small mean if targets are large; subtract it, because
+    # _try_cuts relies on residuals that sum to 0 in each node.
     rest = np.add.reduceat(w * residual, starts, axis=1) / weight
     residual -= rest[:, slot]
     error = np.add.reduceat(w * residual**2, starts, axis=1).sum(axis=0)
@@ -225,7 +212,7 @@ def _make_level(words, node, stats, rules):
 
 def _weigh_cuts(stats, slot, num_left, share, rules):
     num_right = stats.num_rows[slot] - num_left
-    # A little less than asked for: sums of weights are rounded.
+    # Tolerance: sums of weights are rounded.
     least = rules.min_child_weight * (1 - 1e-9) / stats.weight
     least = np.maximum(least, _LEAST_SHARE)[slot]
     allowed = np.minimum(num_left, num_right) >= rules.min_child_samples
@@ -234,7 +221,7 @@ def _weigh_cuts(stats, slot, num_left, share, rules):
 
 
 def _find_splits(data, level, rules, run):
-    """The best split of every node: of which column, then where in it."""
+    """Finds the best split of each node: first the column, then the cut in it."""
 
     def search(words):
         gains = _try_cuts(data, level, rules, words)
@@ -243,6 +230,7 @@ def _find_splits(data, level, rules, run):
     words = [level.words[block] for block in _blocks(*level.words.shape)]
     best = np.concatenate(run(search, words))
     top = best.max(axis=0)
+    # Ties up to rounding go to the first feature, so that results are reproducible.
     enough = top * (1 - _TIE) - _NOISE
     feature = np.argmax(best >= enough, axis=0)
     words = level.words[feature[level.slot], np.arange(len(level.slot))][None]
@@ -255,14 +243,14 @@ def _find_splits(data, level, rules, run):
     found = (place < len(level.slot)) & (gain >= rules.min_gain * (1 - _TIE))
     last = level.starts + level.stats.num_rows - 1
     ends = (np.minimum(place + offset, last) for offset in (0, 1))
-    low, high = (data.columns[feature, _rows(words[0, end])] for end in ends)
+    low, high = (data.columns[feature, row_indices(words[0, end])] for end in ends)
     threshold = np.where(np.isnan(high), np.float32(np.inf), midpoints(low, high))
     return _Split(
         found=found,
         feature=feature,
         threshold=threshold,
         missing_left=places[-1] < places[0],
-        has_missing=words[0, last] >= _MISSING,
+        has_missing=is_missing(words[0, last]),
         gain=gain,
     )
 
@@ -273,29 +261,32 @@ def _blocks(num_columns, num_rows):
 
 
 def _try_cuts(data, level, rules, words):
-    """What a cut after each place gains, as a share of its node's error; -1: no cut.
+    """Returns the gain of the cut after each position; -1 where no cut is allowed.
 
-    With residuals r of mean 0 the squared error falls by (sum_left w r)^2 W / (W_L
-    W_R). Every node's sum is 0, so that one running sum goes through all of them.
-    Missing values go right; then, if there are any, once more with them going left.
+    Gains are fractions of the node's error: with residuals r of mean 0 it falls by
+    (sum_left w r)^2 W / (W_L W_R). Residuals sum to 0 in every node, so that one
+    cumulative sum serves all nodes. The list holds the gains with missing values going
+    right; then, if any value is missing, the gains with missing values going left.
     """
-    rows = _rows(words)
+    rows = row_indices(words)
     sums = [np.cumsum(np.take(scaled, rows), axis=1) for scaled in data.scaled]
     distinct = np.zeros(words.shape, bool)
-    distinct[:, :-1] = (words[:, 1:] ^ words[:, :-1]) > _ROW
+    distinct[:, :-1] = value_changes(words)
     share, cuts = level.share, level.cuts
     if data.excess is not None:
         share = share + np.cumsum(np.take(data.excess, rows), axis=1)
         cuts = _weigh_cuts(level.stats, level.slot, level.num_left, share, rules)
     gains = [_gain(sums, cuts, distinct)]
-    if not (words[:, level.starts + level.stats.num_rows - 1] >= _MISSING).any():
+    if not is_missing(words[:, level.starts + level.stats.num_rows - 1]).any():
         return gains
-    missing = words >= _MISSING
+    missing = is_missing(words)
     distinct[:, :-1] &= ~missing[:, 1:]
     num_missing = np.add.reduceat(missing, level.starts, axis=1, dtype=np.int64)
-    # Where the values of a node end; what follows is missing.
+    # The last position of a node that holds a value; missing values follow.
     end = level.starts + np.maximum(level.stats.num_rows - num_missing - 1, 0)
 
+    # The left sum with missing values going left: they are sorted last, and the node's
+    # total is 0, so that their sum is minus the cumulative sum at ``end``.
     def from_end(run):
         ends = np.take_along_axis(np.broadcast_to(run, words.shape), end, axis=1)
         return run - np.take(ends, level.slot, axis=1)
@@ -311,23 +302,23 @@ def _gain(sums, cuts, distinct):
 
 
 def _largest(level, gain):
-    """In each node, [f, S]."""
+    """Returns the largest gain of each node in each column, [f, S]."""
     width, size = gain.shape
     starts = (np.arange(width)[:, None] * size + level.starts).ravel()
     return np.maximum.reduceat(gain.ravel(), starts).reshape(width, -1)
 
 
 def _first_place(level, hit):
-    """The first place of each node where ``hit``; n if there is none."""
+    """Returns the first position of each node where ``hit``; n if there is none."""
     places = np.full(len(level.starts), len(hit))
     every = np.flatnonzero(hit)[::-1]
-    places[level.slot[every]] = every  # the one written last stays
+    places[level.slot[every]] = every  # reversed, so that the first hit is kept
     return places
 
 
 def _route(data, level, split):
-    """Rows of split nodes, left children's in front, and which places go right."""
-    rows = _rows(level.words[0])
+    """Returns the children's rows, left ones first, and which positions go right."""
+    rows = row_indices(level.words[0])
     values = data.columns[split.feature[level.slot], rows]
     right = values > split.threshold[level.slot]
     missing = np.isnan(values)
@@ -343,7 +334,7 @@ def _child_sizes(level, split, right):
 
 
 def _describe(level, split, children, left):
-    """What is written down of the nodes that are split, by name of the field."""
+    """Returns the nodes that are split, and their fields of Nodes by name."""
     found = split.found
     left_weight, right_weight = np.split(children.weight, 2)
     return level.node[found], dict(
@@ -360,19 +351,19 @@ def _describe(level, split, children, left):
 
 
 def _partition(level, split, right, may_grow, num_rows, run):
-    """The words of the children that may grow; left children in front."""
+    """Returns the words of the children that may be split, left children first."""
     grows = np.zeros((2, len(level.node)), bool)
     grows[:, split.found] = may_grow.reshape(2, -1)
     side = np.zeros(num_rows, np.uint8)
     way = right.astype(np.uint8)
     chosen = grows[way, level.slot]
-    side[_rows(level.words[0])] = np.where(chosen, way, 2)
+    side[row_indices(level.words[0])] = np.where(chosen, way, 2)
     sizes = [np.sum(chosen & ~right), np.sum(chosen & right)]
     words = np.empty((len(level.words), sum(sizes)), np.uint64)
 
     def move(block):
         old = level.words[block]
-        sides = np.take(side, _rows(old))
+        sides = np.take(side, row_indices(old))
         words[block, : sizes[0]] = old[sides == 0].reshape(len(old), sizes[0])
         words[block, sizes[0] :] = old[sides == 1].reshape(len(old), sizes[1])
 
@@ -381,7 +372,7 @@ def _partition(level, split, right, may_grow, num_rows, run):
 
 
 def _assemble(size, made, splits):
-    """Puts nodes in the order of their numbers."""
+    """Returns all nodes in the order of their indices."""
     node = np.concatenate([node for node, _ in made])
     stats = [
         np.concatenate(f, axis=-1) for f in zip(*(s for _, s in made), strict=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weakest-link pruning: the nested sequence of subtrees, and which of them to take.
+"""Weakest-link pruning: the nested sequence of subtrees, and the choice among them.
 
-In: a RegressionTree, or a table. Out: the sequence with its alphas, a pruned tree, the
-cross-validated error at every alpha. Everything rests on one number a node: the
-alpha from which on it is a leaf.
+In: a RegressionTree, or a table. Out: the sequence with its alphas, a pruned tree, or
+the cross-validated error at each alpha. All of them are computed from one number per
+node: the smallest alpha at which the node becomes a leaf.
 """
 
 import heapq
@@ -22,16 +22,16 @@ from jboost.model.predicting import leaf_indices
 from jboost.model.regression_tree import RegressionTree, make_tree
 from jboost.tables.collisions import warn_of_collisions
 
-_SAME = 1e-10  # relative: alphas closer than this differ by rounding only
+_SAME = 1e-10  # relative: alphas closer than this differ only by rounding
 
 
 class PruningPath(NamedTuple):
-    """The S subtrees that are best for some alpha, from the largest to the root.
+    """The S subtrees that are optimal for some alpha, from the largest to the root.
 
     Attributes:
-      alphas: ascending; subtree i is the best from alphas[i] up to alphas[i + 1]. The
+      alphas: ascending; subtree i is optimal from alphas[i] up to alphas[i + 1]. The
         first is 0: the smallest subtree with the error of the whole tree.
-      num_leaves: falling to 1.
+      num_leaves: of each subtree; decreases to 1.
       squared_error: of each subtree, the weighted sum over its leaves.
     """
 
@@ -40,7 +40,7 @@ class PruningPath(NamedTuple):
     squared_error: Float[np.ndarray, " S"]
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -50,12 +50,12 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
 
         C_alpha(T) = sum of leaves' squared errors + alpha * number of leaves
 
-    (Breiman et al. 1984, section 3.3). Collapsing again and again the inner node t of
-    least g(t) = (error of t - error of its leaves) / (its leaves - 1) gives them in
-    turn; the alphas are the g at which that happens.
+    (Breiman et al. 1984, section 3.3). Repeatedly collapsing the inner node t with the
+    smallest g(t) = (error of t - error of its leaves) / (its leaves - 1) gives these
+    subtrees; the alphas are the values of g.
 
-    Errors are weighted sums, so that alpha is in units of the target squared times
-    weight; scikit-learn's ``ccp_alpha`` is alpha over the total weight.
+    Errors are weighted sums, so the unit of alpha is the squared target times weight;
+    scikit-learn's ``ccp_alpha`` is alpha divided by the total weight.
 
     Args:
       tree: from :func:`jboost.cart.fit_tree`.
@@ -78,8 +78,8 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
     alpha, is_split = _collapse_alphas(tree), np.asarray(tree.left) != LEAF
     order = np.argsort(alpha[is_split])
     alpha, gain = (a[is_split][order] for a in (alpha, np.asarray(tree.gain)))
-    # What collapses at one alpha, up to rounding, is one step. Its alpha is the last,
-    # so that pruning by it takes them all.
+    # Nodes that collapse at the same alpha, up to rounding, form one step. Its alpha is
+    # the largest of theirs, so that pruning with it collapses all of them.
     step = np.append(alpha[1:] > alpha[:-1] * (1 + _SAME), True)[: len(alpha)]
     step &= alpha > 0
     ends = np.flatnonzero(step) + 1
@@ -95,18 +95,19 @@ def pruning_path(tree: RegressionTree) -> PruningPath:
 
 @on_host("call it on concrete arrays")
 def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
-    """The smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
+    """Returns the smallest subtree that minimizes C_alpha; see :func:`pruning_path`.
 
     Args:
       tree: from :func:`jboost.cart.fit_tree`.
-      alpha: the price of a leaf, at least 0; infinity leaves the root.
+      alpha: the cost of a leaf, >= 0; infinity leaves only the root.
 
     Returns:
-      A RegressionTree of only the nodes that are left. Law: ``prune(prune(tree, a),
-      b)`` is ``prune(tree, max(a, b))``.
+      A RegressionTree that holds only the remaining nodes. Law:
+      ``prune(prune(tree, a), b)`` is ``prune(tree, max(a, b))``.
 
     Raises:
-      TypeError, ValueError: no RegressionTree, or alpha is no number >= 0.
+      TypeError, ValueError: tree is not a RegressionTree, or alpha is not a number
+        >= 0.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -123,7 +124,7 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
     stays = np.zeros(len(left), bool)
     stays[0] = True
     stays[left[keeps_split]] = stays[left[keeps_split] + 1] = True
-    number = np.cumsum(stays) - 1  # breadth first as before, sisters side by side
+    number = np.cumsum(stays) - 1  # still breadth first, siblings adjacent
 
     def cut(field, leaf):
         return np.where(keeps_split, field, np.asarray(leaf, field.dtype))[stays]
@@ -144,18 +145,18 @@ def prune(tree: RegressionTree, alpha: float) -> RegressionTree:
 
 
 class AlphaChoice(NamedTuple):
-    """Cross-validated errors of the subtrees, and two choices among them.
+    """Cross-validated errors of the subtrees, and two recommended alphas.
 
     Attributes:
       tree: fitted to all rows, not pruned.
       alphas: one for each of the S subtrees of ``pruning_path(tree)``: the geometric
-        mean of the two alphas between which it is the best; infinity for the root.
-      num_leaves: of the subtrees.
+        mean of the two alphas between which it is optimal; infinity for the root.
+      num_leaves: of each subtree.
       mean_error: weighted mean of the squared errors of held-out rows.
       standard_error: of that mean.
-      best_alpha: of least mean error; of equal errors the largest alpha.
-      one_se_alpha: the largest whose mean error is at most one standard error above
-        the least.
+      best_alpha: the alpha with the smallest mean error; the largest one on a tie.
+      one_se_alpha: the largest alpha whose mean error is at most one standard error
+        above the smallest.
     """
 
     tree: RegressionTree
@@ -167,7 +168,7 @@ class AlphaChoice(NamedTuple):
     one_se_alpha: float
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -187,17 +188,18 @@ def cross_validate_alpha(
 ) -> AlphaChoice:
     """Cross-validates the alpha of weakest-link pruning.
 
-    Breiman et al. 1984, sections 3.4.2 and 8.5: for each fold a tree is fitted to the
-    other rows and pruned by every candidate alpha (times the share of the weight that
-    those rows have, because alpha is a sum over rows); its squared errors e on the fold
-    are averaged over all rows. With weights w, mean R = sum w e / sum w has standard
-    error sqrt(sum w^2 (e - R)^2) / sum w: s / sqrt(N) for equal ones.
+    Follows Breiman et al. 1984, sections 3.4.2 and 8.5. For each fold, fits a tree to
+    the other rows and prunes it with every candidate alpha (times those rows' fraction
+    of the weight, because errors are sums over rows). The squared errors e of the
+    held-out rows are averaged over all folds. With weights w, the mean
+    R = sum w e / sum w has the standard error sqrt(sum w^2 (e - R)^2) / sum w, which
+    is s / sqrt(N) for equal weights.
 
     Args:
       x, y, sample_weight: as for :func:`jboost.cart.fit_tree`.
-      folds: how many, drawn at random and of equal size; or a label for each row, for
-        rows that belong together. Rows of one label are held out together.
-      seed: of the draw.
+      folds: the number of random folds of equal size; or a label for each row. Rows
+        with the same label are held out together.
+      seed: of the random folds.
       max_depth, min_child_samples, min_split_samples, min_child_weight, min_gain: as
         for :func:`jboost.cart.fit_tree`.
 
@@ -206,7 +208,7 @@ def cross_validate_alpha(
 
     Raises:
       TypeError, ValueError: as :func:`jboost.cart.fit_tree`; or there are fewer than
-        two folds, or more than rows of positive weight.
+        two folds, or more folds than rows of positive weight.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -253,16 +255,18 @@ def cross_validate_alpha(
 
 
 def _collapse_alphas(tree):
-    """The alpha from which on each node is a leaf; 0 of those that are.
+    """Returns the smallest alpha at which each node becomes a leaf; 0 for leaves.
 
-    g(t) is the mean gain of the splits that are left at and below t. So splits fall
-    into blocks that collapse together: from the bottom up, each takes in the blocks
-    that hang under it, while their mean gain is not below its own. (This is isotonic
-    regression of the gains on the tree, by pooling adjacent violators.)
+    g(t) is the mean gain of the remaining splits at and below t. Splits therefore form
+    blocks that collapse together. From the bottom up, each split starts a block and
+    absorbs the blocks directly below it while their mean gain is not below its own.
+    (This is isotonic regression of the gains on the tree, by pooling adjacent
+    violators. It takes O(M log^2 M) steps for M nodes; collapsing one node after
+    another would take O(M^2) in a deep tree.)
     """
     left, gain = np.asarray(tree.left).tolist(), np.asarray(tree.gain).tolist()
     size, head, alpha = [1] * len(left), list(range(len(left))), [0.0] * len(left)
-    under: dict[int, list] = {}  # heaps of the blocks that hang under a block
+    under: dict[int, list] = {}  # block: heap of the blocks directly below it
     splits = [node for node, child in enumerate(left) if child != LEAF]
     for node in reversed(splits):
         children = (left[node], left[node] + 1)
@@ -275,6 +279,7 @@ def _collapse_alphas(tree):
             gain[node] += gain[block]
             size[node] += size[block]
             alpha[node] = gain[node] / size[node]
+            # Pushing the smaller heap into the larger bounds the pushes of an entry.
             small, heap = sorted((heap, under[block]), key=len)
             for entry in small:
                 heapq.heappush(heap, entry)
@@ -285,7 +290,7 @@ def _collapse_alphas(tree):
 
 
 def _draw_folds(folds, seed, used):
-    """A fold, from 0, for each row that is used."""
+    """Returns the index of the fold of each row of positive weight."""
     num_rows = int(used.sum())
     seed = checks.check_integer("seed", seed, least=0, most=2**63 - 1)
     if np.ndim(folds) == 0:
@@ -307,31 +312,31 @@ def _draw_folds(folds, seed, used):
 
 
 def _average(sums, weights):
-    """The mean error and its standard error, from the sums of :func:`_add_errors`."""
+    """Returns the mean error and its standard error from sums of `_add_errors`."""
     mean = sums[0] / weights.sum()
     variance = sums[2] - 2 * mean * sums[1] + mean**2 * np.square(weights).sum()
     return mean, np.sqrt(np.maximum(variance, 0)) / weights.sum()
 
 
 def _add_errors(tree, alphas, matrix, targets, weights):
-    """Sums of w e, w^2 e and w^2 e^2 over rows, for the tree pruned by each alpha.
+    """Returns sums of w e, w^2 e and w^2 e^2 over rows for each alpha.
 
-    On its way down a row passes the leaves of all pruned trees: a node is a leaf from
-    its own alpha up to its parent's.
+    A row's path through the full tree holds its leaf in every pruned tree: a node is a
+    leaf from its own alpha up to its parent's. One pass thus serves all alphas.
     """
     sums = _sum_errors(tree, matrix, targets, weights)
     alpha, (parent, _) = _collapse_alphas(tree), find_parents(tree.left)
-    # The root is never cut off.
+    # The root is never removed.
     above = np.where(parent == LEAF, np.inf, alpha[parent])
     first, end = np.searchsorted(alphas, alpha), np.searchsorted(alphas, above)
-    end[0] = len(alphas)  # the root is a leaf at infinity, too
+    end[0] = len(alphas)  # the root is also a leaf at alpha = inf
     size = len(alphas) + 1
     steps = [np.bincount(first, s, size) - np.bincount(end, s, size) for s in sums]
-    return np.maximum(np.cumsum(steps, axis=1)[:, :-1], 0)  # below 0 by rounding
+    return np.maximum(np.cumsum(steps, axis=1)[:, :-1], 0)  # rounding can give < 0
 
 
 def _sum_errors(tree, matrix, targets, weights):
-    """Sums of w e, w^2 e and w^2 e^2 over the rows of each node, were it a leaf."""
+    """Returns sums of w e, w^2 e and w^2 e^2 over each node's rows, as if a leaf."""
     parent, depth = find_parents(tree.left)
     node = np.array(leaf_indices(tree, matrix))  # a copy to write to
     sums = np.zeros((3, tree.num_nodes))

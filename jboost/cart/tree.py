@@ -20,7 +20,7 @@ from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import read_frame, read_values
 from jboost.tables.targets import check_targets, check_weights
 
-_DEEPEST = 2**31 - 1  # what max_depth=None stands for
+_DEEPEST = 2**31 - 1  # the limit for max_depth=None
 
 
 @on_host("call jb.boost there")
@@ -38,46 +38,45 @@ def fit_tree(
 ) -> RegressionTree:
     """Fits a regression tree by least squares, on all distinct values.
 
-    In each node the feature j and the threshold s that minimize
+    Splits each node by the feature j and the threshold s that minimize
 
         sum_{x_ij <= s} w_i (y_i - mean_left)^2
             + sum_{x_ij > s} w_i (y_i - mean_right)^2
 
-    (Breiman et al. 1984, section 8.3), until the targets of a node are equal or a limit
-    forbids every split. A split that gains nothing is made, too (the first one of an
-    exclusive or does not), because pruning takes it back at no price. Thresholds lie
-    midway between neighboring distinct values, as in :func:`jboost.fit_bins`. Of
-    splits whose gains differ by rounding alone, the one with the lowest feature, then
-    the lowest threshold is taken.
+    (Breiman et al. 1984, section 8.3), until the targets of a node are equal or the
+    limits allow no split. Splits without gain are kept (the first split of an
+    exclusive or has none); pruning removes them at alpha = 0. Thresholds are midpoints
+    of neighboring distinct values, as in :func:`jboost.fit_bins`. Among splits whose
+    gains differ only by rounding, the lowest feature wins, then the lowest threshold.
 
-    Missing values go to the side where they gain more, the right one if it is a tie;
-    a split may also part values from missing ones. Where training saw none, they follow
-    the heavier child, the left one if it is a tie.
+    Missing values go to the side with the larger gain, to the right on a tie; a split
+    may also separate values from missing values. If a node had no missing values in
+    training, they go to the heavier child, to the left on a tie.
 
-    The host does this in float64, with one sort per column and then one pass over the
-    rows of each level, on all cores that the process may use.
+    Runs on the host in float64: one sort per column, then one pass over the rows per
+    level, on all cores available to the process.
 
     Args:
-      x: numbers [N, F], an array or a data frame, made float32; NaN is missing,
-        infinities are values.
-      y: finite numbers [N] or [N, K]; for K targets a row, squared errors are summed
-        over them.
-      sample_weight: weights of the rows; those of weight 0 are not looked at.
-      max_depth: levels of splits; None for as many as it takes.
-      min_child_samples: least number of rows of a child.
-      min_split_samples: least number of rows of a node that is split.
-      min_child_weight: least weight of a child; in any case a child has more than
-        1e-12 of its parent's weight, below which sums of float64 say nothing.
-      min_gain: least fall of the weighted sum of squared errors by a split.
-      feature_names: F different names, kept in the tree; those of a data frame's
-        columns if not given.
+      x: numbers [N, F], an array or a data frame, converted to float32; NaN is
+        missing, infinities are values.
+      y: finite numbers [N] or [N, K]; for K targets per row, squared errors are summed
+        over the targets.
+      sample_weight: weights of the rows; rows of weight 0 are ignored.
+      max_depth: maximum number of levels of splits; None for no limit.
+      min_child_samples: minimum number of rows in a child.
+      min_split_samples: minimum number of rows in a node that is split.
+      min_child_weight: minimum weight of a child. A child always has more than 1e-12
+        of its parent's weight, because float64 sums cannot resolve less.
+      min_gain: minimum reduction of the weighted sum of squared errors by a split.
+      feature_names: F different names, stored in the tree; default: the column names
+        of a data frame.
 
     Returns:
       A RegressionTree, for :func:`jboost.predict`, :func:`jboost.leaf_indices`,
       :func:`jboost.cart.pruning_path` and :func:`jboost.cart.prune`.
 
     Raises:
-      TypeError, ValueError: bad arguments, named; or they are being traced.
+      TypeError, ValueError: an argument is invalid or traced.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -102,7 +101,7 @@ def make_rules(
     min_child_weight: Any,
     min_gain: Any,
 ) -> Rules:
-    """Checks the limits of a tree."""
+    """Checks the limits of a tree and returns them."""
     depth = _DEEPEST if max_depth is None else max_depth
     check_integer = partial(checks.check_integer, least=1)
     return Rules(
@@ -115,13 +114,13 @@ def make_rules(
 
 
 def check_known(name: str, value: Any) -> float:
-    """A finite number >= 0."""
+    """Checks that a value is a finite number >= 0 and returns it."""
     checks.check_number(name, value, least=0.0)
     return float(value)
 
 
 class Table(NamedTuple):
-    """What a tree is fitted to: x in float32, y and weights in float64."""
+    """Training data of a tree: x in float32, y and weights in float64."""
 
     matrix: Float[np.ndarray, "N F"]
     targets: Float[np.ndarray, "N *K"]
@@ -132,25 +131,25 @@ class Table(NamedTuple):
 def check_table(
     x: Any, y: Any, sample_weight: Any, feature_names: Sequence[str] | None = None
 ) -> Table:
-    """Checks the arguments of the same names."""
+    """Checks the arguments of these names and reads them as arrays."""
     frame = read_frame(x, "x")
     matrix = np.asarray(frame.matrix)
     num_rows = len(matrix)
     weights = None
     if sample_weight is not None:
-        with np.errstate(over="ignore"):  # is an infinity, which is refused
+        with np.errstate(over="ignore"):  # becomes inf, which is rejected
             check_weights(sample_weight, num_rows, "sample_weight")
         weights = np.asarray(read_values(sample_weight, "sample_weight"), np.float64)
     if isinstance(y, tuple | dict) or (isinstance(y, list) and not len(y)):
         raise TypeError(
-            f"y must be an array of numbers, one row per row of x, got "
+            "y must be an array of numbers, one row per row of x, got "
             f"{type(y).__name__}"
         )
     with np.errstate(over="ignore"):
         targets = check_targets(y, num_rows, weights, "y")
     if targets.ndim > 2 or 0 in targets.shape:
         raise ValueError(f"y must be [N] or [N, K], got shape {targets.shape}")
-    # Checked as float32, in which scores are, but used as they came.
+    # Checked in float32, the type of scores, but fitted in float64.
     return Table(
         matrix,
         np.asarray(y if isinstance(y, list) else read_values(y, "y"), np.float64),
@@ -168,6 +167,7 @@ def grow_tree(
         used = weights > 0
         if not used.all():
             matrix, targets, weights = matrix[used], targets[used], weights[used]
+        # Without weights, candidate cuts are the same for all columns: faster.
         if weights.min() == weights.max() == 1:
             weights = None
     by_output = np.ascontiguousarray(targets.reshape(len(targets), -1).T)
@@ -177,6 +177,6 @@ def grow_tree(
 
 
 def check_tree(tree: Any) -> None:
-    """A RegressionTree."""
+    """Raises TypeError unless ``tree`` is a RegressionTree."""
     if not isinstance(tree, RegressionTree):
         raise TypeError(f"tree must be a RegressionTree, got {type(tree).__name__}")

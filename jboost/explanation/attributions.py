@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled programs of explanation: Shapley values of trees.
 
-In: trees with the cover of their leaves, and rows. Out: what each feature, or pair of
-features, adds to each score. Where the path to a leaf of value v looks at features j,
-z_j is the share of the cover that goes the path's way at the splits on j, and o_j is 1
-where the row itself does, else 0. When the features S are known, the leaf is worth
-v prod_{j in S} o_j prod_{j not in S} z_j, and the Shapley value of that game is
+In: trees with the cover of their leaves, and rows. Out: the contribution of each
+feature, or pair of features, to each score. Consider a leaf of value v whose path
+splits on features j. Let z_j be the fraction of the cover that follows the path at the
+splits on j, and o_j be 1 if the row follows the path there, else 0. If the features in
+S are known, the leaf contributes v prod_{j in S} o_j prod_{j not in S} z_j. The Shapley
+value of that game is
 
     phi_i = v (o_i - z_i) integral_0^1 prod_{j != i} (z_j + t (o_j - z_j)) dt,
 
-which is the multilinear extension of a game (Owen 1972). The integrand is a polynomial
-of degree d - 1 on paths with d features, so that Gauss and Legendre's rule with d / 2
-points is exact. As in Linear TreeSHAP (Yu et al. 2022, which has other points) factors
-are multiplied on the way down and sums added on the way up, edge by edge: an edge takes
-out the factor of the last edge on its feature and puts in its own.
+by the multilinear extension of a game (Owen 1972). The integrand is a polynomial of
+degree d - 1 on paths with d features, so that Gauss-Legendre quadrature with d / 2
+points is exact. As in Linear TreeSHAP (Yu et al. 2022, with different points), factors
+are multiplied from the root down and sums are added from the leaves up, edge by edge.
+If a feature occurs again on a path, the edge replaces the factor of the previous edge
+on that feature by its own.
 """
 
 from typing import NamedTuple
@@ -29,39 +31,43 @@ from jboost.kernels.predict_cpu import Rows, Trees
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.categories import goes_left
 
-_BLOCK_CELLS = 2**21  # of one array of a block of rows: 8 MiB
+_BLOCK_CELLS = 2**21  # numbers in one array of a block of rows: 8 MiB
 
 
 class Points(NamedTuple):
-    """Where and with which weights polynomials on [0, 1] are summed."""
+    """Quadrature on [0, 1]: where an integrand is evaluated, and the weights."""
 
     place: Float[np.ndarray, " P"]
     weight: Float[np.ndarray, " P"]
 
 
 def make_points(max_depth: int, num_features: int) -> Points:
-    """Exact for paths on as many features as there can be in trees this deep."""
+    """Returns enough points to be exact for all paths of trees of this depth."""
     degree = max(1, min(max_depth, num_features))
     place, weight = np.polynomial.legendre.leggauss((degree + 1) // 2)
     return Points(((place + 1) / 2).astype(np.float32), (weight / 2).astype(np.float32))
 
 
 class Edges(NamedTuple):
-    """A tree of M nodes, by the edge that leads to each; the root has none.
+    """A tree of M nodes, each described by the edge that leads to it.
+
+    A row follows an edge "openly" if it follows the path at all splits on the edge's
+    feature down to there; an edge is "shut" for other rows.
 
     Attributes:
-      order: all nodes but the root, parents before their children.
+      order: all nodes except the root, parents before their children.
       parent: 0 for the root and for nodes that no edge leads to.
-      above: the last node on the path whose edge looks at the same feature; the root,
-        where all is open, if there is none.
-      feature: that the edge looks at.
-      is_left: whether it leads to a left child.
+      above: the nearest node above whose edge tests the same feature; the root, whose
+        edge counts as open for all rows, if there is none.
+      feature: the feature that the edge tests.
+      is_left: whether the edge leads to a left child.
       value: of a leaf, else 0.
-      share: of its parent's cover.
-      gain_open, gain_shut: by what it multiplies the product of factors, for rows that
-        go its way at all splits on its feature, and for those that do not here but do
-        above.
-      change_open, change_shut: of (o_i - z_i) / factor_i, for the same rows.
+      share: the fraction of the parent's cover.
+      gain_open, gain_shut: the factor by which the edge multiplies the product, for
+        rows for which it is open, and for rows for which it is shut but ``above`` is
+        open.
+      change_open, change_shut: the change of (o_i - z_i) / factor_i at the edge, for
+        the same two kinds of rows.
     """
 
     order: Int32[Array, "M-1"]
@@ -86,7 +92,7 @@ def explain(
     max_depth: int,
     pairs: bool,
 ) -> Float[Array, "N *F K"]:
-    """Shapley values [N, F, K], or with ``pairs`` interactions [N, F, F, K]."""
+    """Computes Shapley values [N, F, K], or interactions [N, F, F, K] of ``pairs``."""
     points = make_points(max_depth, rows.num_features)
 
     def in_xla(rows, trees, leaf_value, cover):
@@ -100,16 +106,18 @@ def explain(
             rows, trees, leaf_value, cover, *points, max_depth=max_depth, pairs=pairs
         )
 
+    # The CPU kernels recurse over the tree, which limits its depth.
     deep = max_depth > shap_cpu.DEEPEST
     run = in_xla if deep else choose(cpu=on_cpu, xla=in_xla)
     return run(rows, trees, leaf_value, cover)
 
 
 def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
-    """The definition.
+    """Computes the same in plain XLA; this is the reference for the CPU kernels.
 
-    Rows are worked through in blocks, for each of which arrays of [M, P, rows] and, for
-    interactions, [K, F, F, rows] are kept: as many rows as make these 8 MiB, or one.
+    Processes rows in blocks to bound memory. Each block needs arrays [M, P, rows] and,
+    for interactions, [K, F, F, rows]; it has as many rows as fit in 8 MiB, at least
+    one.
     """
     num_features = rows.num_features
     columns = flush_denormals(rows.matrix()).T
@@ -129,7 +137,8 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
             own = _explain_tree(tree, value, cover, block, points, max_depth, pairs)
             return total.at[score].add(own), None
 
-        # One tree after the other: side by side, XLA would move nodes by scattering.
+        # A scan, not vmap over trees: vmap would turn the updates of single nodes
+        # into scatters, which are slow.
         flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (trees, *leaves))
         score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
         shape = (num_features,) * (2 if pairs else 1)
@@ -148,7 +157,7 @@ def mean_values(
     *,
     max_depth: int,
 ) -> Float[Array, " K"]:
-    """Of each score: sums over trees of the mean value of their leaves, by cover."""
+    """Returns each score's sum over trees of the mean leaf value, weighted by cover."""
 
     def mean(trees, value, cover):
         links = _link(trees, value, cover)
@@ -176,7 +185,7 @@ class _Links(NamedTuple):
 
 
 def _link(tree, leaf_value, leaf_cover):
-    """The same form for trees in heap order and linked ones; leaves become nodes."""
+    """Converts trees in heap order and linked trees to one form; leaves are nodes."""
     is_split = ~((tree.threshold == np.inf) & tree.missing_left)
     if tree.left_child is None:
         inner = tree.feature.shape[0]
@@ -197,10 +206,10 @@ def _link(tree, leaf_value, leaf_cover):
 
 
 def _shares(links, max_depth):
-    """The share of each node in its parent's cover.
+    """Returns each node's fraction of its parent's cover.
 
-    Where there is no cover to share, nothing speaks for either side: a half each. A
-    node that is not split sends all to the left.
+    If the parent's cover is 0, both children get one half. A node that is not split
+    sends all rows to the left.
     """
 
     def gather(_, cover):
@@ -220,13 +229,13 @@ def _shares(links, max_depth):
 
 
 def _to_children(links, values, child):
-    """Hands values of inner nodes on to their children of one side; 0 elsewhere."""
+    """Copies values of inner nodes to their left or right children; 0 elsewhere."""
     place = jnp.where(links.is_leaf, child.shape[0], child)
     return jnp.zeros_like(values).at[place].set(values, mode="drop")
 
 
 def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
-    """See Edges."""
+    """Computes the Edges of one tree."""
     links = _link(tree, leaf_value, leaf_cover)
     node = jnp.arange(links.left.shape[0], dtype=jnp.int32)
     parent = _to_children(links, node, links.left)
@@ -236,7 +245,7 @@ def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
     feature, share = links.feature[parent], _shares(links, max_depth)
 
     def climb(_, state):
-        """One edge up, until one looks at the same feature; counts the steps."""
+        """Moves up one edge, until an edge tests the same feature; counts depth."""
         above, place, depth = state
         found = (above > 0) & (feature[above] == feature)
         above = jnp.where(found, above, parent[above])
@@ -263,14 +272,15 @@ def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
         share=share,
         gain_open=factor / last,
         gain_shut=part * (1 - t) / last,
-        # The differences of (1 - z) / factor, and of -1 / (1 - t) and that.
+        # Differences between an edge and the one above it on the feature. The terms
+        # (o - z) / factor are (1 - z) / factor if open and -z / (z (1 - t)) if shut.
         change_open=(before - part) / (factor * last),
         change_shut=-1 / ((1 - t) * last),
     )
 
 
 def _explain_tree(tree, leaf_value, cover, columns, points, max_depth, pairs):
-    """[F, N] or [F, F, N] of one tree."""
+    """Returns the contributions of one tree, [F, N] or [F, F, N]."""
     edges = _make_edges(tree, leaf_value, cover, points, max_depth)
     open_, product = _go_down(edges, _decide(tree, columns), points)
     run = _add_pairs if pairs else _add_values
@@ -278,7 +288,7 @@ def _explain_tree(tree, leaf_value, cover, columns, points, max_depth, pairs):
 
 
 def _decide(tree, columns):
-    """Whether each row goes left at each node, [I, N]."""
+    """Returns whether each row goes left at each node, [I, N]."""
 
     def decide(feature, threshold, missing_left, left_codes):
         value = columns[feature]
@@ -293,7 +303,7 @@ def _decide(tree, columns):
 
 
 def _go_down(edges, left, points):
-    """Which edges are open to which rows, [M, N]; products of factors, [M, P, N]."""
+    """Returns whether edges are open, [M, N], and products of factors, [M, P, N]."""
     num_nodes, num_rows = edges.parent.shape[0], left.shape[1]
     start = jnp.broadcast_to(points.weight[:, None], (points.weight.size, num_rows))
 
@@ -317,14 +327,14 @@ def _go_down(edges, left, points):
 
 
 def _changes(edges, open_, node):
-    """Of (o_i - z_i) / factor_i at an edge, [P, N]."""
+    """Returns the change of (o_i - z_i) / factor_i at an edge, [P, N]."""
     own, above = open_[node][None], open_[edges.above[node]][None]
     shut = jnp.where(above, edges.change_shut[node][:, None], 0)
     return jnp.where(own, edges.change_open[node][:, None], shut)
 
 
 def _add_values(edges, open_, product, num_features, max_depth):
-    """Sums over leaves, from the last edge up to the root: [F, N]."""
+    """Sums over leaves, from the last edge up to the root; returns [F, N]."""
     del max_depth
 
     def step(state, node):
@@ -339,10 +349,10 @@ def _add_values(edges, open_, product, num_features, max_depth):
 
 
 def _add_pairs(edges, open_, product, num_features, max_depth):
-    """The same for pairs of edges, the other one above: [F, F, N].
+    """Sums over leaves for pairs of an edge and one above it; returns [F, F, N].
 
     phi_ij = v (o_i - z_i) (o_j - z_j) / 2 integral prod_{k != i, j} (...) dt for i != j
-    (Lundberg et al. 2020, eq. 3); what is left of phi_i is on the diagonal.
+    (Lundberg et al. 2020, eq. 3). The diagonal holds the rest of phi_i.
     """
     node = jnp.arange(edges.parent.shape[0], dtype=jnp.int32)
     all_changes = jax.vmap(lambda node: _changes(edges, open_, node))(node)
@@ -377,6 +387,6 @@ def _add_pairs(edges, open_, product, num_features, max_depth):
 def fill_diagonal(
     pairs: Float[Array, "F F N"], values: Float[Array, "F N"]
 ) -> Float[Array, "F F N"]:
-    """Interactions whose rows sum to the values."""
+    """Sets the diagonal so that the rows of interactions sum to the values."""
     place = jnp.arange(values.shape[0])
     return pairs.at[place, place].set(values - jnp.sum(pairs, axis=1))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How scores depend on one or two features: partial dependence and its curves.
+"""Partial dependence of scores on one or two features, and individual curves.
 
 In: a trained model or tree, rows, features. Out: a PartialDependence: the scores that
-rows would have with other values of those features, on average and one by one.
+the rows would have with other values of those features, averaged or for each row.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from jboost.tables.targets import check_weights
 
 DependenceKind = Literal["average", "individual", "both"]
 KINDS = ("average", "individual", "both")
-_BLOCK_CELLS = 2**21  # of copies of x that are predicted at a time
+_BLOCK_CELLS = 2**21  # numbers in the copies of x that are predicted at a time
 
 Feature = int | str
 
@@ -34,15 +34,14 @@ class PartialDependence(NamedTuple):
     """Scores on a grid of values of one or two features.
 
     Attributes:
-      names: of the features; their numbers, as text, where no names are known.
-      grid: the values of each feature: numbers, or the categories that they stand for,
-        in the order of an ordered dtype, otherwise sorted.
-      average: [G], or [G, H] for two features; K scores have an axis of their own, the
-        last one. None if it was not asked for.
-      individual: the same for each row, [N, G] or [N, G, H]. None if it was not asked
-        for.
-      counts: of each feature the weight of the rows at every value of the grid, if it
-        is categorical, and None if it is numeric.
+      names: of the features; their indices as strings if no names are known.
+      grid: the values of each feature: numbers, or categories, in the order of an
+        ordered dtype, otherwise sorted.
+      average: [G], or [G, H] for two features; with a last axis K for several scores.
+        None if not requested.
+      individual: the same for each row, [N, G] or [N, G, H]. None if not requested.
+      counts: for each categorical feature the weight of the rows at every value of the
+        grid; None for a numeric feature.
     """
 
     names: tuple[str, ...]
@@ -52,18 +51,18 @@ class PartialDependence(NamedTuple):
     counts: tuple[Float[np.ndarray, " G"] | None, ...] | None = None
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
     @property
     def centred(self) -> Float[np.ndarray, "N *grid"]:
-        """Individual curves less their values at the first point of the grid.
+        """Individual curves minus their values at the first point of the grid.
 
-        Goldstein et al. 2015, section 3.2: curves that differ in more than their
-        height show an interaction.
+        Curves that differ after this subtraction show an interaction (Goldstein et al.
+        2015, section 3.2).
         """
         if self.individual is None:
-            raise ValueError('individual is None: ask for kind="individual" or "both"')
+            raise ValueError('individual is None: pass kind="individual" or "both"')
         first = (slice(None), *(slice(1) for _ in self.grid))
         return self.individual - self.individual[first]
 
@@ -80,26 +79,27 @@ def partial_dependence(
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
 ) -> PartialDependence:
-    """Partial dependence, and individual conditional expectation (ICE).
+    """Computes partial dependence and individual conditional expectation (ICE).
 
-    The mean over the rows of the score that they would have if the features S had the
-    values z (Friedman 2001, section 8.2):
+    The average is the mean over the rows of the score that they would have if the
+    features S had the values z (Friedman 2001, section 8.2):
 
         average(z) = sum_n w_n F(z_S, x_n without S) / sum_n w_n
 
-    ``individual`` has the curve of each row (Goldstein et al. 2015).
+    ``individual`` holds the curve of each row (Goldstein et al. 2015).
 
     Args:
       model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
       x: rows as for :func:`jboost.predict`, not sparse.
-      features: one or two, by place or name.
-      grid: how many values of each feature: as many quantiles of its column, at the
-        levels (g + 1/2) / grid, or all values if there are no more; of a categorical
-        feature all categories that training saw. Or the values themselves: a sequence
-        for one feature, a pair of sequences for two; NaN is missing.
+      features: one or two, by index or name.
+      grid: the number of values of each feature: quantiles of its column at the levels
+        (g + 1/2) / grid, or all values if there are no more than that; for a
+        categorical feature always all categories seen in training. Or the values
+        themselves: a sequence for one feature, a pair of sequences for two; NaN is
+        missing.
       kind: "average", "individual" or "both".
-      inverse_link: as for :func:`jboost.predict`, before averages are taken: with
-        ``jax.nn.sigmoid`` they are mean probabilities.
+      inverse_link: as for :func:`jboost.predict`, applied before averaging: with
+        ``jax.nn.sigmoid`` averages are mean probabilities.
       sample_weight: of the rows, in averages and quantiles.
       offset: as for :func:`jboost.predict`.
 
@@ -107,7 +107,7 @@ def partial_dependence(
       A PartialDependence of NumPy arrays.
 
     Raises:
-      TypeError, ValueError: for arguments that do not fit together, or traced ones.
+      TypeError, ValueError: arguments are invalid, inconsistent or traced.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -172,9 +172,9 @@ def _read_matrix(model, x):
 
 
 class _Axis(NamedTuple):
-    """Values as a matrix holds them, as they are shown, and how often they occur.
+    """A feature's grid: values in the matrix, labels to show, and weights of values.
 
-    Labels of categories never have a float dtype; counts are None for numbers.
+    Labels of categories never have a float dtype; counts are None for numeric features.
     """
 
     values: np.ndarray
@@ -183,7 +183,7 @@ class _Axis(NamedTuple):
 
 
 def _find_features(model, features):
-    """One or two places."""
+    """Returns the indices of one or two features."""
     single = isinstance(features, str | int | np.integer)
     given = [features] if single else list(features)
     if len(given) not in (1, 2):
@@ -198,7 +198,7 @@ def _find_features(model, features):
 
 
 def _split_grid(grid, count):
-    """What is asked for of each feature."""
+    """Returns the grid argument of each feature."""
     if isinstance(grid, int | np.integer):
         return [checks.check_integer("grid", grid, least=1)] * count
     expected = "grid must be a number of values, or the values themselves"
@@ -215,10 +215,11 @@ def _split_grid(grid, count):
 
 
 def _make_axis(model, place, asked, column, weights, order):
-    """The grid of one feature, from a number of values or the values."""
+    """Returns the grid of one feature, from the number of values or the values."""
     categories = model.categories
     if categories is not None and place in categories.features:
         values, labels = _list_categories(categories, place, asked, order)
+        # NaN does not equal NaN, so that missing values are compared as inf.
         with_missing = np.where(np.isnan(column), np.inf, column)
         sought = np.where(np.isnan(values), np.inf, values)
         mass = np.asarray(weights, np.float64)
@@ -237,7 +238,7 @@ def _make_axis(model, place, asked, column, weights, order):
 
 
 def _list_categories(categories, place, asked, order):
-    """Values and labels of all categories that training saw, or of those given."""
+    """Returns values and labels of all categories of training, or of those given."""
     group = categories.features.index(place)
     codes = np.asarray(categories.codes)[group]
     known = None if categories.values is None else categories.values[group]
@@ -259,14 +260,14 @@ def _list_categories(categories, place, asked, order):
 
 
 def _as_labels(labels):
-    """An array of categories, whose dtype tells them from numbers: it is no float."""
+    """Returns categories as an array that is not float, as the grids of numbers are."""
     some = any(map(is_gap, labels))
     array = np.array(labels, object if some else None)
     return array.astype(object) if array.dtype.kind == "f" else array
 
 
 def _find_quantiles(column, weights, count, place):
-    """Values of a column: all of them, or quantiles; none is between two values."""
+    """Returns values of a column: all, or quantiles (never between two values)."""
     used = ~np.isnan(column) & (weights > 0)
     values, group = np.unique(column[used], return_inverse=True)
     if len(values) == 0:
@@ -282,14 +283,14 @@ def _find_quantiles(column, weights, count, place):
 
 
 def _evaluate(scores, matrix, places, points, offset, weights, kind):
-    """Averages [P, *K] and curves [N, P, *K] at points [P, features].
+    """Returns averages [P, *K] and curves [N, P, *K] at points [P, features].
 
-    Several copies of the matrix are predicted at once; they are made once, and only
-    the columns in question are written again.
+    Several copies of the matrix are predicted at once. The copies are made once; only
+    the columns ``places`` are overwritten for each block of points.
     """
     num_rows, num_columns = matrix.shape
     most = max(1, _BLOCK_CELLS // matrix.size)
-    size = -(-len(points) // -(-len(points) // most))  # as equal as can be
+    size = -(-len(points) // -(-len(points) // most))  # blocks of equal size
     block = np.tile(matrix, (size, 1, 1))
     if offset is not None:
         offset = np.concatenate([offset] * size)

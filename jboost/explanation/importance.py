@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which features a model uses, and how much they matter.
+"""Feature importance: from the splits of the trees, or from permutations.
 
 In: a trained model or tree, and for permutation importance held-out data. Out: an
-Importance, one number per feature. Sums of gradient, curvature and weight are known of
-every leaf from training; those of inner nodes are sums over the leaves below.
+Importance, one number per feature. Training stores sums of gradient, curvature and
+weight for each leaf; those of an inner node are sums over the leaves below it.
 """
 
 from collections.abc import Callable
@@ -41,11 +41,11 @@ KINDS = ("improvement", "gain", "cover", "splits")
 
 
 class Importance(NamedTuple):
-    """One number per feature, the larger the more important.
+    """One number per feature; larger values mean more important features.
 
     Attributes:
-      names: of the features; their numbers, as text, where no names are known.
-      values: what was asked for.
+      names: of the features; their indices as strings if no names are known.
+      values: the importance of each feature.
       deviations: standard deviations over repeats, for permutation importance.
     """
 
@@ -54,12 +54,12 @@ class Importance(NamedTuple):
     deviations: Float[np.ndarray, " F"] | None = None
 
     def as_dict(self) -> dict[str, float]:
-        """{name: value}, the most important first."""
+        """Returns {name: value}, the most important feature first."""
         order = np.argsort(-self.values, kind="stable")
         return {self.names[f]: float(self.values[f]) for f in order}
 
     def to_series(self) -> Any:
-        """A ``pandas.Series`` by name, in the order of the features.
+        """Returns a ``pandas.Series`` indexed by name, in the order of the features.
 
         Raises:
           ImportError: pandas is not installed.
@@ -68,12 +68,12 @@ class Importance(NamedTuple):
         return series(self.values, index=list(self.names), name="importance")
 
     def __repr__(self) -> str:
-        """The most important features; ``print`` shows all."""
+        """Returns a table of the most important features; ``print`` shows all."""
         lines = cut(str(self).splitlines(), MOST_LINES - 1, "features")
         return "\n".join([f"Importance of {len(self.names)} features", *lines])
 
     def __str__(self) -> str:
-        """A table, the most important first."""
+        """Returns a table of all features, the most important first."""
         width = max(map(len, self.names))
         lines = [f"{name:<{width}}  {v:12.6g}" for name, v in self.as_dict().items()]
         if self.deviations is None:
@@ -90,37 +90,37 @@ def feature_importance(
     *,
     per_split: bool = False,
 ) -> Importance:
-    """Importance of each feature from what the trees did in training.
+    """Returns the importance of each feature, from the splits of the trees.
 
-    Over the nodes t that split on the feature, with sums over the rows that the tree
-    learned from (L and R are the children's):
+    The kinds are sums over the nodes t that split on the feature (L and R are the
+    children), computed from the training rows of the tree:
 
     ``"improvement"``: the average over trees of sum_t i_t^2 with
     i_t^2 = SSE(t) - SSE(L) - SSE(R), the least-squares improvement (Breiman et al.
     1984; Friedman 2001, eq. 44 and 45) in fitting the pseudo-responses -gradient,
     divided by the tree's mean curvature: for squared error the residuals.
     ``"gain"``: the sum of [G_L^2/(H_L+l2) + G_R^2/(H_R+l2) - G^2/(H+l2)] / 2 (Chen and
-    Guestrin 2016, eq. 7, before the price of a leaf), in units of the loss times
-    weight; with ``regularization="absolute"`` half of XGBoost's total_gain. Limits of
-    leaf values and l1 are left out of it.
+    Guestrin 2016, eq. 7, without the cost per leaf), in units of the loss times
+    weight; with ``regularization="absolute"`` half of XGBoost's total_gain. Bounds on
+    leaf values and l1 are ignored.
     ``"cover"``: the sum of curvature over the rows of the nodes (XGBoost's
     total_cover). ``"splits"``: the number of nodes.
 
-    Of a RegressionTree, improvement and gain are the same, and curvature is weight.
+    For a RegressionTree, improvement equals gain, and curvature equals weight.
 
     Args:
       model: from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
         :func:`jboost.cart.fit_tree`.
       kind: see above.
-      per_split: divide by the number of splits on the feature (XGBoost's "gain" and
-        "cover" are such averages).
+      per_split: whether to divide by the number of splits on the feature (as XGBoost's
+        "gain" and "cover" do).
 
     Returns:
-      Values in the order of the features; 0 for those that no tree splits on.
+      Values in the order of the features; 0 for features that no tree splits on.
 
     Raises:
-      TypeError, ValueError: for bad arguments, or a model whose training sums are not
-        known ("splits" is always possible).
+      TypeError, ValueError: an argument is invalid, or the model does not hold the
+        training sums ("splits" does not need them).
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -132,7 +132,7 @@ def feature_importance(
     ensemble = read_model(model)
     checks.check_word("kind", kind, KINDS)
     nodes = model.nodes()
-    if model.single_tree:  # the trees of several targets are one tree
+    if model.single_tree:  # trees of several targets share their splits
         nodes = jax.tree.map(lambda array: array[:1], nodes)
     split, features = nodes.is_split, nodes.feature
     values = split.astype(np.float64)
@@ -160,21 +160,21 @@ def permutation_importance(
     num_repeats: int = 5,
     seed: int = 0,
 ) -> Importance:
-    """By how much the mean loss rises when a column of ``x`` is shuffled.
+    """Measures by how much the mean loss rises when a column of ``x`` is shuffled.
 
-    Breiman 2001 (Random Forests), section 10, on data of the caller's choice, which
-    should be held out: L(permuted) - L(x), averaged over ``num_repeats`` permutations.
-    Columns that no tree uses get 0 without being tried.
+    Computes L(permuted) - L(x), averaged over ``num_repeats`` permutations (Breiman
+    2001, Random Forests, section 10). The data should be held out from training.
+    Features that no tree uses get 0 without being shuffled.
 
     Args:
       model: from :func:`jboost.fit` or :func:`jboost.cart.fit_tree`.
       x, y: as for :func:`jboost.fit`.
-      loss: what the rise is measured in; that of training, usually.
-      sample_weight: of the rows, in the mean.
+      loss: the loss whose rise is measured, usually that of training.
+      sample_weight: weights of the rows in the mean.
       offset: as for ``predict``.
-      metric: to use instead of the loss: the name of a metric or a function, as for
-        :func:`jboost.fit`. Of built-in metrics that should be large, such as "auc",
-        the fall counts; of a function of your own always the rise.
+      metric: a metric to use instead of the loss: its name or a function, as for
+        :func:`jboost.fit`. For built-in metrics that are maximized, such as "auc", the
+        decrease is measured; for custom functions always the increase.
       num_repeats: permutations of each column.
       seed: of the permutations.
 
@@ -182,8 +182,8 @@ def permutation_importance(
       Mean rises with their standard deviations over repeats.
 
     Raises:
-      TypeError, ValueError: for arguments that do not fit together; the loss or the
-        metric is not finite.
+      TypeError, ValueError: arguments are inconsistent, or the loss or the metric is
+        not finite.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -198,7 +198,7 @@ def permutation_importance(
     checks.check_integer("num_repeats", num_repeats, least=1)
     checks.check_integer("seed", seed, least=0)
     frame = read_frame(x, "x", schema=ensemble.schema, categorical=True)
-    matrix = np.array(frame.matrix)  # a copy: its columns will be shuffled
+    matrix = np.array(frame.matrix)  # a copy, because its columns are shuffled in place
     measure = _make_measure(
         model, ensemble.num_scores, matrix, y, loss, sample_weight, offset, metric
     )
@@ -206,13 +206,13 @@ def permutation_importance(
     before, measured = measure(), "loss" if metric is None else "metric"
     if not np.isfinite(before):
         raise ValueError(
-            f"{measured} must be finite on x and y, got {before}; a target may lie "
-            "outside what it is defined for"
+            f"{measured} must be finite on x and y, got {before}; a target may be "
+            f"outside the domain of the {measured}"
         )
     for feature in np.unique(nodes.feature[nodes.is_split]):
         column = matrix[:, feature].copy()
         for repeat in range(num_repeats):
-            # A seed for each: the same shuffle whatever other columns there are.
+            # One seed per shuffle, so that it does not depend on other columns.
             random = np.random.default_rng((seed, int(feature), repeat))
             matrix[:, feature] = random.permutation(column)
             rises[repeat, feature] = measure() - before
@@ -227,7 +227,7 @@ def permutation_importance(
 
 
 def _make_measure(model, num_scores, matrix, y, loss, sample_weight, offset, metric):
-    """() -> the mean loss, or the metric, on what the matrix holds by then."""
+    """Returns a function () -> the mean loss, or the metric, of the current matrix."""
     num_rows = len(matrix)
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
@@ -262,7 +262,7 @@ def _estimate(loss, constants, scores, targets, weights):
 
 
 def _measure_metric(metric, loss, scores, targets, weights, num_scores):
-    """The same of a metric, the less the better where that is known."""
+    """Returns the same function for a metric, negated if the metric is maximized."""
     name = metric if isinstance(metric, str) else "metric"
     bound = bind_metrics(check_metrics({name: metric}), loss, num_scores)
     try_metrics(bound, targets, weights, num_scores)
@@ -274,10 +274,10 @@ def _measure_metric(metric, loss, scores, targets, weights, num_scores):
 def measure_nodes(nodes: Nodes, kind: str) -> Float[np.ndarray, "T M"]:
     """Returns the improvement, gain or cover of every node.
 
-    Improvement and gain mean nothing in leaves.
+    Improvement and gain are undefined in leaves.
 
     Raises:
-      ValueError: the model does not know the sums.
+      ValueError: the model does not hold the training sums.
     """
     if nodes.gain is not None:
         return nodes.weight if kind == "cover" else nodes.gain
@@ -291,7 +291,7 @@ def measure_nodes(nodes: Nodes, kind: str) -> Float[np.ndarray, "T M"]:
 
 
 def _check_known(nodes, kind):
-    """Models of other libraries know some sums or none."""
+    """Checks that a model holds the sums; models of other libraries may not."""
     needed = {
         "improvement": (nodes.gradient, nodes.curvature, nodes.weight),
         "gain": (nodes.gradient, nodes.curvature, nodes.l2),
@@ -301,14 +301,14 @@ def _check_known(nodes, kind):
     used = nodes.is_split.any(axis=1)
     if any(np.isnan(array[used]).any() for array in needed):
         raise ValueError(
-            f"model must know the sums of its leaves for kind={kind!r}, got one of "
-            "another library that does not tell them all; kind='splits' needs none, "
+            f"model must hold the training sums of its leaves for kind={kind!r}, got a "
+            "model of another library without some of them; kind='splits' needs none, "
             "and kind='cover' only those of the curvature"
         )
 
 
 def _gain(nodes, gradient, mass):
-    """Children's G^2 / mass minus the parent's; means nothing in leaves."""
+    """Returns the children's G^2 / mass minus the parent's; undefined in leaves."""
     score = _divide(np.square(gradient), mass)
     left, right = (
         np.take_along_axis(score, np.maximum(child, 0), axis=1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which feature adds how much to a score: exact SHAP values of trees.
+"""Exact SHAP values of trees: the contribution of each feature to a score.
 
 In: a trained model or tree, and rows. Out: one number per row and feature
-(ShapValues), or per row and pair of features, which sum to the row's score.
+(ShapValues), or per row and pair of features; these sum to the row's score.
 """
 
 from dataclasses import replace
@@ -34,21 +34,21 @@ COVERS = ("auto", "weight", "curvature")
 
 
 class ShapValues(NamedTuple):
-    """What each feature adds to each row's score.
+    """The contribution of each feature to each row's score.
 
     Law: ``values.sum(axis=1) + base`` is the score.
 
     Attributes:
-      values: K scores a row have an axis of their own, the last one.
-      base: the mean score of the rows that the model learned from, as its trees know
-        it; with an offset that of each row, [N] or [N, K].
+      values: [N, F], or [N, F, K] for K > 1 scores per row.
+      base: the mean score of the training rows, computed from the cover of the leaves;
+        with an offset, one for each row, [N] or [N, K].
     """
 
     values: Float[Array, "N F *K"]
     base: Float[Array, "*K"]
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
@@ -62,38 +62,37 @@ def shap_values(
     offset: Shaped[ArrayLike, "N *K"] | None = None,
     implementation: str | None = None,
 ) -> ShapValues:
-    """Exact SHAP values of raw scores (TreeSHAP, path-dependent).
+    """Computes exact SHAP values of raw scores (TreeSHAP, path-dependent).
 
-    The Shapley values, for each row, of the game in which the features S are known and
-    the score is the mean that the trees themselves give for the others: at a split on
-    a feature in S go the row's way, at any other go both ways, by their share of the
-    training rows (Lundberg et al. 2020, algorithm 1):
+    These are the Shapley values of a game for each row. If the features S are known,
+    its value f(S) is a mean over leaves: at a split on a feature in S it follows the
+    row; at any other split it averages both children, weighted by their fraction of
+    the training rows (Lundberg et al. 2020, algorithm 1):
 
         phi_i = sum over S without i of |S|! (F - |S| - 1)! / F! (f(S + i) - f(S))
 
-    Law: ``values.sum(axis=1) + base`` equals ``predict(model, x)``. Both are sums in
-    float32: they differ by less than 2^-20 of the sum over trees of the largest leaf
+    Law: ``values.sum(axis=1) + base`` equals ``predict(model, x)``. Both are float32
+    sums, which differ by less than 2^-20 of the sum over trees of the largest leaf
     value (measured with 50 to 1,000 trees: 2^-23 to 2^-21.6).
 
     Args:
       model: from :func:`jboost.fit`, or a tree from :func:`jboost.cart.fit_tree`.
-      x: as for :func:`jboost.predict`; sparse matrices give dense values.
-      cover: what shares are of: the "weight" of the rows (as in LightGBM, scikit-learn
-        and the literature, where they stand for probabilities), or their "curvature",
-        the sum of Hessians (as in XGBoost). "auto": the weight, or the curvature if
-        the model does not know the weight because it was read from a file that does
-        not tell it.
+      x: as for :func:`jboost.predict`; for a sparse matrix values are dense.
+      cover: what weights the children of a split: the "weight" of the rows (as in
+        LightGBM, scikit-learn and the literature, where fractions are probabilities),
+        or their "curvature", the sum of Hessians (as in XGBoost). "auto": the weight,
+        or the curvature if the model was read from a file that does not hold weights.
       offset: as for :func:`jboost.predict`; it is added to ``base``.
-      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
-        the program runs; they agree as values and scores do. Trees of more than 255
-        levels always take plain XLA.
+      implementation: "xla", "cpu" (the compiled kernels), or None for the best one
+        available; results differ only by rounding, with the bound given above. Trees
+        with more than 255 levels always use plain XLA.
 
     Returns:
-      ShapValues with values [N, F], or [N, F, K] for K > 1 scores a row.
+      ShapValues with values [N, F], or [N, F, K] for K > 1 scores per row.
 
     Raises:
-      TypeError, ValueError: for bad arguments, or a model that does not know the cover
-        of its leaves; x is sparse, and it or the model is traced.
+      TypeError, ValueError: an argument is invalid, or the model does not hold the
+        cover of its leaves; x is sparse, and x or the model is traced.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -105,8 +104,8 @@ def shap_values(
 
     Notes:
       Lundberg et al. 2020, From local explanations to global understanding with
-      explainable AI for trees; Yu et al. 2022, Linear TreeSHAP: the time that a row
-      takes is proportional to the nodes times half the depth.
+      explainable AI for trees; Yu et al. 2022, Linear TreeSHAP. The time per row is
+      proportional to the number of nodes times half the depth.
     """
     model = _read_model(model, cover)
     values = _explain(model, x, pairs=False)
@@ -126,20 +125,20 @@ def shap_interactions(
     cover: Cover = "auto",
     implementation: str | None = None,
 ) -> Float[Array, "N F F *K"]:
-    """SHAP interaction values: what pairs of features add to each row's score.
+    """Computes SHAP interaction values: contributions of pairs of features.
 
-    phi_ij for i != j is half of what i and j add together beyond what they add apart,
-    averaged as in a Shapley value (Lundberg et al. 2020, equation 3; Fujimoto et al.
-    2006); phi_ii is what is left of phi_i.
+    phi_ij for i != j is half of the joint contribution of i and j minus their separate
+    contributions, averaged as in a Shapley value (Lundberg et al. 2020, equation 3;
+    Fujimoto et al. 2006); phi_ii is the rest of phi_i.
 
-    Laws: ``phi[:, i, j] == phi[:, j, i]``; ``phi.sum(axis=2)`` are the
-    :func:`shap_values`, whose sum is the score.
+    Laws: ``phi[:, i, j] == phi[:, j, i]``; ``phi.sum(axis=2)`` equals the
+    :func:`shap_values`, which sum to the score.
 
     Args:
       model, x, cover, implementation: as for :func:`shap_values`.
 
     Returns:
-      [N, F, F], or [N, F, F, K] for K > 1 scores a row: N F^2 K numbers.
+      [N, F, F], or [N, F, F, K] for K > 1 scores per row: N F^2 K numbers.
 
     Raises:
       TypeError, ValueError: as :func:`shap_values`.
@@ -155,16 +154,16 @@ def shap_interactions(
     return _explain(_read_model(model, cover), x, pairs=True)
 
 
-# ---- the door -----------------------------------------------------------------------
+# ---- checks of the model, and execution ---------------------------------------------
 
 
 def _read_model(model, cover):
-    """An ensemble whose ``sums.weight`` is the cover that is asked for."""
+    """Returns an ensemble whose ``sums.weight`` is the requested cover."""
     checks.check_word("cover", cover, COVERS)
     model = read_model(model)
     if model.sums is None:
         raise ValueError(
-            "model must know the cover of its leaves, got one whose sums are None"
+            "model must hold the cover of its leaves, got a model whose sums are None"
         )
     known = {name: getattr(model.sums, name) for name in COVERS[1:]}
     if any(isinstance(array, Tracer) for array in known.values()):
@@ -175,7 +174,7 @@ def _read_model(model, cover):
 
 
 def _choose_traced(known, cover):
-    """Whether numbers are NaN, the program finds out."""
+    """Chooses the cover in the program, because traced values cannot be read here."""
     if cover != "auto":
         return known[cover]
     unknown = jnp.any(jnp.isnan(known["weight"]))
@@ -187,11 +186,11 @@ def _choose_known(known, cover):
     if cover == "auto" and tells:
         cover = tells[0]
     if cover not in tells:
-        has = f"only their {tells[0]!r}" if tells else "neither"
+        has = f"only {tells[0]!r}" if tells else "neither"
         wanted = "cover" if cover == "auto" else repr(cover)
         raise ValueError(
-            f"model must know the {wanted} of its leaves for cover={cover!r}, got one "
-            f"that knows {has}"
+            f"model must hold the {wanted} of its leaves for cover={cover!r}, got a "
+            f"model with {has}"
         )
     if np.any(np.asarray(known[cover]) < 0):
         raise ValueError(f"the {cover} of the leaves of model must be >= 0")
@@ -211,7 +210,7 @@ def _explain(model, x, *, pairs):
 
 
 def _explain_sparse(model, x, pairs):
-    """Some rows at a time, on the features that the model uses; the others get 0."""
+    """Explains blocks of rows on the features that the model uses; others get 0."""
     small, place, width = keep_used_features(model)
     small = replace(small, sums=model.sums)
 
@@ -231,19 +230,19 @@ def _explain_sparse(model, x, pairs):
 
 
 def _add_offset(base, offset):
-    """In NumPy where nothing is traced, because a sum is compiled for each size."""
+    """Adds in NumPy unless traced, because JAX compiles a sum for each shape."""
     if isinstance(base, Tracer) or isinstance(offset, Tracer):
         return base + offset
     return jax.device_put(np.asarray(base) + offset)
 
 
 def _strip(model):
-    """Without what is no part of a compiled program."""
+    """Removes fields that the program does not need; names would compile it again."""
     return replace(model, feature_names=None, absent=None, categories=None)
 
 
 def _explain_on_host(model, rows, pairs):
-    """As _explain_matrix, without a program for the number of rows."""
+    """Calls the CPU kernels directly, so that no number of rows is compiled for."""
     rows, trees = read_trees(model := to_host(model), rows)
     if rows.codes is not None:
         rows = borrow_rows(np.asarray(code_columns(rows)).T)
@@ -256,7 +255,7 @@ def _explain_on_host(model, rows, pairs):
 
 
 def _explain_matrix(pairs, model, matrix):
-    """[N, F] or [N, F, F]; with K at the end where there are several scores."""
+    """Returns [N, F] or [N, F, F], with a last axis K for several scores."""
     rows, trees = read_trees(model, matrix)
     if rows.codes is not None:
         coded: Any = code_columns(rows)
@@ -269,7 +268,7 @@ def _explain_matrix(pairs, model, matrix):
 
 
 def _mean_score(model):
-    """[] or [K]."""
+    """Returns the base, [] or [K]."""
     structure = (model.feature, model.threshold, model.missing_left, model.left_codes)
     left_child = None if model.links is None else model.links.left_child
     mean = mean_values(

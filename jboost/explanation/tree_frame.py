@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All nodes of a model as a data frame, a row each.
+"""All nodes of a model as a data frame, one row per node.
 
 In: a trained model. Out: a frame with the columns of XGBoost's ``trees_to_dataframe``.
 """
@@ -22,17 +22,17 @@ _COLUMNS = (
 
 @on_host("call it on concrete arrays")
 def trees_to_dataframe(model: Model) -> Any:
-    """All nodes of all trees, with the columns that XGBoost gives them.
+    """Returns all nodes of all trees, with the columns of XGBoost's data frames.
 
     ``Tree`` is round * K + score, ``Node`` counts from the root level by level, and
-    ``ID`` is both. Rows for which ``Feature <= Split`` holds go to the node ``Yes``
-    (XGBoost: ``<``), of a categorical feature those whose value is in ``Category``;
-    ``Missing`` is where missing values go. A leaf has the feature "Leaf" and its value
-    as ``Gain``.
+    ``ID`` combines both. Rows with ``Feature <= Split`` go to the node ``Yes``
+    (XGBoost: ``<``); for a categorical feature, rows whose value is in ``Category``.
+    Missing values go to ``Missing``. A leaf has the feature "Leaf" and its value as
+    ``Gain``.
 
-    ``Gain`` and ``Cover`` are what :func:`jboost.feature_importance` sums: a gain is
-    half of XGBoost's, ``Cover`` the sum of the curvature. NaN where the model does not
-    know them.
+    ``Gain`` and ``Cover`` are the terms that :func:`jboost.feature_importance` sums: a
+    gain is half of XGBoost's, ``Cover`` is the sum of the curvature. Both are NaN if
+    the model does not hold the training sums.
 
     Args:
       model: from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
@@ -67,7 +67,7 @@ def trees_to_dataframe(model: Model) -> Any:
 
 
 def _measure(nodes, kind):
-    """Gain or cover of every node; NaN where training sums are not known."""
+    """Returns the gain or cover of every node; NaN if training sums are missing."""
     try:
         return measure_nodes(nodes, kind)
     except ValueError:
@@ -75,7 +75,7 @@ def _measure(nodes, kind):
 
 
 def _list_rows(tree, number, names, model):
-    """The rows of one tree, level by level."""
+    """Returns the rows of one tree, level by level."""
     rows = []
     for node, left in enumerate(tree.left.tolist()):
         label, cover = f"{number}-{node}", float(tree.curvature[node])
@@ -90,7 +90,7 @@ def _list_rows(tree, number, names, model):
         threshold, feature = float(tree.threshold[node]), int(tree.feature[node])
         missing = children[0 if tree.missing_left[node] else 1]
         sent = None
-        if np.isnan(threshold):
+        if np.isnan(threshold):  # marks a split by a set of categories
             sent = _list_categories(model.categories, feature, tree.left_codes[node])
         gain = float(tree.gain[node])
         rows.append(
@@ -101,7 +101,7 @@ def _list_rows(tree, number, names, model):
 
 
 def _list_categories(categories, feature, words) -> list[Any]:
-    """The categories that go left."""
+    """Returns the categories that go left, or their values if they have no names."""
     group = categories.features.index(feature)
     codes = np.asarray(categories.codes)[group]
     known = np.flatnonzero(codes > 0)

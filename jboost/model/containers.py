@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file format: named arrays and a JSON header in one file, written atomically.
 
-In: a type's name, plain fields, NumPy arrays. Out: bytes, and the same back from them::
+In: a type's name, plain fields, NumPy arrays. Out: bytes; or the same from bytes::
 
     offset  bytes
     0       8       magic: 89 4A 42 4F 4F 53 54 0A  (byte 89, "JBOOST", newline)
     8       4       version of this layout, an unsigned integer: 1
     12      4       CRC-32 of the header
     16      8       length of the header in bytes, an unsigned integer
-    24              header: a JSON object in ASCII, filled up with spaces to an offset
+    24              header: a JSON object in ASCII, padded with spaces to an offset
                     that is a multiple of 64, where the data begins
-                    data: the arrays in order, each filled up with zero bytes to a
-                    multiple of 64, the last one too; nothing after it
+                    data: the arrays in order, each padded with zero bytes to a
+                    multiple of 64, including the last one; nothing after it
 
-All integers and arrays are little-endian, arrays in C order, booleans a byte of 0 or 1.
+Integers and arrays are little-endian, arrays in C order, booleans bytes of 0 or 1.
 The header has four entries::
 
     {"type": "Bins", "written_by": "jboost 0.5.0", "fields": {"absent": "missing"},
      "arrays": {"thresholds": {"dtype": "float32", "shape": [2, 3], "offset": 0,
                                "bytes": 24, "crc32": 2226272953}}}
 
-where offsets count from the beginning of the data, and ``crc32`` is that of the
-array's bytes. (CRC-32 is that of zlib, PNG and ``zlib.crc32``.)
+where offsets count from the beginning of the data, and ``crc32`` is the checksum of
+the array's bytes. (The CRC-32 is that of zlib, PNG and ``zlib.crc32``.)
 """
 
 import json
@@ -45,7 +45,7 @@ DTYPES = (
 )  # fmt: skip
 _BEGIN = len(MAGIC) + 16
 
-# How files begin that are not ours, what they are, and who reads them.
+# First bytes of files of other formats, their names, and how to read them.
 _FOREIGN = (
     (b"\x80", "a pickle", "which could run any code and is never opened"),
     (b"\x93NUMPY", "a NumPy array", "for numpy.load"),
@@ -60,12 +60,12 @@ _FOREIGN = (
     (b"tree\n", "a LightGBM model", "for jb.interchange.read_lightgbm"),
     (b"jboost-block", "a block of a stream", "which jb.stream alone reads"),
     (b"version https://git-lfs", "a pointer of Git LFS", "fetch it: git lfs pull"),
-    (b"<", "a web page or XML", "perhaps what a failed download left"),
+    (b"<", "a web page or XML", "perhaps from a failed download"),
 )  # fmt: skip
 
 
 class FileError(ValueError):
-    """A file is damaged, of another kind, or holds what this version cannot read.
+    """A file is damaged, of another format, or of an unsupported version.
 
     Raised by :func:`jboost.load`, :func:`jboost.interchange.read_xgboost` and
     :func:`jboost.interchange.read_lightgbm`.
@@ -73,7 +73,7 @@ class FileError(ValueError):
 
 
 class Container(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     type: str
     fields: dict[str, Any]
@@ -82,28 +82,28 @@ class Container(NamedTuple):
 
 
 def library_version() -> str:
-    """Of this library, as files name it."""
+    """Returns this library's name and version, as stored in files."""
     try:
         return f"jboost {version('jboost')}"
-    except PackageNotFoundError:  # used from its source, without installation
+    except PackageNotFoundError:  # run from source, without installation
         return "jboost (not installed)"
 
 
 def write_container(container: Container, target: Any) -> None:
-    """Writes a file, as a whole or not at all.
+    """Writes a file, completely or not at all.
 
     Args:
-      container: its arrays have one of ``DTYPES``.
+      container: what to write; each array has one of ``DTYPES``.
       target: a path, or a binary file that is open for writing.
 
     Raises:
-      OSError: a path cannot be written; what was there before stays.
+      OSError: the path cannot be written; an existing file is not changed.
     """
     if hasattr(target, "write"):
         for piece in _encode(container):
             target.write(piece)
         return
-    path = Path(os.path.realpath(target))  # a link stays, what it leads to is replaced
+    path = Path(os.path.realpath(target))  # replaces the target of a link
     if path.exists() and not path.is_file():  # a pipe, a device
         with open(path, "wb") as file:
             file.writelines(_encode(container))
@@ -112,7 +112,7 @@ def write_container(container: Container, target: Any) -> None:
 
 
 def remove_parts(path: Path) -> None:
-    """Removes what a killed process may have left while it wrote to this path."""
+    """Removes temporary files of killed processes that were writing to this path."""
     path = Path(os.path.realpath(path))
     for part in path.parent.glob(f".{_glob_escape(path.name)}.*.part"):
         with suppress(OSError):
@@ -120,13 +120,13 @@ def remove_parts(path: Path) -> None:
 
 
 def read_container(source: Any) -> Container:
-    """Reads a file; the arrays cannot be written to.
+    """Reads a file; the arrays are read-only.
 
     Args:
       source: a path, or a binary file that is open for reading.
 
     Raises:
-      FileError: it is no such file, or not as it was written.
+      FileError: the file has another format or is damaged.
     """
     if hasattr(source, "read"):
         return _read(source, repr(getattr(source, "name", "the file")))
@@ -170,9 +170,9 @@ def _aligned(size):
 
 
 def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Writes beside the path, and takes its place when all is on the disk."""
+    """Writes a temporary file next to the path, then renames it; atomic."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    # The mode that open() would give it, or that of the file which it replaces.
+    # The mode that open() would set, or that of the file that is replaced.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(part, flags, 0o666)
@@ -193,7 +193,7 @@ def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         with suppress(OSError):
             os.unlink(part)
         raise
-    if os.name == "posix":  # the name is on the disk when its folder is
+    if os.name == "posix":  # the name is on disk once its folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -209,7 +209,7 @@ def _read(file: BinaryIO, name: str) -> Container:
     begin = _read_begin(file, name)
     checksum = int.from_bytes(begin[12:16], "little")
     length = int.from_bytes(begin[16:24], "little")
-    rest = memoryview(file.read())  # what is there, whatever the file claims
+    rest = memoryview(file.read())  # not the length in the header
     if length > len(rest):
         raise _damaged(
             name, f"its header ends after {len(rest)} bytes, expected {length}"
@@ -231,7 +231,7 @@ def _read_begin(file, name):
     if not begin.startswith(MAGIC):
         raise _foreign(begin + file.read(200), name)
     if len(begin) < _BEGIN:
-        raise _damaged(name, f"it ends after {len(begin)} bytes, within its beginning")
+        raise _damaged(name, f"it has only {len(begin)} bytes, expected {_BEGIN}")
     layout = int.from_bytes(begin[8:12], "little")
     if layout != FILE_VERSION:
         raise FileError(
@@ -243,7 +243,7 @@ def _read_begin(file, name):
 
 
 def _foreign(begin, name):
-    """What a file is that does not begin with our magic."""
+    """Returns the error for a file of another format, with its name if recognized."""
     expected = f"{name} is not a file of jboost"
     if not begin:
         return FileError(f"{expected}: it is empty")
@@ -281,7 +281,7 @@ def _refuse_constant(constant):
 
 
 def _read_array(data, entry, what, offset, name):
-    """One array, as a view on ``data``; nothing in its entry is believed."""
+    """Returns an array as a view on ``data``; checks everything in its entry."""
     kinds = {"dtype": str, "shape": list, "offset": int, "bytes": int, "crc32": int}
     if not isinstance(entry, dict) or entry.keys() != kinds.keys():
         raise _damaged(name, f"{what} must have the entries {tuple(kinds)}")
@@ -293,7 +293,7 @@ def _read_array(data, entry, what, offset, name):
     ):
         raise _damaged(name, f"{what} must have a shape of lengths, got {shape}")
     count = np.dtype(dtype).itemsize
-    for length in shape:  # Python's integers: nothing overflows
+    for length in shape:  # Python integers do not overflow
         count *= length
     if type(size) is not int or size != count or len(shape) > 32:
         raise _damaged(name, f"{what} of shape {shape} has {size} bytes, not {count}")

@@ -30,71 +30,70 @@ FORMAT_VERSION = 1
 
 
 class Model:
-    """The base of all that predicts.
+    """The base class of all models.
 
     Attributes:
-      single_tree: whether the model is one tree without rounds, which starts from
-        score 0.
+      single_tree: whether the model is one tree without rounds and initial score.
     """
 
     single_tree: ClassVar[bool] = False
 
     def as_ensemble(self) -> "Ensemble":
-        """Returns the model in the form that prediction and explanation take."""
+        """Returns the model as an Ensemble, for prediction and explanation."""
         raise NotImplementedError
 
     def nodes(self, rounds: slice = slice(None)) -> Nodes:
-        """Returns the nodes of all trees, or of some rounds, for people and files."""
+        """Returns the nodes of all trees, or of some rounds, in one form."""
         raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)  # arrays have no one truth value
+@dataclass(frozen=True, eq=False)  # comparing arrays gives no single truth value
 class Links:
-    """Where the nodes of trees are that are not in heap order.
+    """Child indices of linked trees.
 
-    Models of other libraries may be too deep for heaps.
+    Heaps of depth d have 2^d leaves: too many for deep trees of other libraries.
 
     Attributes:
-      left_child: the number of a node's left child, which its right child follows; both
-        are higher than their parent's. A leaf is its own left child, as all rows go
-        left in it.
-      max_depth: the most steps from a root to a leaf.
+      left_child: index of the left child; the right child has the next index. Children
+        have higher indices than their parent. A leaf is its own left child, so that
+        rows stay in it.
+      max_depth: number of splits on the longest path.
     """
 
     left_child: Int32[Array, "R K I"]
     max_depth: int = field(metadata=dict(static=True))
 
     def __repr__(self) -> str:
-        """Its fields: the arrays would fill pages."""
+        """Returns the shapes of the fields; the arrays would fill pages."""
         return show_fields(self)
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)  # arrays have no one truth value
+@dataclass(frozen=True, eq=False)  # comparing arrays gives no single truth value
 class Ensemble(Model):
     """A trained model: R rounds of K trees.
 
-    In heap order node i has the children 2i + 1 and 2i + 2, I = 2^max_depth - 1 nodes
-    stand above L = I + 1 leaves. In linked trees leaves are nodes, and L = I.
+    In heap order node i has the children 2i + 1 and 2i + 2; there are I = 2^max_depth
+    - 1 inner nodes and L = I + 1 leaves. In linked trees leaves are nodes: L = I.
 
     Attributes:
-      feature: 0 where a node is not split.
-      threshold: ``x <= threshold`` goes left; +inf where a node is not split; NaN where
+      feature: index of the feature; 0 if a node is not split.
+      threshold: ``x <= threshold`` goes left; +inf if a node is not split; NaN if
         ``left_codes`` decides.
-      missing_left: where NaN goes; True where a node is not split.
-      leaf_value: learning rate included.
+      missing_left: whether NaN goes left; True if a node is not split.
+      leaf_value: includes the learning rate.
       init_score: [] for one score per row, else [K].
-      num_features: how many columns ``predict`` expects.
+      num_features: the number of columns that ``predict`` expects.
       format_version: of this layout.
-      feature_names: of the columns, where they are known.
+      feature_names: names of the columns; None if unknown.
       absent: how entries that a sparse matrix does not store are read: "missing" or
-        "zero"; None where training saw dense rows and was not told.
-      sums: what the leaves were fitted to, for :func:`jboost.feature_importance`;
-        None where that is not known.
+        "zero"; None if the model was trained on dense rows and it was not specified.
+      sums: training sums of the leaves, for :func:`jboost.feature_importance`; None if
+        unknown.
       left_codes: the codes of categories that go left, as bits (code c is bit c % 32
-        of word c // 32); None where no feature is categorical.
-      categories: the categorical features; None where there are none.
+        of word c // 32); None if no feature is categorical.
+      categories: the categorical features; None if there are none.
       links: None for trees in heap order.
     """
 
@@ -115,8 +114,8 @@ class Ensemble(Model):
     links: Links | None = None
 
     def __repr__(self) -> str:
-        """Its sizes: the arrays would fill pages."""
-        if not hasattr(self.feature, "shape"):  # while JAX builds trees of other things
+        """Returns the sizes; the arrays would fill pages."""
+        if not hasattr(self.feature, "shape"):  # JAX builds it from other leaves
             return "Ensemble(...)"
         if np.ndim(self.leaf_value) != 3:  # made by vmap
             return f"Ensemble(leaf_value.shape={np.shape(self.leaf_value)})"
@@ -128,24 +127,24 @@ class Ensemble(Model):
 
     @property
     def num_rounds(self) -> int:
-        """R."""
+        """R, the number of rounds."""
         return self.feature.shape[0]
 
     @property
     def num_scores(self) -> int:
-        """K."""
+        """K, the number of scores per row."""
         return self.feature.shape[1]
 
     @property
     def max_depth(self) -> int:
-        """D, levels of splits."""
+        """D, the number of levels of splits."""
         if self.links is not None:
             return self.links.max_depth
         return self.leaf_value.shape[2].bit_length() - 1
 
     @property
     def schema(self) -> Schema:
-        """What tables to predict from must be like."""
+        """What tables to predict from must look like."""
         values = column_values(self.categories, self.num_features)
         return Schema(self.feature_names, values)
 
@@ -159,7 +158,7 @@ class Ensemble(Model):
 
     @property
     def is_split(self) -> Bool[Array, "R K I"]:
-        """Which nodes are split: the others send everything left, NaN too."""
+        """Which nodes are split; the others send all rows left, including NaN."""
         if isinstance(self.threshold, Tracer) or isinstance(self.missing_left, Tracer):
             return ~((self.threshold == np.inf) & self.missing_left)
         threshold, missing_left = map(np.asarray, (self.threshold, self.missing_left))
@@ -168,10 +167,10 @@ class Ensemble(Model):
 
 @traceable
 def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
-    """Turns thresholds that are codes into raw ones; traceable.
+    """Converts trees on codes to a model on raw values; traceable.
 
-    Law: ``predict(to_ensemble(trees, bins), x)`` takes the same leaves as the trees
-    do on ``apply_bins(bins, x)``, for every x.
+    Law: for every x, ``to_ensemble(trees, bins)`` sends the rows of x to the same
+    leaves as the trees send those of ``apply_bins(bins, x)``.
 
     Example:
       >>> import jax, jax.numpy as jnp, jboost as jb
@@ -186,13 +185,13 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
       True
     """
     tree = trees.trees
-    # NumPy arrays stay in NumPy, where another number of rounds compiles nothing.
+    # NumPy arrays stay in NumPy, because JAX would compile for each number of rounds.
     host = isinstance(tree.feature, np.ndarray)
     if tree.left_codes is not None and not isinstance(tree.feature, Tracer):
-        # The NaN below must come from no operation of JAX, for jax_debug_nans.
+        # In NumPy, because jax_debug_nans would report the NaN made below in JAX.
         host, tree = True, jax.device_get(tree)
     thresholds = np.asarray(bins.thresholds) if host else jnp.asarray(bins.thresholds)
-    # The last threshold is +inf: where a node is not split.
+    # The last threshold is +inf, for nodes that are not split.
     code = (tree.threshold - 1).clip(0, thresholds.shape[1] - 1)
     threshold = thresholds[tree.feature, code]
     if tree.left_codes is not None:
@@ -218,7 +217,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
 
 @traceable
 def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
-    """The model after its first ``num_rounds`` rounds.
+    """Returns the model after its first ``num_rounds`` rounds.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -233,7 +232,7 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
 
 
 def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
-    """The model with ``change`` made to every array that has a place per round."""
+    """Applies ``change`` to all arrays of the model that have an axis of rounds."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
         "links",
@@ -243,7 +242,7 @@ def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
 
 
 def read_model(model: Any) -> Ensemble:
-    """Returns any model as an Ensemble: a single tree as one round of linked trees.
+    """Returns any model as an Ensemble; a single tree becomes one round.
 
     Raises:
       TypeError: ``model`` is neither an Ensemble nor a RegressionTree.
@@ -260,7 +259,7 @@ def read_model(model: Any) -> Ensemble:
 
 
 def check_model(model: Any) -> None:
-    """Checks that ``model`` is an Ensemble, and one only.
+    """Checks that ``model`` is a single Ensemble.
 
     Raises:
       TypeError: it is something else.
@@ -279,7 +278,7 @@ def check_model(model: Any) -> None:
 
 
 def describe_model(model: Any) -> str:
-    """Says what was passed instead of a model, and where the model is, if anywhere."""
+    """Describes what was passed instead of a model, and where to find the model."""
     if isinstance(model, tuple) and model and isinstance(model[0], Ensemble):
         return (
             "the pair (model, history) that fit returns; unpack it: "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """save and load: models in files.
 
-In: an Ensemble, a RegressionTree or Bins. Out: a file, and the same back, equal to the
-bit. ``containers`` describes the format, ``layouts`` what it holds for each type.
+In: an Ensemble, a RegressionTree or Bins. Out: a file, and the same again, bit for bit.
+``containers`` describes the format, ``layouts`` the fields and arrays of each type.
 """
 
 import math
@@ -29,20 +29,20 @@ Model = Ensemble | RegressionTree | Bins
 
 @on_host("call it on concrete arrays", runs_jax=False)
 def save(model: Model, path: Any) -> None:
-    """Writes a model to a file, from which :func:`load` gives back the same bits.
+    """Writes a model to a file, from which :func:`load` restores it bit for bit.
 
-    The file holds arrays and a JSON header, no code; docs/file-format.md says how to
-    read it without jboost. It is written beside its place and then put there, so that
-    at any moment the path holds the old file or the new one, whole.
+    The file holds arrays and a JSON header, no code; docs/file-format.md explains how
+    to read it without jboost. Writing is atomic: a temporary file in the same folder
+    is renamed, so that the path always holds the complete old or new file.
 
     Args:
       model: an Ensemble, a RegressionTree from :func:`jboost.cart.fit_tree`, or Bins.
-      path: where to; or a binary file, open for writing.
+      path: a path, or a binary file that is open for writing.
 
     Raises:
       TypeError: the model is of another type, or traced.
-      ValueError: its arrays do not fit together.
-      OSError: the file cannot be written; what was there before stays.
+      ValueError: its arrays are inconsistent.
+      OSError: the file cannot be written; an existing file is not changed.
 
     Example:
       >>> import io, numpy as np, jboost as jb
@@ -60,19 +60,19 @@ def save(model: Model, path: Any) -> None:
 
 @on_host("load the model first")
 def load(path: Any) -> Any:
-    """Reads what :func:`save` has written; of a checkpoint of ``fit``, its model.
+    """Reads a file written by :func:`save`, or the model of a checkpoint of ``fit``.
 
-    Nothing in the file is executed, and nothing in it is believed: checksums, lengths
-    and the structure of the trees are tested before anything is made of them.
+    Files are not trusted: nothing in them is executed, and checksums, lengths and the
+    structure of the trees are checked before a model is built from them.
 
     Args:
-      path: of the file; or a binary file, open for reading.
+      path: a path, or a binary file that is open for reading.
 
     Returns:
-      An Ensemble, a RegressionTree or Bins, as was saved.
+      The saved Ensemble, RegressionTree or Bins.
 
     Raises:
-      FileError: the file is damaged, or none of jboost's, or of a later version.
+      FileError: the file is damaged, of another format, or of a later version.
       OSError: it cannot be read.
 
     Example:
@@ -91,13 +91,12 @@ def load(path: Any) -> Any:
         return unpack(container)
     except (ValueError, RecursionError) as error:
         raise FileError(
-            f"{name}, written by {container.written_by}, does not hold what it should: "
-            f"{error}"
+            f"{name}, written by {container.written_by}, has invalid contents: {error}"
         ) from None
 
 
 def pack(model: Any, prefix: str = "") -> Container:
-    """A model as a container; ``prefix`` goes before the names of arrays and fields."""
+    """Converts a model to a container; ``prefix`` is put before all names."""
     kind = KINDS.get(type(model).__name__)
     if kind is None or type(model) is not kind.build:
         raise TypeError(
@@ -115,13 +114,13 @@ def check_contents(model: Model) -> None:
     """Checks a model as :func:`load` checks a file.
 
     Raises:
-      ValueError: it is not valid.
+      ValueError: the model is not valid.
     """
     _check_contents(KINDS[type(model).__name__], model)
 
 
 def _check_contents(kind, model):
-    """The plain fields as JSON holds them, and the arrays."""
+    """Checks a model; returns its plain fields, as for JSON, and its arrays."""
     static, arrays = {}, {}
     _flatten(model, "", static, arrays)
     written = {name: _to_json(value) for name, value in static.items()}
@@ -131,10 +130,10 @@ def _check_contents(kind, model):
 
 
 def unpack(container: Container) -> Any:
-    """The model in a container, that of a checkpoint under "model.".
+    """Returns the model in a container; in a checkpoint, names begin with "model.".
 
     Raises:
-      ValueError: it is not valid.
+      ValueError: the model is not valid.
     """
     kept = container.type == "Checkpoint"
     start, name = ("model.", "Ensemble") if kept else ("", container.type)
@@ -155,7 +154,7 @@ def _strip(table, prefix):
 
 
 def _flatten(value, prefix, static, arrays):
-    """Names of fields, with a point between those of a container and of its parts."""
+    """Collects fields under their names; names of nested fields are joined by dots."""
     if is_dataclass(value):
         entries = [
             (part.name, part.metadata.get("static", False))
@@ -175,7 +174,7 @@ def _flatten(value, prefix, static, arrays):
 
 
 def _build(kind, static, arrays):
-    """The container, its groups first; Ensembles on the device, trees on the host."""
+    """Builds the model; arrays of an Ensemble are on the device, others on the host."""
     device = jax.device_put if kind.build is Ensemble else lambda arrays: arrays
     arrays = device(arrays)
     parts: dict[str, Any] = {}
@@ -187,7 +186,7 @@ def _build(kind, static, arrays):
 
 
 def _to_json(value):
-    """Plain fields as JSON holds them; floats that it has no word for by their name."""
+    """Converts plain fields for JSON; non-finite floats are stored by name."""
     if isinstance(value, tuple | list):
         return [_to_json(item) for item in value]
     if isinstance(value, np.generic):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file holds for each type, and what must be true of it.
+"""The fields and arrays of each type in a file, and their validation.
 
-In: the plain fields and arrays of a file. Out: nothing, or an error that names what is
-wrong: so that no program reads beyond its arrays, or without an end, whatever a file
-says.
+In: the plain fields and arrays of a file. Out: nothing, or an error that names the
+problem. After these checks no file can make a program read out of bounds or loop
+forever.
 """
 
 import math
@@ -23,10 +23,10 @@ from jboost.trees.tree import LeafSums
 
 Layout = dict[str, tuple[str, str]]  # name: (dtype, lengths)
 
-# More than the widest public tables have; arrays of one number per feature stay below
-# 1 GiB, whatever a file says.
+# More than the widest public tables have. Bounds arrays of one number per feature to
+# 1 GiB for any file.
 _MOST_FEATURES = 2**27
-_SCALARS = (str, int, float, bool)  # that categories are
+_SCALARS = (str, int, float, bool)  # types of categories
 
 ENSEMBLE: Layout = {
     "feature": ("int32", "R K I"),
@@ -57,13 +57,13 @@ BINS: Layout = {"thresholds": ("float32", "F C"), "categories.codes": ("int32", 
 
 
 class Kind(NamedTuple):
-    """How a type lies in a file.
+    """How a type is stored in a file.
 
     Attributes:
       layout: its arrays.
-      fields: names of what is not an array; those of groups are there with the group.
-      groups: arrays that may be absent, together: {name: (container, fields)}.
-      check: whether all fits together.
+      fields: names of the other fields, without those of groups.
+      groups: optional containers: {name: (container, fields)}.
+      check: raises ValueError unless fields and arrays are consistent.
     """
 
     build: Callable[..., Any]
@@ -90,7 +90,7 @@ def check_container(
     ):  # fmt: skip
         if wanted != found:
             missing, unknown = sorted(wanted - found), sorted(found - wanted)
-            raise ValueError(f"of its {what} {missing} are missing, {unknown} unknown")
+            raise ValueError(f"{missing} missing from its {what}, {unknown} unknown")
     sizes: dict[str, int] = {}
     for name, array in arrays.items():
         _check_shape(name, array, *kind.layout[name], sizes)
@@ -98,12 +98,12 @@ def check_container(
 
 
 def _check_shape(name, array, dtype, lengths, sizes):
-    """An array's type, and its lengths, which are equal where their letter is."""
+    """Checks an array's dtype and shape; axes of the same letter have equal length."""
     if array.dtype.name != dtype:
         raise ValueError(f"{name} must be {dtype}, got {array.dtype.name}")
     letters = lengths.split()
     if letters[-1].startswith("*") and array.ndim < len(letters):
-        letters = letters[:-1]  # a last axis that one number does without
+        letters = letters[:-1]  # the last axis is optional
     letters = [letter.strip("*") for letter in letters]
     if array.ndim != len(letters):
         raise ValueError(f"{name} must have axes {lengths!r}, got shape {array.shape}")
@@ -122,7 +122,7 @@ def _check_ensemble(static, arrays, sizes):
     num_nodes, num_leaves = sizes["I"], sizes["L"]
     if sizes["K"] < 1 or (arrays["init_score"].ndim == 0) != (sizes["K"] == 1):
         raise ValueError(
-            f"init_score must be of {sizes['K']} scores, got shape "
+            f"init_score must hold {sizes['K']} scores, got shape "
             f"{arrays['init_score'].shape}"
         )
     feature, threshold = arrays["feature"], arrays["threshold"]
@@ -141,7 +141,7 @@ def _check_ensemble(static, arrays, sizes):
     if by_set.any() and (
         "left_codes" not in arrays or not np.isin(feature[by_set], places).all()
     ):
-        raise ValueError("threshold must be a number where no set of categories is")
+        raise ValueError("threshold must not be NaN except in categorical splits")
 
 
 def _check_categories(static, arrays, sizes, num_features):
@@ -154,11 +154,11 @@ def _check_categories(static, arrays, sizes, num_features):
     good = good and len(places) == sizes["G"] and list(places) == sorted({*places})
     if not good or not all(0 <= place < num_features for place in places):
         raise ValueError(
-            f"categories.features must be {sizes['G']} ascending places of features, "
+            f"categories.features must be {sizes['G']} ascending indices of features, "
             f"got {places!r}"
         )
     if sizes["V"] < 1 or sizes.get("W", 1) < 1:
-        raise ValueError("categories must have codes, and sets of them words, got none")
+        raise ValueError("categories.codes and left_codes must not be empty, got none")
     most = WORD * sizes.get("W", 2**20)
     _check_range("categories.codes", arrays["categories.codes"], most)
     good = values is None or (isinstance(values, tuple) and len(values) == sizes["G"])
@@ -167,13 +167,13 @@ def _check_categories(static, arrays, sizes, num_features):
         good = all(each is None or _are_names(each, codes) for each, codes in pairs)
     if not good:
         raise ValueError(
-            "categories.values must be categories of each such feature, one for each "
-            "of its codes"
+            "categories.values must hold one category per code for each categorical "
+            "feature, or None"
         )
 
 
 def _are_names(values, codes):
-    """Whether these are names of all values that have a code."""
+    """Returns whether these are names of all values that have a code."""
     return (
         isinstance(values, tuple)
         and all(isinstance(value, _SCALARS) for value in values)
@@ -183,7 +183,7 @@ def _are_names(values, codes):
 
 
 def _check_links(static, arrays):
-    """Leaves stay where they are; from the root at most ``max_depth`` steps."""
+    """Checks that links form trees, whose leaves link to themselves, of this depth."""
     left, shape = arrays["links.left_child"], arrays["links.left_child"].shape
     depth, num_nodes = static["links.max_depth"], shape[2]
     node = np.broadcast_to(np.arange(num_nodes, dtype=np.int32), shape)
@@ -193,11 +193,11 @@ def _check_links(static, arrays):
     if num_nodes < 1 or not np.all(np.where(leaf, stays, inside)):
         raise ValueError(
             "links.left_child must be the node itself in a leaf, whose threshold is "
-            f"+inf and missing_left True, and else below {num_nodes - 1}"
+            f"+inf and missing_left True, and elsewhere below {num_nodes - 1}"
         )
     if type(depth) is not int or not 0 <= depth <= max(num_nodes, 1):
         raise ValueError(f"links.max_depth must be up to {num_nodes}, got {depth!r}")
-    # With one parent a node, and none for the root, no path can come back.
+    # If each node has one parent, and the root none, no path can have a cycle.
     tree = np.arange(math.prod(shape[:2]))[:, None] * num_nodes
     flat = left.reshape(-1, num_nodes).astype(np.int64) + tree
     children = flat[~leaf.reshape(flat.shape)]
@@ -210,7 +210,7 @@ def _check_links(static, arrays):
         level = flat.reshape(-1)[level]
         level = np.concatenate([level, level + 1])
     if np.any(flat.reshape(-1)[level] != level):
-        raise ValueError(f"links.max_depth must be that of the trees, got {depth}")
+        raise ValueError(f"links.max_depth must be the depth of trees, got {depth}")
 
 
 def _check_tree(static, arrays, sizes):
@@ -233,16 +233,16 @@ def _check_bins(static, arrays, sizes):
     rows = arrays["thresholds"]
     if sizes["C"] < 1 or not np.all(rows[:, -1] == np.inf):
         raise ValueError("thresholds must end with +inf in each row")
-    if not np.all(rows[:, 1:] >= rows[:, :-1]):  # false for NaN, too
+    if not np.all(rows[:, 1:] >= rows[:, :-1]):  # also false for NaN
         raise ValueError("thresholds must ascend in each row")
     _check_categories(static, arrays, sizes, sizes["F"])
 
 
 def _check_common(static):
-    """The number of features, and their names."""
+    """Checks the number of features and their names; returns the number."""
     number, names = static["num_features"], static["feature_names"]
     if type(number) is not int or not 1 <= number <= _MOST_FEATURES:
-        raise ValueError(f"num_features must be a number of columns, got {number!r}")
+        raise ValueError(f"num_features must be 1 to {_MOST_FEATURES}, got {number!r}")
     if names is None:
         return number
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):

@@ -2,9 +2,9 @@
 """Prediction: scores, scores by round, leaves.
 
 In: a checked model and rows. Out: arrays for all rows. Scores are linear in leaf
-values and initial scores, and differentiable in them. Rows in NumPy's memory go to the
-CPU kernels at once; nothing is compiled for their number. Matrices go through compiled
-programs.
+values and initial scores, and differentiable in them. Rows in NumPy memory go directly
+to the CPU kernels, so that no number of rows triggers a compilation. Matrices go
+through compiled programs.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
 
-_LINKED_ROWS = 64, 2**18  # sizes of the blocks of which links are computed
+_LINKED_ROWS = 64, 2**18  # smallest and largest block for inverse links
 
 
 def score_rows(
@@ -37,14 +37,14 @@ def score_rows(
     offset: Float[Array, "N K"] | Float[np.ndarray, "N K"] | None,
     staged: bool,
 ) -> Array | np.ndarray:
-    """Scores of the rows, [N] or [N, K]; or those after each round, with R in front.
+    """Returns scores of the rows, [N] or [N, K]; if ``staged``, of each round, R first.
 
     Args:
       model: a :class:`jboost.Ensemble`; with Rows, from :func:`to_host`.
-      rows: Rows in NumPy's memory, or a matrix [N, F].
+      rows: Rows in NumPy memory, or a matrix [N, F].
 
     Returns:
-      A NumPy array for Rows, else one of JAX's.
+      A NumPy array for Rows, else a JAX array.
     """
     if not isinstance(rows, Rows):
         return compiled(_score_matrix, staged)(model, rows, offset)
@@ -58,7 +58,7 @@ def score_rows(
 
 
 def to_host(model: Any) -> Any:
-    """The model with its arrays in NumPy, of the types that the kernels take."""
+    """Returns the model with NumPy arrays of the dtypes that the kernels take."""
     types = {"f": np.float32, "i": np.int32, "u": np.uint32, "b": np.bool_}
 
     def convert(array):
@@ -71,7 +71,7 @@ def to_host(model: Any) -> Any:
 def _score_matrix(staged, model, rows, offset):
     values = (model.leaf_value, model.init_score.reshape(-1))
     rows, trees = read_trees(model, rows)
-    if current_implementation() == "xla":  # the definition keeps its own derivative
+    if current_implementation() == "xla":  # the reference is differentiable itself
         scores = _scores_in_xla(staged, model.max_depth, values, trees, rows)
     else:
         run, find = (
@@ -85,7 +85,7 @@ def _score_matrix(staged, model, rows, offset):
 
 
 def find_row_leaves(model: Any, rows: Any) -> Array | np.ndarray:
-    """The leaf of each row in each tree, [N, R] or [N, R, K]; see score_rows."""
+    """Returns each row's leaf in each tree, [N, R] or [N, R, K]; see score_rows."""
     if not isinstance(rows, Rows):
         return compiled(_find_matrix_leaves)(model, rows)
     rows, trees = read_trees(model, rows)
@@ -105,7 +105,7 @@ def transform_rows(
     *,
     staged: bool = False,
 ) -> Any:
-    """``inverse_link`` of the score of every row (and round)."""
+    """Applies ``inverse_link`` to the score of each row (and round)."""
     if inverse_link is None:
         return scores
     if isinstance(scores, Tracer):
@@ -128,9 +128,9 @@ _linked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _link_rows(link):
-    """The link of many rows; compiled as one program if the link itself is jitted.
+    """Returns the link mapped over rows; one compiled program if the link is jitted.
 
-    Other links are not compiled: their caller may pass a new function each time.
+    Other links are not compiled, because callers may pass a new function each time.
     """
     if not isinstance(link, jax.stages.Wrapped):
         return lambda scores: jax.vmap(link)(jax.device_put(scores))
@@ -142,10 +142,10 @@ def _link_rows(link):
 
 
 def _transform_blocks(run, scores):
-    """Of blocks whose sizes are powers of four, so that few programs are compiled.
+    """Runs on blocks whose sizes are powers of four, so that few programs are compiled.
 
-    Operations that are not inside ``jit`` are compiled for every shape, and JAX keeps
-    these programs.
+    JAX compiles operations outside ``jit`` for each shape as well, and caches these
+    programs.
     """
     least, most = _LINKED_ROWS
     blocks, first = [], 0
@@ -163,7 +163,7 @@ def _transform_blocks(run, scores):
 
 
 def read_trees(model: Any, rows: Any) -> tuple[Rows, Trees]:
-    """The rows, with the codes of their categories, and the trees."""
+    """Returns the rows, with the codes of their categories, and the trees."""
     rows = rows if isinstance(rows, Rows) else as_rows(rows)
     if model.categories is not None:
         codes, features = model.categories.codes, model.categories.features
@@ -174,7 +174,7 @@ def read_trees(model: Any, rows: Any) -> tuple[Rows, Trees]:
 
 
 def code_columns(rows):
-    """What nodes look at, [F, N]: no denormals, codes in the place of categories."""
+    """Returns the values that nodes compare, [F, N]: without denormals, encoded."""
     matrix = flush_denormals(rows.matrix())
     if rows.codes is not None:
         matrix = encode(Categories(rows.codes, rows.coded_features), matrix)
@@ -182,7 +182,7 @@ def code_columns(rows):
 
 
 def _choose_leaves(depth):
-    """The function of rows and trees that gives the leaves [N, R, K]."""
+    """Returns the function of rows and trees that finds the leaves [N, R, K]."""
 
     def in_xla(rows, trees):
         columns = code_columns(rows)
@@ -194,7 +194,7 @@ def _choose_leaves(depth):
 
 
 def _choose_scores(staged, depth):
-    """The function of rows, trees and values that gives the scores."""
+    """Returns the function of rows, trees and values that computes the scores."""
     kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
 
     def in_xla(rows, trees, *values):
@@ -205,10 +205,10 @@ def _choose_scores(staged, depth):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _scores(run, find, staged, values, trees, rows):
-    """[N, K], or [R, N, K] after each round; linear in ``values``.
+    """Returns [N, K], or [R, N, K] after each round; linear in ``values``.
 
-    JAX may call the rule below when another implementation is in force, so the
-    functions that give scores (``run``) and leaves (``find``) are chosen before.
+    JAX may call the rule below while another implementation is selected, so the
+    functions for scores (``run``) and leaves (``find``) are arguments.
     """
     del find, staged
     return run(rows, trees, *values)
@@ -216,9 +216,9 @@ def _scores(run, find, staged, values, trees, rows):
 
 @_scores.defjvp
 def _change_scores(run, find, staged, primals, tangents):
-    """Values change the scores of the rows in their leaves; all else is locally flat.
+    """Differentiates scores in leaf values; in all else they are piecewise constant.
 
-    Plain gathers, so that JAX can transpose and differentiate them again.
+    Uses plain gathers, so that JAX can transpose and differentiate them again.
     """
     values, trees, rows = primals
     leaves = find(rows, trees)
@@ -229,7 +229,7 @@ def _change_scores(run, find, staged, primals, tangents):
 
 
 def _scores_in_xla(staged, depth, values, trees, rows):
-    """The definition."""
+    """Computes scores in plain XLA, the reference for the kernels."""
     columns = code_columns(rows)
 
     def find(trees):
@@ -239,9 +239,9 @@ def _scores_in_xla(staged, depth, values, trees, rows):
 
 
 def _add_rounds(staged, num_rows, values, steps, find, *varying):
-    """Adds leaf values round by round; ``find(step)`` gives the leaves [K, N].
+    """Adds leaf values round by round; ``find(step)`` returns the leaves [K, N].
 
-    ``varying`` is what the leaves depend on.
+    ``varying`` are the arrays that the leaves depend on.
     """
     leaf_value, init_score = values
     shape = (init_score.shape[0], num_rows)
@@ -257,12 +257,12 @@ def _add_rounds(staged, num_rows, values, steps, find, *varying):
 
 
 def _round_leaves(trees, columns, depth):
-    """The leaves [K, N] in the trees of one round on raw values [F, N]."""
+    """Finds the leaves [K, N] of raw values [F, N] in the trees of one round."""
     return jax.vmap(lambda tree: _tree_leaves(tree, columns, depth))(trees)
 
 
 def _tree_leaves(tree, columns, depth):
-    """The leaf of every row in one tree."""
+    """Finds the leaf of each row in one tree."""
     num_rows = columns.shape[1]
     flat, rows = columns.reshape(-1), jnp.arange(num_rows, dtype=jnp.int32)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many trainings on the same rows as one compiled program.
+"""Trains many models on the same rows in one compiled program.
 
-In: rows on the device, the parts that they play in each fold, and what differs from
-run to run. Out: the states of all runs, and up to 16 rounds of each at a time, with
-losses of the rows learned from and of those held out. Rows that a run does not learn
-from have weight 0 in it; codes and targets are there once.
+In: rows on the device, their folds, and the parameters that differ between runs. Out:
+the states of all runs, and up to 16 rounds of each at a time, with training and
+held-out losses. All runs share one copy of codes and targets; rows outside a run's
+training set have weight 0 in it.
 """
 
 from collections.abc import Callable
@@ -41,19 +41,20 @@ from jboost.training.rows import PaddedRows
 from jboost.trees.initial import MedianStart, is_endless
 from jboost.trees.tree import Tree
 
-_LEAST_RUNS = 8  # fewer are padded: so many share a program with other numbers
+_LEAST_RUNS = 8  # fewer are padded, so that small numbers of runs share a program
 
 
 class Shared(NamedTuple):
-    """What all runs have in common.
+    """Data that all runs share.
 
     Attributes:
-      offset: the scores before the initial one.
-      counts: how often each fold learns from each row; negative: how often the row
-        counts in its held-out loss.
-      watched: rows of each fold whose scores are kept, its held-out ones (the last
-        entries repeat one); none where nobody asks for scores.
-      constants: of the loss; None where runs have their own.
+      offset: the scores before the initial score is added.
+      counts: how often each row counts in the training set of each fold; negative: how
+        often it counts in the fold's held-out loss.
+      watched: the held-out rows of each fold, whose scores are returned (padded by
+        repeating one); empty if no scores are needed.
+      constants: constants of the loss; None for those that differ between runs.
+      words: the seed of the random numbers.
     """
 
     data: Data
@@ -65,13 +66,13 @@ class Shared(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What differs from run to run, with an axis of runs in front.
+    """Parameters that differ between runs, with a leading axis of runs.
 
     Attributes:
-      fold: whose rows it learns from.
-      numbers: of its method.
-      constants: of its loss; None where all runs share one.
-      init_score: None: the argmin.
+      fold: index of the fold that selects the training rows.
+      numbers: numeric hyperparameters of the method.
+      constants: constants of the loss; None for those that all runs share.
+      init_score: None for the minimizer of the loss.
     """
 
     fold: Int32[Array, ""] | np.ndarray
@@ -81,11 +82,11 @@ class Run(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """What is wrong with a run at its start.
+    """Problems of a run before its first round.
 
     Attributes:
-      found, row, value: whether there is a row of positive weight whose loss is not
-        finite; the first one, and its loss.
+      found, row, value: whether the loss of a row of positive weight is not finite; the
+        first such row, and its loss.
       endless: see :func:`jboost.trees.initial.is_endless`.
     """
 
@@ -96,12 +97,12 @@ class Doubt(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Rounds of one run; as many entries hold as were asked for.
+    """Rounds of one run; only the first ``count`` entries of each array are valid.
 
     Attributes:
-      trees: None where nobody wants them.
-      losses: of the rows learned from, and of those held out.
-      moved: whether a leaf has a value other than 0.
+      trees: None if they are not kept.
+      losses: of the training rows, and of the held-out rows.
+      moved: whether any leaf has a value other than 0.
       scores: of the watched rows after each round.
       parameters: of an adaptive loss after each round; () for other losses.
     """
@@ -115,7 +116,7 @@ class Rounds(NamedTuple):
 
 
 def pad_runs(number: int) -> int:
-    """The number of runs with padding, so that nearby ones share programs."""
+    """Returns the padded number of runs, so that similar numbers share programs."""
     return padded_size(number, _LEAST_RUNS)
 
 
@@ -127,7 +128,7 @@ def share(
     seed: int,
     watches: bool,
 ) -> Shared:
-    """Puts the folds of the rows on the device."""
+    """Moves the folds to the device."""
     size, most = len(rows.data.weights), max(folds.train.max(), folds.held_out.max())
     dtype = np.int8 if most <= np.iinfo(np.int8).max else np.int32
     counts = np.zeros((pad_runs(len(folds.train)), size), dtype)
@@ -145,14 +146,14 @@ def share(
         counts=jax.device_put(counts),
         watched=jax.device_put(watched),
         constants=constants,
-        words=np.array([0, seed], np.uint32),  # as seed_from_key(jax.random.key(seed))
+        words=np.array([0, seed], np.uint32),  # seed_from_key(jax.random.key(seed))
     )
 
 
 def start_runs(
     loss: TracedLoss, method: Method, shared: Shared, runs: Run
 ) -> tuple[BoostState, Doubt]:
-    """The states of all runs before the first round."""
+    """Returns the states of all runs before the first round, and their problems."""
     return compiled(_start_runs, loss, method)(shared, runs)
 
 
@@ -166,11 +167,11 @@ def run_rounds(
     counts: np.ndarray,
     state: BoostState,
 ) -> Rounds:
-    """Makes so many rounds of each run.
+    """Runs ``counts`` rounds of each run.
 
     Args:
       rates: [runs, 16], the learning rates of these rounds.
-      counts: of rounds; 0 where a run is over.
+      counts: numbers of rounds; 0 for runs that have ended.
     """
     run = compiled(_run_rounds, loss, method, keeps_trees)
     return run(shared, runs, rates, counts, state)
@@ -179,8 +180,8 @@ def run_rounds(
 def _over_runs(function: Callable[..., Any], operands: Any) -> Any:
     """Maps over runs.
 
-    CPU kernels work through a batch one by one, with all threads, and what is cheap
-    for most runs may be left out run by run; other devices want to be filled.
+    CPU kernels already use all threads for one run, and a sequential map can skip work
+    in single runs; other devices need the parallelism of vmap.
     """
     if current_implementation() == "cpu":
         return jax.lax.map(lambda each: function(*each), operands)
@@ -242,7 +243,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
 
 
 def _no_rounds(method, keeps_trees, num_watched, state):
-    """Room for the rounds of one run."""
+    """Returns empty buffers for the rounds of one run."""
     num_scores, trees = state.scores.shape[0], None
     if keeps_trees:
         trees = jax.tree.map(
@@ -262,12 +263,12 @@ def _no_rounds(method, keeps_trees, num_watched, state):
 
 
 def data_of(shared: Shared, run: Run) -> Data:
-    """The rows as a run sees them: those that it does not learn from weigh nothing."""
+    """Returns the rows with a run's weights: 0 outside its training set."""
     return shared.data._replace(weights=_weigh(shared, shared.counts[run.fold]))
 
 
 def _weigh(shared, counts):
-    """The weights of rows that count so often; 0 where the count is negative."""
+    """Multiplies weights by counts; 0 for negative counts."""
     return jnp.maximum(counts, 0).astype(jnp.float32) * shared.data.weights
 
 
