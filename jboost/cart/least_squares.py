@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grows one least-squares tree on all distinct values, level by level, on the host.
 
-In: a float32 matrix, float64 targets and weights. Out: Nodes, breadth first. Every
+In: a float32 matrix, float64 targets and weights. Out: SplitNodes, breadth first. Every
 column is sorted once. Each level then stores, for each column, the rows of its nodes
 contiguously and in sorted order, so that one cumulative sum serves all nodes:
 
@@ -40,7 +40,7 @@ class Rules(NamedTuple):
     min_gain: float
 
 
-class Nodes(NamedTuple):
+class SplitNodes(NamedTuple):
     """A tree, breadth first; see :class:`jboost.cart.RegressionTree`."""
 
     left: Int[np.ndarray, " M"]
@@ -122,7 +122,7 @@ def grow(
     targets: Float[np.ndarray, "K N"],
     weights: Float[np.ndarray, " N"] | None,
     rules: Rules,
-) -> Nodes:
+) -> SplitNodes:
     """Grows a tree; each split is the one that reduces the squared error most."""
     columns = np.ascontiguousarray(matrix.T)
     columns = flush_denormals(columns)
@@ -334,7 +334,7 @@ def _child_sizes(level, split, right):
 
 
 def _describe(level, split, children, left):
-    """Returns the nodes that are split, and their fields of Nodes by name."""
+    """Returns the nodes that are split, and their fields of SplitNodes by name."""
     found = split.found
     left_weight, right_weight = np.split(children.weight, 2)
     return level.node[found], dict(
@@ -379,7 +379,7 @@ def _assemble(size, made, splits):
     ]
     order = np.argsort(node)
     count, weight, value, error, _ = (field[..., order] for field in stats)
-    nodes = Nodes(
+    nodes = SplitNodes(
         left=np.full(size, LEAF, np.int32),
         feature=np.zeros(size, np.int32),
         threshold=np.full(size, np.inf, np.float32),
