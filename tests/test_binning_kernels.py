@@ -12,7 +12,7 @@ import pytest
 import references
 
 import jboost as jb
-from jboost.codes import binning
+from jboost.codes import binning, thresholds
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import binning_cpu, code_operands, library
 from jboost.tables import frames
@@ -90,7 +90,7 @@ def assert_same_cuts(x, weight, max_bins, names=None):
     """Cuts, not only thresholds: of what two neighbours give the same threshold?"""
     lower, upper, sizes = binning_cpu.find_cuts(x, weight, max_bins)
     for feature in range(x.shape[1]):
-        low, high = binning.find_cuts(x[:, feature], weight, max_bins)
+        low, high = thresholds.find_cuts(x[:, feature], weight, max_bins)
         name = names[feature] if names else feature
         size = sizes[feature]
         np.testing.assert_array_equal(lower[feature, :size], low, err_msg=str(name))

@@ -56,7 +56,7 @@ DATA = {
         dict(y={"a": Y, "b": Y[:3]}), ValueError, r"y must have 200 rows.*\(3,\)",
     ),
     "y huge integers": (
-        dict(y=np.full(N, 2**40)), ValueError, r"y must hold integers below 2\^31",
+        dict(y=np.full(N, 2**40)), ValueError, r"y must contain integers below 2\^31",
     ),
     "weights short": (
         dict(sample_weight=ONES[:5]), ValueError,

@@ -228,9 +228,9 @@ def test_streams_stop_without_gradients():
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
-        (lambda s, t: t**2, "ignores"),
-        (lambda s, t: jnp.float32(1), "constant"),
-        (lambda s, t: (jnp.round(s) - t) ** 2, "rounded"),
+        (lambda s, t: t**2, "zero at every score"),
+        (lambda s, t: jnp.float32(1), "zero at every score"),
+        (lambda s, t: (jnp.round(s) - t) ** 2, "rounds"),
         (lambda s, t: jax.nn.softplus(t) - s * t, "swapped"),
         # Beyond the domain of their targets these are NaN.
         (lambda s, t: jb.losses.logistic(t, s), "swapped"),

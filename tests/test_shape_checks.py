@@ -16,6 +16,7 @@ def test_every_module_is_checked():
     modules = pkgutil.walk_packages(jb.__path__, "jboost.")
     names = {module.name for module in modules if not module.ispkg}
     names -= {name for name in names if name.startswith("jboost.entry.")}
+    names = {name for name in names if name.count(".") > 1}  # no public modules
     assert len(names) > 90
     for name in names:
         loader = importlib.import_module(name).__spec__.loader

@@ -491,7 +491,7 @@ def bad_inputs():
     return [
         (complex_x, TypeError, "x must hold numbers .* dtype complex64"),
         (batched, ValueError, "x must be 2-D"),
-        (dense_part, TypeError, "BCOO or BCSR without batch or dense dimensions"),
+        (dense_part, TypeError, "without batch or dense dimensions"),
         (other, TypeError, "a BCOO or BCSR"),
         (flat, ValueError, "x must be 2-D"),
         (nobody, ValueError, "at least one row and one column|must have 6 columns"),

@@ -488,7 +488,7 @@ def test_streams_are_refused_as_validation_and_by_estimators(table):
         jb.fit(x, y, validation=(rows, y))
     with pytest.raises(TypeError, match=r"must .* got a callable"):
         jb.fit(jb.streams.array_batches(x, y))
-    with pytest.raises((TypeError, ValueError), match="X must hold"):
+    with pytest.raises((TypeError, ValueError), match="X must be"):
         JBoostRegressor().fit(rows, y)
 
 
