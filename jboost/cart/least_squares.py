@@ -234,22 +234,22 @@ def _find_splits(data, level, rules, run):
     enough = top * (1 - _TIE) - _NOISE
     feature = np.argmax(best >= enough, axis=0)
     words = level.words[feature[level.slot], np.arange(len(level.slot))][None]
-    places = [
+    indices = [
         _first_place(level, gain[0] >= enough[level.slot])
         for gain in _try_cuts(data, level, rules, words)
     ]
-    place = np.minimum.reduce(places)
+    index = np.minimum.reduce(indices)
     gain = np.where(top > _NOISE, top, 0) * level.stats.squared_error
-    found = (place < len(level.slot)) & (gain >= rules.min_gain * (1 - _TIE))
+    found = (index < len(level.slot)) & (gain >= rules.min_gain * (1 - _TIE))
     last = level.starts + level.stats.num_rows - 1
-    ends = (np.minimum(place + offset, last) for offset in (0, 1))
+    ends = (np.minimum(index + offset, last) for offset in (0, 1))
     low, high = (data.columns[feature, row_indices(words[0, end])] for end in ends)
     threshold = np.where(np.isnan(high), np.float32(np.inf), midpoints(low, high))
     return _Split(
         found=found,
         feature=feature,
         threshold=threshold,
-        missing_left=places[-1] < places[0],
+        missing_left=indices[-1] < indices[0],
         has_missing=is_missing(words[0, last]),
         gain=gain,
     )
@@ -310,10 +310,10 @@ def _largest(level, gain):
 
 def _first_place(level, hit):
     """Returns the first position of each node where ``hit``; n if there is none."""
-    places = np.full(len(level.starts), len(hit))
+    indices = np.full(len(level.starts), len(hit))
     every = np.flatnonzero(hit)[::-1]
-    places[level.slot[every]] = every  # reversed, so that the first hit is kept
-    return places
+    indices[level.slot[every]] = every  # reversed, so that the first hit is kept
+    return indices
 
 
 def _route(data, level, split):

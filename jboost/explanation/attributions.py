@@ -37,15 +37,17 @@ _BLOCK_CELLS = 2**21  # numbers in one array of a block of rows: 8 MiB
 class Points(NamedTuple):
     """Quadrature on [0, 1]: where an integrand is evaluated, and the weights."""
 
-    place: Float[np.ndarray, " P"]
+    abscissa: Float[np.ndarray, " P"]
     weight: Float[np.ndarray, " P"]
 
 
 def make_points(max_depth: int, num_features: int) -> Points:
     """Returns enough points to be exact for all paths of trees of this depth."""
     degree = max(1, min(max_depth, num_features))
-    place, weight = np.polynomial.legendre.leggauss((degree + 1) // 2)
-    return Points(((place + 1) / 2).astype(np.float32), (weight / 2).astype(np.float32))
+    abscissa, weight = np.polynomial.legendre.leggauss((degree + 1) // 2)
+    return Points(
+        ((abscissa + 1) / 2).astype(np.float32), (weight / 2).astype(np.float32)
+    )
 
 
 class Edges(NamedTuple):
@@ -121,9 +123,9 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
     """
     num_features = rows.num_features
     columns = flush_denormals(rows.matrix()).T
-    cells = points.place.size * 2 ** (max_depth + 1)
+    cells = points.abscissa.size * 2 ** (max_depth + 1)
     if trees.left_child is not None:
-        cells = points.place.size * trees.feature.shape[2]
+        cells = points.abscissa.size * trees.feature.shape[2]
     if pairs:
         cells = max(cells, num_features**2 * trees.feature.shape[1])
     size = max(1, min(rows.num_rows, _BLOCK_CELLS // cells))
@@ -230,8 +232,8 @@ def _shares(links, max_depth):
 
 def _to_children(links, values, child):
     """Copies values of inner nodes to their left or right children; 0 elsewhere."""
-    place = jnp.where(links.is_leaf, child.shape[0], child)
-    return jnp.zeros_like(values).at[place].set(values, mode="drop")
+    index = jnp.where(links.is_leaf, child.shape[0], child)
+    return jnp.zeros_like(values).at[index].set(values, mode="drop")
 
 
 def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
@@ -246,11 +248,11 @@ def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
 
     def climb(_, state):
         """Moves up one edge, until an edge tests the same feature; counts depth."""
-        above, place, depth = state
+        above, index, depth = state
         found = (above > 0) & (feature[above] == feature)
         above = jnp.where(found, above, parent[above])
-        depth += (place > 0).astype(jnp.int32)
-        return above, parent[place], depth
+        depth += (index > 0).astype(jnp.int32)
+        return above, parent[index], depth
 
     state = (parent, node, jnp.zeros_like(node))
     above, _, depth = jax.lax.fori_loop(0, max_depth, climb, state)
@@ -260,7 +262,7 @@ def _make_edges(tree, leaf_value, leaf_cover, points, max_depth):
         jnp.ones_like(share),
     )  # fmt: skip
     part, before = whole[:, None], whole[above][:, None]
-    t = points.place[None]
+    t = points.abscissa[None]
     factor, last = part * (1 - t) + t, before * (1 - t) + t
     return Edges(
         order=order,
@@ -366,9 +368,9 @@ def _add_pairs(edges, open_, product, num_features, max_depth):
         def add_above(_, state):
             halves, other = state
             both = jnp.sum(all_changes[other] * own, axis=0) / 2
-            place = edges.feature[other], edges.feature[node]
-            both = jnp.where(place[0] == place[1], 0, both)
-            return halves.at[place].add(both), edges.parent[other]
+            index = edges.feature[other], edges.feature[node]
+            both = jnp.where(index[0] == index[1], 0, both)
+            return halves.at[index].add(both), edges.parent[other]
 
         above = (halves, edges.parent[node])
         halves, _ = jax.lax.fori_loop(0, max_depth - 1, add_above, above)
@@ -388,5 +390,5 @@ def fill_diagonal(
     pairs: Float[Array, "F F N"], values: Float[Array, "F N"]
 ) -> Float[Array, "F F N"]:
     """Sets the diagonal so that the rows of interactions sum to the values."""
-    place = jnp.arange(values.shape[0])
-    return pairs.at[place, place].set(values - jnp.sum(pairs, axis=1))
+    index = jnp.arange(values.shape[0])
+    return pairs.at[index, index].set(values - jnp.sum(pairs, axis=1))

@@ -126,20 +126,20 @@ def partial_dependence(
     if offset is not None:
         offset = read_offset(offset, num_rows, ensemble.num_scores)
         offset = offset[:, 0] if ensemble.num_scores == 1 else offset
-    places = _find_features(ensemble, features)
+    indices = _find_features(ensemble, features)
     orders = list_orders(x)
     axes = [
         _make_axis(
-            ensemble, place, values, matrix[:, place], weights, orders.get(place)
+            ensemble, index, values, matrix[:, index], weights, orders.get(index)
         )
-        for place, values in zip(places, _split_grid(grid, len(places)), strict=True)
+        for index, values in zip(indices, _split_grid(grid, len(indices)), strict=True)
     ]
     points = np.array(list(product(*(axis.values for axis in axes))), np.float32)
     shape = (ensemble.num_scores,) if ensemble.num_scores > 1 else ()
     checks.check_link(inverse_link, shape, single=True)
     scores = partial(predict, model, inverse_link=inverse_link)
     average, individual = _evaluate(
-        scores, matrix, places, points, offset, weights, kind
+        scores, matrix, indices, points, offset, weights, kind
     )
     shape = tuple(len(axis.values) for axis in axes)
     if average is not None:
@@ -148,7 +148,7 @@ def partial_dependence(
         individual = individual.reshape(num_rows, *shape, *individual.shape[2:])
     names = ensemble.feature_names or tuple(map(str, range(ensemble.num_features)))
     return PartialDependence(
-        tuple(names[place] for place in places),
+        tuple(names[index] for index in indices),
         tuple(axis.labels for axis in axes),
         average,
         individual,
@@ -188,13 +188,13 @@ def _find_features(model, features):
     given = [features] if single else list(features)
     if len(given) not in (1, 2):
         raise ValueError(f"features must be one or two features, got {features!r}")
-    places = [
+    indices = [
         checks.check_feature("features", f, model.num_features, model.feature_names)
         for f in given
     ]
-    if len({*places}) < len(places):
+    if len({*indices}) < len(indices):
         raise ValueError(f"features must be two different ones, got {features!r}")
-    return places
+    return indices
 
 
 def _split_grid(grid, count):
@@ -214,11 +214,11 @@ def _split_grid(grid, count):
     return parts
 
 
-def _make_axis(model, place, asked, column, weights, order):
+def _make_axis(model, index, asked, column, weights, order):
     """Returns the grid of one feature, from the number of values or the values."""
     categories = model.categories
-    if categories is not None and place in categories.features:
-        values, labels = _list_categories(categories, place, asked, order)
+    if categories is not None and index in categories.features:
+        values, labels = _list_categories(categories, index, asked, order)
         # NaN does not equal NaN, so that missing values are compared as inf.
         with_missing = np.where(np.isnan(column), np.inf, column)
         sought = np.where(np.isnan(values), np.inf, values)
@@ -226,7 +226,7 @@ def _make_axis(model, place, asked, column, weights, order):
         counts = np.array([mass[with_missing == value].sum() for value in sought])
         return _Axis(values, _as_labels(labels), counts)
     if isinstance(asked, int):
-        values = _find_quantiles(column, weights, asked, place)
+        values = _find_quantiles(column, weights, asked, index)
         return _Axis(values, values)
     try:
         values = np.asarray(asked, np.float32)
@@ -237,9 +237,9 @@ def _make_axis(model, place, asked, column, weights, order):
     return _Axis(values, values)
 
 
-def _list_categories(categories, place, asked, order):
+def _list_categories(categories, index, asked, order):
     """Returns values and labels of all categories of training, or of those given."""
-    group = categories.features.index(place)
+    group = categories.features.index(index)
     codes = np.asarray(categories.codes)[group]
     known = None if categories.values is None else categories.values[group]
     if isinstance(asked, int):
@@ -252,11 +252,11 @@ def _list_categories(categories, place, asked, order):
         return values.astype(np.float32), labels
     if known is None:
         return np.asarray(asked, np.float32), asked
-    places = {value: float(place) for place, value in enumerate(known)}
-    unknown = [v for v in asked if v not in places and not is_gap(v)]
+    indices = {value: float(index) for index, value in enumerate(known)}
+    unknown = [v for v in asked if v not in indices and not is_gap(v)]
     if unknown:
         raise ValueError(f"grid must hold categories of training, got {unknown[0]!r}")
-    return np.array([places.get(v, np.nan) for v in asked], np.float32), asked
+    return np.array([indices.get(v, np.nan) for v in asked], np.float32), asked
 
 
 def _as_labels(labels):
@@ -266,12 +266,12 @@ def _as_labels(labels):
     return array.astype(object) if array.dtype.kind == "f" else array
 
 
-def _find_quantiles(column, weights, count, place):
+def _find_quantiles(column, weights, count, index):
     """Returns values of a column: all, or quantiles (never between two values)."""
     used = ~np.isnan(column) & (weights > 0)
     values, group = np.unique(column[used], return_inverse=True)
     if len(values) == 0:
-        raise ValueError(f"grid must be given: column {place} of x has no values")
+        raise ValueError(f"grid must be given: column {index} of x has no values")
     if len(values) <= count:
         return values
     mass = np.cumsum(np.bincount(group, weights[used]))
@@ -282,11 +282,11 @@ def _find_quantiles(column, weights, count, place):
 # ---- scores -------------------------------------------------------------------------
 
 
-def _evaluate(scores, matrix, places, points, offset, weights, kind):
+def _evaluate(scores, matrix, indices, points, offset, weights, kind):
     """Returns averages [P, *K] and curves [N, P, *K] at points [P, features].
 
     Several copies of the matrix are predicted at once. The copies are made once; only
-    the columns ``places`` are overwritten for each block of points.
+    the columns ``indices`` are overwritten for each block of points.
     """
     num_rows, num_columns = matrix.shape
     most = max(1, _BLOCK_CELLS // matrix.size)
@@ -298,7 +298,7 @@ def _evaluate(scores, matrix, places, points, offset, weights, kind):
     averages, curves = [], []
     for first in range(0, len(points), size):
         some = points[first : first + size]
-        block[: len(some), :, places] = some[:, None]
+        block[: len(some), :, indices] = some[:, None]
         found = np.asarray(scores(block.reshape(-1, num_columns), offset=offset))
         found = found.reshape(size, num_rows, *found.shape[1:])[: len(some)]
         averages.append(np.tensordot(share, found, axes=(0, 1)))

@@ -199,18 +199,18 @@ def _list_splits(number, tree):
     # cat_threshold[cat_boundaries[i] : cat_boundaries[i + 1]].
     ends = _as_integers(tree.fields["cat_boundaries"].split())
     words = np.array(tree.fields["cat_threshold"].split(), np.uint32)
-    places = tree.threshold[tree.categorical].astype(int)
+    indices = tree.threshold[tree.categorical].astype(int)
     if (
         ends[0] != 0 or ends[-1] > words.size or np.any(np.diff(ends) < 0)
-        or not 0 <= places.min() <= places.max() < len(ends) - 1
-        or len(np.unique(places)) < len(places)
+        or not 0 <= indices.min() <= indices.max() < len(ends) - 1
+        or len(np.unique(indices)) < len(indices)
     ):  # fmt: skip
         raise ValueError(
             "cat_boundaries must ascend within cat_threshold, with one set per node"
         )
     splits = []
-    for node, place in zip(np.flatnonzero(tree.categorical), places, strict=True):
-        own = words[ends[place] : ends[place + 1]].astype("<u4", copy=False)
+    for node, index in zip(np.flatnonzero(tree.categorical), indices, strict=True):
+        own = words[ends[index] : ends[index + 1]].astype("<u4", copy=False)
         values = np.flatnonzero(np.unpackbits(own.view(np.uint8), bitorder="little"))
         feature = int(tree.feature[node])
         splits.append(CategorySplit(number, int(node), feature, values, True))

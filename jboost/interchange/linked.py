@@ -60,10 +60,10 @@ def place_sets(
         possible because codes do not keep the order of values; or the arrays would be
         too large.
     """
-    places = () if categories is None else categories.features
+    indices = () if categories is None else categories.features
     for tree in trees:
         numeric = ~tree.is_leaf & ~np.isnan(tree.threshold)
-        if np.isin(tree.feature[numeric], places).any():
+        if np.isin(tree.feature[numeric], indices).any():
             raise ValueError("a tree compares a categorical feature with a threshold")
     if not words.shape[1]:
         return list(trees)
@@ -128,11 +128,11 @@ def build_ensemble(
     for number, (tree, _) in enumerate(pairs):
         inner, leaves = _find_places(tree, depth, linked)
         for name, array in arrays.items():
-            place = leaves if name in _OF_LEAVES else inner
+            index = leaves if name in _OF_LEAVES else inner
             kept = tree.is_leaf if name in _OF_LEAVES else ~tree.is_leaf
             own = getattr(tree, name)
             if own is not None:
-                array[number, place[kept]] = own[kept]
+                array[number, index[kept]] = own[kept]
     shape = (len(trees) // len(init_score), len(init_score))
     arrays = {key: a.reshape(*shape, *a.shape[1:]) for key, a in arrays.items()}
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
@@ -199,13 +199,13 @@ def _find_places(tree, depth, linked):
     In heap order, node i has the children 2i + 1 and 2i + 2. A leaf above the deepest
     level takes the index of its leftmost descendant there.
     """
-    place = np.arange(len(tree.left))
+    index = np.arange(len(tree.left))
     if linked:
-        return place, place
-    place[:] = 0
+        return index, index
+    index[:] = 0
     for node in np.flatnonzero(~tree.is_leaf):
-        place[tree.left[node]] = 2 * place[node] + 1
-        place[tree.right[node]] = 2 * place[node] + 2
+        index[tree.left[node]] = 2 * index[node] + 1
+        index[tree.right[node]] = 2 * index[node] + 2
     # Node i is node number i + 1 - 2^l of level l = floor(log2(i + 1)).
-    level = np.log2(place + 1).astype(np.int64)
-    return place, (place + 1 - (1 << level)) << (depth - level)
+    level = np.log2(index + 1).astype(np.int64)
+    return index, (index + 1 - (1 << level)) << (depth - level)

@@ -198,29 +198,29 @@ def _read_histograms(estimator):
     members = [member for row in estimator._predictors for member in row]
     start = np.asarray(estimator._baseline_prediction, float).reshape(-1)
     mask = estimator.is_categorical_
-    places, encodings = np.arange(estimator.n_features_in_), []
+    indices, encodings = np.arange(estimator.n_features_in_), []
     if mask is not None:
-        places = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
+        indices = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
         encoder = estimator._preprocessor.named_transformers_["encoder"]
         encodings = [_decode(categories) for categories in encoder.categories_]
     splits, trees = [], []
     for number, member in enumerate(members):
         nodes = member.nodes
-        trees.append(_make_histogram_nodes(nodes, places))
+        trees.append(_make_histogram_nodes(nodes, indices))
         split = nodes["is_categorical"].astype(bool) & ~nodes["is_leaf"].astype(bool)
         for node in np.flatnonzero(split):
             feature = int(nodes["feature_idx"][node])
             words = member.raw_left_cat_bitsets[nodes["bitset_idx"][node]].astype("<u4")
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
             left = encodings[feature].value[np.flatnonzero(bits)]
-            place = int(places[feature])
-            splits.append(CategorySplit(number, int(node), place, left, True))
+            index = int(indices[feature])
+            splits.append(CategorySplit(number, int(node), index, left, True))
     known, names = {}, {}
-    for place, encoding in zip(places, encodings, strict=False):
+    for index, encoding in zip(indices, encodings, strict=False):
         length = int(encoding.value.max(initial=-1)) + 1
-        known[int(place)] = KnownValues(length, encoding.value)
+        known[int(index)] = KnownValues(length, encoding.value)
         if encoding.names is not None:
-            names[int(place)] = encoding.names
+            names[int(index)] = encoding.names
     categories, words = code_splits(splits, known, names)
     return _Parts(place_sets(trees, splits, words, categories), start, categories)
 
@@ -254,7 +254,7 @@ def _decode(categories):
     return _Encoding(values.astype(int), None)
 
 
-def _make_histogram_nodes(nodes, places):
+def _make_histogram_nodes(nodes, indices):
     leaf = nodes["is_leaf"].astype(bool)
     categorical = nodes["is_categorical"].astype(bool)
     unknown = np.full(len(nodes), np.nan)
@@ -262,7 +262,7 @@ def _make_histogram_nodes(nodes, places):
     return Nodes(
         left=np.where(leaf, LEAF, nodes["left"].astype(np.int64)).astype(np.int32),
         right=np.where(leaf, LEAF, nodes["right"].astype(np.int64)).astype(np.int32),
-        feature=np.where(leaf, 0, places[nodes["feature_idx"]]).astype(np.int32),
+        feature=np.where(leaf, 0, indices[nodes["feature_idx"]]).astype(np.int32),
         threshold=np.where(categorical, np.float32(np.nan), threshold),
         missing_left=nodes["missing_go_to_left"].astype(bool),
         value=nodes["value"].astype(np.float32),

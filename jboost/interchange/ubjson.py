@@ -32,9 +32,9 @@ def read_ubjson(data: bytes) -> Any:
     """
     reader = _Reader(data)
     value = reader.value(reader.take(1), 0)
-    if reader.place != len(data):
+    if reader.offset != len(data):
         raise ValueError(
-            f"the file must end after {reader.place} bytes, got {len(data)} bytes"
+            f"the file must end after {reader.offset} bytes, got {len(data)} bytes"
         )
     return value
 
@@ -42,19 +42,19 @@ def read_ubjson(data: bytes) -> Any:
 class _Reader:
     def __init__(self, data: bytes):
         self.data = data
-        self.place = 0
+        self.offset = 0
 
     def take(self, size: int) -> bytes:
-        if size < 0 or self.place + size > len(self.data):
+        if size < 0 or self.offset + size > len(self.data):
             raise ValueError(
                 f"the file is truncated or not UBJSON: it must have {size} bytes from "
-                f"byte {self.place} on, got a length of {len(self.data)} bytes"
+                f"byte {self.offset} on, got a length of {len(self.data)} bytes"
             )
-        self.place += size
-        return self.data[self.place - size : self.place]
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
 
     def peek(self) -> bytes:
-        return self.data[self.place : self.place + 1]
+        return self.data[self.offset : self.offset + 1]
 
     def number(self, mark: bytes) -> Any:
         kind = _NUMBERS[mark]
@@ -71,10 +71,10 @@ class _Reader:
         try:
             return self.take(size).decode("utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"text before byte {self.place} must be UTF-8") from None
+            raise ValueError(f"text before byte {self.offset} must be UTF-8") from None
 
     def refuse(self, mark: bytes) -> None:
-        raise ValueError(f"the file is not UBJSON: {mark!r} at byte {self.place - 1}")
+        raise ValueError(f"the file is not UBJSON: {mark!r} at byte {self.offset - 1}")
 
     def value(self, mark: bytes, level: int) -> Any:
         if level > _MOST_LEVELS:

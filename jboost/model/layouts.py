@@ -137,9 +137,9 @@ def _check_ensemble(static, arrays, sizes):
         )
     _check_categories(static, arrays, sizes, num_features)
     by_set = np.isnan(threshold)
-    places = np.array(static.get("categories.features", ()), np.int64)
+    indices = np.array(static.get("categories.features", ()), np.int64)
     if by_set.any() and (
-        "left_codes" not in arrays or not np.isin(feature[by_set], places).all()
+        "left_codes" not in arrays or not np.isin(feature[by_set], indices).all()
     ):
         raise ValueError("threshold must not be NaN except in categorical splits")
 
@@ -149,13 +149,13 @@ def _check_categories(static, arrays, sizes, num_features):
         raise ValueError("left_codes must come with categories")
     if "categories.codes" not in arrays:
         return
-    places, values = static["categories.features"], static["categories.values"]
-    good = isinstance(places, tuple) and all(type(place) is int for place in places)
-    good = good and len(places) == sizes["G"] and list(places) == sorted({*places})
-    if not good or not all(0 <= place < num_features for place in places):
+    indices, values = static["categories.features"], static["categories.values"]
+    good = isinstance(indices, tuple) and all(type(index) is int for index in indices)
+    good = good and len(indices) == sizes["G"] and list(indices) == sorted({*indices})
+    if not good or not all(0 <= index < num_features for index in indices):
         raise ValueError(
             f"categories.features must be {sizes['G']} ascending indices of features, "
-            f"got {places!r}"
+            f"got {indices!r}"
         )
     if sizes["V"] < 1 or sizes.get("W", 1) < 1:
         raise ValueError("categories.codes and left_codes must not be empty, got none")

@@ -94,8 +94,8 @@ def partial_dependence(
     check_integer("max_categories", max_categories, least=2)
     found, columns = _find(dependence, x, features, grid)
     found = _choose_score(found, score, centred)
-    for place in range(len(found.grid)):
-        found = _gather_categories(found, place, max_categories)
+    for index in range(len(found.grid)):
+        found = _gather_categories(found, index, max_categories)
     if len(found.grid) == 1:
         ax = open_axes(ax, (6.0, 4.0))
         _draw_one(ax, found, max_rows)
@@ -129,13 +129,13 @@ def _find(dependence, x, features, grid):
     found = find_dependence(model, x, asked, grid=grid, kind=kind)
     ensemble = read_model(model)
     matrix = read_frame(x, "x", schema=ensemble.schema, categorical=True).matrix
-    places = [
+    indices = [
         check_feature("features", f, ensemble.num_features, ensemble.feature_names)
         for f in asked
     ]
     numbers = [
-        np.asarray(matrix)[:, place] if _is_number(values) else None
-        for place, values in zip(places, found.grid, strict=True)
+        np.asarray(matrix)[:, index] if _is_number(values) else None
+        for index, values in zip(indices, found.grid, strict=True)
     ]
     # If one of two features is categorical, the numeric one is on the x-axis: return
     # its column only.
@@ -171,13 +171,13 @@ def _choose_score(found, score, centred):
     return found._replace(average=average, individual=individual)
 
 
-def _gather_categories(found, place, most):
+def _gather_categories(found, index, most):
     """Merges all but the most frequent categories of a feature into their mean."""
-    labels = found.grid[place]
+    labels = found.grid[index]
     if _is_number(labels) or len(labels) <= most:
         return found
     weights = [None] * len(found.grid) if found.counts is None else [*found.counts]
-    counts = np.ones(len(labels)) if weights[place] is None else weights[place]
+    counts = np.ones(len(labels)) if weights[index] is None else weights[index]
     order = np.argsort(-counts, kind="stable")
     kept, rest = np.sort(order[: most - 1]), order[most - 1 :]
     share = counts[rest] if counts[rest].any() else None
@@ -187,13 +187,13 @@ def _gather_categories(found, place, most):
         return np.concatenate([scores.take(kept, axis), others], axis)
 
     grid = [*found.grid]
-    grid[place] = np.append(labels[kept].astype(object), f"others ({len(rest)})")
-    weights[place] = np.append(counts[kept], counts[rest].sum())
+    grid[index] = np.append(labels[kept].astype(object), f"others ({len(rest)})")
+    weights[index] = np.append(counts[kept], counts[rest].sum())
     individual = found.individual
     return found._replace(
         grid=tuple(grid),
-        average=gather(found.average, place),
-        individual=None if individual is None else gather(individual, 1 + place),
+        average=gather(found.average, index),
+        individual=None if individual is None else gather(individual, 1 + index),
         counts=tuple(weights),
     )
 
@@ -297,8 +297,8 @@ def _name_axis(axis, name, categories):
         ]
         longest = max(map(len, labels))
         crowded = axis.axis_name == "x" and longest * len(labels) > _CROWDED
-        places = np.arange(0, len(categories), step)
-        axis.set_ticks(places, labels, rotation=40 if crowded else 0)
+        indices = np.arange(0, len(categories), step)
+        axis.set_ticks(indices, labels, rotation=40 if crowded else 0)
         if crowded:
             # The end of a rotated label stands below its tick.
             for label in axis.get_ticklabels():

@@ -144,16 +144,16 @@ def _order(frame: Frame, orders, categorical):
     and the matrix itself elsewhere.
     """
     matrix = np.array(frame.matrix)
-    for place in categorical:
-        matrix[:, place] = np.nan
-    for place, known in enumerate(frame.categories or ()):
+    for index in categorical:
+        matrix[:, index] = np.nan
+    for index, known in enumerate(frame.categories or ()):
         if known is not None:
-            levels = orders.get(place, [])
+            levels = orders.get(index, [])
             rank = {level: float(number) for number, level in enumerate(levels)}
             # The last entry is for missing cells, whose index becomes -1.
             ranks = np.array([*(rank.get(v, np.nan) for v in known), np.nan])
-            cells = np.asarray(frame.matrix)[:, place]
-            matrix[:, place] = ranks[np.nan_to_num(cells, nan=-1).astype(int)]
+            cells = np.asarray(frame.matrix)[:, index]
+            matrix[:, index] = ranks[np.nan_to_num(cells, nan=-1).astype(int)]
     return matrix
 
 
@@ -194,8 +194,8 @@ def _draw_swarms(ax, values, matrix, top, max_rows):
     palette = palette.with_extremes(bad="0.6")
     ax.axvline(0, color=ink(ax), linewidth=0.8, alpha=0.6, zorder=1)
     area = 14.0 if len(rows) <= 500 else 7.0
-    for place, feature in enumerate(top):
-        across = place + _swarm(values[rows, feature], low, high)
+    for index, feature in enumerate(top):
+        across = index + _swarm(values[rows, feature], low, high)
         style: dict[str, Any] = dict(s=area, linewidths=0, rasterized=True, zorder=2)
         if matrix is None:
             ax.scatter(values[rows, feature], across, color=colors(1)[0], **style)

@@ -196,12 +196,12 @@ def _visit(left) -> list[_Visit]:
     visits: list[_Visit] = []
     pending = [_Visit(0, ROOT, True, 0)]
     while pending:
-        place, visit = len(visits), pending.pop()
+        index, visit = len(visits), pending.pop()
         visits.append(visit)
         if (child := int(left[visit.node])) >= 0:
             below = visit.depth + 1
-            pending.append(_Visit(child + 1, place, False, below))
-            pending.append(_Visit(child, place, True, below))
+            pending.append(_Visit(child + 1, index, False, below))
+            pending.append(_Visit(child, index, True, below))
     return visits
 
 
@@ -214,10 +214,10 @@ def _walk(tree, cover, max_depth, say) -> list[Node]:
             leaves[visits[visit.parent].node] += leaves[visit.node]
     nodes: list[Node] = []
     new = {ROOT: ROOT}  # index of a visit -> index in the table
-    for place, (node, parent, is_left, depth) in enumerate(visits):
+    for index, (node, parent, is_left, depth) in enumerate(visits):
         if max_depth is not None and depth > max_depth:
             continue
-        new[place] = len(nodes)
+        new[index] = len(nodes)
         inside = not tree.is_leaf[node] and depth != max_depth
         nodes.append(
             Node(

@@ -179,14 +179,14 @@ def stream(
       >>> bool(history.train_loss[-1] < history.train_loss[0])
       True
     """
-    places = directories
-    if isinstance(places, str | os.PathLike):
-        places = (places,)
-    for place in places:
-        if not isinstance(place, str | os.PathLike):
-            raise TypeError(f"directories must be paths, got {place!r}")
+    folders = directories
+    if isinstance(folders, str | os.PathLike):
+        folders = (folders,)
+    for folder in folders:
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"directories must be paths, got {folder!r}")
     if bins is not None and not isinstance(bins, Bins):
         raise TypeError(f"bins must be Bins or None, got {type(bins).__name__}")
     if block_rows is not None:
         block_rows = checks.check_integer("block_rows", block_rows, least=1)
-    return Stream(as_source(source), memory, tuple(places), bins, block_rows)
+    return Stream(as_source(source), memory, tuple(folders), bins, block_rows)

@@ -108,7 +108,7 @@ def goes_left(
 
 def check_values(
     matrix: Any,
-    places: tuple[int, ...],
+    indices: tuple[int, ...],
     name: str,
     feature_names: Sequence[str] | None = None,
 ) -> None:
@@ -118,7 +118,7 @@ def check_values(
     """
     if isinstance(matrix, Tracer):
         return
-    columns = list(places)
+    columns = list(indices)
     if isinstance(matrix, jax.Array):  # may be on another device
         matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
     for first in range(0, len(matrix), _BLOCK_ROWS):
@@ -130,12 +130,12 @@ def check_values(
             row, group = bad[0]
             raise ValueError(
                 f"{name} must hold integers 0, 1, 2, ... for categories, NaN where "
-                f"missing, in {_describe(places[group], feature_names)}, got "
+                f"missing, in {_describe(indices[group], feature_names)}, got "
                 f"{block[row, group]} in row {first + row}"
             )
 
 
-def _describe(place, feature_names):
-    """A column in messages: its place, and its name where there is one."""
-    name = "" if feature_names is None else f" ({feature_names[place]!r})"
-    return f"column {place}{name}"
+def _describe(index, feature_names):
+    """A column in messages: its index, and its name if it has one."""
+    name = "" if feature_names is None else f" ({feature_names[index]!r})"
+    return f"column {index}{name}"

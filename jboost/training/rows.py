@@ -103,7 +103,7 @@ def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
         return {}
     named, sets = isinstance(validation, dict), {}
     for name, parts in (validation if named else {UNNAMED: validation}).items():
-        place = f"validation[{name!r}]" if named else "validation"
+        label = f"validation[{name!r}]" if named else "validation"
         if not isinstance(name, str) or name == "train":
             raise ValueError(
                 f"validation must name its sets by strings other than 'train', got "
@@ -111,11 +111,11 @@ def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
             )
         if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
             raise ValueError(
-                f"{place} must be (x, y), (x, y, sample_weight) or (x, y, "
+                f"{label} must be (x, y), (x, y, sample_weight) or (x, y, "
                 f"sample_weight, offset), got {type(parts).__name__}"
                 + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
             )
-        sets[name] = place, (*parts, None, None)[:4]
+        sets[name] = label, (*parts, None, None)[:4]
     return sets
 
 
@@ -137,32 +137,32 @@ def make_sets(
       with_offset: whether the training rows have an offset.
     """
     sets = {}
-    for name, (place, values) in given.items():
+    for name, (label, values) in given.items():
         x, y, weights, offset = values
         if with_offset != (offset is not None):
             raise ValueError(
-                f"{place} must be (x, y, sample_weight, offset) with an offset if and "
+                f"{label} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if fit is given one (sample_weight may be None)"
             )
         matrix = read_frame(
-            x, f"{place} x", schema=schema, sparse=True,
+            x, f"{label} x", schema=schema, sparse=True,
             categorical=bins.categories is not None,
         ).matrix  # fmt: skip
         if matrix.shape[1] != bins.num_features:
             raise ValueError(
-                f"{place} x must have {bins.num_features} columns, as x has, got "
+                f"{label} x must have {bins.num_features} columns, as x has, got "
                 f"{matrix.shape[1]}"
             )
         if bins.categories is not None:
             features = bins.categories.features
-            check_values(matrix, features, f"{place} x", schema.names)
+            check_values(matrix, features, f"{label} x", schema.names)
         if isinstance(matrix, SparseMatrix):
-            check_gaps(bins.absent, matrix, f"{place} x")
+            check_gaps(bins.absent, matrix, f"{label} x")
         if weights is not None:
-            weights = check_weights(weights, matrix.shape[0], f"{place} sample_weight")
-        y = check_targets(y, matrix.shape[0], weights, f"{place} y", warn=True)
-        y = match_targets(y, training, f"{place} y")
+            weights = check_weights(weights, matrix.shape[0], f"{label} sample_weight")
+        y = check_targets(y, matrix.shape[0], weights, f"{label} y", warn=True)
+        y = match_targets(y, training, f"{label} y")
         sets[name] = make_rows(
-            bins, matrix, y, weights, offset, num_scores, padded, f"{place} "
+            bins, matrix, y, weights, offset, num_scores, padded, f"{label} "
         )
     return sets

@@ -346,14 +346,16 @@ def _bounds(objective, groups):
     unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
     if objective.minimizer is None:
         return -unknown, unknown
-    wish = objective.minimizer[groups.k] - groups.scores[groups.k]
+    distance = objective.minimizer[groups.k] - groups.scores[groups.k]
     moves = groups.weights > 0
     if groups.direction is not None:
         # Rows that do not move (direction 0) are happy with every c.
         moves &= groups.direction != 0
-        wish = wish / jnp.where(moves, groups.direction, 1.0)
-    wish = jnp.where(jnp.isfinite(wish), jnp.where(wish == 0, 0.0, wish), jnp.nan)
+        distance = distance / jnp.where(moves, groups.direction, 1.0)
+    distance = jnp.where(
+        jnp.isfinite(distance), jnp.where(distance == 0, 0.0, distance), jnp.nan
+    )
     group = jnp.where(moves, groups.group, num_groups)
-    low, high = find_range(wish, group, num_groups)
+    low, high = find_range(distance, group, num_groups)
     # The penalty pulls toward 0; empty groups stay there.
     return jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)
