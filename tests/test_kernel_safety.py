@@ -150,10 +150,68 @@ def test_codes_beyond_the_bins_count_as_the_last():
     """A code of two bytes must not be added beyond the tables of sums."""
     packed = np.full((1, 5, 8), 65535, np.uint16)
     words = np.stack([np.arange(5, dtype=np.int32), np.zeros(5, np.int32)], axis=1)
-    state = (words, LEVEL["index"], LEVEL["segments"], np.int32(0))
-    result = jax.ShapeDtypeStruct((2, 2, 3, 4), np.int32)
-    sums = run("sum_root", (result,), (packed, *state))[0]
-    np.testing.assert_array_equal(sums[0, 0], [[0, 0, 0, 10]] * 3)
+    sums = sum_children(packed=packed, words=words)[1]
+    np.testing.assert_array_equal(sums[1, 0], [[0, 0, 0, 1]] * 3)
+
+
+# Five rows, three features, four codes; depth 2.
+GROW = dict(
+    columns=np.ones((3, 5), np.uint8), packed=np.ones((1, 5, 8), np.uint8),
+    gradient=np.arange(5, dtype=np.float32), curvature=np.ones(5, np.float32),
+    in_bag=np.ones(5, bool), seed=np.zeros(2, np.uint32),
+    fractions=np.ones(3, np.float32), l2=np.float32(1), min_gain=np.float32(0),
+    min_weight=np.float32(1), min_count=np.int32(1),
+)  # fmt: skip
+GROW_SIZES = dict(
+    categorical=0, grouped=0, limited=0, max_depth=2, max_leaves=0, num_bins=4,
+    num_slots=2, uniform=0,
+)  # fmt: skip
+NUMBERS = [np.float32(1), np.float32(1), np.float32(1), np.int32(4)]
+
+
+def grow(entries=(), more=(), **changed):
+    sizes = GROW_SIZES | {k: v for k, v in changed.items() if k in GROW_SIZES}
+    operands = GROW | {k: v for k, v in changed.items() if k not in GROW_SIZES}
+    if entries:
+        operands.pop("packed")
+    slots, words = sizes["num_slots"], [((3, 1), np.uint32)] * sizes["categorical"]
+    shapes = [
+        ((3,), np.int32), ((3,), np.int32), ((3,), bool), ((5,), np.int32), *words,
+        ((5, 2), np.int32), ((5,), np.uint16), ((1, slots, 2), np.int32),
+        ((slots, 3, 3, sizes["num_bins"]), np.int32),
+        *([((5, 4), np.int32)] if entries else []),
+    ]  # fmt: skip
+    results = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    operands = (*operands.values(), *entries, *more)
+    return jax.jit(lambda *a: library.call("grow", results, *a, **sizes))(*operands)
+
+
+def test_trees_are_grown_only_from_codes_that_are_there():
+    assert grow()[3].shape == (5,)
+    features = dict(categorical=1, more=(i32(2), i32(3), *NUMBERS))
+    assert grow(**features)[3].shape == (5,)
+    for changed in (
+        dict(packed=np.ones((1, 4, 8), np.uint8)),
+        dict(packed=np.ones((1, 5, 8), np.uint16)),
+        dict(gradient=np.ones(4, np.float32)),
+        dict(num_bins=300), dict(num_slots=3), dict(max_depth=31),
+        dict(categorical=1, more=(i32(3), i32(3), *NUMBERS)),
+        dict(categorical=1, more=(i32(-1), i32(3), *NUMBERS)),
+    ):  # fmt: skip
+        with pytest.raises(Exception, match="jboost kernel: "):
+            grow(**changed)
+
+
+def test_trees_are_grown_only_from_entries_that_are_there():
+    columns = SPARSE["columns"]
+    given = {name: SPARSE[name] for name in ("starts", "rows", "absent")}
+    assert grow(tuple(given.values()), columns=columns)[3].shape == (5,)
+    for changed in (
+        dict(rows=i32(0, 5, 1, 4)), dict(rows=i32(-1, 3, 1, 4)),
+        dict(starts=i32(0, 2, 1, 4)), dict(starts=i32(0, 2, 4, 9)),
+    ):  # fmt: skip
+        with pytest.raises(Exception, match="jboost kernel: "):
+            grow(tuple((given | changed).values()), columns=columns)
 
 
 @pytest.mark.skipif(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of native/grow.h, which grow one level of a tree on a CPU.
+"""The operations of native/tree.h and native/grow.h, which grow trees on a CPU.
 
-In: codes, the rows by node, limits. Out: histograms, splits, the rows by child node.
-All results equal those of plain XLA bit for bit. :mod:`jboost.trees.native_growth`
-calls these operations level by level.
+In: codes, derivatives, limits. Out: a tree and the leaf of each row; for blocks of rows
+on disk, histograms and the rows by child node. All results equal those of plain XLA bit
+for bit.
 """
 
 from typing import Any, NamedTuple
@@ -37,9 +37,33 @@ class SlotSplits(NamedTuple):
     missing_left: Bool[Array, " M"]
     gain: Float[Array, " M"]
     found: Bool[Array, " M"]
-    child_bounds: Float[Array, "M 2 2"] | None
-    left_codes: UInt32[Array, "M W"] | None = None
-    absent_codes: UInt32[Array, "M W"] | None = None
+
+
+class TreeSizes(NamedTuple):
+    """What the kernel that grows a tree is told of sizes.
+
+    Attributes:
+      max_leaves: 0 for no limit.
+      num_slots: the most nodes of a level.
+      uniform: whether all rows in the bag have the same curvature.
+    """
+
+    max_depth: int
+    max_leaves: int
+    num_bins: int
+    num_slots: int
+    uniform: int
+
+
+class GrownTree(NamedTuple):
+    """A tree in heap order, and the leaf of each row; None for what was not asked."""
+
+    feature: Int32[Array, " I"]
+    threshold: Int32[Array, " I"]
+    missing_left: Bool[Array, " I"]
+    leaf: Int32[Array, " N"]
+    bounds: Float[Array, "L 2"] | None
+    left_codes: UInt32[Array, "I W"] | None
 
 
 class SlotRows(NamedTuple):
@@ -67,7 +91,6 @@ class GrowState(NamedTuple):
     missing_left: Bool[Array, " I"]
     position: Int32[Array, " M"]
     leaf: Int32[Array, " N"]
-    left_codes: UInt32[Array, "I W"] | None = None
 
     @property
     def rows(self) -> SlotRows:
@@ -108,111 +131,58 @@ def find_leaves(
     return call("find_leaves", _like(leaf), *operands, aliases={5: 0})
 
 
-def start_rows(
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
-    seed: UInt32[Array, "2"],
-    *,
-    slots: int,
-    uniform: bool,
-) -> tuple[SlotRows, Float[Array, "2"]]:
-    """Rounds the derivatives, and puts all rows in the bag into slot 0.
-
-    Returns:
-      The rows, and what one integer of gradient and of curvature stands for.
-    """
-    num_rows = gradient.shape[0]
-    shapes = (
-        jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
-        jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
-        jax.ShapeDtypeStruct((-(-num_rows // CHUNK), slots, 2), jnp.int32),
-        jax.ShapeDtypeStruct((2,), jnp.float32),
-    )
-    *rows, unit = call(
-        "start", shapes, gradient, curvature, in_bag, seed, uniform=int(uniform)
-    )
-    return SlotRows(*rows), unit
-
-
-def sum_root(
+def grow_tree(
     codes: CodeOperands,
-    rows: SlotRows,
-    min_child_samples: Int32[Array, ""],
-    *,
-    num_bins: int,
-    uniform: bool,
-) -> Int32[Array, "M C F B"]:
-    """Sums the root's histogram, cumulative over bins, into slot 0."""
-    slots, channels = rows.segments.shape[1], 2 if uniform else 3
-    shape = (slots, channels, codes.shape[0], num_bins)
-    sums, *_ = call(
-        "sum_root",
-        (jax.ShapeDtypeStruct(shape, jnp.int32), *_scratch(codes)),
-        codes.packed, *rows, min_child_samples, *codes.entries,
-    )  # fmt: skip
-    return sums
-
-
-def find_splits(
-    operands: tuple[Array, ...],
+    rows: tuple[Array, ...],
     limits: SplitLimits,
-    bounds: Any,
     values: Any,
+    groups: Bool[Array, "G F"] | None,
     categories: Any,
-) -> SlotSplits:
-    """Finds the best split of each slot.
+    *,
+    sizes: TreeSizes,
+) -> GrownTree:
+    """Grows a whole tree.
 
     Args:
-      operands: sums, the index of each slot's sums, the slots' positions, the
-        features that each slot may be split by, and the unit of the sums.
+      codes: the columns and the codes by row.
+      rows: gradient, curvature, mask of the rows in the bag, seed, and the fractions of
+        features by tree, level and node.
       limits: the conditions that a split must meet.
-      bounds: least and greatest leaf value of each slot; None without ``values``.
       values: a :class:`jboost.trees.splitting.ValueLimits`, or None.
+      groups: features that may meet on a path, or None.
       categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None;
         not with sparse codes.
     """
-    if categories is None:
-        return _find_thresholds(operands, limits, bounds, values)
-    *sums, masks, unit = operands
-    ordered = jnp.ones(masks.shape[1], bool).at[categories.features].set(False)
-    # min_gain is subtracted last: rounding could otherwise make gains equal.
-    free = limits._replace(min_gain=jnp.float32(0))
-    numeric = _find_thresholds(
-        (*sums, masks & ordered[None], unit), free, bounds, values
-    )
-    slots = masks.shape[0]
-    words = jax.ShapeDtypeStruct((slots, -(-sums[0].shape[3] // _WORD)), jnp.uint32)
-    feature, threshold, missing_left, gain, found, left_codes, absent_codes = call(
-        "find_category_splits", (*_split_shapes(slots), words, words), *operands,
-        *limits, *categories, *numeric[:4],
-        *(() if values is None else (values.l1, bounds)),
-    )  # fmt: skip
-    child_bounds = numeric.child_bounds
-    if child_bounds is not None:  # sets of categories have no order to preserve
-        same = jnp.stack([bounds, bounds], axis=1)
-        child_bounds = jnp.where((threshold < 0)[:, None, None], same, child_bounds)
-    return SlotSplits(
-        feature, threshold, missing_left, gain, found, child_bounds, left_codes,
-        absent_codes,
-    )  # fmt: skip
-
-
-def _find_thresholds(operands, limits, bounds, values):
-    slots = operands[0].shape[0]
-    results = _split_shapes(slots)
-    if values is None:
-        found = call("find_splits", results, *operands, *limits)
-        return SlotSplits(*found, child_bounds=None)
-    results = (*results, jax.ShapeDtypeStruct((slots, 2, 2), jnp.float32))
-    more = (values.l1, bounds, values.monotone)
-    return SlotSplits(*call("find_limited_splits", results, *operands, *limits, *more))
-
-
-def _split_shapes(slots):
-    """Returns the shapes of feature, threshold, missing_left, gain and found."""
-    kinds = (jnp.int32, jnp.int32, jnp.bool_, jnp.float32, jnp.bool_)
-    return tuple(jax.ShapeDtypeStruct((slots,), kind) for kind in kinds)
+    num_rows, num_features = codes.shape[1], codes.shape[0]
+    nodes, words = 2**sizes.max_depth - 1, -(-sizes.num_bins // _WORD)
+    chunks, channels = -(-num_rows // CHUNK), 2 if sizes.uniform else 3
+    shapes: list[Any] = [
+        ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),
+        ((num_rows,), jnp.int32),
+    ]  # fmt: skip
+    shapes += [((nodes + 1, 2), jnp.float32)] if values is not None else []
+    shapes += [((nodes, words), jnp.uint32)] if categories is not None else []
+    used = len(shapes)
+    shapes += [  # memory that the kernel needs
+        ((num_rows, 2), jnp.int32), ((num_rows,), jnp.uint16),
+        ((chunks, sizes.num_slots, 2), jnp.int32),
+        ((sizes.num_slots, channels, num_features, sizes.num_bins), jnp.int32),
+    ]  # fmt: skip
+    shapes += [((num_rows, 4), jnp.int32)] if codes.entries else []
+    layouts = (codes.codes,) if codes.entries else (codes.codes, codes.packed)
+    optional = () if values is None else values
+    optional += () if groups is None else (groups,)
+    optional += () if categories is None else categories
+    found = call(
+        "grow", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes),
+        *layouts, *rows, *limits, *codes.entries, *optional,
+        limited=int(values is not None), grouped=int(groups is not None),
+        categorical=int(categories is not None), **sizes._asdict(),
+    )[:used]  # fmt: skip
+    feature, threshold, missing_left, leaf, *rest = found
+    bounds = rest.pop(0) if values is not None else None
+    left_codes = rest.pop(0) if categories is not None else None
+    return GrownTree(feature, threshold, missing_left, leaf, bounds, left_codes)
 
 
 def split_rows(
@@ -230,25 +200,20 @@ def split_rows(
       child of each pair has no more rows than the right one.
     """
     pairs = max(1, state.position.shape[0] // 2)
-    name, sets = "split_rows", ()
-    if split.left_codes is not None:
-        name, sets = "split_category_rows", (split.left_codes, split.absent_codes)
-    arrays = tuple(array for array in state if array is not None)
     results = (
-        *map(_like, arrays),
+        *map(_like, state),
         jax.ShapeDtypeStruct((pairs,), jnp.int32),
         jax.ShapeDtypeStruct((pairs,), jnp.bool_),
     )
     before = (
         codes.codes, level, split.feature, split.threshold, split.missing_left,
-        split.found, *sets,
+        split.found,
     )  # fmt: skip
-    new = call(
-        name, results, *before, *arrays, *codes.entries,
-        aliases={len(before) + i: i for i in range(len(arrays))}, max_depth=max_depth,
+    *new, parent, left_smaller = call(
+        "split_rows", results, *before, *state,
+        aliases={len(before) + i: i for i in range(len(state))}, max_depth=max_depth,
     )  # fmt: skip
-    parent, left_smaller = new[len(arrays) :]
-    return GrowState(*new[: len(arrays)]), parent, left_smaller
+    return GrowState(*new), parent, left_smaller
 
 
 def sum_children(
@@ -265,18 +230,12 @@ def sum_children(
     Returns:
       The index of each slot's sums, and the sums.
     """
-    index, sums, *_ = call(
-        "sum_children", (_like(index), _like(sums), *_scratch(codes)),
+    index, sums = call(
+        "sum_children", (_like(index), _like(sums)),
         codes.packed, *rows, min_child_samples, parent, left_smaller, index, sums,
-        *codes.entries, aliases={8: 1},
+        aliases={8: 1},
     )  # fmt: skip
     return index, sums
-
-
-def _scratch(codes):
-    """Returns the shape of the memory that sums of a sparse matrix need, if any."""
-    scratch = jax.ShapeDtypeStruct((codes.shape[1], 4), jnp.int32)
-    return (scratch,) if codes.entries else ()
 
 
 def _like(array):
@@ -310,7 +269,7 @@ def split_block(columns, rows, level, split, position, *, max_depth):
     )  # fmt: skip
     codes = CodeOperands(columns, None, (), columns.shape)
     state, _, _ = split_rows(
-        codes, level, SlotSplits(*split), state, max_depth=max_depth
+        codes, level, SlotSplits(*split[:5]), state, max_depth=max_depth
     )
     return BlockRows(*state.rows, state.leaf)
 

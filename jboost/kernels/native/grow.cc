@@ -419,6 +419,30 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   return true;
 }
 
+bool PlaceChildren(const Children& children, std::vector<NodeSum>* nodes) {
+  int64_t slots = children.num_slots, used = 0;
+  std::fill_n(children.place, slots, 0);
+  std::vector<uint8_t> taken(slots, 0);
+  for (; used < children.num_pairs && children.source[used] >= 0; ++used) {
+    if (children.source[used] >= slots) return false;
+    int32_t parent = children.old_place[children.source[used]];
+    if (parent < 0 || parent >= slots || taken[parent]) return false;
+    taken[parent] = 1;
+  }
+  if (2 * used > slots) return false;
+  int64_t free_place = 0;
+  for (int64_t pair = 0; pair < used; ++pair) {
+    while (taken[free_place]) ++free_place;
+    int32_t parent = children.old_place[children.source[pair]];
+    bool left = children.left_smaller[pair] != 0;
+    int64_t small = 2 * pair + !left, large = 2 * pair + left;
+    children.place[small] = static_cast<int32_t>(free_place);
+    children.place[large] = parent;
+    nodes->push_back({small, free_place++, parent});
+  }
+  return true;
+}
+
 void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slots,
                 const SplitOutput& splits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);

@@ -16,6 +16,7 @@
 #define JBOOST_GROW_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "isa.h"
 #include "parallel.h"
@@ -177,6 +178,20 @@ void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histogram
 
 bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
               const NodeSum* nodes, int64_t num_nodes, const Histograms& histograms);
+
+// The pairs of children whose histograms are needed.
+struct Children {
+  const int32_t* source;        // [pairs]: the parent's slot; from the first -1 on none
+  const uint8_t* left_smaller;  // [pairs]
+  const int32_t* old_place;     // [slots]: of the parents' histograms
+  int32_t* place;               // [slots]: of the children's
+  int64_t num_slots, num_pairs;
+};
+
+// Chooses which children are summed, and where the histograms of both go: the larger
+// child takes its parent's place, the smaller one a place that no parent holds. Returns
+// false if there are too few places, or parents that are no slots or share a place.
+bool PlaceChildren(const Children& children, std::vector<NodeSum>* nodes);
 
 struct Splits {  // [slots]
   const int32_t* feature;

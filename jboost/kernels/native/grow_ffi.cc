@@ -78,57 +78,6 @@ ffi::Error CheckRows(const Rows& rows, int64_t num_rows) {
   return ffi::Error::Success();
 }
 
-Search ReadSearch(Buffers* buffers) {
-  Search search;
-  auto [slots, channels, features, bins] =
-      buffers->NextShape<4>(Access::kOperand, "sums");
-  // The search reads the sums only.
-  int32_t* sums = buffers->Read<int32_t>(Access::kOperand, "sums",
-                                         {slots, channels, features, bins});
-  buffers->Check(channels == 2 || channels == 3, "sums must have 2 or 3 channels");
-  buffers->Check(features > 0 && bins > 0, "sums must have features and bins");
-  search.num_features = features;
-  search.place = buffers->Operand<int32_t>("place", {slots});
-  search.position = buffers->Operand<int32_t>("position", {slots});
-  search.masks = buffers->Operand<uint8_t>("masks", {slots, features});
-  const float* units = buffers->Operand<float>("units", {2});
-  SplitLimits& limits = search.limits;
-  limits.gradient_unit = units == nullptr ? 0.0f : units[0];
-  limits.curvature_unit = units == nullptr ? 0.0f : units[1];
-  limits.l2 = buffers->Scalar<float>("l2");
-  search.min_gain = buffers->Scalar<float>("min_gain");
-  limits.min_weight = buffers->Scalar<float>("min_child_weight");
-  // A child without rows has no gain, so a minimum of 1 needs no check (and rows have
-  // not been counted for it).
-  int32_t least = buffers->Scalar<int32_t>("min_child_samples");
-  limits.min_count = least > 1 ? least : 0;
-  search.histograms = {sums, slots, channels, bins, limits.min_count > 0};
-  return search;
-}
-
-ffi::Error CheckSearch(const Search& search) {
-  bool inside = true;
-  for (int64_t slot = 0; slot < search.num_slots(); ++slot) {
-    if (search.position[slot] < 0) continue;
-    inside &= 0 <= search.place[slot] && search.place[slot] < search.num_slots();
-  }
-  JBOOST_CHECK(inside, "place must hold slots");
-  return ffi::Error::Success();
-}
-
-SplitOutput ReadSplits(Buffers* buffers, int64_t num_slots) {
-  SplitOutput splits;
-  splits.feature = buffers->Result<int32_t>("feature", {num_slots});
-  splits.threshold = buffers->Result<int32_t>("threshold", {num_slots});
-  splits.missing_left = buffers->Result<uint8_t>("missing_left", {num_slots});
-  splits.gain = buffers->Result<float>("gain", {num_slots});
-  splits.found = buffers->Result<uint8_t>("found", {num_slots});
-  return splits;
-}
-
-namespace {
-
-// Codes by row, [blocks, N, width]. The number of features comes from elsewhere.
 void ReadPacked(Buffers* buffers, Access access, Codes* codes, void** packed) {
   auto [blocks, rows, width] = buffers->NextShape<3>(access, "packed");
   codes->num_blocks = blocks;
@@ -147,6 +96,8 @@ void CheckBlocks(Buffers* buffers, const Codes& codes) {
                      (codes.num_blocks - 1) * codes.width < codes.num_features,
                  "packed must hold the codes of F features");
 }
+
+namespace {
 
 ffi::Error PackImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                     ffi::RemainingRets results, int64_t num_bins) {
@@ -186,22 +137,6 @@ ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   JBOOST_CHECK(build(MakePool(threads), source.codes, channels, num_channels, node,
                      num_nodes, num_bins, sums),
                "rows of entries must be below N");
-  return ffi::Error::Success();
-}
-
-ffi::Error StartImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
-                     ffi::RemainingRets results, int64_t uniform) {
-  Buffers buffers(operands, results);
-  int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "gradient")[0];
-  const float* gradient = buffers.Operand<float>("gradient", {num_rows});
-  const float* curvature = buffers.Operand<float>("curvature", {num_rows});
-  const uint8_t* in_bag = buffers.Operand<uint8_t>("in_bag", {num_rows});
-  const uint32_t* seed = buffers.Operand<uint32_t>("seed", {2});
-  Rows rows = ReadRows(&buffers, Access::kResult, num_rows);
-  float* units = buffers.Result<float>("units", {2});
-  JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  StartRows(MakePool(threads), num_rows, gradient, curvature, in_bag, seed,
-            uniform != 0, rows, units);
   return ffi::Error::Success();
 }
 
@@ -279,53 +214,6 @@ ffi::Error Sum(ffi::ThreadPool* threads, const Summation& sum, const NodeSum* no
   return ffi::Error::Success();
 }
 
-ffi::Error SumRootImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
-                       ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  Summation sum;
-  ReadSummands(&buffers, &sum);
-  ReadSums(&buffers, Access::kResult, &sum);
-  JBOOST_RETURN_IF_ERROR(FinishSummation(&buffers, &sum));
-  NodeSum root{0, 0, -1};
-  return Sum(&threads, sum, &root, 1);
-}
-
-// The pairs of children whose histograms are needed.
-struct Children {
-  const int32_t* source;        // [pairs]: the parent's slot; from the first -1 on none
-  const uint8_t* left_smaller;  // [pairs]
-  const int32_t* old_place;     // [slots]: of the parents' histograms
-  int32_t* place;               // [slots]: of the children's
-  int64_t num_slots, num_pairs;
-};
-
-// Chooses which children are summed, and where the histograms of both go: the larger
-// child takes its parent's place, the smaller one a place that no parent holds.
-ffi::Error PlaceChildren(const Children& children, std::vector<NodeSum>* nodes) {
-  int64_t slots = children.num_slots, used = 0;
-  std::fill_n(children.place, slots, 0);
-  std::vector<uint8_t> taken(slots, 0);
-  for (; used < children.num_pairs && children.source[used] >= 0; ++used) {
-    JBOOST_CHECK(children.source[used] < slots, "source must hold slots");
-    int32_t parent = children.old_place[children.source[used]];
-    JBOOST_CHECK(0 <= parent && parent < slots && !taken[parent],
-                 "place must hold a slot for each parent, and each only once");
-    taken[parent] = 1;
-  }
-  JBOOST_CHECK(2 * used <= slots, "there must be two slots for each pair");
-  int64_t free_place = 0;
-  for (int64_t pair = 0; pair < used; ++pair) {
-    while (taken[free_place]) ++free_place;
-    int32_t parent = children.old_place[children.source[pair]];
-    bool left = children.left_smaller[pair] != 0;
-    int64_t small = 2 * pair + !left, large = 2 * pair + left;
-    children.place[small] = static_cast<int32_t>(free_place);
-    children.place[large] = parent;
-    nodes->push_back({small, free_place++, parent});
-  }
-  return ffi::Error::Success();
-}
-
 ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                            ffi::RemainingRets results) {
   Buffers buffers(operands, results);
@@ -342,47 +230,20 @@ ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   ReadSums(&buffers, Access::kInPlace, &sum);
   JBOOST_RETURN_IF_ERROR(FinishSummation(&buffers, &sum));
   std::vector<NodeSum> nodes;
-  JBOOST_RETURN_IF_ERROR(PlaceChildren(children, &nodes));
+  JBOOST_CHECK(PlaceChildren(children, &nodes),
+               "source must hold slots, two for each pair; place must hold a slot for "
+               "each parent, and each only once");
   return Sum(&threads, sum, nodes.data(), static_cast<int64_t>(nodes.size()));
-}
-
-ffi::Error FindSplitsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
-                          ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  Search search = ReadSearch(&buffers);
-  SplitOutput splits = ReadSplits(&buffers, search.num_slots());
-  JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  JBOOST_RETURN_IF_ERROR(CheckSearch(search));
-  FindSplits(MakePool(threads), search, nullptr, splits);
-  return ffi::Error::Success();
-}
-
-// The same where leaf values are limited.
-ffi::Error FindLimitedSplitsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
-                                 ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  Search search = ReadSearch(&buffers);
-  int64_t slots = search.num_slots();
-  LimitsOfSlots values;
-  values.l1 = buffers.Scalar<float>("l1");
-  values.bounds = buffers.Operand<float>("bounds", {slots, 2});
-  values.monotone = buffers.Operand<int32_t>("monotone", {search.num_features});
-  SplitOutput splits = ReadSplits(&buffers, slots);
-  values.child_bounds = buffers.Result<float>("child_bounds", {slots, 2, 2});
-  JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  JBOOST_RETURN_IF_ERROR(CheckSearch(search));
-  FindSplits(MakePool(threads), search, &values, splits);
-  return ffi::Error::Success();
 }
 
 // The splits of a level, as operands.
 struct LevelOperands {
   int32_t level;
-  int64_t num_slots = 0, num_words = 0;  // words of sets of categories
+  int64_t num_slots = 0;
   Splits splits;
 };
 
-LevelOperands ReadLevel(Buffers* buffers, bool has_sets) {
+LevelOperands ReadLevel(Buffers* buffers) {
   LevelOperands level;
   level.level = buffers->Scalar<int32_t>("level");
   int64_t slots = buffers->NextShape<1>(Access::kOperand, "feature")[0];
@@ -392,12 +253,6 @@ LevelOperands ReadLevel(Buffers* buffers, bool has_sets) {
   splits.threshold = buffers->Operand<int32_t>("threshold", {slots});
   splits.missing_left = buffers->Operand<uint8_t>("missing_left", {slots});
   splits.found = buffers->Operand<uint8_t>("found", {slots});
-  if (!has_sets) return level;
-  level.num_words = buffers->NextShape<2>(Access::kOperand, "left_codes")[1];
-  Shape sets = {slots, level.num_words};
-  splits.left_codes = buffers->Operand<uint32_t>("left_codes", sets);
-  splits.absent_codes = buffers->Operand<uint32_t>("absent_codes", sets);
-  buffers->Check(level.num_words > 0, "sets of codes must have words");
   return level;
 }
 
@@ -422,7 +277,6 @@ ffi::Error CheckLevel(const LevelOperands& level, const int32_t* position,
   return ffi::Error::Success();
 }
 
-template <bool kCategories>
 ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                          ffi::RemainingRets results, int64_t max_depth) {
   JBOOST_CHECK(0 < max_depth && max_depth < 31, "max_depth must be 1 to 30");
@@ -430,7 +284,7 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   Buffers buffers(operands, results);
   Source source;
   ReadColumns(&buffers, &source);
-  LevelOperands level = ReadLevel(&buffers, kCategories);
+  LevelOperands level = ReadLevel(&buffers);
   int64_t num_rows = buffers.NextShape<2>(Access::kOperand, "words")[0];
   LevelState state;
   state.rows = ReadRows(&buffers, Access::kInPlace, num_rows);
@@ -440,12 +294,6 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   state.tree.missing_left = buffers.InPlace<uint8_t>("tree missing_left", {nodes});
   state.position = buffers.InPlace<int32_t>("position", {slots});
   state.leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
-  if (kCategories) {
-    state.tree.num_words = level.num_words;
-    state.tree.left_codes =
-        buffers.InPlace<uint32_t>("tree left_codes", {nodes, level.num_words});
-    buffers.Check(!buffers.HasOperands(), "sparse codes have no categories");
-  }
   ReadEntries(&buffers, num_rows, &source);
   int64_t pairs = std::max<int64_t>(1, slots / 2);
   state.source = buffers.Result<int32_t>("source", {pairs});
@@ -504,15 +352,8 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
 
 JBOOST_HANDLER(jboost_pack, PackImpl, Bind().Attr<int64_t>("num_bins"))
 JBOOST_HANDLER(jboost_histogram, HistogramImpl, Bind())
-JBOOST_HANDLER(jboost_start, StartImpl, Bind().Attr<int64_t>("uniform"))
-JBOOST_HANDLER(jboost_sum_root, SumRootImpl, Bind())
 JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl, Bind())
-JBOOST_HANDLER(jboost_find_splits, FindSplitsImpl, Bind())
-JBOOST_HANDLER(jboost_find_limited_splits, FindLimitedSplitsImpl, Bind())
-JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl<false>,
-               Bind().Attr<int64_t>("max_depth"))
-JBOOST_HANDLER(jboost_split_category_rows, SplitRowsImpl<true>,
-               Bind().Attr<int64_t>("max_depth"))
+JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl, Bind().Attr<int64_t>("max_depth"))
 JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl<false>, Bind())
 JBOOST_HANDLER(jboost_find_category_leaves, FindLeavesImpl<true>, Bind())
 

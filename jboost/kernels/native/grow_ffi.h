@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of growing share: codes, the state of the rows, histograms, splits.
+// What the bindings of growing share: codes and the state of the rows.
 #ifndef JBOOST_GROW_FFI_H_
 #define JBOOST_GROW_FFI_H_
 
@@ -38,9 +38,11 @@ Rows ReadRows(Buffers* buffers, Access access, int64_t num_rows);
 // Whether every segment lies in its chunk.
 ffi::Error CheckRows(const Rows& rows, int64_t num_rows);
 
-Search ReadSearch(Buffers* buffers);
-ffi::Error CheckSearch(const Search& search);
-SplitOutput ReadSplits(Buffers* buffers, int64_t num_slots);
+// Codes by row, [blocks, N, width]. The number of features comes from elsewhere.
+void ReadPacked(Buffers* buffers, Access access, Codes* codes, void** packed);
+
+// Whether packed codes are those of the features.
+void CheckBlocks(Buffers* buffers, const Codes& codes);
 
 }  // namespace jboost
 
