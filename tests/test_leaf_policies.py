@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.boosting.leaf_values import fit_leaves
+from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.method import make_method
 from jboost.boosting.row_derivatives import row_derivatives
 from jboost.boosting.row_sample import sample_rows
@@ -80,8 +80,10 @@ def fill_leaves(combinations):
             _, *both = row_derivatives(problem, state)
             now = sample_rows(problem, state, *both)
             one = jax.tree.map(lambda array: array[0], now.trees())
-            run = (problem, 1.0, state, now, one, tree, jnp.asarray(LEAF))
-            values.append(fit_leaves(*run).leaf_value)
+            leaf = jnp.asarray(LEAF)
+            summed = sum_leaves(data, now, one, tree, leaf)
+            fitted, _ = fit_leaves(problem, 1.0, state, now, one, summed, leaf)
+            values.append(fitted.leaf_value)
         return values
 
     values = fill([numbers for _, numbers in settings.values()])

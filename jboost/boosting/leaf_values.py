@@ -7,17 +7,34 @@ leaf values, times the learning rate, and the sums that they come from.
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.row_derivatives import weigh
 from jboost.boosting.row_sample import OneTree, Round
-from jboost.boosting.state import BoostState, Problem, bind_objective
+from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.sums import sum_channels
 from jboost.trees.leaves import Groups, newton_step, solve_leaves
 from jboost.trees.tree import LeafSums, Tree
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+def sum_leaves(
+    data: Data, now: Round, one: OneTree, tree: Tree, leaf: Int32[Array, " N"]
+) -> Tree:
+    """Returns the tree with the sums that its leaf values are fitted to.
+
+    Args:
+      tree: its splits, and ``leaf`` that of every row; the others are those of
+        :func:`fit_leaves`.
+    """
+    weights = jnp.where(now.in_bag, data.weights, 0.0)
+    gradient, curvature = (
+        weigh(weights, values) for values in (one.fitted.gradient, one.fitted.curvature)
+    )
+    sums = sum_channels((gradient, curvature, weights), leaf, tree.leaf_value.shape[0])
+    return tree._replace(sums=LeafSums(*sums, l2=now.limits.l2 * one.fitted.mean))
 
 
 def fit_leaves(
@@ -28,12 +45,18 @@ def fit_leaves(
     one: OneTree,
     tree: Tree,
     leaf: Int32[Array, " N"],
-) -> Tree:
+    *,
+    rescue: bool = True,
+) -> tuple[Tree, Bool[Array, ""]]:
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
       one: of ``now.trees()``.
-      tree: its splits, and ``leaf`` that of every row.
+      tree: from :func:`sum_leaves`, and ``leaf`` that of every row.
+      rescue: see :func:`jboost.trees.leaves.solve_leaves`.
+
+    Returns:
+      The tree, and whether its values are those of the leaf solver.
     """
     method, fitted, limits = problem.method, one.fitted, now.limits
     weights = jnp.where(now.in_bag, problem.data.weights, 0.0)
@@ -42,13 +65,11 @@ def fit_leaves(
     choices = decide_by_data(
         state.pointed, method.leaf_solver, limits.min_child_samples
     )
-    gradient, curvature = (
-        weigh(weights, values) for values in (fitted.gradient, fitted.curvature)
-    )
-    sums = sum_channels((gradient, curvature, weights), leaf, num_leaves)
+    sums = tree.sums
+    assert sums is not None
 
     def newton():
-        step, promised = newton_step(sums[0], sums[1], penalty, l1)
+        step, promised = newton_step(sums.gradient, sums.curvature, penalty, l1)
         return step, jnp.where(choices.exact_leaves, jnp.inf, promised)
 
     groups = Groups(
@@ -62,20 +83,22 @@ def fit_leaves(
     )
     bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
     objective = bind_objective(problem, state)
-    value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    value, complete = solve_leaves(
+        objective, groups, newton, method.leaf_solver, bounds, rescue=rescue
+    )
     if method.regularization == "absolute" and method.leaf_solver == "newton":
         # As in XGBoost. Splits keep children above the limit, so that only the root
         # of a tree without splits can weigh less.
-        value = jnp.where(jnp.sum(sums[1]) < limits.min_child_weight, 0.0, value)
+        value = jnp.where(jnp.sum(sums.curvature) < limits.min_child_weight, 0.0, value)
     if limits.values is not None:  # a line search may have passed the bounds
         value = jnp.clip(value, *limits.values.bounds)
-    return tree._replace(
+    tree = tree._replace(
         # A no-op clip that stops XLA from contracting rate * value + score into one
         # FMA; otherwise leaf values would not sum to the scores bit for bit.
         leaf_value=jnp.clip(learning_rate * value, -_LARGEST, _LARGEST),
-        sums=LeafSums(*sums, l2=limits.l2 * fitted.mean),
         bounds=None,
     )
+    return tree, complete
 
 
 def _shrinkage(problem, limits, fitted):

@@ -6,11 +6,14 @@ In: the state after a round. Out: the state after the next, and its trees. ``boo
 same parts, with another one in place of ``grow_structure``.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.boosting.leaf_values import fit_leaves
+from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.row_derivatives import row_derivatives
 from jboost.boosting.row_sample import Round, sample_rows
 from jboost.boosting.state import BoostState, Problem, estimate_parameters
@@ -32,9 +35,11 @@ def grow_round(
 
     def grow(one):
         tree, leaf = grow_structure(problem, now, one)
-        return fit_leaves(problem, learning_rate, state, now, one, tree, leaf), leaf
+        tree = sum_leaves(problem.data, now, one, tree, leaf)
+        tree, _ = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
+        return tree, leaf
 
-    trees, leaf = _map_scores(grow, now.trees())
+    trees, leaf = map_scores(grow, now.trees())
     return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
 
 
@@ -57,10 +62,13 @@ def add_trees(
     )
 
 
-def _map_scores(grow, trees):
-    """Grows the trees one by one: mapped side by side, every branch would be taken."""
-    if len(trees[0]) > 1:
-        return jax.lax.map(grow, trees)
+def map_scores(function: Callable[[Any], Any], each: Any) -> Any:
+    """Maps a function over the K scores, whose axis comes first in each array.
+
+    One by one: mapped side by side, every branch would be taken.
+    """
+    if len(jax.tree.leaves(each)[0]) > 1:
+        return jax.lax.map(function, each)
     # The same without a batch axis, which would cost speed.
-    first = jax.tree.map(lambda a: a[0], trees)
-    return jax.tree.map(lambda a: a[None], grow(first))
+    first = jax.tree.map(lambda a: a[0], each)
+    return jax.tree.map(lambda a: a[None], function(first))

@@ -31,7 +31,7 @@ class RowDerivatives(NamedTuple):
 
 
 def row_derivatives(
-    problem: Problem, state: BoostState
+    problem: Problem, state: BoostState, smooth: bool | None = None
 ) -> tuple[BoostState, RowDerivatives, RowDerivatives]:
     """Returns derivatives that shape the trees, and those that fit their leaves.
 
@@ -39,6 +39,9 @@ def row_derivatives(
     of the splits. Then "relative" divides both by the mean curvature of the splits,
     except for unit curvature, which says nothing about the scale of the loss: there
     each pair is divided by its own mean.
+
+    Args:
+      smooth: see :func:`jboost.objective.curvature.derivatives`.
 
     Returns:
       The state, with new minimizers where parameters of the loss have moved them, and
@@ -52,7 +55,9 @@ def row_derivatives(
         state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
 
     def evaluate(curvature):
-        gradient, positive = derivatives(objective, state.scores, weights, curvature)
+        gradient, positive = derivatives(
+            objective, state.scores, weights, curvature, smooth
+        )
         mean = jnp.ones(state.scores.shape[0], jnp.float32)
         if method.regularization == "relative" and curvature != "unit":
             mean = mean_of_rows(objective, positive, weights)

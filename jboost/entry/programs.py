@@ -55,6 +55,21 @@ class Compiled(NamedTuple):
         key = *self, structure, described, current_implementation()
         return _recall(key, self._jit)
 
+    def of_one_shape(self) -> Callable[..., Any]:
+        """Returns the program for loops whose operands have the same shapes each time.
+
+        It is looked up at the first call only, which saves the later ones half a
+        hundred microseconds.
+        """
+        found: list[Any] = []
+
+        def run(*operands):
+            if not found:
+                found.append(self.jitted(*operands))
+            return found[0](*operands)
+
+        return run
+
     def added_bytes(self, *operands: Any) -> int:
         """Compiles for such shapes; returns the bytes needed besides the operands.
 

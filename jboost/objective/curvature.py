@@ -71,6 +71,7 @@ def derivatives(
     scores: Float[Array, "K N"],
     weights: Float[Array, " N"],
     curvature: Curvature,
+    smooth: bool | None = None,
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
     """Returns gradient and curvature of every row, not multiplied by weights.
 
@@ -89,6 +90,10 @@ def derivatives(
     weighted mean of its positive part, which is 0 if no row has positive curvature.
     At kinks, where a derivative is not finite, the mean of the derivatives at F +-
     delta replaces it.
+
+    Args:
+      smooth: the result of :func:`needs_smoothing`, if it is known: a program then
+        holds only the code that it runs. None: it is decided in the program.
     """
     loss = objective.loss
     gradient, hessian = gradients(objective, scores), hessians(objective, scores)
@@ -96,7 +101,7 @@ def derivatives(
         unit = curvature == "unit"
         return gradient, jnp.ones_like(gradient) if unit else hessian
 
-    def smooth(gradient, hessian):
+    def soften(gradient, hessian):
         return _smooth_derivatives(
             objective, scores, weights, curvature, gradient, hessian
         )
@@ -104,18 +109,43 @@ def derivatives(
     def plain(gradient, hessian):
         return gradient, hessian if curvature == "exact" else jnp.abs(hessian)
 
-    if loss.straight:
-        gradient, positive = smooth(gradient, hessian)
-    else:
+    if smooth is None and not loss.straight:
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
-        needed = ~(jnp.isfinite(gradient) & jnp.isfinite(hessian))
-        if curvature in ("auto", "secant") and not loss.quadratic:
-            needed |= jnp.isfinite(objective.minimizer)
-        needed = jnp.any(needed & (weights > 0)[None, :])
-        gradient, positive = jax.lax.cond(needed, smooth, plain, gradient, hessian)
+        needed = _needs_smoothing(objective, gradient, hessian, weights, curvature)
+        gradient, positive = jax.lax.cond(needed, soften, plain, gradient, hessian)
+    elif smooth is False:
+        gradient, positive = plain(gradient, hessian)
+    else:
+        gradient, positive = soften(gradient, hessian)
     if curvature == "unit":
         return gradient, jnp.ones_like(gradient)
     return gradient, _floor_curvature(objective, positive, weights)
+
+
+def needs_smoothing(
+    objective: Objective,
+    scores: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+    curvature: Curvature,
+) -> Bool[Array, ""]:
+    """Returns whether derivatives at F +- delta are needed.
+
+    They are if some row has a minimum that the policy looks at, or a derivative that is
+    not finite.
+    """
+    if objective.minimizer is None:
+        return jnp.asarray(False)
+    if objective.loss.straight:
+        return jnp.asarray(True)
+    gradient, hessian = gradients(objective, scores), hessians(objective, scores)
+    return _needs_smoothing(objective, gradient, hessian, weights, curvature)
+
+
+def _needs_smoothing(objective, gradient, hessian, weights, curvature):
+    needed = ~(jnp.isfinite(gradient) & jnp.isfinite(hessian))
+    if curvature in ("auto", "secant") and not objective.loss.quadratic:
+        needed |= jnp.isfinite(objective.minimizer)
+    return jnp.any(needed & (weights > 0)[None, :])
 
 
 def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Shaped
 
-from jboost.boosting.leaf_values import fit_leaves
+from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.reports import report_round
 from jboost.boosting.round import add_trees
 from jboost.boosting.row_derivatives import row_derivatives
@@ -154,8 +154,10 @@ def _measure(method, data, now, k):
 
 
 def _fit(static, arrays, rate, state, now, k, tree, leaf):
-    problem = Problem(static, arrays)
-    return fit_leaves(problem, rate, state, now, _pick(now, k), tree, leaf)
+    problem, one = Problem(static, arrays), _pick(now, k)
+    tree = sum_leaves(problem.data, now, one, tree, leaf)
+    tree, _ = fit_leaves(problem, rate, state, now, one, tree, leaf)
+    return tree
 
 
 def _end(static, reports, arrays, sets, state, set_scores, now, grown):

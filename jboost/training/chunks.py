@@ -10,18 +10,27 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from jboost.boosting.method import Method
-from jboost.boosting.reports import report_round
-from jboost.boosting.round import grow_round
+from jboost.boosting.stages import (
+    Stored,
+    Summary,
+    choose_stages,
+    derive,
+    finish,
+    for_derivatives,
+    for_growth,
+    grow,
+    without_loss,
+)
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.programs import compiled
+from jboost.numerics.packing import count_words, unpack
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
-from jboost.trees.category_splits import count_words
+from jboost.trees import category_splits
 from jboost.trees.tree import LeafSums, Tree
 
 
@@ -95,66 +104,97 @@ class Runner(Protocol):
 
 
 class ArrayRunner:
-    """Makes rounds on rows in memory."""
+    """Makes rounds on rows in memory, stage by stage; see `jboost.boosting.stages`."""
 
     most_rounds = MOST_ROUNDS
 
     def __init__(self, job: Job):
+        arrays = job.problem.arrays
         self.job = job
+        self._programs: dict[Any, Any] = {}
+        self._whole = False  # whether programs contain what is rarely needed
+        # Numbers that are on the device are cheaper to hand to a program.
+        self._numbers = jax.device_put(arrays.numbers)
+        self._growth = arrays.data._replace(targets=())
+        self._rows = jax.device_put(
+            arrays._replace(data=arrays.data._replace(codes=None))
+        )
+        self._sets = tuple(rows.data for rows in job.sets.values())
+        self._entries = [jax.device_put(np.int32(i)) for i in range(MOST_ROUNDS)]
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes ``count`` rounds, of which ``first`` is the first."""
-        job = self.job
-        rates = np.zeros(MOST_ROUNDS, np.float32)
-        rates[:count] = job.rates[first : first + count]
-        run = compiled(_chunk, job.problem.static, job.reports)
-        sets = tuple(rows.data for rows in job.sets.values())
-        return run(job.problem.arrays, rates, np.int32(count), sets, position)
+        last, stored = self._make_rounds(position, first, count)
+        made = unpack(stored.words, self._summary(position))
+        if not self._whole and not made.complete[:count].all():
+            # What one round needs, others will.
+            self._whole = True
+            last, stored = self._make_rounds(position, first, count)
+            made = unpack(stored.words, self._summary(position))
+        return Chunk(
+            *last, made.trees, made.losses, stored.snapshots, made.improvement,
+            stored.parameters,
+        )  # fmt: skip
 
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
         """Yields the codes of the training rows, part by part."""
         return self.job.rows.read_codes()
 
+    def _make_rounds(self, position, first, count):
+        """Makes rounds, and waits only for the last one."""
+        static, (state, set_scores) = self.job.problem.static, position
+        options = self._choose(state)
+        start = self._find(derive, for_derivatives(static), options.smooth)
+        extend = self._find(grow, for_growth(static.method))
+        end = self._find(finish, static, options.finish, donate=(7,))
+        rates = self.job.rates[first : first + count].astype(np.float32)
+        stored = self._make_room(position)
+        for rate, entry in zip(rates, self._entries, strict=False):
+            changed, derived = start(self._rows, state)
+            state = state if changed is None else changed
+            grown = extend(self._numbers, self._growth, without_loss(state), derived)
+            state, set_scores, stored = end(
+                self._rows, rate, self._sets, state, set_scores, grown, entry, stored
+            )
+        return Position(state, set_scores), jax.device_get(stored)
 
-def _chunk(static, reports, arrays, rates, count, sets, position):
-    """Makes up to 16 rounds, traced."""
-    problem, (keep, bagged) = Problem(static, arrays), reports
-    state, set_scores = position
+    def _find(self, function, *static, donate=()):
+        """Returns a program of the round."""
+        key = function, static
+        if key not in self._programs:
+            program = compiled(function, *static, donate=donate)
+            self._programs[key] = program.of_one_shape()
+        return self._programs[key]
 
-    def one_round(number, chunk):
-        state, trees, in_bag = grow_round(problem, rates[number], chunk.state)
-        report = report_round(
-            problem, keep, sets, chunk.state, state, chunk.set_scores, trees,
-            in_bag if bagged else None,
-        )  # fmt: skip
+    def _choose(self, state):
+        """Returns what the programs of a round must contain."""
+        return choose_stages(self.job.problem, state, self.job.reports, self._whole)
 
-        def store(buffer, value):  # at[].set compiles to more than this
-            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
-
-        return Chunk(
-            state=state,
-            set_scores=report.set_scores,
-            trees=jax.tree.map(store, chunk.trees, trees),
-            losses=store(chunk.losses, report.losses),
-            snapshots=jax.tree.map(store, chunk.snapshots, report.snapshots),
-            improvement=jax.tree.map(store, chunk.improvement, report.improvement),
-            parameters=jax.tree.map(store, chunk.parameters, state.parameters),
+    def _summary(self, position):
+        """Returns arrays like the small results of a round."""
+        _, bagged = self.job.reports
+        trees = no_trees(self.job.problem.method, len(position.state.scores), 1)
+        return Summary(
+            trees=jax.tree.map(lambda array: array[0], trees),
+            losses=np.zeros(1 + len(position.set_scores), np.float32),
+            improvement=np.float32(0) if bagged else None,
+            complete=np.bool_(True),
         )
 
-    def buffers(tree):
-        return jax.tree.map(lambda a: jnp.zeros((MOST_ROUNDS, *a.shape), a.dtype), tree)
+    def _make_room(self, position):
+        """Returns empty arrays for the rounds of a chunk."""
+        keep, _ = self.job.reports
+        state, set_scores = position
 
-    one_round_trees = no_trees(problem.method, state.scores.shape[0], 1)
-    empty = Chunk(
-        state=state,
-        set_scores=set_scores,
-        trees=buffers(jax.tree.map(lambda a: a[0], one_round_trees)),
-        losses=jnp.zeros((MOST_ROUNDS, 1 + len(sets)), jnp.float32),
-        snapshots=buffers((state.scores, *set_scores) if keep else ()),
-        improvement=jnp.zeros(MOST_ROUNDS, jnp.float32) if bagged else None,
-        parameters=buffers(state.parameters),
-    )
-    return jax.lax.fori_loop(0, count, one_round, empty)
+        def empty(array):
+            return np.zeros((MOST_ROUNDS, *array.shape), array.dtype)
+
+        words = count_words(self._summary(position))
+        return Stored(
+            words=np.zeros((MOST_ROUNDS, words), np.int32),
+            snapshots=jax.tree.map(empty, (state.scores, *set_scores) if keep else ()),
+            parameters=jax.tree.map(empty, state.parameters),
+        )
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
@@ -163,7 +203,7 @@ def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
     shape, leaves = (rounds, num_scores, nodes), (rounds, num_scores, nodes + 1)
     values = np.zeros(leaves, np.float32)
     sums: Any = (values, values, values, np.zeros(leaves[:2], np.float32))
-    words = (*shape, count_words(method.num_bins))
+    words = (*shape, category_splits.count_words(method.num_bins))
     arrays: Any = (
         np.zeros(shape, np.int32),
         np.ones(shape, np.int32),

@@ -17,7 +17,7 @@ from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.model.ensemble import Ensemble
-from jboost.objective.tracing import trace_loss
+from jboost.objective.retracing import trace_loss_once
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource, Schema, read_frame
@@ -170,7 +170,7 @@ def make_problem(
       TypeError, ValueError: for settings that do not suit the loss or the rows.
     """
     data, bins = training.rows.data, training.bins
-    traced, constants = trace_loss(loss, data.targets, settings.num_scores)
+    traced, constants = trace_loss_once(loss, data.targets, settings.num_scores)
     method, numbers = make_method(
         settings,
         traced,

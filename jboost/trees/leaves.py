@@ -89,7 +89,9 @@ def solve_leaves(
     newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
     leaf_solver: LeafSolver,
     bounds: Float[Array, "L 2"] | None = None,
-) -> Float[Array, " L"]:
+    *,
+    rescue: bool = True,
+) -> tuple[Float[Array, " L"], Bool[Array, ""]]:
     """Computes leaf values from Newton steps, which are made only where needed.
 
     ``"newton"``, ``"hessian"``: the steps, which differ in the curvature that they are
@@ -106,10 +108,27 @@ def solve_leaves(
       bounds: least and greatest value of each leaf. The nearest value within is
         taken, which for a convex loss is the best one. With "line_search" the steps
         are, and their multiple is no less than 0, so that their order stays.
+      rescue: whether "guarded" computes exact values. If not, it keeps all steps.
+
+    Returns:
+      The values, and whether they are those of the solver: False if a step was kept
+      that falls short.
     """
+    complete = jnp.asarray(True)
     if leaf_solver == "line_search":
-        return _search_line(objective, groups, _within(newton()[0], bounds), bounds)
-    return _within(_solve_freely(objective, groups, newton, leaf_solver), bounds)
+        step = _within(newton()[0], bounds)
+        return _search_line(objective, groups, step, bounds), complete
+    if leaf_solver == "guarded":
+        step, promised = newton()
+        kept = _is_kept(objective, groups, step, promised)
+        if rescue:
+            step = _replace_steps(objective, groups, step, kept)
+        else:
+            complete = jnp.all(kept)
+        return _within(step, bounds), complete
+    return _within(
+        _solve_freely(objective, groups, newton, leaf_solver), bounds
+    ), complete
 
 
 def _within(value, bounds):
@@ -136,12 +155,19 @@ def _solve_freely(objective, groups, newton, leaf_solver):
         return _solve_exactly(objective, groups, newton)
     if leaf_solver == "median_step":
         return step_from_median(objective, groups)
-    step, promised = newton()
-    if leaf_solver in ("newton", "hessian"):
-        return step
+    assert leaf_solver in ("newton", "hessian")
+    return newton()[0]
+
+
+def _is_kept(objective, groups, step, promised):
+    """Returns whether each leaf's loss falls by enough of what its step promised."""
     (change, noise), *_ = _loss_changes(objective, groups, [step])
     # A change that is not a number fails this comparison, as it should.
-    kept = -change >= _KEPT * promised - noise
+    return -change >= _KEPT * promised - noise
+
+
+def _replace_steps(objective, groups, step, kept):
+    """Returns the steps that are kept, and exact values in place of the others."""
 
     def solve(step):
         return solve_groups(objective, groups, step, ~kept)
@@ -201,8 +227,10 @@ def _solve_exactly(objective, groups, newton):
     kinks = objective.kinks
     if kinks is None or groups.direction is not None:
         return solve()
-    # With a penalty it is no order statistic.
-    kinks = kinks._replace(kind=jnp.where(jnp.any(groups.penalty != 0), 0, kinks.kind))
+    if not isinstance(kinks.kind, int):
+        # With a penalty it is no order statistic.
+        penalized = jnp.any(groups.penalty != 0)
+        kinks = kinks._replace(kind=jnp.where(penalized, 0, kinks.kind))
     return solve_at_kinks(objective, groups, kinks, solve)
 
 
@@ -230,7 +258,10 @@ def solve_at_kinks(
     def of_all():
         return middle((kinks.left, kinks.left + kinks.right))
 
-    return jax.lax.switch(kinks.kind, [solve, of_rows, of_all])
+    branches = [solve, of_rows, of_all]
+    if isinstance(kinks.kind, int):
+        return branches[kinks.kind]()
+    return jax.lax.switch(kinks.kind, branches)
 
 
 def solve_groups(
