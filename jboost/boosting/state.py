@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.representation import show_fields
+from jboost.entry.stages import stage
 from jboost.objective.curvature import is_pointed
 from jboost.objective.evaluation import Kinks, Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
@@ -110,7 +111,7 @@ class BoostState(NamedTuple):
     init_score: Float[Array, "*K"]
     parameters: Any
     first_parameters: Any
-    pointed: Bool[Array, ""]
+    pointed: Bool[ArrayLike, ""]
     first_mean: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
@@ -138,7 +139,7 @@ class StartPoint(NamedTuple):
 
 def start_state(
     loss: TracedLoss, constants: tuple[Any, ...], data: Data, start: StartPoint
-) -> tuple[BoostState, Bool[Array, ""]]:
+) -> tuple[BoostState, Bool[ArrayLike, ""]]:
     """Makes the state before the first round.
 
     Returns:
@@ -146,32 +147,46 @@ def start_state(
     """
     offset, begin = start.offset, start.init_score
     known = None if isinstance(begin, MedianStart) else begin
-    scores = offset if known is None else offset + known[:, None]
+    scores = offset if known is None else _move(offset, known)
     parameters = estimate_parameters(loss, constants, data, scores)
     objective = Objective(loss, constants, data.targets, parameters, None)
     if needs_minimizer(loss):
         objective = find_minima(objective, data, start.minimizer)
-    fell_back = jnp.asarray(False)
+    fell_back = np.asarray(False)
     if known is None:
         if begin is None:
             known, fell_back = initial_score(objective, offset, data.weights)
         else:
             known = median_score(objective, offset, data.weights)
-        scores = offset + known[:, None]
+        scores = _move(offset, known)
         parameters = estimate_parameters(loss, constants, data, scores)
+    known, mean, words, number = _begin_rounds(known, start.words)
     state = BoostState(
         scores=scores,
         minimizer=objective.minimizer,
         kinks=objective.kinks,
-        init_score=known if known.shape[0] > 1 else known[0],
+        init_score=known,
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
         pointed=is_pointed(objective, scores, data.weights),
-        first_mean=jnp.zeros(known.shape, jnp.float32),
-        words=jnp.asarray(start.words),
-        round=jnp.int32(0),
+        first_mean=mean,
+        words=words,
+        round=number,
     )
     return state, fell_back
+
+
+@stage
+def _move(offset, init_score):
+    return offset + init_score[:, None]
+
+
+@stage
+def _begin_rounds(init_score, words):
+    """Returns init_score, first_mean, words and round of a state; see BoostState."""
+    mean = jnp.zeros(init_score.shape, jnp.float32)
+    init_score = init_score if init_score.shape[0] > 1 else init_score[0]
+    return init_score, mean, jnp.asarray(words), jnp.int32(0)
 
 
 def own_minimizers(
@@ -221,10 +236,15 @@ def estimate_parameters(
     """Returns the parameters of an adaptive loss at these scores; () for others."""
     if loss.estimate is None:
         return ()
+    return _estimate_parameters(loss, constants, scores, data.targets, data.weights)
+
+
+@stage
+def _estimate_parameters(loss, constants, scores, targets, weights):
     rows = scores[0] if scores.shape[0] == 1 else scores.T
     # Fused with what surrounds it, a sum may be rounded differently, and a continued
     # run would differ from one without interruption.
-    inputs = (rows, data.targets, data.weights)
+    inputs = (rows, targets, weights)
     inputs = jax.lax.optimization_barrier(inputs)
     return jax.lax.optimization_barrier(loss.estimate(constants, *inputs))
 

@@ -14,8 +14,9 @@ Key: the function, its static arguments, the arguments that it may overwrite, th
 structure, shapes and dtypes of the operands, and the implementation in force. Static
 arguments are compared by value, so that equal losses share programs.
 
-Bound: MOST_PROGRAMS. A program takes one to several MiB and dozens of memory mappings,
-of which Linux allows a process 65,530. JAX keeps every program for as long as its
+Bound: MOST_PROGRAMS, and SMALL times as many small ones (``jboost.entry.stages``). A
+program takes one to several MiB and dozens of memory mappings, of which Linux allows a
+process 65,530; a small one takes a dozen. JAX keeps every program for as long as its
 jitted function exists, one for each combination of shapes. Therefore each key has a
 jitted function of its own, and the least recently used one is released.
 """
@@ -33,7 +34,9 @@ import numpy as np
 from jboost.entry.implementation import current_implementation
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
+SMALL = 4
 _programs: OrderedDict[Any, Any] = OrderedDict()
+_small_programs: OrderedDict[Any, Any] = OrderedDict()
 _lock = Lock()
 
 
@@ -43,6 +46,8 @@ class Compiled(NamedTuple):
     function: Callable[..., Any]
     static: tuple[Any, ...]
     donate: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...]
+    small: bool
 
     def __call__(self, *operands: Any) -> Any:
         """Compiles the function if it has to, and calls it."""
@@ -53,7 +58,9 @@ class Compiled(NamedTuple):
         leaves, structure = jax.tree.flatten(operands)
         described = tuple(map(_describe, leaves))
         key = *self, structure, described, current_implementation()
-        return _recall(key, self._jit)
+        if self.small:
+            return _recall(_small_programs, SMALL * MOST_PROGRAMS, key, self._jit)
+        return _recall(_programs, MOST_PROGRAMS, key, self._jit)
 
     def of_one_shape(self) -> Callable[..., Any]:
         """Returns the program for loops whose operands have the same shapes each time.
@@ -79,11 +86,16 @@ class Compiled(NamedTuple):
 
     def _jit(self):
         bound = partial(self.function, *self.static)
-        return jax.jit(bound, donate_argnums=self.donate)
+        options = dict(self.options) or None
+        return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 
 def compiled(
-    function: Callable[..., Any], *static: Any, donate: tuple[int, ...] = ()
+    function: Callable[..., Any],
+    *static: Any,
+    donate: tuple[int, ...] = (),
+    options: tuple[tuple[str, Any], ...] = (),
+    small: bool = False,
 ) -> Compiled:
     """Returns ``function`` compiled, with its static arguments bound.
 
@@ -91,11 +103,13 @@ def compiled(
       function: called as ``function(*static, *operands)``.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
+      options: of the compiler, as pairs.
+      small: whether the program is small, so that more such programs are kept.
 
     Returns:
       A program, to be called with the operands, which may be traced.
     """
-    return Compiled(function, static, donate)
+    return Compiled(function, static, donate, options, small)
 
 
 def _describe(leaf):
@@ -104,15 +118,15 @@ def _describe(leaf):
     return (type(leaf),) if dtype is None else (leaf.shape, dtype)
 
 
-def _recall(key, make):
+def _recall(programs, most, key, make):
     """Returns the function that is stored under the key, or stores a new one."""
     with _lock:
-        if key in _programs:
-            _programs.move_to_end(key)
-            return _programs[key]
-        made = _programs[key] = make()
-        excess = max(0, len(_programs) - MOST_PROGRAMS)
-        released = [_programs.popitem(last=False)[1] for _ in range(excess)]
+        if key in programs:
+            programs.move_to_end(key)
+            return programs[key]
+        made = programs[key] = make()
+        excess = max(0, len(programs) - most)
+        released = [programs.popitem(last=False)[1] for _ in range(excess)]
     for old in released:
         old.clear_cache()  # now: reference cycles would keep the program for a while
     return made

@@ -10,8 +10,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
+from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.sums import sum_rows
 from jboost.objective.evaluation import Objective, gradients, hessians, mean_of_rows
 
@@ -48,7 +49,7 @@ def smoothing_scale(
 
 def is_pointed(
     objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
-) -> Bool[Array, ""]:
+) -> Bool[ArrayLike, ""]:
     """Checks whether the loss resembles |r| in most rows: a minimum without curvature.
 
     Returns True if, in at least 75 % of the rows by weight, the Hessian is at most 10 %
@@ -56,11 +57,20 @@ def is_pointed(
     medians: they need more rows, and Newton steps are unreliable.
     """
     if objective.minimizer is None:
-        return jnp.asarray(False)
+        return np.asarray(False)
+    if runs_in_stages() and not np.isfinite(objective.minimizer).any():
+        return np.asarray(False)  # needs no Hessian
+    slopes, curvature = gradients(objective, scores), hessians(objective, scores)
+    objective = Objective(None, (), (), (), objective.minimizer)
+    return _is_pointed(objective, slopes, curvature, scores, weights)
+
+
+@stage
+def _is_pointed(objective, slopes, curvature, scores, weights):
     delta = smoothing_scale(objective, scores, weights)[:, None]
     distance = scores - objective.minimizer
-    secant = _secant(gradients(objective, scores), distance, delta)
-    flat = hessians(objective, scores) <= _FLAT * secant
+    secant = _secant(slopes, distance, delta)
+    flat = curvature <= _FLAT * secant
     flat = (flat & jnp.isfinite(distance)).astype(jnp.float32)
     share = mean_of_rows(objective, flat, weights)
     return jnp.mean(share) >= _MOST

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from jboost.entry.stages import stage
 from jboost.numerics.sums import sum_rows
 from jboost.objective.tracing import TracedLoss
 
@@ -60,7 +61,17 @@ class Objective(NamedTuple):
 
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
     """Returns l(F_i, y_i) for every row, [N]."""
+    return _loss_values(_without_minima(objective), scores)
+
+
+@stage
+def _loss_values(objective, scores):
     return _map_rows(objective, objective.loss.value, scores)
+
+
+def _without_minima(objective):
+    """Leaves out what programs of the loss alone do not need: they are shared more."""
+    return objective._replace(minimizer=None, kinks=None)
 
 
 def gradients(objective: Objective, scores: Float[Array, "K N"]):
@@ -70,14 +81,29 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
     automatic differentiation returns depends on how the loss is written. We choose 0,
     so that a row at its own minimum exerts no pull.
     """
-    raw = _map_rows(objective, objective.loss.gradient, scores, with_scores_first)
+    raw = _raw_gradients(_without_minima(objective), scores)
     if objective.minimizer is None:
         return raw
-    return jnp.where(scores == objective.minimizer, 0.0, raw)
+    return _rest_at_minima(raw, scores, objective.minimizer)
+
+
+@stage
+def _raw_gradients(objective, scores):
+    return _map_rows(objective, objective.loss.gradient, scores, with_scores_first)
+
+
+@stage
+def _rest_at_minima(raw, scores, minimizer):
+    return jnp.where(scores == minimizer, 0.0, raw)
 
 
 def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
     """Returns d2l/dF2 for every row, [N, K, K]."""
+    return _hessian_matrices(_without_minima(objective), scores)
+
+
+@stage
+def _hessian_matrices(objective, scores):
     hessian = _evaluate_rows(objective, objective.loss.hessian, scores)
     return hessian.reshape(scores.shape[1], scores.shape[0], scores.shape[0])
 
@@ -90,6 +116,11 @@ def mean_hessian(
     Computes one column at a time as the derivative of the gradient along one score, so
     that N Hessians are never in memory at once.
     """
+    return _mean_hessian(_without_minima(objective), scores, weights)
+
+
+@stage
+def _mean_hessian(objective, scores, weights):
     gradient = objective.loss.gradient
 
     def mean_column(direction):
@@ -113,7 +144,11 @@ def hessians(objective: Objective, scores: Float[Array, "K N"]):
     (Gershgorin), so that all K scores can move at once. For softmax the sum is exactly
     2 p (1 - p), which XGBoost uses; Friedman 2001 uses (K - 1) / K times that.
     """
+    return _hessians(_without_minima(objective), scores)
 
+
+@stage
+def _hessians(objective, scores):
     def sum_magnitudes(rows):
         return rows[None, :] if rows.ndim == 1 else jnp.sum(jnp.abs(rows), axis=2).T
 
@@ -122,6 +157,15 @@ def hessians(objective: Objective, scores: Float[Array, "K N"]):
 
 def mean_of_rows(
     objective: Objective, values: Float[Array, "*K N"], weights: Float[Array, " N"]
+) -> Float[Array, "*K"]:
+    """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
+    del objective
+    return weighted_mean(values, weights)
+
+
+@stage
+def weighted_mean(
+    values: Float[Array, "*K N"], weights: Float[Array, " N"]
 ) -> Float[Array, "*K"]:
     """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
     weights = jnp.broadcast_to(weights, values.shape)

@@ -5,12 +5,24 @@ In: a traced loss bound to its data. Out: minimizers [K, N], and for piecewise l
 losses the slopes beside them. Both depend on the targets only, not on the scores.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from jboost.entry.stages import (
+    branch,
+    is_any,
+    repeat,
+    runs_in_stages,
+    stage,
+    unless_idle,
+)
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.sums import sum_rows
+from jboost.objective.bisection import bisect_minimum
 from jboost.objective.evaluation import (
     BLOCK,
     Kinks,
@@ -19,11 +31,11 @@ from jboost.objective.evaluation import (
     hessian_matrices,
     with_scores_first,
 )
-from jboost.objective.minimum import bisect_minimum
 
 _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
+_NONE = np.float32(0.0)
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first
 
 
@@ -44,6 +56,27 @@ def find_minimizers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     blocks = -(-num_rows // BLOCK)
     if blocks == 1:
         return _find_minimizers(objective, num_rows)
+    if not runs_in_stages():
+        return _search_blocks(objective, num_rows, blocks)
+    num_scores = objective.loss.num_scores
+    start = _start_at_target(objective.targets, num_scores, num_rows)
+    if num_scores == 1 and np.asarray(_are_minima(objective, start)).all():
+        return start
+    first = _take_block(objective.targets, num_rows, blocks)
+    found = _find_minimizers(objective._replace(targets=first), BLOCK)
+    if not np.isfinite(found).any():
+        return _nowhere_like(start)
+    return _search_blocks(objective, num_rows, blocks)
+
+
+@stage
+def _take_block(targets, num_rows, blocks):
+    rows = np.minimum(np.arange(BLOCK, dtype=np.int32) * blocks, num_rows - 1)
+    return jax.tree.map(lambda target: target[rows], targets)
+
+
+@stage
+def _search_blocks(objective, num_rows, blocks):
     # Block b has rows b, b + blocks, ...; indices beyond the end repeat the last row.
     every = jnp.arange(BLOCK * blocks, dtype=jnp.int32).reshape(BLOCK, blocks).T
     every = jnp.minimum(every, num_rows - 1)
@@ -67,26 +100,27 @@ def _find_minimizers(objective, num_rows):
     num_scores = objective.loss.num_scores
     start = _start_at_target(objective.targets, num_scores, num_rows)
     if num_scores == 1:
-
-        def slope(points):
-            return gradients(objective, points[None, :])[0]
-
-        return _minimizers_from(slope, start[0])[None, :]
+        return _minimizers_from(objective, start)
     separable = _separable_rows(objective, start)
 
-    def slopes(points):  # scores that do not interact can be searched simultaneously
-        return gradients(objective, points.reshape(start.shape)).reshape(-1)
+    def search(start):  # scores that do not interact can be searched simultaneously
+        return _where_separable(separable, _minimizers_from(objective, start))
 
-    def search(start):
-        found = _minimizers_from(slopes, start.reshape(-1)).reshape(start.shape)
-        return jnp.where(separable[None, :], found, _NOWHERE)
+    return branch(is_any(separable), search, _nowhere_like, start)
 
-    nowhere = jnp.full_like(start, _NOWHERE)
-    return jax.lax.cond(jnp.any(separable), search, lambda _: nowhere, start)
+
+@stage
+def _where_separable(separable, found):
+    return jnp.where(separable[None, :], found, _NOWHERE)
+
+
+@stage
+def _nowhere_like(points):
+    return jnp.full_like(points, _NOWHERE)
 
 
 def kink_slopes(
-    objective: Objective, distance: Float[ArrayLike, ""] = 0.0
+    objective: Objective, distance: Float[ArrayLike, ""] = _NONE
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """Returns the magnitudes of each row's slopes beside its minimizer, for K = 1.
 
@@ -95,9 +129,19 @@ def kink_slopes(
         error requires.
     """
     assert objective.minimizer is not None
-    side = _SIDE * jnp.abs(objective.minimizer) + 1e-12 + distance
-    left = -gradients(objective, objective.minimizer - side)[0]
-    return left, gradients(objective, objective.minimizer + side)[0]
+    left, right = _points_beside(objective.minimizer, distance)
+    return _magnitudes(gradients(objective, left), gradients(objective, right))
+
+
+@stage
+def _points_beside(point, distance):
+    side = _SIDE * jnp.abs(point) + 1e-12 + distance
+    return point - side, point + side
+
+
+@stage
+def _magnitudes(left, right):
+    return -left[0], right[0]
 
 
 def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
@@ -107,19 +151,40 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     agree near the minimizer and far away from it agree everywhere in between.
     """
     assert objective.minimizer is not None
-    minimizer = objective.minimizer[0]
-    counts = weights > 0
-    left, right = kink_slopes(objective)
-    size = jnp.max(jnp.where(counts & jnp.isfinite(minimizer), jnp.abs(minimizer), 0.0))
+    minimizer = objective.minimizer
+    beside = kink_slopes(objective)
+    one, size = _begin_kinks(minimizer, beside, weights)
 
     def compare(number, same):
-        distance = size * jnp.exp2(10.0 * jnp.float32(number) - 10.0)
-        far_left, far_right = kink_slopes(objective, distance)
-        return same & (far_left == left) & (far_right == right)
+        far = kink_slopes(objective, _far(size, number))
+        return _are_same(same, far, beside)
 
+    one = repeat(_DISTANCES, compare, one)
+    return _conclude_kinks(one, beside, weights)
+
+
+@stage
+def _begin_kinks(minimizer, beside, weights):
+    """Returns which rows have a kink, and the largest minimizer that counts."""
+    (left, right), minimizer, counts = beside, minimizer[0], weights > 0
+    size = jnp.max(jnp.where(counts & jnp.isfinite(minimizer), jnp.abs(minimizer), 0.0))
     one = jnp.isfinite(minimizer) & (left > 0) & (right > 0)
-    one &= jnp.isfinite(left + right)
-    one = jax.lax.fori_loop(0, _DISTANCES, compare, one)
+    return one & jnp.isfinite(left + right), size
+
+
+@stage
+def _far(size, number):
+    return size * jnp.exp2(10.0 * jnp.float32(number) - 10.0)
+
+
+@stage
+def _are_same(same, far, beside):
+    return same & (far[0] == beside[0]) & (far[1] == beside[1])
+
+
+@stage
+def _conclude_kinks(one, beside, weights):
+    (left, right), counts = beside, weights > 0
     ends = [
         (jnp.min(jnp.where(counts, a, jnp.inf)), jnp.max(jnp.where(counts, a, 0.0)))
         for a in (left, right)
@@ -137,6 +202,7 @@ def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
     return power_of_two(jnp.clip(39 - exponent_above(total), -126, 126))
 
 
+@stage
 def _start_at_target(targets, num_scores, num_rows):
     """Returns the start of the search for F*: the target if it fits, otherwise 0."""
     leaves = jax.tree.leaves(targets)
@@ -148,30 +214,80 @@ def _start_at_target(targets, num_scores, num_rows):
     return jax.lax.optimization_barrier(zeros)
 
 
-def _minimizers_from(slope, begin):
+def _minimizers_from(objective, begin):
     """Returns where each slope changes its sign; inf where it does not."""
-    side = _SIDE * jnp.abs(begin) + 1e-12
-    at_target = (slope(begin - side) < 0) & (slope(begin + side) > 0)
 
     def search(turn, found):
-        # At the target the gradient can be infinite (Poisson) or underflow; zero is a
-        # reasonable score for every loss with a link, so it is the second start.
-        start = jnp.where(turn == 0, begin, 0.0)
-        wanted = jnp.isnan(found) & ((turn == 0) | (begin != 0))
-        step = jnp.maximum(jnp.abs(start) * 2.0**-10, 2.0**-20)
-        result = bisect_minimum(slope, start, step, wanted=wanted, num_probes=_PROBES)
-        return jnp.where(result.strict | result.jump, result.point, found)
+        start, step, wanted = _begin_search(turn, begin, found)
 
-    found = jnp.where(at_target, begin, jnp.nan)
-    found = jax.lax.fori_loop(0, 2, search, found)
+        def bisect(found):
+            slope = partial(gradients, objective)
+            result = bisect_minimum(
+                slope, start, step, wanted=wanted, num_probes=_PROBES
+            )
+            return _add_found(found, result)
+
+        return unless_idle(is_any(wanted), bisect, found)
+
+    found = _keep_minima(begin, _are_minima(objective, begin))
+    return _mark_missing(repeat(2, search, found))
+
+
+def _are_minima(objective, points):
+    left, right = _points_beside(points, _NONE)
+    return _change_sign(gradients(objective, left), gradients(objective, right))
+
+
+@stage
+def _change_sign(left, right):
+    return (left < 0) & (right > 0)
+
+
+@stage
+def _keep_minima(points, known):
+    return jnp.where(known, points, jnp.nan)
+
+
+@stage
+def _begin_search(turn, begin, found):
+    # At the target the gradient can be infinite (Poisson) or underflow; zero is a
+    # reasonable score for every loss with a link, so it is the second start.
+    start = jnp.where(turn == 0, begin, 0.0)
+    wanted = jnp.isnan(found) & ((turn == 0) | (begin != 0))
+    return start, jnp.maximum(jnp.abs(start) * 2.0**-10, 2.0**-20), wanted
+
+
+@stage
+def _add_found(found, result):
+    return jnp.where(result.strict | result.jump, result.point, found)
+
+
+@stage
+def _mark_missing(found):
     return jnp.where(jnp.isnan(found), _NOWHERE, found)
 
 
 def _separable_rows(objective, start):
     """Returns a mask of rows whose Hessian is diagonal at two test points."""
-    different = ~jnp.eye(start.shape[0], dtype=bool)
-    separable = jnp.ones(start.shape[1], bool)
-    for point in (start + 0.5, start - 1.5):
-        entries = jnp.where(different[None], hessian_matrices(objective, point), 0.0)
-        separable &= jnp.all(entries == 0, axis=(1, 2))
-    return separable
+    separable = [
+        _is_diagonal(hessian_matrices(objective, _shift(start, distance)))
+        for distance in (np.float32(0.5), np.float32(-1.5))
+    ]
+    return _both(*separable)
+
+
+@stage
+def _shift(points, distance):
+    return points + distance
+
+
+@stage
+def _is_diagonal(hessians):
+    different = ~jnp.eye(hessians.shape[1], dtype=bool)
+    entries = jnp.where(different[None], hessians, 0.0)
+    return jnp.all(entries == 0, axis=(1, 2))
+
+
+@stage
+def _both(one, other):
+    return one & other

@@ -20,19 +20,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int8, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32
 
+from jboost.entry.stages import for_branches, is_any, repeat_while, stage
 from jboost.numerics.floats import middle_float
 
-_GROWTH = 16.0  # factor from one probe to the next while bracketing
+GROWTH = 16.0  # factor from one probe to the next while bracketing
 _TURNS = 128  # iterations after the probes; bisection alone needs 2 * 32
-_NOISE = 1e-6  # relative to the slope at the start: smaller slopes may be rounding
+NOISE = 1e-6  # relative to the slope at the start: smaller slopes may be rounding
 _FAINT = 64.0  # times the noise: the root of a fainter slope is not located further
 _FADED = 2.0**-20  # relative to the steepest slope seen: zero to float32 precision
-_BISECTIONS = 34  # 32 halvings of the 2^32 float32 bit patterns, plus two
 # A slope that drops to 0 from at least this fraction of the steepest slope seen jumps
 # to zero; a smaller one decays.
-_JUMP = 1e-3
+JUMP = 1e-3
 _CLOSE = 2.0**-22  # relative distance of about two floats
 _PATIENCE = 3  # after so many moves of the same end, regula falsi counts as slow
 
@@ -47,9 +47,9 @@ class Minimum(NamedTuple):
         evaluated beyond.
     """
 
-    point: Float[Array, " P"]
-    strict: Bool[Array, " P"]
-    jump: Bool[Array, " P"]
+    point: Float[Array, "*P"]
+    strict: Bool[Array, "*P"]
+    jump: Bool[Array, "*P"]
 
 
 class _State(NamedTuple):
@@ -94,7 +94,7 @@ def find_minimum(
     *,
     low: Float[Array, " P"],
     high: Float[Array, " P"],
-    wanted: Bool[Array, " P"],
+    wanted: Bool[ArrayLike, " P"],
     num_probes: int = 16,
 ) -> Minimum:
     """Finds minima when evaluating slopes is expensive.
@@ -111,30 +111,42 @@ def find_minimum(
       wanted: mask of the problems to solve; the loop ends as soon as these are done.
       num_probes: number of probes on a side before giving up on it.
     """
+    bounds = (start, step, low, high)
+
+    def unfinished(state):
+        few = for_branches().asarray(state.turn) < _TURNS + 2 * num_probes
+        return few & is_any(~for_branches().asarray(state.done))
+
+    def ask(state):
+        return _advance(state, slope(state.point), *bounds, num_probes)
+
+    state = repeat_while(unfinished, ask, _begin(start, step, wanted))
+    return _conclude(state, start, low, high, wanted)
+
+
+@stage
+def _begin(start, step, wanted):
     none, nothing = jnp.full_like(start, jnp.nan), jnp.zeros_like(start)
     count = jnp.zeros(start.shape, jnp.int8)
-    state = _State(
+    return _State(
         turn=jnp.int32(0), point=start, width=step, left=none, right=none,
         left_slope=none, right_slope=none, zero_left=none, zero_right=none,
         fall=nothing, rise=nothing, first=none, run=count, near=count,
         done=~wanted,
     )  # fmt: skip
-    farthest = step * jnp.float32(_GROWTH**num_probes)
 
-    def unfinished(state):
-        return (state.turn < _TURNS + 2 * num_probes) & ~jnp.all(state.done)
 
-    def ask(state):
-        # The barriers keep XLA from recomputing the slopes for each use of them.
-        value, noise = jax.lax.optimization_barrier(slope(state.point))
-        # An infinite slope has a valid sign although its rounding error is infinite.
-        noise = jnp.where(jnp.isfinite(noise), noise, 0.0)
-        state = _learn(state, value, noise, low, high)
-        state = jax.lax.optimization_barrier(state)
-        return _plan(state, noise, start, farthest, low, high)
-
-    state = jax.lax.while_loop(unfinished, ask, state)
-    return _conclude(state, start, low, high, wanted)
+@stage
+def _advance(state, found, start, step, low, high, num_probes):
+    """Learns from a slope and its rounding error, and chooses the next point."""
+    # The barriers keep XLA from recomputing the slopes for each use of them.
+    value, noise = jax.lax.optimization_barrier(found)
+    # An infinite slope has a valid sign although its rounding error is infinite.
+    noise = jnp.where(jnp.isfinite(noise), noise, 0.0)
+    state = _learn(state, value, noise, low, high)
+    state = jax.lax.optimization_barrier(state)
+    farthest = step * jnp.float32(GROWTH**num_probes)
+    return _plan(state, noise, start, farthest, low, high)
 
 
 def _learn(state, value, noise, low, high):
@@ -181,7 +193,7 @@ def _plan(state, noise, start, farthest, low, high):
     probe = jnp.where(
         up, jnp.minimum(start + width, high), jnp.maximum(start - width, low)
     )
-    width = jnp.where(up & no_left, width, _GROWTH * width)
+    width = jnp.where(up & no_left, width, GROWTH * width)
     inner, narrowed = _narrow(state, noise)
     edge, near, edged = _edge(state, noise)
     flat = ~jnp.isnan(state.zero_left)
@@ -206,7 +218,7 @@ def _width(state, start):
     value = jnp.where(jnp.isnan(state.left), state.right_slope, state.left_slope)
     root = jnp.abs(end - start) * (state.first / (state.first - value))
     useful = (jnp.abs(state.run) == 2) & (root > 0)
-    width = jnp.clip(2 * root, state.width * (2 / _GROWTH), state.width)
+    width = jnp.clip(2 * root, state.width * (2 / GROWTH), state.width)
     return jnp.where(useful, width, state.width)
 
 
@@ -250,7 +262,7 @@ def _edge(state, noise):
         (state.right, state.right_slope, state.zero_right, state.rise),
     ):
         one_sided = jnp.isnan(state.left) | jnp.isnan(state.right)
-        tiny = jnp.maximum(_FAINT * noise, jnp.where(one_sided, _JUMP, _FADED) * most)
+        tiny = jnp.maximum(_FAINT * noise, jnp.where(one_sided, JUMP, _FADED) * most)
         middle = middle_float(jnp.minimum(end, zero), jnp.maximum(end, zero))
         near = zero + (end - zero) * (tiny / (2 * value))
         # The second test uses the geometric mean of the distances.
@@ -270,12 +282,13 @@ def _edge(state, noise):
     return jnp.where(on_left, *points), near, closed[0] & closed[1]
 
 
+@stage
 def _conclude(state, start, low, high, wanted):
     """Turns the final state into minima."""
     no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
     flat = ~jnp.isnan(state.zero_left)
     # A change of sign within the rounding error of the first slope does not count.
-    doubt = _NOISE * jnp.where(jnp.isfinite(state.first), jnp.abs(state.first), 0.0)
+    doubt = NOISE * jnp.where(jnp.isfinite(state.first), jnp.abs(state.first), 0.0)
     falls = (state.fall > doubt) | (state.left == low)
     rises = (state.rise > doubt) | (state.right == high)
     strict = wanted & ~no_left & ~no_right & falls & rises
@@ -286,113 +299,6 @@ def _conclude(state, start, low, high, wanted):
     steepest = jnp.maximum(state.fall, state.rise)
     inner = jnp.where(no_right, -state.left_slope, state.right_slope)
     jump = wanted & flat & (no_left ^ no_right)
-    jump &= (inner >= _JUMP * steepest) & (steepest > 0)
+    jump &= (inner >= JUMP * steepest) & (steepest > 0)
     point = jnp.where(strict, ends, jnp.where(jump, edge, start))
     return Minimum(point=point, strict=strict, jump=jump)
-
-
-def bisect_minimum(
-    slope: Callable[[Float[Array, " P"]], Float[Array, " P"]],
-    start: Float[Array, " P"],
-    step: Float[Array, " P"],
-    *,
-    wanted: Bool[Array, " P"],
-    num_probes: int = 16,
-) -> Minimum:
-    """Finds minima when evaluating slopes is cheap; see :func:`find_minimum`.
-
-    Brackets on both sides at once, then bisects both edges of the flat interval over
-    float32 bit patterns. Used for the minimizer of each row's own loss: millions of
-    independent problems whose slopes cost no more than the bookkeeping.
-    """
-    left, right, flat_left, flat_right = _bracket(
-        slope, start, step, wanted, num_probes
-    )
-    here = jnp.abs(slope(start))
-    here = jnp.where(jnp.isfinite(here), here, 0.0)
-    # A change of sign within the rounding error of the gradient does not count.
-    noise = _NOISE * here
-    strict = _rises(slope, right, noise) & _rises(slope, left, noise)
-    left_end = jnp.where(jnp.isnan(left), flat_left, left)
-    right_end = jnp.where(jnp.isnan(right), flat_right, right)
-    solvable = wanted & jnp.isfinite(left_end) & jnp.isfinite(right_end)
-    left_end = jnp.where(solvable, left_end, start)
-    right_end = jnp.where(solvable, right_end, start)
-    (below, first), (last, above) = _bisect(slope, left_end, right_end)
-    # If one side stays flat there is only one edge, otherwise two and their midpoint.
-    edge = jnp.where(jnp.isnan(right), first, last)
-    point = jnp.where(strict, first / 2 + last / 2, edge)
-    inner = jnp.where(jnp.isnan(right), below, above)
-    one_sided = jnp.isnan(left) | jnp.isnan(right)
-    outer = jnp.where(jnp.isnan(right), left_end, right_end)
-    steepest = jnp.maximum(jnp.abs(slope(outer)), here)
-    jump = solvable & one_sided & (steepest > 0)
-    jump &= jnp.abs(slope(inner)) >= _JUMP * steepest
-    point = jnp.where(solvable, point, start)
-    return Minimum(point=point, strict=strict & wanted, jump=jump)
-
-
-def _bracket(slope, start, step, wanted, num_probes):
-    """Returns the nearest points of negative, positive and zero slope on each side."""
-    none = jnp.full_like(start, jnp.nan)
-    here = slope(start)
-    found = (jnp.where(here < 0, start, none), jnp.where(here > 0, start, none))
-
-    def unfinished(state):
-        probe, _, left, right, _, _ = state
-        open_problems = wanted & (jnp.isnan(left) | jnp.isnan(right))
-        return (probe < num_probes) & jnp.any(open_problems)
-
-    def grow(state):
-        probe, width, left, right, flat_left, flat_right = state
-        down, up = start - width, start + width
-        slope_down, slope_up = slope(down), slope(up)
-        new_left = jnp.where(slope_down < 0, down, none)
-        new_right = jnp.where(slope_up > 0, up, none)
-        new_flat_left = jnp.where(slope_down == 0, down, none)
-        new_flat_right = jnp.where(slope_up == 0, up, none)
-        # A probe that is still downhill moves the opposite end of the bracket closer.
-        closer_left = jnp.isnan(right) & (slope_up < 0)
-        closer_right = jnp.isnan(left) & (slope_down > 0)
-        return (
-            probe + 1,
-            width * _GROWTH,
-            jnp.where(closer_left, up, _first(left, new_left)),
-            jnp.where(closer_right, down, _first(right, new_right)),
-            _first(flat_left, new_flat_left),
-            _first(flat_right, new_flat_right),
-        )
-
-    state = (jnp.int32(0), step, *found, none, none)
-    return jax.lax.while_loop(unfinished, grow, state)[2:]
-
-
-def _rises(slope, point, noise):
-    """Checks whether the slope at an end of the bracket exceeds its rounding error."""
-    return jnp.isfinite(point) & (jnp.abs(slope(point)) > noise)
-
-
-def _first(known, new):
-    return jnp.where(jnp.isnan(known), new, known)
-
-
-def _bisect(slope, left, right):
-    """Returns adjacent floats around the first slope >= 0 and around the last <= 0."""
-
-    def unfinished(state):
-        count, (a, b), (c, d) = state
-        wide = (middle_float(a, b) != a) | (middle_float(c, d) != c)
-        return (count < _BISECTIONS) & jnp.any(wide)
-
-    def halve(state):
-        count, (a, b), (c, d) = state
-        first, last = middle_float(a, b), middle_float(c, d)
-        rising, falling = slope(first) >= 0, slope(last) <= 0
-        return (
-            count + 1,
-            (jnp.where(rising, a, first), jnp.where(rising, first, b)),
-            (jnp.where(falling, last, c), jnp.where(falling, d, last)),
-        )
-
-    state = (jnp.int32(0), (left, right), (left, right))
-    return jax.lax.while_loop(unfinished, halve, state)[1:]

@@ -9,7 +9,9 @@ equal lambda, another ``delta``, or another array in a closure triggers no compi
 and no cache keeps the function itself alive.
 """
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -52,6 +54,18 @@ class TracedLoss:
     uniform: bool
     straight: bool
     reports_first: bool = False
+
+    def __hash__(self) -> int:
+        """Returns a hash that is computed once: programs are looked up by it."""
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+
+# Losses that are equal become the same object, which takes no time to compare.
+_known: weakref.WeakKeyDictionary[TracedLoss, Any] = weakref.WeakKeyDictionary()
 
 
 def trace_loss(
@@ -116,7 +130,8 @@ def trace_loss(
         straight=num_scores == 1 and hessian.zero,
         reports_first=isinstance(loss, Adaptive) and loss.report == "first",
     )
-    return traced, tuple(constants)
+    known = _known.setdefault(traced, weakref.ref(traced))()
+    return traced if known is None else known, tuple(constants)
 
 
 def _hessian(function, num_scores):

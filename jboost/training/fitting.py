@@ -23,6 +23,7 @@ from jboost.entry.decorators import on_host
 from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
+from jboost.tables.frames import RowSource
 from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import (
     Checkpoint,
@@ -279,7 +280,8 @@ def begin_run(request: FitRequest, prepared: Prepared) -> FitRun:
             request.checkpoint, request.checkpoint_rounds, fingerprint, request.rates
         )
         found = read_checkpoint(checkpoint)
-    state, rule = start(job, request.begin, request.settings.seed)
+    in_memory = not isinstance(request.rows.x, RowSource)
+    state, rule = start(job, request.begin, request.settings.seed, in_memory)
     position = start_position(job, state)
     if prepared.model is not None and not found:
         xs = [parts[0] for _, parts in request.sets.values()]

@@ -5,14 +5,22 @@ In: a training run, checked and on the device. Out: its state before the first r
 or an error that names the first row whose loss cannot be used.
 """
 
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
-from jboost.boosting.state import BoostState, Problem, StartPoint, start_state
+from jboost.boosting.state import (
+    BoostState,
+    Problem,
+    StartPoint,
+    bind_objective,
+    start_state,
+)
 from jboost.entry.programs import Compiled, compiled
+from jboost.entry.stages import run_in_stages
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.training.chunks import Job, Position
@@ -21,17 +29,28 @@ from jboost.trees.initial import MedianStart, count_slopes, is_endless
 
 
 def start(
-    job: Job, init_score: Array | MedianStart | None, seed: int
+    job: Job, init_score: Array | MedianStart | None, seed: int, in_stages: bool = True
 ) -> tuple[BoostState, str]:
     """Makes the state before the first round, and checks that the loss is finite.
+
+    Args:
+      job: the run.
+      init_score: where it starts.
+      seed: of everything random.
+      in_stages: whether small programs run one after another, which compile in a
+        fraction of the time of one program, whose memory is known beforehand.
 
     Returns:
       The state, and the rule that gave the initial score; see
       :class:`jboost.training.history.History`.
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
-    run, operands = start_program(job, StartPoint(job.rows.scores, init_score, words))
-    state, fell_back, values, endless = run(*operands)
+    begin = StartPoint(job.rows.scores, init_score, words)
+    whole, operands = start_program(job, begin)
+    operands = jax.device_put(operands)  # once for all stages
+    with run_in_stages(in_stages):
+        run = partial(_find_start, job.problem.loss) if in_stages else whole
+        state, fell_back, values, endless = run(*operands)
     problem = job.problem
     if endless:
         refuse_endless()
@@ -41,9 +60,11 @@ def start(
         check_minimizers(problem, state, "leaf_solver='median_step'")
     _check_values("the data", job.rows, values, state.init_score)
     for name, rows in job.sets.items():
-        scores = start_scores(state, rows)
-        run = compiled(_values_program, problem.loss)
-        values = run(problem.constants, rows.data, scores, state.parameters)
+        with run_in_stages():
+            values = _find_values(
+                problem.loss, problem.constants, rows.data, start_scores(state, rows),
+                state.parameters,
+            )  # fmt: skip
         _check_values(name, rows, values, state.init_score)
     if init_score is None:
         return state, "fallback" if fell_back else "argmin"
@@ -63,9 +84,9 @@ def start_scores(state: BoostState, rows: PaddedRows) -> Array:
 
 
 def start_program(job: Job, start: StartPoint) -> tuple[Compiled, tuple[Any, ...]]:
-    """Returns the program of the start, and its operands."""
+    """Returns the start as one program, and its operands."""
     operands = (job.problem.constants, job.problem.data, start)
-    return compiled(_start_program, job.problem.loss), operands
+    return compiled(_find_start, job.problem.loss), operands
 
 
 def check_minimizers(problem: Problem, state: BoostState, setting: str) -> None:
@@ -75,9 +96,10 @@ def check_minimizers(problem: Problem, state: BoostState, setting: str) -> None:
     """
     if state.minimizer is None:
         return
-    run, data = compiled(_slopes_program, problem.loss), problem.data
-    slopes = run(problem.constants, data, state.scores, state.parameters)
-    slopes = np.asarray(slopes)
+    data = problem.data
+    objective = bind_objective(problem, state)._replace(minimizer=None, kinks=None)
+    with run_in_stages():
+        slopes = np.asarray(gradients(objective, state.scores))
     missing = ~np.isfinite(np.asarray(state.minimizer)) & (slopes != 0)
     bad = missing.any(axis=0) & (np.asarray(data.weights) > 0)
     if bad.any():
@@ -144,9 +166,9 @@ def refuse_value(
     )
 
 
-def _start_program(loss, constants, data, start):
+def _find_start(loss, constants, data, start):
     state, fell_back = start_state(loss, constants, data, start)
-    values = _values_program(loss, constants, data, state.scores, state.parameters)
+    values = _find_values(loss, constants, data, state.scores, state.parameters)
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimizer
     )
@@ -154,14 +176,9 @@ def _start_program(loss, constants, data, start):
     return state, fell_back, values, endless
 
 
-def _values_program(loss, constants, data, scores, parameters):
+def _find_values(loss, constants, data, scores, parameters):
     objective = Objective(loss, constants, data.targets, parameters, None)
     return loss_values(objective, scores)
-
-
-def _slopes_program(loss, constants, data, scores, parameters):
-    objective = Objective(loss, constants, data.targets, parameters, None)
-    return gradients(objective, scores)
 
 
 def _idleness_program(loss, curvature, constants, data, state):

@@ -9,17 +9,18 @@ one group.
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.entry.stages import branch, map_points, repeat, stage
 from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessian_matrices,
     hessians,
     loss_values,
-    mean_of_rows,
+    weighted_mean,
 )
 from jboost.objective.minimizers import find_minimizers
 from jboost.trees.joint_start import (
@@ -54,7 +55,7 @@ class Start(NamedTuple):
     """
 
     score: Float[Array, " K"]
-    fell_back: Bool[Array, ""]
+    fell_back: Bool[ArrayLike, ""]
 
 
 def initial_score(
@@ -75,28 +76,38 @@ def initial_score(
     """
     found = _find_argmin(objective, offset, weights)
     if objective.minimizer is None:  # a quadratic has no plateaus
-        return Start(found, jnp.asarray(False))
+        return Start(found, np.asarray(False))
     return _avoid_plateau(objective, offset, weights, found)
 
 
 def _find_argmin(objective, offset, weights):
     num_scores = offset.shape[0]
     if num_scores == 1:
-        return _initial_along(objective, offset, weights, 0)[None]
-    minimizer = objective.minimizer
-    assert minimizer is not None  # always found for K > 1
-    known = jnp.isfinite(minimizer) | (weights <= 0)[None, :]
+        return _initial_along(objective, offset, weights, np.int32(0))
+    assert objective.minimizer is not None  # always found for K > 1
+    known = _are_all_known(objective.minimizer, weights)
 
     def separately(offset):
         # One program for all scores: K copies of it would take K times as long to
         # compile, also for losses whose scores interact.
-        every = jnp.arange(num_scores, dtype=jnp.int32)
-        return jax.lax.map(partial(_initial_along, objective, offset, weights), every)
+        every = np.arange(num_scores, dtype=np.int32)
+        found = partial(_initial_along, objective, offset, weights)
+        return _flatten(map_points(found, every))
 
     def jointly(offset):
         return minimise_jointly(objective, offset, weights)
 
-    return jax.lax.cond(jnp.all(known), separately, jointly, offset)
+    return branch(known, separately, jointly, offset)
+
+
+@stage
+def _flatten(numbers):
+    return numbers.reshape(-1)
+
+
+@stage
+def _are_all_known(minimizer, weights):
+    return jnp.all(jnp.isfinite(minimizer) | (weights <= 0)[None, :])
 
 
 def median_score(
@@ -112,57 +123,82 @@ def median_score(
     if minimizer is None:  # a quadratic, which training needs none for
         minimizer = find_minimizers(objective, weights.shape[0])
         objective = objective._replace(minimizer=minimizer)
-    flat = gradients(objective, offset) == 0
-    known = jnp.all(jnp.isfinite(minimizer) | flat | (weights <= 0)[None, :], axis=1)
     medians = [
-        find_medians(objective, one_group(offset, weights, k))[0]
+        find_medians(objective, one_group(offset, weights, np.int32(k)))
         for k in range(offset.shape[0])
     ]
-    return jnp.where(known, jnp.stack(medians), jnp.nan)
+    slopes = gradients(objective, offset)
+    return _where_known(medians, slopes, minimizer, weights)
+
+
+@stage
+def _where_known(medians, slopes, minimizer, weights):
+    known = jnp.isfinite(minimizer) | (slopes == 0) | (weights <= 0)[None, :]
+    return jnp.where(jnp.all(known, axis=1), jnp.concatenate(medians), jnp.nan)
 
 
 def _initial_along(objective, offset, weights, k):
-    groups = one_group(offset, weights, k)
     if objective.minimizer is None:  # a quadratic: one step, one more against rounding
-        start = jnp.float32(0)
+        start = np.zeros(1, np.float32)
         for _ in range(2):
-            scores = offset + start
-            gradient = mean_of_rows(objective, gradients(objective, scores)[0], weights)
-            hessian = mean_of_rows(
-                objective, hessian_matrices(objective, scores)[:, 0, 0], weights
-            )
-            start -= gradient / jnp.where(hessian > 0, hessian, jnp.inf)
+            scores = _move(offset, start)
+            slopes = gradients(objective, scores)
+            matrices = hessian_matrices(objective, scores)
+            start = _step_down(start, slopes, matrices, weights)
         return start
+    groups = one_group(offset, weights, k)
 
     def search():
-        return _search_start(objective, groups, k)[None]
+        return _search_start(objective, groups, k)
 
     if objective.kinks is None:
-        return search()[0]
-    kinks = objective.kinks
-    return solve_at_kinks(objective, groups, kinks, search)[0]
+        return search()
+    return solve_at_kinks(objective, groups, objective.kinks, search)
+
+
+@stage
+def _move(offset, start):
+    return offset + start[:, None]
+
+
+@stage
+def _step_down(start, slopes, matrices, weights):
+    gradient = weighted_mean(slopes[0], weights)
+    hessian = weighted_mean(matrices[:, 0, 0], weights)
+    return start - gradient / jnp.where(hessian > 0, hessian, jnp.inf)
 
 
 def _search_start(objective, groups, k):
     start = _best_start(objective, groups, k)
     moved, step = begin_at(groups, k, start)
-    everything = jnp.ones(1, bool)
     # No Newton step is at hand: a small step to bracket from, not to fall back on.
-    found = solve_groups(objective, moved, step, everything)
-    better = total_loss(objective, moved, found[0]) <= total_loss(
-        objective, moved, jnp.float32(0)
-    )
-    return start + jnp.where(better, found[0], 0.0)
+    found = solve_groups(objective, moved, step, np.ones(1, bool))
+    losses = [
+        total_loss(objective, moved, end) for end in (_only(found), np.float32(0))
+    ]
+    return _add_if_better(start, found, *losses)
+
+
+@stage
+def _only(found):
+    return found[0]
+
+
+@stage
+def _add_if_better(start, found, loss, loss_before):
+    return start + jnp.where(loss <= loss_before, found, 0.0)
 
 
 def _best_start(objective, groups, k):
     """Returns the best start along a score: 0 or a quantile of the minimizers."""
-    starts = _starting_points(objective.minimizer[k] - groups.scores[k], groups.weights)
+    starts = _starting_points(objective.minimizer, groups.scores, k, groups.weights)
     return best_of(objective, groups, starts)
 
 
-def _starting_points(distance, weights):
+@stage
+def _starting_points(minimizer, scores, k, weights):
     """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows."""
+    distance = minimizer[k] - scores[k]
     usable = jnp.where(weights > 0, distance, jnp.nan)
     stride = -(-usable.shape[0] // 8192)
     ordered = jnp.sort(usable[::stride])  # NaN last
@@ -200,15 +236,25 @@ def count_slopes(
     weights: Float[Array, " N"],
 ) -> Slopes:
     """Counts the rows that ``slopes`` at some scores leave nothing to learn from."""
-    counts, minimizer = weights > 0, objective.minimizer
-    flat = jnp.all(slopes == 0, axis=0)
-    lost = ~jnp.all(jnp.isfinite(slopes), axis=0)
+    minimizer, known = objective.minimizer, None
     here = loss_values(objective, scores)
     settled = _is_lowest(objective, scores, here)
-    if minimizer is None or len(scores) > 1:
-        settled |= jnp.all(hessians(objective, scores) > 0, axis=0)
+    curved = minimizer is None or len(scores) > 1
+    curvature = hessians(objective, scores) if curved else None
     if minimizer is not None:
-        least = loss_values(objective, minimizer)
+        known = (minimizer, loss_values(objective, minimizer))
+    return _count(slopes, weights, here, settled, curvature, known)
+
+
+@stage
+def _count(slopes, weights, here, settled, curvature, known):
+    counts = weights > 0
+    flat = jnp.all(slopes == 0, axis=0)
+    lost = ~jnp.all(jnp.isfinite(slopes), axis=0)
+    if curvature is not None:
+        settled |= jnp.all(curvature > 0, axis=0)
+    if known is not None:
+        minimizer, least = known
         known = jnp.all(jnp.isfinite(minimizer), axis=0)
         settled = jnp.where(known, here <= least + ROUNDING * jnp.abs(least), settled)
     every = (counts, counts & lost, counts & flat, counts & flat & settled)
@@ -221,38 +267,62 @@ def _is_lowest(objective, scores, here):
     The loss of a row without a minimum may have reached its infimum in float32: the
     logistic loss of a score of 150 is 0, and so are its derivatives.
     """
-    num_scores = len(scores)
-    least = here - ROUNDING * jnp.abs(here)
-    size = jnp.maximum(jnp.abs(scores), 1.0)
 
     def probe(number, lowest):
-        k, number = number % num_scores, number // num_scores
-        sign, distance = 1 - 2 * (number % 2), jnp.float32(16.0) ** (number // 2 - 1)
-        along = (jnp.arange(num_scores) == k)[:, None]
-        point = scores + jnp.where(along, sign * distance * size, 0.0)
-        return lowest & ~(loss_values(objective, point) < least)
+        values = loss_values(objective, _distant_point(number, scores))
+        return _is_no_lower(lowest, values, here)
 
-    every = jnp.ones(scores.shape[1], bool)
-    return jax.lax.fori_loop(0, 2 * _PROBES * num_scores, probe, every)
+    return repeat(2 * _PROBES * len(scores), probe, _every_row(scores))
+
+
+@stage
+def _every_row(scores):
+    return jnp.ones(scores.shape[1], bool)
+
+
+@stage
+def _distant_point(number, scores):
+    num_scores, size = len(scores), jnp.maximum(jnp.abs(scores), 1.0)
+    k, number = number % num_scores, number // num_scores
+    powers = jnp.asarray(16.0 ** np.arange(-1, _PROBES - 1), jnp.float32)
+    sign, distance = 1.0 - 2.0 * jnp.float32(number % 2), powers[number // 2]
+    along = (jnp.arange(num_scores) == k)[:, None]
+    return scores + jnp.where(along, sign * distance * size, 0.0)
+
+
+@stage
+def _is_no_lower(lowest, values, here):
+    return lowest & ~(values < here - ROUNDING * jnp.abs(here))
 
 
 def is_endless(
     objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
-) -> Bool[Array, ""]:
+) -> Bool[ArrayLike, ""]:
     """Returns whether a loss of constant curvature has slopes but no minima.
 
     A loss that is NaN beside a point has no minimum there. Other losses may approach
     their infimum at infinity (logistic) and are not judged.
     """
     if not objective.loss.quadratic:
-        return jnp.asarray(False)
-    counts, minimizer = weights > 0, objective.minimizer
-    slopes = gradients(objective, scores)[0]
-    sloping = jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0))
-    bounded = hessians(objective, scores)[0] > 0
+        return np.asarray(False)
+    slopes, minimizer = gradients(objective, scores), objective.minimizer
+    curvature, around = hessians(objective, scores), None
     if minimizer is not None:
-        side = _BESIDE * (1 + jnp.abs(minimizer))
-        around = [loss_values(objective, minimizer + d) for d in (-side, side)]
+        around = [loss_values(objective, point) for point in _around(minimizer)]
+    return _is_sloping_only(slopes, curvature, minimizer, around, weights)
+
+
+@stage
+def _around(minimizer):
+    side = _BESIDE * (1 + jnp.abs(minimizer))
+    return minimizer - side, minimizer + side
+
+
+@stage
+def _is_sloping_only(slopes, curvature, minimizer, around, weights):
+    counts, slopes, bounded = weights > 0, slopes[0], curvature[0] > 0
+    sloping = jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0))
+    if minimizer is not None:
         bounded |= jnp.isfinite(minimizer[0]) & ~jnp.isnan(around[0] + around[1])
     return sloping & ~jnp.any(counts & bounded)
 
@@ -260,32 +330,45 @@ def is_endless(
 def _avoid_plateau(objective, offset, weights, found):
     """Moves a start where no row has a slope to where the most rows have one."""
 
-    def share(slopes):
-        usable = jnp.any(jnp.isfinite(slopes) & (slopes != 0), axis=0)
-        return mean_of_rows(objective, usable.astype(jnp.float32), weights)
-
-    scores = offset + found[:, None]
+    scores = _move(offset, found)
     slopes = gradients(objective, scores)
 
     def move(found):
-        stuck = count_slopes(objective, slopes, scores, weights).stuck()
-        starts = _plateau_exits(objective, offset, weights)
+        counts = count_slopes(objective, slopes, scores, weights)
+        starts = _plateau_exits(objective.minimizer, offset, weights)
 
         def measure(c):
-            return share(gradients(objective, offset + c[:, None]))
+            return _share(gradients(objective, _move(offset, c)), weights)
 
-        shares = jax.lax.map(measure, starts)
-        moves = stuck & (jnp.max(shares) > 0)
-        return Start(jnp.where(moves, starts[jnp.argmax(shares)], found), moves)
+        return _move_if_stuck(counts, starts, map_points(measure, starts), found)
 
     def stay(found):
-        return Start(found, jnp.asarray(False))
+        return Start(found, np.asarray(False))
 
-    return jax.lax.cond(share(slopes) > 0, stay, move, found)
+    return branch(_has_slopes(slopes, weights), stay, move, found)
 
 
-def _plateau_exits(objective, offset, weights):
+@stage
+def _has_slopes(slopes, weights):
+    return _share(slopes, weights) > 0
+
+
+@stage
+def _share(slopes, weights):
+    """Returns the share of rows with a slope."""
+    usable = jnp.any(jnp.isfinite(slopes) & (slopes != 0), axis=0)
+    return weighted_mean(usable.astype(jnp.float32), weights)
+
+
+@stage
+def _move_if_stuck(counts, starts, shares, found):
+    moves = counts.stuck() & (jnp.max(shares) > 0)
+    return Start(jnp.where(moves, starts[jnp.argmax(shares)], found), moves)
+
+
+@stage
+def _plateau_exits(minimizer, offset, weights):
     """Points that training may start from instead of an argmin without slopes."""
     if offset.shape[0] > 1:
         return jnp.zeros((1, offset.shape[0]), jnp.float32)
-    return _starting_points(objective.minimizer[0] - offset[0], weights)[:, None]
+    return _starting_points(minimizer, offset, 0, weights)[:, None]

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.entry.stages import map_points, stage
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -32,8 +33,9 @@ _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 ROUNDING = 2.0**-21  # of a mean in float32
 
 
+@stage
 def one_group(
-    offset: Float[Array, "K N"], weights: Float[Array, " N"], k: Int32[Array, ""] | int
+    offset: Float[Array, "K N"], weights: Float[Array, " N"], k: Int32[ArrayLike, ""]
 ) -> Groups:
     """Puts all rows into one group: the problem of a constant added to score k."""
     return Groups(
@@ -46,10 +48,16 @@ def best_of(
     objective: Objective, groups: Groups, starts: Float[Array, " S"]
 ) -> Float[Array, ""]:
     """Returns the start of the least mean loss."""
-    losses = jax.lax.map(lambda c: total_loss(objective, groups, c), starts)
+    losses = map_points(lambda c: total_loss(objective, groups, c), starts)
+    return _choose_least(starts, losses)
+
+
+@stage
+def _choose_least(starts, losses):
     return starts[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
 
 
+@stage
 def begin_at(groups, k, start):
     """Moves the problem to a start, with a small first step from there."""
     moved = groups._replace(scores=groups.scores.at[k].add(start))
@@ -57,13 +65,19 @@ def begin_at(groups, k, start):
 
 
 def total_loss(
-    objective: Objective, groups: Groups, c: Float[Array, ""]
+    objective: Objective, groups: Groups, c: Float[ArrayLike, ""]
 ) -> Float[Array, ""]:
     """Returns the mean loss with c added to the groups' score."""
-    scores = groups.scores.at[groups.k].add(c)
+    scores = _add_to_score(groups, c)
     return mean_of_rows(objective, loss_values(objective, scores), groups.weights)
 
 
+@stage
+def _add_to_score(groups, c):
+    return groups.scores.at[groups.k].add(c)
+
+
+@stage
 def minimise_jointly(objective, offset, weights):
     """Minimizes the mean loss over K scores that interact.
 

@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.entry.stages import stage, switch
 from jboost.numerics.sums import sum_channels, sum_rows
 from jboost.objective.evaluation import (
     Kinks,
@@ -24,7 +25,7 @@ from jboost.objective.evaluation import (
     gradients,
     hessians,
     loss_values,
-    mean_of_rows,
+    weighted_mean,
 )
 from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
@@ -180,8 +181,13 @@ def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
 
     The weighted median of the rows' own minimizers F*; rows without one do not count.
     """
-    assert objective.minimizer is not None
-    minimizer = objective.minimizer[groups.k]
+    return _find_medians(objective.minimizer, groups)
+
+
+@stage
+def _find_medians(minimizer, groups):
+    assert minimizer is not None
+    minimizer = minimizer[groups.k]
     known = jnp.isfinite(minimizer)
     weights = jnp.where(known, groups.weights, 0.0)
     slopes = (jnp.float32(1), jnp.float32(2))
@@ -202,7 +208,7 @@ def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]
     assert objective.minimizer is not None
     middle = find_medians(objective, groups)
     known = jnp.isfinite(objective.minimizer[groups.k])
-    slope = gradients(objective, _shift(objective, groups, middle))[groups.k]
+    slope = gradients(objective, _shift(groups, middle))[groups.k]
     curvature = hessians(objective, objective.minimizer)[groups.k]
     lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
     channels = [
@@ -243,32 +249,32 @@ def solve_at_kinks(
     """Returns order statistics if each row has one kink, else what ``solve`` finds."""
 
     assert objective.minimizer is not None
-    minimizer = objective.minimizer[0]
-
-    def middle(slopes):
-        return middle_minimizers(
-            minimizer, groups.scores[0], groups.weights, slopes,
-            kinks.scale, groups.group, groups.penalty.shape[0],
-        )  # fmt: skip
+    minimizer = objective.minimizer
 
     def of_rows():
-        left, right = kink_slopes(objective)
-        return middle((left, left + right))
+        return _find_middles(minimizer, groups, kinks, kink_slopes(objective))
 
     def of_all():
-        return middle((kinks.left, kinks.left + kinks.right))
+        slopes = (kinks.left, kinks.right)
+        return _find_middles(minimizer, groups, kinks, slopes)
 
-    branches = [solve, of_rows, of_all]
-    if isinstance(kinks.kind, int):
-        return branches[kinks.kind]()
-    return jax.lax.switch(kinks.kind, branches)
+    return switch(kinks.kind, [solve, of_rows, of_all])
+
+
+@stage
+def _find_middles(minimizer, groups, kinks, slopes):
+    left, right = slopes
+    return middle_minimizers(
+        minimizer[0], groups.scores[0], groups.weights, (left, left + right),
+        kinks.scale, groups.group, groups.penalty.shape[0],
+    )  # fmt: skip
 
 
 def solve_groups(
     objective: Objective,
     groups: Groups,
     step: Float[Array, " G"],
-    wanted: Bool[Array, " G"],
+    wanted: Bool[ArrayLike, " G"],
 ) -> Float[Array, " G"]:
     """Returns the exact minimizer where wanted, else ``step``.
 
@@ -282,12 +288,28 @@ def solve_groups(
         at_zero, _ = _slope(objective, groups, jnp.zeros_like(step))
         side = jnp.where(at_zero < 0, groups.l1, -groups.l1)
         moves = wanted & ~(jnp.abs(at_zero) <= groups.l1)
-    size = mean_of_rows(objective, jnp.abs(groups.scores[groups.k]), groups.weights)
-    probe = jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
+    probe = _first_probe(groups, step)
     found = locate_minima(objective, groups, probe, moves, side)
+    root = _take_roots(found, step, moves, wanted)
+    changes = _loss_changes(objective, groups, [root, step])
+    return _choose_least(changes, root, step, wanted)
+
+
+@stage
+def _first_probe(groups, step):
+    size = weighted_mean(jnp.abs(groups.scores[groups.k]), groups.weights)
+    return jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
+
+
+@stage
+def _take_roots(found, step, moves, wanted):
     root = jnp.where(moves & (found.strict | found.jump), found.point, step)
-    root = jnp.where(wanted & ~moves, 0.0, root)
-    (of_root, noise), (of_step, _) = _loss_changes(objective, groups, [root, step])
+    return jnp.where(wanted & ~moves, 0.0, root)
+
+
+@stage
+def _choose_least(changes, root, step, wanted):
+    (of_root, noise), (of_step, _) = changes
     of_step = jnp.where(jnp.isfinite(of_step), of_step, jnp.inf)
     fallback = jnp.where(of_step <= 0, step, 0.0)
     best = jnp.minimum(of_step, 0.0)
@@ -299,7 +321,7 @@ def locate_minima(
     objective: Objective,
     groups: Groups,
     step: Float[Array, " G"],
-    wanted: Bool[Array, " G"],
+    wanted: Bool[ArrayLike, " G"],
     side: Float[Array, " G"] | None = None,
 ) -> Minimum:
     """Finds where each problem's slope changes its sign, from 0.
@@ -309,18 +331,17 @@ def locate_minima(
       wanted: problems to solve.
       side: the slope of ``l1`` |c| where the minimum lies; None for 0.
     """
-    low, high = _bounds(objective, groups)
+    start, low, high = _bounds(objective.minimizer, groups)
 
     def slope(c):
         value, noise = _slope(objective, groups, c)
         return (value if side is None else value + side), noise
 
-    return find_minimum(
-        slope, jnp.zeros_like(step), step, low=low, high=high, wanted=wanted
-    )
+    return find_minimum(slope, start, step, low=low, high=high, wanted=wanted)
 
 
-def _shift(objective, groups, c):
+@stage
+def _shift(groups, c):
     """Scores after adding c times the direction."""
     if groups.direction is not None:
         change = c[groups.group] * groups.direction
@@ -334,8 +355,12 @@ def _shift(objective, groups, c):
 
 def _slope(objective, groups, c):
     """Returns d/dc of each problem, and a bound on its rounding error."""
-    scores = _shift(objective, groups, c)
-    gradient = gradients(objective, scores)[groups.k]
+    return _sum_slopes(groups, c, gradients(objective, _shift(groups, c)))
+
+
+@stage
+def _sum_slopes(groups, c, gradient):
+    gradient = gradient[groups.k]
     if groups.direction is not None:
         gradient = gradient * groups.direction
     weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
@@ -351,10 +376,15 @@ def _loss_changes(
 ):
     """Returns, per step, each problem's change of loss and its rounding error."""
     before = loss_values(objective, groups.scores)
+    afters = [loss_values(objective, _shift(groups, c)) for c in steps]
+    return _sum_changes(groups, before, afters, list(steps))
+
+
+@stage
+def _sum_changes(groups, before, afters, steps):
     counts = groups.weights > 0
     channels = []
-    for c in steps:
-        after = loss_values(objective, _shift(objective, groups, c))
+    for after in afters:
         change, size = after - before, jnp.abs(after) + jnp.abs(before)
         for value in (change, size):
             channels.append(jnp.where(counts, groups.weights * value, 0.0))
@@ -371,13 +401,15 @@ def _penalty(groups, c):
     return quadratic if groups.l1 is None else quadratic + groups.l1 * jnp.abs(c)
 
 
-def _bounds(objective, groups):
-    """Returns bounds of the minimum if all rows have minimizers, else infinity."""
+@stage
+def _bounds(minimizer, groups):
+    """Returns 0 and bounds of the minimum, infinite if rows have no minimizers."""
     num_groups = groups.penalty.shape[0]
+    start = jnp.zeros(num_groups, jnp.float32)
     unknown = jnp.full(num_groups, jnp.inf, jnp.float32)
-    if objective.minimizer is None:
-        return -unknown, unknown
-    distance = objective.minimizer[groups.k] - groups.scores[groups.k]
+    if minimizer is None:
+        return start, -unknown, unknown
+    distance = minimizer[groups.k] - groups.scores[groups.k]
     moves = groups.weights > 0
     if groups.direction is not None:
         # Rows that do not move (direction 0) are happy with every c.
@@ -389,4 +421,4 @@ def _bounds(objective, groups):
     group = jnp.where(moves, groups.group, num_groups)
     low, high = find_range(distance, group, num_groups)
     # The penalty pulls toward 0; empty groups stay there.
-    return jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)
+    return start, jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs an algorithm from the host in stages, or traces it as part of one program.
+
+In: an algorithm, written once in terms of stages, loops and branches. Out: its result.
+
+Compiling a program takes a time that grows with its length, and a program that contains
+a loss is compiled for every new loss. An algorithm that evaluates the loss in a dozen
+places is therefore run from the host at the start of training: within
+:func:`run_in_stages` each function decorated with :func:`stage` is a program of its
+own, and Python decides how often loops run and which branches are taken. Programs
+without the loss serve all losses, and those that are not needed are not compiled.
+Elsewhere (``jboost.boost``, cross-validation) the same functions become parts of the
+program that is being traced.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike
+
+from jboost.entry.programs import compiled
+
+_P, _T = ParamSpec("_P"), TypeVar("_T")
+_FEW = 2**16  # numbers in the largest operand: beyond, programs run for long
+_ARRAY = "array"  # stands for an array among static operands
+_from_host: ContextVar[bool] = ContextVar("from_host", default=False)
+
+
+@contextmanager
+def run_in_stages(on: bool = True) -> Iterator[None]:
+    """Runs algorithms from the host within a ``with`` block; no operand is traced."""
+    token = _from_host.set(on)
+    try:
+        yield
+    finally:
+        _from_host.reset(token)
+
+
+def stage(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a function of pytrees that may be compiled on its own.
+
+    Operands are positional. Those leaves that are not arrays (numbers of Python, the
+    programs of a loss) are static, and so hashable.
+    """
+
+    def traced(structure, static, *arrays):
+        remaining = iter(arrays)
+        leaves = [next(remaining) if leaf is _ARRAY else leaf for leaf in static]
+        operands, keywords = jax.tree.unflatten(structure, leaves)
+        with run_in_stages(False):
+            return function(*operands, **keywords)
+
+    traced.__name__ = function.__name__  # which logs and profiles show
+
+    @functools.wraps(function)
+    def run(*operands: Any, **keywords: Any) -> Any:
+        if not _from_host.get():
+            return function(*operands, **keywords)  # type: ignore[call-arg]
+        leaves, structure = jax.tree.flatten((operands, keywords))
+        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+        static = tuple(_ARRAY if hasattr(leaf, "dtype") else leaf for leaf in leaves)
+        options = _quick_options() if _may_be_quick(arrays, static) else ()
+        run = compiled(traced, structure, static, options=options, small=True)
+        return run(*arrays)
+
+    return run
+
+
+def _may_be_quick(arrays, static):
+    """Returns whether a program runs for so short that it need not be optimized.
+
+    Those of a loss are: they must round as the programs of the rounds do.
+    """
+    small = all(leaf.size <= _FEW for leaf in arrays)
+    return small and all(isinstance(leaf, str | int) for leaf in static)
+
+
+@functools.cache
+def _quick_options():
+    """Returns options of XLA with which programs compile in a third of the time.
+
+    A version of XLA may not know them.
+    """
+    options = {
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_backend_optimization_level": 0,
+    }
+    try:
+        double = jax.jit(lambda number: number + number, compiler_options=options)
+        double.lower(np.float32(0)).compile()
+    except Exception:  # the class of the error depends on the version
+        return ()
+    return tuple(options.items())
+
+
+def runs_in_stages() -> bool:
+    """Returns whether algorithms run from the host."""
+    return _from_host.get()
+
+
+def for_branches() -> Any:
+    """Returns the module, NumPy or ``jax.numpy``, that computes conditions.
+
+    From the host these are numbers that it needs at once: NumPy compiles nothing.
+    """
+    return np if _from_host.get() else jnp
+
+
+def is_any(rows: Array) -> Any:
+    """Returns whether a row is true, as a condition."""
+    return for_branches().any(for_branches().asarray(rows))
+
+
+def unless_idle(predicate: ArrayLike, step: Callable[[Any], Any], state: Any) -> Any:
+    """Returns ``step(state)``; from the host only where the predicate holds.
+
+    The step must return the state where the predicate does not hold.
+    """
+    return step(state) if not _from_host.get() or predicate else state
+
+
+def repeat_while(
+    unfinished: Callable[[Any], ArrayLike], step: Callable[[Any], Any], state: Any
+) -> Any:
+    """Does what ``jax.lax.while_loop`` does."""
+    if not _from_host.get():
+        return jax.lax.while_loop(unfinished, step, state)
+    while unfinished(state):
+        state = step(state)
+    return state
+
+
+def repeat(number: int, step: Callable[[Any, Any], Any], state: Any) -> Any:
+    """Does what ``jax.lax.fori_loop`` does, from 0."""
+    if not _from_host.get():
+        return jax.lax.fori_loop(0, number, step, state)
+    for turn in range(number):
+        state = step(np.int32(turn), state)
+    return state
+
+
+def map_points(function: Callable[[Any], Any], points: Any) -> Any:
+    """Does what ``jax.lax.map`` does, for results that the host may hold."""
+    if not _from_host.get():
+        return jax.lax.map(function, points)
+    found = [function(point) for point in np.asarray(points)]
+    return np.stack(jax.device_get(found))
+
+
+def branch(
+    predicate: ArrayLike,
+    yes: Callable[..., Any],
+    no: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """Does what ``jax.lax.cond`` does."""
+    if not _from_host.get():
+        return jax.lax.cond(predicate, yes, no, *operands)
+    return yes(*operands) if predicate else no(*operands)
+
+
+def switch(index: Array | int, branches: Sequence[Callable[[], Any]]) -> Any:
+    """Does what ``jax.lax.switch`` does, without operands; takes a known index, too."""
+    if isinstance(index, int) or _from_host.get():
+        return branches[int(index)]()
+    return jax.lax.switch(index, branches)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minimizes many functions of one variable whose slopes cost next to nothing.
+
+In: a function that evaluates the slope of each problem at one point. Out: minima, as
+``minimum`` defines them. The minimizers of the rows' own losses
+are such problems: millions of them, independent of one another.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.entry.stages import for_branches, is_any, repeat_while, stage, unless_idle
+from jboost.numerics.floats import middle_float
+from jboost.objective.minimum import GROWTH, JUMP, NOISE, Minimum
+
+_BISECTIONS = 34  # 32 halvings of the 2^32 float32 bit patterns, plus two
+
+
+def bisect_minimum(
+    slope: Callable[[Float[Array, "*P"]], Float[Array, "*P"]],
+    start: Float[Array, "*P"],
+    step: Float[Array, "*P"],
+    *,
+    wanted: Bool[Array, "*P"],
+    num_probes: int = 16,
+) -> Minimum:
+    """Finds minima when evaluating slopes is cheap.
+
+    Brackets on both sides at once, then bisects both edges of the flat interval over
+    float32 bit patterns.
+
+    Args:
+      slope, start, step, wanted, num_probes: as for ``find_minimum``, but problems may
+        have any shape, and slopes no rounding error.
+    """
+    here = slope(start)
+    state = _begin_bracket(start, step, here)
+
+    def unfinished(state):
+        numpy = for_branches()
+        open_problems = numpy.isnan(state.left) | numpy.isnan(state.right)
+        more = numpy.asarray(state.count) < num_probes
+        return more & is_any(numpy.asarray(wanted) & open_problems)
+
+    def grow(state):
+        return _grow(state, start, tuple(map(slope, state.points)))
+
+    found = repeat_while(unfinished, grow, state)
+    bracket, flat = (found.left, found.right), (found.flat_left, found.flat_right)
+    slopes = (slope(found.left), slope(found.right))
+    ends, solvable, strict = _choose_ends(start, here, bracket, flat, slopes, wanted)
+
+    def locate(nothing):
+        del nothing
+        edges = _bisect(slope, *ends)
+        inner, outer = _find_sides(bracket, ends, edges)
+        slopes = (slope(inner), slope(outer))
+        return _conclude_bisection(
+            start, here, bracket, edges, slopes, solvable, strict, wanted
+        )
+
+    nothing = Minimum(start, strict, solvable)  # where no problem is solvable
+    return unless_idle(is_any(solvable), locate, nothing)
+
+
+class _Bracket(NamedTuple):
+    """What is known about P problems; NaN for unknown points.
+
+    Attributes:
+      count: of probes on each side.
+      width: distance of the next probes from the start.
+      points: the next probes.
+      left, right: nearest points of negative and of positive slope.
+      flat_left, flat_right: nearest points of zero slope on each side.
+    """
+
+    count: Int32[Array, ""]
+    width: Float[Array, "*P"]
+    points: tuple[Float[Array, "*P"], Float[Array, "*P"]]
+    left: Float[Array, "*P"]
+    right: Float[Array, "*P"]
+    flat_left: Float[Array, "*P"]
+    flat_right: Float[Array, "*P"]
+
+
+@stage
+def _choose_ends(start, here, ends, flat, slopes, wanted):
+    """Returns where bisection begins, which problems it solves, and the strict ones."""
+    # A change of sign within the rounding error of the gradient does not count.
+    noise = NOISE * _size(here)
+    (left, right), (flat_left, flat_right) = ends, flat
+    rises = [
+        jnp.isfinite(end) & (jnp.abs(value) > noise)
+        for end, value in zip(ends, slopes, strict=True)
+    ]
+    left_end = jnp.where(jnp.isnan(left), flat_left, left)
+    right_end = jnp.where(jnp.isnan(right), flat_right, right)
+    solvable = wanted & jnp.isfinite(left_end) & jnp.isfinite(right_end)
+    left_end = jnp.where(solvable, left_end, start)
+    right_end = jnp.where(solvable, right_end, start)
+    return (left_end, right_end), solvable, rises[1] & rises[0]
+
+
+@stage
+def _find_sides(bracket, ends, edges):
+    """Returns the points beside a jump to zero: at the edge, and far from it."""
+    (left, right), ((below, _), (_, above)) = bracket, edges
+    del left
+    inner = jnp.where(jnp.isnan(right), below, above)
+    return inner, jnp.where(jnp.isnan(right), *ends)
+
+
+@stage
+def _conclude_bisection(
+    start, here, bracket, edges, slopes, solvable, strict, wanted
+) -> Minimum:
+    (left, right), ((_, first), (last, _)) = bracket, edges
+    inner, outer = slopes
+    # If one side stays flat there is only one edge, otherwise two and their midpoint.
+    edge = jnp.where(jnp.isnan(right), first, last)
+    point = jnp.where(strict, first / 2 + last / 2, edge)
+    one_sided = jnp.isnan(left) | jnp.isnan(right)
+    steepest = jnp.maximum(jnp.abs(outer), _size(here))
+    jump = solvable & one_sided & (steepest > 0)
+    jump &= jnp.abs(inner) >= JUMP * steepest
+    point = jnp.where(solvable, point, start)
+    return Minimum(point=point, strict=strict & wanted, jump=jump)
+
+
+def _size(slope):
+    size = jnp.abs(slope)
+    return jnp.where(jnp.isfinite(size), size, 0.0)
+
+
+@stage
+def _begin_bracket(start, step, here) -> _Bracket:
+    none = jnp.full_like(start, jnp.nan)
+    left, right = jnp.where(here < 0, start, none), jnp.where(here > 0, start, none)
+    points = (start - step, start + step)
+    return _Bracket(jnp.int32(0), step, points, left, right, none, none)
+
+
+@stage
+def _grow(state, start, slopes) -> _Bracket:
+    """Learns from the slopes at two probes, and goes farther out."""
+    (down, up), (slope_down, slope_up) = state.points, slopes
+    left, right, none = state.left, state.right, jnp.full_like(down, jnp.nan)
+    new_left = jnp.where(slope_down < 0, down, none)
+    new_right = jnp.where(slope_up > 0, up, none)
+    new_flat_left = jnp.where(slope_down == 0, down, none)
+    new_flat_right = jnp.where(slope_up == 0, up, none)
+    # A probe that is still downhill moves the opposite end of the bracket closer.
+    closer_left = jnp.isnan(right) & (slope_up < 0)
+    closer_right = jnp.isnan(left) & (slope_down > 0)
+    width = state.width * GROWTH
+    return _Bracket(
+        count=state.count + 1,
+        width=width,
+        points=(start - width, start + width),
+        left=jnp.where(closer_left, up, _first(left, new_left)),
+        right=jnp.where(closer_right, down, _first(right, new_right)),
+        flat_left=_first(state.flat_left, new_flat_left),
+        flat_right=_first(state.flat_right, new_flat_right),
+    )
+
+
+def _first(known, new):
+    return jnp.where(jnp.isnan(known), new, known)
+
+
+def _bisect(slope, left, right):
+    """Returns adjacent floats around the first slope >= 0 and around the last <= 0."""
+
+    def is_wide(state):
+        numpy = for_branches()
+        count, ends, points = state
+        wide = [
+            numpy.asarray(point) != numpy.asarray(low)
+            for point, (low, _) in zip(points, ends, strict=True)
+        ]
+        return (numpy.asarray(count) < _BISECTIONS) & is_any(wide[0] | wide[1])
+
+    def halve(state):
+        return _halve(state, tuple(map(slope, state[2])))
+
+    _, ends, _ = repeat_while(is_wide, halve, _begin_bisection(left, right))
+    return ends
+
+
+@stage
+def _begin_bisection(left, right):
+    """Returns a state: steps made, ends of both brackets, their middles."""
+    middle = middle_float(left, right)
+    return jnp.int32(0), ((left, right), (left, right)), (middle, middle)
+
+
+@stage
+def _halve(state, slopes):
+    count, ((a, b), (c, d)), (first, last) = state
+    rising, falling = slopes[0] >= 0, slopes[1] <= 0
+    ends = (
+        (jnp.where(rising, a, first), jnp.where(rising, first, b)),
+        (jnp.where(falling, last, c), jnp.where(falling, d, last)),
+    )
+    return count + 1, ends, (middle_float(*ends[0]), middle_float(*ends[1]))
