@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from jboost.boosting.method import Method
-from jboost.boosting.stages import (
+from jboost.boosting.round_programs import (
     Stored,
     Summary,
     choose_stages,
@@ -104,7 +104,7 @@ class Runner(Protocol):
 
 
 class ArrayRunner:
-    """Makes rounds on rows in memory, stage by stage; see `jboost.boosting.stages`."""
+    """Makes rounds on rows in memory; see :mod:`jboost.boosting.round_programs`."""
 
     most_rounds = MOST_ROUNDS
 
