@@ -215,7 +215,7 @@ def choose_stages(
         known = state.minimizer is not None and np.any(np.isfinite(state.minimizer))
         if looks and known:
             smooth = True
-        elif not whole:
+        elif not whole and not problem.loss.straight:
             smooth = False
     if not whole and method.leaf_solver == "guarded":
         rescue = bool(state.pointed)

@@ -24,10 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from jboost.entry.programs import compiled
+from jboost.entry.programs import FEW, FULL, QUICK, WHOLE, compiled
 
 _P, _T = ParamSpec("_P"), TypeVar("_T")
-_FEW = 2**16  # numbers in the largest operand: beyond, programs run for long
 _ARRAY = "array"  # stands for an array among static operands
 _from_host: ContextVar[bool] = ContextVar("from_host", default=False)
 
@@ -65,38 +64,21 @@ def stage(function: Callable[_P, _T]) -> Callable[_P, _T]:
         leaves, structure = jax.tree.flatten((operands, keywords))
         arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
         static = tuple(_ARRAY if hasattr(leaf, "dtype") else leaf for leaf in leaves)
-        options = _quick_options() if _may_be_quick(arrays, static) else ()
-        run = compiled(traced, structure, static, options=options, small=True)
+        effort = _choose_effort(arrays, static)
+        run = compiled(traced, structure, static, effort=effort, small=True)
         return run(*arrays)
 
     return run
 
 
-def _may_be_quick(arrays, static):
-    """Returns whether a program runs for so short that it need not be optimized.
+def _choose_effort(arrays, static):
+    """Returns how much work to spend on a program, by the size of its operands.
 
-    Those of a loss are: they must round as the programs of the rounds do.
+    Programs of a loss must round as those of the rounds do.
     """
-    small = all(leaf.size <= _FEW for leaf in arrays)
-    return small and all(isinstance(leaf, str | int) for leaf in static)
-
-
-@functools.cache
-def _quick_options():
-    """Returns options of XLA with which programs compile in a third of the time.
-
-    A version of XLA may not know them.
-    """
-    options = {
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_backend_optimization_level": 0,
-    }
-    try:
-        double = jax.jit(lambda number: number + number, compiler_options=options)
-        double.lower(np.float32(0)).compile()
-    except Exception:  # the class of the error depends on the version
-        return ()
-    return tuple(options.items())
+    if any(leaf.size > FEW for leaf in arrays):
+        return FULL
+    return QUICK if all(isinstance(leaf, str | int) for leaf in static) else WHOLE
 
 
 def runs_in_stages() -> bool:

@@ -26,7 +26,7 @@ from jboost.boosting.round_programs import (
     without_loss,
 )
 from jboost.boosting.state import BoostState, Problem
-from jboost.entry.programs import compiled
+from jboost.entry.programs import BRISK, FEW, FULL, QUICK, WHOLE, compiled
 from jboost.numerics.packing import count_words, unpack
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
@@ -144,9 +144,17 @@ class ArrayRunner:
         """Makes rounds, and waits only for the last one."""
         static, (state, set_scores) = self.job.problem.static, position
         options = self._choose(state)
-        start = self._find(derive, for_derivatives(static), options.smooth)
-        extend = self._find(grow, for_growth(static.method))
-        end = self._find(finish, static, options.finish, donate=(7,))
+        few = state.scores.size <= FEW
+        # With one score, the bits of models do not depend on the number of rows.
+        brief = BRISK if len(state.scores) > 1 else WHOLE
+        effort = brief if few else FULL
+        start = self._find(
+            derive, for_derivatives(static), options.smooth, effort=effort
+        )
+        extend = self._find(
+            grow, for_growth(static.method), effort=QUICK if few else FULL
+        )
+        end = self._find(finish, static, options.finish, donate=(7,), effort=effort)
         rates = self.job.rates[first : first + count].astype(np.float32)
         stored = self._make_room(position)
         for rate, entry in zip(rates, self._entries, strict=False):
@@ -158,11 +166,11 @@ class ArrayRunner:
             )
         return Position(state, set_scores), jax.device_get(stored)
 
-    def _find(self, function, *static, donate=()):
+    def _find(self, function, *static, **options):
         """Returns a program of the round."""
         key = function, static
         if key not in self._programs:
-            program = compiled(function, *static, donate=donate)
+            program = compiled(function, *static, **options)
             self._programs[key] = program.of_one_shape()
         return self._programs[key]
 
