@@ -21,7 +21,7 @@ from jboost.codes.binning import apply_bins, has_missing
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.kernels.binning_cpu import code_dtype
-from jboost.numerics.padding import padded_size
+from jboost.numerics.padding import padded_rows, padded_size
 from jboost.sketches.binning import bins_from_sketch
 from jboost.sketches.sketch import make_sketch, update_sketch
 from jboost.streams.batches import RowBatch, checked_batches, first_row, hash_rows
@@ -89,7 +89,7 @@ def load_rows(table: BlockTable, num_scores: int, padded: bool) -> PaddedRows:
             f"says, got {table.num_offsets}"
         )
     size = table.blocks.num_rows
-    total = padded_size(size) if padded else size
+    total = padded_rows(size) if padded else size
 
     def load(name):
         whole = None
@@ -115,7 +115,8 @@ def load_rows(table: BlockTable, num_scores: int, padded: bool) -> PaddedRows:
         targets=jax.tree.unflatten(table.structure, leaves),
         weights=jax.device_put(weights),
     )
-    return PaddedRows(data, jax.device_put(scores), size)
+    features = table.blocks.num_features
+    return PaddedRows(data, jax.device_put(scores), size, features)
 
 
 class Options(NamedTuple):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jboost.boosting.method import make_method, refuse_sorting
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import Arrays, Problem, Static
@@ -17,6 +19,7 @@ from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.model.ensemble import Ensemble
+from jboost.numerics.padding import padded_columns
 from jboost.objective.retracing import trace_loss_once
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.domains import check_domain
@@ -81,8 +84,9 @@ def prepare_rows(request: FitRequest) -> Prepared:
         training: TrainingRows = request.rows.x.prepare_training(request)
     else:
         training = bin_arrays(
-            request.rows, request.settings, request.padded, request.model
-        )
+            request.rows, request.settings, request.padded, request.model,
+            pad_columns=True,
+        )  # fmt: skip
     bins, rows, model = training.bins, training.rows, request.model
     num_scores = request.settings.num_scores
     names = request.name_columns(bins.num_features, training.schema.names)
@@ -90,8 +94,8 @@ def prepare_rows(request: FitRequest) -> Prepared:
         match_categories(model, bins.categories)
         model = replace(model, absent=bins.absent)
     sets = make_sets(
-        request.sets, bins, training.schema._replace(names=names), rows.data.targets,
-        num_scores, request.padded, training.with_offset,
+        request.sets, bins, training.schema._replace(names=names), rows, num_scores,
+        request.padded, training.with_offset,
     )  # fmt: skip
     named = {"y": rows}
     named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}
@@ -102,13 +106,19 @@ def prepare_rows(request: FitRequest) -> Prepared:
 
 
 def bin_arrays(
-    given: RawRows, settings: Settings, padded: bool, model: Ensemble | None = None
+    given: RawRows,
+    settings: Settings,
+    padded: bool,
+    model: Ensemble | None = None,
+    pad_columns: bool = False,
 ) -> TrainingRows:
     """Finds thresholds, and puts the rows on the device.
 
     Args:
       padded: whether rows are padded to one of few sizes.
       model: that training goes on from.
+      pad_columns: whether columns are, too, where the settings do not count or name
+        them.
     """
     x, y, weights, offset, feature_names = given
     known = schema = None
@@ -142,7 +152,13 @@ def bin_arrays(
         feature_names=names,
         known=known,
     )
-    rows = make_rows(bins, matrix, y, weights, offset, settings.num_scores, padded, "")
+    columns = None
+    if pad_columns and not isinstance(matrix, SparseMatrix):
+        columns = _count_columns(settings, bins, matrix.shape)
+    rows = make_rows(
+        bins, matrix, y, weights, offset, settings.num_scores, padded, "",
+        num_columns=columns,
+    )  # fmt: skip
     return TrainingRows(
         bins=bins,
         rows=rows.sorted() if sorts else rows,
@@ -151,6 +167,19 @@ def bin_arrays(
         with_offset=offset is not None,
         make_runner=lambda job, begin: ArrayRunner(job),
     )
+
+
+def _count_columns(settings, bins, shape):
+    """Returns how many columns the codes have, with padding."""
+    sampled = min(
+        settings.colsample_bytree, settings.colsample_bylevel, settings.colsample_bynode
+    )
+    named = (settings.monotone, settings.interactions, bins.categories)
+    limited = settings.l1 != 0 or settings.max_delta_step not in (0, np.inf)
+    known = all(each is None for each in named) and not limited
+    if known and sampled == 1 and not settings.sorts_rows:
+        return padded_columns(*shape)
+    return bins.num_features
 
 
 def make_problem(

@@ -6,6 +6,7 @@ set. Out: PaddedRows, which the compiled program takes.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.numerics.padding import pad_rows, padded_size
+from jboost.numerics.padding import pad_rows, padded_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
@@ -29,11 +30,19 @@ from jboost.training.history import UNNAMED
 
 
 class PaddedRows(NamedTuple):
-    """Rows on the device; those beyond the first ``size`` are padding."""
+    """Rows on the device.
+
+    Attributes:
+      data: their codes, targets and weights.
+      scores: before training.
+      size: the number of rows; those beyond are padding.
+      num_features: the number of columns; those beyond are padding.
+    """
 
     data: Data
     scores: Float[Array, "K N"]
     size: int
+    num_features: int
 
     @property
     def real(self) -> tuple[Any, np.ndarray]:
@@ -44,7 +53,7 @@ class PaddedRows(NamedTuple):
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
         """Yields the dense codes without the padding, in one part."""
         codes: Any = self.data.codes
-        yield np.asarray(codes.columns)[:, : self.size]
+        yield np.asarray(codes.columns)[: self.num_features, : self.size]
 
     def sorted(self) -> "PaddedRows":
         """Returns the same with the order of each feature, instead of codes by row."""
@@ -62,11 +71,22 @@ def make_rows(
     num_scores: int,
     padded: bool,
     prefix: str,
+    *,
+    num_columns: int | None = None,
 ) -> PaddedRows:
     """Checks one set of rows and puts it on the device.
 
     Padding repeats row 0 at weight 0, so that the loss is as well-defined there as in
     row 0. (In a sparse matrix such rows store nothing.)
+
+    Args:
+      bins: of the training rows.
+      matrix, y, weights, offset: the rows.
+      num_scores: K.
+      padded: whether rows are padded.
+      prefix: of the names of y and offset in errors.
+      num_columns: of dense codes; those beyond the columns of the matrix hold nothing
+        but missing values, by which no row can be told from another.
     """
     size = matrix.shape[0]
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
@@ -76,7 +96,7 @@ def make_rows(
         name = f"{prefix}offset"
         scores = read_offset(offset, size, num_scores, name)
         warn_of_rounding(offset, name)
-    total = padded_size(size) if padded else size
+    total = padded_rows(size) if padded else size
 
     pad = partial(pad_rows, size=total)
     if isinstance(matrix, SparseMatrix):
@@ -84,13 +104,26 @@ def make_rows(
         entries = padded_size(entries) if padded else entries
         codes = bin_entries(bins, matrix, total, entries)
     else:
-        codes = bin_columns(bins, matrix, total)
+        codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
     data = Data(
         codes=codes,
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
     )
-    return PaddedRows(data, jax.device_put(pad(scores).T), size)
+    return PaddedRows(data, jax.device_put(pad(scores).T), size, bins.num_features)
+
+
+def _add_columns(bins, matrix, num_columns):
+    """Appends columns of missing values up to so many."""
+    short = 0 if num_columns is None else num_columns - bins.num_features
+    if short <= 0:
+        return bins, matrix
+    thresholds = np.pad(
+        np.asarray(bins.thresholds), ((0, short), (0, 0)), constant_values=np.inf
+    )
+    filled = np.full((matrix.shape[0], short), np.nan, np.float32)
+    matrix = np.concatenate([np.asarray(matrix, np.float32), filled], axis=1)
+    return replace(bins, thresholds=thresholds), matrix
 
 
 def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
@@ -123,7 +156,7 @@ def make_sets(
     given: dict[str, tuple[str, Any]],
     bins: Bins,
     schema: Schema,
-    training: Any,
+    training: PaddedRows,
     num_scores: int,
     padded: bool,
     with_offset: bool,
@@ -133,10 +166,11 @@ def make_sets(
     Args:
       given: from :func:`name_sets`.
       schema: of the training rows.
-      training: the targets of the training rows.
+      training: the training rows.
       with_offset: whether the training rows have an offset.
     """
-    sets = {}
+    sets, codes = {}, training.data.codes
+    num_columns = None if codes.is_sparse else codes.num_features
     for name, (label, values) in given.items():
         x, y, weights, offset = values
         if with_offset != (offset is not None):
@@ -161,8 +195,9 @@ def make_sets(
         if weights is not None:
             weights = check_weights(weights, matrix.shape[0], f"{label} sample_weight")
         y = check_targets(y, matrix.shape[0], weights, f"{label} y", warn=True)
-        y = match_targets(y, training, f"{label} y")
+        y = match_targets(y, training.data.targets, f"{label} y")
         sets[name] = make_rows(
-            bins, matrix, y, weights, offset, num_scores, padded, f"{label} "
-        )
+            bins, matrix, y, weights, offset, num_scores, padded, f"{label} ",
+            num_columns=num_columns,
+        )  # fmt: skip
     return sets
