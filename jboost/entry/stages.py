@@ -41,11 +41,17 @@ def run_in_stages(on: bool = True) -> Iterator[None]:
         _from_host.reset(token)
 
 
-def stage(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def stage(
+    function: Callable[_P, _T], *, any_rounding: bool = False
+) -> Callable[_P, _T]:
     """Decorates a function of pytrees that may be compiled on its own.
 
-    Operands are positional. Those leaves that are not arrays (numbers of Python, the
-    programs of a loss) are static, and so hashable.
+    Leaves of operands that are not arrays (numbers of Python, the programs of a loss)
+    are static, and so hashable.
+
+    Args:
+      function: the stage.
+      any_rounding: whether a loss in it need not round as in the programs of rounds.
     """
 
     def traced(structure, static, *arrays):
@@ -64,21 +70,22 @@ def stage(function: Callable[_P, _T]) -> Callable[_P, _T]:
         leaves, structure = jax.tree.flatten((operands, keywords))
         arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
         static = tuple(_ARRAY if hasattr(leaf, "dtype") else leaf for leaf in leaves)
-        effort = _choose_effort(arrays, static)
-        run = compiled(traced, structure, static, effort=effort, small=True)
-        return run(*arrays)
+        effort = _choose_effort(arrays, static, any_rounding)
+        program = compiled(traced, structure, static, effort=effort, small=True)
+        return program(*arrays)
 
     return run
 
 
-def _choose_effort(arrays, static):
+def _choose_effort(arrays, static, any_rounding):
     """Returns how much work to spend on a program, by the size of its operands.
 
-    Programs of a loss must round as those of the rounds do.
+    Programs of a loss round as those of the rounds do, unless any rounding will do.
     """
     if any(leaf.size > FEW for leaf in arrays):
         return FULL
-    return QUICK if all(isinstance(leaf, str | int) for leaf in static) else WHOLE
+    free = any_rounding or all(isinstance(leaf, str | int) for leaf in static)
+    return QUICK if free else WHOLE
 
 
 def runs_in_stages() -> bool:

@@ -7,6 +7,7 @@ score per row can be mapped over it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -119,7 +120,7 @@ def mean_hessian(
     return _mean_hessian(_without_minima(objective), scores, weights)
 
 
-@stage
+@partial(stage, any_rounding=True)  # of steps of a solver
 def _mean_hessian(objective, scores, weights):
     gradient = objective.loss.gradient
 

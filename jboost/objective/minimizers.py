@@ -36,6 +36,7 @@ _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
 _NONE = np.float32(0.0)
+_TESTED = np.float32([0.5, -1.5])  # distances at which scores must not interact
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first
 
 
@@ -269,20 +270,12 @@ def _mark_missing(found):
 
 def _separable_rows(objective, start):
     """Returns a mask of rows whose Hessian is diagonal at two test points."""
-    separable = [
-        _is_diagonal(hessian_matrices(objective, _shift(start, distance)))
-        for distance in (np.float32(0.5), np.float32(-1.5))
-    ]
-    return _both(*separable)
+    return _both(*(_are_separable(objective, start, at) for at in _TESTED))
 
 
-@stage
-def _shift(points, distance):
-    return points + distance
-
-
-@stage
-def _is_diagonal(hessians):
+@partial(stage, any_rounding=True)
+def _are_separable(objective, start, distance):
+    hessians = hessian_matrices(objective, start + distance)
     different = ~jnp.eye(hessians.shape[1], dtype=bool)
     entries = jnp.where(different[None], hessians, 0.0)
     return jnp.all(entries == 0, axis=(1, 2))

@@ -5,6 +5,7 @@ In: a loss bound to its data, offsets. Out: argmin_c of the weighted loss at sco
 offset + c; and the search along one score, which a single score uses, too.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,13 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.entry.stages import map_points, stage
+from jboost.entry.stages import (
+    branch,
+    for_branches,
+    map_points,
+    repeat,
+    repeat_while,
+    stage,
+)
 from jboost.objective.evaluation import (
     Objective,
     gradients,
     loss_values,
     mean_hessian,
     mean_of_rows,
+    weighted_mean,
 )
 from jboost.trees.leaves import Groups, locate_minima
 
@@ -77,7 +86,6 @@ def _add_to_score(groups, c):
     return groups.scores.at[groups.k].add(c)
 
 
-@stage
 def minimise_jointly(objective, offset, weights):
     """Minimizes the mean loss over K scores that interact.
 
@@ -87,36 +95,31 @@ def minimise_jointly(objective, offset, weights):
     they are not the derivatives of the values (``jax.lax.stop_gradient``).
     """
     few = _take_rows(objective, offset, weights)
-    zero = jnp.zeros(offset.shape[0], jnp.float32)
 
     def unfinished(state):
-        turn, _, done = state
-        return (turn < _TURNS) & ~done
+        numpy = for_branches()
+        return (numpy.asarray(state.turn) < _TURNS) & ~numpy.asarray(state.done)
 
     def descend(state):
-        turn, best, _ = state
-        last = jnp.where(turn == 1, zero, best.point)
-        begin = jax.lax.cond(
-            turn == 0, lambda c: zero, lambda c: _search_along(*few, c), last
+        first = for_branches().asarray(state.turn) == 0
+        last = _find_last(state)
+        begin = branch(
+            first, lambda c: state.zero, lambda c: _search_along(*few, c), last
         )
         start = _judge(objective, offset, weights, begin)
-        wanted = (turn == 0) | _is_better(start, best)
+        wanted = _is_wanted(state, start)
         end, settled = _damped_newton(objective, offset, weights, begin, wanted)
         end = _judge(objective, offset, weights, end)
-        end = _choose(_is_better(start, end), start, end)
-        done = jnp.where(turn == 0, settled, (turn > 1) & ~wanted)
-        return turn + 1, _choose(wanted, end, best), done
+        return _conclude_turn(state, start, end, wanted, settled)
 
-    nowhere = _Merit(zero, jnp.asarray(False), jnp.float32(jnp.inf))
-    state = (jnp.int32(0), nowhere, jnp.asarray(False))
-    _, best, _ = jax.lax.while_loop(unfinished, descend, state)
+    best = repeat_while(unfinished, descend, _begin_descent(offset)).best
     if few[1].shape == offset.shape:
         return best.point
 
     def refine(c):
         return _search_along(objective, offset, weights, c)
 
-    return jax.lax.cond(best.balanced, lambda c: c, refine, best.point)
+    return branch(best.balanced, lambda c: c, refine, best.point)
 
 
 def _take_rows(objective, offset, weights):
@@ -127,9 +130,14 @@ def _take_rows(objective, offset, weights):
         return objective, offset, weights
     edges = np.linspace(0, number, most + 1).astype(int)
     rows = np.random.default_rng(0).integers(edges[:-1], edges[1:]).astype(np.int32)
-    targets = jax.tree.map(lambda target: target[rows], objective.targets)
-    few = objective._replace(targets=targets, minimizer=None)
-    return few, offset[:, rows], weights[rows]
+    targets, offset, weights = _gather(objective.targets, offset, weights, rows)
+    return objective._replace(targets=targets, minimizer=None), offset, weights
+
+
+@stage
+def _gather(targets, offset, weights, rows):
+    targets = jax.tree.map(lambda target: target[rows], targets)
+    return targets, offset[:, rows], weights[rows]
 
 
 def _search_along(objective, offset, weights, start):
@@ -140,15 +148,31 @@ def _search_along(objective, offset, weights, start):
     grid = np.concatenate([-powers, [0.0], powers]).astype(np.float32)
 
     def search(turn, c):
-        k = turn % num_scores
-        groups = one_group(offset + c[:, None], weights, k)
-        begin = best_of(objective, groups, jnp.asarray(grid))
+        groups, k = _open_line(offset, weights, c, turn)
+        begin = _find_best(objective, groups, grid)
         moved, step = begin_at(groups, k, begin)
-        found = locate_minima(objective, moved, step, jnp.ones(1, bool))
-        root = jnp.where(found.strict | found.jump, found.point, 0.0)[0]
-        return c.at[k].add(begin + root)
+        found = locate_minima(objective, moved, step, np.ones(1, bool))
+        return _add_root(c, k, begin, found)
 
-    return jax.lax.fori_loop(0, _SWEEPS * num_scores, search, start)
+    return repeat(_SWEEPS * num_scores, search, start)
+
+
+@partial(stage, any_rounding=True)  # one program: there are thousands of values
+def _find_best(objective, groups, starts):
+    return best_of(objective, groups, starts)
+
+
+@stage
+def _open_line(offset, weights, c, turn):
+    """Returns the problem along the score of a turn, and that score."""
+    k = turn % offset.shape[0]
+    return one_group(offset + c[:, None], weights, k), k
+
+
+@stage
+def _add_root(c, k, begin, found):
+    root = jnp.where(found.strict | found.jump, found.point, 0.0)[0]
+    return c.at[k].add(begin + root)
 
 
 class _Merit(NamedTuple):
@@ -159,13 +183,63 @@ class _Merit(NamedTuple):
     loss: Float[Array, ""]
 
 
+class _Descent(NamedTuple):
+    """The best point so far.
+
+    Attributes:
+      turn: number of runs of Newton's method.
+      done: whether more would not help.
+      zero: K zeros.
+    """
+
+    turn: Int32[Array, ""]
+    best: _Merit
+    done: Bool[Array, ""]
+    zero: Float[Array, " K"]
+
+
+@stage
+def _begin_descent(offset) -> _Descent:
+    zero = jnp.zeros(offset.shape[0], jnp.float32)
+    nowhere = _Merit(zero, jnp.asarray(False), jnp.float32(jnp.inf))
+    return _Descent(jnp.int32(0), nowhere, jnp.asarray(False), zero)
+
+
+@stage
+def _find_last(state):
+    return jnp.where(state.turn == 1, state.zero, state.best.point)
+
+
+@stage
+def _is_wanted(state, start):
+    return (state.turn == 0) | _is_better(start, state.best)
+
+
+@stage
+def _conclude_turn(state, start, end, wanted, settled) -> _Descent:
+    end = _choose(_is_better(start, end), start, end)
+    done = jnp.where(state.turn == 0, settled, (state.turn > 1) & ~wanted)
+    best = _choose(wanted, end, state.best)
+    return _Descent(state.turn + 1, best, done, state.zero)
+
+
+@stage
+def _move(offset, point):
+    return offset + point[:, None]
+
+
 def _judge(objective, offset, weights, point):
-    scores = offset + point[:, None]
-    slopes = gradients(objective, scores)
-    sizes = mean_of_rows(objective, jnp.abs(slopes), weights)
-    sums = jnp.abs(mean_of_rows(objective, slopes, weights))
+    scores = _move(offset, point)
+    slopes, values = gradients(objective, scores), loss_values(objective, scores)
+    return _make_merit(point, slopes, values, weights)
+
+
+@stage
+def _make_merit(point, slopes, values, weights) -> _Merit:
+    sizes = weighted_mean(jnp.abs(slopes), weights)
+    sums = jnp.abs(weighted_mean(slopes, weights))
     balanced = jnp.all((sums <= _BALANCED * sizes) & (sizes > 0))
-    loss = mean_of_rows(objective, loss_values(objective, scores), weights)
+    loss = weighted_mean(values, weights)
     return _Merit(point, balanced, jnp.where(jnp.isnan(loss), jnp.inf, loss))
 
 
@@ -190,54 +264,105 @@ def _damped_newton(objective, offset, weights, start, wanted):
       The last point; whether it is a minimum, and no curvature on the way was negative.
     """
 
-    def mean_loss(c):
-        values = loss_values(objective, offset + c[:, None])
-        value = mean_of_rows(objective, values, weights)
-        return jnp.where(jnp.isfinite(value), value, jnp.inf)
-
     def unfinished(state):
-        count, _, _, _, moved, _ = state
-        return (count < _NEWTON_STEPS) & (moved > 1e-6)
+        numpy = for_branches()
+        more = numpy.asarray(state.count) < _NEWTON_STEPS
+        return more & (numpy.asarray(state.moved) > 1e-6)
 
     def improve(state):
-        count, c, damping, loss, moved, convex = state
-        scores = offset + c[:, None]
-        rows = gradients(objective, scores)
+        scores = _move(offset, state.point)
+        slopes = gradients(objective, scores)
         hessian = mean_hessian(objective, scores, weights)
-        sizes = mean_of_rows(objective, jnp.abs(rows), weights)
-        unit = _units(hessian, sizes)
-        hessian = hessian * unit[:, None] * unit[None, :]
-        size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
-        curvature, axes = jnp.linalg.eigh(hessian)
-        slope = (unit * mean_of_rows(objective, rows, weights)) @ axes
-        # What is left of a sum that should be 0 says nothing. Where there is no
-        # curvature either (scores of softmax may all be shifted), it would be followed
-        # far away.
-        noise = ROUNDING * jnp.max(unit * sizes)
-        slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
-        step = -(axes @ (slope / (jnp.abs(curvature) + damping * size)))
-        new_loss = mean_loss(c + unit * step)
-        # Close to the minimum the loss is flat to the last bits, the gradient is not.
-        better = new_loss <= loss + ROUNDING * jnp.abs(loss)
-        length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
-        return (
-            count + 1,
-            jnp.where(better, c + unit * step, c),
-            jnp.where(better, jnp.maximum(damping / 10, 1e-6), damping * 10),
-            jnp.where(better, new_loss, loss),
-            jnp.where(better, length, jnp.where(damping > 1e6, 0.0, moved)),
-            convex & (jnp.min(curvature) >= -_CONCAVE * size),
-        )
+        proposal = _propose(state, slopes, hessian, weights)
+        values = loss_values(objective, _move(offset, proposal.point))
+        return _accept(state, proposal, values, weights)
 
+    values = loss_values(objective, _move(offset, start))
+    state = _begin_newton(start, values, weights, wanted)
+    return _conclude_newton(repeat_while(unfinished, improve, state))
+
+
+class _Newton(NamedTuple):
+    """Where Newton's method stands.
+
+    Attributes:
+      count: number of steps tried.
+      point: the best so far.
+      damping: added to the curvatures, relative to the largest.
+      loss: the mean loss at the point.
+      moved: length of the last step, in standard units.
+      convex: whether no curvature on the way was negative.
+    """
+
+    count: Int32[Array, ""]
+    point: Float[Array, " K"]
+    damping: Float[Array, ""]
+    loss: Float[Array, ""]
+    moved: Float[Array, ""]
+    convex: Bool[Array, ""]
+
+
+class _NewtonStep(NamedTuple):
+    """A step of Newton's method: where to, how long it is, what it saw."""
+
+    point: Float[Array, " K"]
+    length: Float[Array, ""]
+    convex: Bool[Array, ""]
+
+
+@stage
+def _begin_newton(start, values, weights, wanted) -> _Newton:
     first = jnp.where(wanted, jnp.float32(1), 0.0)
-    state = (
-        jnp.int32(0), start, jnp.float32(1e-3), mean_loss(start), first,
-        jnp.asarray(True),
-    )  # fmt: skip
-    state = jax.lax.while_loop(unfinished, improve, state)
-    count, end, damping, loss, _, convex = state
-    settled = (count < _NEWTON_STEPS) & (damping <= 1e-3) & jnp.isfinite(loss)
-    return end, convex & settled
+    loss = _finite_mean(values, weights)
+    damping = jnp.float32(1e-3)
+    return _Newton(jnp.int32(0), start, damping, loss, first, jnp.asarray(True))
+
+
+@stage
+def _propose(state, slopes, hessian, weights) -> _NewtonStep:
+    sizes = weighted_mean(jnp.abs(slopes), weights)
+    unit = _units(hessian, sizes)
+    hessian = hessian * unit[:, None] * unit[None, :]
+    size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
+    curvature, axes = jnp.linalg.eigh(hessian)
+    slope = (unit * weighted_mean(slopes, weights)) @ axes
+    # What is left of a sum that should be 0 says nothing. Where there is no curvature
+    # either (scores of softmax may all be shifted), it would be followed far away.
+    noise = ROUNDING * jnp.max(unit * sizes)
+    slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
+    step = -(axes @ (slope / (jnp.abs(curvature) + state.damping * size)))
+    length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
+    convex = jnp.min(curvature) >= -_CONCAVE * size
+    return _NewtonStep(state.point + unit * step, length, convex)
+
+
+@stage
+def _accept(state, proposal, values, weights) -> _Newton:
+    """Takes the step if it lowers the loss, else damps the next one more."""
+    loss, damping = _finite_mean(values, weights), state.damping
+    # Close to the minimum the loss is flat to the last bits, the gradient is not.
+    better = loss <= state.loss + ROUNDING * jnp.abs(state.loss)
+    return _Newton(
+        count=state.count + 1,
+        point=jnp.where(better, proposal.point, state.point),
+        damping=jnp.where(better, jnp.maximum(damping / 10, 1e-6), damping * 10),
+        loss=jnp.where(better, loss, state.loss),
+        moved=jnp.where(
+            better, proposal.length, jnp.where(damping > 1e6, 0.0, state.moved)
+        ),
+        convex=state.convex & proposal.convex,
+    )
+
+
+@stage
+def _conclude_newton(state):
+    settled = (state.count < _NEWTON_STEPS) & (state.damping <= 1e-3)
+    return state.point, state.convex & settled & jnp.isfinite(state.loss)
+
+
+def _finite_mean(values, weights):
+    mean = weighted_mean(values, weights)
+    return jnp.where(jnp.isfinite(mean), mean, jnp.inf)
 
 
 def _units(hessian, sizes):
