@@ -19,7 +19,6 @@ from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.model.ensemble import Ensemble
-from jboost.numerics.padding import padded_columns
 from jboost.objective.retracing import trace_loss_once
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.domains import check_domain
@@ -29,7 +28,7 @@ from jboost.tables.targets import check_weights
 from jboost.training.chunks import ArrayRunner, Job, Runner
 from jboost.training.continuing import match_categories
 from jboost.training.request import FitRequest, RawRows
-from jboost.training.rows import PaddedRows, make_rows, make_sets
+from jboost.training.rows import PaddedRows, make_rows, make_sets, padded_columns
 
 
 class TrainingRows(NamedTuple):

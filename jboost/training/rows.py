@@ -19,7 +19,7 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.numerics.padding import pad_rows, padded_rows, padded_size
+from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
@@ -27,6 +27,9 @@ from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
+
+_FEW_ROWS = 8192  # compiling takes longer than training on so many
+_FEW_COLUMNS = 32
 
 
 class PaddedRows(NamedTuple):
@@ -60,6 +63,20 @@ class PaddedRows(NamedTuple):
         codes: Any = self.data.codes
         codes = DenseCodes(codes.columns, order=sort_rows(np.asarray(codes.columns)))
         return self._replace(data=self.data._replace(codes=codes))
+
+
+def padded_rows(num_rows: int) -> int:
+    """Rounds the rows of a training run up: powers of two for small tables."""
+    if num_rows > _FEW_ROWS:
+        return padded_size(num_rows)
+    return max(64, 1 << (num_rows - 1).bit_length())
+
+
+def padded_columns(num_rows: int, num_columns: int) -> int:
+    """Rounds the columns of a training run up to multiples of 8 for small tables."""
+    if num_rows > _FEW_ROWS or num_columns > _FEW_COLUMNS:
+        return num_columns
+    return -(-num_columns // 8) * 8
 
 
 def make_rows(
