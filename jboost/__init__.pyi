@@ -90,6 +90,7 @@ from .model.predicting import (
 from .model.predicting import (
     staged_predict as staged_predict,
 )
+from .refitting.new_leaves import refit as refit
 from .selection.model_selection import (
     CrossValidation as CrossValidation,
 )

@@ -18,9 +18,9 @@ PACKAGE = ROOT / "jboost"
 # From left to right.
 BOXES = (
     "entry", "kernels", "numerics", "losses", "metrics", "tables", "codes",
-    "objective", "trees", "model", "boosting", "training", "cart", "sketches",
-    "streams", "selection", "explanation", "interchange", "plotting", "recipes",
-    "sklearn", "parts",
+    "objective", "trees", "model", "boosting", "training", "refitting", "cart",
+    "sketches", "streams", "selection", "explanation", "interchange", "plotting",
+    "recipes", "sklearn", "parts",
 )  # fmt: skip
 MODEL_LINES = 5000
 MODULE_LINES = 400

@@ -121,6 +121,7 @@ ON_MODELS = {
     "truncate": lambda m: jb.truncate(m, 1),
     "shap_values": lambda m: jb.shap_values(m, X),
     "fit": lambda m: jb.fit(X, Y, L.squared_error, model=m),
+    "refit": lambda m: jb.refit(m, X, Y),
     "write_xgboost": lambda m: jb.interchange.write_xgboost(m, "never"),
     "export_predict": lambda m: jb.interchange.export_predict(m, "never"),
 }

@@ -105,7 +105,28 @@ def make_rows(
       num_columns: of dense codes; those beyond the columns of the matrix hold nothing
         but missing values, by which no row can be told from another.
     """
-    size = matrix.shape[0]
+    rows = put_rows(matrix.shape[0], y, weights, offset, num_scores, padded, prefix)
+    total = rows.scores.shape[1]
+    if isinstance(matrix, SparseMatrix):
+        entries = matrix.num_entries
+        entries = padded_size(entries) if padded else entries
+        codes = bin_entries(bins, matrix, total, entries)
+    else:
+        codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
+    data = rows.data._replace(codes=codes)
+    return rows._replace(data=data, num_features=bins.num_features)
+
+
+def put_rows(
+    size: int,
+    y: Any,
+    weights: Any,
+    offset: Any,
+    num_scores: int,
+    padded: bool,
+    prefix: str,
+) -> PaddedRows:
+    """Does what :func:`make_rows` does, without codes and columns."""
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
     weights = np.ones(size, np.float32) if weights is None else weights
     scores = np.zeros((size, num_scores), np.float32)
@@ -116,18 +137,13 @@ def make_rows(
     total = padded_rows(size) if padded else size
 
     pad = partial(pad_rows, size=total)
-    if isinstance(matrix, SparseMatrix):
-        entries = matrix.num_entries
-        entries = padded_size(entries) if padded else entries
-        codes = bin_entries(bins, matrix, total, entries)
-    else:
-        codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
+    none: Any = None
     data = Data(
-        codes=codes,
+        codes=none,
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
     )
-    return PaddedRows(data, jax.device_put(pad(scores).T), size, bins.num_features)
+    return PaddedRows(data, jax.device_put(pad(scores).T), size, num_features=0)
 
 
 def _add_columns(bins, matrix, num_columns):

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows whose leaves in a given model are known.
+
+In: a model, and rows as a user passes them. Out: checked targets, weights and offsets
+on the device, padded as for training, and the leaf of every row in each tree.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from jboost.model.ensemble import Ensemble, map_rounds
+from jboost.model.predicting import leaf_indices
+from jboost.numerics.padding import pad_rows
+from jboost.tables.collisions import warn_of_collisions
+from jboost.tables.domains import check_domain
+from jboost.tables.frames import read_frame
+from jboost.tables.sparse import is_sparse
+from jboost.tables.targets import check_weights
+from jboost.training.rows import PaddedRows, put_rows
+
+_MOST_ROUNDS = 16  # whose leaf indices are computed at a time
+_MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
+
+
+class ModelRows(NamedTuple):
+    """Rows on the device, and the table that their leaves are found in.
+
+    Attributes:
+      x: a matrix with the columns of the model, or a sparse one as it was passed.
+      rows: without codes.
+    """
+
+    x: Any
+    rows: PaddedRows
+
+
+def read_rows(
+    model: Ensemble,
+    parts: tuple[Any, Any, Any, Any],
+    loss: Any,
+    padded: bool,
+    prefix: str = "",
+) -> ModelRows:
+    """Checks rows against the model and the loss, and puts them on the device.
+
+    Args:
+      parts: x, y, sample_weight, offset; the last two may be None.
+      loss: that the targets must be in the domain of.
+      padded: whether rows may be padded.
+      prefix: of the names of arguments in errors.
+
+    Raises:
+      TypeError, ValueError: for rows that do not suit the model or the loss.
+    """
+    x, y, weights, offset = parts
+    frame = read_frame(
+        x, f"{prefix}x", schema=model.schema, sparse=True,
+        categorical=model.categories is not None,
+    )  # fmt: skip
+    matrix, num_scores = frame.matrix, model.num_scores
+    if matrix.shape[1] != model.num_features:
+        raise ValueError(
+            f"{prefix}x must have {model.num_features} columns, as the model was "
+            f"trained on, got {matrix.shape[1]}"
+        )
+    if y is None:
+        raise ValueError(f"{prefix}y must be given, got None")
+    warn_of_collisions(x)
+    size = matrix.shape[0]
+    if weights is not None:
+        weights = check_weights(weights, size, f"{prefix}sample_weight")
+    rows = put_rows(size, y, weights, offset, num_scores, padded, prefix)
+    check_domain(loss, rows.data.targets, rows.data.weights, num_scores, f"{prefix}y")
+    return ModelRows(x if is_sparse(x) else matrix, rows)
+
+
+def count_rounds(model: Ensemble, rows: PaddedRows) -> int:
+    """Returns of how many rounds leaves are found at a time."""
+    return max(1, min(_MOST_ROUNDS, _MOST_LEAVES // max(1, rows.scores.size)))
+
+
+def find_leaves(
+    model: Ensemble, rows: ModelRows, step: int
+) -> Iterator[Int32[np.ndarray, "R K N"]]:
+    """Yields the leaf of each row in each tree, for ``step`` rounds at a time.
+
+    Padding has the leaves of row 0.
+    """
+    total = rows.rows.scores.shape[1]
+    for first in range(0, model.num_rounds, step):
+        part = map_rounds(lambda array, f=first: array[f : f + step], model)
+        found = np.asarray(leaf_indices(part, rows.x))
+        found = pad_rows(found.reshape(rows.rows.size, -1, model.num_scores), total)
+        yield np.ascontiguousarray(found.transpose(1, 2, 0))

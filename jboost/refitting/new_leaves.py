@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""refit: gives a model new leaf values for new rows, weights or another loss.
+
+In: a model, rows, a loss. Out: the model with the same splits; its leaf values are
+those that training would fit at the same leaves, one round after the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int32, Shaped
+
+from jboost import losses
+from jboost.boosting.leaf_values import fit_leaves, sum_leaves
+from jboost.boosting.method import initial_scores, make_method
+from jboost.boosting.round import add_trees, map_scores
+from jboost.boosting.row_derivatives import row_derivatives
+from jboost.boosting.row_sample import sample_rows
+from jboost.boosting.settings import Regularization, Settings, read_settings
+from jboost.boosting.state import Arrays, BoostState, Problem, Static
+from jboost.boosting.structure import shaping_limits
+from jboost.codes.codes import DenseCodes
+from jboost.entry import checks
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.decorators import on_host
+from jboost.entry.programs import compiled
+from jboost.kernels.library import settle_implementation, takes_implementation
+from jboost.model.ensemble import Ensemble, check_model
+from jboost.objective.curvature import Curvature
+from jboost.objective.tracing import trace_loss
+from jboost.refitting.model_rows import ModelRows, count_rounds, find_leaves, read_rows
+from jboost.training.chunks import Job
+from jboost.training.pacing import open_bar
+from jboost.training.rows import PaddedRows
+from jboost.training.starting import start
+from jboost.trees.leaves import LeafSolver
+from jboost.trees.tree import LeafSums, Tree
+
+
+@explain_arguments
+@on_host("call jb.refit on concrete arrays")
+@takes_implementation
+def refit(
+    model: Ensemble,
+    x: Any,
+    y: Any,
+    loss: Callable[..., Any] | losses.Adaptive = losses.squared_error,
+    *,
+    sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    offset: Shaped[ArrayLike, "N *K"] | None = None,
+    decay: float = 0.0,
+    learning_rate: Any = 0.1,
+    l1: float = 0.0,
+    l2: float = 1.0,
+    max_delta_step: float = float("inf"),
+    regularization: Regularization = "relative",
+    curvature: Curvature = "auto",
+    leaf_solver: LeafSolver = "auto",
+    init_score: Any = "auto",
+    progress: bool = False,
+    implementation: str | None = None,
+) -> Ensemble:
+    """Returns the model with new leaf values, fitted to other rows or another loss.
+
+    The splits stay. Round by round, the derivatives of the loss are evaluated at the
+    current scores F, the leaves are fitted as in :func:`jboost.fit`, and the new tree
+    is added to the scores:
+
+        value = decay * old value + (1 - decay) * learning_rate * fitted value
+
+    so that each round corrects what the rounds before it now leave. The same holds for
+    the initial score. LightGBM's ``Booster.refit(decay_rate=0.9)`` and XGBoost's
+    ``process_type="update", updater="refresh"`` (decay 0) do this.
+
+    A leaf without rows of positive weight keeps its old value. With the training rows,
+    the loss and the settings of training, and decay 0, the result is the trained model,
+    except where rounds were fitted to a sample of the rows (``subsample``), or trees
+    to leaf bounds that the model does not store (``monotone``): refitting uses all
+    rows, and new values need not be monotone.
+
+    Args:
+      model: from :func:`jboost.fit`, a file or another library; of an estimator, its
+        ``model_``.
+      x, y: the rows, as for :func:`jboost.fit`, with the columns of the model. Dense or
+        sparse; not a stream.
+      loss: ``loss(score, target) -> scalar`` for one row. It may be another one than in
+        training, with the same number of scores K.
+      sample_weight: [N], >= 0.
+      offset: [N] or [N, K], added to the score.
+      decay: what share of the old values is kept, from 0 (only the rows count) to 1
+        (nothing changes).
+      learning_rate: that of training, which the model does not store: a number, or a
+        schedule: round -> number.
+      l1, l2, max_delta_step, regularization, curvature, leaf_solver: as for
+        :func:`jboost.fit`.
+      init_score: the new initial score: "auto" for the argmin of the weighted loss,
+        "median" of the rows' own minimizers, a number or K numbers.
+        ``model.init_score`` keeps the old one.
+      progress: shows a bar.
+      implementation: as for :func:`jboost.fit`.
+
+    Returns:
+      A new model. Its ``sums``, which importance and SHAP values use, are those of the
+      given rows: a leaf without rows has weight 0.
+
+    Raises:
+      TypeError, ValueError: for invalid arguments; a leaf value became infinite or NaN.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> x = np.random.default_rng(0).normal(size=(200, 3))
+      >>> y = x[:, 0] + x[:, 1] ** 2
+      >>> model, history = jb.fit(x, y, num_rounds=20)
+      >>> later = jb.refit(model, x, y + 5, decay=0.1)
+      >>> bool(np.abs(jb.predict(later, x) - (y + 5)).mean() < 1.0)
+      True
+
+    References:
+      LightGBM, ``GBDT::RefitTree``; XGBoost, ``TreeRefresher``.
+    """
+    check_model(model)
+    decay = float(checks.check_number("decay", decay, least=0.0, most=1.0))
+    # A tree of training whose root is lighter than min_child_weight adds nothing.
+    settings = read_settings(
+        {**locals(), "num_scores": model.num_scores, "min_child_weight": 0.0}
+    )
+    rates = np.asarray(checks.learning_rates(learning_rate, model.num_rounds))
+    begin = initial_scores(settings)
+    padded = not isinstance(loss, losses.Adaptive)
+    rows = read_rows(model, (x, y, sample_weight, offset), loss, padded)
+    with settle_implementation(rows.rows.data.weights):
+        job = Job(_make_problem(settings, loss, rows.rows), rates, rows.rows, {}, {})
+        state, _ = start(job, begin, seed=0)
+        if decay > 0:
+            mixed = _mix(decay, model.init_score, state.init_score)
+            state, _ = start(job, mixed.reshape(-1), seed=0)
+        return _refit_rounds(model, rows, job, state, decay, progress)
+
+
+def _make_problem(settings: Settings, loss: Any, rows: PaddedRows) -> Problem:
+    """Traces the loss for the rows, and sorts the settings."""
+    num_rows = len(rows.data.weights)
+    traced, constants = trace_loss(loss, rows.data.targets, settings.num_scores)
+    no_features: Any = np.zeros((0, num_rows), np.uint8)  # the leaves are known
+    method, numbers = make_method(
+        settings,
+        traced,
+        DenseCodes(no_features),
+        num_rows=num_rows,
+        uniform=False,
+        max_bins=settings.max_bins,
+        num_features=0,
+        categories=None,
+    )
+    return Problem(Static(traced, method), Arrays(constants, numbers, rows.data))
+
+
+def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
+    """Returns the model with the leaf values of all its rounds."""
+    step = count_rounds(model, rows.rows)
+    run = compiled(_refit_chunk, job.problem.static)
+    old: Any = np.asarray(model.leaf_value)
+    parts, first = [_no_rounds(old)], 0
+    with open_bar(model.num_rounds, progress) as bar:
+        for leaves in find_leaves(model, rows, step):
+            count = len(leaves)
+            chunk = [_fill(a, step) for a in (job.rates[first:], leaves, old[first:])]
+            state, found = run(
+                job.problem.arrays, np.float32(decay), np.int32(count), *chunk, state
+            )
+            found = jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found)
+            _check_values(found.leaf_value, first)
+            parts.append(found)
+            first += count
+            bar.update(count)
+    joined: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    return replace(
+        model,
+        leaf_value=jax.device_put(joined.leaf_value),
+        sums=LeafSums(*jax.device_put(tuple(joined.sums))),
+        init_score=state.init_score,
+    )
+
+
+class Refitted(NamedTuple):
+    """New values of the leaves of some rounds, and the sums that they come from."""
+
+    leaf_value: Float[Array, "R K L"]
+    sums: LeafSums
+
+
+def _no_rounds(old: Any) -> Refitted:
+    """Returns the results of no rounds."""
+    none, no_l2 = old[:0], old[:0, :, 0]
+    return Refitted(none, LeafSums(none, none, none, no_l2))
+
+
+def _fill(array, length):
+    """Returns the first entries; zeros follow if there are fewer."""
+    array = array[:length]
+    short = length - len(array)
+    return np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
+
+
+def _check_values(values, first):
+    """Raises for leaf values that are not finite."""
+    bad = ~np.isfinite(values).all(axis=(1, 2))
+    if bad.any():
+        number = first + int(np.argmax(bad))
+        raise ValueError(
+            f"the leaf values of round {number} became infinite or NaN: the loss "
+            "diverges, or its gradient is NaN where its value is finite; use a smaller "
+            "learning_rate, or a larger decay or l2"
+        )
+
+
+def _mix(decay, old, new):
+    # Without decay to the bit, with the sign of a zero.
+    return jnp.where(decay > 0, decay * old + (1 - decay) * new, new)
+
+
+def _refit_chunk(static, arrays, decay, count, rates, leaves, old, state):
+    """Refits the first ``count`` of some rounds, traced."""
+    problem = Problem(static, arrays)
+
+    def one_round(number, carry):
+        state, found = carry
+        parts = rates[number], leaves[number], old[number]
+        state, trees = _refit_round(problem, decay, *parts, state)
+
+        def store(buffer, value):
+            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
+
+        assert trees.sums is not None
+        new = Refitted(trees.leaf_value, trees.sums)
+        return state, jax.tree.map(store, found, new)
+
+    zeros = jnp.zeros_like(old)
+    sums = LeafSums(zeros, zeros, zeros, jnp.zeros(old.shape[:2], jnp.float32))
+    return jax.lax.fori_loop(0, count, one_round, (state, Refitted(zeros, sums)))
+
+
+def _refit_round(
+    problem: Problem,
+    decay: Float[Array, ""],
+    learning_rate: Float[Array, ""],
+    leaf: Int32[Array, "K N"],
+    old: Float[Array, "K L"],
+    state: BoostState,
+) -> tuple[BoostState, Tree]:
+    """Makes one round as training does, with the leaf of every row given."""
+    state, shape, fitted = row_derivatives(problem, state)
+    now = sample_rows(problem, state, shape, fitted)
+
+    def refit_tree(parts):
+        leaf, old, one = parts
+        tree = _bare_tree(old, shaping_limits(now.limits, one))
+        tree = sum_leaves(problem.data, now, one, tree, leaf)
+        tree, _ = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
+        mixed = _mix(decay, old, tree.leaf_value)
+        assert tree.sums is not None
+        reached = tree.sums.weight > 0
+        return tree._replace(leaf_value=jnp.where(reached, mixed, old))
+
+    trees = map_scores(refit_tree, (leaf, old, now.trees()))
+    return add_trees(problem, state, now, trees, leaf), trees
+
+
+def _bare_tree(values, limits):
+    """Returns a tree without splits, of which only leaves are looked at."""
+    none: Any = None
+    bounds = None
+    if limits.values is not None:
+        bounds = jnp.broadcast_to(limits.values.bounds, (len(values), 2))
+    return Tree(none, none, none, values, bounds=bounds)
