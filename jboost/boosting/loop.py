@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
+from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.round import grow_round
@@ -66,7 +67,7 @@ for _container in (BoostState, BoostedTrees, Kinks, LeafSums, Tree):
 def init(
     binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
-    loss: Callable[..., Any] | Adaptive,
+    loss: Callable[..., Any] | Adaptive | None,
     key: Key[Array, ""],
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
@@ -80,7 +81,9 @@ def init(
       binned: codes from :func:`jboost.apply_bins`, of a dense or a sparse matrix, or
         from :func:`jboost.parts.prepare_codes`.
       y: targets: an array with N rows, or a pytree of such arrays.
-      loss: ``loss(score, target) -> scalar`` for one row.
+      loss: ``loss(score, target) -> scalar`` for one row. None, with an ``init_score``
+        in numbers, if all derivatives are handed to :func:`jboost.boost_step`; y may
+        then be None, too.
       key: from ``jax.random.key``; seeds all random choices.
       sample_weight: weights of the rows, >= 0.
       offset: [N] or [N, K], added to the score.
@@ -102,8 +105,9 @@ def init(
     """
     chosen = read_settings(locals())
     traced, constants, data, offset = _bind(
-        check_codes(binned, None), y, loss, sample_weight, offset, chosen.num_scores
-    )
+        check_codes(binned, None), y, own.read_loss(loss, init_score), sample_weight,
+        offset, chosen.num_scores,
+    )  # fmt: skip
     begin = initial_scores(chosen)
     data = data._replace(codes=None)  # the start does not depend on the features
     run = compiled(_init, traced)
@@ -118,9 +122,10 @@ def boost_step(
     state: BoostState,
     binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
-    loss: Callable[..., Any] | Adaptive,
+    loss: Callable[..., Any] | Adaptive | None,
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
+    gradient: Shaped[ArrayLike, "N *K"] | None = None,
     categories: Categories | None = None,
     implementation: str | None = None,
     **settings: Unpack[RoundSettings],
@@ -136,6 +141,11 @@ def boost_step(
       state: from :func:`jboost.init` or the previous step.
       binned, y, loss, sample_weight: the arguments that :func:`jboost.init` was called
         with.
+      gradient: [N] or [N, K]: the derivatives of this round in place of those of the
+        loss, together with ``curvature``, then an array of the same shape, >= 0, or a
+        number. Both are multiplied by ``sample_weight``. Leaves are Newton steps of
+        these numbers; a ``leaf_solver`` that needs values of the loss still takes them
+        from ``loss``.
       categories: ``bins.categories``; None if no column is categorical.
       implementation: as for :func:`jboost.fit`.
       {settings}
@@ -161,7 +171,10 @@ def boost_step(
       >>> state.scores.shape, tree.leaf_value.shape
       ((8,), (1, 4))
     """
+    given = own.take_arrays(gradient, settings, state.scores)
     chosen = read_settings(settings)
+    if given is not None:
+        chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, None)
     refuse_sorting(chosen, binned)
     num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
     codes = _read_codes(chosen, binned)
@@ -176,12 +189,12 @@ def boost_step(
         raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
-        uniform=sample_weight is None, max_bins=chosen.max_bins,
+        uniform=sample_weight is None and given is None, max_bins=chosen.max_bins,
         num_features=codes.num_features, categories=categories,
     )  # fmt: skip
     rate = checks.check_number("learning_rate", chosen.learning_rate, least=0.0)
     run = compiled(_step, traced, method)
-    return run(constants, numbers, jnp.float32(rate), data, state)
+    return run(constants, numbers, jnp.float32(rate), data, state, given)
 
 
 @explain_arguments
@@ -190,11 +203,12 @@ def boost_step(
 def boost(
     binned: Shaped[ArrayLike, "N F"] | Codes,
     y: Any,
-    loss: Callable[..., Any] | Adaptive,
+    loss: Callable[..., Any] | Adaptive | None,
     key: Key[Array, ""],
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    derivatives: Callable[..., Any] | None = None,
     num_rounds: int = 100,
     learning_rate: Any = 0.1,
     max_depth: int = 6,
@@ -233,6 +247,16 @@ def boost(
     sample weights. The arguments are those of :func:`jboost.fit`; ``categories`` are
     ``bins.categories``, or None if no column is categorical.
 
+    ``derivatives(scores, targets, key) -> (gradient, curvature)`` replaces the
+    derivatives of the loss, for methods that do not descend one: Langevin boosting,
+    GOSS, AdaBoost, policy gradients; see "Write your own loop". It is called once in
+    each round with the scores of all rows, [N] or [N, K], the targets and a new key,
+    and compiled into the loop. Both results have the shape of the scores (the curvature
+    may be one number), must not be multiplied by ``sample_weight``, and the curvature
+    counts as 0 where it is negative. Leaves are Newton steps of these numbers; a
+    ``leaf_solver`` that needs values of the loss takes them from ``loss``. That may be
+    None, with ``init_score`` in numbers (y, too, if ``derivatives`` does not use it).
+
     ``jax.export`` needs ``implementation="xla"``, because exported programs cannot
     contain the compiled kernels. Training has no derivative; differentiate
     :func:`jboost.predict` in the leaf values, the initial score or the offset.
@@ -256,6 +280,9 @@ def boost(
       (2, 8)
     """
     chosen = read_settings(locals())
+    if derivatives is not None:
+        checks.check_word("curvature", curvature, ("auto",))
+        chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, init_score)
     refuse_sorting(chosen, binned)
     num_scores = chosen.num_scores
     rates = _put(checks.learning_rates(learning_rate, chosen.num_rounds))
@@ -263,13 +290,18 @@ def boost(
     traced, constants, data, offset = _bind(
         codes, y, loss, sample_weight, offset, num_scores
     )
+    program = None
+    if derivatives is not None:
+        program, constants = own.trace_derivatives(
+            derivatives, data.targets, data.weights, num_scores, constants
+        )
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
-        uniform=sample_weight is None, max_bins=chosen.max_bins,
+        uniform=sample_weight is None and program is None, max_bins=chosen.max_bins,
         num_features=codes.num_features, categories=categories,
     )  # fmt: skip
     begin = initial_scores(chosen)
-    run = compiled(_boost, traced, method)
+    run = compiled(_boost, traced, method, program)
     return run(constants, numbers, rates, data, offset, begin, seed_from_key(key))
 
 
@@ -303,7 +335,9 @@ def _bind(codes, y, loss, sample_weight, offset, num_scores):
     weights = np.ones(num_rows, np.float32)
     if sample_weight is not None:
         weights = check_weights(sample_weight, num_rows, "sample_weight")
-    targets = check_targets(y, num_rows, weights, "y", warn=True)
+    targets = y
+    if y is not None or loss is not own.no_loss:
+        targets = check_targets(y, num_rows, weights, "y", warn=True)
     check_domain(loss, targets, weights, num_scores, "y")
     traced, constants = trace_loss_once(loss, targets, num_scores)
     if offset is None:
@@ -329,9 +363,12 @@ def _init(loss, *operands):
 
 
 def _step(loss, method, *operands):
-    constants, numbers, learning_rate, data, state = _refuse_derivatives(operands)
+    constants, numbers, learning_rate, data, state, given = _refuse_derivatives(
+        operands
+    )
     scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
-    problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
+    arrays = Arrays(constants, numbers, data, given)
+    problem = Problem(Static(loss, method), arrays)
     state, trees, _ = grow_round(problem, learning_rate, state._replace(scores=scores))
     return state._replace(scores=_by_row(state.scores)), trees
 
@@ -341,7 +378,7 @@ def _by_row(scores):
     return scores[0] if scores.shape[0] == 1 else scores.T
 
 
-def _boost(loss, method, *operands):
+def _boost(loss, method, program, *operands):
     operands = _refuse_derivatives(operands)
     constants, numbers, rates, data, offset, init_score, seed = operands
     start = StartPoint(offset, init_score, seed)
@@ -349,7 +386,7 @@ def _boost(loss, method, *operands):
     problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
 
     def one_round(state, rate):
-        return grow_round(problem, rate, state)[:2]
+        return grow_round(own.hand_in(problem, program, state), rate, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), _by_row(final.scores)

@@ -55,7 +55,7 @@ def row_derivatives(
         state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
 
     def evaluate(curvature):
-        gradient, positive = derivatives(
+        gradient, positive = problem.arrays.given or derivatives(
             objective, state.scores, weights, curvature, smooth
         )
         mean = jnp.ones(state.scores.shape[0], jnp.float32)

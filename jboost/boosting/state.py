@@ -52,11 +52,13 @@ class Arrays(NamedTuple):
       constants: the arrays that the loss closes over.
       numbers: what may be traced of the settings.
       data: the training rows.
+      given: gradient and curvature of this round, where they are handed in.
     """
 
     constants: tuple[Any, ...]
     numbers: Numbers
     data: Data
+    given: tuple[Float[Array, "K N"], Float[Array, "K N"]] | None = None
 
 
 class Problem(NamedTuple):
