@@ -91,6 +91,8 @@ from .model.predicting import (
     staged_predict as staged_predict,
 )
 from .refitting.new_leaves import refit as refit
+from .refitting.refining import Refinement as Refinement
+from .refitting.refining import refine as refine
 from .selection.model_selection import (
     CrossValidation as CrossValidation,
 )

@@ -122,6 +122,7 @@ ON_MODELS = {
     "shap_values": lambda m: jb.shap_values(m, X),
     "fit": lambda m: jb.fit(X, Y, L.squared_error, model=m),
     "refit": lambda m: jb.refit(m, X, Y),
+    "refine": lambda m: jb.refine(m, X, Y),
     "write_xgboost": lambda m: jb.interchange.write_xgboost(m, "never"),
     "export_predict": lambda m: jb.interchange.export_predict(m, "never"),
 }

@@ -47,9 +47,9 @@ def pace_rounds(
             aim = max(1, aim // 2)
 
 
-def open_bar(total: int, progress: bool, first: int = 0) -> tqdm:
+def open_bar(total: int, progress: bool, first: int = 0, unit: str = "round") -> tqdm:
     """Opens a progress bar that counts rounds; shows nothing without ``progress``."""
-    return tqdm(total=total, initial=first, disable=not progress, unit="round")
+    return tqdm(total=total, initial=first, disable=not progress, unit=unit)
 
 
 def advance(bar: tqdm, count: int, values: dict[str, float]) -> None:

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descends the loss in all leaf values at once, with an optax optimizer.
+
+In: the leaves of rows in given trees, traced programs of a loss and an optimizer. Out:
+the values of the step with the least loss. Scores are linear in the values,
+
+    F_k(i) = offset_k(i) + init_k + sum_r v[r, k, leaf(r, k, i)],
+
+so that the gradient in v[r, k, l] is the sum of dl/dF_k over the rows in that leaf.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, Key, Shaped
+
+from jboost.numerics.sums import sum_channels, sum_rows
+from jboost.objective.evaluation import with_scores_first
+from jboost.objective.jaxprs import Program
+from jboost.trees.leaf_operations import add_values
+
+
+class Values(NamedTuple):
+    """What is trained.
+
+    Attributes:
+      leaf: the change of the leaf values, in the unit of scores over R.
+      init_score: the change of the initial score, in the unit of scores.
+      parameters: of the loss, in their own units.
+    """
+
+    leaf: Float[Array, "R K L"]
+    init_score: Float[Array, " K"]
+    parameters: Any
+
+
+class Part(NamedTuple):
+    """Rows and their leaves.
+
+    Attributes:
+      leaves: as small integers.
+      offset: with the initial score of the given model.
+    """
+
+    leaves: Shaped[Array, "R K N"]
+    targets: Any
+    weights: Float[Array, " N"]
+    offset: Float[Array, "K N"]
+
+
+class Fixed(NamedTuple):
+    """What stays the same from step to step.
+
+    Attributes:
+      old: the leaf values of the given model.
+      unit: of scores: their standard deviation.
+      loss_unit: what the loss is divided by.
+      pull: the curvature of the penalty, for values in their units.
+      held: the validation rows; None if there are none.
+    """
+
+    constants: tuple[Any, ...]
+    old: Float[Array, "R K L"]
+    unit: Float[Array, " K"]
+    loss_unit: Float[Array, ""]
+    pull: Float[Array, ""]
+    train: Part
+    held: Part | None
+    key: Key[Array, ""]
+
+
+class Progress(NamedTuple):
+    """Where the descent stands.
+
+    Attributes:
+      best: the values with the least loss on the validation rows, or, without such,
+        the least objective on the training rows; found before ``best_epoch``.
+      over: whether the loss is not finite, or has not improved for long.
+    """
+
+    epoch: Int32[Array, ""]
+    values: Values
+    optimizer: Any
+    best: Values
+    best_loss: Float[Array, ""]
+    best_epoch: Int32[Array, ""]
+    over: Bool[Array, ""]
+
+
+class Curves(NamedTuple):
+    """The weighted mean losses before each epoch; NaN where none was made."""
+
+    train: Float[Array, " E"]
+    held: Float[Array, " E"]
+
+
+class DescentPrograms(NamedTuple):
+    """The static part of a descent.
+
+    Attributes:
+      loss: (score, target, parameters) of one row -> the loss and its derivatives in
+        the score and the parameters.
+      update: (gradients, state, values) -> the changes of the values and the next
+        state of the optimizer.
+      batch: rows of a step; None for all.
+    """
+
+    loss: Program
+    update: Program
+    batch: int | None
+
+
+def run_epochs(
+    programs: DescentPrograms,
+    fixed: Fixed,
+    count: Int32[Array, ""],
+    patience: Int32[Array, ""],
+    progress: Progress,
+    curves: Curves,
+) -> tuple[Progress, Curves]:
+    """Runs up to ``count`` epochs, traced."""
+
+    def goes_on(carry):
+        number, progress, _ = carry
+        return (number < count) & ~progress.over
+
+    def run(carry):
+        number, progress, curves = carry
+        progress, losses = _run_epoch(programs, fixed, patience, progress)
+
+        def store(buffer, value):
+            return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
+
+        return number + 1, progress, Curves(*map(store, curves, losses))
+
+    return jax.lax.while_loop(goes_on, run, (jnp.int32(0), progress, curves))[1:]
+
+
+def _run_epoch(programs, fixed, patience, progress):
+    """Evaluates the losses, and makes the steps of an epoch."""
+    values = progress.values
+    train_loss, gradient = differentiate(programs.loss, fixed, fixed.train, values)
+    if fixed.held is None:
+        held_loss = jnp.float32(jnp.nan)
+        penalty = fixed.pull / 2 * jnp.sum(jnp.square(values.leaf))
+        watched = train_loss + fixed.loss_unit * penalty
+    else:
+        held_loss = evaluate(programs.loss, fixed, fixed.held, values)
+        watched = held_loss
+    better = watched < progress.best_loss
+    best = jax.tree.map(
+        lambda new, old: jnp.where(better, new, old), values, progress.best
+    )
+    best_epoch = jnp.where(better, progress.epoch, progress.best_epoch)
+    lost = ~(jnp.isfinite(train_loss) & jnp.isfinite(watched))
+    progress = progress._replace(
+        epoch=progress.epoch + 1,
+        best=best,
+        best_loss=jnp.where(better, watched, progress.best_loss),
+        best_epoch=best_epoch,
+        over=lost | (progress.epoch - best_epoch >= patience),
+    )
+    # The step after the last epoch is not used.
+    if programs.batch is None:
+        progress = _step(programs, fixed, progress, gradient)
+    else:
+        progress = _step_in_batches(programs, fixed, progress)
+    return progress, (train_loss, held_loss)
+
+
+def _step(programs, fixed, progress, gradient):
+    """Makes one step of the optimizer."""
+    values = progress.values
+    change, optimizer = programs.update(
+        fixed.constants, gradient, progress.optimizer, values
+    )
+    values = jax.tree.map(lambda value, step: value + step, values, Values(*change))
+    return progress._replace(values=values, optimizer=optimizer)
+
+
+def _step_in_batches(programs, fixed, progress):
+    """Makes a step for each batch of the rows, in random order."""
+    train, size = fixed.train, programs.batch
+    num_rows = train.weights.shape[0]
+    key = jax.random.fold_in(fixed.key, progress.epoch)
+    order = jax.random.permutation(key, num_rows)
+    # The last batch is filled up with rows from the front.
+    number = -(-num_rows // size)
+    order = jnp.resize(order, number * size).reshape(number, size)
+    total = sum_rows(train.weights) * (size / num_rows)
+
+    def step(progress, rows):
+        part = Part(
+            train.leaves[:, :, rows],
+            jax.tree.map(lambda target: target[rows], train.targets),
+            train.weights[rows],
+            train.offset[:, rows],
+        )
+        _, gradient = differentiate(
+            programs.loss, fixed, part, progress.values, total=total
+        )
+        return _step(programs, fixed, progress, gradient), None
+
+    return jax.lax.scan(step, progress, order)[0]
+
+
+def evaluate(
+    loss: Program, fixed: Fixed, part: Part, values: Values
+) -> Float[Array, ""]:
+    """Returns the weighted mean loss of the rows."""
+    found, _ = _evaluate_rows(loss, fixed, part, values)
+    return _mean(found, part.weights, sum_rows(part.weights))
+
+
+def differentiate(
+    loss: Program,
+    fixed: Fixed,
+    part: Part,
+    values: Values,
+    total: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, ""], Values]:
+    """Returns the weighted mean loss, and the gradient of the objective.
+
+    The objective is the mean loss in its unit, and pull / 2 times the sum of squares
+    of the changes of leaf values. The gradient in the parameters is of the mean loss
+    itself.
+
+    Args:
+      total: what weighted sums are divided by; None for the sum of the weights.
+    """
+    total = sum_rows(part.weights) if total is None else total
+    found, (slopes, of_parameters) = _evaluate_rows(loss, fixed, part, values)
+    slopes = _weigh(slopes, part.weights) / total
+    slopes = slopes * (fixed.unit[:, None] / fixed.loss_unit)
+    num_rounds, num_scores, num_leaves = values.leaf.shape
+    trees = jnp.arange(num_rounds * num_scores, dtype=jnp.int32)
+
+    def sum_leaves(_, step):
+        number, leaf = step
+        slope = slopes[number % num_scores]
+        return None, sum_channels((slope,), leaf.astype(jnp.int32), num_leaves)[0]
+
+    flat = part.leaves.reshape(trees.size, part.leaves.shape[2])
+    _, sums = jax.lax.scan(sum_leaves, None, (trees, flat))
+    sums = sums.reshape(values.leaf.shape) / num_rounds
+    gradient = Values(
+        leaf=sums + fixed.pull * values.leaf,
+        init_score=sum_rows(slopes),
+        parameters=jax.tree.map(
+            lambda rows: _mean(rows, part.weights, total), of_parameters
+        ),
+    )
+    return _mean(found, part.weights, total), gradient
+
+
+def current_leaves(fixed: Fixed, values: Values) -> Float[Array, "R K L"]:
+    """Returns the leaf values: the old ones plus changes in scores' units over R."""
+    unit = fixed.unit / max(1, values.leaf.shape[0])
+    new = fixed.old + values.leaf * unit[None, :, None]
+    # What did not change keeps its bits, the sign of a zero included.
+    return jnp.where(values.leaf == 0, fixed.old, new)
+
+
+def start_units(
+    loss: Program, fixed: Fixed, parts: tuple[Part, ...], values: Values
+) -> tuple[Float[Array, " K"], Float[Array, " K"], list[Float[Array, " N"]]]:
+    """Returns what the units are made of, and the losses of all rows at the start.
+
+    Returns:
+      The standard deviation of the scores of the training rows (1 where it is 0),
+      without their offset; the mean magnitude of the gradient; the losses of each part.
+    """
+    train = parts[0]
+    total = sum_rows(train.weights)
+    moved = _score(fixed, train, values) - train.offset
+    spread = moved - _mean(moved.T, train.weights, total)[:, None]
+    unit = jnp.sqrt(_mean(jnp.square(spread).T, train.weights, total))
+    found, (slopes, _) = _evaluate_rows(loss, fixed, train, values)
+    steep = _mean(jnp.abs(slopes).T, train.weights, total)
+    others = [_evaluate_rows(loss, fixed, part, values)[0] for part in parts[1:]]
+    return jnp.where(unit > 0, unit, 1.0), steep, [found, *others]
+
+
+def _score(fixed, part, values):
+    """Returns the scores of the rows, [K, N]."""
+
+    def add_round(scores, step):
+        value, leaf = step
+        return add_values(scores, value, leaf.astype(jnp.int32), in_place=True), None
+
+    start = part.offset + (values.init_score * fixed.unit)[:, None]
+    steps = current_leaves(fixed, values), part.leaves
+    return jax.lax.scan(add_round, start, steps)[0]
+
+
+def _evaluate_rows(loss, fixed, part, values):
+    """Returns losses [N], and derivatives in scores [K, N] and parameters [N, ...]."""
+    scores = _score(fixed, part, values)
+    rows = scores[0] if scores.shape[0] == 1 else scores.T
+
+    def one(score, target):
+        return loss(fixed.constants, score, target, values.parameters)
+
+    found, (slopes, of_parameters) = jax.vmap(one)(rows, part.targets)
+    return found, (with_scores_first(slopes), of_parameters)
+
+
+def _mean(rows, weights, total):
+    """Returns the weighted mean over the first axis, ignoring rows of weight 0."""
+    return sum_rows(_weigh(jnp.moveaxis(rows, 0, -1), weights)) / total
+
+
+def _weigh(values, weights):
+    """Multiplies the last axis by weights; 0 where the weight is 0."""
+    weights = jnp.broadcast_to(weights, values.shape)
+    return jnp.where(weights > 0, weights * values, 0.0)
