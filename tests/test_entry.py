@@ -138,29 +138,6 @@ def test_functions_of_a_model_refuse_several(name):
     assert "(2, 2, 1, 4)" in repr(many(rates))
 
 
-@pytest.mark.parametrize(
-    "train",
-    [
-        lambda v: boost(learning_rate=v)[1],
-        lambda v: boost(lambda s, t: L.huber(s, t, delta=v))[1],
-        lambda v: boost(offset=v * Y, implementation="xla")[1],
-        lambda v: jb.init(CODES, v * Y, L.squared_error, KEY).scores,
-        lambda v: (
-            jb.boost_step(
-                jb.init(CODES, Y, L.squared_error, KEY), CODES, Y, L.squared_error, l2=v
-            )[0].scores
-        ),
-    ],
-)
-def test_training_has_no_derivative(train):
-    def total(v):
-        return train(v).sum()
-
-    for derivative in (jax.grad(total), jax.grad(jax.jit(total)), jax.jacfwd(total)):
-        with pytest.raises(TypeError, match=r"cannot be differentiated.*jb\.predict"):
-            derivative(0.5)
-
-
 def test_training_may_be_held_constant():
     def scaled(v):
         return v * boost(learning_rate=jax.lax.stop_gradient(v))[1].sum()

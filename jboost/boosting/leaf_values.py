@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.auto import decide_by_data
-from jboost.boosting.row_derivatives import weigh
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
+from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_channels
 from jboost.trees.leaves import Groups, newton_step, solve_leaves
 from jboost.trees.tree import LeafSums, Tree
@@ -29,7 +29,7 @@ def sum_leaves(
       tree: its splits, and ``leaf`` that of every row; the others are those of
         :func:`fit_leaves`.
     """
-    weights = jnp.where(now.in_bag, data.weights, 0.0)
+    weights = now.weights(data)
     gradient, curvature = (
         weigh(weights, values) for values in (one.fitted.gradient, one.fitted.curvature)
     )
@@ -59,7 +59,7 @@ def fit_leaves(
       The tree, and whether its values are those of the leaf solver.
     """
     method, fitted, limits = problem.method, one.fitted, now.limits
-    weights = jnp.where(now.in_bag, problem.data.weights, 0.0)
+    weights = now.weights(problem.data)
     num_leaves = tree.leaf_value.shape[0]
     penalty, l1 = _shrinkage(problem, limits, fitted)
     choices = decide_by_data(
@@ -82,6 +82,10 @@ def fit_leaves(
         l1=l1,
     )
     bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
+    if bounds is not None and limits.values is not None:
+        # The same numbers, but with the derivative in max_delta_step.
+        most = limits.values.bounds
+        bounds = jnp.where(bounds == most, most, bounds)
     objective = bind_objective(problem, state)
     value, complete = solve_leaves(
         objective, groups, newton, method.leaf_solver, bounds, rescue=rescue

@@ -7,6 +7,7 @@ from the host.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
 import jax
@@ -18,7 +19,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
-from jboost.boosting.round import grow_round
+from jboost.boosting.round import STRUCTURE, grow_round
 from jboost.boosting.settings import (
     Regularization,
     RoundSettings,
@@ -258,8 +259,13 @@ def boost(
     None, with ``init_score`` in numbers (y, too, if ``derivatives`` does not use it).
 
     ``jax.export`` needs ``implementation="xla"``, because exported programs cannot
-    contain the compiled kernels. Training has no derivative; differentiate
-    :func:`jboost.predict` in the leaf values, the initial score or the offset.
+    contain the compiled kernels.
+
+    Works under ``jax.grad``, ``jax.jvp`` and ``jax.hessian`` in arrays that the loss
+    closes over, learning rate, ``l1``, ``l2``, ``max_delta_step``, weights, targets,
+    offset and initial score. The structure of trees (features, thresholds, sampled
+    rows) is held constant, and numbers that only shape it have derivative 0. Reverse
+    mode keeps the scores and the leaf of every row for each round.
 
     Returns:
       The trees with their initial score (:func:`jboost.to_ensemble` converts codes to
@@ -305,24 +311,6 @@ def boost(
     return run(constants, numbers, rates, data, offset, begin, seed_from_key(key))
 
 
-@jax.custom_jvp
-def _refuse_derivatives(operands):
-    """Returns its operands; raises TypeError if they are differentiated."""
-    return operands
-
-
-@_refuse_derivatives.defjvp
-def _explain_derivatives(primals, tangents):
-    del primals, tangents
-    raise TypeError(
-        "init, boost_step and boost cannot be differentiated: the structure of trees "
-        "(features, thresholds) is piecewise constant in all inputs, so the derivative "
-        "is zero or does not exist; differentiate jb.predict in the leaf values, the "
-        "initial score or the offset, or apply jax.lax.stop_gradient to the inputs of "
-        "training"
-    )
-
-
 def _read_codes(settings, binned):
     """Returns codes that are packed or sorted, as the settings require."""
     max_bins = None if settings.sorts_rows else settings.max_bins
@@ -356,16 +344,12 @@ def _put(arrays) -> Any:
     )
 
 
-def _init(loss, *operands):
-    constants, data, *start = _refuse_derivatives(operands)
+def _init(loss, constants, data, *start):
     state, _ = start_state(loss, constants, data, StartPoint(*start))
     return state._replace(scores=_by_row(state.scores))
 
 
-def _step(loss, method, *operands):
-    constants, numbers, learning_rate, data, state, given = _refuse_derivatives(
-        operands
-    )
+def _step(loss, method, constants, numbers, learning_rate, data, state, given):
     scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
     arrays = Arrays(constants, numbers, data, given)
     problem = Problem(Static(loss, method), arrays)
@@ -379,14 +363,32 @@ def _by_row(scores):
 
 
 def _boost(loss, method, program, *operands):
-    operands = _refuse_derivatives(operands)
     constants, numbers, rates, data, offset, init_score, seed = operands
     start = StartPoint(offset, init_score, seed)
     state, _ = start_state(loss, constants, data, start)
     problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
 
+    @partial(jax.checkpoint, prevent_cse=False, policy=_choose_kept(data))
     def one_round(state, rate):
         return grow_round(own.hand_in(problem, program, state), rate, state)[:2]
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), _by_row(final.scores)
+
+
+def _choose_kept(data):
+    """Returns what reverse mode keeps of a round: no tree is grown or solved twice.
+
+    Besides the state, it keeps the structure of the trees, the leaves of the rows and
+    all results of custom derivatives that have fewer numbers than rows: sums by leaf,
+    leaf values. Derivatives of rows are evaluated again.
+    """
+    of_structure = jax.checkpoint_policies.save_only_these_names(STRUCTURE)
+
+    def keep(primitive, *operands, **params):
+        if primitive.name == "custom_jvp_call":
+            results = params["call_jaxpr"].out_avals
+            return all(result.size < len(data.weights) for result in results)
+        return of_structure(primitive, *operands, **params)
+
+    return keep

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
@@ -20,6 +21,8 @@ from jboost.boosting.state import BoostState, Problem, estimate_parameters
 from jboost.boosting.structure import grow_structure
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
+
+STRUCTURE = "structure of trees"  # what reverse mode keeps of a round besides the state
 
 
 def grow_round(
@@ -34,7 +37,8 @@ def grow_round(
     now = sample_rows(problem, state, shape, fitted)
 
     def grow(one):
-        tree, leaf = grow_structure(problem, now, one)
+        grown = grow_structure(problem, now, one)
+        tree, leaf = checkpoint_name(grown, STRUCTURE)
         tree = sum_leaves(problem.data, now, one, tree, leaf)
         tree, _ = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
         return tree, leaf

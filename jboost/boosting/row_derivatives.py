@@ -87,10 +87,3 @@ def _stabilise(mean, flat, state):
     # (logistic), regularization must not fade with the curvature.
     mean = jnp.maximum(mean, state.first_mean)
     return jnp.where(flat | ~(mean > 0), 1.0, mean)
-
-
-def weigh(
-    weights: Float[Array, " N"], values: Float[Array, " N"]
-) -> Float[Array, " N"]:
-    """Multiplies by weights; 0 where the weight is 0, whatever the value."""
-    return jnp.where(weights > 0, weights * values, 0.0)

@@ -20,6 +20,7 @@ from jboost.entry.stages import stage
 from jboost.objective.curvature import is_pointed
 from jboost.objective.evaluation import Kinks, Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
+from jboost.objective.moving_minima import locate_minimizers
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.initial import MedianStart, initial_score, median_score
 
@@ -210,7 +211,7 @@ def find_minima(
 ) -> Objective:
     """Adds the rows' own minimizers to an objective, and kinks where there are any."""
     if minimizer is None:
-        minimizer = find_minimizers(objective, data.weights.shape[0])
+        minimizer = locate_minimizers(objective, data.weights.shape[0])
     objective = objective._replace(minimizer=minimizer)
     if objective.loss.straight:
         objective = objective._replace(kinks=find_kinks(objective, data.weights))

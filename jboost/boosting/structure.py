@@ -3,18 +3,20 @@
 
 In: what is known of a round, and one of its trees. Out: the tree before its leaves
 are fitted. Which function grows it depends on where candidates for thresholds come
-from.
+from. Derivatives of training hold the structure constant.
 """
 
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jboost.boosting.row_derivatives import RowDerivatives, weigh
+from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import Data, Problem
+from jboost.numerics.derivatives import weigh
 from jboost.trees.candidates import measure, propose, restore_thresholds
 from jboost.trees.growing import grow_levels
 from jboost.trees.limits import TreeLimits
@@ -37,8 +39,10 @@ def grow_structure(
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the splits of a tree; returns it with the leaf of every row."""
     method, data = problem.method, problem.data
-    gradient, curvature = shaping_derivatives(data, now, one.shape)
-    limits = shaping_limits(now.limits, one)
+    gradient, curvature = jax.lax.stop_gradient(
+        shaping_derivatives(data, now, one.shape)
+    )
+    limits = jax.lax.stop_gradient(shaping_limits(now.limits, one))
     rows: Any = (gradient, curvature, now.in_bag, one.seed, limits)
     sizes: Any = dict(
         max_depth=method.max_depth,
@@ -66,7 +70,7 @@ def _measure_candidates(method, data, now, curvature):
     """Returns the weight of each row in the quantiles that become candidates."""
     values = curvature
     if method.candidate_weights == "samples":
-        values = jnp.where(now.in_bag, data.weights, 0.0)
+        values = jax.lax.stop_gradient(jnp.where(now.in_bag, data.weights, 0.0))
     return measure(values, jnp.sum(now.in_bag))
 
 

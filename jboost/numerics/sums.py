@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums whose bits do not depend on the order of the terms.
 
-In: float32 or integer arrays. Out: their sums, over an axis or by group.
+In: float32 or integer arrays. Out: their sums, over an axis or by group. Derivatives
+are those of plain sums.
 """
 
 from collections.abc import Sequence
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, Shaped
 
 from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
 from jboost.kernels.library import choose
+from jboost.numerics.derivatives import differentiable
 
 
 def sum_by_group(
@@ -34,10 +37,19 @@ def sum_channels(
     :func:`sum_rows`. A group outside [0, num_groups) is left out.
     """
     run = partial(sums_xla.sum_channels, num_groups=num_groups)
-    if all(channel.dtype == jnp.float32 for channel in channels):
-        cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
-        run = choose(cpu=cpu, xla=run)
-    return run(group, *channels)
+    if not all(channel.dtype == jnp.float32 for channel in channels):
+        return run(group, *channels)
+    cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
+    derive = partial(_derive_channels, num_groups)
+    return differentiable(choose(cpu=cpu, xla=run), derive, group, *channels)
+
+
+def _derive_channels(num_groups, sums, operands, tangents):
+    del sums
+    group, channels = operands[0], jnp.stack(tangents[1:], axis=1)
+    # One more group takes the rows that have none.
+    group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
+    return jax.ops.segment_sum(channels, group, num_groups + 1)[:num_groups].T
 
 
 def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
@@ -49,4 +61,9 @@ def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
     or infinities is NaN or infinite, as in floating point.
     """
     run = choose(cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
-    return run(values)
+    return differentiable(run, _derive_sum, values)
+
+
+def _derive_sum(total, operands, tangents):
+    del total, operands
+    return jnp.sum(tangents[0], axis=-1)

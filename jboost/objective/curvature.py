@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.stages import runs_in_stages, stage
+from jboost.numerics.derivatives import square_root, weigh
 from jboost.numerics.sums import sum_rows
 from jboost.objective.evaluation import Objective, gradients, hessians, mean_of_rows
 
@@ -37,12 +38,14 @@ def smoothing_scale(
     """
     minimizer = objective.minimizer
     assert minimizer is not None
-    known = jnp.isfinite(minimizer) & (weights > 0)[None, :]
+    known = jnp.isfinite(minimizer)
     distance = jnp.where(known, jnp.abs(scores - minimizer), 0.0)
     weight = jnp.where(known, weights[None, :], 0.0)
     total = sum_rows(weight)
     size = mean_of_rows(objective, jnp.abs(scores), weights)
-    mean_root = sum_rows(weight * jnp.sqrt(distance)) / jnp.maximum(total, 1e-30)
+    mean_root = sum_rows(weigh(weight, square_root(distance))) / jnp.maximum(
+        total, 1e-30
+    )
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
 
@@ -175,9 +178,11 @@ def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian
     positive = jnp.abs(hessian)
     if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):
         distance = scores - objective.minimizer
-        secant = _secant(gradient, distance, delta)
+        known = jnp.isfinite(distance)
+        # Derivatives of the branch not taken must be finite, too.
+        secant = _secant(gradient, jnp.where(known, distance, 0.0), delta)
         rule = secant if curvature == "secant" else jnp.maximum(secant, slope)
-        positive = jnp.where(jnp.isfinite(distance), rule, positive)
+        positive = jnp.where(known, rule, positive)
     return gradient, positive
 
 

@@ -15,6 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from jboost.entry.stages import stage
+from jboost.numerics.derivatives import (
+    differentiable,
+    replace_without_derivative,
+    weigh,
+)
 from jboost.numerics.sums import sum_rows
 from jboost.objective.tracing import TracedLoss
 
@@ -95,7 +100,7 @@ def _raw_gradients(objective, scores):
 
 @stage
 def _rest_at_minima(raw, scores, minimizer):
-    return jnp.where(scores == minimizer, 0.0, raw)
+    return replace_without_derivative(scores == minimizer, raw, 0.0)
 
 
 def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
@@ -170,8 +175,7 @@ def weighted_mean(
 ) -> Float[Array, "*K"]:
     """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
     weights = jnp.broadcast_to(weights, values.shape)
-    weighted = jnp.where(weights > 0, weights * values, 0.0)
-    return sum_rows(weighted) / sum_rows(weights)
+    return sum_rows(weigh(weights, values)) / sum_rows(weights)
 
 
 def _map_rows(
@@ -207,11 +211,42 @@ def _map_rows(
 
 def _evaluate_rows(objective, program, scores):
     rows = scores[0] if scores.shape[0] == 1 else scores.T
+    return differentiable(
+        partial(_run_rows, program), partial(_derive_rows, program),
+        objective.constants, rows, objective.targets, objective.parameters,
+    )  # fmt: skip
 
+
+def _run_rows(program, constants, rows, targets, parameters):
     def one(score, target):
-        return program(objective.constants, score, target, objective.parameters)
+        return program(constants, score, target, parameters)
 
-    return jax.vmap(one)(rows, objective.targets)
+    return jax.vmap(one)(rows, targets)
+
+
+def _derive_rows(program, found, operands, tangents):
+    """Returns what the results of a program change by; 0 where that is not finite.
+
+    Such rows are replaced by another one first: multiplied by 0, an infinite derivative
+    is NaN, which would reach the derivative in whatever the rows share.
+    """
+    constants, rows, targets, parameters = operands
+    _, slope = jax.jvp(
+        lambda rows: _run_rows(program, constants, rows, targets, parameters),
+        (rows,), (jnp.ones_like(rows),),
+    )  # fmt: skip
+    finite = jnp.isfinite(found) & jnp.isfinite(slope)
+    finite = jnp.all(finite.reshape(len(finite), -1), axis=1)
+    spare = jnp.argmax(finite)
+
+    def select(values, others):
+        shape = (-1,) + (1,) * (values.ndim - 1)
+        return jnp.where(finite.reshape(shape), values, others)
+
+    rows, targets = jax.tree.map(lambda a: select(a, a[spare]), (rows, targets))
+    inputs = (constants, rows, targets, parameters)
+    _, change = jax.jvp(partial(_run_rows, program), inputs, tangents)
+    return select(change, 0.0)
 
 
 def with_scores_first(rows):

@@ -22,7 +22,7 @@ from jboost.objective.evaluation import (
     loss_values,
     weighted_mean,
 )
-from jboost.objective.minimizers import find_minimizers
+from jboost.objective.moving_minima import locate_minimizers
 from jboost.trees.joint_start import (
     ROUNDING,
     begin_at,
@@ -121,7 +121,7 @@ def median_score(
     """
     minimizer = objective.minimizer
     if minimizer is None:  # a quadratic, which training needs none for
-        minimizer = find_minimizers(objective, weights.shape[0])
+        minimizer = locate_minimizers(objective, weights.shape[0])
         objective = objective._replace(minimizer=minimizer)
     medians = [
         find_medians(objective, one_group(offset, weights, np.int32(k)))

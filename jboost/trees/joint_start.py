@@ -21,6 +21,7 @@ from jboost.entry.stages import (
     repeat_while,
     stage,
 )
+from jboost.numerics.derivatives import differentiable
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -39,6 +40,7 @@ _SWEEPS = 4  # over all K scores, before each run of Newton's method
 _TURNS = 6  # of searches and Newton's method
 _CONCAVE = 1e-4  # of the largest: a negative curvature that is none of rounding
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
+_FLAT = 1e-5  # relative curvature of a direction that counts as having none
 ROUNDING = 2.0**-21  # of a mean in float32
 
 
@@ -63,7 +65,8 @@ def best_of(
 
 @stage
 def _choose_least(starts, losses):
-    return starts[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
+    best = starts[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
+    return jax.lax.stop_gradient(best)  # where a search begins does not matter
 
 
 @stage
@@ -93,7 +96,39 @@ def minimise_jointly(objective, offset, weights):
     restarted where a search along one score after another ends, as long as that
     helps. The search goes by slopes alone: it also finds where the gradients balance if
     they are not the derivatives of the values (``jax.lax.stop_gradient``).
+
+    Derivatives are by the implicit function theorem: -H^+ dg, with g the mean gradient
+    and H its derivative; 0 along directions without curvature, NaN for a score that has
+    slopes and no curvature.
     """
+    loss, arrays = objective.loss, objective._replace(loss=None)
+    return differentiable(
+        partial(_minimise, loss), partial(_derive_start, loss),
+        arrays, offset, weights,
+    )  # fmt: skip
+
+
+def _derive_start(loss, start, operands, tangents):
+    objective, offset, weights = operands[0]._replace(loss=loss), *operands[1:]
+
+    def balance(arrays, offset, weights, c=start):
+        objective = arrays._replace(loss=loss)
+        rows = gradients(objective, offset + c[:, None])
+        return mean_of_rows(objective, rows, weights)
+
+    _, change = jax.jvp(balance, operands, tangents)
+    hessian = jax.jacfwd(lambda c: balance(*operands, c))(start)
+    unit = jnp.sqrt(jnp.abs(jnp.diagonal(hessian)))
+    unit = 1 / jnp.where(unit > 0, unit, 1.0)
+    inverse = jnp.linalg.pinv(hessian * unit[:, None] * unit, rtol=_FLAT)
+    slopes = jnp.abs(gradients(objective, offset + start[:, None]))
+    lost = jnp.all(hessian == 0, axis=1)
+    lost &= mean_of_rows(objective, slopes, weights) > 0
+    return jnp.where(lost, jnp.nan, -unit * (inverse @ (unit * change)))
+
+
+def _minimise(loss, arrays, offset, weights):
+    objective = arrays._replace(loss=loss)
     few = _take_rows(objective, offset, weights)
 
     def unfinished(state):

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on leaves, each with a CPU kernel and a definition in plain XLA."""
+"""Operations on leaves, each with a CPU kernel and a definition in plain XLA.
+
+In: scores, the leaf of every row. Out: scores with values added, ranges and order
+statistics by leaf, with their derivatives.
+"""
 
 from functools import partial
 
-from jaxtyping import Array, Float, Int32
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
+from jboost.numerics.derivatives import differentiable
 
 
 def add_values(
@@ -23,7 +30,15 @@ def add_values(
     """
     cpu = partial(leaves_cpu.add_values, in_place=in_place)
     run = choose(cpu=cpu, xla=leaves_xla.add_values)
-    return run(scores, values, leaf)
+    return differentiable(run, _derive_added, scores, values, leaf)
+
+
+def _derive_added(added, operands, tangents):
+    del added
+    leaf, num_leaves = operands[2], operands[1].shape[1]
+    index = jnp.where((leaf >= 0) & (leaf < num_leaves), leaf, num_leaves)
+    values = jnp.pad(tangents[1], ((0, 0), (0, 1)))
+    return tangents[0] + jnp.take_along_axis(values, index, axis=1, mode="clip")
 
 
 def find_range(
@@ -62,6 +77,8 @@ def middle_minimizers(
     the sum's slope is below 2^-20 of the sum of kinks it counts as zero, because that
     is what weights in float32 know (0.1 * 500 rows are not 50).
 
+    The derivative is that of the rows that it selects; see :func:`derive_selected`.
+
     Args:
       kinks: left, and the jump of the slope at the minimum; for each row or for all.
       scale: a power of two; weights times kinks times scale sum to less than 2^40.
@@ -70,5 +87,53 @@ def middle_minimizers(
         partial(kernels.middle_minimizers, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
-    run = choose(cpu=cpu, xla=xla)
-    return run(minimizer, scores, weights, *kinks, scale, group)
+    derive = partial(_derive_middle, num_groups)
+    rows = (minimizer, scores, weights, *kinks, scale, group)
+    return differentiable(choose(cpu=cpu, xla=xla), derive, *rows)
+
+
+def _derive_middle(num_groups, middle, operands, tangents):
+    minimizer, scores, weights, *_, group = operands
+    inside = (group >= 0) & (group < num_groups)
+    counts = (weights > 0) & ~jnp.isnan(minimizer - scores) & inside
+    moved = tangents[0] - tangents[1]
+    return derive_selected(middle, minimizer - scores, moved, weights, counts, group)[0]
+
+
+def derive_selected(
+    middle: Float[Array, " G"],
+    key: Float[Array, " N"],
+    moved: Float[Array, " N"],
+    weights: Float[Array, " N"],
+    counts: Bool[Array, " N"],
+    group: Int32[Array, " N"],
+) -> tuple[Float[Array, " G"], Bool[Array, " G"]]:
+    """Returns by how much an order statistic moves if keys move, and whether it does.
+
+    It is midway between two keys of its group, the greatest one up to it and the least
+    one from it on, which may be the same. Rows of equal keys move it by the mean of
+    what they move by, each times its weight.
+
+    Args:
+      middle: the order statistic of each group.
+      key, moved: of each row; ``moved`` is a tangent.
+      counts: which rows to choose from.
+    """
+    num_groups = middle.shape[0]
+    group = jnp.where(counts, group, num_groups)
+    here = jnp.append(middle, jnp.nan)[group]
+    change, known = jnp.zeros(num_groups, jnp.float32), jnp.ones(num_groups, bool)
+    for beside, extreme, nothing in (
+        (key <= here, jax.ops.segment_max, -jnp.inf),
+        (key >= here, jax.ops.segment_min, jnp.inf),
+    ):
+        chosen = extreme(jnp.where(beside, key, nothing), group, num_groups + 1)
+        selected = jnp.where(beside & (key == chosen[group]), weights, 0.0)
+        share = jax.lax.stop_gradient(selected)
+        total, sums = (
+            jax.ops.segment_sum(parts, group, num_groups + 1)[:num_groups]
+            for parts in (share, jnp.where(share > 0, share * moved, 0.0))
+        )
+        known &= total > 0
+        change += sums / jnp.where(total > 0, 2 * total, 1.0)
+    return jnp.where(known, change, 0.0), known

@@ -11,6 +11,7 @@ with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one g
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.entry.stages import stage, switch
+from jboost.numerics.derivatives import differentiable, weigh
 from jboost.numerics.sums import sum_channels, sum_rows
 from jboost.objective.evaluation import (
     Kinks,
@@ -29,6 +31,7 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
+from jboost.trees.implicit import derive_solution
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 LeafSolver = Literal[
@@ -212,7 +215,7 @@ def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]
     curvature = hessians(objective, objective.minimizer)[groups.k]
     lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
     channels = [
-        jnp.where(groups.weights > 0, groups.weights * values, 0.0)
+        weigh(groups.weights, values)
         for values in (slope, jnp.where(known, curvature, 0.0), lost)
     ]
     slope, weight, doubt = sum_channels(channels, groups.group, middle.shape[0])
@@ -279,8 +282,18 @@ def solve_groups(
     """Returns the exact minimizer where wanted, else ``step``.
 
     The candidate with the least loss among the minimum found, the step and 0: for a
-    loss with several minima the one found may be a poor one.
+    loss with several minima the one found may be a poor one. For derivatives see
+    :func:`jboost.trees.implicit.derive_solution`.
     """
+    loss, arrays = objective.loss, objective._replace(loss=None)
+    return differentiable(
+        partial(_solve_groups, loss), partial(derive_solution, loss, _slope),
+        arrays, groups, step, wanted,
+    )  # fmt: skip
+
+
+def _solve_groups(loss, arrays, groups, step, wanted):
+    objective = arrays._replace(loss=loss)
     side, moves = None, wanted
     if groups.l1 is not None:
         # |c| has a kink at 0. If the minimum is not there, it lies downhill, where the
@@ -363,7 +376,7 @@ def _sum_slopes(groups, c, gradient):
     gradient = gradient[groups.k]
     if groups.direction is not None:
         gradient = gradient * groups.direction
-    weighted = jnp.where(groups.weights > 0, groups.weights * gradient, 0.0)
+    weighted = weigh(groups.weights, gradient)
     channels = (weighted, jnp.abs(weighted))
     slope, size = sum_channels(channels, groups.group, c.shape[0])
     return slope + groups.penalty * c, _NOISE * size
