@@ -94,7 +94,7 @@ def main() -> None:
     test = draw(rng, 10 * options.rows, 0.0)
     objective = make_objective(rows, valid, test, options.rounds)
     step = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    first = {"delta": jnp.log(10.0), "rate": jnp.log(RATE)}
+    first = {"delta": jnp.float32(np.log(10)), "rate": jnp.float32(np.log(RATE))}
 
     grid = []
     for delta in tqdm(np.geomspace(0.1, 30.0, options.grid), desc="grid"):
