@@ -205,6 +205,8 @@ def test_progress_shows_rounds_and_losses(capfd):
     fit(progress=True, validation=(OTHER_X, OTHER_Y))
     text = capfd.readouterr().err
     assert "8/8" in text and "train=" in text and "validation=" in text
+    first, *_, last = text.strip().split("\r")
+    assert first.startswith("compiling:") and "0/8" in first and "compil" not in last
     fit(validation=(OTHER_X, OTHER_Y))
     assert capfd.readouterr().err == ""
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import ArrayLike, Shaped
+from tqdm import tqdm
 
 from jboost import losses
 from jboost.boosting.auto import decide_by_data
@@ -35,6 +36,7 @@ from jboost.training.chunks import Job, no_trees
 from jboost.training.continuing import continue_from
 from jboost.training.history import History, Record
 from jboost.training.host_loop import FitRun, run_rounds
+from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_problem, prepare_rows
 from jboost.training.request import FitRequest, read_request
 from jboost.training.scoring import By, Metrics, try_metrics
@@ -223,7 +225,8 @@ def fit(
         says, has not improved for so many rounds; the model is then that of the best
         round.
       seed: of everything random.
-      progress: show a bar with time left and current losses.
+      progress: show a bar with time left and current losses; before the first round
+        it says that programs are being compiled.
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
         every round; a true answer stops after that round.
       feature_names: F different names, kept in the model; those of a data frame's
@@ -263,13 +266,16 @@ def fit(
     """
     request = read_request(locals())
     rows = prepare_rows(request)
-    with settle_implementation(rows.training.rows.data.weights):
-        run = begin_run(request, rows)
+    with (
+        settle_implementation(rows.training.rows.data.weights),
+        open_bar(len(request.rates), request.progress) as bar,
+    ):
+        run = begin_run(request, rows, bar)
         kept = run_rounds(run)
     return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
 
 
-def begin_run(request: FitRequest, prepared: Prepared) -> FitRun:
+def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     """Begins a run: fresh, from a model, or from a checkpoint."""
     job = _make_job(request, prepared)
     runner = prepared.training.make_runner(job, request.begin)
@@ -297,7 +303,7 @@ def begin_run(request: FitRequest, prepared: Prepared) -> FitRun:
         patience=request.settings.early_stopping_rounds,
         watchers=request.watchers,
         checkpoint=checkpoint,
-        progress=request.progress,
+        bar=bar,
     )
 
 

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from jboost.entry.implementation import use_implementation
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
 from jboost.training.history import Record, TrainingError, explain_divergence
-from jboost.training.pacing import advance, open_bar, pace_rounds
+from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.scoring import SIGNATURE, evaluate_metric
 from jboost.training.starting import describe_idleness
 
@@ -34,7 +35,7 @@ class FitRun(NamedTuple):
       patience: rounds without improvement after which the run stops; None: never.
       watchers: the callbacks.
       checkpoint: where the run is kept; None: nowhere.
-      progress: whether to show a bar.
+      bar: shows progress.
     """
 
     job: Job
@@ -44,7 +45,7 @@ class FitRun(NamedTuple):
     patience: int | None
     watchers: tuple[Callable[..., Any], ...]
     checkpoint: Checkpoint | None
-    progress: bool
+    bar: tqdm
 
 
 def run_rounds(run: FitRun) -> int:
@@ -58,22 +59,22 @@ def run_rounds(run: FitRun) -> int:
         # A call ends where the run is written.
         every=None if run.checkpoint is None else run.checkpoint.every,
     )
-    with open_bar(num_rounds, run.progress, record.num_rounds) as bar:
-        for first, count in () if over else calls:
-            chunk = _make_chunk(run, position, first, count)
-            position = Position(chunk.state, chunk.set_scores)
-            for entry in range(count):
-                values = _record_round(run, chunk, entry)
-                advance(bar, 1, values)
-                stopped, over = _notify(run), _is_over(record, run.patience)
-                if stopped or over:
-                    break
-            if run.checkpoint is not None:
-                here = position if record.num_rounds == first + count else None
-                final = stopped or first + count == num_rounds
-                _keep(run.checkpoint, record, here, over, final)
+    skip_to(run.bar, record.num_rounds)
+    for first, count in () if over else calls:
+        chunk = _make_chunk(run, position, first, count)
+        position = Position(chunk.state, chunk.set_scores)
+        for entry in range(count):
+            values = _record_round(run, chunk, entry)
+            advance(run.bar, 1, values)
+            stopped, over = _notify(run), _is_over(record, run.patience)
             if stopped or over:
                 break
+        if run.checkpoint is not None:
+            here = position if record.num_rounds == first + count else None
+            final = stopped or first + count == num_rounds
+            _keep(run.checkpoint, record, here, over, final)
+        if stopped or over:
+            break
     number = record.num_rounds
     return record.best_round(number) + 1 if run.patience else number
 

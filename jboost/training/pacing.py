@@ -47,13 +47,32 @@ def pace_rounds(
             aim = max(1, aim // 2)
 
 
-def open_bar(total: int, progress: bool, first: int = 0, unit: str = "round") -> tqdm:
-    """Opens a progress bar that counts rounds; shows nothing without ``progress``."""
-    return tqdm(total=total, initial=first, disable=not progress, unit=unit)
+def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
+    """Opens a progress bar that counts rounds, or other units; shows nothing without ``progress``.
+
+    Until the first is made it says that programs are being compiled.
+    """
+    return tqdm(total=total, disable=not progress, unit=unit, desc="compiling")
+
+
+def skip_to(bar: tqdm, first: int) -> None:
+    """Starts a bar at the round from which a run goes on."""
+    bar.initial = bar.n = first
+    if first == bar.total:
+        _end_compiling(bar)
+    bar.refresh()
 
 
 def advance(bar: tqdm, count: int, values: dict[str, float]) -> None:
     """Moves the bar by some rounds, and shows the current values."""
+    _end_compiling(bar)
     shown = {name: f"{value:.5g}" for name, value in values.items()}
     bar.set_postfix(shown, refresh=False)
     bar.update(count)
+
+
+def _end_compiling(bar):
+    """Times rounds without what was compiled before them."""
+    if not bar.disable and bar.desc:
+        bar.unpause()
+        bar.set_description(refresh=False)
