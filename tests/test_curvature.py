@@ -10,6 +10,7 @@ import pytest
 
 import jboost as jb
 from jboost.boosting.auto import needs_minimizer
+from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import derivatives, smoothing_scale
 from jboost.objective.evaluation import Objective
 from jboost.objective.minimizers import find_minimizers
@@ -49,6 +50,8 @@ def minimizers(loss, targets, num_scores=1):
 def evaluate(traced, policies, constants, targets, minimizer, scores):
     objective = Objective(traced, constants, targets, (), minimizer)
     weights = jnp.ones(scores.shape[1])
+    coupling = find_coupling(objective, scores, weights)
+    objective = objective._replace(coupling=coupling)
     return {p: derivatives(objective, scores, weights, p) for p in policies}
 
 
@@ -173,15 +176,34 @@ def test_quadratics_are_not_searched():
     assert bind(L.absolute_error, TARGETS).minimizer is not None
 
 
-def test_softmax_curvature_is_twice_the_variance():
+def test_curvature_of_competing_scores():
+    """p (1 - p), and twice that where XGBoost's rule is asked for."""
     scores = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     targets = np.int32([0, 1, 2, 0, 1])
     values = derive(L.softmax, targets, scores, ("auto", "exact"), num_scores=3)
     share = np.exp(scores) / np.exp(scores).sum(0)
     indicator = np.eye(3)[targets].T
-    for gradient, curvature in values.values():
+    for (gradient, curvature), times in zip(values.values(), (1, 2), strict=True):
         np.testing.assert_allclose(gradient, share - indicator, atol=1e-6)  # float32
-        np.testing.assert_allclose(curvature, 2 * share * (1 - share), rtol=1e-5)
+        expected = times * share * (1 - share)
+        np.testing.assert_allclose(curvature, expected, rtol=1e-5)
+
+
+def test_curvature_of_scores_that_interact():
+    """|H_kk|, at least what it was on average at the start, of a normal likelihood."""
+
+    def normal(s, y):
+        return s[1] + jnp.exp(-2 * s[1]) * (s[0] - y) ** 2 / 2
+
+    mean, log_deviation = np.float32([[0.0, 1, 2, 3, 4], [0.0, -1, 1, 2, 0.5]])
+    scores = np.stack([mean, log_deviation])
+    targets = np.float32([1, 1, -1, 4, 4.1])
+    values = derive(normal, targets, scores, ("auto", "exact"), num_scores=2)
+    precision = np.exp(-2 * log_deviation)
+    hessian = np.stack([precision, 2 * precision * (mean - targets) ** 2])
+    np.testing.assert_allclose(values["exact"][1][0], hessian[0], rtol=1e-5)
+    least = hessian.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(values["auto"][1], np.maximum(hessian, least), rtol=1e-5)
 
 
 def test_separable_sums_have_minimizers():

@@ -19,6 +19,7 @@ from jboost.entry.checks import check_integer, check_number, check_word
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
+from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import Curvature, derivatives
 from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
 from jboost.objective.minimizers import find_minimizers
@@ -186,6 +187,8 @@ def _look_along(loss, k, curvature, size, constants, targets, points, reach):
         objective = objective._replace(minimizer=own)
     policy = decide_by_loss(loss, curvature).curvature
     weights = _normal_weights((points - center) / unit)
+    coupling = find_coupling(objective, scores, weights)
+    objective = objective._replace(coupling=coupling)
     _, positive = derivatives(objective, scores, weights, policy)
     values = (
         loss_values(objective, scores),

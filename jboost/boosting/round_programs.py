@@ -108,7 +108,7 @@ def for_growth(method: Method) -> Method:
 def without_loss(state: BoostState) -> BoostState:
     """Returns the state without what has another shape for another loss."""
     return state._replace(
-        minimizer=None, kinks=None, parameters=(), first_parameters=()
+        minimizer=None, kinks=None, coupling=None, parameters=(), first_parameters=()
     )
 
 

@@ -79,10 +79,10 @@ def row_derivatives(
 
 def _stabilise(mean, flat, state):
     """Returns what "relative" divides by, from the mean curvature of each score."""
-    if mean.shape[0] > 1:
+    if state.coupling is not None:
         # Scores that compete for a row (softmax) share the curvature of the row.
-        coupled = ~jnp.any(jnp.isfinite(state.minimizer))
-        mean = jnp.where(coupled, jnp.sum(mean), mean)
+        competing = state.coupling.competing
+        mean = jnp.where(competing, jnp.sum(competing, dtype=mean.dtype) * mean, mean)
     # The larger of the first round and this one: where the fit flattens the loss
     # (logistic), regularization must not fade with the curvature.
     mean = jnp.maximum(mean, state.first_mean)

@@ -17,8 +17,9 @@ from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.representation import show_fields
 from jboost.entry.stages import stage
+from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import is_pointed
-from jboost.objective.evaluation import Kinks, Objective
+from jboost.objective.evaluation import Coupling, Kinks, Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.moving_minima import locate_minimizers
 from jboost.objective.tracing import TracedLoss
@@ -97,6 +98,7 @@ class BoostState(NamedTuple):
         :func:`jboost.init` and :func:`jboost.boost_step` return, [K, N] within a round.
       minimizer: each row's own minimizer of the loss, inf where there is none.
       kinks: of a piecewise linear loss, else None.
+      coupling: how scores interact, at the start; None for K = 1.
       init_score: where training started, [] or [K].
       parameters: of an adaptive loss, estimated from ``scores``; else ().
       first_parameters: those of the first round, if losses are reported at them;
@@ -111,6 +113,7 @@ class BoostState(NamedTuple):
     scores: Float[Array, "..."]
     minimizer: Float[Array, "K N"] | None
     kinks: Kinks | None
+    coupling: Coupling | None
     init_score: Float[Array, "*K"]
     parameters: Any
     first_parameters: Any
@@ -168,6 +171,9 @@ def start_state(
         scores=scores,
         minimizer=objective.minimizer,
         kinks=objective.kinks,
+        coupling=find_coupling(
+            objective._replace(parameters=parameters), scores, data.weights
+        ),
         init_score=known,
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
@@ -227,6 +233,7 @@ def bind_objective(problem: Problem, state: BoostState) -> Objective:
         state.parameters,
         state.minimizer,
         state.kinks,
+        state.coupling,
     )
 
 

@@ -56,8 +56,7 @@ def bisect_minimum(
     def locate(nothing):
         del nothing
         edges = _bisect(slope, *ends)
-        inner, outer = _find_sides(bracket, ends, edges)
-        slopes = (slope(inner), slope(outer))
+        slopes = tuple(map(slope, _find_sides(bracket, ends, edges)))
         return _conclude_bisection(
             start, here, bracket, edges, slopes, solvable, strict, wanted
         )
@@ -106,11 +105,11 @@ def _choose_ends(start, here, ends, flat, slopes, wanted):
 
 @stage
 def _find_sides(bracket, ends, edges):
-    """Returns the points beside a jump to zero: at the edge, and far from it."""
+    """Returns points beside a jump to zero: at the edge, and far from it; and 0."""
     (left, right), ((below, _), (_, above)) = bracket, edges
     del left
     inner = jnp.where(jnp.isnan(right), below, above)
-    return inner, jnp.where(jnp.isnan(right), *ends)
+    return inner, jnp.where(jnp.isnan(right), *ends), jnp.zeros_like(inner)
 
 
 @stage
@@ -118,12 +117,13 @@ def _conclude_bisection(
     start, here, bracket, edges, slopes, solvable, strict, wanted
 ) -> Minimum:
     (left, right), ((_, first), (last, _)) = bracket, edges
-    inner, outer = slopes
+    inner, outer, middle = slopes
     # If one side stays flat there is only one edge, otherwise two and their midpoint.
     edge = jnp.where(jnp.isnan(right), first, last)
     point = jnp.where(strict, first / 2 + last / 2, edge)
     one_sided = jnp.isnan(left) | jnp.isnan(right)
-    steepest = jnp.maximum(jnp.abs(outer), _size(here))
+    # In float32, a slope that decays ends in a jump, which is faint beside that at 0.
+    steepest = jnp.maximum(jnp.maximum(jnp.abs(outer), _size(here)), _size(middle))
     jump = solvable & one_sided & (steepest > 0)
     jump &= jnp.abs(inner) >= JUMP * steepest
     point = jnp.where(solvable, point, start)

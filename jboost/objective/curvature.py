@@ -15,13 +15,19 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import square_root, weigh
 from jboost.numerics.sums import sum_rows
-from jboost.objective.evaluation import Objective, gradients, hessians, mean_of_rows
+from jboost.objective.evaluation import (
+    Objective,
+    gradients,
+    hessians,
+    mean_of_rows,
+)
 
 Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
 _FLOOR = 1e-6  # smallest curvature of a row, relative to the weighted mean
 _STRAIGHT = 2.0  # factor of the smoothing scale of piecewise linear losses
 _FLAT = 0.1  # a Hessian below this fraction of the secant weight counts as flat
 _MOST = 0.75  # fraction of flat rows at which a loss counts as pointed
+_DECLINE = 4.0  # a curvature at the start counts up to so many times the present mean
 _MOST_SQUARE = float(np.finfo(np.float32).max)
 _LEAST_ROOT = float(np.finfo(np.float32).tiny)
 
@@ -99,6 +105,12 @@ def derivatives(
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorize-minimize weight
     (Hunter and Lange 2004); |h| where F* does not exist.
 
+    For K > 1, h is the diagonal of the row's Hessian. Where scores interact without
+    competing, "auto" is at least the weighted mean of |h| at the initial scores (or
+    four times the present mean, if that is less). Where they compete (softmax), "auto"
+    is |h|, and the other policies use 2 h in place of h, as XGBoost does; see
+    :class:`jboost.objective.evaluation.Coupling`.
+
     Except for "unit" and quadratic losses, the curvature is at least 1e-6 times the
     weighted mean of its positive part, which is 0 if no row has positive curvature.
     At kinks, where a derivative is not finite, the mean of the derivatives at F +-
@@ -119,6 +131,10 @@ def derivatives(
             objective, scores, weights, curvature, gradient, hessian
         )
 
+    if objective.coupling is not None and curvature != "auto":
+        # The bound of XGBoost: for softmax the sum of |H_kl| over l, 2 p (1 - p).
+        hessian = jnp.where(objective.coupling.competing[:, None], 2.0, 1.0) * hessian
+
     def plain(gradient, hessian):
         return gradient, hessian if curvature == "exact" else jnp.abs(hessian)
 
@@ -132,7 +148,10 @@ def derivatives(
         gradient, positive = soften(gradient, hessian)
     if curvature == "unit":
         return gradient, jnp.ones_like(gradient)
-    return gradient, _floor_curvature(objective, positive, weights)
+    start = None
+    if curvature == "auto" and objective.coupling is not None:
+        start = objective.coupling.start
+    return gradient, _floor_curvature(objective, positive, weights, start)
 
 
 def needs_smoothing(
@@ -198,7 +217,13 @@ def _secant(gradient, distance, delta):
     return jnp.abs(gradient) / root
 
 
-def _floor_curvature(objective, curvature, weights):
-    """Raises curvature to 1e-6 times the weighted mean of its positive part."""
+def _floor_curvature(objective, curvature, weights, start):
+    """Raises curvature to 1e-6 times the weighted mean of its positive part.
+
+    Where scores interact, also to its mean at the start of training.
+    """
     mean = mean_of_rows(objective, jnp.maximum(curvature, 0.0), weights)
-    return jnp.maximum(curvature, _FLOOR * mean[:, None])
+    least = _FLOOR * mean
+    if start is not None:
+        least = jnp.maximum(least, jnp.minimum(start, _DECLINE * mean))
+    return jnp.maximum(curvature, least[:, None])

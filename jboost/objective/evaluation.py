@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.stages import stage
 from jboost.numerics.derivatives import (
@@ -44,6 +44,21 @@ class Kinks(NamedTuple):
     scale: Float[Array, ""]
 
 
+class Coupling(NamedTuple):
+    """Describes how the K > 1 scores of a loss interact.
+
+    Attributes:
+      competing: whether a score is one of several that compete: moving them
+        together in some direction, all by the same amount for softmax, changes no
+        row's loss.
+      start: for scores that interact with others but do not compete, the weighted
+        mean of |H_kk| at the initial scores; otherwise 0.
+    """
+
+    competing: Bool[Array, " K"]
+    start: Float[Array, " K"]
+
+
 class Objective(NamedTuple):
     """Holds a traced loss and all its inputs except the scores.
 
@@ -55,6 +70,7 @@ class Objective(NamedTuple):
       minimizer: the minimizer of each row's own loss [K, N], inf where it has none;
         None if no rule needs it.
       kinks: the kinks of a piecewise linear loss, or None if not computed.
+      coupling: how the scores interact; None for K = 1, or if not computed.
     """
 
     loss: TracedLoss
@@ -63,6 +79,7 @@ class Objective(NamedTuple):
     parameters: Any
     minimizer: Float[Array, "K N"] | None
     kinks: Kinks | None = None
+    coupling: Coupling | None = None
 
 
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
@@ -77,7 +94,7 @@ def _loss_values(objective, scores):
 
 def _without_minima(objective):
     """Leaves out what programs of the loss alone do not need: they are shared more."""
-    return objective._replace(minimizer=None, kinks=None)
+    return objective._replace(minimizer=None, kinks=None, coupling=None)
 
 
 def gradients(objective: Objective, scores: Float[Array, "K N"]):
@@ -143,22 +160,36 @@ def _mean_hessian(objective, scores, weights):
 
 
 def hessians(objective: Objective, scores: Float[Array, "K N"]):
-    """Returns a diagonal bound of each row's Hessian, [K, N].
+    """Returns the diagonal of each row's Hessian, [K, N]."""
 
-    For K = 1 it is the second derivative, otherwise the sum of magnitudes of each row
-    of the matrix. The diagonal matrix of these sums bounds the Hessian from above
-    (Gershgorin), so that all K scores can move at once. For softmax the sum is exactly
-    2 p (1 - p), which XGBoost uses; Friedman 2001 uses (K - 1) / K times that.
+    return map_hessians(objective, scores, _take_diagonal)
+
+
+def _take_diagonal(rows):
+    diagonal = rows if rows.ndim == 1 else jnp.diagonal(rows, axis1=1, axis2=2)
+    return with_scores_first(diagonal)
+
+
+def map_hessians(
+    objective: Objective,
+    scores: Float[Array, "K N"],
+    finish: Callable[..., Float[Array, "... N"]],
+    *operands: Any,
+):
+    """Applies ``finish(rows, *operands)`` to the Hessians of blocks of rows.
+
+    These are [N] for K = 1, else [N, K, K]. ``finish`` is a function of a module, which
+    no call makes anew.
     """
-    return _hessians(_without_minima(objective), scores)
+    return _map_hessians(_without_minima(objective), scores, finish, operands)
 
 
 @stage
-def _hessians(objective, scores):
-    def sum_magnitudes(rows):
-        return rows[None, :] if rows.ndim == 1 else jnp.sum(jnp.abs(rows), axis=2).T
+def _map_hessians(objective, scores, finish, operands):
+    def finish_block(rows):
+        return finish(rows, *operands)
 
-    return _map_rows(objective, objective.loss.hessian, scores, sum_magnitudes)
+    return _map_rows(objective, objective.loss.hessian, scores, finish_block)
 
 
 def mean_of_rows(

@@ -159,8 +159,8 @@ def fit(
         statistics (absolute error, quantiles) or much like them (no curvature at
         three quarters of the rows), else 1.
       regularization: "relative" divides gradient and curvature by the mean curvature
-        of this round or the first, whichever is larger (for scores that compete for
-        a row, as in softmax, by its sum over them), so that a loss times a million
+        of this round or the first, whichever is larger (times the number of scores
+        where they compete for a row, as in softmax), so that a loss times a million
         trains the same model; "absolute" leaves the loss's units.
       subsample: share of rows per round, without replacement; below 1 the history
         tells each round's improvement on the others.

@@ -48,7 +48,7 @@ def pace_rounds(
 
 
 def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
-    """Opens a progress bar that counts rounds, or other units; shows nothing without ``progress``.
+    """Opens a progress bar of rounds or other units; hidden without ``progress``.
 
     Until the first is made it says that programs are being compiled.
     """

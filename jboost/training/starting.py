@@ -183,7 +183,8 @@ def _find_values(loss, constants, data, scores, parameters):
 
 def _idleness_program(loss, curvature, constants, data, state):
     objective = Objective(
-        loss, constants, data.targets, state.parameters, state.minimizer, state.kinks
-    )
+        loss, constants, data.targets, state.parameters, state.minimizer, state.kinks,
+        state.coupling,
+    )  # fmt: skip
     slopes, _ = derivatives(objective, state.scores, data.weights, curvature)
     return count_slopes(objective, slopes, state.scores, data.weights)

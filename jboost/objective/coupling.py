@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds how the scores of a loss interact, for K > 1.
+
+In: a traced loss bound to its data, the scores that training starts from. Out: which
+scores interact, whether they compete, and the size of their curvatures.
+
+Scores may have any units: a mean in dollars beside the logarithm of a scale. Numbers of
+different scores must not be added, or a change of units would change the model.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jboost.entry.stages import stage
+from jboost.objective.evaluation import (
+    Coupling,
+    Objective,
+    map_hessians,
+    mean_hessian,
+    weighted_mean,
+)
+
+_LEAST = float(np.finfo(np.float32).tiny)
+_ZERO = 1e-2  # of a sum of magnitudes: a sum that says nothing in float32
+_TAKES_PART = 1e-5  # entry of a direction of length 1, for scores that it moves
+
+
+def find_coupling(
+    objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
+) -> Coupling | None:
+    """Describes the interaction of K scores at the start; None for K = 1.
+
+    Scores compete if moving them together in some direction changes no row's loss. The
+    direction is an eigenvector of the mean Hessian, with eigenvalue 0, once each score
+    is measured in units in which its mean curvature is 1.
+    """
+    if scores.shape[0] == 1:
+        return None
+    direction, along = _find_direction(mean_hessian(objective, scores, weights))
+    sums = map_hessians(objective, scores, _summarize, along)
+    return _conclude(weighted_mean(sums, weights), direction)
+
+
+@stage
+def _find_direction(mean):
+    """Returns the eigenvector, in those units and in the scores' own."""
+    mean = _finite(mean)
+    size = jnp.abs(jnp.diagonal(mean))
+    unit = jnp.where(size > 0, 1 / jnp.sqrt(jnp.maximum(size, _LEAST)), 0.0)
+    values, axes = jnp.linalg.eigh(unit[:, None] * mean * unit[None, :])
+    direction = axes[:, jnp.argmin(jnp.abs(values))]
+    return direction, unit * direction
+
+
+def _summarize(rows, along):
+    """Returns sums over the rows of each Hessian, [4, K, N]."""
+    own = jnp.abs(jnp.diagonal(rows, axis1=1, axis2=2))
+    others = jnp.sum(jnp.abs(rows), axis=2) - own
+    every = jnp.abs(rows) @ jnp.abs(along)
+    return jnp.stack([own.T, others.T, every.T, jnp.abs(rows @ along).T])
+
+
+@stage
+def _conclude(means, direction):
+    own, others, every, total = _finite(means)
+    competing = jnp.abs(direction) >= _TAKES_PART
+    competing &= jnp.all(total <= _ZERO * every) & (others > 0)
+    return Coupling(competing, jnp.where((others > 0) & ~competing, own, 0.0))
+
+
+def _finite(numbers):
+    return jnp.where(jnp.isfinite(numbers), numbers, 0.0)

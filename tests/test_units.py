@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units do not matter: of scores, of the loss, and of the targets.
+
+A model of K scores in other units is the same model: with scores a_k s_k + b_k, a loss
+written for them and multiplied by c, it has the same trees with leaf values in the new
+units. Powers of two change no bit; other numbers change what float32 rounds.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import jboost as jb
+
+L = jb.losses
+ROWS, ROUNDS = 240, 8
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+Z = (X[:, 0] + np.sin(2 * X[:, 1])).astype(np.float32)
+NOISE = RNG.normal(size=ROWS).astype(np.float32) * np.exp(X[:, 2] / 2)
+FEW = settings(
+    max_examples=3, deadline=None, derandomize=True, database=None,
+    phases=[Phase.generate],
+)  # fmt: skip
+
+
+def gaussian(s, y):
+    return s[1] + jnp.exp(-2 * s[1]) * (y - s[0]) ** 2 / 2
+
+
+def student(s, y):
+    """Student's t: center, logarithms of the scale and of the degrees of freedom."""
+    half = jnp.exp(s[2]) / 2
+    normal = jax.lax.lgamma(half) - jax.lax.lgamma(half + 0.5) + s[2] / 2 + s[1]
+    ratio = (y - s[0]) ** 2 * jnp.exp(-2 * s[1] - s[2])
+    return normal + (half + 0.5) * jnp.log1p(ratio)
+
+
+def gamma(s, y):
+    """The gamma distribution: logarithms of mean and shape."""
+    shape = jnp.exp(s[1])
+    ratio = jnp.exp(jnp.log(y) - s[0])
+    return jax.lax.lgamma(shape) + shape * (ratio + s[0] - s[1]) - shape * jnp.log(y)
+
+
+def coupled(s, y):
+    """Squared error of a product and of a sum, which shares no unit with it."""
+    return (s[0] * s[1] - y) ** 2 + (s[0] + 3 * s[1] - y) ** 2 / 8
+
+
+# A loss, its targets, K, and where training starts if no argmin is searched.
+LOSSES = {
+    "squared": (L.squared_error, Z + NOISE, 1, 0.5),
+    "logistic": (L.logistic, (Z + NOISE > 0).astype(np.float32), 1, 0.5),
+    "gaussian": (gaussian, Z + NOISE, 2, (0.5, 0.25)),
+    "gamma": (gamma, np.exp((Z + NOISE) / 2), 2, (0.5, 0.25)),
+    "coupled": (coupled, Z + NOISE + 3, 2, (1.5, 1.25)),
+    "student": (student, Z + NOISE, 3, (0.5, 0.25, 1.5)),
+    "softmax": (L.softmax, np.digitize(Z, [-1, 1]).astype(np.int32), 3, (0.5, 0.25, 0)),
+}
+
+
+def train(loss, y, num_scores, **others):
+    settings = dict(num_rounds=ROUNDS, max_depth=3, num_scores=num_scores) | others
+    model, history = jb.fit(X, y, loss, **settings)
+    return model, np.asarray(jb.predict(model, X)), np.asarray(history.train_loss)
+
+
+def in_units(loss, units, shifts, factor):
+    """The loss of scores s = unit s' + shift, times a factor."""
+    units, shifts = jnp.asarray(units), jnp.asarray(shifts)
+
+    def scaled(score, target):
+        return factor * loss(units * score + shifts, target)
+
+    return scaled
+
+
+def first(numbers, num_scores):
+    numbers = np.float32(numbers[:num_scores])
+    return numbers[0] if num_scores == 1 else numbers
+
+
+powers = st.lists(st.integers(-9, 9).map(lambda n: 2.0**n), min_size=3, max_size=3)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(units=powers, power=st.integers(-9, 9))
+@FEW
+def test_units_that_are_powers_of_two_change_no_bit(name, units, power):
+    loss, y, num_scores, start = LOSSES[name]
+    units = first(units, num_scores)
+    zero = np.zeros_like(units)
+    own, _, losses = train(
+        in_units(loss, zero + 1, zero, 1.0), y, num_scores, init_score=start
+    )
+    scaled = in_units(loss, units, zero, 2.0**power)
+    other, _, others = train(scaled, y, num_scores, init_score=start / units)
+    np.testing.assert_array_equal(own.feature, other.feature)
+    np.testing.assert_array_equal(own.threshold, other.threshold)
+    values = np.asarray(other.leaf_value) * units.reshape(-1, 1)
+    np.testing.assert_array_equal(own.leaf_value, values)
+    np.testing.assert_array_equal(losses * 2.0**power, others)
+
+
+numbers = st.lists(st.floats(-3, 3).map(lambda n: 10.0**n), min_size=3, max_size=3)
+moves = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(units=numbers, shifts=moves, factor=st.floats(-3, 3).map(lambda n: 10.0**n))
+@FEW
+def test_other_units_change_what_float32_rounds(name, units, shifts, factor):
+    loss, y, num_scores, start = LOSSES[name]
+    units, shifts = first(units, num_scores), first(shifts, num_scores)
+    zero = np.zeros_like(units)
+    plain = in_units(loss, zero + 1, zero, 1.0)
+    _, own, losses = train(plain, y, num_scores, init_score=start)
+    scaled = in_units(loss, units, shifts, factor)
+    begin = (start - shifts) / units
+    _, other, others = train(scaled, y, num_scores, init_score=begin)
+    np.testing.assert_allclose(others / factor, losses, rtol=1e-5)
+    found = other * units + shifts
+    np.testing.assert_allclose(found, own, rtol=0, atol=1e-3 * np.std(own))
+
+
+FAMILIES = {
+    # A loss, its targets, and the change of the loss if targets are multiplied by u.
+    "gaussian": (gaussian, Z + NOISE, np.log),
+    "student": (student, Z + NOISE, np.log),
+    "gamma": (gamma, np.exp((Z + NOISE) / 2), lambda u: 0.0),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_targets_may_have_any_unit(name):
+    loss, y, change = FAMILIES[name]
+    num_scores = LOSSES[name][2]
+    _, _, losses = train(loss, y, num_scores)
+    for unit in (1e5, 100.0, 0.1, 0.01):
+        _, _, others = train(loss, y * np.float32(unit), num_scores)
+        np.testing.assert_allclose(others - change(unit), losses, atol=2e-5)
