@@ -33,7 +33,6 @@ from jboost.objective.evaluation import (
 from jboost.trees.leaves import Groups, locate_minima
 
 _NEWTON_STEPS = 50  # at most, for K numbers
-_COMPARABLE = 2.0**-10  # ratio of lengths down to which scores share a unit
 _SEARCHED_ROWS = 4096  # at most, in the search along one score after another
 _SEARCHED_NUMBERS = 2**15  # at most, these rows times K
 _SWEEPS = 4  # over all K scores, before each run of Newton's method
@@ -292,8 +291,8 @@ def _choose(condition, one, other):
 def _damped_newton(objective, offset, weights, start, wanted):
     """Minimizes the mean loss of K scores by Levenberg-Marquardt.
 
-    A score is measured in units in which it curves like the others, if it curves less
-    than a millionth as much (a mean in dollars beside the logarithm of a scale).
+    Scores are measured in units in which all of them curve alike, within a factor of 4
+    (a mean in dollars beside the logarithm of a scale).
 
     Returns:
       The last point; whether it is a minimum, and no curvature on the way was negative.
@@ -401,7 +400,7 @@ def _finite_mean(values, weights):
 
 
 def _units(hessian, sizes):
-    """Powers of two, by which scores of far smaller curvature are multiplied.
+    """Powers of two, by which scores of smaller curvature are multiplied.
 
     Scores without any curvature (the center of Laplace's distribution) are compared by
     the mean magnitudes of their gradients.
@@ -410,5 +409,4 @@ def _units(hessian, sizes):
     ratio = curvature / jnp.maximum(jnp.max(curvature), 1e-30)
     steepness = sizes / jnp.maximum(jnp.max(sizes), 1e-30)
     ratio = jnp.where(curvature > 0, jnp.sqrt(ratio), steepness)
-    small = (ratio < _COMPARABLE) & (ratio > 0)
-    return jnp.exp2(jnp.where(small, jnp.round(-jnp.log2(ratio)), 0.0))
+    return jnp.exp2(jnp.where(ratio > 0, jnp.round(-jnp.log2(ratio)), 0.0))
