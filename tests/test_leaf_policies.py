@@ -82,7 +82,7 @@ def fill_leaves(combinations):
             one = jax.tree.map(lambda array: array[0], now.trees())
             leaf = jnp.asarray(LEAF)
             summed = sum_leaves(data, now, one, tree, leaf)
-            fitted, _ = fit_leaves(problem, 1.0, state, now, one, summed, leaf)
+            fitted = fit_leaves(problem, 1.0, state, now, one, summed, leaf)
             values.append(fitted.leaf_value)
         return values
 

@@ -47,7 +47,7 @@ def compiled_solve(
         jnp.int32(0), scores[None], weights, None, leaf,
         jnp.broadcast_to(penalty, LEAVES),
     )  # fmt: skip
-    return solve_leaves(objective, groups, newton, kind)[0], newton()[0]
+    return solve_leaves(objective, groups, newton, kind), newton()[0]
 
 
 @lru_cache

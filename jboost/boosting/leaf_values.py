@@ -14,7 +14,7 @@ from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_channels
-from jboost.trees.leaves import Groups, newton_step, solve_leaves
+from jboost.trees.leaves import Groups, keeps_steps, newton_step, solve_leaves
 from jboost.trees.tree import LeafSums, Tree
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -45,22 +45,55 @@ def fit_leaves(
     one: OneTree,
     tree: Tree,
     leaf: Int32[Array, " N"],
-    *,
-    rescue: bool = True,
-) -> tuple[Tree, Bool[Array, ""]]:
+) -> Tree:
     """Returns the tree with its leaf values, times the learning rate.
 
     Args:
       one: of ``now.trees()``.
       tree: from :func:`sum_leaves`, and ``leaf`` that of every row.
-      rescue: see :func:`jboost.trees.leaves.solve_leaves`.
-
-    Returns:
-      The tree, and whether its values are those of the leaf solver.
     """
+    method, limits = problem.method, now.limits
+    newton, groups, sums = _prepare(problem, state, now, one, tree, leaf)
+    bounds = None if tree.bounds is None else tree.bounds * one.fitted.value_unit
+    if bounds is not None and limits.values is not None:
+        # The same numbers, but with the derivative in max_delta_step.
+        most = limits.values.bounds
+        bounds = jnp.where(bounds == most, most, bounds)
+    objective = bind_objective(problem, state)
+    value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if method.regularization == "absolute" and method.leaf_solver == "newton":
+        # As in XGBoost. Splits keep children above the limit, so that only the root
+        # of a tree without splits can weigh less.
+        value = jnp.where(jnp.sum(sums.curvature) < limits.min_child_weight, 0.0, value)
+    if limits.values is not None:  # a line search may have passed the bounds
+        value = jnp.clip(value, *limits.values.bounds)
+    return tree._replace(
+        # A no-op clip that stops XLA from contracting rate * value + score into one
+        # FMA; otherwise leaf values would not sum to the scores bit for bit.
+        leaf_value=jnp.clip(learning_rate * value, -_LARGEST, _LARGEST),
+        bounds=None,
+    )
+
+
+def are_steps_kept(
+    problem: Problem,
+    state: BoostState,
+    now: Round,
+    one: OneTree,
+    tree: Tree,
+    leaf: Int32[Array, " N"],
+) -> Bool[Array, ""]:
+    """Returns whether "guarded" keeps the Newton steps of all leaves.
+
+    The arguments are those of :func:`fit_leaves`.
+    """
+    newton, groups, _ = _prepare(problem, state, now, one, tree, leaf)
+    return jnp.all(keeps_steps(bind_objective(problem, state), groups, *newton()))
+
+
+def _prepare(problem, state, now, one, tree, leaf):
+    """Returns what gives the Newton steps, the problems of the leaves, and sums."""
     method, fitted, limits = problem.method, one.fitted, now.limits
-    weights = now.weights(problem.data)
-    num_leaves = tree.leaf_value.shape[0]
     penalty, l1 = _shrinkage(problem, limits, fitted)
     choices = decide_by_data(
         state.pointed, method.leaf_solver, limits.min_child_samples
@@ -75,34 +108,13 @@ def fit_leaves(
     groups = Groups(
         k=one.k,
         scores=state.scores,
-        weights=weights,
+        weights=now.weights(problem.data),
         direction=None,
         group=leaf,
-        penalty=jnp.broadcast_to(penalty, num_leaves),
+        penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
         l1=l1,
     )
-    bounds = None if tree.bounds is None else tree.bounds * fitted.value_unit
-    if bounds is not None and limits.values is not None:
-        # The same numbers, but with the derivative in max_delta_step.
-        most = limits.values.bounds
-        bounds = jnp.where(bounds == most, most, bounds)
-    objective = bind_objective(problem, state)
-    value, complete = solve_leaves(
-        objective, groups, newton, method.leaf_solver, bounds, rescue=rescue
-    )
-    if method.regularization == "absolute" and method.leaf_solver == "newton":
-        # As in XGBoost. Splits keep children above the limit, so that only the root
-        # of a tree without splits can weigh less.
-        value = jnp.where(jnp.sum(sums.curvature) < limits.min_child_weight, 0.0, value)
-    if limits.values is not None:  # a line search may have passed the bounds
-        value = jnp.clip(value, *limits.values.bounds)
-    tree = tree._replace(
-        # A no-op clip that stops XLA from contracting rate * value + score into one
-        # FMA; otherwise leaf values would not sum to the scores bit for bit.
-        leaf_value=jnp.clip(learning_rate * value, -_LARGEST, _LARGEST),
-        bounds=None,
-    )
-    return tree, complete
+    return newton, groups, sums
 
 
 def _shrinkage(problem, limits, fitted):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports a round: losses, scores of validation sets, out-of-bag improvement.
+"""Reports a round: losses, out-of-bag improvement, scores.
 
-In: the states before and after a round, and its trees. Out: a Report. Rows in memory
+In: the states before and after a round. Out: a Report. Rows in memory
 and rows on disk are reported by the same traced function.
 """
 
@@ -24,14 +24,12 @@ class Report(NamedTuple):
     """What one round adds to a chunk, besides trees and state.
 
     Attributes:
-      set_scores: of each validation set after the round.
       losses: of the training rows, then of each set.
       snapshots: the scores of all, where metrics need them.
       improvement: how much the loss of the rows out of the bag fell; None if all rows
         are in the bag.
     """
 
-    set_scores: tuple[Float[Array, "K N"], ...]
     losses: Float[Array, " S"]
     snapshots: tuple[Float[Array, "K N"], ...]
     improvement: Float[Array, ""] | None
@@ -44,7 +42,6 @@ def report_round(
     before: BoostState,
     state: BoostState,
     set_scores: tuple[Array, ...],
-    trees: Tree,
     in_bag: Bool[Array, " N"] | None,
 ) -> Report:
     """Reports a round.
@@ -52,16 +49,12 @@ def report_round(
     Args:
       keep: whether metrics need the scores.
       sets: the rows of the validation sets.
-      before: the state before the round, and ``set_scores`` those of the sets then.
-      state: the state after the round.
+      before: the state before the round.
+      state: the state after the round, and ``set_scores`` those of the sets.
       in_bag: rows that the trees learned from; None: all rows.
     """
     loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
-    set_scores = tuple(
-        add_tree(trees, rows.codes, scores)
-        for rows, scores in zip(sets, set_scores, strict=True)
-    )
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
     losses = [
         mean_loss(loss, constants, parameters, rows.targets, rows.weights, scores)
@@ -71,7 +64,6 @@ def report_round(
     if in_bag is not None:
         improvement = mean_improvement(loss, constants, data, ~in_bag, before, state)
     return Report(
-        set_scores=set_scores,
         losses=jnp.stack(losses),
         snapshots=(state.scores, *set_scores) if keep else (),
         improvement=improvement,
@@ -107,6 +99,14 @@ def mean_improvement(
     change = loss_values(objectives[0], before.scores)
     change -= loss_values(objectives[1], after.scores)
     return mean_of_rows(objectives[1], change, jnp.where(rows, data.weights, 0.0))
+
+
+def add_to_sets(
+    trees: Tree, sets: tuple[Data, ...], set_scores: tuple[Float[Array, "K N"], ...]
+) -> tuple[Float[Array, "K N"], ...]:
+    """Returns the scores of the validation sets after the K trees of a round."""
+    pairs = zip(sets, set_scores, strict=True)
+    return tuple(add_tree(trees, rows.codes, scores) for rows, scores in pairs)
 
 
 def add_tree(tree: Tree, codes: Codes, scores: Float[Array, "K N"]):

@@ -40,8 +40,7 @@ def grow_round(
         grown = grow_structure(problem, now, one)
         tree, leaf = checkpoint_name(grown, STRUCTURE)
         tree = sum_leaves(problem.data, now, one, tree, leaf)
-        tree, _ = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
-        return tree, leaf
+        return fit_leaves(problem, learning_rate, state, now, one, tree, leaf), leaf
 
     trees, leaf = map_scores(grow, now.trees())
     return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
@@ -56,11 +55,25 @@ def add_trees(
 ) -> BoostState:
     """Returns the state after a round, whose trees put the rows into these leaves."""
     scores = add_values(state.scores, trees.leaf_value, leaf, in_place=True)
+    return advance(problem, state, now, scores)
+
+
+def advance(
+    problem: Problem, state: BoostState, now: Round, scores: Float[Array, "K N"]
+) -> BoostState:
+    """Returns the state after a round that has led to these scores."""
+    parameters = estimate_parameters(
+        problem.loss, problem.constants, problem.data, scores
+    )
+    return count_round(state, now, scores)._replace(parameters=parameters)
+
+
+def count_round(
+    state: BoostState, now: Round, scores: Float[Array, "K N"]
+) -> BoostState:
+    """Does what :func:`advance` does, for a loss whose parameters stay the same."""
     return state._replace(
         scores=scores,
-        parameters=estimate_parameters(
-            problem.loss, problem.constants, problem.data, scores
-        ),
         first_mean=jnp.where(state.round == 0, now.fitted.mean, state.first_mean),
         round=state.round + 1,
     )

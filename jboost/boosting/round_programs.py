@@ -5,15 +5,16 @@ In: a problem and the state after a round. Out: the next state and its trees, eq
 for bit to those of :func:`jboost.boosting.round.grow_round`, which runs the same stages
 as one traced function:
 
-    derive    derivatives of every row      compiled for each loss
-    grow      sample, grow, sum leaves      compiled once for all losses
-    finish    leaf values, scores, losses   compiled for each loss
+    derive    derivatives of every row              compiled for each loss
+    grow      sample, grow, Newton steps, scores    compiled once for all losses
+    finish    losses; are the steps good enough?    compiled for each loss
 
 A new loss costs only the compilation of the first and the last. The search for the
 exact values of leaves is compiled when a leaf first needs it: most losses never do.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.boosting.leaf_values import fit_leaves, sum_leaves
+from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
 from jboost.boosting.method import Method, Numbers
-from jboost.boosting.reports import report_round
-from jboost.boosting.round import add_trees, map_scores
+from jboost.boosting.reports import add_to_sets, report_round
+from jboost.boosting.round import advance, count_round, map_scores
 from jboost.boosting.row_derivatives import RowDerivatives, row_derivatives
 from jboost.boosting.row_sample import Round, sample_rows
 from jboost.boosting.state import (
@@ -38,35 +39,42 @@ from jboost.boosting.state import (
 from jboost.boosting.structure import grow_structure
 from jboost.numerics.packing import pack
 from jboost.objective.curvature import needs_smoothing
+from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
 
 
 class Grown(NamedTuple):
-    """The trees of a round before their leaves have values.
+    """The trees of a round; their leaves may not have values yet.
 
     Attributes:
       now: the round, without the derivatives of the rows.
       trees: splits, and sums of the leaves.
       leaf: of every row, for each score.
-      complete: that of :class:`Derived`.
+      state: after the round, without what depends on the loss, and ``set_scores`` those
+        of the validation sets; None if leaf values are no Newton steps.
+      words: the trees of all rounds so far, likewise packed.
+      regular: that of :class:`Derived`.
     """
 
     now: Round
     trees: Tree
     leaf: Int32[Array, "K N"]
-    complete: Bool[Array, ""]
+    state: BoostState | None
+    set_scores: tuple[Float[Array, "K N"], ...] | None
+    words: Int32[Array, "R W"]
+    regular: Bool[Array, ""]
 
 
 class Stored(NamedTuple):
-    """What rounds leave behind, in arrays with a leading axis of rounds.
+    """What rounds leave behind besides trees, with a leading axis of rounds.
 
     Attributes:
-      words: of a :class:`Summary`; see :func:`jboost.numerics.packing.pack`.
+      numbers: of a :class:`Summary`; see :func:`jboost.numerics.packing.pack`.
       snapshots: scores, where metrics need them.
       parameters: of an adaptive loss after each round; () for other losses.
     """
 
-    words: Int32[Array, "R W"]
+    numbers: Int32[Array, "R S"]
     snapshots: tuple[Float[Array, "R K N"], ...]
     parameters: Any
 
@@ -77,14 +85,15 @@ class Summary(NamedTuple):
     Attributes:
       losses: of the training rows, then of each validation set.
       improvement: out of the bag; None if all rows are in the bag.
-      complete: whether no program left anything out. If not, the rounds from here on
-        must be made again by programs that contain everything.
+      regular: whether ``derive`` left nothing out, and
+      kept: whether ``finish`` did not. If not, the rounds from here on must be made
+        again by programs that contain everything.
     """
 
-    trees: Tree
     losses: Float[Array, " S"]
     improvement: Float[Array, ""] | None
-    complete: Bool[Array, ""]
+    regular: Bool[Array, ""]
+    kept: Bool[Array, ""]
 
 
 def for_derivatives(static: Static) -> Static:
@@ -99,9 +108,11 @@ def for_derivatives(static: Static) -> Static:
 
 def for_growth(method: Method) -> Method:
     """Returns the part of the options that ``grow`` depends on, without the loss."""
+    special = method.leaf_solver == "newton" and method.regularization == "absolute"
     return replace(
-        method, curvature="exact", leaf_solver="newton", leaf_curvature="exact",
-        order_statistics=False, regularization="relative",
+        method, curvature="exact", leaf_curvature="exact", order_statistics=False,
+        leaf_solver="newton" if special else "hessian",
+        regularization="absolute" if special else "relative",
     )  # fmt: skip
 
 
@@ -112,18 +123,26 @@ def without_loss(state: BoostState) -> BoostState:
     )
 
 
+def with_loss(state: BoostState, before: BoostState) -> BoostState:
+    """Undoes :func:`without_loss`, for a state before."""
+    return state._replace(
+        minimizer=before.minimizer, kinks=before.kinks, coupling=before.coupling,
+        parameters=before.parameters, first_parameters=before.first_parameters,
+    )  # fmt: skip
+
+
 class Derived(NamedTuple):
     """The derivatives of a round.
 
     Attributes:
       shape: those that shape the trees.
       fitted: those that leaves are fitted with; None if they are the same.
-      complete: whether ``smooth`` was right.
+      regular: whether ``smooth`` was right.
     """
 
     shape: RowDerivatives
     fitted: RowDerivatives | None
-    complete: Bool[Array, ""]
+    regular: Bool[Array, ""]
 
 
 def derive(
@@ -139,23 +158,35 @@ def derive(
     """
     problem = Problem(static, arrays)
     new, shape, fitted = row_derivatives(problem, state, smooth)
-    complete, method = jnp.asarray(True), problem.method
+    regular, method = jnp.asarray(True), problem.method
     if smooth is False:
         for curvature in {method.curvature, method.leaf_curvature}:
             objective, weights = bind_objective(problem, state), problem.data.weights
-            complete &= ~needs_smoothing(objective, state.scores, weights, curvature)
-    derived = Derived(shape, None if fitted is shape else fitted, complete)
+            regular &= ~needs_smoothing(objective, state.scores, weights, curvature)
+    derived = Derived(shape, None if fitted is shape else fitted, regular)
     return None if static.loss.estimate is None else new, derived
 
 
 def grow(
     method: Method,
+    steps: bool,
     numbers: Numbers,
     data: Data,
+    sets: tuple[Data, ...],
+    rate: Float[Array, ""],
     state: BoostState,
+    set_scores: tuple[Float[Array, "K N"], ...],
     derived: Derived,
+    entry: Int32[Array, ""],
+    words: Int32[Array, "R W"],
 ) -> Grown:
-    """Grows the trees of a round, and sums the derivatives in their leaves."""
+    """Grows the trees of a round, and sums the derivatives in their leaves.
+
+    Args:
+      steps: whether leaf values are Newton steps, so that no loss is needed for them.
+      sets: the rows of the validation sets, and ``set_scores`` their scores.
+      entry: where the trees are stored in ``words``.
+    """
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     shape, fitted = derived.shape, derived.fitted
@@ -163,13 +194,29 @@ def grow(
 
     def grow_one(one):
         tree, leaf = grow_structure(problem, now, one)
-        return sum_leaves(data, now, one, tree, leaf), leaf
+        tree = sum_leaves(data, now, one, tree, leaf)
+        if steps:
+            tree = fit_leaves(problem, rate, state, now, one, tree, leaf)
+        return tree, leaf
 
     trees, leaf = map_scores(grow_one, now.trees())
+    after, new_scores = None, None
+    if steps:
+        scores = add_values(state.scores, trees.leaf_value, leaf)
+        after, new_scores = (
+            count_round(state, now, scores),
+            add_to_sets(trees, sets, set_scores),
+        )
+        words = _store(words, pack(trees), entry)
     rest: Any = now.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
     now = now._replace(shape=nothing, fitted=rest)
-    return Grown(now, trees, leaf, derived.complete)
+    return Grown(now, trees, leaf, after, new_scores, words, derived.regular)
+
+
+def _store(buffer, value, entry):
+    """Writes a round's value; ``buffer.at[entry].set`` compiles to more than this."""
+    return jax.lax.dynamic_update_index_in_dim(buffer, value, entry, 0)
 
 
 class Finish(NamedTuple):
@@ -178,13 +225,13 @@ class Finish(NamedTuple):
     Attributes:
       keep: whether metrics need the scores.
       bagged: whether rounds leave rows out.
-      rescue: whether leaves whose Newton step falls short get their exact value.
+      solve: whether leaf values are computed here; if not, they are Newton steps.
       kind: of the kinks of a piecewise linear loss, if it is known.
     """
 
     keep: bool
     bagged: bool
-    rescue: bool
+    solve: bool
     kind: int | None
 
 
@@ -195,31 +242,38 @@ class Options(NamedTuple):
     finish: Finish
 
 
+class Wholeness(NamedTuple):
+    """Which programs contain what is rarely needed."""
+
+    derive: bool
+    finish: bool
+
+
 def choose_stages(
-    problem: Problem, state: BoostState, reports: tuple[bool, bool], whole: bool
+    problem: Problem, state: BoostState, reports: tuple[bool, bool], whole: Wholeness
 ) -> Options:
     """Decides from concrete values what the programs of a round must contain.
 
     Args:
       state: before the first round.
       reports: ``keep`` and ``bagged`` of :class:`Finish`.
-      whole: whether to include what is rarely needed.
     """
-    method, kinks = problem.method, state.kinks
-    smooth, rescue, kind = None, True, None
-    if problem.loss.estimate is None:  # parameters may move the rows' minimizers
+    method, kinks, loss = problem.method, state.kinks, problem.loss
+    smooth, kind = None, None
+    if loss.estimate is None:  # parameters may move the rows' minimizers
         if kinks is not None:
             kind = int(kinks.kind)
         policies = {method.curvature, method.leaf_curvature}
-        looks = not problem.loss.quadratic and bool(policies & {"auto", "secant"})
+        looks = not loss.quadratic and bool(policies & {"auto", "secant"})
         known = state.minimizer is not None and np.any(np.isfinite(state.minimizer))
         if looks and known:
             smooth = True
-        elif not whole and not problem.loss.straight:
+        elif not whole.derive and not loss.straight:
             smooth = False
-    if not whole and method.leaf_solver == "guarded":
-        rescue = bool(state.pointed)
-    return Options(smooth, Finish(*reports, rescue, kind))
+    solve = method.leaf_solver not in ("newton", "hessian")
+    if method.leaf_solver == "guarded":
+        solve = whole.finish or bool(state.pointed)
+    return Options(smooth, Finish(*reports, solve, kind))
 
 
 def finish(
@@ -233,45 +287,57 @@ def finish(
     grown: Grown,
     entry: Int32[Array, ""],
     stored: Stored,
-) -> tuple[BoostState, tuple[Float[Array, "K N"], ...], Stored]:
-    """Fits the leaves, adds the trees to the scores, and stores the round.
+) -> tuple[Any, Stored]:
+    """Completes a round, and stores it.
 
     Args:
       sets: the rows of the validation sets, and ``set_scores`` their scores.
       entry: where the round is stored.
+
+    Returns:
+      The state, the scores of the validation sets and the packed trees, if
+      ``options.solve``; else the parameters of an adaptive loss. And what is stored.
     """
-    problem, now, before, solving = Problem(static, arrays), grown.now, state, state
-    if options.kind is not None:
-        assert state.kinks is not None
-        kind: Any = options.kind
-        solving = state._replace(kinks=state.kinks._replace(kind=kind))
-
-    def fit_one(one):
-        each, tree, leaf = one
-        return fit_leaves(
-            problem, rate, solving, now, each, tree, leaf, rescue=options.rescue
-        )
-
-    trees, complete = map_scores(fit_one, (now.trees(), grown.trees, grown.leaf))
-    state = add_trees(problem, state, now, trees, grown.leaf)
+    problem, now, before = Problem(static, arrays), grown.now, state
+    trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
+    if options.solve:
+        trees = _solve(problem, options.kind, rate, state, grown)
+        words = _store(words, pack(trees), entry)
+        scores = add_values(state.scores, trees.leaf_value, grown.leaf)
+        set_scores = add_to_sets(trees, sets, set_scores)
+    else:
+        assert grown.state is not None and grown.set_scores is not None
+        scores, set_scores = grown.state.scores, grown.set_scores
+        if static.method.leaf_solver == "guarded":
+            kept = _are_kept(problem, state, grown)
+    state = advance(problem, state, now, scores)
+    in_bag = now.in_bag if options.bagged else None
     report = report_round(
-        problem, options.keep, sets, before, state, set_scores, trees,
-        now.in_bag if options.bagged else None,
-    )  # fmt: skip
-    made = Stored(
-        pack(
-            Summary(
-                trees,
-                report.losses,
-                report.improvement,
-                grown.complete & jnp.all(complete),
-            )
-        ),
-        report.snapshots,
-        state.parameters,
+        problem, options.keep, sets, before, state, set_scores, in_bag
     )
+    summary = Summary(report.losses, report.improvement, grown.regular, kept)
+    made = (pack(summary), report.snapshots, state.parameters)
+    stored = jax.tree.map(partial(_store, entry=entry), stored, Stored(*made))
+    return (state, set_scores, words) if options.solve else state.parameters, stored
 
-    def store(buffer, value):  # at[].set compiles to more than this
-        return jax.lax.dynamic_update_index_in_dim(buffer, value, entry, 0)
 
-    return state, report.set_scores, jax.tree.map(store, stored, made)
+def _solve(problem, kind, rate, state, grown):
+    """Returns the trees with the values that the leaf solver finds."""
+    if kind is not None:
+        state = state._replace(kinks=state.kinks._replace(kind=kind))
+
+    def solve(one):
+        each, tree, leaf = one
+        return fit_leaves(problem, rate, state, grown.now, each, tree, leaf)
+
+    return map_scores(solve, (grown.now.trees(), grown.trees, grown.leaf))
+
+
+def _are_kept(problem, state, grown):
+    """Returns whether all Newton steps are good enough."""
+
+    def check(one):
+        each, tree, leaf = one
+        return are_steps_kept(problem, state, grown.now, each, tree, leaf)
+
+    return jnp.all(map_scores(check, (grown.now.trees(), grown.trees, grown.leaf)))

@@ -80,11 +80,15 @@ def stage(
 def _choose_effort(arrays, static, any_rounding):
     """Returns how much work to spend on a program, by the size of its operands.
 
-    Programs of a loss round as those of the rounds do, unless any rounding will do.
+    Programs of a loss of one score round as those of the rounds do, unless any rounding
+    will do.
     """
     if any(leaf.size > FEW for leaf in arrays):
         return FULL
-    free = any_rounding or all(isinstance(leaf, str | int) for leaf in static)
+    free = any_rounding or all(
+        isinstance(leaf, str | int) or getattr(leaf, "num_scores", 1) > 1
+        for leaf in static
+    )
     return QUICK if free else WHOLE
 
 

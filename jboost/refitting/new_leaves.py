@@ -260,7 +260,7 @@ def _refit_round(
         leaf, old, one = parts
         tree = _bare_tree(old, shaping_limits(now.limits, one))
         tree = sum_leaves(problem.data, now, one, tree, leaf)
-        tree, _ = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
+        tree = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
         mixed = _mix(decay, old, tree.leaf_value)
         assert tree.sums is not None
         reached = tree.sums.weight > 0

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
-from jboost.boosting.reports import report_round
+from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import add_trees
 from jboost.boosting.row_derivatives import row_derivatives
 from jboost.boosting.row_sample import sample_rows
@@ -86,7 +86,7 @@ class BlockRunner:
         trees = [self._grow(k, rate, state, now) for k in range(len(self._leaf))]
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
-        state, report = self.programs.end(
+        state, set_scores, report = self.programs.end(
             arrays, sets, state, set_scores, now, (trees, self._leaf)
         )
 
@@ -95,7 +95,7 @@ class BlockRunner:
 
         return Chunk(
             state=state,
-            set_scores=report.set_scores,
+            set_scores=set_scores,
             trees=jax.tree.map(alone, trees),
             losses=alone(report.losses),
             snapshots=jax.tree.map(alone, report.snapshots),
@@ -156,8 +156,7 @@ def _measure(method, data, now, k):
 def _fit(static, arrays, rate, state, now, k, tree, leaf):
     problem, one = Problem(static, arrays), _pick(now, k)
     tree = sum_leaves(problem.data, now, one, tree, leaf)
-    tree, _ = fit_leaves(problem, rate, state, now, one, tree, leaf)
-    return tree
+    return fit_leaves(problem, rate, state, now, one, tree, leaf)
 
 
 def _end(static, reports, arrays, sets, state, set_scores, now, grown):
@@ -165,7 +164,7 @@ def _end(static, reports, arrays, sets, state, set_scores, now, grown):
     (keep, bagged), (trees, leaf) = reports, grown
     problem, before = Problem(static, arrays), state
     state = add_trees(problem, state, now, trees, leaf)
-    return state, report_round(
-        problem, keep, sets, before, state, set_scores, trees,
-        now.in_bag if bagged else None,
-    )  # fmt: skip
+    set_scores = add_to_sets(trees, sets, set_scores)
+    in_bag = now.in_bag if bagged else None
+    report = report_round(problem, keep, sets, before, state, set_scores, in_bag)
+    return state, set_scores, report

@@ -17,12 +17,14 @@ from jboost.boosting.method import Method
 from jboost.boosting.round_programs import (
     Stored,
     Summary,
+    Wholeness,
     choose_stages,
     derive,
     finish,
     for_derivatives,
     for_growth,
     grow,
+    with_loss,
     without_loss,
 )
 from jboost.boosting.state import BoostState, Problem
@@ -112,7 +114,7 @@ class ArrayRunner:
         arrays = job.problem.arrays
         self.job = job
         self._programs: dict[Any, Any] = {}
-        self._whole = False  # whether programs contain what is rarely needed
+        self._whole = Wholeness(derive=False, finish=False)
         # Numbers that are on the device are cheaper to hand to a program.
         self._numbers = jax.device_put(arrays.numbers)
         self._growth = arrays.data._replace(targets=())
@@ -124,15 +126,16 @@ class ArrayRunner:
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes ``count`` rounds, of which ``first`` is the first."""
-        last, stored = self._make_rounds(position, first, count)
-        made = unpack(stored.words, self._summary(position))
-        if not self._whole and not made.complete[:count].all():
+        last, stored, trees, made = self._make_rounds(position, first, count)
+        while not (made.regular[:count].all() and made.kept[:count].all()):
             # What one round needs, others will.
-            self._whole = True
-            last, stored = self._make_rounds(position, first, count)
-            made = unpack(stored.words, self._summary(position))
+            self._whole = Wholeness(
+                derive=self._whole.derive or not made.regular[:count].all(),
+                finish=self._whole.finish or not made.kept[:count].all(),
+            )
+            last, stored, trees, made = self._make_rounds(position, first, count)
         return Chunk(
-            *last, made.trees, made.losses, stored.snapshots, made.improvement,
+            *last, trees, made.losses, stored.snapshots, made.improvement,
             stored.parameters,
         )  # fmt: skip
 
@@ -142,29 +145,46 @@ class ArrayRunner:
 
     def _make_rounds(self, position, first, count):
         """Makes rounds, and waits only for the last one."""
-        static, (state, set_scores) = self.job.problem.static, position
-        options = self._choose(state)
-        few = state.scores.size <= FEW
-        # With one score, the bits of models do not depend on the number of rows.
-        brief = BRISK if len(state.scores) > 1 else WHOLE
-        effort = brief if few else FULL
-        start = self._find(
-            derive, for_derivatives(static), options.smooth, effort=effort
-        )
-        extend = self._find(
-            grow, for_growth(static.method), effort=QUICK if few else FULL
-        )
-        end = self._find(finish, static, options.finish, donate=(7,), effort=effort)
+        state, set_scores = position
+        options = choose_stages(self.job.problem, state, self.job.reports, self._whole)
+        start, extend, end = self._find_programs(options, state.scores)
         rates = self.job.rates[first : first + count].astype(np.float32)
-        stored = self._make_room(position)
+        words, stored = self._make_room(position)
         for rate, entry in zip(rates, self._entries, strict=False):
             changed, derived = start(self._rows, state)
             state = state if changed is None else changed
-            grown = extend(self._numbers, self._growth, without_loss(state), derived)
-            state, set_scores, stored = end(
+            grown = extend(
+                self._numbers, self._growth, self._sets, rate, without_loss(state),
+                set_scores, derived, entry, words,
+            )  # fmt: skip
+            found, stored = end(
                 self._rows, rate, self._sets, state, set_scores, grown, entry, stored
             )
-        return Position(state, set_scores), jax.device_get(stored)
+            if options.finish.solve:
+                state, set_scores, words = found
+            else:
+                set_scores, words = grown.set_scores, grown.words
+                state = with_loss(grown.state, state)._replace(parameters=found)
+        words, stored = jax.device_get((words, stored))
+        trees = unpack(words, self._one_round_trees(position))
+        made = unpack(stored.numbers, self._summary(position))
+        return Position(state, set_scores), stored, trees, made
+
+    def _find_programs(self, options, scores):
+        """Returns the programs of a round."""
+        static = self.job.problem.static
+        few = scores.size <= FEW
+        # With one score, the bits of models do not depend on the number of rows.
+        brief = BRISK if len(scores) > 1 else WHOLE
+        effort = brief if few else FULL
+        return (
+            self._find(derive, for_derivatives(static), options.smooth, effort=effort),
+            self._find(
+                grow, for_growth(static.method), not options.finish.solve,
+                effort=QUICK if few else FULL,
+            ),
+            self._find(finish, static, options.finish, donate=(7,), effort=effort),
+        )  # fmt: skip
 
     def _find(self, function, *static, **options):
         """Returns a program of the round."""
@@ -174,19 +194,19 @@ class ArrayRunner:
             self._programs[key] = program.of_one_shape()
         return self._programs[key]
 
-    def _choose(self, state):
-        """Returns what the programs of a round must contain."""
-        return choose_stages(self.job.problem, state, self.job.reports, self._whole)
+    def _one_round_trees(self, position):
+        """Returns arrays like the trees of a round."""
+        trees = no_trees(self.job.problem.method, len(position.state.scores), 1)
+        return jax.tree.map(lambda array: array[0], trees)
 
     def _summary(self, position):
         """Returns arrays like the small results of a round."""
         _, bagged = self.job.reports
-        trees = no_trees(self.job.problem.method, len(position.state.scores), 1)
         return Summary(
-            trees=jax.tree.map(lambda array: array[0], trees),
             losses=np.zeros(1 + len(position.set_scores), np.float32),
             improvement=np.float32(0) if bagged else None,
-            complete=np.bool_(True),
+            regular=np.bool_(True),
+            kept=np.bool_(True),
         )
 
     def _make_room(self, position):
@@ -197,9 +217,11 @@ class ArrayRunner:
         def empty(array):
             return np.zeros((MOST_ROUNDS, *array.shape), array.dtype)
 
-        words = count_words(self._summary(position))
-        return Stored(
-            words=np.zeros((MOST_ROUNDS, words), np.int32),
+        def words(like):
+            return np.zeros((MOST_ROUNDS, count_words(like)), np.int32)
+
+        return words(self._one_round_trees(position)), Stored(
+            numbers=words(self._summary(position)),
             snapshots=jax.tree.map(empty, (state.scores, *set_scores) if keep else ()),
             parameters=jax.tree.map(empty, state.parameters),
         )

@@ -93,9 +93,7 @@ def solve_leaves(
     newton: Callable[[], tuple[Float[Array, " L"], Float[Array, " L"]]],
     leaf_solver: LeafSolver,
     bounds: Float[Array, "L 2"] | None = None,
-    *,
-    rescue: bool = True,
-) -> tuple[Float[Array, " L"], Bool[Array, ""]]:
+) -> Float[Array, " L"]:
     """Computes leaf values from Newton steps, which are made only where needed.
 
     ``"newton"``, ``"hessian"``: the steps, which differ in the curvature that they are
@@ -112,27 +110,10 @@ def solve_leaves(
       bounds: least and greatest value of each leaf. The nearest value within is
         taken, which for a convex loss is the best one. With "line_search" the steps
         are, and their multiple is no less than 0, so that their order stays.
-      rescue: whether "guarded" computes exact values. If not, it keeps all steps.
-
-    Returns:
-      The values, and whether they are those of the solver: False if a step was kept
-      that falls short.
     """
-    complete = jnp.asarray(True)
     if leaf_solver == "line_search":
-        step = _within(newton()[0], bounds)
-        return _search_line(objective, groups, step, bounds), complete
-    if leaf_solver == "guarded":
-        step, promised = newton()
-        kept = _is_kept(objective, groups, step, promised)
-        if rescue:
-            step = _replace_steps(objective, groups, step, kept)
-        else:
-            complete = jnp.all(kept)
-        return _within(step, bounds), complete
-    return _within(
-        _solve_freely(objective, groups, newton, leaf_solver), bounds
-    ), complete
+        return _search_line(objective, groups, _within(newton()[0], bounds), bounds)
+    return _within(_solve_freely(objective, groups, newton, leaf_solver), bounds)
 
 
 def _within(value, bounds):
@@ -159,24 +140,27 @@ def _solve_freely(objective, groups, newton, leaf_solver):
         return _solve_exactly(objective, groups, newton)
     if leaf_solver == "median_step":
         return step_from_median(objective, groups)
-    assert leaf_solver in ("newton", "hessian")
-    return newton()[0]
-
-
-def _is_kept(objective, groups, step, promised):
-    """Returns whether each leaf's loss falls by enough of what its step promised."""
-    (change, noise), *_ = _loss_changes(objective, groups, [step])
-    # A change that is not a number fails this comparison, as it should.
-    return -change >= _KEPT * promised - noise
-
-
-def _replace_steps(objective, groups, step, kept):
-    """Returns the steps that are kept, and exact values in place of the others."""
+    step, promised = newton()
+    if leaf_solver in ("newton", "hessian"):
+        return step
+    kept = keeps_steps(objective, groups, step, promised)
 
     def solve(step):
         return solve_groups(objective, groups, step, ~kept)
 
     return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+
+
+def keeps_steps(
+    objective: Objective,
+    groups: Groups,
+    step: Float[Array, " L"],
+    promised: Float[Array, " L"],
+) -> Bool[Array, " L"]:
+    """Returns whether each leaf's loss falls by enough of what its step promised."""
+    (change, noise), *_ = _loss_changes(objective, groups, [step])
+    # A change that is not a number fails this comparison, as it should.
+    return -change >= _KEPT * promised - noise
 
 
 def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
