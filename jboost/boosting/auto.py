@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Bool
 
-from jboost.objective.curvature import Curvature
+from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 
@@ -41,9 +41,9 @@ class LossChoices(NamedTuple):
         do not shrink.
     """
 
-    curvature: Curvature
+    curvature: Chosen
     leaf_solver: LeafSolver
-    leaf_curvature: Curvature
+    leaf_curvature: Chosen
     min_child_samples: Any
     constant_curvature: bool
     order_statistics: bool
@@ -59,6 +59,8 @@ def decide_by_loss(
 
     Passing the result back in as explicit settings trains the same model.
     """
+    if not isinstance(curvature, str):
+        curvature = "function"
     if curvature == "auto" and loss.quadratic and not loss.straight:
         curvature = "exact"  # the Hessian is constant: nothing to smooth
     if leaf_solver == "auto" and loss.straight:
@@ -80,7 +82,7 @@ def decide_by_loss(
     )
 
 
-def _leaf_curvature(curvature: Curvature, leaf_solver: LeafSolver) -> Curvature:
+def _leaf_curvature(curvature: Chosen, leaf_solver: LeafSolver) -> Chosen:
     """The curvature that leaf values are fitted with."""
     if leaf_solver == "hessian":
         return "exact"

@@ -7,7 +7,7 @@ curvature used, along the score; where they vanish, turn negative or are not fin
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import ArrayLike, Shaped
 
 from jboost.boosting.auto import decide_by_loss, describe_choices, needs_minimizer
-from jboost.entry.checks import check_integer, check_number, check_word
+from jboost.boosting.settings import read_settings
+from jboost.entry.checks import check_integer, check_number
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.losses import Adaptive
@@ -120,7 +121,7 @@ def inspect_loss(
     """
     num_scores = check_integer("num_scores", num_scores, least=1)
     k = check_integer("k", k, least=0, most=num_scores - 1)
-    check_word("curvature", curvature, get_args(Curvature))
+    curvature = read_settings(dict(curvature=curvature)).curvature
     check_number("reach", reach, above=_CLOSEST)
     given = None if scores is None else _check_scores(scores)
     size = 2 * _POINTS + 1 if given is None else len(given)
@@ -131,8 +132,10 @@ def inspect_loss(
         return np.repeat(array.astype(narrow or array.dtype)[None], size, axis=0)
 
     targets = jax.tree.map(repeat, target)
-    traced, constants = trace_loss(loss, targets, num_scores)
-    look = compiled(_look_along, traced, k, curvature, size)
+    own = curvature if callable(curvature) else None
+    traced, constants = trace_loss(loss, targets, num_scores, own)
+    policy = decide_by_loss(traced, curvature).curvature
+    look = compiled(_look_along, traced, k, policy, size)
     points, minimizer, values = look(constants, targets, given, np.float32(reach))
     points = np.asarray(points)
     minimizer = float(minimizer) if np.isfinite(minimizer) else float("nan")
@@ -165,7 +168,7 @@ def _check_scores(scores):
     return points
 
 
-def _look_along(loss, k, curvature, size, constants, targets, points, reach):
+def _look_along(loss, k, policy, size, constants, targets, points, reach):
     """Returns scores around the minimizer, the minimizer, and the loss there."""
     origin = jnp.zeros((loss.num_scores, size), jnp.float32)
     parameters = ()
@@ -185,7 +188,6 @@ def _look_along(loss, k, curvature, size, constants, targets, points, reach):
     scores = origin.at[k].set(points)
     if needs_minimizer(loss):
         objective = objective._replace(minimizer=own)
-    policy = decide_by_loss(loss, curvature).curvature
     weights = _normal_weights((points - center) / unit)
     coupling = find_coupling(objective, scores, weights)
     objective = objective._replace(coupling=coupling)

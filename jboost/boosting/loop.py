@@ -179,7 +179,9 @@ def boost_step(
     refuse_sorting(chosen, binned)
     num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
     codes = _read_codes(chosen, binned)
-    traced, constants, data, _ = _bind(codes, y, loss, sample_weight, None, num_scores)
+    traced, constants, data, _ = _bind(
+        codes, y, loss, sample_weight, None, num_scores, chosen.own_curvature
+    )
     rows = (len(data.weights),)
     if state.scores.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
@@ -294,7 +296,7 @@ def boost(
     rates = _put(checks.learning_rates(learning_rate, chosen.num_rounds))
     codes = _read_codes(chosen, binned)
     traced, constants, data, offset = _bind(
-        codes, y, loss, sample_weight, offset, num_scores
+        codes, y, loss, sample_weight, offset, num_scores, chosen.own_curvature
     )
     program = None
     if derivatives is not None:
@@ -317,7 +319,7 @@ def _read_codes(settings, binned):
     return arrange_codes(check_codes(binned, max_bins), max_bins)
 
 
-def _bind(codes, y, loss, sample_weight, offset, num_scores):
+def _bind(codes, y, loss, sample_weight, offset, num_scores, curvature=None):
     """Checks the data of the rows, and traces the loss for them."""
     num_rows = codes.shape[0]
     weights = np.ones(num_rows, np.float32)
@@ -327,7 +329,7 @@ def _bind(codes, y, loss, sample_weight, offset, num_scores):
     if y is not None or loss is not own.no_loss:
         targets = check_targets(y, num_rows, weights, "y", warn=True)
     check_domain(loss, targets, weights, num_scores, "y")
-    traced, constants = trace_loss_once(loss, targets, num_scores)
+    traced, constants = trace_loss_once(loss, targets, num_scores, curvature)
     if offset is None:
         offset = np.zeros((num_scores, num_rows), np.float32)
     else:

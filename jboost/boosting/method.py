@@ -20,7 +20,7 @@ from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import checks
 from jboost.entry.warning import warn_user
-from jboost.objective.curvature import Curvature
+from jboost.objective.curvature import Chosen
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
@@ -48,9 +48,9 @@ class Method:
     feature holds categories.
     """
 
-    curvature: Curvature
+    curvature: Chosen
     leaf_solver: LeafSolver
-    leaf_curvature: Curvature
+    leaf_curvature: Chosen
     order_statistics: bool
     regularization: Regularization
     max_depth: int

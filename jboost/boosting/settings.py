@@ -32,7 +32,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost.entry import checks
-from jboost.objective.curvature import Curvature
+from jboost.objective.curvature import Curvature, Policy
 from jboost.tables.sparse import Absent
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
@@ -95,6 +95,19 @@ def _unless_traced(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any
     return lambda name, value: (
         value if isinstance(value, Tracer) else check(name, value)
     )
+
+
+def _check_curvature(name: str, value: Any) -> Any:
+    """Accepts the name of a policy, or a function."""
+    if callable(value):
+        return value
+    if not isinstance(value, str):
+        words = ", ".join(map(repr, get_args(Policy)))
+        raise TypeError(
+            f"{name} must be one of {words}, or a function (score, target) -> K "
+            f"numbers or a K x K matrix, got {value!r}"
+        )
+    return checks.check_word(name, value, get_args(Policy))
 
 
 def _check_samples(name: str, value: Any) -> Any:
@@ -167,8 +180,9 @@ class RoundSettings(TypedDict, total=False):
         "the least curvature of a child in splits by sets of categories")]
     max_onehot: Annotated[Count, _traced(4, _unless_traced(_integer(0)),
         "features of at most so many categories split off one category at a time")]
-    curvature: Annotated[Curvature, _static("auto", _one_of(Curvature),
-        "the second-order weight of a row")]
+    curvature: Annotated[Curvature, _static("auto", _check_curvature,
+        "the second-order weight of a row: a policy, or a function of score and "
+        "target")]
     leaf_solver: Annotated[LeafSolver, _static("auto", _one_of(LeafSolver),
         "how leaf values are computed")]
 
@@ -222,6 +236,11 @@ class Settings:
     def replace(self, **changes: Any) -> "Settings":
         """The settings with some values changed, and checked again."""
         return read_settings({**self.values, **changes})
+
+    @property
+    def own_curvature(self) -> Any:
+        """The user's function, if ``curvature`` is one; otherwise None."""
+        return self.curvature if callable(self.curvature) else None
 
     @property
     def sorts_rows(self) -> bool:

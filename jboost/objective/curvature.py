@@ -5,7 +5,8 @@ In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvat
 [K, N], both finite, the curvature nonnegative.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,12 @@ from jboost.objective.evaluation import (
     gradients,
     hessians,
     mean_of_rows,
+    own_curvatures,
 )
 
-Curvature = Literal["auto", "exact", "secant", "absolute", "unit"]
+Policy = Literal["auto", "exact", "secant", "absolute", "unit"]
+Curvature = Policy | Callable[[Any, Any], Any]  # a function of one row
+Chosen = Policy | Literal["function"]  # what remains of it in compiled programs
 _FLOOR = 1e-6  # smallest curvature of a row, relative to the weighted mean
 _STRAIGHT = 2.0  # factor of the smoothing scale of piecewise linear losses
 _FLAT = 0.1  # a Hessian below this fraction of the secant weight counts as flat
@@ -89,7 +93,7 @@ def derivatives(
     objective: Objective,
     scores: Float[Array, "K N"],
     weights: Float[Array, " N"],
-    curvature: Curvature,
+    curvature: Chosen,
     smooth: bool | None = None,
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
     """Returns gradient and curvature of every row, not multiplied by weights.
@@ -102,6 +106,7 @@ def derivatives(
     is doubled: otherwise a few rows near their kink would dominate, and extreme
     quantiles of small data would overfit.
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
+    ``"function"``: what the user's function returns.
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorize-minimize weight
     (Hunter and Lange 2004); |h| where F* does not exist.
 
@@ -121,8 +126,10 @@ def derivatives(
         holds only the code that it runs. None: it is decided in the program.
     """
     loss = objective.loss
-    gradient, hessian = gradients(objective, scores), hessians(objective, scores)
-    if objective.minimizer is None:  # quadratic: the constant Hessian is safe
+    own = curvature == "function"
+    gradient = gradients(objective, scores)
+    hessian = (own_curvatures if own else hessians)(objective, scores)
+    if objective.minimizer is None and not own:  # quadratic: the Hessian is safe
         unit = curvature == "unit"
         return gradient, jnp.ones_like(gradient) if unit else hessian
 
@@ -131,13 +138,15 @@ def derivatives(
             objective, scores, weights, curvature, gradient, hessian
         )
 
-    if objective.coupling is not None and curvature != "auto":
+    if objective.coupling is not None and curvature != "auto" and not own:
         # The bound of XGBoost: for softmax the sum of |H_kl| over l, 2 p (1 - p).
         hessian = jnp.where(objective.coupling.competing[:, None], 2.0, 1.0) * hessian
 
     def plain(gradient, hessian):
-        return gradient, hessian if curvature == "exact" else jnp.abs(hessian)
+        return gradient, hessian if own or curvature == "exact" else jnp.abs(hessian)
 
+    if objective.minimizer is None:
+        smooth = False
     if smooth is None and not loss.straight:
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
         needed = _needs_smoothing(objective, gradient, hessian, weights, curvature)
@@ -158,7 +167,7 @@ def needs_smoothing(
     objective: Objective,
     scores: Float[Array, "K N"],
     weights: Float[Array, " N"],
-    curvature: Curvature,
+    curvature: Chosen,
 ) -> Bool[Array, ""]:
     """Returns whether derivatives at F +- delta are needed.
 
@@ -169,7 +178,8 @@ def needs_smoothing(
         return jnp.asarray(False)
     if objective.loss.straight:
         return jnp.asarray(True)
-    gradient, hessian = gradients(objective, scores), hessians(objective, scores)
+    find = own_curvatures if curvature == "function" else hessians
+    gradient, hessian = gradients(objective, scores), find(objective, scores)
     return _needs_smoothing(objective, gradient, hessian, weights, curvature)
 
 
@@ -192,7 +202,7 @@ def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian
     gradient = jnp.where(jnp.isfinite(gradient), gradient, kink)
     slope = (gradient_up - gradient_down) / (2 * delta)
     hessian = jnp.where(jnp.isfinite(hessian), hessian, slope)
-    if curvature == "exact":
+    if curvature in ("exact", "function"):
         return gradient, hessian
     positive = jnp.abs(hessian)
     if curvature in ("auto", "secant") and (loss.straight or not loss.quadratic):

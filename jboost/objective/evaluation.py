@@ -170,6 +170,16 @@ def _take_diagonal(rows):
     return with_scores_first(diagonal)
 
 
+def own_curvatures(objective: Objective, scores: Float[Array, "K N"]):
+    """Returns what the user's curvature returns for every row, [K, N]."""
+    return _own_curvatures(_without_minima(objective), scores)
+
+
+@stage
+def _own_curvatures(objective, scores):
+    return _map_rows(objective, objective.loss.curvature, scores, with_scores_first)
+
+
 def map_hessians(
     objective: Objective,
     scores: Float[Array, "K N"],

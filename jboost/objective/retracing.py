@@ -32,24 +32,25 @@ class _UnknownState(Exception):
 
 
 def trace_loss_once(
-    loss: Any, targets: Any, num_scores: int = 1
+    loss: Any, targets: Any, num_scores: int = 1, curvature: Any = None
 ) -> tuple[TracedLoss, tuple[Any, ...]]:
     """Does what ``trace_loss`` does; remembers the result as long as the loss lives.
 
-    A loss is traced again if a number, an array or a function that it reads (from its
-    closure, its defaults or as a global variable) was replaced. A loss that reads
-    objects which may change in place, NumPy arrays and lists for example, is traced
-    each time.
+    Both functions are traced again if a number, an array or a function that they read
+    (from a closure, defaults or global variables) was replaced. What reads objects that
+    may change in place, NumPy arrays and lists for example, is traced each time.
     """
     if is_tracing():  # a compiled step traces once; what it traces must not be kept
-        return trace_loss(loss, targets, num_scores)
+        return trace_loss(loss, targets, num_scores, curvature)
     leaves, structure = jax.tree.flatten(targets)
     try:
-        reads = _describe(loss, {})
+        reads = _describe((loss, curvature), {})
     except _UnknownState:
-        return trace_loss(loss, targets, num_scores)
+        return trace_loss(loss, targets, num_scores, curvature)
     key = (reads, structure, tuple((a.shape, a.dtype) for a in leaves), num_scores)
-    return _traced.recall(loss, key, lambda: trace_loss(loss, targets, num_scores))
+    return _traced.recall(
+        loss, key, lambda: trace_loss(loss, targets, num_scores, curvature)
+    )
 
 
 def _describe(value: Any, seen: dict[int, Any]) -> Hashable:

@@ -38,6 +38,7 @@ class TracedLoss:
       estimate: a program that takes all rows, for :func:`jboost.losses.adaptive`;
         otherwise None.
       reports_first: whether an adaptive loss is reported at its first parameters.
+      curvature: the user's own curvature of a row, K numbers; otherwise None.
       num_scores: K; a score is a scalar for K = 1, otherwise a vector.
       quadratic: whether the Hessian is independent of the score.
       uniform: whether the Hessian is independent of the score and the target.
@@ -54,6 +55,7 @@ class TracedLoss:
     uniform: bool
     straight: bool
     reports_first: bool = False
+    curvature: Program | None = None
 
     def __hash__(self) -> int:
         """Returns a hash that is computed once: programs are looked up by it."""
@@ -69,7 +71,7 @@ _known: weakref.WeakKeyDictionary[TracedLoss, Any] = weakref.WeakKeyDictionary()
 
 
 def trace_loss(
-    loss: Any, targets: Any, num_scores: int = 1
+    loss: Any, targets: Any, num_scores: int = 1, curvature: Any = None
 ) -> tuple[TracedLoss, tuple[Any, ...]]:
     """Traces a loss for one row.
 
@@ -77,13 +79,16 @@ def trace_loss(
       loss: ``loss(score, target) -> scalar``, or the result of ``adaptive``.
       targets: a pytree of arrays (or shapes) whose first axis is N.
       num_scores: K.
+      curvature: a function of the arguments of the loss that returns K numbers or a
+        K x K matrix, or None.
 
     Returns:
       The traced loss and the values of its constants.
 
     Raises:
       TypeError, ValueError: the loss is not callable, does not accept (score, target),
-        does not return a floating-point scalar, or is constant or linear in the score.
+        does not return a floating-point scalar, or is constant or linear in the score;
+        or the curvature has another shape.
     """
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
     row = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), rows)
@@ -117,6 +122,9 @@ def trace_loss(
     _check_gradient(function, gradient)
     if num_scores > 1:
         _warn_of_unused(function, gradient, constants, num_scores)
+    own = None
+    if curvature is not None:
+        own = _trace_curvature(curvature, arguments, constants, num_scores)
     depends = find_dependencies(hessian.jaxpr)
     start = len(hessian.constants)
     traced = TracedLoss(
@@ -129,6 +137,7 @@ def trace_loss(
         uniform=num_scores == 1 and all(i < start for i in depends),
         straight=num_scores == 1 and hessian.zero,
         reports_first=isinstance(loss, Adaptive) and loss.report == "first",
+        curvature=own,
     )
     known = _known.setdefault(traced, weakref.ref(traced))()
     return traced if known is None else known, tuple(constants)
@@ -144,6 +153,40 @@ def _hessian(function, num_scores):
         return jax.jvp(lambda s: slope(s, *rest), (score,), (jnp.ones_like(score),))[1]
 
     return second_derivative
+
+
+def _trace_curvature(curvature, arguments, constants, num_scores):
+    """Traces the user's curvature of a row as a function that returns K numbers."""
+    name = _name(curvature)
+
+    def evaluate(*row):
+        return jnp.asarray(curvature(*row), jnp.float32)
+
+    try:
+        shape = jax.eval_shape(evaluate, *arguments).shape
+    except Exception as error:
+        shapes = ", ".join(str(jax.tree.map(_describe, a)) for a in arguments)
+        raise TypeError(
+            f"curvature {name} failed on one row with (score, target) of types "
+            f"({shapes}); it must accept (score, target) of one row and be written in "
+            f"jax.numpy: {type(error).__name__}: {error}"
+        ) from error
+    if num_scores == 1 and shape != ():
+        raise ValueError(
+            f"curvature {name} must return a scalar for one row, got shape {shape}"
+        )
+    matrix = (num_scores, num_scores)
+    if num_scores > 1 and shape not in ((num_scores,), matrix):
+        raise ValueError(
+            f"curvature {name} must return {num_scores} numbers or a matrix of shape "
+            f"{matrix} for one row, got shape {shape}"
+        )
+    if shape != matrix:
+        return trace_program(evaluate, arguments, constants)
+    # Trees of different scores grow separately, so that only the diagonal can be used.
+    return trace_program(
+        lambda *row: jnp.diagonal(evaluate(*row)), arguments, constants
+    )
 
 
 def _estimate_shapes(estimate, arguments):

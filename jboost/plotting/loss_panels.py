@@ -60,7 +60,8 @@ def loss(
       >>> [ax.get_title() for ax in axes]
       ['loss', 'gradient', 'curvature']
     """
-    policies = (curvature,) if isinstance(curvature, str) else tuple(curvature)
+    single = isinstance(curvature, str) or callable(curvature)
+    policies: tuple[Any, ...] = (curvature,) if single else tuple(curvature)
     if not policies:
         raise ValueError(f"curvature must be at least one policy, got {curvature!r}")
     reports = {
@@ -95,11 +96,18 @@ def _finite(values):
     return np.where(np.isfinite(values), values, np.nan)
 
 
+def _label(policy):
+    """Returns a policy in quotation marks, or the name of a function."""
+    if isinstance(policy, str):
+        return f'"{policy}"'
+    return getattr(policy, "__name__", "function")
+
+
 def _draw_curvature(ax, reports, own):
     """Draws the Hessian, and the curvature of each policy."""
     report = next(iter(reports.values()))
     lines = {"Hessian": _finite(report.hessian)}
-    lines |= {f'"{policy}"': _finite(r.curvature) for policy, r in reports.items()}
+    lines |= {_label(policy): _finite(r.curvature) for policy, r in reports.items()}
     for number, (name, values) in enumerate(lines.items()):
         style, width = ("--", 1.6) if number == 0 else ("-", 2)
         # The first policy has the same color as loss and gradient.

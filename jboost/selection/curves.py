@@ -6,7 +6,7 @@ by fold and round, the best round, scores of held-out rows.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -121,10 +121,13 @@ class Curve:
 
 def same_loss(one: Point, other: Point) -> bool:
     """Returns whether two points have the same loss with the same constants."""
-    if one.problem.loss != other.problem.loss:
+    loss, other_loss = one.problem.loss, other.problem.loss
+    if replace(loss, curvature=None) != replace(other_loss, curvature=None):
         return False
-    pairs = zip(one.problem.constants, other.problem.constants, strict=True)
-    return all(same_bits(*pair) for pair in pairs)
+    programs = [each for each in (loss.value, loss.estimate) if each is not None]
+    used = {index for program in programs for index in program.constants}
+    constants = one.problem.constants, other.problem.constants
+    return all(same_bits(*(each[i] for each in constants)) for i in used)
 
 
 def same_bits(one, other):

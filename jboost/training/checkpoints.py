@@ -194,7 +194,9 @@ def take_fingerprint(
 ) -> dict[str, Any]:
     """Returns what a run depends on: settings as JSON stores them, data as digests."""
     (loss, method), arrays = job.problem
-    programs = [loss.value, loss.gradient, loss.hessian, loss.estimate]
+    programs = [
+        loss.value, loss.gradient, loss.hessian, loss.estimate, loss.curvature
+    ]  # fmt: skip
     text = repr([program and program.structure for program in programs])
     described = re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions within
     named: dict[str, Any] = {

@@ -207,7 +207,10 @@ def fit(
         and XGBoost).
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
-        "absolute" or "unit"; see :func:`jboost.objective.curvature.derivatives`.
+        "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; or a
+        function with the arguments of the loss that returns it: a number, for K > 1
+        K numbers or a K x K matrix, of which the diagonal is used. It should be
+        positive (the Fisher information of a likelihood, for example).
       leaf_solver: "newton": -G / (H + l2), where H sums ``curvature``; "hessian": the
         same with the second derivatives of the loss, whatever ``curvature`` is;
         "exact": the argmin of the leaf's loss; "guarded": the Newton step, replaced by

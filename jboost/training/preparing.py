@@ -198,7 +198,9 @@ def make_problem(
       TypeError, ValueError: for settings that do not suit the loss or the rows.
     """
     data, bins = training.rows.data, training.bins
-    traced, constants = trace_loss_once(loss, data.targets, settings.num_scores)
+    traced, constants = trace_loss_once(
+        loss, data.targets, settings.num_scores, settings.own_curvature
+    )
     method, numbers = make_method(
         settings,
         traced,
