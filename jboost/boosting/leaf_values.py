@@ -57,7 +57,7 @@ def fit_leaves(
     bounds = None if tree.bounds is None else tree.bounds * one.fitted.value_unit
     if bounds is not None and limits.values is not None:
         # The same numbers, but with the derivative in max_delta_step.
-        most = limits.values.bounds
+        most = jnp.broadcast_to(limits.values.bounds, bounds.shape)
         bounds = jnp.where(bounds == most, most, bounds)
     objective = bind_objective(problem, state)
     value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)

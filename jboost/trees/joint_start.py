@@ -55,7 +55,7 @@ def one_group(
 
 
 def best_of(
-    objective: Objective, groups: Groups, starts: Float[Array, " S"]
+    objective: Objective, groups: Groups, starts: Float[Array | np.ndarray, " S"]
 ) -> Float[Array, ""]:
     """Returns the start of the least mean loss."""
     losses = map_points(lambda c: total_loss(objective, groups, c), starts)
@@ -64,7 +64,8 @@ def best_of(
 
 @stage
 def _choose_least(starts, losses):
-    best = starts[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
+    least = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
+    best = jnp.asarray(starts)[least]
     return jax.lax.stop_gradient(best)  # where a search begins does not matter
 
 
