@@ -22,6 +22,17 @@ X = RNG.normal(size=(N, F)).astype(np.float32)
 SIGNAL = X[:, 0] + np.sin(2 * X[:, 1])
 BINS = jb.fit_bins(X)
 CODES = jb.apply_bins(BINS, X)
+MIXED = X.copy()
+MIXED[::7, 0] = np.nan
+MIXED[:, 2] = np.floor(np.abs(3 * X[:, 2]))
+OF_CATEGORIES = jb.fit_bins(MIXED, categorical=[2])
+TABLES = {
+    "plain": (X, BINS, CODES, {}),
+    "mixed": (
+        MIXED, OF_CATEGORIES, jb.apply_bins(OF_CATEGORIES, MIXED),
+        dict(categories=OF_CATEGORIES.categories, min_category_weight=5.0),
+    ),
+}  # fmt: skip
 DIRECTION = {
     "p": np.float32(1),
     "l2": np.float32(1),
@@ -167,6 +178,7 @@ class Case(NamedTuple):
     solver: str
     start: float | None = None
     implementation: str | None = None
+    table: str = "plain"
 
 
 NOISY = (SIGNAL + RNG.standard_t(3, size=N) * 0.4).astype(np.float32)
@@ -179,6 +191,10 @@ CASES = {
     "squared in plain XLA": Case(
         lambda p: lambda s, t: p * (s - t) ** 2, SQUARED, 0.7, NOISY,
         dict(subsample=0.6, colsample_bynode=0.7), "newton", implementation="xla",
+    ),
+    "categories and missing values": Case(
+        lambda p: lambda s, t: p * (s - t) ** 2, SQUARED, 0.7, NOISY, {}, "newton",
+        table="mixed",
     ),
     "huber": Case(huber, HUBER, 0.6, NOISY, {}, "guarded"),
     "huber, exact": Case(
@@ -201,11 +217,12 @@ CASES = {
 
 def run(case, inputs):
     start = {} if case.start is None else dict(init_score=case.start)
+    codes, settings = TABLES[case.table][2:]
     return jb.boost(
-        CODES, inputs["y"], case.loss(inputs["p"]), KEY, num_rounds=T, max_depth=DEPTH,
+        codes, inputs["y"], case.loss(inputs["p"]), KEY, num_rounds=T, max_depth=DEPTH,
         learning_rate=lambda i: inputs["rate"][i], l2=inputs["l2"],
         sample_weight=inputs["weight"], offset=inputs["offset"],
-        implementation=case.implementation, **start, **case.settings,
+        implementation=case.implementation, **start, **settings, **case.settings,
     )  # fmt: skip
 
 
@@ -229,6 +246,9 @@ def test_gradients_agree_with_central_differences(name):
         offset=rng.normal(size=N).astype(np.float32) * np.float32(0.1),
     )  # fmt: skip
     measure = rng.normal(size=N).astype(np.float32)
+    share = case.settings.get("subsample")
+    if share is None:
+        inputs["weight"][:5] = 0.0  # their derivative is that of the sums
 
     def measured(inputs):
         trees, scores = run(case, inputs)
@@ -237,8 +257,8 @@ def test_gradients_agree_with_central_differences(name):
     (value, trees), gradient = jax.jit(jax.value_and_grad(measured, has_aux=True))(
         jax.tree.map(jnp.asarray, inputs)
     )
-    leaves = np.asarray(jb.leaf_indices(jb.to_ensemble(trees, BINS), X))
-    share = case.settings.get("subsample")
+    x, bins, *_ = TABLES[case.table]
+    leaves = np.asarray(jb.leaf_indices(jb.to_ensemble(trees, bins), x))
     again = partial(
         replay, case.reference, leaves=leaves, solver=case.solver, start=case.start,
         bags=find_bags(share) if share else None,
@@ -250,8 +270,9 @@ def test_gradients_agree_with_central_differences(name):
 
     np.testing.assert_allclose(value, reference(), rtol=1e-4)
     for key, direction in DIRECTION.items():
-        if key == "p" and name == "quantile":
-            continue  # an order statistic jumps in its level
+        if name == "quantile" and key in ("p", "weight"):
+            assert not np.any(gradient[key])  # of which it is piecewise constant
+            continue
         wide = np.float64(direction) * 1e-6
         difference = reference(**{key: inputs[key] + wide}) - reference(
             **{key: inputs[key] - wide}
@@ -312,3 +333,176 @@ def test_hessians_and_batches_of_gradients():
     np.testing.assert_allclose(hessian[1], (after - before) / 4e-3, rtol=1e-3)
     both = jax.jit(jax.vmap(slopes))(jnp.stack([here + step, here - step]))[0]
     np.testing.assert_allclose(both, [after, before], rtol=1e-5)
+
+
+def test_rows_of_weight_zero_may_hold_anything():
+    lost = np.arange(N) < 9
+    y = jnp.asarray(np.where(lost, np.nan, BINARY))
+    weight = jnp.asarray(np.where(lost, 0.0, 1.0), jnp.float32)
+
+    def total(p, weight, y):
+        _, scores = jb.boost(
+            CODES, y, lambda s, t: jnp.logaddexp(0.0, p * s) - t * p * s, KEY,
+            num_rounds=2, max_depth=DEPTH, init_score=0.0, leaf_solver="newton",
+            sample_weight=weight,
+        )  # fmt: skip
+        return jnp.sum(scores**2, where=~lost)
+
+    by_p, by_weight = jax.jit(jax.grad(total, (0, 1)))(jnp.float32(1.3), weight, y)
+    assert np.isfinite(by_p) and by_p != 0
+    assert np.isfinite(by_weight).all()
+
+
+def test_two_scores_agree_with_central_differences():
+    """Normal likelihood, steps of plain gradient descent: -G / (weight + l2)."""
+
+    def nll(score, target):
+        return score[1] + (target - score[0]) ** 2 * jnp.exp(-2 * score[1]) / 2
+
+    def measured(inputs):
+        trees, scores = jb.boost(
+            CODES, inputs["y"], nll, KEY, num_rounds=T, max_depth=DEPTH, num_scores=2,
+            learning_rate=inputs["rate"], sample_weight=inputs["weight"],
+            l2=inputs["l2"], init_score=inputs["start"], curvature="unit",
+            leaf_solver="newton",
+        )  # fmt: skip
+        return jnp.mean(scores**2), trees
+
+    def reference(leaves, y, weight, rate, l2, start):
+        scores = np.tile(np.float64(start), (N, 1))
+        for turn in range(T):
+            off, narrow = scores[:, 0] - y, np.exp(-2 * scores[:, 1])
+            slopes = (off * narrow, 1 - off**2 * narrow)
+            scores = scores.copy()
+            for k, slope in enumerate(slopes):
+                for node in np.unique(leaves[:, turn, k]):
+                    here = leaves[:, turn, k] == node
+                    step = weight[here] @ slope[here] / (weight[here].sum() + l2)
+                    scores[here, k] -= rate * step
+        return np.mean(scores**2)
+
+    inputs = dict(
+        y=NOISY, weight=np.linspace(0.5, 2, N, dtype=np.float32), rate=np.float32(0.3),
+        l2=np.float32(2), start=np.array([0.2, 0.3], np.float32),
+    )  # fmt: skip
+    slopes, trees = jax.jit(jax.grad(measured, has_aux=True))(
+        jax.tree.map(jnp.asarray, inputs)
+    )
+    leaves = np.asarray(jb.leaf_indices(jb.to_ensemble(trees, BINS), X))
+    for key, slope in slopes.items():
+        direction = np.float64(DIRECTION["y"] if np.ndim(slope) else 1)
+        direction = np.resize(direction, slope.shape)
+        around = [
+            reference(leaves, **{**inputs, key: inputs[key] + d * direction})
+            for d in (1e-6, -1e-6)
+        ]
+        got, wanted = np.sum(slope * direction), (around[0] - around[1]) / 2e-6
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def test_start_of_two_scores_moves_with_mean_and_deviation():
+    def nll(score, target):
+        return score[1] + (target - score[0]) ** 2 * jnp.exp(-2 * score[1]) / 2
+
+    def start(y, weight):
+        state = jb.init(CODES, y, nll, KEY, num_scores=2, sample_weight=weight)
+        return state.init_score
+
+    def formula(y, weight):
+        mean = np.average(y, weights=weight)
+        return np.array([mean, np.log(np.average((y - mean) ** 2, weights=weight)) / 2])
+
+    here = NOISY, np.linspace(0.5, 2, N, dtype=np.float32)
+    along = DIRECTION["y"], DIRECTION["weight"]
+    got = jax.jit(lambda *ends: jax.jvp(start, ends[:2], ends[2:])[1])(*here, *along)
+    ends = [
+        formula(
+            *(
+                np.float64(a) + d * np.float64(b)
+                for a, b in zip(here, along, strict=True)
+            )
+        )
+        for d in (1e-6, -1e-6)
+    ]
+    np.testing.assert_allclose(got, (ends[0] - ends[1]) / 2e-6, rtol=1e-4)
+
+
+OWN_MINIMA = {
+    "smooth": (lambda p: lambda s, t: jnp.exp(p * s) - t * p * s,
+               lambda y, p: np.log(y) / p),
+    "kink": (lambda p: lambda s, t: jnp.abs(s - p * t) + (s - p * t) ** 2,
+             lambda y, p: p * y),
+    "edge": (lambda p: lambda s, t: jnp.maximum(0.0, p * t - s),
+             lambda y, p: p * y),
+    "flat": (lambda p: lambda s, t: (s - p * t) ** 4, lambda y, p: p * y),
+    "cusp": (lambda p: lambda s, t: jnp.sqrt(jnp.abs(s - t * p)), lambda y, p: p * y),
+    "none": (lambda p: lambda s, t: jnp.exp(-p * s) * t, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_MINIMA)
+def test_minimizers_of_rows_move_as_formulas_say(name):
+    from jboost.objective.evaluation import Objective
+    from jboost.objective.moving_minima import locate_minimizers
+    from jboost.objective.tracing import trace_loss
+
+    loss, formula = OWN_MINIMA[name]
+    y = jnp.asarray(np.linspace(0.5, 4, 11), jnp.float32)
+
+    @jax.jit
+    def find(p, y):
+        traced, constants = trace_loss(loss(p), y)
+        return locate_minimizers(Objective(traced, constants, y, (), None), len(y))[0]
+
+    p = jnp.float32(1.7)
+    at, by_p = jax.jvp(lambda p: find(p, y), (p,), (jnp.float32(1),))
+    _, by_y = jax.jvp(lambda y: find(p, y), (y,), (jnp.ones(11),))
+    if formula is None:
+        assert np.isinf(at).all() and not by_p.any() and not by_y.any()
+        return
+    y, p = np.float64(y), 1.7
+    np.testing.assert_allclose(at, formula(y, p), rtol=1e-5, atol=1e-6)
+    wanted = (formula(y, p + 1e-6) - formula(y, p - 1e-6)) / 2e-6
+    np.testing.assert_allclose(by_p, wanted, rtol=1e-4, atol=1e-5)
+    wanted = (formula(y + 1e-6, p) - formula(y - 1e-6, p)) / 2e-6
+    np.testing.assert_allclose(by_y, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+def test_minima_at_kinks_move_with_their_rows(penalty):
+    """The loss |r| + p r^2, whose minimum in a leaf is at a row or between two."""
+    from jboost.objective.evaluation import Objective
+    from jboost.objective.moving_minima import locate_minimizers
+    from jboost.objective.tracing import trace_loss
+    from jboost.trees.leaves import Groups, solve_groups
+
+    group = np.arange(N) % 8
+
+    @jax.jit
+    def find(p, y):
+        traced, constants = trace_loss(
+            lambda s, t: jnp.abs(s - t) + p * (s - t) ** 2, y
+        )
+        objective = Objective(traced, constants, y, (), None)
+        objective = objective._replace(minimizer=locate_minimizers(objective, N))
+        groups = Groups(
+            jnp.int32(0), jnp.zeros((1, N)), jnp.ones(N), None,
+            jnp.asarray(group, jnp.int32), jnp.full(8, penalty),
+        )  # fmt: skip
+        return solve_groups(objective, groups, jnp.full(8, 0.1), jnp.ones(8, bool))
+
+    def root(p, r):
+        return bisect(lambda c: np.sum(np.sign(c - r) + 2 * p * (c - r)) + penalty * c)
+
+    def reference(p, y):
+        return np.array([root(p, y[group == g]) for g in range(8)])
+
+    p, along = jnp.float32(0.05), DIRECTION["y"]
+    at, by_p = jax.jvp(lambda p: find(p, NOISY), (p,), (jnp.float32(1),))
+    _, by_y = jax.jvp(lambda y: find(p, y), (NOISY,), (along,))
+    y, p, along = np.float64(NOISY), np.float64(p), np.float64(along)
+    np.testing.assert_allclose(at, reference(p, y), rtol=1e-5, atol=1e-5)
+    ends = [reference(p + d, y) for d in (1e-7, -1e-7)]
+    np.testing.assert_allclose(by_p, (ends[0] - ends[1]) / 2e-7, rtol=1e-3, atol=1e-3)
+    ends = [reference(p, y + d * along) for d in (1e-7, -1e-7)]
+    np.testing.assert_allclose(by_y, (ends[0] - ends[1]) / 2e-7, rtol=1e-3, atol=1e-4)

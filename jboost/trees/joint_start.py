@@ -120,7 +120,7 @@ def _derive_start(loss, start, operands, tangents):
     hessian = jax.jacfwd(lambda c: balance(*operands, c))(start)
     unit = jnp.sqrt(jnp.abs(jnp.diagonal(hessian)))
     unit = 1 / jnp.where(unit > 0, unit, 1.0)
-    inverse = jnp.linalg.pinv(hessian * unit[:, None] * unit, rtol=_FLAT)
+    inverse = jnp.linalg.pinv(hessian * jnp.outer(unit, unit), rtol=_FLAT)
     slopes = jnp.abs(gradients(objective, offset + start[:, None]))
     lost = jnp.all(hessian == 0, axis=1)
     lost &= mean_of_rows(objective, slopes, weights) > 0
