@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -86,7 +87,7 @@ def _choose_effort(arrays, static, any_rounding):
     if any(leaf.size > FEW for leaf in arrays):
         return FULL
     free = any_rounding or all(
-        isinstance(leaf, str | int) or getattr(leaf, "num_scores", 1) > 1
+        isinstance(leaf, str | int | FunctionType) or getattr(leaf, "num_scores", 1) > 1
         for leaf in static
     )
     return QUICK if free else WHOLE

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.stages import stage
+from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import (
     differentiable,
     replace_without_derivative,
@@ -122,13 +122,18 @@ def _rest_at_minima(raw, scores, minimizer):
 
 def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
     """Returns d2l/dF2 for every row, [N, K, K]."""
-    return _hessian_matrices(_without_minima(objective), scores)
+    # Those of several scores only judge how scores interact at the start.
+    run = _find_hessians if scores.shape[0] == 1 else _judge_hessians
+    return run(_without_minima(objective), scores)
 
 
-@stage
 def _hessian_matrices(objective, scores):
     hessian = _evaluate_rows(objective, objective.loss.hessian, scores)
     return hessian.reshape(scores.shape[1], scores.shape[0], scores.shape[0])
+
+
+_find_hessians = stage(_hessian_matrices)
+_judge_hessians = stage(_hessian_matrices, any_rounding=True)
 
 
 def mean_hessian(
@@ -191,7 +196,16 @@ def map_hessians(
     These are [N] for K = 1, else [N, K, K]. ``finish`` is a function of a module, which
     no call makes anew.
     """
+    num_scores, num_rows = scores.shape
+    if runs_in_stages() and num_scores > 1 and num_rows <= _block_size(num_scores**2):
+        # The Hessians are a program that others share, the rest is one for all losses.
+        return _finish_rows(hessian_matrices(objective, scores), finish, operands)
     return _map_hessians(_without_minima(objective), scores, finish, operands)
+
+
+@stage
+def _finish_rows(rows, finish, operands):
+    return finish(rows, *operands)
 
 
 @stage
@@ -229,7 +243,7 @@ def _map_rows(
     """
     num_scores, num_rows = scores.shape
     entries = num_scores**2 if program is objective.loss.hessian else num_scores
-    size = max(1, min(BLOCK, _BLOCK_NUMBERS // entries))
+    size = _block_size(entries)
     if num_scores == 1 or num_rows <= size:
         return finish(_evaluate_rows(objective, program, scores))
 
@@ -248,6 +262,11 @@ def _map_rows(
     block = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((), jnp.int32))
     found = jnp.zeros((*block.shape[:-1], num_rows), block.dtype)
     return jax.lax.fori_loop(0, -(-num_rows // size), add_block, found)
+
+
+def _block_size(entries):
+    """Returns the number of rows in a block, by the results of a row."""
+    return max(1, min(BLOCK, _BLOCK_NUMBERS // entries))
 
 
 def _evaluate_rows(objective, program, scores):

@@ -36,7 +36,6 @@ _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
 _NONE = np.float32(0.0)
-_TESTED = np.float32([0.5, -1.5])  # distances at which scores must not interact
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first
 
 
@@ -270,17 +269,19 @@ def _mark_missing(found):
 
 def _separable_rows(objective, start):
     """Returns a mask of rows whose Hessian is diagonal at two test points."""
-    return _both(*(_are_separable(objective, start, at) for at in _TESTED))
-
-
-@partial(stage, any_rounding=True)
-def _are_separable(objective, start, distance):
-    hessians = hessian_matrices(objective, start + distance)
-    different = ~jnp.eye(hessians.shape[1], dtype=bool)
-    entries = jnp.where(different[None], hessians, 0.0)
-    return jnp.all(entries == 0, axis=(1, 2))
+    first, second = _test_points(start)
+    return _are_diagonal(
+        hessian_matrices(objective, first), hessian_matrices(objective, second)
+    )
 
 
 @stage
-def _both(one, other):
-    return one & other
+def _test_points(start):
+    return start + 0.5, start - 1.5
+
+
+@stage
+def _are_diagonal(*hessians):
+    different = ~jnp.eye(hessians[0].shape[1], dtype=bool)
+    entries = [jnp.where(different[None], each, 0.0) == 0 for each in hessians]
+    return jnp.all(entries[0] & entries[1], axis=(1, 2))

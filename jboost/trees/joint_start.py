@@ -194,7 +194,7 @@ def _search_along(objective, offset, weights, start):
 
 @partial(stage, any_rounding=True)  # one program: there are thousands of values
 def _find_best(objective, groups, starts):
-    return best_of(objective, groups, starts)
+    return best_of(objective, groups, jnp.asarray(starts))
 
 
 @stage
