@@ -8,6 +8,7 @@ Scores may have any units: a mean in dollars beside the logarithm of a scale. Nu
 different scores must not be added, or a change of units would change the model.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -50,7 +51,8 @@ def _find_direction(mean):
     unit = jnp.where(size > 0, 1 / jnp.sqrt(jnp.maximum(size, _LEAST)), 0.0)
     values, axes = jnp.linalg.eigh(unit[:, None] * mean * unit[None, :])
     direction = axes[:, jnp.argmin(jnp.abs(values))]
-    return direction, unit * direction
+    # Whether scores compete is a constant; eigenvectors may have no derivative.
+    return jax.lax.stop_gradient((direction, unit * direction))
 
 
 def _summarize(rows, along):

@@ -151,14 +151,17 @@ def mean_hessian(
 def _mean_hessian(objective, scores, weights):
     gradient = objective.loss.gradient
 
+    def column(constants, score, target, parameters):
+        *constants, direction = constants
+
+        def slope(score):
+            return gradient(tuple(constants), score, target, parameters)
+
+        return jax.jvp(slope, (score,), (direction,))[1]
+
     def mean_column(direction):
-        def column(constants, score, target, parameters):
-            def slope(score):
-                return gradient(constants, score, target, parameters)
-
-            return jax.jvp(slope, (score,), (direction,))[1]
-
-        rows = _map_rows(objective, column, scores, with_scores_first)
+        along = objective._replace(constants=(*objective.constants, direction))
+        rows = _map_rows(along, column, scores, with_scores_first)
         return mean_of_rows(objective, rows, weights)
 
     return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
