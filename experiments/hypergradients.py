@@ -115,9 +115,9 @@ def main() -> None:
     ):
         print(f"{name:24}{delta:8.3f}{rate:8.3f}{value:12.4f}{apart:8.4f}")
     print(
-        f"\nFound: {options.steps} steps along the gradient in delta reach a validation "
-        f"loss of {alone[0]:.4f}, a grid of {options.grid} reaches {best[0]:.4f}; "
-        f"with the learning rate as well it is {both[0]:.4f}."
+        f"\nFound: {options.steps} steps along the gradient in delta reach a "
+        f"validation loss of {alone[0]:.4f}, a grid of {options.grid} reaches "
+        f"{best[0]:.4f}; with the learning rate as well it is {both[0]:.4f}."
     )
     result = {"grid": grid, "delta": path, "delta and rate": path_of_both}
     result = {"arguments": vars(options), **describe_machine(), **result}

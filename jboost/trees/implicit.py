@@ -15,12 +15,13 @@ from jaxtyping import Array, Float
 
 from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_by_group
-from jboost.objective.evaluation import gradients
+from jboost.objective.evaluation import gradients, mean_of_rows
 from jboost.objective.moving_minima import find_kinked
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaf_operations import derive_selected
 
 _BALANCED = 1e-3  # |slope| at a minimum, of the sum of magnitudes
+_FLAT = 1e-5  # relative curvature of a direction that counts as having none
 _CLOSE = 2.0**-21  # relative distance of a few floats
 
 
@@ -112,3 +113,33 @@ def _follow_rows(objective, groups, value, tangents):
     )
     at_kink = jax.ops.segment_max(at_kink.astype(jnp.int32), group, len(value) + 1)
     return beside, at_kink[: len(value)] > 0, between
+
+
+def derive_joint_start(
+    loss: TracedLoss,
+    start: Float[Array, " K"],
+    operands: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+) -> Float[Array, " K"]:
+    """Returns the tangent of what ``minimise_jointly`` found: -H^+ dg.
+
+    Args:
+      start: minimizes the mean loss; g is the mean gradient there, H its derivative.
+      operands, tangents: of the objective, the offset and the weights.
+    """
+    objective, offset, weights = operands[0]._replace(loss=loss), *operands[1:]
+
+    def balance(arrays, offset, weights, c=start):
+        objective = arrays._replace(loss=loss)
+        rows = gradients(objective, offset + c[:, None])
+        return mean_of_rows(objective, rows, weights)
+
+    _, change = jax.jvp(balance, operands, tangents)
+    hessian = jax.jacfwd(lambda c: balance(*operands, c))(start)
+    unit = jnp.sqrt(jnp.abs(jnp.diagonal(hessian)))
+    unit = 1 / jnp.where(unit > 0, unit, 1.0)
+    inverse = jnp.linalg.pinv(hessian * jnp.outer(unit, unit), rtol=_FLAT)
+    slopes = jnp.abs(gradients(objective, offset + start[:, None]))
+    lost = jnp.all(hessian == 0, axis=1)
+    lost &= mean_of_rows(objective, slopes, weights) > 0
+    return jnp.where(lost, jnp.nan, -unit * (inverse @ (unit * change)))

@@ -30,6 +30,7 @@ from jboost.objective.evaluation import (
     mean_of_rows,
     weighted_mean,
 )
+from jboost.trees.implicit import derive_joint_start
 from jboost.trees.leaves import Groups, locate_minima
 
 _NEWTON_STEPS = 50  # at most, for K numbers
@@ -39,7 +40,6 @@ _SWEEPS = 4  # over all K scores, before each run of Newton's method
 _TURNS = 6  # of searches and Newton's method
 _CONCAVE = 1e-4  # of the largest: a negative curvature that is none of rounding
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
-_FLAT = 1e-5  # relative curvature of a direction that counts as having none
 ROUNDING = 2.0**-21  # of a mean in float32
 
 
@@ -103,28 +103,9 @@ def minimise_jointly(objective, offset, weights):
     """
     loss, arrays = objective.loss, objective._replace(loss=None)
     return differentiable(
-        partial(_minimise, loss), partial(_derive_start, loss),
+        partial(_minimise, loss), partial(derive_joint_start, loss),
         arrays, offset, weights,
     )  # fmt: skip
-
-
-def _derive_start(loss, start, operands, tangents):
-    objective, offset, weights = operands[0]._replace(loss=loss), *operands[1:]
-
-    def balance(arrays, offset, weights, c=start):
-        objective = arrays._replace(loss=loss)
-        rows = gradients(objective, offset + c[:, None])
-        return mean_of_rows(objective, rows, weights)
-
-    _, change = jax.jvp(balance, operands, tangents)
-    hessian = jax.jacfwd(lambda c: balance(*operands, c))(start)
-    unit = jnp.sqrt(jnp.abs(jnp.diagonal(hessian)))
-    unit = 1 / jnp.where(unit > 0, unit, 1.0)
-    inverse = jnp.linalg.pinv(hessian * jnp.outer(unit, unit), rtol=_FLAT)
-    slopes = jnp.abs(gradients(objective, offset + start[:, None]))
-    lost = jnp.all(hessian == 0, axis=1)
-    lost &= mean_of_rows(objective, slopes, weights) > 0
-    return jnp.where(lost, jnp.nan, -unit * (inverse @ (unit * change)))
 
 
 def _minimise(loss, arrays, offset, weights):
