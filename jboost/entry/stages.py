@@ -78,6 +78,24 @@ def stage(
     return run
 
 
+def elementwise(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Decorates ``function(numpy, *operands)``, which NumPy runs from the host.
+
+    It is for stages that take less time to run than to compile, and round alike
+    wherever they run.
+    """
+
+    @functools.wraps(function)
+    def run(*operands: Any) -> _T:
+        if not _from_host.get():
+            return function(jnp, *operands)
+        with np.errstate(all="ignore"):
+            found = function(np, *jax.tree.map(np.asarray, operands))
+        return jax.device_put(found)
+
+    return run
+
+
 def _choose_effort(arrays, static, any_rounding):
     """Returns how much work to spend on a program, by the size of its operands.
 

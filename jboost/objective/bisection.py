@@ -12,7 +12,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.stages import for_branches, is_any, repeat_while, stage, unless_idle
+from jboost.entry.stages import (
+    elementwise,
+    for_branches,
+    is_any,
+    repeat_while,
+    stage,
+    unless_idle,
+)
 from jboost.numerics.floats import middle_float
 from jboost.objective.minimum import GROWTH, JUMP, NOISE, Minimum
 
@@ -85,90 +92,92 @@ class _Bracket(NamedTuple):
     flat_right: Float[Array, "*P"]
 
 
-@stage
-def _choose_ends(start, here, ends, flat, slopes, wanted):
+@elementwise
+def _choose_ends(numpy, start, here, ends, flat, slopes, wanted):
     """Returns where bisection begins, which problems it solves, and the strict ones."""
     # A change of sign within the rounding error of the gradient does not count.
-    noise = NOISE * _size(here)
+    noise = NOISE * _size(numpy, here)
     (left, right), (flat_left, flat_right) = ends, flat
     rises = [
-        jnp.isfinite(end) & (jnp.abs(value) > noise)
+        numpy.isfinite(end) & (numpy.abs(value) > noise)
         for end, value in zip(ends, slopes, strict=True)
     ]
-    left_end = jnp.where(jnp.isnan(left), flat_left, left)
-    right_end = jnp.where(jnp.isnan(right), flat_right, right)
-    solvable = wanted & jnp.isfinite(left_end) & jnp.isfinite(right_end)
-    left_end = jnp.where(solvable, left_end, start)
-    right_end = jnp.where(solvable, right_end, start)
+    left_end = numpy.where(numpy.isnan(left), flat_left, left)
+    right_end = numpy.where(numpy.isnan(right), flat_right, right)
+    solvable = wanted & numpy.isfinite(left_end) & numpy.isfinite(right_end)
+    left_end = numpy.where(solvable, left_end, start)
+    right_end = numpy.where(solvable, right_end, start)
     return (left_end, right_end), solvable, rises[1] & rises[0]
 
 
-@stage
-def _find_sides(bracket, ends, edges):
+@elementwise
+def _find_sides(numpy, bracket, ends, edges):
     """Returns points beside a jump to zero: at the edge, and far from it; and 0."""
     (left, right), ((below, _), (_, above)) = bracket, edges
     del left
-    inner = jnp.where(jnp.isnan(right), below, above)
-    return inner, jnp.where(jnp.isnan(right), *ends), jnp.zeros_like(inner)
+    inner = numpy.where(numpy.isnan(right), below, above)
+    return inner, numpy.where(numpy.isnan(right), *ends), numpy.zeros_like(inner)
 
 
-@stage
+@elementwise
 def _conclude_bisection(
-    start, here, bracket, edges, slopes, solvable, strict, wanted
+    numpy, start, here, bracket, edges, slopes, solvable, strict, wanted
 ) -> Minimum:
     (left, right), ((_, first), (last, _)) = bracket, edges
     inner, outer, middle = slopes
     # If one side stays flat there is only one edge, otherwise two and their midpoint.
-    edge = jnp.where(jnp.isnan(right), first, last)
-    point = jnp.where(strict, first / 2 + last / 2, edge)
-    one_sided = jnp.isnan(left) | jnp.isnan(right)
+    edge = numpy.where(numpy.isnan(right), first, last)
+    point = numpy.where(strict, first / 2 + last / 2, edge)
+    one_sided = numpy.isnan(left) | numpy.isnan(right)
     # In float32, a slope that decays ends in a jump, which is faint beside that at 0.
-    steepest = jnp.maximum(jnp.maximum(jnp.abs(outer), _size(here)), _size(middle))
+    steepest = numpy.maximum(
+        numpy.maximum(numpy.abs(outer), _size(numpy, here)), _size(numpy, middle)
+    )
     jump = solvable & one_sided & (steepest > 0)
-    jump &= jnp.abs(inner) >= JUMP * steepest
-    point = jnp.where(solvable, point, start)
+    jump &= numpy.abs(inner) >= JUMP * steepest
+    point = numpy.where(solvable, point, start)
     return Minimum(point=point, strict=strict & wanted, jump=jump)
 
 
-def _size(slope):
-    size = jnp.abs(slope)
-    return jnp.where(jnp.isfinite(size), size, 0.0)
+def _size(numpy, slope):
+    size = numpy.abs(slope)
+    return numpy.where(numpy.isfinite(size), size, 0.0)
 
 
-@stage
-def _begin_bracket(start, step, here) -> _Bracket:
-    none = jnp.full_like(start, jnp.nan)
-    left, right = jnp.where(here < 0, start, none), jnp.where(here > 0, start, none)
+@elementwise
+def _begin_bracket(numpy, start, step, here) -> _Bracket:
+    none = numpy.full_like(start, numpy.nan)
+    left, right = numpy.where(here < 0, start, none), numpy.where(here > 0, start, none)
     points = (start - step, start + step)
-    return _Bracket(jnp.int32(0), step, points, left, right, none, none)
+    return _Bracket(numpy.int32(0), step, points, left, right, none, none)
 
 
-@stage
-def _grow(state, start, slopes) -> _Bracket:
+@elementwise
+def _grow(numpy, state, start, slopes) -> _Bracket:
     """Learns from the slopes at two probes, and goes farther out."""
     (down, up), (slope_down, slope_up) = state.points, slopes
-    left, right, none = state.left, state.right, jnp.full_like(down, jnp.nan)
-    new_left = jnp.where(slope_down < 0, down, none)
-    new_right = jnp.where(slope_up > 0, up, none)
-    new_flat_left = jnp.where(slope_down == 0, down, none)
-    new_flat_right = jnp.where(slope_up == 0, up, none)
+    left, right, none = state.left, state.right, numpy.full_like(down, numpy.nan)
+    new_left = numpy.where(slope_down < 0, down, none)
+    new_right = numpy.where(slope_up > 0, up, none)
+    new_flat_left = numpy.where(slope_down == 0, down, none)
+    new_flat_right = numpy.where(slope_up == 0, up, none)
     # A probe that is still downhill moves the opposite end of the bracket closer.
-    closer_left = jnp.isnan(right) & (slope_up < 0)
-    closer_right = jnp.isnan(left) & (slope_down > 0)
+    closer_left = numpy.isnan(right) & (slope_up < 0)
+    closer_right = numpy.isnan(left) & (slope_down > 0)
     width = state.width * GROWTH
     return _Bracket(
         count=state.count + 1,
         width=width,
         points=(start - width, start + width),
-        left=jnp.where(closer_left, up, _first(left, new_left)),
-        right=jnp.where(closer_right, down, _first(right, new_right)),
-        flat_left=_first(state.flat_left, new_flat_left),
-        flat_right=_first(state.flat_right, new_flat_right),
+        left=numpy.where(closer_left, up, _first(numpy, left, new_left)),
+        right=numpy.where(closer_right, down, _first(numpy, right, new_right)),
+        flat_left=_first(numpy, state.flat_left, new_flat_left),
+        flat_right=_first(numpy, state.flat_right, new_flat_right),
     )
 
 
-def _first(known, new):
-    return jnp.where(jnp.isnan(known), new, known)
+def _first(numpy, known, new):
+    return numpy.where(numpy.isnan(known), new, known)
 
 
 def _bisect(slope, left, right):

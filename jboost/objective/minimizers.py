@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jboost.entry.stages import (
     branch,
+    elementwise,
     is_any,
     repeat,
     runs_in_stages,
@@ -109,14 +110,14 @@ def _find_minimizers(objective, num_rows):
     return branch(is_any(separable), search, _nowhere_like, start)
 
 
-@stage
-def _where_separable(separable, found):
-    return jnp.where(separable[None, :], found, _NOWHERE)
+@elementwise
+def _where_separable(numpy, separable, found):
+    return numpy.where(separable[None, :], found, _NOWHERE)
 
 
-@stage
-def _nowhere_like(points):
-    return jnp.full_like(points, _NOWHERE)
+@elementwise
+def _nowhere_like(numpy, points):
+    return numpy.full_like(points, _NOWHERE)
 
 
 def kink_slopes(
@@ -133,14 +134,14 @@ def kink_slopes(
     return _magnitudes(gradients(objective, left), gradients(objective, right))
 
 
-@stage
-def _points_beside(point, distance):
-    side = _SIDE * jnp.abs(point) + 1e-12 + distance
+@elementwise
+def _points_beside(numpy, point, distance):
+    side = _SIDE * numpy.abs(point) + 1e-12 + distance
     return point - side, point + side
 
 
-@stage
-def _magnitudes(left, right):
+@elementwise
+def _magnitudes(numpy, left, right):
     return -left[0], right[0]
 
 
@@ -177,8 +178,8 @@ def _far(size, number):
     return size * jnp.exp2(10.0 * jnp.float32(number) - 10.0)
 
 
-@stage
-def _are_same(same, far, beside):
+@elementwise
+def _are_same(numpy, same, far, beside):
     return same & (far[0] == beside[0]) & (far[1] == beside[1])
 
 
@@ -238,33 +239,33 @@ def _are_minima(objective, points):
     return _change_sign(gradients(objective, left), gradients(objective, right))
 
 
-@stage
-def _change_sign(left, right):
+@elementwise
+def _change_sign(numpy, left, right):
     return (left < 0) & (right > 0)
 
 
-@stage
-def _keep_minima(points, known):
-    return jnp.where(known, points, jnp.nan)
+@elementwise
+def _keep_minima(numpy, points, known):
+    return numpy.where(known, points, numpy.nan)
 
 
-@stage
-def _begin_search(turn, begin, found):
+@elementwise
+def _begin_search(numpy, turn, begin, found):
     # At the target the gradient can be infinite (Poisson) or underflow; zero is a
     # reasonable score for every loss with a link, so it is the second start.
-    start = jnp.where(turn == 0, begin, 0.0)
-    wanted = jnp.isnan(found) & ((turn == 0) | (begin != 0))
-    return start, jnp.maximum(jnp.abs(start) * 2.0**-10, 2.0**-20), wanted
+    start = numpy.where(turn == 0, begin, 0.0)
+    wanted = numpy.isnan(found) & ((turn == 0) | (begin != 0))
+    return start, numpy.maximum(numpy.abs(start) * 2.0**-10, 2.0**-20), wanted
 
 
-@stage
-def _add_found(found, result):
-    return jnp.where(result.strict | result.jump, result.point, found)
+@elementwise
+def _add_found(numpy, found, result):
+    return numpy.where(result.strict | result.jump, result.point, found)
 
 
-@stage
-def _mark_missing(found):
-    return jnp.where(jnp.isnan(found), _NOWHERE, found)
+@elementwise
+def _mark_missing(numpy, found):
+    return numpy.where(numpy.isnan(found), _NOWHERE, found)
 
 
 def _separable_rows(objective, start):
@@ -275,8 +276,8 @@ def _separable_rows(objective, start):
     )
 
 
-@stage
-def _test_points(start):
+@elementwise
+def _test_points(numpy, start):
     return start + 0.5, start - 1.5
 
 

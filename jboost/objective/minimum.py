@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32
 
-from jboost.entry.stages import for_branches, is_any, repeat_while, stage
+from jboost.entry.stages import elementwise, for_branches, is_any, repeat_while, stage
 from jboost.numerics.floats import middle_float
 
 GROWTH = 16.0  # factor from one probe to the next while bracketing
@@ -124,12 +124,12 @@ def find_minimum(
     return _conclude(state, start, low, high, wanted)
 
 
-@stage
-def _begin(start, step, wanted):
-    none, nothing = jnp.full_like(start, jnp.nan), jnp.zeros_like(start)
-    count = jnp.zeros(start.shape, jnp.int8)
+@elementwise
+def _begin(numpy, start, step, wanted):
+    none, nothing = numpy.full_like(start, numpy.nan), numpy.zeros_like(start)
+    count = numpy.zeros(start.shape, numpy.int8)
     return _State(
-        turn=jnp.int32(0), point=start, width=step, left=none, right=none,
+        turn=numpy.int32(0), point=start, width=step, left=none, right=none,
         left_slope=none, right_slope=none, zero_left=none, zero_right=none,
         fall=nothing, rise=nothing, first=none, run=count, near=count,
         done=~wanted,
@@ -282,23 +282,25 @@ def _edge(state, noise):
     return jnp.where(on_left, *points), near, closed[0] & closed[1]
 
 
-@stage
-def _conclude(state, start, low, high, wanted):
+@elementwise
+def _conclude(numpy, state, start, low, high, wanted):
     """Turns the final state into minima."""
-    no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
-    flat = ~jnp.isnan(state.zero_left)
+    no_left, no_right = numpy.isnan(state.left), numpy.isnan(state.right)
+    flat = ~numpy.isnan(state.zero_left)
     # A change of sign within the rounding error of the first slope does not count.
-    doubt = NOISE * jnp.where(jnp.isfinite(state.first), jnp.abs(state.first), 0.0)
+    doubt = NOISE * numpy.where(
+        numpy.isfinite(state.first), numpy.abs(state.first), 0.0
+    )
     falls = (state.fall > doubt) | (state.left == low)
     rises = (state.rise > doubt) | (state.right == high)
     strict = wanted & ~no_left & ~no_right & falls & rises
-    ends = jnp.where(flat, state.zero_left, state.left)
-    ends = ends / 2 + jnp.where(flat, state.zero_right, state.right) / 2
+    ends = numpy.where(flat, state.zero_left, state.left)
+    ends = ends / 2 + numpy.where(flat, state.zero_right, state.right) / 2
     # If one side stays flat there is only one edge, otherwise two and their midpoint.
-    edge = jnp.where(no_right, state.zero_left, state.zero_right)
-    steepest = jnp.maximum(state.fall, state.rise)
-    inner = jnp.where(no_right, -state.left_slope, state.right_slope)
+    edge = numpy.where(no_right, state.zero_left, state.zero_right)
+    steepest = numpy.maximum(state.fall, state.rise)
+    inner = numpy.where(no_right, -state.left_slope, state.right_slope)
     jump = wanted & flat & (no_left ^ no_right)
     jump &= (inner >= JUMP * steepest) & (steepest > 0)
-    point = jnp.where(strict, ends, jnp.where(jump, edge, start))
+    point = numpy.where(strict, ends, numpy.where(jump, edge, start))
     return Minimum(point=point, strict=strict, jump=jump)

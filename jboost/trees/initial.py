@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.entry.stages import branch, map_points, repeat, stage
+from jboost.entry.stages import branch, elementwise, map_points, repeat, stage
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -156,8 +156,8 @@ def _initial_along(objective, offset, weights, k):
     return solve_at_kinks(objective, groups, objective.kinks, search)
 
 
-@stage
-def _move(offset, start):
+@elementwise
+def _move(numpy, offset, start):
     return offset + start[:, None]
 
 
@@ -179,14 +179,14 @@ def _search_start(objective, groups, k):
     return _add_if_better(start, found, *losses)
 
 
-@stage
-def _only(found):
+@elementwise
+def _only(numpy, found):
     return found[0]
 
 
-@stage
-def _add_if_better(start, found, loss, loss_before):
-    return start + jnp.where(loss <= loss_before, found, 0.0)
+@elementwise
+def _add_if_better(numpy, start, found, loss, loss_before):
+    return start + numpy.where(loss <= loss_before, found, 0.0)
 
 
 def _best_start(objective, groups, k):

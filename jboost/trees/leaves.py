@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.entry.stages import stage, switch
+from jboost.entry.stages import elementwise, stage, switch
 from jboost.numerics.derivatives import differentiable, weigh
 from jboost.numerics.sums import sum_channels, sum_rows
 from jboost.objective.evaluation import (
@@ -298,10 +298,10 @@ def _first_probe(groups, step):
     return jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
 
 
-@stage
-def _take_roots(found, step, moves, wanted):
-    root = jnp.where(moves & (found.strict | found.jump), found.point, step)
-    return jnp.where(wanted & ~moves, 0.0, root)
+@elementwise
+def _take_roots(numpy, found, step, moves, wanted):
+    root = numpy.where(moves & (found.strict | found.jump), found.point, step)
+    return numpy.where(wanted & ~moves, 0.0, root)
 
 
 @stage
