@@ -23,6 +23,7 @@ from jboost.objective.evaluation import Coupling, Kinks, Objective
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.moving_minima import locate_minimizers
 from jboost.objective.tracing import TracedLoss
+from jboost.trees.damped_newton import move_scores
 from jboost.trees.initial import MedianStart, initial_score, median_score
 
 
@@ -153,7 +154,7 @@ def start_state(
     """
     offset, begin = start.offset, start.init_score
     known = None if isinstance(begin, MedianStart) else begin
-    scores = offset if known is None else _move(offset, known)
+    scores = offset if known is None else move_scores(offset, known)
     parameters = estimate_parameters(loss, constants, data, scores)
     objective = Objective(loss, constants, data.targets, parameters, None)
     if needs_minimizer(loss):
@@ -164,7 +165,7 @@ def start_state(
             known, fell_back = initial_score(objective, offset, data.weights)
         else:
             known = median_score(objective, offset, data.weights)
-        scores = _move(offset, known)
+        scores = move_scores(offset, known)
         parameters = estimate_parameters(loss, constants, data, scores)
     known, mean, words, number = _begin_rounds(known, start.words)
     state = BoostState(
@@ -183,11 +184,6 @@ def start_state(
         round=number,
     )
     return state, fell_back
-
-
-@stage
-def _move(offset, init_score):
-    return offset + init_score[:, None]
 
 
 @stage

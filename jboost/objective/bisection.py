@@ -65,7 +65,7 @@ def bisect_minimum(
         edges = _bisect(slope, *ends)
         slopes = tuple(map(slope, _find_sides(bracket, ends, edges)))
         return _conclude_bisection(
-            start, here, bracket, edges, slopes, solvable, strict, wanted
+            start, here, bracket, edges, slopes, (solvable, strict, wanted)
         )
 
     nothing = Minimum(start, strict, solvable)  # where no problem is solvable
@@ -120,9 +120,8 @@ def _find_sides(numpy, bracket, ends, edges):
 
 
 @elementwise
-def _conclude_bisection(
-    numpy, start, here, bracket, edges, slopes, solvable, strict, wanted
-) -> Minimum:
+def _conclude_bisection(numpy, start, here, bracket, edges, slopes, masks) -> Minimum:
+    solvable, strict, wanted = masks
     (left, right), ((_, first), (last, _)) = bracket, edges
     inner, outer, middle = slopes
     # If one side stays flat there is only one edge, otherwise two and their midpoint.

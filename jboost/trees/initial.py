@@ -23,8 +23,8 @@ from jboost.objective.evaluation import (
     weighted_mean,
 )
 from jboost.objective.moving_minima import locate_minimizers
+from jboost.trees.damped_newton import ROUNDING, move_scores
 from jboost.trees.joint_start import (
-    ROUNDING,
     begin_at,
     best_of,
     minimise_jointly,
@@ -141,7 +141,7 @@ def _initial_along(objective, offset, weights, k):
     if objective.minimizer is None:  # a quadratic: one step, one more against rounding
         start = np.zeros(1, np.float32)
         for _ in range(2):
-            scores = _move(offset, start)
+            scores = move_scores(offset, start)
             slopes = gradients(objective, scores)
             matrices = hessian_matrices(objective, scores)
             start = _step_down(start, slopes, matrices, weights)
@@ -154,11 +154,6 @@ def _initial_along(objective, offset, weights, k):
     if objective.kinks is None:
         return search()
     return solve_at_kinks(objective, groups, objective.kinks, search)
-
-
-@elementwise
-def _move(numpy, offset, start):
-    return offset + start[:, None]
 
 
 @stage
@@ -330,7 +325,7 @@ def _is_sloping_only(slopes, curvature, minimizer, around, weights):
 def _avoid_plateau(objective, offset, weights, found):
     """Moves a start where no row has a slope to where the most rows have one."""
 
-    scores = _move(offset, found)
+    scores = move_scores(offset, found)
     slopes = gradients(objective, scores)
 
     def move(found):
@@ -338,7 +333,7 @@ def _avoid_plateau(objective, offset, weights, found):
         starts = _plateau_exits(objective.minimizer, offset, weights)
 
         def measure(c):
-            return _share(gradients(objective, _move(offset, c)), weights)
+            return _share(gradients(objective, move_scores(offset, c)), weights)
 
         return _move_if_stuck(counts, starts, map_points(measure, starts), found)
 
