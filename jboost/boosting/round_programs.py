@@ -26,7 +26,12 @@ from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import advance, count_round, map_scores
-from jboost.boosting.row_derivatives import RowDerivatives, row_derivatives
+from jboost.boosting.row_derivatives import (
+    RawDerivatives,
+    Scaling,
+    differentiate,
+    scale_derivatives,
+)
 from jboost.boosting.row_sample import Round, sample_rows
 from jboost.boosting.state import (
     Arrays,
@@ -119,14 +124,14 @@ def for_growth(method: Method) -> Method:
 def without_loss(state: BoostState) -> BoostState:
     """Returns the state without what has another shape for another loss."""
     return state._replace(
-        minimizer=None, kinks=None, coupling=None, parameters=(), first_parameters=()
+        minimizer=None, kinks=None, parameters=(), first_parameters=()
     )
 
 
 def with_loss(state: BoostState, before: BoostState) -> BoostState:
     """Undoes :func:`without_loss`, for a state before."""
     return state._replace(
-        minimizer=before.minimizer, kinks=before.kinks, coupling=before.coupling,
+        minimizer=before.minimizer, kinks=before.kinks,
         parameters=before.parameters, first_parameters=before.first_parameters,
     )  # fmt: skip
 
@@ -135,13 +140,11 @@ class Derived(NamedTuple):
     """The derivatives of a round.
 
     Attributes:
-      shape: those that shape the trees.
-      fitted: those that leaves are fitted with; None if they are the same.
+      raw: by each curvature policy.
       regular: whether ``smooth`` was right.
     """
 
-    shape: RowDerivatives
-    fitted: RowDerivatives | None
+    raw: tuple[RawDerivatives, ...]
     regular: Bool[Array, ""]
 
 
@@ -157,18 +160,18 @@ def derive(
       The state, if the parameters of an adaptive loss have changed it; and derivatives.
     """
     problem = Problem(static, arrays)
-    new, shape, fitted = row_derivatives(problem, state, smooth)
+    new, raw = differentiate(problem, state, smooth)
     regular, method = jnp.asarray(True), problem.method
     if smooth is False:
         for curvature in {method.curvature, method.leaf_curvature}:
             objective, weights = bind_objective(problem, state), problem.data.weights
             regular &= ~needs_smoothing(objective, state.scores, weights, curvature)
-    derived = Derived(shape, None if fitted is shape else fitted, regular)
-    return None if static.loss.estimate is None else new, derived
+    return None if static.loss.estimate is None else new, Derived(raw, regular)
 
 
 def grow(
     method: Method,
+    scaling: Scaling,
     steps: bool,
     numbers: Numbers,
     data: Data,
@@ -183,14 +186,15 @@ def grow(
     """Grows the trees of a round, and sums the derivatives in their leaves.
 
     Args:
+      scaling: from :func:`jboost.boosting.row_derivatives.choose_scaling`.
       steps: whether leaf values are Newton steps, so that no loss is needed for them.
       sets: the rows of the validation sets, and ``set_scores`` their scores.
       entry: where the trees are stored in ``words``.
     """
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
-    shape, fitted = derived.shape, derived.fitted
-    now = sample_rows(problem, state, shape, shape if fitted is None else fitted)
+    pairs = scale_derivatives(scaling, data.weights, state, derived.raw)
+    now = sample_rows(problem, state, *pairs)
 
     def grow_one(one):
         tree, leaf = grow_structure(problem, now, one)

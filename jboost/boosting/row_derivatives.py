@@ -10,9 +10,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.state import BoostState, Problem, bind_objective, find_minima
-from jboost.objective.curvature import derivatives
-from jboost.objective.evaluation import mean_of_rows
+from jboost.objective.curvature import derivatives, is_raised, raise_curvature
+from jboost.objective.evaluation import weighted_mean
 
 
 class RowDerivatives(NamedTuple):
@@ -30,8 +31,56 @@ class RowDerivatives(NamedTuple):
     value_unit: Float[Array, "*K"]
 
 
+class RawDerivatives(NamedTuple):
+    """Gradient and positive curvature of every row by one policy."""
+
+    gradient: Float[Array, "K N"]
+    curvature: Float[Array, "K N"]
+
+
+class Policy(NamedTuple):
+    """What follows from a curvature policy for its numbers.
+
+    Attributes:
+      unit: whether the curvature says nothing about the scale of the loss.
+      raised: whether it has a least value, and
+      by_start: whether that depends on the start of training.
+    """
+
+    unit: bool
+    raised: bool
+    by_start: bool
+
+
+class Scaling(NamedTuple):
+    """How derivatives are scaled; it does not hold the loss.
+
+    Attributes:
+      relative: whether they are divided by the mean curvature.
+      policies: one, or that of the splits and that of the leaves.
+    """
+
+    relative: bool
+    policies: tuple[Policy, ...]
+
+
+def choose_scaling(problem: Problem) -> Scaling:
+    """Returns how the derivatives of a problem are scaled."""
+    method, loss = problem.method, problem.loss
+    given = problem.arrays.given is not None
+    minima = loss is not None and needs_minimizer(loss)
+
+    def describe(curvature):
+        raised = not given and is_raised(minima, curvature)
+        by_start = raised and curvature == "auto" and loss.num_scores > 1
+        return Policy(curvature == "unit", raised, by_start)
+
+    policies = tuple(describe(curvature) for curvature in _policies(method))
+    return Scaling(method.regularization == "relative", policies)
+
+
 def row_derivatives(
-    problem: Problem, state: BoostState, smooth: bool | None = None
+    problem: Problem, state: BoostState
 ) -> tuple[BoostState, RowDerivatives, RowDerivatives]:
     """Returns derivatives that shape the trees, and those that fit their leaves.
 
@@ -40,12 +89,25 @@ def row_derivatives(
     except for unit curvature, which says nothing about the scale of the loss: there
     each pair is divided by its own mean.
 
+    Returns:
+      The state, with new minimizers where parameters of the loss have moved them, and
+      both pairs.
+    """
+    state, raw = differentiate(problem, state)
+    scaling, weights = choose_scaling(problem), problem.data.weights
+    return state, *scale_derivatives(scaling, weights, state, raw)
+
+
+def differentiate(
+    problem: Problem, state: BoostState, smooth: bool | None = None
+) -> tuple[BoostState, tuple[RawDerivatives, ...]]:
+    """Evaluates the derivatives of every row.
+
     Args:
       smooth: see :func:`jboost.objective.curvature.derivatives`.
 
     Returns:
-      The state, with new minimizers where parameters of the loss have moved them, and
-      both pairs.
+      The state, as :func:`row_derivatives` does, and derivatives by each policy.
     """
     method, weights = problem.method, problem.data.weights
     objective = bind_objective(problem, state)
@@ -55,26 +117,51 @@ def row_derivatives(
         state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
 
     def evaluate(curvature):
-        gradient, positive = problem.arrays.given or derivatives(
-            objective, state.scores, weights, curvature, smooth
+        found = problem.arrays.given or derivatives(
+            objective, state.scores, weights, curvature, smooth, raised=False
         )
+        return RawDerivatives(*found)
+
+    return state, tuple(evaluate(curvature) for curvature in _policies(method))
+
+
+def scale_derivatives(
+    scaling: Scaling,
+    weights: Float[Array, " N"],
+    state: BoostState,
+    raw: tuple[RawDerivatives, ...],
+) -> tuple[RowDerivatives, RowDerivatives]:
+    """Returns both pairs of :func:`row_derivatives`."""
+
+    def scale(policy, raw):
+        gradient, positive = raw
+        if policy.raised:
+            start = state.coupling.start if policy.by_start else None
+            positive = raise_curvature(positive, weights, start)
         mean = jnp.ones(state.scores.shape[0], jnp.float32)
-        if method.regularization == "relative" and curvature != "unit":
-            mean = mean_of_rows(objective, positive, weights)
+        if scaling.relative and not policy.unit:
+            mean = weighted_mean(positive, weights)
             flat = mean == 0  # no row has any curvature: all count alike
             positive = jnp.where(flat[:, None], 1.0, positive)
             mean = _stabilise(mean, flat, state)
         return RowDerivatives(gradient, positive, mean, jnp.ones_like(mean))
 
-    shape = evaluate(method.curvature)
-    if method.leaf_curvature == method.curvature:
-        return state, shape, shape
-    fitted = evaluate(method.leaf_curvature)
-    if method.curvature != "unit":
-        return state, shape, fitted._replace(mean=shape.mean)
-    mean = mean_of_rows(objective, fitted.curvature, weights)
+    shape, *rest = map(scale, scaling.policies, raw)
+    if not rest:
+        return shape, shape
+    (fitted,) = rest
+    if not scaling.policies[0].unit:
+        return shape, fitted._replace(mean=shape.mean)
+    mean = weighted_mean(fitted.curvature, weights)
     unit = 1 / jnp.where(mean > 0, mean, 1.0)
-    return state, shape, fitted._replace(value_unit=unit)
+    return shape, fitted._replace(value_unit=unit)
+
+
+def _policies(method):
+    """Returns the policies of the splits and, if it is another one, of the leaves."""
+    if method.leaf_curvature == method.curvature:
+        return (method.curvature,)
+    return method.curvature, method.leaf_curvature
 
 
 def _stabilise(mean, flat, state):

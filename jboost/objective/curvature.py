@@ -22,6 +22,7 @@ from jboost.objective.evaluation import (
     hessians,
     mean_of_rows,
     own_curvatures,
+    weighted_mean,
 )
 
 Policy = Literal["auto", "exact", "secant", "absolute", "unit"]
@@ -95,6 +96,8 @@ def derivatives(
     weights: Float[Array, " N"],
     curvature: Chosen,
     smooth: bool | None = None,
+    *,
+    raised: bool = True,
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
     """Returns gradient and curvature of every row, not multiplied by weights.
 
@@ -124,6 +127,8 @@ def derivatives(
     Args:
       smooth: the result of :func:`needs_smoothing`, if it is known: a program then
         holds only the code that it runs. None: it is decided in the program.
+      raised: whether the curvature is raised to its least value; if not, that is left
+        to :func:`raise_curvature`.
     """
     loss = objective.loss
     own = curvature == "function"
@@ -157,10 +162,24 @@ def derivatives(
         gradient, positive = soften(gradient, hessian)
     if curvature == "unit":
         return gradient, jnp.ones_like(gradient)
-    start = None
-    if curvature == "auto" and objective.coupling is not None:
-        start = objective.coupling.start
-    return gradient, _floor_curvature(objective, positive, weights, start)
+    if not raised:
+        return gradient, positive
+    start = _find_start(curvature, objective.coupling)
+    return gradient, raise_curvature(positive, weights, start)
+
+
+def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:
+    """Returns whether the curvature has a least value.
+
+    Args:
+      loss_has_minima: whether the rows' own minimizers are looked for.
+    """
+    return curvature == "function" or (loss_has_minima and curvature != "unit")
+
+
+def _find_start(curvature, coupling):
+    """Returns the mean curvature at the start, if it is a bound."""
+    return None if coupling is None or curvature != "auto" else coupling.start
 
 
 def needs_smoothing(
@@ -227,12 +246,18 @@ def _secant(gradient, distance, delta):
     return jnp.abs(gradient) / root
 
 
-def _floor_curvature(objective, curvature, weights, start):
+def raise_curvature(
+    curvature: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+    start: Float[Array, " K"] | None,
+) -> Float[Array, "K N"]:
     """Raises curvature to 1e-6 times the weighted mean of its positive part.
 
-    Where scores interact, also to its mean at the start of training.
+    Args:
+      start: where scores interact, the mean curvature at the start of training, to
+        which it is raised as well.
     """
-    mean = mean_of_rows(objective, jnp.maximum(curvature, 0.0), weights)
+    mean = weighted_mean(jnp.maximum(curvature, 0.0), weights)
     least = _FLOOR * mean
     if start is not None:
         least = jnp.maximum(least, jnp.minimum(start, _DECLINE * mean))

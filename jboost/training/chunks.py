@@ -27,6 +27,7 @@ from jboost.boosting.round_programs import (
     with_loss,
     without_loss,
 )
+from jboost.boosting.row_derivatives import choose_scaling
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.programs import BRISK, FEW, FULL, QUICK, WHOLE, compiled
 from jboost.numerics.packing import count_words, unpack
@@ -180,7 +181,8 @@ class ArrayRunner:
         return (
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(
-                grow, for_growth(static.method), not options.finish.solve,
+                grow, for_growth(static.method), choose_scaling(self.job.problem),
+                not options.finish.solve,
                 effort=QUICK if few else FULL,
             ),
             self._find(finish, static, options.finish, donate=(7,), effort=effort),
