@@ -48,6 +48,29 @@ from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
 
 
+class Turn(NamedTuple):
+    """What differs from round to round.
+
+    Attributes:
+      state: before the round, and ``set_scores`` those of the validation sets.
+      rate: the learning rate.
+      entry: where the round is stored.
+    """
+
+    state: BoostState
+    set_scores: tuple[Float[Array, "K N"], ...]
+    rate: Float[Array, ""]
+    entry: Int32[Array, ""]
+
+
+class Growth(NamedTuple):
+    """What ``grow`` takes in every round: numbers, rows without targets, sets."""
+
+    numbers: Numbers
+    data: Data
+    sets: tuple[Data, ...]
+
+
 class Grown(NamedTuple):
     """The trees of a round; their leaves may not have values yet.
 
@@ -173,14 +196,9 @@ def grow(
     method: Method,
     scaling: Scaling,
     steps: bool,
-    numbers: Numbers,
-    data: Data,
-    sets: tuple[Data, ...],
-    rate: Float[Array, ""],
-    state: BoostState,
-    set_scores: tuple[Float[Array, "K N"], ...],
+    growth: Growth,
+    turn: Turn,
     derived: Derived,
-    entry: Int32[Array, ""],
     words: Int32[Array, "R W"],
 ) -> Grown:
     """Grows the trees of a round, and sums the derivatives in their leaves.
@@ -188,9 +206,10 @@ def grow(
     Args:
       scaling: from :func:`jboost.boosting.row_derivatives.choose_scaling`.
       steps: whether leaf values are Newton steps, so that no loss is needed for them.
-      sets: the rows of the validation sets, and ``set_scores`` their scores.
-      entry: where the trees are stored in ``words``.
+      turn: its state is one :func:`without_loss`.
+      words: where the trees are stored.
     """
+    (numbers, data, sets), (state, set_scores, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     pairs = scale_derivatives(scaling, data.weights, state, derived.raw)
@@ -239,7 +258,7 @@ class Finish(NamedTuple):
     kind: int | None
 
 
-class Options(NamedTuple):
+class RoundOptions(NamedTuple):
     """What the programs of a round contain; see :func:`choose_stages`."""
 
     smooth: bool | None
@@ -255,7 +274,7 @@ class Wholeness(NamedTuple):
 
 def choose_stages(
     problem: Problem, state: BoostState, reports: tuple[bool, bool], whole: Wholeness
-) -> Options:
+) -> RoundOptions:
     """Decides from concrete values what the programs of a round must contain.
 
     Args:
@@ -277,31 +296,28 @@ def choose_stages(
     solve = method.leaf_solver not in ("newton", "hessian")
     if method.leaf_solver == "guarded":
         solve = whole.finish or bool(state.pointed)
-    return Options(smooth, Finish(*reports, solve, kind))
+    return RoundOptions(smooth, Finish(*reports, solve, kind))
 
 
 def finish(
     static: Static,
     options: Finish,
     arrays: Arrays,
-    rate: Float[Array, ""],
     sets: tuple[Data, ...],
-    state: BoostState,
-    set_scores: tuple[Float[Array, "K N"], ...],
+    turn: Turn,
     grown: Grown,
-    entry: Int32[Array, ""],
     stored: Stored,
 ) -> tuple[Any, Stored]:
     """Completes a round, and stores it.
 
     Args:
-      sets: the rows of the validation sets, and ``set_scores`` their scores.
-      entry: where the round is stored.
+      sets: the rows of the validation sets.
 
     Returns:
       The state, the scores of the validation sets and the packed trees, if
       ``options.solve``; else the parameters of an adaptive loss. And what is stored.
     """
+    state, set_scores, rate, entry = turn
     problem, now, before = Problem(static, arrays), grown.now, state
     trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
     if options.solve:

@@ -24,7 +24,7 @@ jitted function of its own, and the least recently used one is released.
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -40,37 +40,13 @@ _small_programs: OrderedDict[Any, Any] = OrderedDict()
 _lock = Lock()
 
 
-class Effort(NamedTuple):
-    """How much work the compiler spends on a program.
-
-    ``FULL`` is for programs on many rows. ``WHOLE`` does the same work in one piece,
-    instead of a piece for each thread, which takes two thirds of the time and rounds
-    alike. ``BRISK`` takes half the time, but may round a sum of two products in another
-    order. ``QUICK`` takes a sixth of the time, and is for programs without a loss: it
-    does not contract a * b + c into one rounding, as the others do.
-    """
-
-    options: tuple[tuple[str, Any], ...]
-
-    def known(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the options, which are for CPUs; none if XLA lacks one of them."""
-        return self.options if _are_known(self.options) else ()
-
-
-FULL = Effort(())
-WHOLE = Effort((("xla_cpu_parallel_codegen_split_count", 1),))
-BRISK = Effort((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
-QUICK = Effort((*BRISK.options, ("xla_backend_optimization_level", 0)))
-FEW = 2**15  # numbers in the largest operand, up to which a program runs so shortly
-
-
 class Compiled(NamedTuple):
     """A function that is compiled for each combination of shapes; see `compiled`."""
 
     function: Callable[..., Any]
     static: tuple[Any, ...]
     donate: tuple[int, ...]
-    effort: Effort
+    effort: Any
     small: bool
 
     def __call__(self, *operands: Any) -> Any:
@@ -110,7 +86,7 @@ class Compiled(NamedTuple):
 
     def _jit(self):
         bound = partial(self.function, *self.static)
-        options = dict(self.effort.known()) or None
+        options = dict(self.effort.known()) if self.effort else None
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 
@@ -118,7 +94,7 @@ def compiled(
     function: Callable[..., Any],
     *static: Any,
     donate: tuple[int, ...] = (),
-    effort: Effort | None = None,
+    effort: Any = None,
     small: bool = False,
 ) -> Compiled:
     """Returns ``function`` compiled, with its static arguments bound.
@@ -127,27 +103,13 @@ def compiled(
       function: called as ``function(*static, *operands)``.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
-      effort: of the compiler; None for ``FULL``.
+      effort: of :mod:`jboost.entry.efforts`; None for ``FULL``.
       small: whether the program is small, so that more such programs are kept.
 
     Returns:
       A program, to be called with the operands, which may be traced.
     """
-    return Compiled(function, static, donate, effort or FULL, small)
-
-
-@cache
-def _are_known(options):
-    if not options:
-        return True
-    if jax.default_backend() != "cpu":
-        return False
-    try:
-        double = jax.jit(lambda number: number + number, compiler_options=dict(options))
-        double.lower(np.float32(0)).compile()
-    except Exception:  # the class of the error depends on the version
-        return False
-    return True
+    return Compiled(function, static, donate, effort, small)
 
 
 def _describe(leaf):

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from jboost.entry.programs import FEW, FULL, QUICK, WHOLE, compiled
+from jboost.entry.efforts import FEW, FULL, QUICK, WHOLE
+from jboost.entry.programs import compiled
 
 _P, _T = ParamSpec("_P"), TypeVar("_T")
 _ARRAY = "array"  # stands for an array among static operands

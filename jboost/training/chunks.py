@@ -15,8 +15,10 @@ from jaxtyping import Array, Float, Shaped
 
 from jboost.boosting.method import Method
 from jboost.boosting.round_programs import (
+    Growth,
     Stored,
     Summary,
+    Turn,
     Wholeness,
     choose_stages,
     derive,
@@ -29,7 +31,8 @@ from jboost.boosting.round_programs import (
 )
 from jboost.boosting.row_derivatives import choose_scaling
 from jboost.boosting.state import BoostState, Problem
-from jboost.entry.programs import BRISK, FEW, FULL, QUICK, WHOLE, compiled
+from jboost.entry.efforts import BRISK, FEW, FULL, QUICK, WHOLE
+from jboost.entry.programs import compiled
 from jboost.numerics.packing import count_words, unpack
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
@@ -117,12 +120,14 @@ class ArrayRunner:
         self._programs: dict[Any, Any] = {}
         self._whole = Wholeness(derive=False, finish=False)
         # Numbers that are on the device are cheaper to hand to a program.
-        self._numbers = jax.device_put(arrays.numbers)
-        self._growth = arrays.data._replace(targets=())
+        self._growth = Growth(
+            jax.device_put(arrays.numbers),
+            arrays.data._replace(targets=()),
+            tuple(rows.data for rows in job.sets.values()),
+        )
         self._rows = jax.device_put(
             arrays._replace(data=arrays.data._replace(codes=None))
         )
-        self._sets = tuple(rows.data for rows in job.sets.values())
         self._entries = [jax.device_put(np.int32(i)) for i in range(MOST_ROUNDS)]
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
@@ -154,13 +159,10 @@ class ArrayRunner:
         for rate, entry in zip(rates, self._entries, strict=False):
             changed, derived = start(self._rows, state)
             state = state if changed is None else changed
-            grown = extend(
-                self._numbers, self._growth, self._sets, rate, without_loss(state),
-                set_scores, derived, entry, words,
-            )  # fmt: skip
-            found, stored = end(
-                self._rows, rate, self._sets, state, set_scores, grown, entry, stored
-            )
+            turn = Turn(state, set_scores, rate, entry)
+            bare = turn._replace(state=without_loss(state))
+            grown = extend(self._growth, bare, derived, words)
+            found, stored = end(self._rows, self._growth.sets, turn, grown, stored)
             if options.finish.solve:
                 state, set_scores, words = found
             else:
@@ -185,7 +187,7 @@ class ArrayRunner:
                 not options.finish.solve,
                 effort=QUICK if few else FULL,
             ),
-            self._find(finish, static, options.finish, donate=(7,), effort=effort),
+            self._find(finish, static, options.finish, donate=(4,), effort=effort),
         )  # fmt: skip
 
     def _find(self, function, *static, **options):
