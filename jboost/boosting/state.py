@@ -71,8 +71,8 @@ class Problem(NamedTuple):
     arrays: Arrays
 
     @property
-    def loss(self) -> TracedLoss:
-        """The loss of one row."""
+    def loss(self) -> Any:
+        """The loss of one row; None in a program that serves all losses."""
         return self.static.loss
 
     @property
