@@ -68,7 +68,8 @@ def bisect_minimum(
             start, here, bracket, edges, slopes, (solvable, strict, wanted)
         )
 
-    nothing = Minimum(start, strict, solvable)  # where no problem is solvable
+    # Where no problem is solvable: "strict" does not say yet which ones are wanted.
+    nothing = Minimum(start, solvable, solvable)
     return unless_idle(is_any(solvable), locate, nothing)
 
 
