@@ -476,7 +476,8 @@ def test_minima_at_kinks_move_with_their_rows(penalty):
     from jboost.objective.evaluation import Objective
     from jboost.objective.moving_minima import locate_minimizers
     from jboost.objective.tracing import trace_loss
-    from jboost.trees.leaves import Groups, solve_groups
+    from jboost.trees.groups import Groups
+    from jboost.trees.leaves import solve_groups
 
     group = np.arange(N) % 8
 

@@ -14,7 +14,8 @@ from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_channels
-from jboost.trees.leaves import Groups, keeps_steps, newton_step, solve_leaves
+from jboost.trees.groups import Groups
+from jboost.trees.leaves import keeps_steps, newton_step, solve_leaves
 from jboost.trees.tree import LeafSums, Tree
 
 _LARGEST = float(np.finfo(np.float32).max)

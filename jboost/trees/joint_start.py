@@ -30,8 +30,9 @@ from jboost.objective.evaluation import (
     weighted_mean,
 )
 from jboost.trees.damped_newton import ROUNDING, damped_newton, move_scores
+from jboost.trees.groups import Groups
 from jboost.trees.implicit import derive_joint_start
-from jboost.trees.leaves import Groups, locate_minima
+from jboost.trees.leaves import locate_minima
 
 _SEARCHED_ROWS = 4096  # at most, in the search along one score after another
 _SEARCHED_NUMBERS = 2**15  # at most, these rows times K

@@ -12,11 +12,11 @@ with d = 1 and a group per leaf (TreeBoost), d = the tree's own values and one g
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.stages import elementwise, stage, switch
 from jboost.numerics.derivatives import differentiable, weigh
@@ -31,6 +31,7 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
+from jboost.trees.groups import Groups
 from jboost.trees.implicit import derive_solution
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
@@ -39,28 +40,6 @@ LeafSolver = Literal[
 ]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
-
-
-class Groups(NamedTuple):
-    """Problems along one score.
-
-    Attributes:
-      k: which score.
-      scores: of all rows.
-      weights: 0 for rows that do not count.
-      direction: d above; None for 1.
-      group: of each row.
-      penalty: of each problem.
-      l1: of every problem; None for 0.
-    """
-
-    k: Int32[Array, ""]
-    scores: Float[Array, "K N"]
-    weights: Float[Array, " N"]
-    direction: Float[Array, " N"] | None
-    group: Int32[Array, " N"]
-    penalty: Float[Array, " G"]
-    l1: Float[Array, ""] | None = None
 
 
 def newton_step(

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The problems of the leaves of a tree; see :mod:`jboost.trees.leaves`."""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, Int32
+
+
+class Groups(NamedTuple):
+    """Problems along one score.
+
+    Attributes:
+      k: which score.
+      scores: of all rows.
+      weights: 0 for rows that do not count.
+      direction: d above; None for 1.
+      group: of each row.
+      penalty: of each problem.
+      l1: of every problem; None for 0.
+    """
+
+    k: Int32[Array, ""]
+    scores: Float[Array, "K N"]
+    weights: Float[Array, " N"]
+    direction: Float[Array, " N"] | None
+    group: Int32[Array, " N"]
+    penalty: Float[Array, " G"]
+    l1: Float[Array, ""] | None = None
