@@ -160,7 +160,7 @@ GROW = dict(
     gradient=np.arange(5, dtype=np.float32), curvature=np.ones(5, np.float32),
     in_bag=np.ones(5, bool), seed=np.zeros(2, np.uint32),
     fractions=np.ones(3, np.float32), l2=np.float32(1), min_gain=np.float32(0),
-    min_weight=np.float32(1), min_count=np.int32(1),
+    min_weight=np.float32(1), min_count=np.int32(1), num_features=np.int32(3),
 )  # fmt: skip
 GROW_SIZES = dict(
     categorical=0, grouped=0, limited=0, max_depth=2, max_leaves=0, num_bins=4,
@@ -188,6 +188,7 @@ def grow(entries=(), more=(), **changed):
 
 def test_trees_are_grown_only_from_codes_that_are_there():
     assert grow()[3].shape == (5,)
+    assert grow(num_features=np.int32(1))[3].shape == (5,)
     features = dict(categorical=1, more=(i32(2), i32(3), *NUMBERS))
     assert grow(**features)[3].shape == (5,)
     for changed in (
@@ -195,6 +196,7 @@ def test_trees_are_grown_only_from_codes_that_are_there():
         dict(packed=np.ones((1, 5, 8), np.uint16)),
         dict(gradient=np.ones(4, np.float32)),
         dict(num_bins=300), dict(num_slots=3), dict(max_depth=31),
+        dict(num_features=np.int32(4)), dict(num_features=np.int32(0)),
         dict(categorical=1, more=(i32(3), i32(3), *NUMBERS)),
         dict(categorical=1, more=(i32(-1), i32(3), *NUMBERS)),
     ):  # fmt: skip

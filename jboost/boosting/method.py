@@ -161,6 +161,7 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
             categories, settings.category_l2, settings.category_smoothing,
             settings.min_category_weight, settings.max_onehot,
         ),
+        num_features=np.int32(num_features),
     )  # fmt: skip
 
 

@@ -21,12 +21,13 @@ _WORD = 32  # kWordBits of native/categories.h
 
 
 class SplitLimits(NamedTuple):
-    """The conditions that a split must meet; see :func:`jboost.fit`."""
+    """The conditions that a split must meet; see `jboost.trees.limits.TreeLimits`."""
 
     l2: Float[Array, ""]
     min_gain: Float[Array, ""]
     min_child_weight: Float[Array, ""]
     min_child_samples: Int32[Array, ""]
+    num_features: Int32[Array, ""]
 
 
 class SlotSplits(NamedTuple):

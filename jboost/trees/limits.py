@@ -27,6 +27,8 @@ class TreeLimits(NamedTuple):
         ``max_delta_step``.
       groups: features that may meet on a path (``interactions``).
       categories: which features hold categories, and how they are split.
+      num_features: how many columns of the codes are features; those beyond are
+        padding. None: all.
     """
 
     l2: Float[Array, ""] | float = 1.0
@@ -40,6 +42,7 @@ class TreeLimits(NamedTuple):
     groups: Bool[Array, "G F"] | None = None
     max_bins: Int32[Array, ""] | int = 256
     categories: CategoryLimits | None = None
+    num_features: Int32[Array, ""] | int | None = None
 
 
 def limit_values(l1, max_delta_step, signs: Any, num_features):

@@ -46,7 +46,7 @@ def grow_natively(
     found = grow_cpu.grow_tree(
         codes.pack(num_bins).operands,
         (gradient, curvature, in_bag, seed, column_fractions(limits)),
-        _kernel_limits(limits),
+        _kernel_limits(limits, codes.num_features),
         limits.values,
         limits.groups,
         _kernel_categories(limits.categories),
@@ -63,7 +63,7 @@ def grow_natively(
     return tree, found.leaf
 
 
-def _kernel_limits(limits):
+def _kernel_limits(limits, num_columns):
     """Returns the limits as the kernel compares sums with them."""
     weight = jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK)
     return grow_cpu.SplitLimits(
@@ -71,6 +71,9 @@ def _kernel_limits(limits):
         min_gain=jnp.float32(limits.min_gain),
         min_child_weight=weight,
         min_child_samples=jnp.int32(limits.min_child_samples),
+        num_features=jnp.int32(
+            num_columns if limits.num_features is None else limits.num_features
+        ),
     )
 
 

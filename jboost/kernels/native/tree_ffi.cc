@@ -14,7 +14,8 @@ struct Options {
   bool uniform, limited, grouped, categorical;
 };
 
-void ReadNumbers(Buffers* buffers, int64_t num_rows, TreeInput* input) {
+// Returns how many columns are features; those beyond are padding.
+int32_t ReadNumbers(Buffers* buffers, int64_t num_rows, TreeInput* input) {
   input->gradient = buffers->Operand<float>("gradient", {num_rows});
   input->curvature = buffers->Operand<float>("curvature", {num_rows});
   input->in_bag = buffers->Operand<uint8_t>("in_bag", {num_rows});
@@ -28,6 +29,7 @@ void ReadNumbers(Buffers* buffers, int64_t num_rows, TreeInput* input) {
   // not counted for it).
   int32_t least = buffers->Scalar<int32_t>("min_child_samples");
   limits.min_count = least > 1 ? least : 0;
+  return buffers->Scalar<int32_t>("num_features");
 }
 
 void ReadCategories(Buffers* buffers, CategoryLimits* categories) {
@@ -97,7 +99,7 @@ ffi::Error GrowImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
     ReadPacked(&buffers, Access::kOperand, &packed, &data);
   }
   int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "gradient")[0];
-  ReadNumbers(&buffers, num_rows, &input);
+  int32_t used = ReadNumbers(&buffers, num_rows, &input);
   input.max_depth = max_depth;
   input.max_leaves = max_leaves;
   input.uniform = options.uniform;
@@ -136,12 +138,19 @@ ffi::Error GrowImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   TreeOutput output = ReadOutput(&buffers, num_rows, options);
   TreeScratch scratch =
       ReadScratch(&buffers, num_rows, codes, options, input.limits.min_count);
+  bool named = options.grouped || options.limited || !dense;
+  buffers.Check(0 < used && used <= num_features && (!named || used == num_features),
+                "num_features must be 1 to F, and F where columns are named");
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
   JBOOST_RETURN_IF_ERROR(CheckEntries(source));
   for (int64_t group = 0; group < categories.num_groups; ++group) {
     int32_t feature = categories.features[group];
-    JBOOST_CHECK(0 <= feature && feature < num_features,
-                 "categorical features must be below F");
+    JBOOST_CHECK(0 <= feature && feature < used,
+                 "categorical features must be below num_features");
+  }
+  if (dense) {
+    codes.num_features = used;
+    codes.num_blocks = (used + codes.width - 1) / codes.width;
   }
   JBOOST_CHECK(GrowTree(MakePool(threads), codes, input, scratch, output),
                "entries must hold ascending rows below N");
