@@ -167,9 +167,12 @@ def _policies(method):
 def _stabilise(mean, flat, state):
     """Returns what "relative" divides by, from the mean curvature of each score."""
     if state.coupling is not None:
-        # Scores that compete for a row (softmax) share the curvature of the row.
-        competing = state.coupling.competing
-        mean = jnp.where(competing, jnp.sum(competing, dtype=mean.dtype) * mean, mean)
+        # Scores that compete for a row (softmax) share the curvature of the row: the
+        # sum of their means, in units in which all of them move alike.
+        competing, move, _ = state.coupling
+        squares = jnp.where(competing, jnp.square(move), 1.0)
+        total = jnp.sum(jnp.where(competing, mean * squares, 0.0))
+        mean = jnp.where(competing, total / squares, mean)
     # The larger of the first round and this one: where the fit flattens the loss
     # (logistic), regularization must not fade with the curvature.
     mean = jnp.maximum(mean, state.first_mean)

@@ -40,7 +40,7 @@ def find_coupling(
         return None
     direction, along = _find_direction(mean_hessian(objective, scores, weights))
     sums = map_hessians(objective, scores, _summarize, along)
-    return _conclude(weighted_mean(sums, weights), direction)
+    return _conclude(weighted_mean(sums, weights), direction, along)
 
 
 @stage
@@ -64,11 +64,12 @@ def _summarize(rows, along):
 
 
 @stage
-def _conclude(means, direction):
+def _conclude(means, direction, along):
     own, others, every, total = _finite(means)
     competing = jnp.abs(direction) >= _TAKES_PART
     competing &= jnp.all(total <= _ZERO * every) & (others > 0)
-    return Coupling(competing, jnp.where((others > 0) & ~competing, own, 0.0))
+    start = jnp.where((others > 0) & ~competing, own, 0.0)
+    return Coupling(competing, along, start)
 
 
 def _finite(numbers):

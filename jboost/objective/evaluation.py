@@ -51,11 +51,13 @@ class Coupling(NamedTuple):
       competing: whether a score is one of several that compete: moving them
         together in some direction, all by the same amount for softmax, changes no
         row's loss.
+      move: that direction: by how much each score moves, in its own unit.
       start: for scores that interact with others but do not compete, the weighted
         mean of |H_kk| at the initial scores; otherwise 0.
     """
 
     competing: Bool[Array, " K"]
+    move: Float[Array, " K"]
     start: Float[Array, " K"]
 
 

@@ -159,7 +159,7 @@ def fit(
         statistics (absolute error, quantiles) or much like them (no curvature at
         three quarters of the rows), else 1.
       regularization: "relative" divides gradient and curvature by the mean curvature
-        of this round or the first, whichever is larger (times the number of scores
+        of this round or the first, whichever is larger (the sum over the scores
         where they compete for a row, as in softmax), so that a loss times a million
         trains the same model; "absolute" leaves the loss's units.
       subsample: share of rows per round, without replacement; below 1 the history
