@@ -193,28 +193,35 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
     values = jnp.where(in_bag, jnp.stack([gradient, curvature]), 0.0)
     fixed = scale(values, jnp.sum(in_bag))
     channels = np.array(jax.jit(quantize)(values.T, fixed, words))
-    unit = np.array(fixed.unit)
     if uniform:
-        channels[:, 1], unit[1] = in_bag, 1.0
-    shapes = (
-        jax.ShapeDtypeStruct((num_rows, 2), jnp.int32),
-        jax.ShapeDtypeStruct((num_rows,), jnp.uint16),
-        jax.ShapeDtypeStruct((-(-num_rows // grow_cpu.CHUNK), 1, 2), jnp.int32),
-        jax.ShapeDtypeStruct((2,), jnp.float32),
-    )
-    packed, index, segments, units = library.call(
-        "start", shapes, gradient, curvature, in_bag, words, uniform=int(uniform)
-    )
-    np.testing.assert_array_equal(units, unit)
-    for chunk, segment in enumerate(np.asarray(segments)[:, 0]):
-        place = chunk * grow_cpu.CHUNK + np.arange(segment[0], segment[1])
-        row = chunk * grow_cpu.CHUNK + np.asarray(index)[place]
-        np.testing.assert_array_equal(row, chunk * grow_cpu.CHUNK + np.flatnonzero(
-            np.asarray(in_bag)[chunk * grow_cpu.CHUNK:(chunk + 1) * grow_cpu.CHUNK]
-        ))  # fmt: skip
+        channels[:, 1] = in_bag
+    chunk = grow_cpu.CHUNK
+    columns = jnp.ones((1, num_rows), jnp.uint8)
+    shapes = [
+        ((1,), jnp.int32), ((1,), jnp.int32), ((1,), jnp.bool_),
+        ((num_rows,), jnp.int32), ((num_rows, 2), jnp.int32), ((num_rows,), jnp.uint16),
+        ((-(-num_rows // chunk), 1, 2), jnp.int32),
+        ((1, 2 if uniform else 3, 1, 2), jnp.int32),
+    ]  # fmt: skip
+    # A tree of one level leaves the words of the rows as they were at its root.
+    numbers = (jnp.ones(3), *jnp.float32([1, 0, 0]), *jnp.int32([2, 1]))
+    _, _, _, _, packed, order, _, sums = library.call(
+        "grow", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), columns,
+        code_operands.pack(columns, 2), gradient, curvature, in_bag, words, *numbers,
+        categorical=0, grouped=0, limited=0, max_depth=1, max_leaves=0, num_bins=2,
+        num_slots=1, uniform=int(uniform),
+    )  # fmt: skip
+    expected = channels[np.asarray(in_bag)].astype(np.int64)
+    expected = (expected[:, 1] << 32) + expected[:, 0]
+    for first in range(0, num_rows, chunk):
+        rows = first + np.flatnonzero(np.asarray(in_bag)[first : first + chunk])
+        place = first + np.arange(len(rows))
+        np.testing.assert_array_equal(first + np.asarray(order)[place], rows)
         word = np.asarray(packed)[place].view(np.int64)[:, 0]
-        expected = channels[row].astype(np.int64)
-        np.testing.assert_array_equal(word, (expected[:, 1] << 32) + expected[:, 0])
+        done = int(np.sum(np.asarray(in_bag)[:first]))
+        np.testing.assert_array_equal(word, expected[done : done + len(rows)])
+    total = np.asarray(sums)[0, :2, 0, -1]
+    np.testing.assert_array_equal(total, channels[np.asarray(in_bag)].sum(axis=0))
 
 
 @pytest.mark.parametrize("num_rows", [1, 31, 1025, 32769, 200_003])
@@ -470,7 +477,7 @@ def test_kernels_are_what_runs_on_a_cpu():
             grow_levels, max_depth=2, num_bins=16, implementation=implementation
         )
         text = jax.jit(grow).lower(*rows, DEFAULT).as_text()
-        assert ("jboost_split_rows" in text) == calls
+        assert ("jboost_grow" in text) == calls
 
 
 def test_implementations_tell_what_is_used(isa):

@@ -239,7 +239,7 @@ def test_validation_targets_take_the_type_of_training_targets():
 @pytest.mark.parametrize(
     "change",
     [
-        dict(delta=0.3),
+        dict(delta=0.8),
         dict(num_rounds=5),
         dict(num_rounds=19),
         dict(learning_rate=0.05),
@@ -248,7 +248,7 @@ def test_validation_targets_take_the_type_of_training_targets():
         dict(subsample=0.5, seed=3),
         dict(colsample_bytree=0.5, colsample_bylevel=0.9, colsample_bynode=0.7),
         dict(x=X[:195], y=Y[:195]),
-        dict(x=make_columns(9), y=2 * Y),
+        dict(x=make_columns(9), y=1.1 * Y),
         dict(x=X.astype(np.float64), y=Y.tolist()),
         dict(),
     ],
@@ -256,7 +256,8 @@ def test_validation_targets_take_the_type_of_training_targets():
 )
 def test_nothing_is_compiled_again(change, programs):
     """All of these are numbers, not sizes; whether rows are sampled is no number."""
-    fit_huber(subsample=0.9 if "subsample" in change else 1.0)
+    sampled = [name for name in change if "sample_by" in name or name == "subsample"]
+    fit_huber(**dict.fromkeys(sampled, 0.95))
     with Compilations() as compilations:
         fit_huber(**change)
     assert not programs & {*compilations.names}

@@ -59,25 +59,23 @@ def decide_by_loss(
 
     Passing the result back in as explicit settings trains the same model.
     """
-    if not isinstance(curvature, str):
-        curvature = "function"
-    if curvature == "auto" and loss.quadratic and not loss.straight:
-        curvature = "exact"  # the Hessian is constant: nothing to smooth
+    policy: Any = curvature if isinstance(curvature, str) else "function"
+    if policy == "auto" and loss.quadratic and not loss.straight:
+        policy = "exact"  # the Hessian is constant: nothing to smooth
     if leaf_solver == "auto" and loss.straight:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
     elif leaf_solver == "auto":
-        step: LeafSolver = "hessian" if curvature == "unit" else "newton"
+        step: LeafSolver = "hessian" if policy == "unit" else "newton"
         leaf_solver = step if loss.quadratic else "guarded"
     if isinstance(min_child_samples, str):
         min_child_samples = _ORDER_STATISTIC_SAMPLES if loss.straight else 0
     exact = leaf_solver == "exact" and loss.straight
     return LossChoices(
-        curvature=curvature,
+        curvature=policy,
         leaf_solver=leaf_solver,
-        leaf_curvature=_leaf_curvature(curvature, leaf_solver),
+        leaf_curvature=_leaf_curvature(policy, leaf_solver),
         min_child_samples=min_child_samples,
-        constant_curvature=curvature == "unit"
-        or (curvature == "exact" and loss.uniform),
+        constant_curvature=policy == "unit" or (policy == "exact" and loss.uniform),
         order_statistics=exact or leaf_solver == "median_step",
     )
 

@@ -186,9 +186,9 @@ def derive(
     new, raw = differentiate(problem, state, smooth)
     regular, method = jnp.asarray(True), problem.method
     if smooth is False:
-        for curvature in {method.curvature, method.leaf_curvature}:
-            objective, weights = bind_objective(problem, state), problem.data.weights
-            regular &= ~needs_smoothing(objective, state.scores, weights, curvature)
+        objective, weights = bind_objective(problem, state), problem.data.weights
+        for policy in (method.curvature, method.leaf_curvature):
+            regular &= ~needs_smoothing(objective, state.scores, weights, policy)
     return None if static.loss.estimate is None else new, Derived(raw, regular)
 
 

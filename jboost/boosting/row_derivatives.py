@@ -5,7 +5,7 @@ In: an objective and scores. Out: two pairs of gradient and curvature: one shape
 trees, the other fits their leaves.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -66,13 +66,15 @@ class Scaling(NamedTuple):
 
 def choose_scaling(problem: Problem) -> Scaling:
     """Returns how the derivatives of a problem are scaled."""
-    method, loss = problem.method, problem.loss
+    method = problem.method
+    loss: Any = problem.loss
+    num_scores = 1 if loss is None else loss.num_scores
     given = problem.arrays.given is not None
     minima = loss is not None and needs_minimizer(loss)
 
     def describe(curvature):
         raised = not given and is_raised(minima, curvature)
-        by_start = raised and curvature == "auto" and loss.num_scores > 1
+        by_start = raised and curvature == "auto" and num_scores > 1
         return Policy(curvature == "unit", raised, by_start)
 
     policies = tuple(describe(curvature) for curvature in _policies(method))
@@ -136,7 +138,8 @@ def scale_derivatives(
     def scale(policy, raw):
         gradient, positive = raw
         if policy.raised:
-            start = state.coupling.start if policy.by_start else None
+            coupling: Any = state.coupling
+            start = coupling.start if policy.by_start else None
             positive = raise_curvature(positive, weights, start)
         mean = jnp.ones(state.scores.shape[0], jnp.float32)
         if scaling.relative and not policy.unit:

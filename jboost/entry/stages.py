@@ -28,7 +28,8 @@ from jaxtyping import Array, ArrayLike
 from jboost.entry.efforts import FEW, FULL, QUICK, WHOLE
 from jboost.entry.programs import compiled
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _ARRAY = "array"  # stands for an array among static operands
 _from_host: ContextVar[bool] = ContextVar("from_host", default=False)
 
@@ -61,7 +62,7 @@ def stage(
         leaves = [next(remaining) if leaf is _ARRAY else leaf for leaf in static]
         operands, keywords = jax.tree.unflatten(structure, leaves)
         with run_in_stages(False):
-            return function(*operands, **keywords)
+            return function(*operands, **keywords)  # type: ignore[call-arg]
 
     traced.__name__ = function.__name__  # which logs and profiles show
 

@@ -49,7 +49,7 @@ def bisect_minimum(
     def unfinished(state):
         numpy = for_branches()
         open_problems = numpy.isnan(state.left) | numpy.isnan(state.right)
-        more = numpy.asarray(state.count) < num_probes
+        more = numpy.asarray(state.turn) < num_probes
         return more & is_any(numpy.asarray(wanted) & open_problems)
 
     def grow(state):
@@ -77,14 +77,14 @@ class _Bracket(NamedTuple):
     """What is known about P problems; NaN for unknown points.
 
     Attributes:
-      count: of probes on each side.
+      turn: number of probes on each side.
       width: distance of the next probes from the start.
       points: the next probes.
       left, right: nearest points of negative and of positive slope.
       flat_left, flat_right: nearest points of zero slope on each side.
     """
 
-    count: Int32[Array, ""]
+    turn: Int32[Array, ""]
     width: Float[Array, "*P"]
     points: tuple[Float[Array, "*P"], Float[Array, "*P"]]
     left: Float[Array, "*P"]
@@ -166,7 +166,7 @@ def _grow(numpy, state, start, slopes) -> _Bracket:
     closer_right = numpy.isnan(left) & (slope_down > 0)
     width = state.width * GROWTH
     return _Bracket(
-        count=state.count + 1,
+        turn=state.turn + 1,
         width=width,
         points=(start - width, start + width),
         left=numpy.where(closer_left, up, _first(numpy, left, new_left)),

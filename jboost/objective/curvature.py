@@ -75,7 +75,8 @@ def is_pointed(
     if runs_in_stages() and not np.isfinite(objective.minimizer).any():
         return np.asarray(False)  # needs no Hessian
     slopes, curvature = gradients(objective, scores), hessians(objective, scores)
-    objective = Objective(None, (), (), (), objective.minimizer)
+    nothing: Any = None  # the rest needs no loss
+    objective = Objective(nothing, (), (), (), objective.minimizer)
     return _is_pointed(objective, slopes, curvature, scores, weights)
 
 

@@ -60,8 +60,10 @@ def loss(
       >>> [ax.get_title() for ax in axes]
       ['loss', 'gradient', 'curvature']
     """
-    single = isinstance(curvature, str) or callable(curvature)
-    policies: tuple[Any, ...] = (curvature,) if single else tuple(curvature)
+    if isinstance(curvature, str) or callable(curvature):
+        policies: tuple[Any, ...] = (curvature,)
+    else:
+        policies = tuple(curvature)
     if not policies:
         raise ValueError(f"curvature must be at least one policy, got {curvature!r}")
     reports = {

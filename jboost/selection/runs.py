@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int8, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32, UInt32
 
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import mean_loss
@@ -93,7 +93,7 @@ class Doubt(NamedTuple):
     found: Bool[Array, ""]
     row: Int32[Array, ""]
     value: Float[Array, ""]
-    endless: Bool[Array, ""]
+    endless: Bool[ArrayLike, ""]
 
 
 class Rounds(NamedTuple):

@@ -241,7 +241,7 @@ def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
             yield from _name_numbers(value)
         elif hasattr(value, "_fields"):
             yield from _name_numbers(value, f"{name}.")
-        elif value is not None:
+        elif value is not None and name != "num_features":  # x is digested
             whole = group + name
             yield str(_NAMES.get(whole, whole)), np.asarray(value).tolist()
 

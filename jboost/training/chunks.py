@@ -206,12 +206,10 @@ class ArrayRunner:
     def _summary(self, position):
         """Returns arrays like the small results of a round."""
         _, bagged = self.job.reports
-        return Summary(
-            losses=np.zeros(1 + len(position.set_scores), np.float32),
-            improvement=np.float32(0) if bagged else None,
-            regular=np.bool_(True),
-            kept=np.bool_(True),
-        )
+        losses: Any = np.zeros(1 + len(position.set_scores), np.float32)
+        improvement: Any = np.float32(0) if bagged else None
+        true: Any = np.bool_(True)
+        return Summary(losses, improvement, regular=true, kept=true)
 
     def _make_room(self, position):
         """Returns empty arrays for the rounds of a chunk."""
@@ -221,7 +219,7 @@ class ArrayRunner:
         def empty(array):
             return np.zeros((MOST_ROUNDS, *array.shape), array.dtype)
 
-        def words(like):
+        def words(like) -> Any:
             return np.zeros((MOST_ROUNDS, count_words(like)), np.int32)
 
         return words(self._one_round_trees(position)), Stored(

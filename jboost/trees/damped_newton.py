@@ -42,7 +42,7 @@ def damped_newton(objective, offset, weights, start, wanted):
 
     def unfinished(state):
         numpy = for_branches()
-        more = numpy.asarray(state.count) < _NEWTON_STEPS
+        more = numpy.asarray(state.turn) < _NEWTON_STEPS
         return more & (numpy.asarray(state.moved) > 1e-6)
 
     def improve(state):
@@ -62,7 +62,7 @@ class _Newton(NamedTuple):
     """Where Newton's method stands.
 
     Attributes:
-      count: number of steps tried.
+      turn: number of steps tried.
       point: the best so far.
       damping: added to the curvatures, relative to the largest.
       loss: the mean loss at the point.
@@ -70,7 +70,7 @@ class _Newton(NamedTuple):
       convex: whether no curvature on the way was negative.
     """
 
-    count: Int32[Array, ""]
+    turn: Int32[Array, ""]
     point: Float[Array, " K"]
     damping: Float[Array, ""]
     loss: Float[Array, ""]
@@ -119,7 +119,7 @@ def _accept(state, proposal, values, weights) -> _Newton:
     # Close to the minimum the loss is flat to the last bits, the gradient is not.
     better = loss <= state.loss + ROUNDING * jnp.abs(state.loss)
     return _Newton(
-        count=state.count + 1,
+        turn=state.turn + 1,
         point=jnp.where(better, proposal.point, state.point),
         damping=jnp.where(better, jnp.maximum(damping / 10, 1e-6), damping * 10),
         loss=jnp.where(better, loss, state.loss),
@@ -132,7 +132,7 @@ def _accept(state, proposal, values, weights) -> _Newton:
 
 @stage
 def _conclude_newton(state):
-    settled = (state.count < _NEWTON_STEPS) & (state.damping <= 1e-3)
+    settled = (state.turn < _NEWTON_STEPS) & (state.damping <= 1e-3)
     return state.point, state.convex & settled & jnp.isfinite(state.loss)
 
 

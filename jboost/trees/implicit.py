@@ -7,6 +7,7 @@ those of rows at whose kinks a minimum is.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -135,7 +136,7 @@ def derive_joint_start(
         return mean_of_rows(objective, rows, weights)
 
     _, change = jax.jvp(balance, operands, tangents)
-    hessian = jax.jacfwd(lambda c: balance(*operands, c))(start)
+    hessian = jax.jacfwd(partial(balance, *operands))(start)
     unit = jnp.sqrt(jnp.abs(jnp.diagonal(hessian)))
     unit = 1 / jnp.where(unit > 0, unit, 1.0)
     inverse = jnp.linalg.pinv(hessian * jnp.outer(unit, unit), rtol=_FLAT)

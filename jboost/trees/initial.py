@@ -54,7 +54,7 @@ class Start(NamedTuple):
       fell_back: whether training could not have started at the argmin.
     """
 
-    score: Float[Array, " K"]
+    score: Float[ArrayLike, " K"]
     fell_back: Bool[ArrayLike, ""]
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.trees.category_splits import CategoryLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
@@ -42,7 +42,7 @@ class TreeLimits(NamedTuple):
     groups: Bool[Array, "G F"] | None = None
     max_bins: Int32[Array, ""] | int = 256
     categories: CategoryLimits | None = None
-    num_features: Int32[Array, ""] | int | None = None
+    num_features: Int32[ArrayLike, ""] | None = None
 
 
 def limit_values(l1, max_delta_step, signs: Any, num_features):
