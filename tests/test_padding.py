@@ -22,9 +22,14 @@ def fit(rows, columns, **settings):
 
 
 def test_sizes_are_few():
-    assert {padded_rows(size) for size in range(513, 1025)} == {1024}
-    assert [padded_rows(size) for size in (1, 65, 8192, 8193)] == [64, 128, 8192, 9216]
-    assert {padded_columns(100, size) for size in range(9, 17)} == {16}
+    assert {padded_rows(size) for size in range(257, 1025)} == {1024}
+    assert [padded_rows(size) for size in (1, 1025, 8192, 8193)] == [
+        256,
+        2048,
+        8192,
+        9216,
+    ]
+    assert {padded_columns(100, size) for size in range(17, 33)} == {32}
     assert [padded_columns(100, size) for size in (1, 32, 33)] == [8, 32, 33]
     assert padded_columns(8193, 3) == 3
 

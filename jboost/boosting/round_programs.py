@@ -42,6 +42,7 @@ from jboost.boosting.state import (
     bind_objective,
 )
 from jboost.boosting.structure import grow_structure
+from jboost.entry.stages import for_host
 from jboost.numerics.packing import pack
 from jboost.objective.curvature import needs_smoothing
 from jboost.trees.leaf_operations import add_values
@@ -171,6 +172,7 @@ class Derived(NamedTuple):
     regular: Bool[Array, ""]
 
 
+@for_host
 def derive(
     static: Static, smooth: bool | None, arrays: Arrays, state: BoostState
 ) -> tuple[BoostState | None, Derived]:
@@ -192,6 +194,7 @@ def derive(
     return None if static.loss.estimate is None else new, Derived(raw, regular)
 
 
+@for_host
 def grow(
     method: Method,
     scaling: Scaling,
@@ -299,6 +302,7 @@ def choose_stages(
     return RoundOptions(smooth, Finish(*reports, solve, kind))
 
 
+@for_host
 def finish(
     static: Static,
     options: Finish,

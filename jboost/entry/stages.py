@@ -32,6 +32,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _ARRAY = "array"  # stands for an array among static operands
 _from_host: ContextVar[bool] = ContextVar("from_host", default=False)
+_for_host: ContextVar[bool] = ContextVar("for_host", default=False)
 
 
 @contextmanager
@@ -42,6 +43,20 @@ def run_in_stages(on: bool = True) -> Iterator[None]:
         yield
     finally:
         _from_host.reset(token)
+
+
+def for_host(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a program that the host calls, so that it is never differentiated."""
+
+    @functools.wraps(function)
+    def run(*operands: _P.args, **keywords: _P.kwargs) -> _T:
+        token = _for_host.set(True)
+        try:
+            return function(*operands, **keywords)
+        finally:
+            _for_host.reset(token)
+
+    return run
 
 
 def stage(
@@ -57,6 +72,7 @@ def stage(
       any_rounding: whether a loss in it need not round as in the programs of rounds.
     """
 
+    @for_host
     def traced(structure, static, *arrays):
         remaining = iter(arrays)
         leaves = [next(remaining) if leaf is _ARRAY else leaf for leaf in static]
@@ -116,6 +132,11 @@ def _choose_effort(arrays, static, any_rounding):
 def runs_in_stages() -> bool:
     """Returns whether algorithms run from the host."""
     return _from_host.get()
+
+
+def may_be_differentiated() -> bool:
+    """Returns whether what is traced may be differentiated."""
+    return not (_from_host.get() or _for_host.get())
 
 
 def for_branches() -> Any:

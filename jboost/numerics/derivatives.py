@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jboost.entry.stages import runs_in_stages
+from jboost.entry.stages import may_be_differentiated
 
 
 def differentiable(
@@ -28,7 +28,7 @@ def differentiable(
         of dtype ``float0``.
       operands: pytrees of arrays.
     """
-    if runs_in_stages():  # on the host, where nothing is differentiated
+    if not may_be_differentiated():  # shorter programs
         return run(*operands)
     # Where a scan is differentiated twice, JAX forgets the rules of custom derivatives,
     # except within checkpoints, which do nothing else here.

@@ -28,7 +28,8 @@ from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
 
-_FEW_ROWS = 8192  # compiling takes longer than training on so many
+_SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
+_FEW_ROWS = _SMALL_SIZES[-1]  # compiling takes longer than training on so many
 _FEW_COLUMNS = 32
 
 
@@ -66,17 +67,16 @@ class PaddedRows(NamedTuple):
 
 
 def padded_rows(num_rows: int) -> int:
-    """Rounds the rows of a training run up: powers of two for small tables."""
-    if num_rows > _FEW_ROWS:
-        return padded_size(num_rows)
-    return max(64, 1 << (num_rows - 1).bit_length())
+    """Rounds the rows of a training run up: few sizes for small tables."""
+    larger = (size for size in _SMALL_SIZES if size >= num_rows)
+    return next(larger, padded_size(num_rows))
 
 
 def padded_columns(num_rows: int, num_columns: int) -> int:
-    """Rounds the columns of a training run up to multiples of 8 for small tables."""
+    """Rounds the columns of a training run up to 8, 16 or 32 for small tables."""
     if num_rows > _FEW_ROWS or num_columns > _FEW_COLUMNS:
         return num_columns
-    return -(-num_columns // 8) * 8
+    return max(8, 1 << (num_columns - 1).bit_length())
 
 
 def make_rows(
