@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Key, Shaped
 
+from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_channels, sum_rows
 from jboost.objective.evaluation import with_scores_first
 from jboost.objective.jaxprs import Program
@@ -231,7 +232,7 @@ def differentiate(
     """
     total = sum_rows(part.weights) if total is None else total
     found, (slopes, of_parameters) = _evaluate_rows(loss, fixed, part, values)
-    slopes = _weigh(slopes, part.weights) / total
+    slopes = weigh(jnp.broadcast_to(part.weights, slopes.shape), slopes) / total
     slopes = slopes * (fixed.unit[:, None] / fixed.loss_unit)
     num_rounds, num_scores, num_leaves = values.leaf.shape
     trees = jnp.arange(num_rounds * num_scores, dtype=jnp.int32)
@@ -308,10 +309,5 @@ def _evaluate_rows(loss, fixed, part, values):
 
 def _mean(rows, weights, total):
     """Returns the weighted mean over the first axis, ignoring rows of weight 0."""
-    return sum_rows(_weigh(jnp.moveaxis(rows, 0, -1), weights)) / total
-
-
-def _weigh(values, weights):
-    """Multiplies the last axis by weights; 0 where the weight is 0."""
-    weights = jnp.broadcast_to(weights, values.shape)
-    return jnp.where(weights > 0, weights * values, 0.0)
+    values = jnp.moveaxis(rows, 0, -1)
+    return sum_rows(weigh(jnp.broadcast_to(weights, values.shape), values)) / total
