@@ -78,6 +78,7 @@ TIMEOUT = 300.0  # seconds after which a process hangs
 SLOW = 4.0  # seconds: what takes longer is read three times at most
 LARGER = 10_000  # rows of a real table that is used
 SPLITS = 5
+TABLE_TASKS = ("squared_error", "logistic", "softmax", "poisson", "absolute_error")
 TABLE_ROUNDS = 100
 CASES = {
     "large": Case(1_000_000, 28, rounds=50),
@@ -432,10 +433,10 @@ def list_tables(folder: Path | None) -> list[tuple[str, str]]:
     """Returns the larger tables with a suitable loss."""
     if folder is None:
         return []
-    from compare_libraries import TASKS
+    from compare_tables import list_cases
 
-    kinds = TASKS["mean"] | TASKS["absolute"]
-    every = [(table, kind) for kind, tables in kinds.items() for table in tables]
+    cases = list_cases(TABLE_TASKS, None)
+    every = [(c.table, c.kind) for c in cases if c.table == c.folder]
     sizes = {}
     for table in {table for table, _ in every}:
         path = folder / table / "meta.json"

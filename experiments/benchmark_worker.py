@@ -480,7 +480,7 @@ def prepare_shap(library: str, case: Case, threads: int) -> Callable[[], Reading
 
 def prepare_loss(library: str, case: Case, threads: int) -> Callable[[], Reading]:
     """Mean loss of held-out rows; does not need a quiet machine."""
-    from compare_libraries import held_out_loss
+    from compare_fits import held_out_loss
 
     names = {"own": "squared_error", "quantile": f"quantile {TAU}"}
     kind = names.get(case.loss, case.loss)
@@ -516,24 +516,14 @@ def measure_table(
     library: str, folder: str, table: str, kind: str, split: int, rounds: int
 ) -> float:
     """Returns the held-out loss of one split of a real table."""
-    import compare_libraries as real
+    from compare_fits import Settings, measure
+    from compare_tables import Case, split_table
 
-    options = real.argparse.Namespace(rounds=rounds, min_child_samples=None, set=[])
-    train, test = real.split_table(real.Case("", table, kind), Path(folder), split)
-    own = library.startswith("jboost")
-    parameters = real.list_parameters("jboost" if own else library, kind, options)
-    if not own:
-        return real.measure(library, kind, parameters, train, test)["loss"]
-    import jboost as jb
-
-    choice: dict = {"implementation": "xla"} if library == "jboost-xla" else {}
-    loss = getattr(jb.losses, kind.split()[0])
-    if "tau" in parameters:
-        loss = partial(loss, tau=parameters.pop("tau"))
-    offsets = [{"offset": r.offset} if r.offset.any() else {} for r in (train, test)]
-    model, _ = jb.fit(train.x, train.target, loss, **offsets[0], **parameters, **choice)
-    score = jb.predict(model, test.x, **offsets[1], **choice)
-    return real.held_out_loss(kind, np.asarray(score), test.target)
+    own = {"implementation": "xla"} if library == "jboost-xla" else {}
+    name = "jboost" if library.startswith("jboost") else library
+    settings = Settings(rounds, rate=0.1, depth=6, equal=True, own=own)
+    parts = split_table(Case("", kind, table), Path(folder), split)
+    return measure(name, kind, parts, settings)["test"][-1]
 
 
 # ---- fresh processes ----------------------------------------------------------------

@@ -3,14 +3,19 @@
 
 import ast
 import importlib
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-PARTS = ("benchmark_report", "benchmark_timing", "benchmark_worker", "experiment_tools")
+PARTS = (
+    "benchmark_report", "benchmark_timing", "benchmark_worker", "compare_fits",
+    "compare_report", "compare_tables", "experiment_tools",
+)  # fmt: skip
 SCRIPTS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in PARTS)
 
 
@@ -73,6 +78,208 @@ def test_unknown_tables_are_answered_with_the_known_ones(
     assert "abalone" in said and "nosuch" in said and "adult" not in said
     assert run(monkeypatch, script, "--tables", tmp_path / "empty") == 2
     assert "abalone" in capsys.readouterr().err
+
+
+def write_abalone(folder):
+    """Writes 150 generated rows with the columns of a table of compare_libraries."""
+    rng = np.random.default_rng(0)
+    size = rng.uniform(size=150)
+    frame = pd.DataFrame({"sex": rng.choice(["M", "F", "I"], 150), "size": size})
+    frame["weight"] = rng.normal(size=150)
+    frame["rings"] = rng.poisson(5 + 10 * size) + 1
+    (folder / "abalone").mkdir()
+    meta = {"target": "rings", "drop_columns": []}
+    (folder / "abalone" / "meta.json").write_text(json.dumps(meta))
+    frame.to_parquet(folder / "abalone" / "data.parquet")
+    return frame
+
+
+def test_libraries_are_compared_and_a_killed_run_loses_one_fit(
+    tmp_path, monkeypatch, capsys
+):
+    write_abalone(tmp_path)
+    compare = importlib.import_module("compare_libraries")
+    tasks = ["squared_error", "categories"]
+    command = ["compare_libraries.py", "--tables", tmp_path, "--out", tmp_path / "out"]
+    command += [
+        "--task",
+        *tasks,
+        "--splits",
+        "2",
+        "--threads",
+        "1",
+        "--rounds",
+        "6",
+        "12",
+    ]
+    monkeypatch.setattr(sys, "argv", [*map(str, command)])
+    compare.main()
+    said = capsys.readouterr().out
+    assert "Found: " in said and "FAILED" not in said
+    result = json.loads((tmp_path / "out/compare_libraries.json").read_text())
+    assert result["failed"] == []
+    reports = {(r["task"], r["rounds"]): r for r in result["reports"]}
+    assert {*reports} == {(task, rounds) for task in tasks for rounds in (6, 12)}
+    assert len(reports["categories", 6]["libraries"]) == 5
+    assert reports["categories", 6]["codes"]["native / codes"] > 0
+    assert "<svg" in (tmp_path / "out/compare_libraries.svg").read_text()
+
+    # A broken last line costs one fit; fewer rounds are read off the same curves.
+    cache = tmp_path / "out/compare_libraries.jsonl"
+    cache.write_text(cache.read_text()[:-9])
+    measured = []
+    measure = compare.measure
+    monkeypatch.setattr(
+        compare, "measure", lambda *a: measured.append(a) or measure(*a)
+    )
+    sys.argv[-1:] = ["12"]
+    compare.main()
+    assert len(measured) == 1
+    again = json.loads((tmp_path / "out/compare_libraries.json").read_text())
+    names = ["early", "last", "best", "early/best", "last/mean", "early rank"]
+    for old, new in zip(result["reports"], again["reports"], strict=True):
+        for before, after in zip(old["tables"], new["tables"], strict=True):
+            assert [before.get(n) for n in names] == [after.get(n) for n in names]
+
+    def fail(library, *others):
+        raise RuntimeError(f"{library} is broken")
+
+    monkeypatch.setattr(compare, "measure", fail)
+    sys.argv += ["--depths", "2"]
+    with pytest.raises(SystemExit, match="every fit failed"):
+        compare.main()
+    sys.argv[-1:] = ["2", "6"]
+    compare.main()  # failures of one depth do not end the other
+    assert "FAILED: 16 fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--set", "l2"],
+        ["--set", "nosuch=1"],
+        ["--rounds", "101"],
+        ["--rates", "0"],
+        ["--splits", "0"],
+        ["--depths", "x"],
+        ["--half", "report"],
+        ["--half", "nosuch"],
+    ],
+    ids=lambda wrong: wrong[0][2:],
+)
+def test_options_of_compare_libraries_are_checked(wrong, monkeypatch, capsys, tmp_path):
+    write_abalone(tmp_path)
+    arguments = ["--tables", tmp_path, "--out", tmp_path, *wrong]
+    assert run(monkeypatch, "compare_libraries", *arguments) == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["softmax", "poisson", "huber"])
+def test_curves_are_losses_of_whole_models(kind, tmp_path):
+    """Increments of scores, summed up, are the scores that a library predicts."""
+    import lightgbm
+    import xgboost
+
+    import jboost as jb
+
+    fits = importlib.import_module("compare_fits")
+    tables = importlib.import_module("compare_tables")
+    write_abalone(tmp_path)
+    table = "abalone ages" if kind == "softmax" else "abalone"
+    parts = tables.split_table(tables.Case("", kind, table), tmp_path, 0)
+    train, _, test = parts
+    settings = fits.Settings(rounds=9, threads=1)
+
+    def read(library):
+        curves = fits.measure(library, kind, parts, settings)
+        assert len(curves["test"]) == len(curves["validation"]) == 9
+        parameters = fits.list_parameters(library, kind, settings)
+        if kind == "softmax":
+            parameters["num_scores" if library == "jboost" else "num_class"] = 3
+        return curves["test"][-1], parameters
+
+    def check(found, score):
+        expected = fits.held_out_loss(kind, score, test.target)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)  # scores are float32
+
+    found, parameters = read("xgboost")
+    start = [
+        fits.start_score(kind, train, rows) if kind == "huber" else None
+        for rows in (train, test)
+    ]
+    data = xgboost.DMatrix(train.x, train.target, base_margin=start[0])
+    model = xgboost.train({**parameters, "nthread": 1}, data, 9)
+    data = xgboost.DMatrix(test.x, base_margin=start[1])
+    check(found, model.predict(data, output_margin=True))
+
+    found, parameters = read("lightgbm")
+    data = lightgbm.Dataset(train.x, train.target)
+    model = lightgbm.train({**parameters, "num_threads": 1}, data, 9)
+    check(found, model.predict(test.x, raw_score=True))
+
+    found, parameters = read("jboost")
+    loss = getattr(jb.losses, kind)
+    model, _ = jb.fit(train.x, train.target, loss, num_rounds=9, **parameters)
+    check(found, np.asarray(jb.predict(model, test.x)))
+
+
+def test_held_out_losses_are_half_the_deviances():
+    from sklearn import metrics
+
+    fits = importlib.import_module("compare_fits")
+    rng = np.random.default_rng(0)
+    score, target = rng.normal(size=50), rng.poisson(2, 50).astype(np.float32)
+    for kind, power, y in (
+        ("poisson", 1, target), ("tweedie", 1.5, target), ("gamma", 2, target + 1),
+    ):  # fmt: skip
+        expected = metrics.mean_tweedie_deviance(y, np.exp(score), power=power) / 2
+        assert fits.held_out_loss(kind, score, y) == pytest.approx(expected)
+
+
+def test_tables_are_split_by_a_fixed_rule(tmp_path):
+    tables = importlib.import_module("compare_tables")
+    frame = write_abalone(tmp_path)
+    case = tables.Case("logistic", "logistic", "abalone old")
+    parts = tables.split_table(case, tmp_path, 0)
+    assert [len(part.x) for part in parts] == [96, 24, 30]
+    assert sum(part.target.sum() for part in parts) == (frame["rings"] >= 15).sum()
+    assert all(part.x.shape[1] == 3 and part.categorical == () for part in parts)
+    sizes = np.concatenate([part.x[:, 1] for part in parts])
+    np.testing.assert_array_equal(np.sort(sizes), np.sort(frame["size"].astype("f4")))
+    (few, *_) = tables.split_table(case._replace(task="categories"), tmp_path, 0, 50)
+    assert len(few.x) == 32 and few.categorical == (0,)
+    for task in tables.TASKS:
+        every = tables.list_cases([task], None)
+        halves = [tables.list_cases([task], None, half) for half in tables.HALVES[:2]]
+        assert all(halves) and sorted(every) == sorted(halves[0] + halves[1])
+        folders = [{case.folder for case in half} for half in halves]
+        assert not folders[0] & folders[1]
+
+
+def test_ratios_and_ranks_of_three_libraries():
+    """On losses whose ratios can be seen: jboost 2, 6; xgboost 4, 4; lightgbm 3, 12."""
+    report = importlib.import_module("compare_report")
+    curves = {"jboost": (2, 6), "xgboost": (4, 4), "lightgbm": (3, 12)}
+    rows = []
+    for library, losses in curves.items():
+        for table, loss in zip("ab", losses, strict=True):
+            for split in (0, 1):  # the best round is the third, the picked one the 2nd
+                test = loss * np.array([3, 1, 0.5, 2])
+                fit = {"validation": [4, 1, 2, 3], "test": [*test], "constant": 9.0}
+                judged = report.judge(fit, 4)
+                assert judged == {"early": loss, "last": 2 * loss, "best": loss / 2}
+                assert report.judge(fit, 1)["best"] == 3 * loss
+                rows.append(dict(kind="k", table=table, split=split, library=library,
+                                 seconds=1.0, **judged))  # fmt: skip
+    tables = report.compare_tables(pd.DataFrame(rows))
+    summary = report.summarize(tables).loc["jboost"]
+    assert summary["early/best"] == pytest.approx(np.sqrt(2 / 3 * 6 / 4))
+    assert summary["last/mean"] == pytest.approx(np.sqrt(2 / 3.5 * 6 / 8))
+    assert (summary["worst"], summary["worst table"]) == (1.5, "b, k")
+    assert summary["rank early"] == 1.5 and summary["tables"] == 2
+    assert (tables["+-"] == 0).all()
+    clean = {"validation": [1.0], "test": [1e-9], "constant": 2.0}
+    assert report.judge(clean, 1)["early"] == pytest.approx(0.002)
 
 
 def test_slopes_above_noise_are_positive_in_every_turn():
