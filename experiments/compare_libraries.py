@@ -181,16 +181,16 @@ def judge_all(fits: list[tuple[Job, dict]], rounds: list[int]) -> pd.DataFrame:
     )
 
 
-def conclude(own: pd.DataFrame) -> str:
+def conclude(overview: pd.DataFrame) -> str:
     """Returns the result in one sentence."""
-    if "early/best" not in own:
+    if overview.empty:
         return "Found: nothing to compare jboost with."
-    means = own.groupby("task", sort=False)["early/best"].apply(geometric_mean)
+    means = overview.groupby("task", sort=False)["early/best"].apply(geometric_mean)
     said = ", ".join(f"{mean:.3f} ({task})" for task, mean in means.items())
-    worst = own.loc[own["worst"].idxmax()]
+    worst = overview.loc[overview["worst"].idxmax()]
     return (
         "Found: with early stopping, jboost's held-out loss over that of the best peer "
-        f"is {said}; at worst {worst['worst']:.3f} ({worst['worst table']})."
+        f"is {said}; at worst {worst['worst']:.3f} ({worst['task']})."
     )
 
 
@@ -276,11 +276,11 @@ def main() -> None:
     fits, failed = measure_all(list_jobs(options.cases, options), options)
     if not fits:
         raise SystemExit("every fit failed")
-    reports, own = report(judge_all(fits, options.rounds))
+    reports, overview = report(judge_all(fits, options.rounds))
     draw(reports, options.out / "compare_libraries.svg")
     if failed:
         print(f"\nFAILED: {len(failed)} fits")
-    print(f"\n{conclude(own)}")
+    print(f"\n{conclude(overview)}")
     versions = {name: find_version(name) for name in options.libraries}
     result = {"arguments": vars(options), **describe_machine(), "compared": versions}
     result |= {"reports": reports, "failed": failed}

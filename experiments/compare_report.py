@@ -17,6 +17,7 @@ from experiment_tools import BLUE, ORANGE, open_figure
 POINTS = ("early", "last", "best")  # the rounds at which losses are compared
 CASE = ["kind", "table"]
 SETTING = ["rounds", "rate", "depth"]
+OVERVIEW = ("early/best", "last/mean", "last/best", "best/best", "worst")
 FLOOR = 1e-3  # of the loss of a constant; below it, differences do not matter
 
 
@@ -82,7 +83,7 @@ def summarize(tables: pd.DataFrame) -> pd.DataFrame:
     for library, rows in tables.groupby("library", sort=False):
         row: dict[str, Any] = {"tables": len(rows)}
         if "early/best" in rows and rows["early/best"].notna().any():
-            for name in ("early/best", "last/mean", "last/best", "best/best"):
+            for name in OVERVIEW[:-1]:
                 row[name] = geometric_mean(rows[name])
             worst = rows.loc[rows["early/best"].idxmax()]
             row |= {
@@ -117,15 +118,8 @@ def print_report(
     print(f"\n# {title}\n")
     own = tables[tables["library"] == "jboost"]
     if detailed and "early/best" in own:
-        names = [
-            *CASE,
-            "early",
-            "early/best",
-            "+-",
-            "last/mean",
-            "best/best",
-            "early rank",
-        ]
+        ratios = ["early", "early/best", "+-", "last/mean", "best/best"]
+        names = [*CASE, *ratios, "early rank"]
         print(own[names].to_string(index=False, float_format=form), end="\n\n")
     print(summary.to_string(float_format=form, na_rep="-"), flush=True)
     for name, value in compare_codes(tables).items():
@@ -133,12 +127,13 @@ def print_report(
 
 
 def report(fits: pd.DataFrame) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Prints every task and setting.
+    """Prints every task and setting, then an overview.
 
     Returns:
-      The same as records for JSON, and jboost's row for each task and setting.
+      The same as records for JSON, and the overview: jboost's row for each task and
+      setting, with the mean rank of every library at the round of early stopping.
     """
-    reports, own = [], []
+    reports, overview = [], []
     detailed = len(fits[SETTING].drop_duplicates()) == 1
     for (task, *setting), group in fits.groupby(["task", *SETTING], sort=False):
         tables = compare_tables(group)
@@ -151,9 +146,37 @@ def report(fits: pd.DataFrame) -> tuple[list[dict[str, Any]], pd.DataFrame]:
             k: json.loads(v.to_json(orient="records")) for k, v in records.items()
         }
         reports.append(named | records | {"codes": compare_codes(tables)})
-        if "jboost" in summary.index:
-            own.append(named | summary.loc["jboost"].to_dict())
-    return reports, pd.DataFrame(own)
+        if {"early/best", "rank early"} <= {*summary} and "jboost" in summary.index:
+            named["tables"] = int(summary.loc["jboost", "tables"])
+            own = summary.loc["jboost", list(OVERVIEW)].to_dict()
+            ranks = summary["rank early"].drop(CODES, errors="ignore")
+            overview.append(named | own | ranks.add_prefix("rank ").to_dict())
+    overview = pd.DataFrame(overview)
+    if len(overview):
+        print_overview(overview)
+    return reports, overview
+
+
+def print_overview(overview: pd.DataFrame) -> None:
+    """Prints tables in Markdown: the overview, and the means over tasks by setting."""
+    several = [name for name in SETTING if overview[name].nunique() > 1]
+    print("\n# Overview\n")
+    print_markdown(overview.drop(columns={*SETTING} - {*several}))
+    if several:
+        means = overview.groupby(several)["early/best"].apply(geometric_mean)
+        print("\n# early/best, geometric mean over tasks\n")
+        print_markdown(means.reset_index())
+
+
+def print_markdown(frame: pd.DataFrame) -> None:
+    """Prints a table in Markdown."""
+    print(f"| {' | '.join(frame)} |\n|{'---|' * frame.shape[1]}")
+    for row in frame.astype(object).itertuples(index=False):
+        cells = [
+            cell if isinstance(cell, str) else f"{cell:.4g}".replace("nan", "-")
+            for cell in row
+        ]
+        print(f"| {' | '.join(cells)} |")
 
 
 def draw(reports: list[dict[str, Any]], path: Path) -> None:
