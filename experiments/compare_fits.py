@@ -116,27 +116,26 @@ def list_parameters(library: str, kind: str, settings: Settings) -> dict[str, An
     """Returns the parameters as a library names them; {} if it lacks the loss."""
     name, *tau = kind.split()
     tau = float(tau[0]) if tau else None
-    depth, rate = settings.depth, settings.rate
     peers = dict(zip(LIBRARIES[1:], OBJECTIVES[name], strict=True))
     if library in peers and peers[library] is None:
         return {}
     match library:
         case "xgboost":
-            named = {"objective": peers[library], "tree_method": "hist"}
-            named |= {"quantile_alpha": tau}
+            named = {"objective": peers[library], "quantile_alpha": tau}
+            named |= {"tree_method": "hist"}
         case "lightgbm":
-            named = {
-                "objective": peers[library],
-                "alpha": 1.0 if name == "huber" else tau,
-            }
-            named |= {"deterministic": True, "force_row_wise": True, "verbosity": -1}
+            alpha = 1.0 if name == "huber" else tau
+            named = {"objective": peers[library], "alpha": alpha, "verbosity": -1}
+            named |= {"deterministic": True, "force_row_wise": True}
         case "sklearn":
             named = {"loss": peers[library], "quantile": tau, "early_stopping": False}
         case _:
-            named = dict(settings.own)
-    named |= {"learning_rate": rate, "max_depth": depth}
+            named = {}
+    named |= {"learning_rate": settings.rate, "max_depth": settings.depth}
     if settings.equal:
-        named |= list_equal(library, name, depth)
+        named |= list_equal(library, name, settings.depth)
+    if library not in peers:
+        named |= settings.own
     return {key: value for key, value in named.items() if value is not None}
 
 

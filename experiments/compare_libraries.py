@@ -64,6 +64,11 @@ from tqdm import tqdm
 
 import jboost as jb
 
+GIVEN = {  # arguments of jb.fit that --set may not change
+    "x", "y", "loss", "num_rounds", "learning_rate", "max_depth", "num_scores",
+    "sample_weight", "offset", "categorical", "validation", "model", "checkpoint",
+}  # fmt: skip
+
 
 class Job(NamedTuple):
     """One fit."""
@@ -200,10 +205,10 @@ def conclude(overview: pd.DataFrame) -> str:
 def parse_setting(text: str) -> tuple[str, Any]:
     """Turns "l2=0.5" into ("l2", 0.5); anything but a literal stays a string."""
     name, equals, value = text.partition("=")
-    known = inspect.signature(jb.fit).parameters
-    if not equals or name not in known:
+    free = {*inspect.signature(jb.fit).parameters} - GIVEN
+    if not equals or name not in free:
         raise argparse.ArgumentTypeError(
-            f"must be NAME=VALUE, and NAME an argument of jboost.fit; got {text!r}"
+            f"must be NAME=VALUE, NAME one of {', '.join(sorted(free))}; got {text!r}"
         )
     try:
         return name, ast.literal_eval(value)
@@ -241,7 +246,7 @@ def parse_options() -> argparse.Namespace:
     add("--task", nargs="+", choices=[*TASKS, "all"], default=["all"])
     add("--half", choices=HALVES, default="all", help="tables to choose or report on")
     add("--only", nargs="+", metavar="TABLE", help="only these tables")
-    add("--rows", type=parse_positive, default=20_000, help="at most, of each table")
+    add("--rows", type=parse_positive, default=10_000, help="at most, of each table")
     add("--splits", type=parse_positive, default=5)
     add("--rounds", nargs="+", type=parse_rounds, default=[300])
     rate = partial(parse_positive, kind=float)

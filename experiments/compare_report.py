@@ -37,7 +37,7 @@ def judge(fit: dict[str, Any], rounds: int) -> dict[str, float]:
     return {point: max(v, FLOOR * fit["constant"]) for point, v in losses.items()}
 
 
-def compare_tables(fits: pd.DataFrame) -> pd.DataFrame:
+def find_ratios(fits: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per table and library of one task and setting.
 
     Columns: the mean losses over the splits; "X/best" and "X/mean", their ratios to
@@ -136,7 +136,7 @@ def report(fits: pd.DataFrame) -> tuple[list[dict[str, Any]], pd.DataFrame]:
     reports, overview = [], []
     detailed = len(fits[SETTING].drop_duplicates()) == 1
     for (task, *setting), group in fits.groupby(["task", *SETTING], sort=False):
-        tables = compare_tables(group)
+        tables = find_ratios(group)
         summary = summarize(tables)
         named = {"task": task, **dict(zip(SETTING, setting, strict=True))}
         title = "{task}: {rounds} rounds, learning rate {rate}, depth {depth}"

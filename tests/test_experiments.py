@@ -158,6 +158,7 @@ def test_libraries_are_compared_and_a_killed_run_loses_one_fit(
     [
         ["--set", "l2"],
         ["--set", "nosuch=1"],
+        ["--set", "max_depth=3"],
         ["--rounds", "101"],
         ["--rates", "0"],
         ["--splits", "0"],
@@ -271,7 +272,7 @@ def test_ratios_and_ranks_of_three_libraries():
                 assert report.judge(fit, 1)["best"] == 3 * loss
                 rows.append(dict(kind="k", table=table, split=split, library=library,
                                  seconds=1.0, **judged))  # fmt: skip
-    tables = report.compare_tables(pd.DataFrame(rows))
+    tables = report.find_ratios(pd.DataFrame(rows))
     summary = report.summarize(tables).loc["jboost"]
     assert summary["early/best"] == pytest.approx(np.sqrt(2 / 3 * 6 / 4))
     assert summary["last/mean"] == pytest.approx(np.sqrt(2 / 3.5 * 6 / 8))
