@@ -163,14 +163,17 @@ def print_overview(overview: pd.DataFrame) -> None:
     print("\n# Overview\n")
     print_markdown(overview.drop(columns={*SETTING} - {*several}))
     if several:
-        means = overview.groupby(several)["early/best"].apply(geometric_mean)
-        print("\n# early/best, geometric mean over tasks\n")
+        means = overview.pivot_table(
+            index=["rate", "depth"], columns="rounds", values="early/best",
+            aggfunc=geometric_mean,
+        )  # fmt: skip
+        print("\n# early/best by rounds, geometric mean over tasks\n")
         print_markdown(means.reset_index())
 
 
 def print_markdown(frame: pd.DataFrame) -> None:
     """Prints a table in Markdown."""
-    print(f"| {' | '.join(frame)} |\n|{'---|' * frame.shape[1]}")
+    print(f"| {' | '.join(map(str, frame))} |\n|{'---|' * frame.shape[1]}")
     for row in frame.astype(object).itertuples(index=False):
         cells = [
             cell if isinstance(cell, str) else f"{cell:.4g}".replace("nan", "-")
