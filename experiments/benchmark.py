@@ -435,7 +435,7 @@ def list_tables(folder: Path | None) -> list[tuple[str, str]]:
         return []
     from compare_tables import list_cases
 
-    cases = list_cases(TABLE_TASKS, None)
+    cases = list_cases(TABLE_TASKS)
     every = [(c.table, c.kind) for c in cases if c.table == c.folder]
     sizes = {}
     for table in {table for table, _ in every}:

@@ -11,10 +11,12 @@ get the same rounds, learning rate and depth, and use their own defaults for the
         --rates 0.05 0.1 0.3 --rounds 100 300 1000 --depths 4 6 8
 
 DIR has a folder per table with `data.parquet` and `meta.json` (target, drop_columns,
-columns with a role); compare_tables.py lists tables and tasks. Each is split at random
-into 64 % training, 16 % validation and 20 % test rows, several times. Categories are
-their rank among the sorted ones for all libraries, except in the task "categories",
-where all libraries split them natively; "jboost-codes" reads them as ranks there too.
+columns with a role); compare_tables.py lists tables and tasks, and other tables list
+their tasks in `meta.json`, as {"tasks": {"quantile": ["quantile 0.9"]}}. Each is split
+at random into 64 % training, 16 % validation and 20 % test rows, several times.
+Categories are their rank among the sorted ones for all libraries, except in the task
+"categories", where all libraries split them natively; "jboost-codes" reads them as
+ranks there too.
 
 Test losses are compared at the round that early stopping on the validation rows picks
 ("early"), at the last round, and at the best round of the test rows ("best"): the mean
@@ -58,7 +60,15 @@ from compare_fits import (
     measure,
 )  # fmt: skip
 from compare_report import draw, geometric_mean, judge, report
-from compare_tables import HALVES, TASKS, Case, list_cases, split_table
+from compare_tables import (
+    HALVES,
+    TASKS,
+    Case,
+    find_cases,
+    find_half,
+    list_cases,
+    split_table,
+)  # fmt: skip
 from experiment_tools import choose_tables, describe_machine, make_parser, write_json
 from tqdm import tqdm
 
@@ -263,14 +273,20 @@ def parse_options() -> argparse.Namespace:
     )  # fmt: skip
     options = parser.parse_args()
     options.task = [*TASKS] if "all" in options.task else options.task
-    known = sorted({case.folder for case in list_cases(options.task, None)})
-    there = [name for name in known if (options.tables / name / "meta.json").exists()]
-    if not there:
+    try:
+        cases = find_cases(options.tables, options.task)
+    except ValueError as error:
+        parser.error(f"--tables: {error}")
+    if not cases:
+        known = sorted({case.folder for case in list_cases(options.task)})
         parser.error(f"--tables must hold a folder for one of {', '.join(known)}")
-    options.only = choose_tables(parser, options.only, there)
-    options.cases = list_cases(options.task, options.only, options.half)
+    there = sorted({case.folder for case in cases})
+    only = choose_tables(parser, options.only, there)
+    if options.half != "all":
+        only = [name for name in only if find_half(name) == options.half]
+    options.cases = [case for case in cases if case.folder in only]
     if not options.cases:
-        parser.error(f"--half {options.half} holds none of {', '.join(options.only)}")
+        parser.error(f"--half {options.half} holds none of {', '.join(there)}")
     options.cache = options.cache or options.out / "compare_libraries.jsonl"
     return options
 

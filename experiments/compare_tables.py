@@ -2,7 +2,7 @@
 """Tables and tasks of compare_libraries.py.
 
 In: a folder per table with `data.parquet` and `meta.json` (target, drop_columns,
-columns with a role). Out: training, validation and test rows of a task.
+columns with a role, tasks). Out: training, validation and test rows of a task.
 
 A table may have several targets. "wine_quality" is the one that its meta.json names;
 "wine_quality rare" is derived from it as TARGETS says. The column that meta.json names
@@ -132,22 +132,38 @@ def find_half(folder: str) -> str:
     return "choose" if zlib.crc32(folder.encode()) % 2 else "report"
 
 
-def list_cases(
-    tasks: Sequence[str], folders: Sequence[str] | None, half: str = "all"
-) -> list[Case]:
-    """Returns the cases of some tasks, folders (None: all) and a half of the tables."""
-    every = [
+def list_cases(tasks: Sequence[str]) -> list[Case]:
+    """Returns the cases of some tasks that TASKS lists."""
+    return [
         Case(task, kind, table)
         for task in tasks
         for kind, tables in TASKS[task].items()
         for table in tables
     ]
-    return [
-        case
-        for case in every
-        if (folders is None or case.folder in folders)
-        and half in ("all", find_half(case.folder))
-    ]
+
+
+def find_cases(tables: Path, tasks: Sequence[str]) -> list[Case]:
+    """Returns the cases of some tasks whose table is there.
+
+    Tables beyond those of TASKS say in meta.json what they are good for:
+    {"tasks": {"quantile": ["quantile 0.9"], ...}}.
+
+    Raises:
+      ValueError: a meta.json names a task or a kind of loss that TASKS lacks.
+    """
+    paths = {path.parent.name: path for path in sorted(tables.glob("*/meta.json"))}
+    found = [case for case in list_cases(tasks) if case.folder in paths]
+    known = {case.folder for case in list_cases([*TASKS])}
+    for name in [name for name in paths if name not in known]:
+        listed = json.loads(paths[name].read_text()).get("tasks", {})
+        for case in [
+            Case(task, kind, name) for task in listed for kind in listed[task]
+        ]:
+            if case.kind not in TASKS.get(case.task, ()):
+                said = {task: [*kinds] for task, kinds in TASKS.items()}
+                raise ValueError(f"{paths[name]} has {case}, must be among {said}")
+            found += [case] if case.task in tasks else []
+    return sorted(found, key=lambda case: tasks.index(case.task))
 
 
 @lru_cache(maxsize=8)

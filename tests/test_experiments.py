@@ -250,11 +250,31 @@ def test_tables_are_split_by_a_fixed_rule(tmp_path):
     (few, *_) = tables.split_table(case._replace(task="categories"), tmp_path, 0, 50)
     assert len(few.x) == 32 and few.categorical == (0,)
     for task in tables.TASKS:
-        every = tables.list_cases([task], None)
-        halves = [tables.list_cases([task], None, half) for half in tables.HALVES[:2]]
-        assert all(halves) and sorted(every) == sorted(halves[0] + halves[1])
-        folders = [{case.folder for case in half} for half in halves]
-        assert not folders[0] & folders[1]
+        halves = {"choose": set(), "report": set()}
+        for case in tables.list_cases([task]):
+            halves[tables.find_half(case.folder)].add(case.folder)
+        assert all(halves.values()), task
+
+
+def test_other_tables_list_their_tasks(tmp_path, monkeypatch, capsys):
+    tables = importlib.import_module("compare_tables")
+    write_abalone(tmp_path)
+    (tmp_path / "abalone").rename(tmp_path / "mine")
+    path = tmp_path / "mine" / "meta.json"
+    meta = json.loads(path.read_text())
+    tasks = {"quantile": ["quantile 0.9"], "squared_error": ["squared_error"]}
+    path.write_text(json.dumps(meta | {"tasks": tasks}))
+    found = tables.find_cases(tmp_path, [*tables.TASKS])
+    assert found == [
+        tables.Case("squared_error", "squared_error", "mine"),
+        tables.Case("quantile", "quantile 0.9", "mine"),
+    ]
+    assert tables.find_cases(tmp_path, ["gamma", "quantile"]) == found[1:]
+    assert len(tables.split_table(found[0], tmp_path, 0)[0].x) == 96
+    path.write_text(json.dumps(meta | {"tasks": {"gamma": ["logistic"]}}))
+    arguments = ["--tables", tmp_path, "--out", tmp_path]
+    assert run(monkeypatch, "compare_libraries", *arguments) == 2
+    assert "task='gamma', kind='logistic'" in capsys.readouterr().err
 
 
 def test_ratios_and_ranks_of_three_libraries():
