@@ -390,20 +390,6 @@ def test_exact_leaves_minimise_loss_and_penalties(l1):
     assert np.any(values != 0)
 
 
-def test_order_statistics_are_not_shrunk():
-    x, y = make_groups()
-    y = (y + np.linspace(0, 1, 160)).astype(np.float32)
-    model, _ = jb.fit(
-        x, y, jb.losses.absolute_error, num_rounds=1, learning_rate=1.0, max_depth=2,
-        l1=2.0, init_score=1.0,
-    )  # fmt: skip
-    leaf = np.asarray(jb.leaf_indices(model, x))[:, 0]
-    assert len(np.unique(leaf)) > 1
-    for number in np.unique(leaf):
-        value = np.asarray(model.leaf_value)[0, 0, number]
-        assert value == pytest.approx(np.median(y[leaf == number] - 1), abs=1e-6)
-
-
 # At the door.
 
 REFUSED = {

@@ -168,11 +168,11 @@ def test_the_data_decide_alike_within_a_program_and_outside(
     pointed, leaf_solver, samples
 ):
     def decide(pointed):
-        choices = decide_by_data(pointed, leaf_solver, samples)
+        choices = decide_by_data(pointed, 5, leaf_solver, samples)
         return jax.tree.map(jax.numpy.asarray, choices)
 
     traced = jax.jit(decide)(pointed)
-    host = decide_by_data(np.asarray(pointed), leaf_solver, samples)
-    assert int(host.min_child_samples) == (samples or (20 if pointed else 1))
+    host = decide_by_data(np.asarray(pointed), 5, leaf_solver, samples)
+    assert int(host.min_child_samples) == (samples or 5)
     assert bool(host.exact_leaves) == (pointed and leaf_solver == "guarded")
     assert [each.item() for each in traced] == [np.asarray(each) for each in host]

@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Bool
+from jaxtyping import ArrayLike, Bool, Int32
 
+from jboost.entry.stages import elementwise
 from jboost.objective.curvature import Chosen, Curvature
+from jboost.objective.evaluation import Kinks
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 
-# A median of few rows follows its noise: its variance falls with the number of rows,
-# and no l2 shrinks it. Newton steps are shrunk, so that one row per leaf may do.
-_ORDER_STATISTIC_SAMPLES = 20
+# Newton steps are shrunk, so that one row per leaf may do. An extreme quantile of few
+# rows follows their noise, and so does a minimum that nothing shrinks.
 _SAMPLES = 1
+_MOST_SAMPLES = 20
 
 
 class LossChoices(NamedTuple):
@@ -37,8 +39,8 @@ class LossChoices(NamedTuple):
       min_child_samples: the least rows of a child; 0: the data decide.
       constant_curvature: whether all rows have the same curvature, so that a count of
         rows replaces its sum.
-      order_statistics: whether leaf values are medians or quantiles, which l1 and l2
-        do not shrink.
+      order_statistics: whether leaf values are medians or quantiles, which no l1
+        shrinks, and l2 only by rows at rest.
     """
 
     curvature: Chosen
@@ -68,7 +70,7 @@ def decide_by_loss(
         step: LeafSolver = "hessian" if policy == "unit" else "newton"
         leaf_solver = step if loss.quadratic else "guarded"
     if isinstance(min_child_samples, str):
-        min_child_samples = _ORDER_STATISTIC_SAMPLES if loss.straight else 0
+        min_child_samples = 0
     exact = leaf_solver == "exact" and loss.straight
     return LossChoices(
         curvature=policy,
@@ -112,27 +114,59 @@ class DataChoices(NamedTuple):
 
 
 def decide_by_data(
-    pointed: Bool[ArrayLike, ""], leaf_solver: LeafSolver, min_child_samples: Any
+    pointed: Bool[ArrayLike, ""],
+    least_rows: Int32[ArrayLike, ""],
+    leaf_solver: LeafSolver,
+    min_child_samples: Any,
 ) -> DataChoices:
     """Makes the choices that the loss left to the data.
 
     Args:
       pointed: see :func:`jboost.objective.curvature.is_pointed`; traced or concrete.
+      least_rows: see :func:`count_least_rows`; traced or concrete.
       leaf_solver, min_child_samples: those of :func:`decide_by_loss`.
     """
     numpy: Any = jnp if isinstance(pointed, jax.Array) else np
-    samples = numpy.where(pointed, _ORDER_STATISTIC_SAMPLES, _SAMPLES)
     return DataChoices(
-        numpy.where(min_child_samples > 0, min_child_samples, samples),
+        numpy.where(min_child_samples > 0, min_child_samples, least_rows),
         pointed if leaf_solver == "guarded" else False,
     )
 
 
+def count_least_rows(
+    pointed: Bool[ArrayLike, ""], kinks: Kinks | None
+) -> Int32[ArrayLike, ""]:
+    """Returns what ``min_child_samples="auto"`` stands for.
+
+    Where leaves are tau-quantiles, so many rows that with one row at rest (l2 = 1) two
+    are beyond the quantile on average: 2 / min(tau, 1 - tau) - 1, at most 20; where the
+    slopes differ from row to row, those of a median.
+
+    Args:
+      pointed, kinks: of the loss with its data, before the first round.
+    """
+    if kinks is None:
+        return _count_least_rows(pointed)
+    return _count_quantile_rows(kinks.kind, kinks.left, kinks.right)
+
+
+@elementwise
+def _count_least_rows(numpy, pointed):
+    return numpy.where(pointed, _MOST_SAMPLES, _SAMPLES).astype(np.int32)
+
+
+@elementwise
+def _count_quantile_rows(numpy, kind, left, right):
+    share = left / (left + right)
+    share = numpy.where(kind == 2, numpy.minimum(share, 1 - share), 0.5)
+    rows = numpy.minimum(numpy.round(2 / share) - 1, _MOST_SAMPLES)
+    return numpy.where(kind == 0, _MOST_SAMPLES, rows).astype(np.int32)
+
+
 def describe_choices(choices: LossChoices) -> dict[str, Any]:
     """What the loss decides of the settings, by their names; see ``inspect_loss``."""
-    either = f"{_SAMPLES} or {_ORDER_STATISTIC_SAMPLES}"
     return dict(
         curvature=choices.curvature,
         leaf_solver=choices.leaf_solver,
-        min_child_samples=choices.min_child_samples or either,
+        min_child_samples=choices.min_child_samples or "auto",
     )

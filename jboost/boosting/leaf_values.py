@@ -97,7 +97,7 @@ def _prepare(problem, state, now, one, tree, leaf):
     method, fitted, limits = problem.method, one.fitted, now.limits
     penalty, l1 = _shrinkage(problem, limits, fitted)
     choices = decide_by_data(
-        state.pointed, method.leaf_solver, limits.min_child_samples
+        state.pointed, state.least_rows, method.leaf_solver, limits.min_child_samples
     )
     sums = tree.sums
     assert sums is not None
@@ -114,6 +114,7 @@ def _prepare(problem, state, now, one, tree, leaf):
         group=leaf,
         penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
         l1=l1,
+        resting=_count_resting(method, limits),
     )
     return newton, groups, sums
 
@@ -122,6 +123,12 @@ def _shrinkage(problem, limits, fitted):
     """Returns l2 and l1 in the units of the derivatives that fit the leaves."""
     values = limits.values
     if problem.method.order_statistics:
-        return jnp.float32(0), None  # they are not shrunk
+        return jnp.float32(0), None  # see _count_resting
     l1 = None if values is None else values.l1 * fitted.mean
     return limits.l2 * fitted.mean, l1
+
+
+def _count_resting(method, limits):
+    """Returns how many rows at rest each leaf has: l2, counted in rows."""
+    exact = method.order_statistics and method.leaf_solver == "exact"
+    return limits.l2 if exact and method.regularization == "relative" else None

@@ -72,7 +72,10 @@ def sample_rows(
     seeds = derive(state.words, (num_scores + 1) * state.round + uses)
     limits, share = numbers.limits, jax.lax.stop_gradient(numbers.subsample)
     choices = decide_by_data(
-        state.pointed, problem.method.leaf_solver, limits.min_child_samples
+        state.pointed,
+        state.least_rows,
+        problem.method.leaf_solver,
+        limits.min_child_samples,
     )
     return Round(
         k=jnp.arange(num_scores, dtype=jnp.int32),

@@ -144,8 +144,8 @@ class RoundSettings(TypedDict, total=False):
     min_child_weight: Annotated[Number, _traced(1.0, _PENALTY,
         "the least curvature of a child")]
     min_child_samples: Annotated[Any, _traced("auto", _check_samples,
-        "the least rows of a child; auto: 20 for medians, quantiles and similar "
-        "losses, else 1")]
+        "the least rows of a child; auto: 3 for medians, up to 20 for quantiles and "
+        "losses with almost no curvature, else 1")]
     regularization: Annotated[Regularization, _static(
         "relative", _one_of(Regularization),
         "whether l1, l2, min_gain and min_child_weight count average rows (relative) "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
-from jboost.boosting.auto import needs_minimizer
+from jboost.boosting.auto import count_least_rows, needs_minimizer
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.representation import show_fields
@@ -106,6 +106,8 @@ class BoostState(NamedTuple):
         else ().
       pointed: whether the loss looks like |r| to most rows at the start; see
         :func:`jboost.objective.curvature.is_pointed`.
+      least_rows: of a child, where ``min_child_samples`` is "auto"; see
+        :func:`jboost.boosting.auto.count_least_rows`.
       first_mean: mean curvature of the first round (0 before it), for each score.
       words: seed.
       round: how many rounds have been made.
@@ -119,6 +121,7 @@ class BoostState(NamedTuple):
     parameters: Any
     first_parameters: Any
     pointed: Bool[ArrayLike, ""]
+    least_rows: Int32[ArrayLike, ""]
     first_mean: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
@@ -168,6 +171,7 @@ def start_state(
         scores = move_scores(offset, known)
         parameters = estimate_parameters(loss, constants, data, scores)
     known, mean, words, number = _begin_rounds(known, start.words)
+    pointed = is_pointed(objective, scores, data.weights)
     state = BoostState(
         scores=scores,
         minimizer=objective.minimizer,
@@ -178,7 +182,8 @@ def start_state(
         init_score=known,
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
-        pointed=is_pointed(objective, scores, data.weights),
+        pointed=pointed,
+        least_rows=count_least_rows(pointed, objective.kinks),
         first_mean=mean,
         words=words,
         round=number,

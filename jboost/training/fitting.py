@@ -148,16 +148,17 @@ def fit(
         model refuse sparse matrices that do not store every entry.
       l1: alpha: moves the sum of a leaf's gradients toward 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
-        the mean curvature). Leaves that are order statistics take neither l1 nor l2.
+        the mean curvature). Leaves that are order statistics take no l1.
       l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
-        units of the loss's second derivative (absolute, as in XGBoost).
+        units of the loss's second derivative (absolute, as in XGBoost). Medians and
+        quantiles are those of the residuals and of l2 zeros (absolute: of none).
       max_delta_step: the largest magnitude of a leaf value, before ``learning_rate``;
         inf, or 0 as in XGBoost: none.
       min_gain: kappa: what a split must gain; XGBoost's gamma is 2 min_gain.
       min_child_weight: least curvature of a child, in the units of ``l2``.
-      min_child_samples: least rows of a child; "auto": 20 where leaves are order
-        statistics (absolute error, quantiles) or much like them (no curvature at
-        three quarters of the rows), else 1.
+      min_child_samples: least rows of a child; "auto": 3 where leaves are medians,
+        2 / min(tau, 1 - tau) - 1, at most 20, where they are tau-quantiles, 20 for
+        other losses with no curvature at three quarters of the rows, else 1.
       regularization: "relative" divides gradient and curvature by the mean curvature
         of this round or the first, whichever is larger (the sum over the scores
         where they compete for a row, as in softmax), so that a loss times a million
@@ -330,7 +331,10 @@ def _start_record(request, prepared, job, state, rule):
     method, bins = job.problem.method, prepared.bins
     limits = job.problem.arrays.numbers.limits
     decided = decide_by_data(
-        np.asarray(state.pointed), method.leaf_solver, limits.min_child_samples
+        np.asarray(state.pointed),
+        np.asarray(state.least_rows),
+        method.leaf_solver,
+        limits.min_child_samples,
     )
     init_score = np.asarray(state.init_score)
     return Record(

@@ -17,6 +17,8 @@ class Groups(NamedTuple):
       group: of each row.
       penalty: of each problem.
       l1: of every problem; None for 0.
+      resting: weight of rows at rest, of which order statistics take one for each
+        group; see :func:`jboost.trees.leaves.solve_at_kinks`. None for 0.
     """
 
     k: Int32[Array, ""]
@@ -26,3 +28,4 @@ class Groups(NamedTuple):
     group: Int32[Array, " N"]
     penalty: Float[Array, " G"]
     l1: Float[Array, ""] | None = None
+    resting: Float[Array, ""] | None = None

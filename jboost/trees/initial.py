@@ -31,11 +31,8 @@ from jboost.trees.joint_start import (
     one_group,
     total_loss,
 )
-from jboost.trees.leaves import (
-    find_medians,
-    solve_at_kinks,
-    solve_groups,
-)
+from jboost.trees.leaves import solve_groups
+from jboost.trees.order_statistics import find_medians, solve_at_kinks
 
 _STARTS = 33  # where the search may begin
 _PROBES = 6  # distances, 1/16 to 16^4 times the score, at which losses are compared

@@ -18,22 +18,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jboost.entry.stages import elementwise, stage, switch
+from jboost.entry.stages import elementwise, stage
 from jboost.numerics.derivatives import differentiable, weigh
-from jboost.numerics.sums import sum_channels, sum_rows
+from jboost.numerics.sums import sum_channels
 from jboost.objective.evaluation import (
-    Kinks,
     Objective,
     gradients,
     hessians,
     loss_values,
     weighted_mean,
 )
-from jboost.objective.minimizers import exact_scale, kink_slopes
 from jboost.objective.minimum import Minimum, find_minimum
 from jboost.trees.groups import Groups
 from jboost.trees.implicit import derive_solution
-from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
+from jboost.trees.leaf_operations import add_values, find_range
+from jboost.trees.order_statistics import find_medians, solve_at_kinks
 
 LeafSolver = Literal[
     "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"
@@ -142,27 +141,6 @@ def keeps_steps(
     return -change >= _KEPT * promised - noise
 
 
-def find_medians(objective: Objective, groups: Groups) -> Float[Array, " G"]:
-    """Finds the middle of all c that minimize sum_i w_i |F*_i - F_i - c| per group.
-
-    The weighted median of the rows' own minimizers F*; rows without one do not count.
-    """
-    return _find_medians(objective.minimizer, groups)
-
-
-@stage
-def _find_medians(minimizer, groups):
-    assert minimizer is not None
-    minimizer = minimizer[groups.k]
-    known = jnp.isfinite(minimizer)
-    weights = jnp.where(known, groups.weights, 0.0)
-    slopes = (jnp.float32(1), jnp.float32(2))
-    return middle_minimizers(
-        jnp.where(known, minimizer, 0.0), groups.scores[groups.k], weights, slopes,
-        exact_scale(2 * sum_rows(weights)), groups.group, groups.penalty.shape[0],
-    )  # fmt: skip
-
-
 def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]:
     """Steps from the median: m - sum_i w_i l'(F_i + m) / sum_i w_i l''(F*_i).
 
@@ -204,36 +182,6 @@ def _solve_exactly(objective, groups, newton):
         penalized = jnp.any(groups.penalty != 0)
         kinks = kinks._replace(kind=jnp.where(penalized, 0, kinks.kind))
     return solve_at_kinks(objective, groups, kinks, solve)
-
-
-def solve_at_kinks(
-    objective: Objective,
-    groups: Groups,
-    kinks: Kinks,
-    solve: Callable[[], Float[Array, " G"]],
-) -> Float[Array, " G"]:
-    """Returns order statistics if each row has one kink, else what ``solve`` finds."""
-
-    assert objective.minimizer is not None
-    minimizer = objective.minimizer
-
-    def of_rows():
-        return _find_middles(minimizer, groups, kinks, kink_slopes(objective))
-
-    def of_all():
-        slopes = (kinks.left, kinks.right)
-        return _find_middles(minimizer, groups, kinks, slopes)
-
-    return switch(kinks.kind, [solve, of_rows, of_all])
-
-
-@stage
-def _find_middles(minimizer, groups, kinks, slopes):
-    left, right = slopes
-    return middle_minimizers(
-        minimizer[0], groups.scores[0], groups.weights, (left, left + right),
-        kinks.scale, groups.group, groups.penalty.shape[0],
-    )  # fmt: skip
 
 
 def solve_groups(
