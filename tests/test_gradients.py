@@ -107,7 +107,10 @@ def replay(loss, inputs, leaves, *, solver, start=None, bags=None):
             w = weight * here if bags is None else weight * here * bags[turn]
             step = -w @ gradient / (w @ curvature + penalty)
             if solver == "quantile":
-                value = middle_quantile((y - score)[w > 0], w[w > 0], p)
+                key, w = (y - score)[w > 0], w[w > 0]  # and l2 zeros
+                value = middle_quantile(
+                    np.append(key, 0), np.append(w, inputs["l2"]), p
+                )
             elif solver == "newton":
                 value = step
             else:
@@ -271,8 +274,8 @@ def test_gradients_agree_with_central_differences(name):
 
     np.testing.assert_allclose(value, reference(), rtol=1e-4)
     for key, direction in DIRECTION.items():
-        if name == "quantile" and key in ("p", "weight"):
-            # It is piecewise constant in both.
+        if name == "quantile" and key in ("p", "weight", "l2"):
+            # It is piecewise constant in these.
             np.testing.assert_allclose(gradient[key], 0.0, atol=1e-5)
             continue
         wide = np.float64(direction) * 1e-6
