@@ -200,7 +200,7 @@ def rescaled(score, target):
 @pytest.mark.parametrize(
     ("what", "change"),
     [
-        ("l2 (was 1.0, is 2.0)", dict(l2=2.0)),
+        ("l2 (was 3.0, is 2.0)", dict(l2=2.0)),
         ("category_l2 (was 50.0, is 2.0)", dict(category_l2=2.0)),
         ("min_category_weight (was 25.0, is 2.0)", dict(min_category_weight=2.0)),
     ],
@@ -226,7 +226,7 @@ def test_numbers_of_categories_hide_no_others(what, change, tmp_path):
         ("late x", dict(validation={"late": (X[1:51], Y[:50])})),
         ("numbers in the loss", dict(loss=rescaled)),
         ("loss", dict(loss=jb.losses.log_cosh)),
-        ("l2 (was 1.0, is 2.0)", dict(l2=2)),
+        ("l2 (was 3.0, is 2.0)", dict(l2=2)),
         ("max_depth (was 3, is 2)", dict(max_depth=2)),
         ("subsample (was 1.0, is 0.5)", dict(subsample=0.5)),
         ("seed (was 0, is 1)", dict(seed=1)),

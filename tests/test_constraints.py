@@ -340,6 +340,7 @@ def test_relative_l1_is_counted_in_mean_curvatures():
         def loss(score, target):
             return factor * jnp.square(score - target)
 
+        more = dict(l2=1.0, min_child_samples=1) | more
         model, _ = jb.fit(x, y, loss, num_rounds=5, max_depth=4, **more)
         return np.asarray(jb.predict(model, x))
 

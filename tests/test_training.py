@@ -40,7 +40,8 @@ def test_history_without_validation():
 def test_choices_say_what_auto_stood_for():
     choices = fit()[1].choices
     assert choices["curvature"] == "exact" and choices["leaf_solver"] == "newton"
-    assert choices["min_child_samples"] == 1 and choices["num_bins"] == 256
+    assert choices["min_child_samples"] == ROWS // 50 and choices["num_bins"] == 256
+    assert choices["l2"] == 3
     np.testing.assert_allclose(choices["init_score"], Y.mean(), rtol=1e-6)  # float32
     # What follows from the loss is known before the first round.
     choices = fit(loss=jb.losses.absolute_error, num_rounds=0)[1].choices

@@ -15,17 +15,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Bool, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
-from jboost.entry.stages import elementwise
+from jboost.entry.stages import elementwise, stage
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.evaluation import Kinks
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 
-# Newton steps are shrunk, so that one row per leaf may do. An extreme quantile of few
-# rows follows their noise, and so does a minimum that nothing shrinks.
-_SAMPLES = 1
+# docs/defaults.md tells how these were chosen. "absolute" is for models like XGBoost's,
+# and has its numbers.
+_L2 = {"relative": 3.0, "absolute": 1.0}
+_L2_OF_ORDER_STATISTICS = 1.0
+_ONE_IN = 50  # rows, a leaf must have
 _MOST_SAMPLES = 20
 
 
@@ -36,6 +38,7 @@ class LossChoices(NamedTuple):
       curvature: the policy that splits are found with.
       leaf_solver: never "auto".
       leaf_curvature: the policy that leaf values are fitted with.
+      l2: never "auto".
       min_child_samples: the least rows of a child; 0: the data decide.
       constant_curvature: whether all rows have the same curvature, so that a count of
         rows replaces its sum.
@@ -46,6 +49,7 @@ class LossChoices(NamedTuple):
     curvature: Chosen
     leaf_solver: LeafSolver
     leaf_curvature: Chosen
+    l2: Any
     min_child_samples: Any
     constant_curvature: bool
     order_statistics: bool
@@ -55,7 +59,9 @@ def decide_by_loss(
     loss: TracedLoss,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
+    l2: Any = "auto",
     min_child_samples: Any = "auto",
+    regularization: str = "relative",
 ) -> LossChoices:
     """Replaces each "auto" by what it stands for with this loss.
 
@@ -69,16 +75,21 @@ def decide_by_loss(
     elif leaf_solver == "auto":
         step: LeafSolver = "hessian" if policy == "unit" else "newton"
         leaf_solver = step if loss.quadratic else "guarded"
-    if isinstance(min_child_samples, str):
-        min_child_samples = 0
     exact = leaf_solver == "exact" and loss.straight
+    order_statistics = exact or leaf_solver == "median_step"
+    if isinstance(l2, str):
+        l2 = _L2_OF_ORDER_STATISTICS if order_statistics else _L2[regularization]
+    if isinstance(min_child_samples, str):
+        absolute = regularization == "absolute" and not loss.straight
+        min_child_samples = 1 if absolute else 0
     return LossChoices(
         curvature=policy,
         leaf_solver=leaf_solver,
         leaf_curvature=_leaf_curvature(policy, leaf_solver),
+        l2=l2,
         min_child_samples=min_child_samples,
         constant_curvature=policy == "unit" or (policy == "exact" and loss.uniform),
-        order_statistics=exact or leaf_solver == "median_step",
+        order_statistics=order_statistics,
     )
 
 
@@ -134,25 +145,29 @@ def decide_by_data(
 
 
 def count_least_rows(
-    pointed: Bool[ArrayLike, ""], kinks: Kinks | None
+    pointed: Bool[ArrayLike, ""], kinks: Kinks | None, weights: Float[Array, " N"]
 ) -> Int32[ArrayLike, ""]:
     """Returns what ``min_child_samples="auto"`` stands for.
 
-    Where leaves are tau-quantiles, so many rows that with one row at rest (l2 = 1) two
-    are beyond the quantile on average: 2 / min(tau, 1 - tau) - 1, at most 20; where the
-    slopes differ from row to row, those of a median.
+    One in 50 of the rows of positive weight, from 1 to 20. Where leaves are
+    tau-quantiles, so many rows that with one row at rest (l2 = 1) two are beyond the
+    quantile on average: 2 / min(tau, 1 - tau) - 1, at most 20; where the slopes differ
+    from row to row, those of a median. 20 where the loss is pointed.
 
     Args:
       pointed, kinks: of the loss with its data, before the first round.
     """
     if kinks is None:
-        return _count_least_rows(pointed)
+        return _count_rows(pointed, weights)
     return _count_quantile_rows(kinks.kind, kinks.left, kinks.right)
 
 
-@elementwise
-def _count_least_rows(numpy, pointed):
-    return numpy.where(pointed, _MOST_SAMPLES, _SAMPLES).astype(np.int32)
+@stage
+def _count_rows(pointed, weights):
+    rows = jnp.sum(weights > 0, dtype=jnp.int32)
+    least = jax.lax.div(rows, jnp.int32(_ONE_IN))
+    least = jnp.clip(least, 1, _MOST_SAMPLES)
+    return jnp.where(pointed, _MOST_SAMPLES, least).astype(jnp.int32)
 
 
 @elementwise
@@ -168,5 +183,6 @@ def describe_choices(choices: LossChoices) -> dict[str, Any]:
     return dict(
         curvature=choices.curvature,
         leaf_solver=choices.leaf_solver,
+        l2=choices.l2,
         min_child_samples=choices.min_child_samples or "auto",
     )

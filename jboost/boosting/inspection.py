@@ -248,8 +248,8 @@ def _explain(name: str, choice: Any) -> str:
         ("leaf_solver", "guarded"): "-G / (H + l2), replaced by the argmin in leaves "
         "where it falls short of its predicted decrease, and in all leaves if 75 % of "
         "the rows have almost no curvature",
-        ("min_child_samples", "auto"): "1; 3 to 20 for medians and quantiles; 20 if "
-        "75 % of the rows have almost no curvature",
+        ("min_child_samples", "auto"): "one row in 50, from 1 to 20; 3 to 20 for "
+        "medians and quantiles; 20 if 75 % of the rows have almost no curvature",
     }
     reason = reasons.get((name, choice))
     return f"{choice} ({reason})" if reason else str(choice)

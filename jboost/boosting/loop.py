@@ -217,7 +217,7 @@ def boost(
     max_depth: int = 6,
     max_bins: int = 256,
     l1: Float[ArrayLike, ""] | float = 0.0,
-    l2: Float[ArrayLike, ""] | float = 1.0,
+    l2: Any = "auto",
     max_delta_step: Float[ArrayLike, ""] | float = float("inf"),
     min_gain: Float[ArrayLike, ""] | float = 0.0,
     min_child_weight: Float[ArrayLike, ""] | float = 1.0,

@@ -100,8 +100,9 @@ def make_method(
     """
     refuse_sorting(settings, codes)
     choices = decide_by_loss(
-        loss, settings.curvature, settings.leaf_solver, settings.min_child_samples
-    )
+        loss, settings.curvature, settings.leaf_solver, settings.l2,
+        settings.min_child_samples, settings.regularization,
+    )  # fmt: skip
     _check_solver(loss, choices)
     if categories is not None and not isinstance(categories, Categories):
         raise TypeError(
@@ -148,7 +149,7 @@ def _make_limits(settings, choices, num_rows, num_features, categories, feature_
     )
     signs: Any = checks.check_monotone(settings.monotone, num_features, feature_names)
     return TreeLimits(
-        l2=as_float(settings.l2),
+        l2=as_float(choices.l2),
         min_gain=as_float(settings.min_gain),
         min_child_weight=as_float(settings.min_child_weight),
         min_child_samples=_minimum(choices.min_child_samples, num_rows),

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
@@ -74,7 +73,8 @@ def count_round(
     """Does what :func:`advance` does, for a loss whose parameters stay the same."""
     return state._replace(
         scores=scores,
-        first_mean=jnp.where(state.round == 0, now.fitted.mean, state.first_mean),
+        first_mean=now.fitted.first_mean,
+        concentration=now.fitted.concentration,
         round=state.round + 1,
     )
 

@@ -5,8 +5,10 @@ In: an objective and scores. Out: two pairs of gradient and curvature: one shape
 trees, the other fits their leaves.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -21,6 +23,9 @@ class RowDerivatives(NamedTuple):
 
     Attributes:
       mean: what "relative" regularization divides by.
+      first_mean: the mean curvature of the first round, and
+      concentration: by how much few rows held the information then; see
+        :func:`_concentrate`. Both are 1 where they are not looked at.
       value_unit: the unit of leaf values fitted with these derivatives, in units of
         the values that the splits see.
     """
@@ -28,6 +33,8 @@ class RowDerivatives(NamedTuple):
     gradient: Float[Array, "*K N"]
     curvature: Float[Array, "*K N"]
     mean: Float[Array, "*K"]
+    first_mean: Float[Array, "*K"]
+    concentration: Float[Array, "*K"]
     value_unit: Float[Array, "*K"]
 
 
@@ -45,11 +52,13 @@ class Policy(NamedTuple):
       unit: whether the curvature says nothing about the scale of the loss.
       raised: whether it has a least value, and
       by_start: whether that depends on the start of training.
+      varies: whether the curvature may change with the score.
     """
 
     unit: bool
     raised: bool
     by_start: bool
+    varies: bool
 
 
 class Scaling(NamedTuple):
@@ -75,7 +84,8 @@ def choose_scaling(problem: Problem) -> Scaling:
     def describe(curvature):
         raised = not given and is_raised(minima, curvature)
         by_start = raised and curvature == "auto" and num_scores > 1
-        return Policy(curvature == "unit", raised, by_start)
+        varies = curvature != "unit" and not given and minima
+        return Policy(curvature == "unit", raised, by_start, varies)
 
     policies = tuple(describe(curvature) for curvature in _policies(method))
     return Scaling(method.regularization == "relative", policies)
@@ -141,20 +151,32 @@ def scale_derivatives(
             coupling: Any = state.coupling
             start = coupling.start if policy.by_start else None
             positive = raise_curvature(positive, weights, start)
-        mean = jnp.ones(state.scores.shape[0], jnp.float32)
-        if scaling.relative and not policy.unit:
-            mean = weighted_mean(positive, weights)
-            flat = mean == 0  # no row has any curvature: all count alike
-            positive = jnp.where(flat[:, None], 1.0, positive)
-            mean = _stabilise(mean, flat, state)
-        return RowDerivatives(gradient, positive, mean, jnp.ones_like(mean))
+        one = jnp.ones(state.scores.shape[0], jnp.float32)
+        if policy.unit or not scaling.relative:
+            return RowDerivatives(gradient, positive, one, one, one, one)
+        mean = weighted_mean(positive, weights)
+        flat = mean == 0  # no row has any curvature: all count alike
+        positive = jnp.where(flat[:, None], 1.0, positive)
+        mean = _share_among_scores(mean, flat, state)
+        first = jnp.where(state.round > 0, state.first_mean, mean)
+        concentration = one
+        if policy.varies:
+            concentration = jax.lax.cond(
+                state.round > 0,
+                lambda gradient, positive: state.concentration,
+                partial(_concentrate, weights, state),
+                gradient, positive,
+            )  # fmt: skip
+        mean = concentration * _follow(mean, first)
+        return RowDerivatives(gradient, positive, mean, first, concentration, one)
 
     shape, *rest = map(scale, scaling.policies, raw)
     if not rest:
         return shape, shape
     (fitted,) = rest
     if not scaling.policies[0].unit:
-        return shape, fitted._replace(mean=shape.mean)
+        _, _, *scales, _ = shape
+        return shape, RowDerivatives(*fitted[:2], *scales, fitted.value_unit)
     mean = weighted_mean(fitted.curvature, weights)
     unit = 1 / jnp.where(mean > 0, mean, 1.0)
     return shape, fitted._replace(value_unit=unit)
@@ -167,8 +189,49 @@ def _policies(method):
     return method.curvature, method.leaf_curvature
 
 
-def _stabilise(mean, flat, state):
-    """Returns what "relative" divides by, from the mean curvature of each score."""
+def _concentrate(weights, state, gradient, curvature):
+    """Returns by how much few rows hold the information about a score, [K].
+
+    The information of a row is i = (h + g^2 / phi) / 2 with phi = mean g^2 / mean h,
+    which is near 1 for a likelihood. The N rows tell as much as N_eff = (sum i)^2 /
+    sum i^2 rows that tell alike; N / N_eff is returned. For a logistic loss at its
+    constant score p it is 1 / (4 p (1 - p)), so that the mean curvature times it is
+    1/4, the most that a row can have, however rare positive rows are.
+
+    1 for scores that compete, which share the curvature of a row already, and where
+    some row has a minimum of its own: far from it the curvature may be anything.
+    """
+    # Divided by the largest, so that squares of squares are finite.
+    counted = jnp.where(weights > 0, jnp.abs(gradient), 0.0)
+    most = jnp.max(counted, axis=1, keepdims=True)
+    square = jnp.square(gradient / jnp.where(most > 0, most, 1.0))
+    information = (_relate(curvature, weights) + _relate(square, weights)) / 2
+    found = weighted_mean(jnp.square(information), weights)
+    varies = state.endless
+    if state.coupling is not None:
+        varies &= ~state.coupling.competing
+    return jnp.where(varies, found, 1.0)
+
+
+def _relate(values, weights):
+    """Divides by the weighted mean; 1 where that is 0."""
+    mean = weighted_mean(values, weights)[:, None]
+    return jnp.where(mean > 0, values / jnp.where(mean > 0, mean, 1.0), 1.0)
+
+
+def _follow(mean, first):
+    """Returns the present mean; if that is less than the first, their geometric mean.
+
+    Where the fit flattens the loss (logistic), regularization must not fade as fast as
+    the curvature, because rows fitted by chance flatten it, too; nor must it stay, or
+    rows that can be told apart without error never are.
+    """
+    share = jnp.sqrt(jnp.minimum(mean / first, 1.0))
+    return jnp.maximum(mean, first) * share
+
+
+def _share_among_scores(mean, flat, state):
+    """Returns the mean curvature of each score, or of all that compete."""
     if state.coupling is not None:
         # Scores that compete for a row (softmax) share the curvature of the row: the
         # sum of their means, in units in which all of them move alike.
@@ -176,7 +239,4 @@ def _stabilise(mean, flat, state):
         squares = jnp.where(competing, jnp.square(move), 1.0)
         total = jnp.sum(jnp.where(competing, mean * squares, 0.0))
         mean = jnp.where(competing, total / squares, mean)
-    # The larger of the first round and this one: where the fit flattens the loss
-    # (logistic), regularization must not fade with the curvature.
-    mean = jnp.maximum(mean, state.first_mean)
     return jnp.where(flat | ~(mean > 0), 1.0, mean)

@@ -110,6 +110,13 @@ def _check_curvature(name: str, value: Any) -> Any:
     return checks.check_word(name, value, get_args(Policy))
 
 
+def _check_l2(name: str, value: Any) -> Any:
+    """Accepts "auto" or a number of at least 0."""
+    if isinstance(value, str):
+        return checks.check_word(name, value, ("auto",))
+    return _PENALTY(name, value)
+
+
 def _check_samples(name: str, value: Any) -> Any:
     """Accepts "auto", a traced number or a positive integer."""
     if isinstance(value, str):
@@ -135,8 +142,9 @@ class RoundSettings(TypedDict, total=False):
         "codes per feature, one of them for missing")]
     l1: Annotated[Number, _traced(0.0, _PENALTY,
         "moves the gradient sum of a leaf toward 0")]
-    l2: Annotated[Number, _traced(1.0, _PENALTY,
-        "shrinks leaf values toward 0")]
+    l2: Annotated[Any, _traced("auto", _check_l2,
+        "shrinks leaf values toward 0; auto: 3 average rows, 1 for medians and "
+        "quantiles, and 1 where absolute")]
     max_delta_step: Annotated[Number, _traced(_INF, _number(least=0.0, finite=False),
         "the largest magnitude of a leaf before the learning rate; 0: no limit")]
     min_gain: Annotated[Number, _traced(0.0, _PENALTY,
@@ -144,8 +152,8 @@ class RoundSettings(TypedDict, total=False):
     min_child_weight: Annotated[Number, _traced(1.0, _PENALTY,
         "the least curvature of a child")]
     min_child_samples: Annotated[Any, _traced("auto", _check_samples,
-        "the least rows of a child; auto: 3 for medians, up to 20 for quantiles and "
-        "losses with almost no curvature, else 1")]
+        "the least rows of a child; auto: one in 50, from 1 to 20; fewer for medians "
+        "and quantiles, and 1 where absolute")]
     regularization: Annotated[Regularization, _static(
         "relative", _one_of(Regularization),
         "whether l1, l2, min_gain and min_child_weight count average rows (relative) "

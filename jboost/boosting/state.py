@@ -106,9 +106,12 @@ class BoostState(NamedTuple):
         else ().
       pointed: whether the loss looks like |r| to most rows at the start; see
         :func:`jboost.objective.curvature.is_pointed`.
+      endless: whether no row has a minimum of its own, for each score.
       least_rows: of a child, where ``min_child_samples`` is "auto"; see
         :func:`jboost.boosting.auto.count_least_rows`.
-      first_mean: mean curvature of the first round (0 before it), for each score.
+      first_mean: mean curvature of the first round for each score, and
+      concentration: by how much few rows held the information about it; see
+        :class:`jboost.boosting.row_derivatives.RowDerivatives`. 1 before that round.
       words: seed.
       round: how many rounds have been made.
     """
@@ -121,8 +124,10 @@ class BoostState(NamedTuple):
     parameters: Any
     first_parameters: Any
     pointed: Bool[ArrayLike, ""]
+    endless: Bool[ArrayLike, " K"]
     least_rows: Int32[ArrayLike, ""]
     first_mean: Float[Array, " K"]
+    concentration: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
 
@@ -170,7 +175,7 @@ def start_state(
             known = median_score(objective, offset, data.weights)
         scores = move_scores(offset, known)
         parameters = estimate_parameters(loss, constants, data, scores)
-    known, mean, words, number = _begin_rounds(known, start.words)
+    known, one, words, number = _begin_rounds(known, start.words)
     pointed = is_pointed(objective, scores, data.weights)
     state = BoostState(
         scores=scores,
@@ -183,8 +188,10 @@ def start_state(
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
         pointed=pointed,
-        least_rows=count_least_rows(pointed, objective.kinks),
-        first_mean=mean,
+        endless=_are_endless(objective.minimizer, one, data.weights),
+        least_rows=count_least_rows(pointed, objective.kinks, data.weights),
+        first_mean=one,
+        concentration=one,
         words=words,
         round=number,
     )
@@ -193,10 +200,17 @@ def start_state(
 
 @stage
 def _begin_rounds(init_score, words):
-    """Returns init_score, first_mean, words and round of a state; see BoostState."""
-    mean = jnp.zeros(init_score.shape, jnp.float32)
+    """Returns init_score, ones, words and round of a state; see BoostState."""
+    one = jnp.ones(init_score.shape, jnp.float32)
     init_score = init_score if init_score.shape[0] > 1 else init_score[0]
-    return init_score, mean, jnp.asarray(words), jnp.int32(0)
+    return init_score, one, jnp.asarray(words), jnp.int32(0)
+
+
+@stage
+def _are_endless(minimizer, one, weights):
+    if minimizer is None:  # a quadratic loss
+        return one == 0
+    return ~jnp.any(jnp.isfinite(minimizer) & (weights > 0), axis=1)
 
 
 def own_minimizers(

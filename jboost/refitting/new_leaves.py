@@ -55,7 +55,7 @@ def refit(
     decay: float = 0.0,
     learning_rate: Any = 0.1,
     l1: float = 0.0,
-    l2: float = 1.0,
+    l2: Any = "auto",
     max_delta_step: float = float("inf"),
     regularization: Regularization = "relative",
     curvature: Curvature = "auto",

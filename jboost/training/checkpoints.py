@@ -45,7 +45,7 @@ _NAMES: dict[str, str] = {
     "categories.min_weight": "min_category_weight",
     "categories.max_onehot": "max_onehot",
 }  # fmt: skip
-_STATE = ("scores", "init_score", "pointed", "first_mean", "round")
+_STATE = ("scores", "init_score", "pointed", "first_mean", "concentration", "round")
 _PARAMETERS = ("parameters", "first_parameters")  # pytrees of the state
 
 

@@ -114,21 +114,23 @@ def continue_from(
         # These programs do not look at codes.
         data = problem.data._replace(codes=None)
         scores = _score(model, x, job.rows)
-        average = compiled(_average_curvature, problem.static)
+        measure = compiled(_measure_first_round, problem.static)
+        first_mean, concentration = measure(problem.arrays._replace(data=data), state)
         estimate = compiled(estimate_parameters, problem.loss)
         state = state._replace(
             scores=scores,
             parameters=estimate(problem.constants, data, scores),
-            first_mean=average(problem.arrays._replace(data=data), state),
+            first_mean=first_mean,
+            concentration=concentration,
             round=jnp.int32(model.num_rounds),
         )
     return Position(state, set_scores)
 
 
-def _average_curvature(static, arrays, state):
-    """Returns what "relative" divides by in the first round, at init_score."""
+def _measure_first_round(static, arrays, state):
+    """Returns mean curvature and concentration at init_score."""
     _, _, fitted = row_derivatives(Problem(static, arrays), state)
-    return fitted.mean
+    return fitted.first_mean, fitted.concentration
 
 
 def _score(model, x, rows: PaddedRows):

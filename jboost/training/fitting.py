@@ -64,7 +64,7 @@ def fit(
     max_bins: int = 256,
     absent: Absent | None = None,
     l1: float = 0.0,
-    l2: float = 1.0,
+    l2: Any = "auto",
     max_delta_step: float = float("inf"),
     min_gain: float = 0.0,
     min_child_weight: float = 1.0,
@@ -152,17 +152,24 @@ def fit(
       l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
         units of the loss's second derivative (absolute, as in XGBoost). Medians and
         quantiles are those of the residuals and of l2 zeros (absolute: of none).
+        "auto": 3, or 1 for medians and quantiles; absolute: 1.
       max_delta_step: the largest magnitude of a leaf value, before ``learning_rate``;
         inf, or 0 as in XGBoost: none.
       min_gain: kappa: what a split must gain; XGBoost's gamma is 2 min_gain.
       min_child_weight: least curvature of a child, in the units of ``l2``.
-      min_child_samples: least rows of a child; "auto": 3 where leaves are medians,
-        2 / min(tau, 1 - tau) - 1, at most 20, where they are tau-quantiles, 20 for
-        other losses with no curvature at three quarters of the rows, else 1.
-      regularization: "relative" divides gradient and curvature by the mean curvature
-        of this round or the first, whichever is larger (the sum over the scores
-        where they compete for a row, as in softmax), so that a loss times a million
-        trains the same model; "absolute" leaves the loss's units.
+      min_child_samples: least rows of a child; "auto": one in 50 of the rows, from 1
+        to 20; where leaves are order statistics (absolute error, quantiles)
+        2 / min(tau, 1 - tau) - 1, at most 20; 20 where the loss is much like one
+        (no curvature at three quarters of the rows). Absolute, and not order
+        statistics: 1, as in XGBoost.
+      regularization: "relative" divides gradient and curvature by the curvature of an
+        average row, so that a loss times a million trains the same model; "absolute"
+        leaves the loss's units. That curvature is the mean of this round, or, if that
+        is less than the mean of the first round, the geometric mean of both (of sums
+        over the scores where they compete for a row, as in softmax); times N / N_eff,
+        where N_eff rows hold the information at the start. For a logistic loss it
+        starts at 1/4, the greatest curvature, however rare positive rows are. See the
+        page "Curvature" of the documentation.
       subsample: share of rows per round, without replacement; below 1 the history
         tells each round's improvement on the others.
       colsample_bytree, colsample_bylevel, colsample_bynode: share of columns.
@@ -347,6 +354,7 @@ def _start_record(request, prepared, job, state, rule):
             curvature=method.curvature,
             leaf_solver="exact" if decided.exact_leaves else method.leaf_solver,
             regularization=method.regularization,
+            l2=float(limits.l2),
             min_child_samples=int(decided.min_child_samples),
             init_score=init_score.tolist(),
             init_score_rule=rule,
