@@ -116,17 +116,39 @@ def seen_codes(sums):
     return [code for code in range(1, len(sums)) if np.any(sums[code] != 0)]
 
 
-def left_sets(sums, num_codes, categories):
+def shrink(sums, squares, rows_weight, smoothing):
+    """Replaces sums of gradient by their expectations in a model of random effects.
+
+    G_c = H_c (mean + effect_c) + error of variance phi H_c, with phi from the rows and
+    the variance of effects by the method of moments.
+    """
+    seen = [code for code in seen_codes(sums) if sums[code][1] > 0]
+    shrunk = sums.copy()
+    if not seen:
+        return shrunk
+    gradient, weight = sums[seen, 0], sums[seen, 1]
+    mean = sum(sums[1:, 0]) / sum(weight)
+    between = sum(weight * (gradient / weight - mean) ** 2)
+    phi = squares / rows_weight
+    spread = sum(weight) - sum(weight**2) / sum(weight)
+    excess = between - (len(seen) - 1) * phi
+    shrunk[1:, 0] = sums[1:, 1] * mean
+    if len(seen) > 1 and excess > 1e-9 * between:
+        strength = max(phi * spread / excess, smoothing)
+        effect = (gradient / weight - mean) * weight / (weight + strength)
+        shrunk[seen, 0] = weight * (mean + effect)
+    return shrunk
+
+
+def left_sets(sums, shrunk, num_codes, categories):
     """Sets of categories that may go left, in order."""
     seen = seen_codes(sums)
     if num_codes <= categories.max_onehot:
         return [frozenset([code]) for code in seen]
 
     def mean(code):
-        weight = sums[code][1] + categories.smoothing
-        if weight > 0:
-            return sums[code][0] / weight
-        return np.sign(sums[code][0]) * np.finfo(np.float32).max
+        # Equal sums are equal numbers, however they were rounded.
+        return round(shrunk[code][0] / max(shrunk[code][1], 1e-30), 12)
 
     order = sorted(seen, key=mean)  # stable: equal means by code
     return [frozenset(order[: size + 1]) for size in range(len(order))]
@@ -134,28 +156,32 @@ def left_sets(sums, num_codes, categories):
 
 def candidates(
     sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None,
-    categories=NO_CATEGORIES,
+    categories=NO_CATEGORIES, squares=0.0,
 ):  # fmt: skip
     """Every admissible cut of one node.
 
     Args:
       sums: [F, B, 3], gradient, curvature and count.
+      squares: sum of the squares of the rows' gradients.
       thresholds: for each feature, which to try; all if not given.
     """
     cuts = []
     num_bins = sums.shape[1]
     for feature in np.flatnonzero(features):
-        total = sums[feature].sum(axis=0)
+        of_codes = sums[feature]
         every = range(1, num_bins) if thresholds is None else thresholds[feature]
         more, least_weight = 0.0, limits.min_child_weight
         if feature in categories.features:
             num_codes = categories.features[feature]
-            every = left_sets(sums[feature], num_codes, categories)
             if num_codes > categories.max_onehot:
+                rows_weight = of_codes[:, 1].sum()
+                of_codes = shrink(of_codes, squares, rows_weight, categories.smoothing)
                 more = categories.l2
                 least_weight = max(least_weight, categories.min_weight)
+            every = left_sets(sums[feature], of_codes, num_codes, categories)
+        total = of_codes.sum(axis=0)
         for threshold, missing_left in product(every, (False, True)):
-            left = left_sums(sums[feature], threshold, missing_left)
+            left = left_sums(of_codes, threshold, missing_left)
             right = total - left
             if min(left[1], right[1]) < least_weight * WEIGHT_SLACK:
                 continue
@@ -201,14 +227,14 @@ def local_thresholds(codes, mass, num_bins):
 
 def find_split(
     sums, features, limits, constraints=FREE, bounds=NO_BOUNDS, thresholds=None,
-    categories=NO_CATEGORIES,
+    categories=NO_CATEGORIES, squares=0.0,
 ):  # fmt: skip
     """The best cut, or None.
 
     Ties go to the lowest feature, then the lowest threshold, then missing right.
     """
     cuts = candidates(
-        sums, features, limits, constraints, bounds, thresholds, categories
+        sums, features, limits, constraints, bounds, thresholds, categories, squares
     )
     if not cuts:
         return None
@@ -306,7 +332,7 @@ def grow_tree(
                 ]
             cut = find_split(
                 sums[here], usable, limits, constraints, bounds[here], thresholds,
-                categories,
+                categories, np.sum(values[learnt, 0] ** 2),
             )  # fmt: skip
             if cut is not None:
                 cuts[here] = cut

@@ -7,7 +7,22 @@ sends a threshold's lower side left, or a set of categories.
 Of the 2^(C-1) - 1 ways to divide C categories the best one, for any convex criterion
 of two sums, is a cut in the order of their means (Fisher 1958; Breiman et al. 1984,
 theorem 4.5): C - 1 candidates, after a sort. With sums of gradient and curvature the
-means are G / H. Categories of few rows have means by chance, hence the smoothing.
+means are G / H.
+
+Categories of few rows have means by chance. A set chosen by such means has a gain even
+where the categories say nothing: with C of them about C / pi times the variance of a
+row, as half of them have a sum above the expected one. So the means are shrunk before
+they are sorted and before gains are computed, by as much as the node's own rows call
+for. In the model of random effects G_c / H_c varies about the mean of its category with
+variance phi / H_c, and those means vary with variance tau about that of the node. phi
+is estimated by sum g^2 / sum h over the node's rows, tau by the moments of
+sum_c G_c^2 / H_c (DerSimonian and Laird 1986, equation 8), and G_c is replaced by its
+expectation given the data,
+
+    H_c (G_c + s m) / (H_c + s), where m = sum_c G_c / sum_c H_c and s = phi / tau.
+
+Where categories differ by no more than chance, tau is 0 and no set has a gain; where
+each has an effect that its rows agree on, s is small and hardly anything changes.
 """
 
 from functools import partial
@@ -32,9 +47,10 @@ from jboost.trees.splitting import (
     node_score,
     search_cuts,
     search_split,
-    sums_in_units,
 )
 from jboost.trees.tree import CATEGORICAL
+
+_STRONGEST = 2.0**80  # shrinks any sum of 31 bits to the mean
 
 
 class CategoryLimits(NamedTuple):
@@ -44,7 +60,7 @@ class CategoryLimits(NamedTuple):
       features: their indices, ascending.
       num_codes: of each: its codes are 1 .. num_codes.
       l2: added to the l2 of the children where categories are sorted.
-      smoothing: added to the curvature of a category in the sort.
+      smoothing: least curvature s that a category's mean is shrunk by.
       min_weight: least sum of curvature of a child where categories are sorted.
       max_onehot: features of so many codes or fewer send one category left.
     """
@@ -67,6 +83,7 @@ def find_mixed_split(
     unit: Float[Array, "2"],
     features: Bool[Array, " F"],
     categories: CategoryLimits,
+    squares: Float[Array, ""] | float = 0.0,
     *,
     l2: Float[Array, ""] | float = 1.0,
     min_gain: Float[Array, ""] | float = 0.0,
@@ -76,17 +93,19 @@ def find_mixed_split(
 ) -> Split:
     """Searches thresholds, and for features of categories sets of them.
 
-    A node's categories are sorted by G / (H + smoothing), those of equal key by code;
-    candidates are the first 1, 2, ... of them. Where a feature has at most
+    A node's categories are sorted by their shrunk means (see above), those of equal key
+    by code; candidates are the first 1, 2, ... of them. Where a feature has at most
     ``max_onehot`` codes, they are the categories one by one. Gains are those of
-    :func:`jboost.trees.splitting.search_split`, but that the two children of a sorted
-    set have l2 + categories.l2. Equal gains go to the lowest feature, then to the
+    :func:`jboost.trees.splitting.search_split`, but that of sorted sets they are
+    computed from the shrunk sums, and that the two children have l2 + categories.l2. Equal gains go to the lowest feature, then to the
     fewest categories (one by one: the lowest code), then to missing rows right.
 
     Args:
       histogram, unit, features, l2, min_gain, min_child_weight, min_child_samples:
         see :func:`jboost.trees.splitting.search_split`.
       categories: which features hold categories; they must not be monotone.
+      squares: sum over the node's rows of the square of the gradient's integer. With 0
+        nothing is shrunk, but by ``categories.smoothing``.
       values: limits of leaf values, if there are any.
 
     Returns:
@@ -102,13 +121,17 @@ def find_mixed_split(
     total = jnp.sum(sums[:, :1], axis=2, keepdims=True)
     missing = sums[:, :, MISSING, None]
     onehot = (categories.num_codes <= categories.max_onehot)[:, None]
-    ranked = _rank_codes(sums, unit, categories.smoothing, onehot)
+    shrunk = _shrink(sums, squares, total, categories.smoothing / unit[1])
+    shrunk = jnp.where(onehot[None], sums, shrunk)
+    ranked = _rank_codes(sums, shrunk, onehot)
     min_weight = jnp.maximum(
         min_child_weight, jnp.where(onehot, 0.0, categories.min_weight)
     )
     least = child_limits(min_weight, min_child_samples)
     child_l2 = l2 + jnp.where(onehot, 0.0, categories.l2)
-    noise, gain_of = _scoring(total, unit, l2, child_l2, values)
+    size = _score_size(total, unit, l2, values)
+    total = jnp.sum(shrunk, axis=2, keepdims=True)
+    gain_of = _scoring(total, unit, l2, child_l2, values)
     allowed = ranked.filled & features[categories.features][:, None]
 
     def measure(left, right):
@@ -134,7 +157,7 @@ def find_mixed_split(
         threshold=jnp.where(better, CATEGORICAL, numeric.threshold),
         missing_left=jnp.where(better, left, numeric.missing_left),
         gain=gain - min_gain,
-        found=is_worth(gain, noise[0, 0], min_gain),
+        found=is_worth(gain, size[0, 0], min_gain),
         child_bounds=bounds,
         left_codes=pack_bits(better & goes_left),
         absent_codes=pack_bits(better & absent),
@@ -158,20 +181,65 @@ class _Ranked(NamedTuple):
     seen: Bool[Array, "G B"]  # codes that rows of the node have
 
 
-def _rank_codes(sums, unit, smoothing, onehot):
-    """Ranks by G / (H + smoothing); codes that are not seen come last."""
+def _shrink(sums, squares, total, smoothing):
+    """Replaces each G_c by its expectation given the data; all are integers.
+
+    Their magnitudes sum to less than twice those of the rows' gradients, which is less
+    than 2^31. No product feeds a sum, which some compilers would contract and others
+    not; a maximum with 0 changes nothing, and is between.
+    """
+    code = jnp.arange(sums.shape[2])
+    known = jnp.where(code > MISSING, sums[:2], 0)
+    gradient, weight = known.astype(jnp.float32)
+    heavy = weight > 0
+    divisor = jnp.where(heavy, weight, 1.0)
+    rows_weight = jnp.maximum(total[1].astype(jnp.float32), 1.0)
+    all_gradient, all_weight = jnp.sum(known, axis=2, keepdims=True).astype(jnp.float32)
+    all_weight = jnp.maximum(all_weight, 1.0)
+    terms = jnp.stack(
+        [
+            jnp.where(heavy, jnp.square(gradient) / divisor, 0.0),
+            jnp.maximum(jnp.square(weight) / all_weight, 0.0),
+        ]
+    )
+    between, largest = _sum_by_halves(terms)
+    count = jnp.sum(heavy, axis=1, keepdims=True).astype(jnp.float32)
+    by_chance = (squares * (count - 1.0)) / rows_weight
+    between = between - jnp.maximum(jnp.square(all_gradient) / all_weight, 0.0)
+    excess, spread = between - jnp.maximum(by_chance, 0.0), all_weight - largest
+    varies = (excess > 0) & (spread > 0)
+    strength = (squares * spread) / (rows_weight * jnp.where(varies, excess, 1.0))
+    strength = jnp.minimum(jnp.maximum(strength, smoothing), _STRONGEST)
+    prior = jnp.maximum((strength * all_gradient) / all_weight, -UNBOUNDED)
+    shrunk = weight * (gradient + prior) / jnp.where(heavy, weight + strength, 1.0)
+    same = (weight * all_gradient) / all_weight
+    shrunk = jnp.round(jnp.where(varies, shrunk, same)).astype(jnp.int32)
+    return sums.at[0].set(jnp.where(code > MISSING, shrunk, sums[0]))
+
+
+def _sum_by_halves(values):
+    """Sums the last axis in an order that the CPU kernel can follow."""
+    size = 1 << (values.shape[-1] - 1).bit_length()
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])]
+    values = jnp.pad(values, padding)
+    while size > 1:
+        size //= 2
+        values = values[..., :size] + values[..., size:]
+    return values
+
+
+def _rank_codes(sums, shrunk, onehot):
+    """Ranks by shrunk means; codes that are not seen come last."""
     code = jnp.broadcast_to(jnp.arange(sums.shape[2], dtype=jnp.int32), sums.shape[1:])
     seen = jnp.any(sums != 0, axis=0) & (code > MISSING)
-    gradient, weight = sums_in_units(sums, unit, smoothing)
-    usable = weight > 0
-    mean = jnp.where(usable, gradient, jnp.sign(gradient) * UNBOUNDED)
-    mean = jnp.clip(mean / jnp.where(usable, weight, 1.0), -UNBOUNDED, UNBOUNDED)
+    weight = jnp.maximum(shrunk[1], 1).astype(jnp.float32)
+    mean = shrunk[0].astype(jnp.float32) / weight
     # -0 is no other key than 0.
     key = jnp.where(onehot | (mean == 0), 0.0, mean)
     key = jnp.where(seen, key, jnp.inf)
     _, order = jax.lax.sort((key, code), num_keys=1, is_stable=True)
     filled = code < jnp.sum(seen, axis=1, keepdims=True)
-    by_rank = jnp.take_along_axis(sums, order[None], axis=2)
+    by_rank = jnp.take_along_axis(shrunk, order[None], axis=2)
     by_rank = jnp.where(filled[None], by_rank, 0)
     return _Ranked(
         left=jnp.where(onehot[None], by_rank, jnp.cumsum(by_rank, axis=2)),
@@ -181,14 +249,20 @@ def _rank_codes(sums, unit, smoothing, onehot):
     )
 
 
-def _scoring(total, unit, l2, child_l2, values):
-    """Returns the size of the parent's score terms, and the gain of cuts."""
+def _score_size(total, unit, l2, values):
+    """Returns how large the terms of the parent's score are."""
     if values is None:
-        parent = node_score(total, unit, l2)
-        return parent, partial(cut_gain, parent, unit, child_l2)
-    parent, _, noise = limited_score(total, unit, l2, values)
+        return node_score(total, unit, l2)
+    return limited_score(total, unit, l2, values)[2]
+
+
+def _scoring(total, unit, l2, child_l2, values):
+    """Returns the gain of cuts, from what they send left and right."""
+    if values is None:
+        return partial(cut_gain, node_score(total, unit, l2), unit, child_l2)
+    parent, _, _ = limited_score(total, unit, l2, values)
     free = values._replace(monotone=jnp.zeros(child_l2.shape[0], jnp.int32))
-    return noise, partial(limited_gain, parent, unit, child_l2, free)
+    return partial(limited_gain, parent, unit, child_l2, free)
 
 
 def _sides(ranked, group, rank, onehot, num_codes):

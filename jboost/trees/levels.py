@@ -136,20 +136,26 @@ def find_splits(
     num_in_bag: Int32[Array, ""],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
+    squares: Float[Array, " M"] | None = None,
 ) -> Split:
-    """Finds the best split of each slot; none for empty slots."""
+    """Finds the best split of each slot; none for empty slots.
+
+    ``squares`` is needed where there are categories; see :func:`sum_squares`.
+    """
     slots = position.shape[0]
     masks = sample_features(seed, level, slots, histogram.shape[1], limits)
     masks = paths.allow(path, masks)
     least = least_samples(limits, num_in_bag)
 
-    def find(histogram, mask, bounds):
+    def find(histogram, mask, bounds, squares):
         values = limits.values
         if values is not None:
             values = values._replace(bounds=bounds)
         search: Any = search_split
         if limits.categories is not None:
-            search = partial(find_mixed_split, categories=limits.categories)
+            search = partial(
+                find_mixed_split, categories=limits.categories, squares=squares
+            )
         return search(
             histogram,
             unit,
@@ -161,9 +167,17 @@ def find_splits(
             values=values,
         )
 
-    split = jax.vmap(find)(histogram, masks, path.bounds)
+    split = jax.vmap(find)(histogram, masks, path.bounds, squares)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
+
+
+def sum_squares(
+    rows: RoundedRows, row_slot: Int32[Array, " N"], slots: int
+) -> Float[Array, " M"]:
+    """Sums the squares of the gradient's integers over the rows of each slot."""
+    gradient = rows.channels[:, 0].astype(jnp.float32)
+    return sum_by_group(jnp.square(gradient), row_slot, slots)
 
 
 def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:

@@ -26,6 +26,7 @@ from jboost.trees.levels import (
     route_rows,
     settle_splits,
     start_paths,
+    sum_squares,
     write_splits,
 )
 from jboost.trees.limits import TreeLimits
@@ -67,9 +68,12 @@ def grow_plainly(
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
 
     def grow_level(level, state, slots):
+        squares = None
+        if limits.categories is not None:
+            squares = sum_squares(rows, state.row_slot, state.position.shape[0])
         split = find_splits(
             level, state.histogram, state.position, state.paths, rows.unit,
-            rows.num_in_bag, seed, limits,
+            rows.num_in_bag, seed, limits, squares,
         )  # fmt: skip
         return _split_nodes(
             level, state, split, rows, limits, slots, num_bins, max_depth

@@ -154,7 +154,7 @@ def search_cuts(
     measure: Callable[[Array, Array], Array],
     cumulative: Int32[Array, "C F B"],
     missing: Int32[Array, "C F 1"],
-    total: Int32[Array, "C 1 1"],
+    total: Int32[Array, "C #F 1"],
 ) -> tuple[Float[Array, ""], Int32[Array, ""], Bool[Array, ""]]:
     """Finds the best of all cuts, in both directions of the missing rows.
 
@@ -162,7 +162,7 @@ def search_cuts(
       measure: (left, right) -> the gain of each cut, -inf where it is not admissible.
       cumulative: sums of what lies left of each cut, and of missing rows.
       missing: sums of missing rows.
-      total: of the node.
+      total: of the node, or of each feature.
 
     Returns:
       Its gain, its index in [F, B], flattened, and whether missing rows go left.

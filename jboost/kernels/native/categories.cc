@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 #include <cstring>
 
+#include "exact_sum.h"
 #include "limited.h"
 
 namespace jboost {
@@ -24,30 +26,88 @@ struct RankedFeature {
   bool onehot;
 };
 
-// G / (H + smoothing); see _rank_codes of jboost.trees.category_splits.
-float SortKey(int32_t gradient, int32_t curvature, const SplitLimits& limits,
-              float smoothing) {
-  float g = static_cast<float>(gradient) * limits.gradient_unit;
-  float weight = (static_cast<float>(curvature) + smoothing / limits.curvature_unit) *
-                 limits.curvature_unit;
-  bool usable = weight > 0.0f;
-  float sign = g > 0.0f ? 1.0f : (g < 0.0f ? -1.0f : 0.0f);
-  float mean = (usable ? g : sign * FLT_MAX) / (usable ? weight : 1.0f);
-  mean = Smaller(Larger(mean, -FLT_MAX), FLT_MAX);
-  return mean == 0.0f ? 0.0f : mean;  // -0 and 0 are the same key
+// The node's sums of one feature, by code, and space for what is computed from them.
+struct FeatureSums {
+  const int32_t* cumulative[3];
+  bool counted;
+  int64_t num_bins;
+  std::vector<int32_t> gradient;   // [bins], shrunk unless the feature is one-hot
+  std::vector<float> terms, heavy;  // [bins, rounded up to a power of two]
+
+  int32_t Sum(int channel, int64_t code) const {
+    return cumulative[channel][code] - cumulative[channel][code - 1];
+  }
+};
+
+// See _sum_by_halves of jboost.trees.category_splits. Overwrites the values.
+float SumByHalves(std::vector<float>* values) {
+  for (size_t half = values->size() / 2; half > 0; half /= 2) {
+    float* __restrict low = values->data();
+    const float* __restrict high = values->data() + half;
+    for (size_t i = 0; i < half; ++i) low[i] += high[i];
+  }
+  return (*values)[0];
 }
 
-void RankCodes(const int32_t* const cumulative[3], bool counted, int64_t num_bins,
-               const SplitLimits& limits, float smoothing, RankedFeature* ranked) {
+// Replaces gradients by their expectations given the data; see _shrink of
+// jboost.trees.category_splits.
+void Shrink(float squares, int32_t total_curvature, float smoothing,
+            FeatureSums* sums) {
+  constexpr float kStrongest = 1.2089258196146292e24f;  // 2^80
+  size_t size = 1;
+  while (size < static_cast<size_t>(sums->num_bins)) size *= 2;
+  sums->terms.assign(size, 0.0f);
+  sums->heavy.assign(size, 0.0f);
+  int64_t last = sums->num_bins - 1;
+  float all_gradient =
+      static_cast<float>(sums->cumulative[0][last] - sums->cumulative[0][0]);
+  int32_t known = sums->cumulative[1][last] - sums->cumulative[1][0];
+  float all_weight = static_cast<float>(known > 1 ? known : 1);
+  float rows_weight = static_cast<float>(total_curvature > 1 ? total_curvature : 1);
+  int32_t count = 0;
+  for (int64_t code = 1; code <= last; ++code) {
+    float gradient = static_cast<float>(sums->Sum(0, code));
+    int32_t curvature = sums->Sum(1, code);
+    if (curvature <= 0) continue;
+    float weight = static_cast<float>(curvature);
+    sums->terms[code] = gradient * gradient / weight;
+    sums->heavy[code] = weight * weight / all_weight;
+    ++count;
+  }
+  float by_chance = squares * static_cast<float>(count - 1) / rows_weight;
+  float between =
+      SumByHalves(&sums->terms) - all_gradient * all_gradient / all_weight;
+  float excess = between - Larger(by_chance, 0.0f);
+  float spread = all_weight - SumByHalves(&sums->heavy);
+  bool varies = excess > 0.0f && spread > 0.0f;
+  float strength = squares * spread / (rows_weight * (varies ? excess : 1.0f));
+  strength = Smaller(Larger(strength, smoothing), kStrongest);
+  float prior = strength * all_gradient / all_weight;
+  for (int64_t code = 1; code <= last; ++code) {
+    float weight = static_cast<float>(sums->Sum(1, code));
+    float shrunk = weight * all_gradient / all_weight;
+    if (varies) {
+      float gradient = static_cast<float>(sums->Sum(0, code));
+      shrunk = weight > 0.0f ? weight * (gradient + prior) / (weight + strength) : 0.0f;
+    }
+    sums->gradient[code] = static_cast<int32_t>(std::nearbyint(shrunk));
+  }
+}
+
+void RankCodes(const FeatureSums& sums, RankedFeature* ranked) {
   ranked->codes.clear();
-  auto sum = [&](int channel, int64_t code) {
-    return cumulative[channel][code] - cumulative[channel][code - 1];
-  };
-  for (int64_t code = 1; code < num_bins; ++code) {
-    int32_t gradient = sum(0, code), curvature = sum(1, code);
-    bool seen = gradient != 0 || curvature != 0 || (counted && sum(2, code) != 0);
+  bool counted = sums.counted;
+  for (int64_t code = 1; code < sums.num_bins; ++code) {
+    int32_t curvature = sums.Sum(1, code);
+    bool seen = sums.Sum(0, code) != 0 || curvature != 0 ||
+                (counted && sums.Sum(2, code) != 0);
     if (!seen) continue;
-    float key = ranked->onehot ? 0.0f : SortKey(gradient, curvature, limits, smoothing);
+    float key = 0.0f;
+    if (!ranked->onehot) {
+      key = static_cast<float>(sums.gradient[code]) /
+            static_cast<float>(curvature > 1 ? curvature : 1);
+      if (key == 0.0f) key = 0.0f;  // -0 and 0 are the same key
+    }
     ranked->codes.push_back({key, static_cast<int32_t>(code)});
   }
   std::sort(ranked->codes.begin(), ranked->codes.end(),
@@ -55,14 +115,26 @@ void RankCodes(const int32_t* const cumulative[3], bool counted, int64_t num_bin
               return a.key != b.key ? a.key < b.key : a.code < b.code;
             });
   for (int channel = 0; channel < (counted ? 3 : 2); ++channel) {
-    std::vector<int32_t>& sums = ranked->sums[channel];
-    int32_t missing = cumulative[channel][0], before = missing;
-    sums.assign(1, missing);
+    std::vector<int32_t>& of_ranks = ranked->sums[channel];
+    int32_t missing = sums.cumulative[channel][0], before = missing;
+    of_ranks.assign(1, missing);
     for (const Ranked& entry : ranked->codes) {
-      sums.push_back((ranked->onehot ? missing : before) + sum(channel, entry.code));
-      before = sums.back();
+      int32_t own =
+          channel == 0 ? sums.gradient[entry.code] : sums.Sum(channel, entry.code);
+      of_ranks.push_back((ranked->onehot ? missing : before) + own);
+      before = of_ranks.back();
     }
   }
+}
+
+Sums InUnits(int32_t gradient, int32_t curvature, const SplitLimits& limits) {
+  return {static_cast<float>(gradient) * limits.gradient_unit,
+          (static_cast<float>(curvature) + limits.l2 / limits.curvature_unit) *
+              limits.curvature_unit};
+}
+
+float Score(const Sums& sums) {
+  return sums.weight > 0.0f ? sums.gradient * sums.gradient / sums.weight : 0.0f;
 }
 
 // Writes the sets of a split between the first `rank` codes and the others.
@@ -84,9 +156,45 @@ void WriteSets(const RankedFeature& ranked, int32_t rank, int32_t num_codes,
 
 }  // namespace
 
+void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
+                const int32_t* position, float* squares) {
+  int64_t num_chunks = (num_rows + kChunk - 1) / kChunk, slots = rows.num_slots;
+  const Pool& threads = Threads(pool, num_rows);
+  auto for_segments = [&](auto&& use) {
+    ParallelFor(threads, num_chunks, [&](int64_t chunk) {
+      for (int64_t slot = 0; slot < slots; ++slot) {
+        if (position[slot] < 0) continue;
+        const Segment& segment = rows.segments[chunk * slots + slot];
+        const int64_t* words = rows.words + chunk * kChunk + segment.begin;
+        auto square = [=](int64_t i) {
+          float gradient = static_cast<float>(static_cast<int32_t>(words[i]));
+          return gradient * gradient;
+        };
+        use(chunk, slot, square, segment.end - segment.begin);
+      }
+    });
+  };
+  std::vector<uint32_t> greatest(num_chunks, 0);
+  for_segments([&](int64_t chunk, int64_t, auto square, int64_t count) {
+    greatest[chunk] = std::max(greatest[chunk], GreatestBits(square, count));
+  });
+  Unit unit = ChooseUnit(*std::max_element(greatest.begin(), greatest.end()));
+  std::vector<ExactSum> parts(num_chunks * slots);
+  for_segments([&](int64_t chunk, int64_t slot, auto square, int64_t count) {
+    parts[chunk * slots + slot] = SumTerms(square, count, unit.up);
+  });
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    ExactSum sum;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      sum.Add(parts[chunk * slots + slot]);
+    }
+    squares[slot] = sum.Value(unit);
+  }
+}
+
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
-                        const NumericSplits& numeric,
+                        const NumericSplits& numeric, const float* squares,
                         const CategorySplitOutput& output) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const SplitOutput& splits = output.splits;
@@ -110,18 +218,20 @@ void FindCategorySplits(const Pool& pool, const Search& search,
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1],
                         counted ? count[bins - 1] : 0};
-    Sums whole{static_cast<float>(total[0]) * limits.gradient_unit,
-               (static_cast<float>(total[1]) + limits.l2 / limits.curvature_unit) *
-                   limits.curvature_unit};
-    float parent =
-        whole.weight > 0.0f ? whole.gradient * whole.gradient / whole.weight : 0.0f;
-    float size = parent, value;
     ValueLimits of_slot{};
     if (values != nullptr) {
       of_slot = {values->l1, values->bounds[2 * slot], values->bounds[2 * slot + 1]};
-      parent = LimitedScore(whole, of_slot, &value);
-      size = LimitedSize(whole, of_slot);
     }
+    auto score = [&](const Sums& sums) {
+      float value;
+      return values == nullptr ? Score(sums) : LimitedScore(sums, of_slot, &value);
+    };
+    Sums whole = InUnits(total[0], total[1], limits);
+    float size = values == nullptr ? Score(whole) : LimitedSize(whole, of_slot);
+    FeatureSums sums;
+    sums.counted = counted;
+    sums.num_bins = bins;
+    sums.gradient.resize(bins);
     std::vector<float> scratch(bins);
     RankedFeature ranked;
     BestSplit best{-__builtin_inff(), -1, 0, false};
@@ -130,26 +240,39 @@ void FindCategorySplits(const Pool& pool, const Search& search,
     for (int64_t group = 0; group < categories.num_groups; ++group) {
       int32_t feature = categories.features[group];
       if (!search.masks[slot * num_features + feature]) continue;
-      const int32_t* const cumulative[3] = {gradient + feature * bins,
-                                            curvature + feature * bins,
-                                            count + feature * bins};
+      for (int channel = 0; channel < 3; ++channel) {
+        const int32_t* planes[3] = {gradient, curvature, count};
+        sums.cumulative[channel] = planes[channel] + feature * bins;
+      }
       ranked.onehot = categories.num_codes[group] <= categories.max_onehot;
-      RankCodes(cumulative, counted, bins, limits, categories.smoothing, &ranked);
+      if (ranked.onehot) {
+        for (int64_t code = 1; code < bins; ++code) {
+          sums.gradient[code] = sums.Sum(0, code);
+        }
+      } else {
+        Shrink(squares[slot], total[1], categories.smoothing / limits.curvature_unit,
+               &sums);
+      }
+      RankCodes(sums, &ranked);
       if (ranked.codes.empty()) continue;
       SplitLimits of_children = limits;
       of_children.l2 = limits.l2 + (ranked.onehot ? 0.0f : categories.l2);
       if (!ranked.onehot) {
         of_children.min_weight = Larger(limits.min_weight, categories.min_weight);
       }
+      // What is shrunk has other totals than the node.
+      int32_t all[3] = {ranked.onehot ? total[0] : ranked.sums[0].back(), total[1],
+                        total[2]};
+      float parent = score(InUnits(all[0], all[1], limits));
       BestSplit before = best;
       int64_t size_of_search = static_cast<int64_t>(ranked.codes.size()) + 1;
       if (values == nullptr) {
         loops.search_feature(ranked.sums[0].data(), ranked.sums[1].data(),
-                             ranked.sums[2].data(), size_of_search, total, parent,
+                             ranked.sums[2].data(), size_of_search, all, parent,
                              of_children, feature, scratch.data(), &best);
       } else {
         loops.search_limited_feature(ranked.sums[0].data(), ranked.sums[1].data(),
-                                     ranked.sums[2].data(), size_of_search, total,
+                                     ranked.sums[2].data(), size_of_search, all,
                                      parent, of_children, of_slot, 0, feature,
                                      scratch.data(), &best);
       }

@@ -42,11 +42,17 @@ struct CategorySplitOutput {
   int64_t num_words;
 };
 
+// Sums, over the rows of each slot, the squares of the gradient's integers; 0 for empty
+// slots. See sum_squares of jboost.trees.levels.
+void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
+                const int32_t* position, float* squares);
+
 // Writes the better one of the split in `numeric` and the best categorical split.
+// `squares` [slots] are those of SumSquares.
 // `values` may be null; its child bounds are not written.
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
-                        const NumericSplits& numeric,
+                        const NumericSplits& numeric, const float* squares,
                         const CategorySplitOutput& output);
 
 // Tells for each code on which side of a categorical split its rows go.

@@ -143,7 +143,7 @@ struct Level {
 
 // Finds the best splits of a level by thresholds and by sets of categories.
 void FindLevel(const Pool& pool, const TreeInput& input, const Paths& paths,
-               Search search, Level* level) {
+               const Rows& rows, int64_t num_rows, Search search, Level* level) {
   LimitsOfSlots values{input.l1, paths.bounds(), input.monotone,
                        level->child_bounds.data()};
   const LimitsOfSlots* limited = input.bounds == nullptr ? nullptr : &values;
@@ -167,9 +167,12 @@ void FindLevel(const Pool& pool, const TreeInput& input, const Paths& paths,
   free.min_gain = 0.0f;
   FindSplits(pool, free, limited, numeric.output());
   int64_t num_words = static_cast<int64_t>(level->left_codes.size()) / num_slots;
+  std::vector<float> squares(num_slots);
+  SumSquares(pool, rows, num_rows, search.position, squares.data());
   FindCategorySplits(pool, search, limited, categories,
                      {numeric.feature.data(), numeric.threshold.data(),
                       numeric.missing_left.data(), numeric.gain.data()},
+                     squares.data(),
                      {level->output(), level->left_codes.data(),
                       level->absent_codes.data(), num_words});
   for (int64_t slot = 0; slot < num_slots && limited != nullptr; ++slot) {
@@ -238,7 +241,7 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeInput& input,
     }
     search.place = place.data();
     search.position = position.data();
-    FindLevel(pool, input, paths, search, &level);
+    FindLevel(pool, input, paths, scratch.rows, codes.num_rows, search, &level);
     paths.KeepBest(num_slots, level.gain.data(), level.found.data());
     std::vector<int32_t> parents = position;
     if (!SplitRows(pool, codes, level.splits(), depth, input.max_depth, state)) {
