@@ -90,6 +90,47 @@ def test_the_sorted_cut_is_the_best_of_all_subsets(seed):
     assert (scores[0] + scores[1] - scores[2]) / 2 == pytest.approx(expected, rel=1e-9)
 
 
+def draw_categories(rng, spread, count=400, rows=25):
+    """Sums of categories whose means have a standard deviation, in rows of noise 1."""
+    noise = rng.normal(size=(count, rows))
+    gradient = 1000 * (noise + spread * rng.normal(size=(count, 1)))
+    sums = np.zeros((1, 512, 2), np.int32)
+    sums[0, 1 : count + 1, 0] = gradient.sum(axis=1)
+    sums[0, 1 : count + 1, 1] = rows
+    return sums, np.sum(gradient**2)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
+def test_gains_are_what_categories_explain_beyond_noise(spread):
+    """The half above the mean: C / pi of variances of the means, in a normal order.
+
+    (Sum of H_c E|m_c|)^2 / H = H (2 / pi) var(m_c), and half of it is the gain. Of the
+    means seen, var is spread^2 + 1/25; of the shrunk ones, spread^4 over that.
+    """
+    rng = np.random.default_rng(round(100 * spread))
+    limits = as_limits(references.Categories({0: 400}))
+    gains = []
+    for _ in range(8):
+        sums, squares = draw_categories(rng, spread)
+        gains.append(
+            [
+                float(
+                    search(
+                        jnp.asarray(sums), jnp.array([1e-3, 1.0]), jnp.ones(1, bool),
+                        limits, jnp.float32(given), l2=0.0,
+                    ).gain
+                )
+                for given in (0.0, squares)
+            ]
+        )  # fmt: skip
+    seen = spread**2 + 1 / 25
+    expected = 400 * 25 / np.pi * np.array([seen, spread**4 / seen])
+    # Eight times 400 normal numbers: their variance is known to 2.5 %. The noise of
+    # rows is measured with the effects in it, which takes spread^2 of a row more.
+    error = 0.1 * expected + [0.0, 2 * expected[1] * spread**2 / (25 * seen)]
+    np.testing.assert_array_less(abs(np.mean(gains, axis=0) - expected), error + 3.0)
+
+
 def test_a_planted_set_is_found_and_other_codes_are_told_apart():
     sums = np.zeros((2, NUM_BINS, 3), np.int32)
     sums[0, [2, 5, 7], 0], sums[0, [1, 3], 0] = -50, 70

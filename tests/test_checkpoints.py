@@ -201,8 +201,8 @@ def rescaled(score, target):
     ("what", "change"),
     [
         ("l2 (was 3.0, is 2.0)", dict(l2=2.0)),
-        ("category_l2 (was 50.0, is 2.0)", dict(category_l2=2.0)),
-        ("min_category_weight (was 25.0, is 2.0)", dict(min_category_weight=2.0)),
+        ("category_l2 (was 0.0, is 2.0)", dict(category_l2=2.0)),
+        ("min_category_weight (was 0.0, is 2.0)", dict(min_category_weight=2.0)),
     ],
 )
 def test_numbers_of_categories_hide_no_others(what, change, tmp_path):

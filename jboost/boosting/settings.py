@@ -179,12 +179,11 @@ class RoundSettings(TypedDict, total=False):
     candidate_weights: Annotated[CandidateWeights, _static(
         "samples", _one_of(CandidateWeights),
         "what rows weigh when thresholds are chosen: samples or curvature")]
-    # The defaults of the next four were chosen with experiments/categories.py.
-    category_l2: Annotated[Number, _traced(50.0, _PENALTY,
+    category_l2: Annotated[Number, _traced(0.0, _PENALTY,
         "added to l2 in splits by sets of categories")]
-    category_smoothing: Annotated[Number, _traced(20.0, _PENALTY,
-        "added to the curvature of each category before sorting")]
-    min_category_weight: Annotated[Number, _traced(25.0, _PENALTY,
+    category_smoothing: Annotated[Number, _traced(0.0, _PENALTY,
+        "the least curvature by which means of categories are shrunk")]
+    min_category_weight: Annotated[Number, _traced(0.0, _PENALTY,
         "the least curvature of a child in splits by sets of categories")]
     max_onehot: Annotated[Count, _traced(4, _unless_traced(_integer(0)),
         "features of at most so many categories split off one category at a time")]

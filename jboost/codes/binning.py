@@ -31,6 +31,8 @@ from jboost.tables.categories import Categories, check_values, encode
 from jboost.tables.frames import Frame, read_frame, read_values
 from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 
+_CELLS = 2**19  # of the histogram of a node
+_BINS_FOR_CATEGORIES = 16  # times max_bins
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
@@ -73,7 +75,8 @@ def fit_bins(
         and what is declared so); a sequence: these columns as well, by name or index,
         which hold integers 0, 1, 2, ..., NaN where missing; None: no column. The
         categories of a feature get codes from 1 on by falling weight; where there are
-        more than ``max_bins - 1``, the lightest share the last one.
+        more than ``16 * max_bins - 1``, or 2^19 for all features together, the
+        lightest share the last one.
       implementation: "xla" (here NumPy, the definition), "cpu" (the compiled kernel),
         or None for the faster one; all give the same thresholds.
 
@@ -144,7 +147,8 @@ def fit_frame(
         if known is not None and known.features == indices:
             categories = known
         else:
-            categories = fit_categories(matrix, indices, weight, most - 1, values)
+            codes = _most_category_bins(most, num_features) - 1
+            categories = fit_categories(matrix, indices, weight, codes, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         absent = absent or "missing"
@@ -181,6 +185,16 @@ def _refuse_categories(indices, matrix, max_bins):
         )
 
 
+def _most_category_bins(max_bins, num_features):
+    """Returns how many codes a categorical feature may have, missing included.
+
+    Two numbers of one bin are neighbors, but two categories of one code have nothing in
+    common: categories get more codes, as long as histograms stay small.
+    """
+    most = max(max_bins, _CELLS // num_features)
+    return min(most, _BINS_FOR_CATEGORIES * max_bins, MOST_BINS)
+
+
 def pad_thresholds(
     rows: Sequence[Float[np.ndarray, " _"]],
     max_bins: int,
@@ -191,17 +205,19 @@ def pad_thresholds(
 
     Args:
       rows: ascending thresholds of each feature, without the final +inf; at most
-        ``max_bins - 2`` of them.
-      max_bins: the most codes.
+        ``max_bins - 2`` of them, or more between categories.
+      max_bins: the most codes of a numeric feature.
       absent, categories: see :class:`Bins`.
     """
     needed = max(len(row) for row in rows) + 2
-    if needed > max_bins and categories is not None:  # a model's own codes
+    most = max_bins if categories is None else _most_category_bins(max_bins, len(rows))
+    if needed > most and categories is not None:  # a model's own codes
+        factor = _BINS_FOR_CATEGORIES if needed * len(rows) <= _CELLS else 1
         raise ValueError(
-            f"max_bins must be at least {needed} to hold the codes that the model "
-            f"gives to its categories, got {max_bins}"
+            f"max_bins must be at least {-(-needed // factor)} to hold the codes that "
+            f"the model gives to its categories, got {max_bins}"
         )
-    num_bins = min(max_bins, max(4, 1 << (needed - 1).bit_length()))
+    num_bins = min(most, max(4, 1 << (needed - 1).bit_length()))
     thresholds = np.full((len(rows), num_bins - 1), np.inf, np.float32)
     for feature, row in enumerate(rows):
         thresholds[feature, : len(row)] = row

@@ -80,9 +80,9 @@ def fit(
     candidates: Candidates = "global",
     candidate_weights: CandidateWeights = "samples",
     categorical: Any = "auto",
-    category_l2: float = 50.0,
-    category_smoothing: float = 20.0,
-    min_category_weight: float = 25.0,
+    category_l2: float = 0.0,
+    category_smoothing: float = 0.0,
+    min_category_weight: float = 0.0,
     max_onehot: int = 4,
     num_scores: int = 1,
     curvature: Curvature = "auto",
@@ -199,15 +199,16 @@ def fit(
         None: no column. In a matrix a column of categories holds integers 0, 1, 2,
         ..., NaN where missing. Categories have no order: a split sends a set of them
         left, found by sorting those in the node by gradient over curvature (Fisher
-        1958; Breiman et al. 1984, theorem 4.5). The ``max_bins - 2`` heaviest have a
-        code each, the others share one. What training did not see is missing in
+        1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
+        (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
+        each (fewer where x has more than 128 columns), the others share one. What training did not see is missing in
         prediction; what a node did not see goes the way of its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
-      category_l2: added to ``l2`` in the gain of a split by a set of categories, so
-        that sets must earn what choosing them fits by chance (LightGBM's cat_l2); it
-        and the next two are counted like ``l2``.
-      category_smoothing: added to the curvature of each category in the sort, so that
-        rare ones stand in the middle (LightGBM's cat_smooth).
+      category_l2: added to ``l2`` in the gain of a split by a set of categories
+        (LightGBM's cat_l2); it and the next two are counted like ``l2``.
+      category_smoothing: the least s in H_c / (H_c + s), by which the mean of a
+        category of curvature H_c is shrunk toward that of its node (like LightGBM's
+        cat_smooth); nodes choose a greater one by the noise of their rows.
       min_category_weight: least curvature of a child of a split by a set of
         categories (LightGBM's min_data_per_group asks likewise for rows).
       max_onehot: features of so many codes or fewer send one category left, the rest
