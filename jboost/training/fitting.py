@@ -201,8 +201,9 @@ def fit(
         left, found by sorting those in the node by gradient over curvature (Fisher
         1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
         (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
-        each (fewer where x has more than 128 columns), the others share one. What training did not see is missing in
-        prediction; what a node did not see goes the way of its missing values.
+        each (fewer where x has more than 128 columns), the others share one. What
+        training did not see is missing in prediction; what a node did not see goes
+        the way of its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
       category_l2: added to ``l2`` in the gain of a split by a set of categories
         (LightGBM's cat_l2); it and the next two are counted like ``l2``.

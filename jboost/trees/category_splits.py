@@ -95,10 +95,11 @@ def find_mixed_split(
 
     A node's categories are sorted by their shrunk means (see above), those of equal key
     by code; candidates are the first 1, 2, ... of them. Where a feature has at most
-    ``max_onehot`` codes, they are the categories one by one. Gains are those of
-    :func:`jboost.trees.splitting.search_split`, but that of sorted sets they are
-    computed from the shrunk sums, and that the two children have l2 + categories.l2. Equal gains go to the lowest feature, then to the
-    fewest categories (one by one: the lowest code), then to missing rows right.
+    ``max_onehot`` codes, they are the categories one by one, and not shrunk. Gains are
+    those of :func:`jboost.trees.splitting.search_split`, of the shrunk sums, but that
+    the two children of a sorted set have l2 + categories.l2. Equal gains go to the
+    lowest feature, then to the fewest categories (one by one: the lowest code), then to
+    missing rows right.
 
     Args:
       histogram, unit, features, l2, min_gain, min_child_weight, min_child_samples:

@@ -21,10 +21,7 @@ from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
 from jboost.tables.categories import goes_left
 from jboost.trees import paths
-from jboost.trees.category_splits import (
-    count_words,
-    find_mixed_split,
-)
+from jboost.trees.category_splits import count_words, find_mixed_split
 from jboost.trees.limits import TreeLimits
 from jboost.trees.paths import Paths
 from jboost.trees.splitting import Split, search_split
@@ -136,11 +133,12 @@ def find_splits(
     num_in_bag: Int32[Array, ""],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
+    *,
     squares: Float[Array, " M"] | None = None,
 ) -> Split:
     """Finds the best split of each slot; none for empty slots.
 
-    ``squares`` is needed where there are categories; see :func:`sum_squares`.
+    ``squares``: sums of squares of the gradient's integers, where there are categories.
     """
     slots = position.shape[0]
     masks = sample_features(seed, level, slots, histogram.shape[1], limits)
@@ -170,14 +168,6 @@ def find_splits(
     split = jax.vmap(find)(histogram, masks, path.bounds, squares)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
-
-
-def sum_squares(
-    rows: RoundedRows, row_slot: Int32[Array, " N"], slots: int
-) -> Float[Array, " M"]:
-    """Sums the squares of the gradient's integers over the rows of each slot."""
-    gradient = rows.channels[:, 0].astype(jnp.float32)
-    return sum_by_group(jnp.square(gradient), row_slot, slots)
 
 
 def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.codes import Codes
+from jboost.numerics.sums import sum_by_group
 from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
 from jboost.trees.levels import (
     count_sides,
@@ -26,7 +27,6 @@ from jboost.trees.levels import (
     route_rows,
     settle_splits,
     start_paths,
-    sum_squares,
     write_splits,
 )
 from jboost.trees.limits import TreeLimits
@@ -70,10 +70,10 @@ def grow_plainly(
     def grow_level(level, state, slots):
         squares = None
         if limits.categories is not None:
-            squares = sum_squares(rows, state.row_slot, state.position.shape[0])
+            squares = _sum_squares(rows, state.row_slot, state.position.shape[0])
         split = find_splits(
             level, state.histogram, state.position, state.paths, rows.unit,
-            rows.num_in_bag, seed, limits, squares,
+            rows.num_in_bag, seed, limits, squares=squares,
         )  # fmt: skip
         return _split_nodes(
             level, state, split, rows, limits, slots, num_bins, max_depth
@@ -120,6 +120,12 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
     counted = jnp.asarray(limits.min_child_samples) > 1
     counts = jax.lax.cond(counted, build, lambda _: nothing, rows.channels[:, 2:])
     return jnp.concatenate([sums, counts], axis=-1)
+
+
+def _sum_squares(rows, row_slot, slots):
+    """Sums the squares of the gradient's integers over the rows of each slot."""
+    gradient = rows.channels[:, 0].astype(jnp.float32)
+    return sum_by_group(jnp.square(gradient), row_slot, slots)
 
 
 def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):

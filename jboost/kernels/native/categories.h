@@ -43,7 +43,7 @@ struct CategorySplitOutput {
 };
 
 // Sums, over the rows of each slot, the squares of the gradient's integers; 0 for empty
-// slots. See sum_squares of jboost.trees.levels.
+// slots. See _sum_squares of jboost.trees.plain_growth.
 void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
                 const int32_t* position, float* squares);
 
