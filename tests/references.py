@@ -120,23 +120,24 @@ def shrink(sums, squares, rows_weight, smoothing):
     """Replaces sums of gradient by their expectations in a model of random effects.
 
     G_c = H_c (mean + effect_c) + error of variance phi H_c, with phi from the rows and
-    the variance of effects by the method of moments.
+    the variance of effects by the method of moments; None if there is none.
     """
     seen = [code for code in seen_codes(sums) if sums[code][1] > 0]
     shrunk = sums.copy()
     if not seen:
-        return shrunk
+        return None
     gradient, weight = sums[seen, 0], sums[seen, 1]
     mean = sum(sums[1:, 0]) / sum(weight)
     between = sum(weight * (gradient / weight - mean) ** 2)
     phi = squares / rows_weight
     spread = sum(weight) - sum(weight**2) / sum(weight)
     excess = between - (len(seen) - 1) * phi
-    shrunk[1:, 0] = sums[1:, 1] * mean
-    if len(seen) > 1 and excess > 1e-9 * between:
-        strength = max(phi * spread / excess, smoothing)
-        effect = (gradient / weight - mean) * weight / (weight + strength)
-        shrunk[seen, 0] = weight * (mean + effect)
+    if len(seen) < 2 or excess <= 1e-9 * between:
+        return None
+    shrunk[1:, 0] = 0.0
+    strength = max(phi * spread / excess, smoothing)
+    effect = (gradient / weight - mean) * weight / (weight + strength)
+    shrunk[seen, 0] = weight * (mean + effect)
     return shrunk
 
 
@@ -145,6 +146,8 @@ def left_sets(sums, shrunk, num_codes, categories):
     seen = seen_codes(sums)
     if num_codes <= categories.max_onehot:
         return [frozenset([code]) for code in seen]
+    if shrunk is None:
+        return [frozenset(seen)] if seen else []
 
     def mean(code):
         # Equal sums are equal numbers, however they were rounded.
@@ -179,6 +182,7 @@ def candidates(
                 more = categories.l2
                 least_weight = max(least_weight, categories.min_weight)
             every = left_sets(sums[feature], of_codes, num_codes, categories)
+        of_codes = sums[feature] if of_codes is None else of_codes
         total = of_codes.sum(axis=0)
         for threshold, missing_left in product(every, (False, True)):
             left = left_sums(of_codes, threshold, missing_left)

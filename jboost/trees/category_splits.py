@@ -122,9 +122,9 @@ def find_mixed_split(
     total = jnp.sum(sums[:, :1], axis=2, keepdims=True)
     missing = sums[:, :, MISSING, None]
     onehot = (categories.num_codes <= categories.max_onehot)[:, None]
-    shrunk = _shrink(sums, squares, total, categories.smoothing / unit[1])
+    shrunk, varies = _shrink(sums, squares, total, categories.smoothing / unit[1])
     shrunk = jnp.where(onehot[None], sums, shrunk)
-    ranked = _rank_codes(sums, shrunk, onehot)
+    ranked = _rank_codes(sums, shrunk, onehot, varies)
     min_weight = jnp.maximum(
         min_child_weight, jnp.where(onehot, 0.0, categories.min_weight)
     )
@@ -133,7 +133,7 @@ def find_mixed_split(
     size = _score_size(total, unit, l2, values)
     total = jnp.sum(shrunk, axis=2, keepdims=True)
     gain_of = _scoring(total, unit, l2, child_l2, values)
-    allowed = ranked.filled & features[categories.features][:, None]
+    allowed = ranked.admissible & features[categories.features][:, None]
 
     def measure(left, right):
         admissible = allowed & are_large_enough(left, right, unit, least)
@@ -177,7 +177,7 @@ class _Ranked(NamedTuple):
     """The codes of each categorical feature in the order in which they go left."""
 
     left: Int32[Array, "C G B"]  # sums of what each rank sends left
-    filled: Bool[Array, "G B"]  # ranks that a code has
+    admissible: Bool[Array, "G B"]  # ranks up to which codes may go left
     rank: Int32[Array, "G B"]  # by code
     seen: Bool[Array, "G B"]  # codes that rows of the node have
 
@@ -185,9 +185,10 @@ class _Ranked(NamedTuple):
 def _shrink(sums, squares, total, smoothing):
     """Replaces each G_c by its expectation given the data; all are integers.
 
-    Their magnitudes sum to less than twice those of the rows' gradients, which is less
-    than 2^31. No product feeds a sum, which some compilers would contract and others
-    not; a maximum with 0 changes nothing, and is between.
+    Also returns whether categories differ by more than chance; where they do not,
+    nothing is replaced. The magnitudes sum to less than twice those of the rows'
+    gradients, which is less than 2^31. No product feeds a sum, which some compilers
+    would contract and others not; a maximum with 0 changes nothing, and is between.
     """
     code = jnp.arange(sums.shape[2])
     known = jnp.where(code > MISSING, sums[:2], 0)
@@ -213,9 +214,9 @@ def _shrink(sums, squares, total, smoothing):
     strength = jnp.minimum(jnp.maximum(strength, smoothing), _STRONGEST)
     prior = jnp.maximum((strength * all_gradient) / all_weight, -UNBOUNDED)
     shrunk = weight * (gradient + prior) / jnp.where(heavy, weight + strength, 1.0)
-    same = (weight * all_gradient) / all_weight
-    shrunk = jnp.round(jnp.where(varies, shrunk, same)).astype(jnp.int32)
-    return sums.at[0].set(jnp.where(code > MISSING, shrunk, sums[0]))
+    shrunk = jnp.round(jnp.where(varies, shrunk, 0.0)).astype(jnp.int32)
+    replaced = varies & (code > MISSING)[None, :]
+    return sums.at[0].set(jnp.where(replaced, shrunk, sums[0])), varies
 
 
 def _sum_by_halves(values):
@@ -229,8 +230,11 @@ def _sum_by_halves(values):
     return values
 
 
-def _rank_codes(sums, shrunk, onehot):
-    """Ranks by shrunk means; codes that are not seen come last."""
+def _rank_codes(sums, shrunk, onehot, varies):
+    """Ranks by shrunk means; codes that are not seen come last.
+
+    Where categories do not vary, they only part from missing values, all together.
+    """
     code = jnp.broadcast_to(jnp.arange(sums.shape[2], dtype=jnp.int32), sums.shape[1:])
     seen = jnp.any(sums != 0, axis=0) & (code > MISSING)
     weight = jnp.maximum(shrunk[1], 1).astype(jnp.float32)
@@ -239,12 +243,13 @@ def _rank_codes(sums, shrunk, onehot):
     key = jnp.where(onehot | (mean == 0), 0.0, mean)
     key = jnp.where(seen, key, jnp.inf)
     _, order = jax.lax.sort((key, code), num_keys=1, is_stable=True)
-    filled = code < jnp.sum(seen, axis=1, keepdims=True)
+    count = jnp.sum(seen, axis=1, keepdims=True)
+    filled = code < count
     by_rank = jnp.take_along_axis(shrunk, order[None], axis=2)
     by_rank = jnp.where(filled[None], by_rank, 0)
     return _Ranked(
         left=jnp.where(onehot[None], by_rank, jnp.cumsum(by_rank, axis=2)),
-        filled=filled,
+        admissible=filled & (onehot | varies | (code == count - 1)),
         rank=jnp.argsort(order, axis=1).astype(jnp.int32),
         seen=seen,
     )

@@ -123,9 +123,14 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
 
 
 def _sum_squares(rows, row_slot, slots):
-    """Sums the squares of the gradient's integers over the rows of each slot."""
+    """Sums the squares of the gradient's integers over the rows of each slot.
+
+    Rows that have stopped are a group of their own, so that sums are multiples of the
+    same unit on all levels.
+    """
     gradient = rows.channels[:, 0].astype(jnp.float32)
-    return sum_by_group(jnp.square(gradient), row_slot, slots)
+    group = jnp.minimum(row_slot, slots)
+    return sum_by_group(jnp.square(gradient), group, slots + 1)[:slots]
 
 
 def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):

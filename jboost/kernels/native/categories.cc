@@ -12,16 +12,14 @@
 namespace jboost {
 namespace {
 
-struct Ranked {
-  float key;
-  int32_t code;
-};
-
 // One feature's codes in the order in which they go left, and their sums in the form
 // that the search for thresholds takes: [0] is the sum of missing values, and [r] that
-// plus the sums of the first r codes (or of the r-th code alone, if `onehot`).
+// plus the sums of the first `first` - 1 + r codes (or of the r-th code alone, if
+// `onehot`).
 struct RankedFeature {
-  std::vector<Ranked> codes;
+  std::vector<int32_t> codes;
+  std::vector<uint64_t> words, scratch;
+  size_t first;
   std::vector<int32_t> sums[3];
   bool onehot;
 };
@@ -39,6 +37,12 @@ struct FeatureSums {
   }
 };
 
+// Rounds half to even; from 2^23 on floats are whole.
+float Round(float x) {
+  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: a sum has no bits below 1
+  return __builtin_fabsf(x) < 4194304.0f ? (x + kWhole) - kWhole : std::nearbyint(x);
+}
+
 // See _sum_by_halves of jboost.trees.category_splits. Overwrites the values.
 float SumByHalves(std::vector<float>* values) {
   for (size_t half = values->size() / 2; half > 0; half /= 2) {
@@ -50,8 +54,8 @@ float SumByHalves(std::vector<float>* values) {
 }
 
 // Replaces gradients by their expectations given the data; see _shrink of
-// jboost.trees.category_splits.
-void Shrink(float squares, int32_t total_curvature, float smoothing,
+// jboost.trees.category_splits. Returns whether categories differ by more than chance.
+bool Shrink(float squares, int32_t total_curvature, float smoothing,
             FeatureSums* sums) {
   constexpr float kStrongest = 1.2089258196146292e24f;  // 2^80
   size_t size = 1;
@@ -82,20 +86,49 @@ void Shrink(float squares, int32_t total_curvature, float smoothing,
   bool varies = excess > 0.0f && spread > 0.0f;
   float strength = squares * spread / (rows_weight * (varies ? excess : 1.0f));
   strength = Smaller(Larger(strength, smoothing), kStrongest);
+  if (!varies) return false;
   float prior = strength * all_gradient / all_weight;
   for (int64_t code = 1; code <= last; ++code) {
+    float gradient = static_cast<float>(sums->Sum(0, code));
     float weight = static_cast<float>(sums->Sum(1, code));
-    float shrunk = weight * all_gradient / all_weight;
-    if (varies) {
-      float gradient = static_cast<float>(sums->Sum(0, code));
-      shrunk = weight > 0.0f ? weight * (gradient + prior) / (weight + strength) : 0.0f;
-    }
-    sums->gradient[code] = static_cast<int32_t>(std::nearbyint(shrunk));
+    float shrunk =
+        weight > 0.0f ? weight * (gradient + prior) / (weight + strength) : 0.0f;
+    sums->gradient[code] = static_cast<int32_t>(Round(shrunk));
+  }
+  return true;
+}
+
+// Sorts by key, then by code: the upper and lower halves of the words. Words come in
+// order of their codes.
+void SortWords(std::vector<uint64_t>* words, std::vector<uint64_t>* scratch) {
+  constexpr size_t kFew = 128;
+  constexpr int kRadix = 11;
+  if (words->size() < kFew) {
+    std::sort(words->begin(), words->end());
+    return;
+  }
+  scratch->resize(words->size());
+  for (int shift = 32; shift < 64; shift += kRadix) {
+    uint32_t starts[(1 << kRadix) + 1] = {};
+    auto digit = [&](uint64_t word) { return (word >> shift) & ((1 << kRadix) - 1); };
+    for (uint64_t word : *words) ++starts[digit(word) + 1];
+    for (int i = 1; i < (1 << kRadix); ++i) starts[i] += starts[i - 1];
+    for (uint64_t word : *words) (*scratch)[starts[digit(word)]++] = word;
+    words->swap(*scratch);
   }
 }
 
-void RankCodes(const FeatureSums& sums, RankedFeature* ranked) {
-  ranked->codes.clear();
+// An integer of the order of the floats.
+uint32_t Ordered(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Ranks the codes. Where categories do not vary, they only part from missing values,
+// all together.
+void RankCodes(const FeatureSums& sums, bool varies, RankedFeature* ranked) {
+  ranked->words.clear();
   bool counted = sums.counted;
   for (int64_t code = 1; code < sums.num_bins; ++code) {
     int32_t curvature = sums.Sum(1, code);
@@ -103,26 +136,28 @@ void RankCodes(const FeatureSums& sums, RankedFeature* ranked) {
                 (counted && sums.Sum(2, code) != 0);
     if (!seen) continue;
     float key = 0.0f;
-    if (!ranked->onehot) {
+    if (!ranked->onehot && varies) {
       key = static_cast<float>(sums.gradient[code]) /
             static_cast<float>(curvature > 1 ? curvature : 1);
-      if (key == 0.0f) key = 0.0f;  // -0 and 0 are the same key
     }
-    ranked->codes.push_back({key, static_cast<int32_t>(code)});
+    key += 0.0f;  // -0 and 0 are the same key
+    ranked->words.push_back(static_cast<uint64_t>(Ordered(key)) << 32 | code);
   }
-  std::sort(ranked->codes.begin(), ranked->codes.end(),
-            [](const Ranked& a, const Ranked& b) {
-              return a.key != b.key ? a.key < b.key : a.code < b.code;
-            });
+  if (!ranked->onehot && varies) SortWords(&ranked->words, &ranked->scratch);
+  ranked->codes.clear();
+  for (uint64_t word : ranked->words) {
+    ranked->codes.push_back(static_cast<int32_t>(word));
+  }
+  ranked->first = ranked->onehot || varies ? 1 : ranked->codes.size();
   for (int channel = 0; channel < (counted ? 3 : 2); ++channel) {
     std::vector<int32_t>& of_ranks = ranked->sums[channel];
     int32_t missing = sums.cumulative[channel][0], before = missing;
     of_ranks.assign(1, missing);
-    for (const Ranked& entry : ranked->codes) {
-      int32_t own =
-          channel == 0 ? sums.gradient[entry.code] : sums.Sum(channel, entry.code);
-      of_ranks.push_back((ranked->onehot ? missing : before) + own);
-      before = of_ranks.back();
+    for (size_t i = 0; i < ranked->codes.size(); ++i) {
+      int32_t code = ranked->codes[i];
+      int32_t own = channel == 0 ? sums.gradient[code] : sums.Sum(channel, code);
+      before = (ranked->onehot ? missing : before) + own;
+      if (i + 1 >= ranked->first) of_ranks.push_back(before);
     }
   }
 }
@@ -146,7 +181,7 @@ void WriteSets(const RankedFeature& ranked, int32_t rank, int32_t num_codes,
   int64_t most = std::min<int64_t>(num_codes, num_words * kWordBits - 1);
   for (int64_t code = 1; code <= most; ++code) absent[code / kWordBits] |= bit(code);
   for (size_t i = 0; i < ranked.codes.size(); ++i) {
-    int64_t code = ranked.codes[i].code;
+    int64_t code = ranked.codes[i];
     absent[code / kWordBits] &= ~bit(code);
     bool goes_left = ranked.onehot ? static_cast<int32_t>(i) + 1 == rank
                                    : static_cast<int32_t>(i) < rank;
@@ -156,32 +191,34 @@ void WriteSets(const RankedFeature& ranked, int32_t rank, int32_t num_codes,
 
 }  // namespace
 
-void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
-                const int32_t* position, float* squares) {
-  int64_t num_chunks = (num_rows + kChunk - 1) / kChunk, slots = rows.num_slots;
-  const Pool& threads = Threads(pool, num_rows);
-  auto for_segments = [&](auto&& use) {
-    ParallelFor(threads, num_chunks, [&](int64_t chunk) {
-      for (int64_t slot = 0; slot < slots; ++slot) {
-        if (position[slot] < 0) continue;
-        const Segment& segment = rows.segments[chunk * slots + slot];
-        const int64_t* words = rows.words + chunk * kChunk + segment.begin;
-        auto square = [=](int64_t i) {
-          float gradient = static_cast<float>(static_cast<int32_t>(words[i]));
-          return gradient * gradient;
-        };
-        use(chunk, slot, square, segment.end - segment.begin);
-      }
-    });
-  };
-  std::vector<uint32_t> greatest(num_chunks, 0);
-  for_segments([&](int64_t chunk, int64_t, auto square, int64_t count) {
-    greatest[chunk] = std::max(greatest[chunk], GreatestBits(square, count));
+float FindGreatestSquare(const Pool& pool, const Rows& rows, int64_t num_rows) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  int64_t num_chunks = (num_rows + kChunk - 1) / kChunk;
+  std::vector<int32_t> greatest(num_chunks, 0);
+  ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
+    const Segment& segment = rows.segments[chunk * rows.num_slots];
+    greatest[chunk] = loops.greatest_gradient(
+        rows.words + chunk * kChunk + segment.begin, segment.end - segment.begin);
   });
-  Unit unit = ChooseUnit(*std::max_element(greatest.begin(), greatest.end()));
+  float gradient =
+      static_cast<float>(*std::max_element(greatest.begin(), greatest.end()));
+  return gradient * gradient;
+}
+
+void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
+                const int32_t* position, float greatest, float* squares) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  int64_t num_chunks = (num_rows + kChunk - 1) / kChunk, slots = rows.num_slots;
+  Unit unit = ChooseUnit(MagnitudeBits(greatest));
   std::vector<ExactSum> parts(num_chunks * slots);
-  for_segments([&](int64_t chunk, int64_t slot, auto square, int64_t count) {
-    parts[chunk * slots + slot] = SumTerms(square, count, unit.up);
+  ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      if (position[slot] < 0) continue;
+      const Segment& segment = rows.segments[chunk * slots + slot];
+      ExactSum& part = parts[chunk * slots + slot];
+      loops.sum_squares(rows.words + chunk * kChunk + segment.begin,
+                        segment.end - segment.begin, unit.up, &part.high, &part.low);
+    }
   });
   for (int64_t slot = 0; slot < slots; ++slot) {
     ExactSum sum;
@@ -245,15 +282,15 @@ void FindCategorySplits(const Pool& pool, const Search& search,
         sums.cumulative[channel] = planes[channel] + feature * bins;
       }
       ranked.onehot = categories.num_codes[group] <= categories.max_onehot;
-      if (ranked.onehot) {
+      bool varies =
+          !ranked.onehot && Shrink(squares[slot], total[1],
+                                   categories.smoothing / limits.curvature_unit, &sums);
+      if (!varies) {
         for (int64_t code = 1; code < bins; ++code) {
           sums.gradient[code] = sums.Sum(0, code);
         }
-      } else {
-        Shrink(squares[slot], total[1], categories.smoothing / limits.curvature_unit,
-               &sums);
       }
-      RankCodes(sums, &ranked);
+      RankCodes(sums, varies, &ranked);
       if (ranked.codes.empty()) continue;
       SplitLimits of_children = limits;
       of_children.l2 = limits.l2 + (ranked.onehot ? 0.0f : categories.l2);
@@ -265,7 +302,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
                         total[2]};
       float parent = score(InUnits(all[0], all[1], limits));
       BestSplit before = best;
-      int64_t size_of_search = static_cast<int64_t>(ranked.codes.size()) + 1;
+      int64_t size_of_search = static_cast<int64_t>(ranked.sums[0].size());
       if (values == nullptr) {
         loops.search_feature(ranked.sums[0].data(), ranked.sums[1].data(),
                              ranked.sums[2].data(), size_of_search, all, parent,
@@ -277,6 +314,7 @@ void FindCategorySplits(const Pool& pool, const Search& search,
                                      scratch.data(), &best);
       }
       if (best.feature == feature && best.feature != before.feature) {
+        best.threshold += static_cast<int32_t>(ranked.first) - 1;
         WriteSets(ranked, best.threshold, categories.num_codes[group], left, absent,
                   output.num_words);
       }

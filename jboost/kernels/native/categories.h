@@ -42,10 +42,14 @@ struct CategorySplitOutput {
   int64_t num_words;
 };
 
+// The greatest square of the gradient's integers of the rows, which are in slot 0.
+float FindGreatestSquare(const Pool& pool, const Rows& rows, int64_t num_rows);
+
 // Sums, over the rows of each slot, the squares of the gradient's integers; 0 for empty
-// slots. See _sum_squares of jboost.trees.plain_growth.
+// slots. `greatest` is at least that of each row. See _sum_squares of
+// jboost.trees.plain_growth.
 void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
-                const int32_t* position, float* squares);
+                const int32_t* position, float greatest, float* squares);
 
 // Writes the better one of the split in `numeric` and the best categorical split.
 // `squares` [slots] are those of SumSquares.

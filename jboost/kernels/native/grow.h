@@ -122,6 +122,11 @@ struct GrowLoops {
                                  const SplitLimits& limits, const ValueLimits& values,
                                  int32_t sign, int32_t feature, float* scratch,
                                  BestSplit* best);
+  // The greatest magnitude of the gradients in `words`, and the sum of their squares,
+  // as multiples of 1 / `up`: high * 2^19 + low, see exact_sum.h.
+  int32_t (*greatest_gradient)(const int64_t* words, int64_t count);
+  void (*sum_squares)(const int64_t* words, int64_t count, float up, int64_t* high,
+                      int64_t* low);
 };
 
 JBOOST_DECLARE_LOOPS(GrowLoops)

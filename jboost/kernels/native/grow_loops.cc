@@ -475,11 +475,32 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
   TakeBest(find, missing, num_bins, feature, scratch, best);
 }
 
+int32_t GreatestGradient(const int64_t* words, int64_t count) {
+  int32_t greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t gradient = static_cast<int32_t>(words[i]);
+    int32_t size = gradient < 0 ? -gradient : gradient;
+    greatest = size > greatest ? size : greatest;
+  }
+  return greatest;
+}
+
+void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
+                int64_t* low) {
+  auto square = [=](int64_t i) {
+    float gradient = static_cast<float>(static_cast<int32_t>(words[i]));
+    return gradient * gradient;
+  };
+  ExactSum sum = SumTerms(square, count, up);
+  *high = sum.high;
+  *low = sum.low;
+}
+
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
 const GrowLoops kGrowLoops = {SumWords,    SumWordsAndCounts, Partition,
                               WriteLeaves, FindGreatestBits,  SumMagnitudes,
-                              Quantise,    SearchFeature,     SearchLimitedFeature};
+                              Quantise,    SearchFeature,     SearchLimitedFeature, GreatestGradient, SumSquares};
 
 }  // namespace jboost::JBOOST_ISA

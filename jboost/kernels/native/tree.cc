@@ -143,7 +143,8 @@ struct Level {
 
 // Finds the best splits of a level by thresholds and by sets of categories.
 void FindLevel(const Pool& pool, const TreeInput& input, const Paths& paths,
-               const Rows& rows, int64_t num_rows, Search search, Level* level) {
+               const Rows& rows, int64_t num_rows, float greatest_square, Search search,
+               Level* level) {
   LimitsOfSlots values{input.l1, paths.bounds(), input.monotone,
                        level->child_bounds.data()};
   const LimitsOfSlots* limited = input.bounds == nullptr ? nullptr : &values;
@@ -168,7 +169,7 @@ void FindLevel(const Pool& pool, const TreeInput& input, const Paths& paths,
   FindSplits(pool, free, limited, numeric.output());
   int64_t num_words = static_cast<int64_t>(level->left_codes.size()) / num_slots;
   std::vector<float> squares(num_slots);
-  SumSquares(pool, rows, num_rows, search.position, squares.data());
+  SumSquares(pool, rows, num_rows, search.position, greatest_square, squares.data());
   FindCategorySplits(pool, search, limited, categories,
                      {numeric.feature.data(), numeric.threshold.data(),
                       numeric.missing_left.data(), numeric.gain.data()},
@@ -217,6 +218,10 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeInput& input,
             input.seed, input.uniform, scratch.rows, units);
   if (!Sum(pool, codes, scratch, {{0, 0, -1}})) return false;
 
+  float greatest_square = 0.0f;
+  if (input.categories != nullptr) {
+    greatest_square = FindGreatestSquare(pool, scratch.rows, codes.num_rows);
+  }
   Paths paths(input, num_slots, num_features, output.leaf_bounds);
   Level level(num_slots, num_features, output.tree.num_words);
   std::vector<int32_t> position(num_slots, -1), place(num_slots, 0);
@@ -241,7 +246,8 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeInput& input,
     }
     search.place = place.data();
     search.position = position.data();
-    FindLevel(pool, input, paths, scratch.rows, codes.num_rows, search, &level);
+    FindLevel(pool, input, paths, scratch.rows, codes.num_rows, greatest_square, search,
+              &level);
     paths.KeepBest(num_slots, level.gain.data(), level.found.data());
     std::vector<int32_t> parents = position;
     if (!SplitRows(pool, codes, level.splits(), depth, input.max_depth, state)) {
