@@ -66,6 +66,16 @@ def test_the_lightest_share_the_last_code():
     np.testing.assert_array_equal(categories.codes, [[1, 2, 3, 4, 4, 4]])
 
 
+@pytest.mark.parametrize(("columns", "codes"), [(1, 1023), (1024, 511), (16384, 63)])
+def test_categories_have_more_codes_than_numbers(columns, codes):
+    """16 times as many; the histogram of a node has at most 2^19 cells for that."""
+    x = np.zeros((1200, columns), np.float32)
+    x[:, 0] = np.arange(1200)
+    bins = jb.fit_bins(x, max_bins=64, categorical=[0])
+    assert np.max(bins.categories.codes) == codes
+    assert bins.num_bins == max(64, np.max(bins.categories.codes) + 1)
+
+
 def test_rows_of_weight_zero_are_not_looked_at():
     column = np.array([[0], [1], [4]], np.float32)
     categories = fit_categories(column, (0,), np.array([1.0, 2.0, 0.0]), 99)
