@@ -83,6 +83,16 @@ def curvature_of(loss, score, y, p, weight):
     return np.maximum(rise / (2 * delta), secant)
 
 
+def concentrate(loss, gradient, curvature, weight):
+    """N / N_eff of docs/curvature.md."""
+    if loss.quadratic or loss.minimizer is not None:
+        return 1.0
+    share = weight / weight.sum()
+    parts = (curvature, gradient**2)
+    information = sum(part / (share @ part) for part in parts) / 2
+    return share @ information**2
+
+
 def replay(loss, inputs, leaves, *, solver, start=None, bags=None):
     """Trains with given leaves; returns the scores of the rows."""
     y, weight, p = inputs["y"], inputs["weight"], inputs["p"]
@@ -96,11 +106,14 @@ def replay(loss, inputs, leaves, *, solver, start=None, bags=None):
         if solver == "quantile":
             start = middle_quantile(y - score, weight, p)
     score = score + start
-    first = 0.0
+    first = None
     for turn, leaf in enumerate(leaves.T):
         gradient = loss.gradient(score, y, p)
         curvature = curvature_of(loss, score, y, p, weight)
-        first = mean = max(first, weight @ curvature / weight.sum())
+        mean = weight @ curvature / weight.sum()
+        if first is None:
+            first, unit = mean, concentrate(loss, gradient, curvature, weight)
+        mean = unit * (mean if mean >= first else np.sqrt(mean * first))
         penalty, added = inputs["l2"] * mean, np.zeros(N)
         for node in np.unique(leaf):
             here = leaf == node

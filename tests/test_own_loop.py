@@ -50,7 +50,7 @@ def assert_fits(values, leaf, residual, rate):
     """Leaf values of squared error: rate times sum of residuals over rows + l2."""
     for number in np.unique(leaf):
         rows = leaf == number
-        expected = rate * residual[rows].sum() / (rows.sum() + 1.0)
+        expected = rate * residual[rows].sum() / (rows.sum() + 3.0)
         np.testing.assert_allclose(values[number], expected, rtol=2e-3, atol=2e-5)
 
 

@@ -46,7 +46,7 @@ def test_choices_say_what_auto_stood_for():
     # What follows from the loss is known before the first round.
     choices = fit(loss=jb.losses.absolute_error, num_rounds=0)[1].choices
     assert choices["curvature"] == "auto" and choices["leaf_solver"] == "exact"
-    assert choices["min_child_samples"] == 20
+    assert choices["min_child_samples"] == 3 and choices["l2"] == 1
     choices = fit(loss=jb.losses.huber, num_rounds=0)[1].choices
     assert choices["leaf_solver"] == "guarded"
 

@@ -198,18 +198,24 @@ def _concentrate(weights, state, gradient, curvature):
     constant score p it is 1 / (4 p (1 - p)), so that the mean curvature times it is
     1/4, the most that a row can have, however rare positive rows are.
 
-    1 for scores that compete, which share the curvature of a row already, and where
-    some row has a minimum of its own: far from it the curvature may be anything.
+    1 for scores that interact (those that compete share the curvature of a row
+    already), and where some row has a minimum of its own: far from it the curvature
+    may be anything.
     """
+    # Rows of weight 0 may hold anything, and have a derivative in their weight.
+    known = jnp.isfinite(gradient) & jnp.isfinite(curvature)
+    gradient, curvature = (
+        jnp.where(known, values, 0.0) for values in (gradient, curvature)
+    )
     # Divided by the largest, so that squares of squares are finite.
-    counted = jnp.where(weights > 0, jnp.abs(gradient), 0.0)
-    most = jnp.max(counted, axis=1, keepdims=True)
+    counted = jnp.where((weights > 0)[None, :], jnp.abs(gradient), 0.0)
+    most = jax.lax.stop_gradient(jnp.max(counted, axis=1, keepdims=True))
     square = jnp.square(gradient / jnp.where(most > 0, most, 1.0))
     information = (_relate(curvature, weights) + _relate(square, weights)) / 2
     found = weighted_mean(jnp.square(information), weights)
     varies = state.endless
     if state.coupling is not None:
-        varies &= ~state.coupling.competing
+        varies &= ~state.coupling.competing & (state.coupling.start == 0)
     return jnp.where(varies, found, 1.0)
 
 

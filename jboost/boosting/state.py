@@ -210,7 +210,7 @@ def _begin_rounds(init_score, words):
 def _are_endless(minimizer, one, weights):
     if minimizer is None:  # a quadratic loss
         return one == 0
-    return ~jnp.any(jnp.isfinite(minimizer) & (weights > 0), axis=1)
+    return ~jnp.any(jnp.isfinite(minimizer) & (weights > 0)[None, :], axis=1)
 
 
 def own_minimizers(
