@@ -103,7 +103,8 @@ def start_score(kind: str, train: Rows, rows: Rows) -> np.ndarray:
         case ["logistic"]:
             constant = np.log(np.mean(y) / np.mean(1 - y))
         case ["softmax"]:
-            return np.tile(np.log(np.bincount(y) / len(y)), (len(rows.x), 1))
+            counts = np.maximum(np.bincount(y), 0.5)  # a class may have no row
+            return np.tile(np.log(counts / len(y)), (len(rows.x), 1))
         case _:  # the mean is the exponential of the score
             constant = np.log(np.mean(y) / np.mean(np.exp(train.offset)))
     return rows.offset + constant
