@@ -175,8 +175,11 @@ def scale_derivatives(
         return shape, shape
     (fitted,) = rest
     if not scaling.policies[0].unit:
-        _, _, *scales, _ = shape
-        return shape, RowDerivatives(*fitted[:2], *scales, fitted.value_unit)
+        return shape, fitted._replace(
+            mean=shape.mean,
+            first_mean=shape.first_mean,
+            concentration=shape.concentration,
+        )
     mean = weighted_mean(fitted.curvature, weights)
     unit = 1 / jnp.where(mean > 0, mean, 1.0)
     return shape, fitted._replace(value_unit=unit)

@@ -29,7 +29,7 @@ struct FeatureSums {
   const int32_t* cumulative[3];
   bool counted;
   int64_t num_bins;
-  std::vector<int32_t> gradient;   // [bins], shrunk unless the feature is one-hot
+  std::vector<int32_t> gradient;    // [bins], shrunk unless the feature is one-hot
   std::vector<float> terms, heavy;  // [bins, rounded up to a power of two]
 
   int32_t Sum(int channel, int64_t code) const {
@@ -79,8 +79,7 @@ bool Shrink(float squares, int32_t total_curvature, float smoothing,
     ++count;
   }
   float by_chance = squares * static_cast<float>(count - 1) / rows_weight;
-  float between =
-      SumByHalves(&sums->terms) - all_gradient * all_gradient / all_weight;
+  float between = SumByHalves(&sums->terms) - all_gradient * all_gradient / all_weight;
   float excess = between - Larger(by_chance, 0.0f);
   float spread = all_weight - SumByHalves(&sums->heavy);
   bool varies = excess > 0.0f && spread > 0.0f;
@@ -132,8 +131,8 @@ void RankCodes(const FeatureSums& sums, bool varies, RankedFeature* ranked) {
   bool counted = sums.counted;
   for (int64_t code = 1; code < sums.num_bins; ++code) {
     int32_t curvature = sums.Sum(1, code);
-    bool seen = sums.Sum(0, code) != 0 || curvature != 0 ||
-                (counted && sums.Sum(2, code) != 0);
+    bool seen =
+        sums.Sum(0, code) != 0 || curvature != 0 || (counted && sums.Sum(2, code) != 0);
     if (!seen) continue;
     float key = 0.0f;
     if (!ranked->onehot && varies) {
@@ -309,9 +308,9 @@ void FindCategorySplits(const Pool& pool, const Search& search,
                              of_children, feature, scratch.data(), &best);
       } else {
         loops.search_limited_feature(ranked.sums[0].data(), ranked.sums[1].data(),
-                                     ranked.sums[2].data(), size_of_search, all,
-                                     parent, of_children, of_slot, 0, feature,
-                                     scratch.data(), &best);
+                                     ranked.sums[2].data(), size_of_search, all, parent,
+                                     of_children, of_slot, 0, feature, scratch.data(),
+                                     &best);
       }
       if (best.feature == feature && best.feature != before.feature) {
         best.threshold += static_cast<int32_t>(ranked.first) - 1;

@@ -499,8 +499,9 @@ void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {SumWords,    SumWordsAndCounts, Partition,
-                              WriteLeaves, FindGreatestBits,  SumMagnitudes,
-                              Quantise,    SearchFeature,     SearchLimitedFeature, GreatestGradient, SumSquares};
+const GrowLoops kGrowLoops = {SumWords,         SumWordsAndCounts, Partition,
+                              WriteLeaves,      FindGreatestBits,  SumMagnitudes,
+                              Quantise,         SearchFeature,     SearchLimitedFeature,
+                              GreatestGradient, SumSquares};
 
 }  // namespace jboost::JBOOST_ISA
