@@ -3,7 +3,7 @@
 
 In: a traced loss, and later whether it looks like |r| to most rows. Out: the choices
 that replace "auto". This is the only place that makes them: a round of boosting,
-``history.choices`` and :func:`jboost.inspect_loss` all call the two functions below.
+``history.choices`` and :func:`jboost.inspect_loss` all call the functions below.
 
 1. :func:`decide_by_loss`: what follows from the loss alone, before training.
 2. :func:`decide_by_data`: what depends on the targets and the initial score. It works
@@ -27,7 +27,7 @@ from jboost.trees.leaves import LeafSolver
 # and has its numbers.
 _L2 = {"relative": 3.0, "absolute": 1.0}
 _L2_OF_ORDER_STATISTICS = 1.0
-_ONE_IN = 50  # rows, a leaf must have
+_ROWS_PER_SAMPLE = 50  # a leaf has a row for every so many of the table
 _MOST_SAMPLES = 20
 
 
@@ -165,7 +165,7 @@ def count_least_rows(
 @stage
 def _count_rows(pointed, weights):
     rows = jnp.sum(weights > 0, dtype=jnp.int32)
-    least = jax.lax.div(rows, jnp.int32(_ONE_IN))
+    least = jax.lax.div(rows, jnp.int32(_ROWS_PER_SAMPLE))
     least = jnp.clip(least, 1, _MOST_SAMPLES)
     return jnp.where(pointed, _MOST_SAMPLES, least).astype(jnp.int32)
 

@@ -46,7 +46,7 @@ class LossReport:
       minimizer: the row's own minimizer as training found it; NaN for none.
       hessian_zero, hessian_negative: intervals of scores.
       not_finite: intervals where value, gradient or Hessian is not finite.
-      choices: what "auto" means for curvature, leaf_solver and min_child_samples.
+      choices: what "auto" means for curvature, leaf_solver, l2 and min_child_samples.
     """
 
     scores: np.ndarray

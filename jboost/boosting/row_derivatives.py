@@ -23,9 +23,9 @@ class RowDerivatives(NamedTuple):
 
     Attributes:
       mean: what "relative" regularization divides by.
-      first_mean: the mean curvature of the first round, and
-      concentration: by how much few rows held the information then; see
-        :func:`_concentrate`. Both are 1 where they are not looked at.
+      first_mean: the mean curvature of the first round; 1 if it is not used.
+      concentration: N / N_eff of the first round, see :func:`_concentrate`; 1 if it is
+        not used.
       value_unit: the unit of leaf values fitted with these derivatives, in units of
         the values that the splits see.
     """
@@ -52,7 +52,7 @@ class Policy(NamedTuple):
       unit: whether the curvature says nothing about the scale of the loss.
       raised: whether it has a least value, and
       by_start: whether that depends on the start of training.
-      varies: whether the curvature may change with the score.
+      varies: whether the concentration of information is measured.
     """
 
     unit: bool
@@ -193,11 +193,11 @@ def _policies(method):
 
 
 def _concentrate(weights, state, gradient, curvature):
-    """Returns by how much few rows hold the information about a score, [K].
+    """Returns N / N_eff: the rows per equally informative row, for each score.
 
     The information of a row is i = (h + g^2 / phi) / 2 with phi = mean g^2 / mean h,
-    which is near 1 for a likelihood. The N rows tell as much as N_eff = (sum i)^2 /
-    sum i^2 rows that tell alike; N / N_eff is returned. For a logistic loss at its
+    which is near 1 for a likelihood. The N rows hold as much as N_eff = (sum i)^2 /
+    sum i^2 equally informative ones. For a logistic loss at its
     constant score p it is 1 / (4 p (1 - p)), so that the mean curvature times it is
     1/4, the most that a row can have, however rare positive rows are.
 
@@ -232,8 +232,8 @@ def _follow(mean, first):
     """Returns the present mean; if that is less than the first, their geometric mean.
 
     Where the fit flattens the loss (logistic), regularization must not fade as fast as
-    the curvature, because rows fitted by chance flatten it, too; nor must it stay, or
-    rows that can be told apart without error never are.
+    the curvature, because rows fitted by chance flatten it, too; nor must it
+    stay constant, which would prevent a perfect fit of separable classes.
     """
     share = jnp.sqrt(jnp.minimum(mean / first, 1.0))
     return jnp.maximum(mean, first) * share

@@ -152,8 +152,8 @@ class RoundSettings(TypedDict, total=False):
     min_child_weight: Annotated[Number, _traced(1.0, _PENALTY,
         "the least curvature of a child")]
     min_child_samples: Annotated[Any, _traced("auto", _check_samples,
-        "the least rows of a child; auto: one in 50, from 1 to 20; fewer for medians "
-        "and quantiles, and 1 where absolute")]
+        "the least rows of a child; auto: one in 50, from 1 to 20; 3 to 20 for medians "
+        "and quantiles; for others 1 where absolute")]
     regularization: Annotated[Regularization, _static(
         "relative", _one_of(Regularization),
         "whether l1, l2, min_gain and min_child_weight count average rows (relative) "

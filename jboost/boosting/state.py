@@ -110,7 +110,7 @@ class BoostState(NamedTuple):
       least_rows: of a child, where ``min_child_samples`` is "auto"; see
         :func:`jboost.boosting.auto.count_least_rows`.
       first_mean: mean curvature of the first round for each score, and
-      concentration: by how much few rows held the information about it; see
+      concentration: N / N_eff, how unequally its rows inform about the score; see
         :class:`jboost.boosting.row_derivatives.RowDerivatives`. 1 before that round.
       words: seed.
       round: how many rounds have been made.

@@ -63,9 +63,9 @@ def fit_bins(
         missing, infinities are values. A sparse matrix
         (``scipy.sparse``, BCOO or BCSR of ``jax.experimental.sparse``) gives the
         thresholds of the dense one, in a time that grows with its stored entries.
-      max_bins: the most codes a feature may use, the missing one included; None for
-        a bin for every distinct value, however many there are (candidates "local" and
-        "exact" of :func:`jboost.boost` choose among them).
+      max_bins: the most codes a numeric feature may use, the missing one included;
+        None for a bin for every distinct value, however many there are (candidates
+        "local" and "exact" of :func:`jboost.boost` choose among them).
       sample_weight: weights of the rows; rows of weight 0 are not looked at.
       absent: how entries that a sparse matrix does not store are read: "missing", as
         NaN, or "zero". None: "missing" if x is sparse, or dense with a missing value
@@ -82,7 +82,9 @@ def fit_bins(
 
     Returns:
       Bins of as many codes as the data needs, rounded up to a power of two (so
-      that similar data shares compiled programs), at most ``max_bins``.
+      that similar data shares compiled programs), at most ``max_bins``, or ``16 *
+      max_bins`` where there are categories: pass ``max_bins=bins.num_bins`` to
+      :func:`jboost.boost`.
 
     Raises:
       TypeError, ValueError: x is not a numeric matrix, max_bins is neither None nor

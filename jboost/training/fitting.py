@@ -140,6 +140,7 @@ def fit(
       max_depth: levels of splits: the order of interaction. Depth 1 makes a sum of
         functions of one feature each, depth 2 of two.
       max_bins: codes per feature, the missing one included; see ``candidates``.
+        Categories may have 16 times as many, see ``categorical``.
       absent: how entries that a sparse matrix does not store are read: "missing", so
         that they take the direction learned at each split, or "zero"; the result is
         that of the dense matrix with NaN or 0 there. The model keeps it for
@@ -148,7 +149,7 @@ def fit(
         model refuse sparse matrices that do not store every entry.
       l1: alpha: moves the sum of a leaf's gradients toward 0 by so much, so that
         weak leaves are 0; counted like ``l2`` (relative: XGBoost's alpha is l1 times
-        the mean curvature). Leaves that are order statistics take no l1.
+        the unit of ``regularization``). Leaves that are order statistics take no l1.
       l2: Lambda: pulls leaf values to 0, counted in average rows (relative) or in
         units of the loss's second derivative (absolute, as in XGBoost). Medians and
         quantiles are those of the residuals and of l2 zeros (absolute: of none).
@@ -161,7 +162,8 @@ def fit(
         to 20; where leaves are order statistics (absolute error, quantiles)
         2 / min(tau, 1 - tau) - 1, at most 20; 20 where the loss is much like one
         (no curvature at three quarters of the rows). Absolute, and not order
-        statistics: 1, as in XGBoost.
+        statistics: 1, as in XGBoost. Rows of the whole table count, whatever they
+        weigh and whatever ``subsample`` is.
       regularization: "relative" divides gradient and curvature by the curvature of an
         average row, so that a loss times a million trains the same model; "absolute"
         leaves the loss's units. That curvature is the mean of this round, or, if that
@@ -201,14 +203,15 @@ def fit(
         left, found by sorting those in the node by gradient over curvature (Fisher
         1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
         (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
-        each (fewer where x has more than 128 columns), the others share one. What
+        each (fewer where all columns together would have more than 2^19 codes), the
+        others share one. What
         training did not see is missing in prediction; what a node did not see goes
         the way of its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
       category_l2: added to ``l2`` in the gain of a split by a set of categories
         (LightGBM's cat_l2); it and the next two are counted like ``l2``.
       category_smoothing: the least s in H_c / (H_c + s), by which the mean of a
-        category of curvature H_c is shrunk toward that of its node (like LightGBM's
+        category of curvature H_c is shrunk toward that of the node (like LightGBM's
         cat_smooth); nodes choose a greater one by the noise of their rows.
       min_category_weight: least curvature of a child of a split by a set of
         categories (LightGBM's min_data_per_group asks likewise for rows).

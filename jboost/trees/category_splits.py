@@ -21,8 +21,9 @@ expectation given the data,
 
     H_c (G_c + s m) / (H_c + s), where m = sum_c G_c / sum_c H_c and s = phi / tau.
 
-Where categories differ by no more than chance, tau is 0 and no set has a gain; where
-each has an effect that its rows agree on, s is small and hardly anything changes.
+phi is not centered: it includes the mean of the node and the differences between
+categories, so that categories of one or two rows are always shrunk. Where categories
+differ by no more than chance, tau is 0 and no set has a gain.
 """
 
 from functools import partial
