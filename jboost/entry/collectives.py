@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exchange between devices and between processes.
+
+In: values of one shard of the rows. Out: what they are over all shards. A shard is the
+rows on one device of a mesh. The functions on arrays are the identity where rows are
+not sharded, so that one program text serves both cases.
+
+The shards in force are held in a context, like the implementation of the kernels
+(:mod:`jboost.entry.implementation`): a program traced within :func:`use_shards` sums
+over all shards. Values that depend on no row, or on sums over rows, are the same on all
+shards; conditions of loops and branches that contain a collective must be such values.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int32
+
+
+class Shards(NamedTuple):
+    """How the rows of a table are divided among devices.
+
+    Attributes:
+      axes: names of the mesh axes over which rows are divided, in order.
+      sizes: the number of rows of each shard, without the padding at its end; the
+        global order of rows is that of the shards.
+      padded: the number of rows that one device would hold, with padding.
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    padded: int
+
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """The global number of the first row of each shard."""
+        return (0, *np.cumsum(self.sizes)[:-1].tolist())
+
+
+_shards = jax.make_user_context(None)
+
+
+def use_shards(shards: Shards | None) -> AbstractContextManager[None]:
+    """Sets the shards within a ``with`` block; None: every row is on this device.
+
+    JAX may trace rules of ``custom_jvp`` and ``custom_vmap`` after the block has ended,
+    so such rules must not read the shards themselves.
+    """
+    return _shards(shards)
+
+
+def current_shards() -> Shards | None:
+    """Returns the shards in force; None where rows are not divided."""
+    return _shards.value
+
+
+def total(values: Array) -> Array:
+    """Sums integers over all shards; sums of floats would depend on their order."""
+    assert not jnp.issubdtype(values.dtype, jnp.floating)
+    shards = current_shards()
+    return values if shards is None else jax.lax.psum(values, shards.axes)
+
+
+def most(values: Array) -> Array:
+    """Returns the greatest value of all shards, element by element."""
+    shards = current_shards()
+    return values if shards is None else jax.lax.pmax(values, shards.axes)
+
+
+def least(values: Array) -> Array:
+    """Returns the least value of all shards, element by element."""
+    shards = current_shards()
+    return values if shards is None else jax.lax.pmin(values, shards.axes)
+
+
+def some(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
+    """Returns whether a condition holds on some shard, element by element."""
+    if current_shards() is None:
+        return condition
+    return most(condition.astype(jnp.int32)) > 0
+
+
+def every(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
+    """Returns whether a condition holds on every shard, element by element."""
+    return ~some(~condition)
+
+
+def gather(values: Array, axis: int = 0) -> Array:
+    """Concatenates the values of all shards, in their order, along an axis."""
+    shards = current_shards()
+    if shards is None:
+        return values
+    return jax.lax.all_gather(values, shards.axes, axis=axis, tiled=True)
+
+
+def gather_rows(values: Any) -> Any:
+    """Returns all rows of arrays [n, ...], in global order and without padding."""
+    shards = current_shards()
+    if shards is None:
+        return values
+
+    def collect(array):
+        parts = jax.lax.all_gather(array, shards.axes)
+        kept = [part[:size] for part, size in zip(parts, shards.sizes, strict=True)]
+        return jnp.concatenate(kept)
+
+    return jax.tree.map(collect, values)
+
+
+def first_row() -> Int32[Array, ""]:
+    """Returns the global number of this shard's first row."""
+    shards = current_shards()
+    if shards is None:
+        return jnp.int32(0)
+    firsts = jnp.asarray(np.array(shards.first_rows, np.int32))
+    return firsts[jax.lax.axis_index(shards.axes)]
+
+
+def count_rows(num_rows: int) -> int:
+    """Returns the number of rows on one device instead of ``num_rows`` on each."""
+    shards = current_shards()
+    return num_rows if shards is None else shards.padded
