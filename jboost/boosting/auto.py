@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.entry.collectives import total
 from jboost.entry.stages import elementwise, stage
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.evaluation import Kinks
@@ -164,7 +165,7 @@ def count_least_rows(
 
 @stage
 def _count_rows(pointed, weights):
-    rows = jnp.sum(weights > 0, dtype=jnp.int32)
+    rows = total(jnp.sum(weights > 0, dtype=jnp.int32))
     least = jax.lax.div(rows, jnp.int32(_ROWS_PER_SAMPLE))
     least = jnp.clip(least, 1, _MOST_SAMPLES)
     return jnp.where(pointed, _MOST_SAMPLES, least).astype(jnp.int32)

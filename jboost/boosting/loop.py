@@ -14,6 +14,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
 from jboost.boosting import own_derivatives as own
@@ -26,6 +27,16 @@ from jboost.boosting.settings import (
     read_settings,
     takes_settings,
 )
+from jboost.boosting.sharding import (
+    EVERYWHERE,
+    check_mesh,
+    cut_evenly,
+    pad_shards,
+    refuse_with_mesh,
+    rows_of,
+    run_sharded,
+    spec_of,
+)
 from jboost.boosting.state import (
     Arrays,
     BoostState,
@@ -35,7 +46,7 @@ from jboost.boosting.state import (
     Static,
     start_state,
 )
-from jboost.codes.codes import Codes
+from jboost.codes.codes import Codes, DenseCodes, pack_codes
 from jboost.codes.preparing import arrange_codes, check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
@@ -241,6 +252,7 @@ def boost(
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     init_score: ArrayLike | str = "auto",
+    mesh: Mesh | None = None,
     implementation: str | None = None,
 ) -> tuple[BoostedTrees, Float[Array, "N *K"]]:
     """Runs ``num_rounds`` rounds as one pure function.
@@ -269,6 +281,13 @@ def boost(
     rows) is held constant, and numbers that only shape it have derivative 0. Reverse
     mode keeps the scores and the leaf of every row for each round.
 
+    With ``mesh`` the rows are divided among its devices, in order, and the trees and
+    scores are those of one device, bit for bit: sums over rows are sums of integers,
+    and random numbers depend on the number of a row. ``binned`` and y may be sharded
+    over the mesh already; scores are returned sharded, trees are the same on all
+    devices. Sparse codes, ``candidates`` other than "global", ``derivatives`` and
+    derivatives of training are not supported with it.
+
     Returns:
       The trees with their initial score (:func:`jboost.to_ensemble` converts codes to
       thresholds), and the scores of the training rows, [N] or [N, K].
@@ -288,13 +307,17 @@ def boost(
       (2, 8)
     """
     chosen = read_settings(locals())
+    if check_mesh(mesh) is not None:
+        refuse_with_mesh(chosen, binned)
+        if derivatives is not None:
+            raise ValueError("derivatives must be None with a mesh, got a function")
     if derivatives is not None:
         checks.check_word("curvature", curvature, ("auto",))
         chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, init_score)
     refuse_sorting(chosen, binned)
     num_scores = chosen.num_scores
     rates = _put(checks.learning_rates(learning_rate, chosen.num_rounds))
-    codes = _read_codes(chosen, binned)
+    codes = _read_codes(chosen, binned, mesh)
     traced, constants, data, offset = _bind(
         codes, y, loss, sample_weight, offset, num_scores, chosen.own_curvature
     )
@@ -308,15 +331,23 @@ def boost(
         uniform=sample_weight is None and program is None, max_bins=chosen.max_bins,
         num_features=codes.num_features, categories=categories,
     )  # fmt: skip
-    begin = initial_scores(chosen)
-    run = compiled(_boost, traced, method, program)
-    return run(constants, numbers, rates, data, offset, begin, seed_from_key(key))
+    operands: Any = (constants, numbers, rates, data, offset, initial_scores(chosen))
+    operands += (seed_from_key(key),)
+    if mesh is not None:
+        return compiled(_boost_sharded, traced, method, mesh)(*operands)
+    return compiled(_boost, traced, method, program)(*operands)
 
 
-def _read_codes(settings, binned):
-    """Returns codes that are packed or sorted, as the settings require."""
+def _read_codes(settings, binned, mesh=None):
+    """Returns codes that are packed or sorted, as the settings require.
+
+    With a mesh, each device packs its own.
+    """
     max_bins = None if settings.sorts_rows else settings.max_bins
-    return arrange_codes(check_codes(binned, max_bins), max_bins)
+    codes = check_codes(binned, max_bins)
+    if mesh is None:
+        return arrange_codes(codes, max_bins)
+    return codes if isinstance(codes, DenseCodes) else DenseCodes(codes.T)
 
 
 def _bind(codes, y, loss, sample_weight, offset, num_scores, curvature=None):
@@ -376,6 +407,27 @@ def _boost(loss, method, program, *operands):
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), _by_row(final.scores)
+
+
+def _boost_sharded(loss, method, mesh, *operands):
+    constants, numbers, rates, data, offset, init_score, seed = operands
+    num_rows = data.weights.shape[0]
+    shards = cut_evenly(mesh, num_rows)
+    data, offset = pad_shards(shards, data, offset)
+
+    def run(constants, numbers, rates, data, offset, init_score, seed):
+        data = data._replace(codes=pack_codes(data.codes, method.num_bins))
+        rows = (data, offset, init_score, seed)
+        return _boost(loss, method, None, constants, numbers, rates, *rows)
+
+    everywhere = (EVERYWHERE,) * 3
+    specs = (*everywhere, spec_of(shards, data), rows_of(shards, 1), *everywhere[:2])
+    trees, scores = run_sharded(
+        run, mesh, shards,
+        (constants, numbers, rates, data, offset, init_score, seed),
+        specs, (EVERYWHERE, rows_of(shards)),
+    )  # fmt: skip
+    return trees, scores[:num_rows]
 
 
 def _choose_kept(data):

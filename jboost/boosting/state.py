@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 from jboost.boosting.auto import count_least_rows, needs_minimizer
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
+from jboost.entry.collectives import gather_rows, some
 from jboost.entry.representation import show_fields
 from jboost.entry.stages import stage
 from jboost.objective.coupling import find_coupling
@@ -210,7 +211,7 @@ def _begin_rounds(init_score, words):
 def _are_endless(minimizer, one, weights):
     if minimizer is None:  # a quadratic loss
         return one == 0
-    return ~jnp.any(jnp.isfinite(minimizer) & (weights > 0)[None, :], axis=1)
+    return ~some(jnp.any(jnp.isfinite(minimizer) & (weights > 0)[None, :], axis=1))
 
 
 def own_minimizers(
@@ -269,7 +270,7 @@ def _estimate_parameters(loss, constants, scores, targets, weights):
     rows = scores[0] if scores.shape[0] == 1 else scores.T
     # Fused with what surrounds it, a sum may be rounded differently, and a continued
     # run would differ from one without interruption.
-    inputs = (rows, targets, weights)
+    inputs = gather_rows((rows, targets, weights))
     inputs = jax.lax.optimization_barrier(inputs)
     return jax.lax.optimization_barrier(loss.estimate(constants, *inputs))
 

@@ -123,3 +123,49 @@ def count_rows(num_rows: int) -> int:
     """Returns the number of rows on one device instead of ``num_rows`` on each."""
     shards = current_shards()
     return num_rows if shards is None else shards.padded
+
+
+def real_rows(num_rows: int) -> Bool[Array, " n"]:
+    """Returns which rows of this shard are no padding."""
+    index = jnp.arange(num_rows, dtype=jnp.int32)
+    shards = current_shards()
+    if shards is None:
+        return index >= 0
+    sizes = jnp.asarray(np.array(shards.sizes, np.int32))
+    return index < sizes[jax.lax.axis_index(shards.axes)]
+
+
+def on_first_shard(values: Array) -> Array:
+    """Returns the values on the first shard, 0 on the others."""
+    shards = current_shards()
+    if shards is None:
+        return values
+    return jnp.where(jax.lax.axis_index(shards.axes) == 0, values, 0)
+
+
+def take_rows(values: Any, rows: Int32[np.ndarray, " S"]) -> Any:
+    """Returns rows of arrays [n, ...] by their global numbers, the same on all shards.
+
+    Rows beyond the last one are 0.
+    """
+    if current_shards() is None:
+        return jax.tree.map(lambda array: array[rows], values)
+    num_rows = len(jax.tree.leaves(values)[0])
+    index = jnp.asarray(rows) - first_row()
+    own = (index >= 0) & (index < num_rows)
+    index = jnp.clip(index, 0, num_rows - 1)
+    own &= real_rows(num_rows)[index]
+
+    def take(array):
+        chosen = array[index]
+        if chosen.dtype.itemsize == 4:
+            bits = jax.lax.bitcast_convert_type(chosen, jnp.int32)
+        else:
+            bits = chosen.astype(jnp.int32)
+        mask = own.reshape(-1, *(1,) * (bits.ndim - 1))
+        bits = total(jnp.where(mask, bits, 0))  # only one shard has the row
+        if chosen.dtype.itemsize == 4:
+            return jax.lax.bitcast_convert_type(bits, chosen.dtype)
+        return bits.astype(chosen.dtype)
+
+    return jax.tree.map(take, values)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
+from jboost.entry.collectives import current_shards, total
 from jboost.kernels import xla
 from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
 
@@ -55,22 +56,25 @@ def middle_minimizers(
     width = 30 - key.shape[0].bit_length()  # bits of a limb: sums stay below 2^31
     kinks = _limbs(_round(weights * kink * scale, counts), width)
     lefts = _limbs(_round(weights * left * scale, counts), width)
-    wanted = _pair(_sum_limbs(lefts, group, num_groups + 1), width)
-    total = _pair(_sum_limbs(kinks, group, num_groups + 1), width)
+    sums = [_sum_limbs(limbs, group, num_groups + 1) for limbs in (lefts, kinks)]
+    pairs = _sum_pairs(jnp.stack(sums), width)
+    wanted, whole = ((pairs[0][i], pairs[1][i]) for i in range(2))
     # Slopes within 2^-20 of their sum are no slopes.
-    slack = total[0]
+    slack = whole[0]
     one = (jnp.zeros_like(slack), jnp.ones_like(slack))
     first = _carry(wanted[0], wanted[1] - slack)
     first = _where(_reaches(first, one), first, one)
     last = _carry(wanted[0], wanted[1] + slack + 1)
-    first, last = (_where(_reaches(total, end), end, total) for end in (first, last))
+    first, last = (_where(_reaches(whole, end), end, whole) for end in (first, last))
 
     def select(target):
         return _select(ordered_bits(key), kinks, width, group, num_groups, target)
 
     targets = tuple(jnp.stack(parts) for parts in zip(first, last, strict=True))
-    low, high = jax.lax.map(select, targets)
-    return jnp.where(_reaches(total, one), low / 2 + high / 2, 0.0)[:num_groups]
+    # Side by side, both share the collectives.
+    apart = current_shards() is None
+    low, high = jax.lax.map(select, targets) if apart else jax.vmap(select)(targets)
+    return jnp.where(_reaches(whole, one), low / 2 + high / 2, 0.0)[:num_groups]
 
 
 def _select(key, kinks, width, group, num_groups, target):
@@ -86,12 +90,13 @@ def _select(key, kinks, width, group, num_groups, target):
         segment = group * size + (leading & (size - 1)).astype(jnp.int32)
         segment = jnp.where(same, segment, num_groups * size)
         sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
-        sums = jnp.cumsum(sums.reshape(num_groups + 1, size, -1), axis=1)
-        # Before each digit, and up to it.
-        before = jnp.pad(sums, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        sums = _sum_pairs(sums.reshape(num_groups + 1, size, -1), width)
+        # Up to each digit, and before it. A low part is below 2^20, of 256 digits.
+        upto = [jnp.cumsum(part, axis=1) for part in sums]
+        before = [jnp.pad(part, ((0, 0), (1, 0)))[:, :-1] for part in upto]
         before, upto = (
             _carry(high + below[0][:, None], low + below[1][:, None])
-            for high, low in (_pair(before, width), _pair(sums, width))
+            for high, low in (before, upto)
         )
         reached = _reaches(upto, (target[0][:, None], target[1][:, None]))
         found = jnp.argmax(reached, axis=1)[:, None]
@@ -141,6 +146,11 @@ def _pair(limbs, width):
             high += limb >> (_LOW - shift)
             low += (limb & ((1 << (_LOW - shift)) - 1)) << shift
     return _carry(high, low)
+
+
+def _sum_pairs(limbs, width):
+    """Returns the sums of limbs over all shards as pairs."""
+    return _carry(*total(jnp.stack(_pair(limbs, width))))
 
 
 def _carry(high, low):

@@ -28,42 +28,74 @@ _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 def sum_rows(values):
     """See :func:`jboost.numerics.sums.sum_rows`."""
+    greatest, others = look_at_rows(values)
+    return join_digits(sum_row_digits(values, greatest), greatest) + others
+
+
+def look_at_rows(values):
+    """Returns the greatest finite magnitude, and the sum of what is not finite."""
     finite = jnp.isfinite(values)
-    up, down = _choose_unit(jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1))
-    width = _limb_width(values.shape[-1])
-    limbs = _split(jnp.where(finite, values, 0) * up[..., None], width)
-    sums = [jnp.sum(limb, axis=-1, dtype=jnp.int32) for limb in limbs]
+    greatest = jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1)
     # Of infinities and NaN the order does not matter either.
-    return _join(sums, width, down) + jnp.sum(jnp.where(finite, 0, values), axis=-1)
+    return greatest, jnp.sum(jnp.where(finite, 0, values), axis=-1)
+
+
+def sum_row_digits(values, greatest):
+    """Returns the digits [4, *K] of the sum of the finite terms."""
+    kept = jnp.where(jnp.isfinite(values), values, 0)
+    width = _limb_width(values.shape[-1])
+    limbs = _split(kept * _choose_unit(greatest)[0][..., None], width)
+    return _make_digits([jnp.sum(a, axis=-1, dtype=jnp.int32) for a in limbs], width)
 
 
 def sum_channels(group, *channels, num_groups):
     """See :func:`jboost.numerics.sums.sum_channels`."""
 
     def add(group, *channels):
-        inside = (group >= 0) & (group < num_groups)
-        # One more group takes the rows that have none.
-        key = jnp.where(inside, group, num_groups)
-        values = jnp.stack(channels, axis=1)
-
-        def sum_keys(values):
-            return xla.segment_sum(values, key, num_groups + 1)[:num_groups].T
-
-        if values.dtype != jnp.float32:
-            return sum_keys(values)
-        finite = jnp.isfinite(values)
-        kept = jnp.where(finite & inside[:, None], values, 0)
-        up, down = _choose_unit(jnp.max(jnp.abs(kept), axis=0))
-        width = _limb_width(values.shape[0])
-        sums = [sum_keys(limb) for limb in _split(kept * up[None], width)]
-        total = _join(sums, width, down[:, None])
-
-        def add_others():
-            return total + sum_keys(jnp.where(finite, 0, values))
-
-        return jax.lax.cond(jnp.all(finite), lambda: total, add_others)
+        if channels[0].dtype != jnp.float32:
+            return _sum_keys(jnp.stack(channels, axis=1), group, num_groups)
+        greatest, others = look_at_groups(group, *channels, num_groups=num_groups)
+        digits = sum_group_digits(group, greatest, *channels, num_groups=num_groups)
+        return join_digits(digits, greatest[:, None]) + others
 
     return sequential_vmap(add)(group, *channels)
+
+
+def look_at_groups(group, *channels, num_groups):
+    """Returns the greatest finite magnitude of each channel [C] in any group.
+
+    And the sums [C, G] of what is not finite.
+    """
+    values = jnp.stack(channels, axis=1)
+    inside = ((group >= 0) & (group < num_groups))[:, None]
+    finite = jnp.isfinite(values)
+    greatest = jnp.max(jnp.abs(jnp.where(finite & inside, values, 0)), axis=0)
+
+    def sum_others():
+        return _sum_keys(jnp.where(finite, 0, values), group, num_groups)
+
+    def sum_nothing():
+        return jnp.zeros((len(channels), num_groups), jnp.float32)
+
+    return greatest, jax.lax.cond(jnp.all(finite), sum_nothing, sum_others)
+
+
+def sum_group_digits(group, greatest, *channels, num_groups):
+    """Returns the digits [4, C, G] of the sums of the finite terms."""
+    values = jnp.stack(channels, axis=1)
+    inside = ((group >= 0) & (group < num_groups))[:, None]
+    kept = jnp.where(jnp.isfinite(values) & inside, values, 0)
+    width = _limb_width(values.shape[0])
+    limbs = _split(kept * _choose_unit(greatest)[0][None], width)
+    return _make_digits([_sum_keys(limb, group, num_groups) for limb in limbs], width)
+
+
+def _sum_keys(values, group, num_groups):
+    """Sums channels [N, C] by group, [C, G]."""
+    inside = (group >= 0) & (group < num_groups)
+    # One more group takes the rows that have none.
+    key = jnp.where(inside, group, num_groups)
+    return xla.segment_sum(values, key, num_groups + 1)[:num_groups].T
 
 
 def _choose_unit(greatest):
@@ -89,19 +121,30 @@ def _split(multiples, width):
     return limbs[::-1]
 
 
-def _join(sums, width, unit):
-    """Joins sums of limbs to one sum, times the unit, in float32."""
+def _make_digits(sums, width):
+    """Joins sums of limbs to four digits of 19 bits; the last one has the sign."""
     digits = [jnp.zeros_like(sums[0]) for _ in range(4)]
     for number, limb in enumerate(sums):
         index, shift = divmod(width * number, _DIGIT)
         rest = _DIGIT - shift
         digits[index] += (limb & ((1 << rest) - 1)) << shift
         digits[index + 1] += limb >> rest
+    return carry(jnp.stack(digits))
+
+
+def carry(digits):
+    """Returns the same number with its lower digits in [0, 2^19)."""
+    digits = [*digits]
     for index in range(3):
         digits[index + 1] += digits[index] >> _DIGIT
         digits[index] &= _MASK
+    return jnp.stack(digits)
+
+
+def join_digits(digits, greatest):
+    """Returns the number that the digits [4, ...] mean, in float32."""
     # Products with a power of two are exact: contraction changes nothing.
     total = digits[3].astype(jnp.float32)
     for digit in digits[2::-1]:
         total = total * 2.0**_DIGIT + digit.astype(jnp.float32)
-    return total * unit
+    return total * _choose_unit(greatest)[1]

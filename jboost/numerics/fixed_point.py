@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from jboost.kernels.float_bits import exponent_above, power_of_two
-from jboost.kernels.sums_xla import sum_rows
 from jboost.numerics.random_bits import hash_words
+from jboost.numerics.sums import sum_rows
 
 _NEAREST_BITS = (
     16  # bits left for a row above which rounding to nearest is exact enough

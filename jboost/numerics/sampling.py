@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
+from jboost.entry.collectives import current_shards, first_row, total
 from jboost.kernels import sampling_cpu
 from jboost.kernels.library import choose
 from jboost.numerics.random_bits import hash_words
+
+_DIGIT = 8  # bits of the bound that are found with one collective
 
 
 def sample(
@@ -19,13 +22,15 @@ def sample(
     eligible: Bool[Array, " N"],
     fraction: Float[Array, ""] | float,
 ) -> Bool[Array, " N"]:
-    """Chooses a share of the eligible entries, all subsets being equally likely.
+    """Chooses a share of the eligible rows, all subsets being equally likely.
 
-    Every entry gets a distinct hash (``hash_words`` is a bijection), and the k least
-    are chosen; the k-th least is found by bisection, counting entries. So the fate
-    of an entry depends on its index and on which others are eligible, not on the
-    length of the array.
+    Every row gets a distinct hash (``hash_words`` is a bijection), and the k least
+    are chosen; the k-th least is found by bisection, counting rows. So the fate
+    of a row depends on its number and on which others are eligible, not on the
+    length of the array, nor on how rows are sharded.
     """
+    if current_shards() is not None:
+        return _sample_sharded(seed, eligible, fraction)
     run = choose(cpu=sampling_cpu.sample, xla=sample_in_xla)
     return run(seed, eligible, jnp.asarray(fraction, jnp.float32))
 
@@ -40,9 +45,7 @@ def sample_in_xla(
     def narrow(eligible):
         index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
         hashes = hash_words(index, seed)
-        number = jnp.sum(eligible)
-        share = jnp.round(fraction * number.astype(jnp.float32)).astype(jnp.int32)
-        wanted = jnp.clip(share, 1, number)
+        wanted = _count_wanted(jnp.sum(eligible), fraction)
 
         def settle_bit(step, bound):
             """Sets the next bit of the bound if too few hashes lie below it."""
@@ -52,6 +55,40 @@ def sample_in_xla(
 
         # The largest bound with fewer than k hashes below it is the k-th least hash.
         bound = jax.lax.fori_loop(0, 32, settle_bit, jnp.uint32(0))
+        return eligible & (hashes <= bound)
+
+    return jax.lax.cond(fraction < 1, narrow, lambda eligible: eligible, eligible)
+
+
+def _count_wanted(number, fraction):
+    share = jnp.round(fraction * number.astype(jnp.float32)).astype(jnp.int32)
+    return jnp.clip(share, 1, number)
+
+
+def _sample_sharded(seed, eligible, fraction):
+    """Does the same for rows on several devices, by digits instead of bits."""
+    size, rounds = 1 << _DIGIT, 32 // _DIGIT
+
+    def narrow(eligible):
+        index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
+        hashes = hash_words(index + first_row().astype(jnp.uint32), seed)
+
+        def settle_digit(step, state):
+            """Finds the next digit of the k-th least hash of those that are left."""
+            left, bound, wanted = state
+            shift = jnp.asarray(_DIGIT * (rounds - 1 - step), jnp.uint32)
+            digit = ((hashes >> shift) & (size - 1)).astype(jnp.int32)
+            one = jnp.where(left, 1, 0)
+            counts = jnp.zeros(size, jnp.int32).at[digit].add(one)
+            upto = jnp.cumsum(total(counts))
+            wanted = jnp.where(step == 0, _count_wanted(upto[-1], fraction), wanted)
+            found = jnp.argmax(upto >= wanted).astype(jnp.int32)
+            below = jnp.where(found > 0, upto[found - 1], 0)
+            bound |= found.astype(jnp.uint32) << shift
+            return left & (digit == found), bound, wanted - below
+
+        start = (eligible, jnp.uint32(0), jnp.int32(0))
+        _, bound, _ = jax.lax.fori_loop(0, rounds, settle_digit, start)
         return eligible & (hashes <= bound)
 
     return jax.lax.cond(fraction < 1, narrow, lambda eligible: eligible, eligible)

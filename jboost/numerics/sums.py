@@ -2,16 +2,18 @@
 """Sums whose bits do not depend on the order of the terms.
 
 In: float32 or integer arrays. Out: their sums, over an axis or by group. Derivatives
-are those of plain sums.
+are those of plain sums. Where rows are sharded, sums are over all shards, and have the
+bits that they have on one device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, Shaped
 
+from jboost.entry.collectives import current_shards, most, total
 from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable
@@ -38,7 +40,9 @@ def sum_channels(
     """
     run = partial(sums_xla.sum_channels, num_groups=num_groups)
     if not all(channel.dtype == jnp.float32 for channel in channels):
-        return run(group, *channels)
+        return total(run(group, *channels))
+    if current_shards() is not None:
+        return _sum_sharded_channels(channels, group, num_groups)
     cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
     derive = partial(_derive_channels, num_groups)
     return differentiable(choose(cpu=cpu, xla=run), derive, group, *channels)
@@ -52,6 +56,17 @@ def _derive_channels(num_groups, sums, operands, tangents):
     return jax.ops.segment_sum(channels, group, num_groups + 1)[:num_groups].T
 
 
+def _sum_sharded_channels(channels, group, num_groups):
+    look = partial(sums_xla.look_at_groups, num_groups=num_groups)
+    add = partial(sums_xla.sum_group_digits, num_groups=num_groups)
+    greatest, others = look(group, *channels)
+    greatest = most(greatest)
+    digits, kinds = _collect(
+        total, [add(group, greatest, *channels), _count_kinds(others)]
+    )
+    return _join(digits, greatest[:, None], kinds)
+
+
 def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
     """Sums the last axis; the bits do not depend on the order of the terms.
 
@@ -60,6 +75,8 @@ def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
     most N 2^-39 times the greatest magnitude, and that rounding. A sum that holds NaN
     or infinities is NaN or infinite, as in floating point.
     """
+    if current_shards() is not None:
+        return sum_each(values)[0]
     run = choose(cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
     return differentiable(run, _derive_sum, values)
 
@@ -67,3 +84,43 @@ def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
 def _derive_sum(total, operands, tangents):
     del total, operands
     return jnp.sum(tangents[0], axis=-1)
+
+
+def sum_each(*arrays: Float[Array, "..."]) -> list[Float[Array, "..."]]:
+    """Returns :func:`sum_rows` of each array, with no more collectives than of one."""
+    if current_shards() is None:
+        return [sum_rows(values) for values in arrays]
+    looks = [sums_xla.look_at_rows(values) for values in arrays]
+    sizes = _collect(most, [greatest for greatest, _ in looks])
+    digits = [
+        sums_xla.sum_row_digits(values, greatest)
+        for values, greatest in zip(arrays, sizes, strict=True)
+    ]
+    kinds = [_count_kinds(others) for _, others in looks]
+    sums = _collect(total, digits + kinds)
+    parts = zip(sums[: len(arrays)], sizes, sums[len(arrays) :], strict=True)
+    return [_join(*part) for part in parts]
+
+
+def _count_kinds(others):
+    """Returns which kinds of sums are on a shard: NaN, inf, -inf."""
+    kinds = (jnp.isnan(others), others == jnp.inf, others == -jnp.inf)
+    return jnp.stack(kinds).astype(jnp.int32)
+
+
+def _join(digits, greatest, kinds):
+    """Returns the sum over all shards."""
+    finite = sums_xla.join_digits(sums_xla.carry(digits), greatest)
+    unknown, above, below = kinds > 0
+    found = jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, finite))
+    return jnp.where(unknown | (above & below), jnp.nan, found)
+
+
+def _collect(collective: Callable[[Array], Array], arrays: list[Array]) -> list[Array]:
+    """Applies a collective to several arrays at once."""
+    whole = collective(jnp.concatenate([array.reshape(-1) for array in arrays]))
+    found, first = [], 0
+    for array in arrays:
+        found.append(whole[first : first + array.size].reshape(array.shape))
+        first += array.size
+    return found

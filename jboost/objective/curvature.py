@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
+from jboost.entry.collectives import some
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import square_root, weigh
-from jboost.numerics.sums import sum_rows
+from jboost.numerics.sums import sum_each
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -52,11 +53,9 @@ def smoothing_scale(
     known = jnp.isfinite(minimizer)
     distance = jnp.where(known, jnp.abs(scores - minimizer), 0.0)
     weight = jnp.where(known, weights[None, :], 0.0)
-    total = sum_rows(weight)
     size = mean_of_rows(objective, jnp.abs(scores), weights)
-    mean_root = sum_rows(weigh(weight, square_root(distance))) / jnp.maximum(
-        total, 1e-30
-    )
+    roots, total = sum_each(weigh(weight, square_root(distance)), weight)
+    mean_root = roots / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
 
@@ -207,7 +206,7 @@ def _needs_smoothing(objective, gradient, hessian, weights, curvature):
     needed = ~(jnp.isfinite(gradient) & jnp.isfinite(hessian))
     if curvature in ("auto", "secant") and not objective.loss.quadratic:
         needed |= jnp.isfinite(objective.minimizer)
-    return jnp.any(needed & (weights > 0)[None, :])
+    return some(jnp.any(needed & (weights > 0)[None, :]))
 
 
 def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian):

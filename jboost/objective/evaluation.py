@@ -20,7 +20,7 @@ from jboost.numerics.derivatives import (
     replace_without_derivative,
     weigh,
 )
-from jboost.numerics.sums import sum_rows
+from jboost.numerics.sums import sum_each
 from jboost.objective.tracing import TracedLoss
 
 BLOCK = 8192  # rows per block
@@ -235,7 +235,8 @@ def weighted_mean(
 ) -> Float[Array, "*K"]:
     """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
     weights = jnp.broadcast_to(weights, values.shape)
-    return sum_rows(weigh(weights, values)) / sum_rows(weights)
+    numerator, denominator = sum_each(weigh(weights, values), weights)
+    return numerator / denominator
 
 
 def _map_rows(

@@ -12,6 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from jboost.entry.collectives import (
+    count_rows,
+    current_shards,
+    every,
+    first_row,
+    least,
+    most,
+    real_rows,
+    some,
+)
 from jboost.entry.stages import (
     branch,
     elementwise,
@@ -54,7 +64,7 @@ def find_minimizers(objective: Objective, num_rows: int) -> Float[Array, "K N"]:
     the remaining rows count as having none.
     """
     objective = objective._replace(minimizer=None)
-    blocks = -(-num_rows // BLOCK)
+    blocks = -(-count_rows(num_rows) // BLOCK)
     if blocks == 1:
         return _find_minimizers(objective, num_rows)
     if not runs_in_stages():
@@ -79,22 +89,39 @@ def _take_block(targets, num_rows, blocks):
 @stage
 def _search_blocks(objective, num_rows, blocks):
     # Block b has rows b, b + blocks, ...; indices beyond the end repeat the last row.
-    every = jnp.arange(BLOCK * blocks, dtype=jnp.int32).reshape(BLOCK, blocks).T
-    every = jnp.minimum(every, num_rows - 1)
+    begin, own = jnp.asarray(True), -(-num_rows // BLOCK)
+    if current_shards() is not None:
+        begin = _search_first_block(objective, num_rows, blocks)
+    index = jnp.arange(BLOCK * own, dtype=jnp.int32).reshape(BLOCK, own).T
+    index = jnp.minimum(index, num_rows - 1)
     nowhere = jnp.full((objective.loss.num_scores, BLOCK), _NOWHERE, jnp.float32)
 
     def search(rows):
         targets = jax.tree.map(lambda target: target[rows], objective.targets)
         return _find_minimizers(objective._replace(targets=targets), BLOCK)
 
-    def search_block(some, block):
+    def search_block(known, block):
         number, rows = block
-        found = jax.lax.cond(some, search, lambda _: nowhere, rows)
-        return jnp.where(number == 0, jnp.any(jnp.isfinite(found)), some), found
+        found = jax.lax.cond(known, search, lambda _: nowhere, rows)
+        if current_shards() is None:
+            known = jnp.where(number == 0, jnp.any(jnp.isfinite(found)), known)
+        return known, found
 
-    numbers = jnp.arange(blocks, dtype=jnp.int32)
-    _, found = jax.lax.scan(search_block, jnp.asarray(True), (numbers, every))
+    numbers = jnp.arange(own, dtype=jnp.int32)
+    _, found = jax.lax.scan(search_block, begin, (numbers, index))
     return jnp.moveaxis(found, 0, 2).reshape(nowhere.shape[0], -1)[:, :num_rows]
+
+
+def _search_first_block(objective, num_rows, blocks):
+    """Returns whether a row of the first block, on any shard, has a minimum."""
+    start = (-first_row()) % jnp.int32(blocks)
+    number = num_rows // blocks + 1
+    rows = start + blocks * jnp.arange(number, dtype=jnp.int32)
+    counts = jnp.append(real_rows(num_rows), False)[jnp.minimum(rows, num_rows)]
+    rows = jnp.minimum(rows, num_rows - 1)
+    targets = jax.tree.map(lambda target: target[rows], objective.targets)
+    found = _find_minimizers(objective._replace(targets=targets), number)
+    return some(jnp.any(jnp.isfinite(found) & counts[None, :]))
 
 
 def _find_minimizers(objective, num_rows):
@@ -168,7 +195,8 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
 def _begin_kinks(minimizer, beside, weights):
     """Returns which rows have a kink, and the largest minimizer that counts."""
     (left, right), minimizer, counts = beside, minimizer[0], weights > 0
-    size = jnp.max(jnp.where(counts & jnp.isfinite(minimizer), jnp.abs(minimizer), 0.0))
+    known = counts & jnp.isfinite(minimizer)
+    size = most(jnp.max(jnp.where(known, jnp.abs(minimizer), 0.0)))
     one = jnp.isfinite(minimizer) & (left > 0) & (right > 0)
     return one & jnp.isfinite(left + right), size
 
@@ -187,11 +215,14 @@ def _are_same(numpy, same, far, beside):
 def _conclude_kinks(one, beside, weights):
     (left, right), counts = beside, weights > 0
     ends = [
-        (jnp.min(jnp.where(counts, a, jnp.inf)), jnp.max(jnp.where(counts, a, 0.0)))
+        (
+            least(jnp.min(jnp.where(counts, a, jnp.inf))),
+            most(jnp.max(jnp.where(counts, a, 0.0))),
+        )
         for a in (left, right)
     ]
     same = (ends[0][0] == ends[0][1]) & (ends[1][0] == ends[1][1])
-    kind = jnp.where(jnp.all(one | ~counts), jnp.where(same, 2, 1), 0)
+    kind = jnp.where(every(jnp.all(one | ~counts)), jnp.where(same, 2, 1), 0)
     slopes = jnp.where(counts & one, weights * (left + right), 0.0)
     scale = exact_scale(sum_rows(slopes))
     return Kinks(kind, ends[0][1], ends[1][1], scale)

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
+from jboost.entry.collectives import count_rows, current_shards
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose
 from jboost.tables.categories import goes_left
@@ -67,7 +68,7 @@ def grow_levels(
       The tree and the leaf of every row. Where leaf values are limited, the tree
       has the bounds of its leaves.
     """
-    num_rows = gradient.shape[0]
+    num_rows = count_rows(gradient.shape[0])
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)
     # A power of two, so that similar numbers of rows share compiled programs.
     most = 1 << (max(1, most) - 1).bit_length()
@@ -75,6 +76,8 @@ def grow_levels(
         max_depth=max_depth, num_bins=num_bins, most=most, max_leaves=max_leaves,
         uniform=uniform,
     )  # fmt: skip
+    if current_shards() is not None:
+        return grow_plainly(codes, gradient, curvature, in_bag, seed, limits, **sizes)
     grow = choose(
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
         cpu=sequential_vmap(partial(grow_natively, **sizes)),

@@ -13,6 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.entry.collectives import (
+    count_rows,
+    current_shards,
+    every,
+    first_row,
+    gather,
+    real_rows,
+    some,
+    total,
+)
 from jboost.entry.stages import branch, elementwise, map_points, repeat, stage
 from jboost.objective.evaluation import (
     Objective,
@@ -87,9 +97,9 @@ def _find_argmin(objective, offset, weights):
     def separately(offset):
         # One program for all scores: K copies of it would take K times as long to
         # compile, also for losses whose scores interact.
-        every = np.arange(num_scores, dtype=np.int32)
+        numbers = np.arange(num_scores, dtype=np.int32)
         found = partial(_initial_along, objective, offset, weights)
-        return _flatten(map_points(found, every))
+        return _flatten(map_points(found, numbers))
 
     def jointly(offset):
         return minimise_jointly(objective, offset, weights)
@@ -104,7 +114,7 @@ def _flatten(numbers):
 
 @stage
 def _are_all_known(minimizer, weights):
-    return jnp.all(jnp.isfinite(minimizer) | (weights <= 0)[None, :])
+    return every(jnp.all(jnp.isfinite(minimizer) | (weights <= 0)[None, :]))
 
 
 def median_score(
@@ -131,7 +141,7 @@ def median_score(
 @stage
 def _where_known(medians, slopes, minimizer, weights):
     known = jnp.isfinite(minimizer) | (slopes == 0) | (weights <= 0)[None, :]
-    return jnp.where(jnp.all(known, axis=1), jnp.concatenate(medians), jnp.nan)
+    return jnp.where(every(jnp.all(known, axis=1)), jnp.concatenate(medians), jnp.nan)
 
 
 def _initial_along(objective, offset, weights, k):
@@ -192,13 +202,24 @@ def _starting_points(minimizer, scores, k, weights):
     """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows."""
     distance = minimizer[k] - scores[k]
     usable = jnp.where(weights > 0, distance, jnp.nan)
-    stride = -(-usable.shape[0] // 8192)
-    ordered = jnp.sort(usable[::stride])  # NaN last
+    stride = -(-count_rows(usable.shape[0]) // 8192)
+    ordered = jnp.sort(_take_strided(usable, stride))  # NaN last
     number = jnp.sum(jnp.isfinite(ordered))
     share = jnp.linspace(0.0, 1.0, _STARTS - 1, dtype=jnp.float32)
     index = jnp.round(share * jnp.maximum(number - 1, 0).astype(jnp.float32))
     points = jnp.where(number > 0, ordered[index.astype(jnp.int32)], 0.0)
     return jnp.append(points, 0.0)
+
+
+def _take_strided(values, stride):
+    """Returns the values of all rows whose number is a multiple of the stride."""
+    if current_shards() is None:
+        return values[::stride]
+    num_rows = values.shape[0]
+    start = (-first_row()) % jnp.int32(stride)
+    rows = start + stride * jnp.arange(num_rows // stride + 1, dtype=jnp.int32)
+    usable = jnp.where(real_rows(num_rows), values, jnp.nan)
+    return gather(jnp.append(usable, jnp.nan)[jnp.minimum(rows, num_rows)])
 
 
 class Slopes(NamedTuple):
@@ -249,8 +270,8 @@ def _count(slopes, weights, here, settled, curvature, known):
         minimizer, least = known
         known = jnp.all(jnp.isfinite(minimizer), axis=0)
         settled = jnp.where(known, here <= least + ROUNDING * jnp.abs(least), settled)
-    every = (counts, counts & lost, counts & flat, counts & flat & settled)
-    return Slopes(*(jnp.sum(rows, dtype=jnp.int32) for rows in every))
+    rows = jnp.stack([counts, counts & lost, counts & flat, counts & flat & settled])
+    return Slopes(*total(jnp.sum(rows, axis=1, dtype=jnp.int32)))
 
 
 def _is_lowest(objective, scores, here):
@@ -313,10 +334,10 @@ def _around(minimizer):
 @stage
 def _is_sloping_only(slopes, curvature, minimizer, around, weights):
     counts, slopes, bounded = weights > 0, slopes[0], curvature[0] > 0
-    sloping = jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0))
+    sloping = some(jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0)))
     if minimizer is not None:
         bounded |= jnp.isfinite(minimizer[0]) & ~jnp.isnan(around[0] + around[1])
-    return sloping & ~jnp.any(counts & bounded)
+    return sloping & ~some(jnp.any(counts & bounded))
 
 
 def _avoid_plateau(objective, offset, weights, found):

@@ -13,6 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.entry.collectives import (
+    count_rows,
+    current_shards,
+    take_rows,
+    use_shards,
+)
 from jboost.entry.stages import (
     branch,
     for_branches,
@@ -109,6 +115,11 @@ def minimise_jointly(objective, offset, weights):
 def _minimise(loss, arrays, offset, weights):
     objective = arrays._replace(loss=loss)
     few = _take_rows(objective, offset, weights)
+    whole = few[1] is offset
+
+    def search_few(c):
+        with use_shards(current_shards() if whole else None):  # all shards have them
+            return _search_along(*few, c)
 
     def unfinished(state):
         numpy = for_branches()
@@ -117,9 +128,7 @@ def _minimise(loss, arrays, offset, weights):
     def descend(state):
         first = for_branches().asarray(state.turn) == 0
         last = _find_last(state)
-        begin = branch(
-            first, lambda c: state.zero, lambda c: _search_along(*few, c), last
-        )
+        begin = branch(first, lambda c: state.zero, search_few, last)
         start = _judge(objective, offset, weights, begin)
         wanted = _is_wanted(state, start)
         end, settled = damped_newton(objective, offset, weights, begin, wanted)
@@ -127,7 +136,7 @@ def _minimise(loss, arrays, offset, weights):
         return _conclude_turn(state, start, end, wanted, settled)
 
     best = repeat_while(unfinished, descend, _begin_descent(offset)).best
-    if few[1].shape == offset.shape:
+    if whole:
         return best.point
 
     def refine(c):
@@ -140,6 +149,7 @@ def _take_rows(objective, offset, weights):
     """Takes at most 4,096 rows, one from each stretch of rows."""
     num_scores, number = offset.shape
     most = min(_SEARCHED_ROWS, -(-_SEARCHED_NUMBERS // num_scores))
+    number = count_rows(number)
     if number <= most:
         return objective, offset, weights
     edges = np.linspace(0, number, most + 1).astype(int)
@@ -150,8 +160,8 @@ def _take_rows(objective, offset, weights):
 
 @stage
 def _gather(targets, offset, weights, rows):
-    targets = jax.tree.map(lambda target: target[rows], targets)
-    return targets, offset[:, rows], weights[rows]
+    targets, offset, weights = take_rows((targets, offset.T, weights), rows)
+    return targets, offset.T, weights
 
 
 def _search_along(objective, offset, weights, start):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.entry.collectives import current_shards, least, most
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable
@@ -54,7 +55,8 @@ def find_range(
         partial(kernels.find_range, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
-    return choose(cpu=cpu, xla=xla)(values, group)
+    low, high = choose(cpu=cpu, xla=xla)(values, group)
+    return least(low), most(high)
 
 
 def middle_minimizers(
@@ -87,6 +89,8 @@ def middle_minimizers(
         partial(kernels.middle_minimizers, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
+    if current_shards() is not None:
+        return xla(minimizer, scores, weights, *kinks, scale, group)
     derive = partial(_derive_middle, num_groups)
     rows = (minimizer, scores, weights, *kinks, scale, group)
     return differentiable(choose(cpu=cpu, xla=xla), derive, *rows)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
+from jboost.entry.collectives import first_row, most, total
 from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantize
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample_in_xla
@@ -59,11 +60,11 @@ def measure_rows(
 ) -> Measure:
     """Chooses the scales by which all rows are rounded."""
     values = _mask_rows(gradient, curvature, in_bag)
-    num_in_bag = jnp.sum(in_bag)
+    num_in_bag = total(jnp.sum(in_bag))
     fixed = choose_scale(values, num_in_bag)
     unit = fixed.unit
     if uniform:  # curvature in units of a row: a count, exact however it is rounded
-        largest = jnp.maximum(jnp.max(values[1]), jnp.float32(1e-30))
+        largest = jnp.maximum(most(jnp.max(values[1])), jnp.float32(1e-30))
         unit = jnp.stack([unit[0], largest])
     return Measure(fixed, unit, num_in_bag)
 
@@ -94,7 +95,9 @@ def make_rows(
 ) -> RoundedRows:
     """Rounds all rows' derivatives to integers."""
     measure = measure_rows(gradient, curvature, in_bag, uniform)
-    channels = round_rows(gradient, curvature, in_bag, seed, measure, uniform)
+    channels = round_rows(
+        gradient, curvature, in_bag, seed, measure, uniform, first_row()
+    )
     return RoundedRows(codes, channels, in_bag, measure.num_in_bag, measure.unit)
 
 

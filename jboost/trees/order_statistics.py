@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jboost.entry.collectives import on_first_shard
 from jboost.entry.stages import stage, switch
 from jboost.numerics.sums import sum_rows
 from jboost.objective.evaluation import Kinks, Objective, weighted_mean
@@ -89,7 +90,7 @@ def _add_resting(rows, kinks, scale, groups):
             for kink, mean in zip(kinks, means, strict=True)
         ]
     kink = means[1] if means else kinks[1]
-    added = (jnp.float32(0), jnp.float32(0), resting, every)
+    added = (jnp.float32(0), jnp.float32(0), on_first_shard(resting), every)
     rows = [
         jnp.append(values, jnp.broadcast_to(value, num_groups))
         for values, value in zip(rows, added, strict=True)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.codes import Codes
+from jboost.entry.collectives import current_shards, total
 from jboost.numerics.sums import sum_by_group
 from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
 from jboost.trees.levels import (
@@ -111,7 +112,7 @@ def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def build(channels):
-        return kernel(rows.codes, channels, node, **sizes)
+        return total(kernel(rows.codes, channels, node, **sizes))
 
     sums = build(rows.channels[:, :2])
     if rows.channels.shape[1] == 2:
@@ -150,7 +151,10 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
         smaller = (moved.right == 0) == lookup(left_smaller, state.row_slot, False)
         node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
         size = pairs.source.shape[0]
-        small = _sum_nodes(sum_child_histogram, rows, node, size, limits, num_bins)
+        # Of one shard, more than half of the rows may be in smaller children.
+        whole = current_shards() is None
+        kernel = sum_child_histogram if whole else sum_plain_histogram
+        small = _sum_nodes(kernel, rows, node, size, limits, num_bins)
         return join_children(histogram, pairs.source, left_smaller, small, slots)
 
     def stop(histogram):

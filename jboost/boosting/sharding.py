@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs of training on the shards of a mesh.
+
+In: a mesh, arrays of all rows. Out: the same results as on one device, bit for bit:
+arrays of rows sharded, everything else the same on all devices.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from jboost.boosting.settings import Settings
+from jboost.boosting.state import BoostState, Data
+from jboost.codes.codes import DenseCodes, SparseCodes
+from jboost.entry.collectives import Shards, use_shards
+from jboost.entry.stages import for_host
+
+EVERYWHERE = P()  # the same on all devices
+
+
+def check_mesh(mesh: Any) -> Mesh | None:
+    """Checks the argument ``mesh`` of public functions.
+
+    Raises:
+      TypeError: it is neither None nor a mesh.
+    """
+    if mesh is None or isinstance(mesh, Mesh | jax.sharding.AbstractMesh):
+        return mesh
+    raise TypeError(
+        "mesh must be a jax.sharding.Mesh, as jax.make_mesh makes, or None, got "
+        f"{type(mesh).__name__}"
+    )
+
+
+def find_mesh(x: Any) -> Mesh | None:
+    """Returns the mesh over which the rows of an array are divided; None if none."""
+    sharding = getattr(x, "sharding", None) if isinstance(x, jax.Array) else None
+    if not isinstance(sharding, NamedSharding) or not sharding.spec:
+        return None
+    if sharding.spec[0] is None or sharding.mesh.size == 1:
+        return None
+    return sharding.mesh
+
+
+def cut_evenly(mesh: Any, num_rows: int) -> Shards:
+    """Divides rows into shards of equal size; the last ones may have fewer, or none."""
+    count = mesh.size
+    size = max(1, -(-num_rows // count))
+    sizes = (min(size, max(0, num_rows - i * size)) for i in range(count))
+    return Shards(tuple(mesh.axis_names), tuple(sizes), num_rows)
+
+
+def rows_of(shards: Shards, axis: int = 0) -> P:
+    """Returns the sharding of arrays whose rows are along an axis."""
+    return P(*[None] * axis, shards.axes)
+
+
+def spec_of(shards: Shards, value: Any) -> Any:
+    """Returns the shardings of the rows of :class:`Data` and of states."""
+    rows, columns = rows_of(shards), rows_of(shards, 1)
+    if isinstance(value, Data):
+        targets = jax.tree.map(lambda _: rows, value.targets)
+        return Data(spec_of(shards, value.codes), targets, rows)
+    if isinstance(value, BoostState):
+        every = jax.tree.map(lambda _: EVERYWHERE, value)
+        minimizer = None if value.minimizer is None else columns
+        return every._replace(scores=columns, minimizer=minimizer)
+    if isinstance(value, DenseCodes):
+        return jax.tree.map(lambda _: columns, value)
+    return jax.tree.map(lambda _: EVERYWHERE, value)
+
+
+def run_sharded(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    shards: Shards,
+    operands: tuple[Any, ...],
+    specs: tuple[Any, ...],
+    results: Any,
+) -> Any:
+    """Returns ``function(*operands)``, which runs on every shard of the mesh.
+
+    Args:
+      function: traced with the shards in force.
+      specs: of the operands, and ``results`` of the results; see :func:`spec_of`.
+    """
+
+    @for_host
+    def run(*operands):
+        with use_shards(shards):
+            return function(*operands)
+
+    # JAX cannot check which results are the same on all devices: it does not look into
+    # the calls of kernels, nor at a loss that was traced elsewhere. Tests do.
+    call = jax.shard_map(
+        run, mesh=mesh, in_specs=specs, out_specs=results, check_vma=False
+    )
+    return _without_derivatives(call, operands)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_derivatives(call, operands):
+    return call(*operands)
+
+
+@_without_derivatives.defjvp
+def _refuse_derivatives(call, primals, tangents):
+    raise NotImplementedError(
+        "derivatives of training are not supported with a mesh; differentiate jb.boost "
+        "without mesh, on one device"
+    )
+
+
+def pad_shards(
+    shards: Shards, data: Data, offset: Float[Array, "K N"]
+) -> tuple[Data, Float[Array, "K n"]]:
+    """Repeats row 0 at weight 0 until all shards have the same number of rows."""
+    short = len(shards.sizes) * max(shards.sizes) - data.weights.shape[0]
+    if short == 0:
+        return data, offset
+
+    def extend(array, axis=0):
+        row = jax.lax.slice_in_dim(array, 0, 1, axis=axis)
+        more = jnp.repeat(row, short, axis=axis)
+        return jnp.concatenate([array, more], axis=axis)
+
+    codes: Any = data.codes
+    return Data(
+        codes=replace(codes, columns=extend(codes.columns, 1), packed=None),
+        targets=jax.tree.map(extend, data.targets),
+        weights=jnp.pad(data.weights, (0, short)),
+    ), extend(offset, 1)
+
+
+def refuse_with_mesh(settings: Settings, codes: Any) -> None:
+    """Raises for what is not supported on several devices."""
+    if isinstance(codes, SparseCodes):
+        raise ValueError("x must be dense with a mesh, got a sparse matrix")
+    if settings.sorts_rows:
+        raise ValueError(
+            "candidates must be 'global' and candidate_weights 'samples' with a mesh, "
+            f"got {settings.candidates!r} and {settings.candidate_weights!r}"
+        )
