@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.state import BoostState, Problem, bind_objective, find_minima
-from jboost.entry import collectives
 from jboost.objective.curvature import derivatives, is_raised, raise_curvature
 from jboost.objective.evaluation import weighted_mean
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from jboost.kernels.library import call
+from jboost.kernels.sums_xla import choose_unit
 
 _MOST_CHANNELS = 4
 
@@ -20,6 +21,40 @@ def sum_channels(
         result = jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32)
         sums.append(call("sum_by_group", result, group, *some))
     return sums[0] if len(sums) == 1 else jnp.concatenate(sums)
+
+
+def find_greatest(
+    group: Int32[Array, " N"], *channels: Float[Array, " N"], num_groups: int
+) -> tuple[Float[Array, " C"], Float[Array, "C G"]]:
+    """See :func:`jboost.kernels.sums_xla.find_group_greatest`; the same bits."""
+    bits, others = [], []
+    for first in range(0, len(channels), _MOST_CHANNELS):
+        some = channels[first : first + _MOST_CHANNELS]
+        results = (
+            jax.ShapeDtypeStruct((len(some),), jnp.int32),
+            jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32),
+        )
+        found = call("greatest_by_group", results, group, *some)
+        bits.append(found[0])
+        others.append(found[1])
+    greatest = jax.lax.bitcast_convert_type(jnp.concatenate(bits), jnp.float32)
+    return greatest, jnp.concatenate(others)
+
+
+def sum_digits(
+    group: Int32[Array, " N"],
+    greatest: Float[Array, " C"],
+    *channels: Float[Array, " N"],
+    num_groups: int,
+) -> Int32[Array, "C G 4"]:
+    """See :func:`jboost.kernels.sums_xla.sum_group_digits`; equal to it."""
+    digits, up = [], choose_unit(greatest)[0]
+    for first in range(0, len(channels), _MOST_CHANNELS):
+        some = channels[first : first + _MOST_CHANNELS]
+        units = up[first : first + _MOST_CHANNELS]
+        result = jax.ShapeDtypeStruct((len(some), num_groups, 4), jnp.int32)
+        digits.append(call("digits_by_group", result, units, group, *some))
+    return jnp.concatenate(digits)
 
 
 def find_range(

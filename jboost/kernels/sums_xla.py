@@ -28,11 +28,11 @@ _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 def sum_rows(values):
     """See :func:`jboost.numerics.sums.sum_rows`."""
-    greatest, others = look_at_rows(values)
-    return join_digits(sum_row_digits(values, greatest), greatest) + others
+    greatest, others = find_greatest(values)
+    return join_digits(sum_digits(values, greatest), greatest) + others
 
 
-def look_at_rows(values):
+def find_greatest(values):
     """Returns the greatest finite magnitude, and the sum of what is not finite."""
     finite = jnp.isfinite(values)
     greatest = jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1)
@@ -40,11 +40,11 @@ def look_at_rows(values):
     return greatest, jnp.sum(jnp.where(finite, 0, values), axis=-1)
 
 
-def sum_row_digits(values, greatest):
-    """Returns the digits [4, *K] of the sum of the finite terms."""
+def sum_digits(values, greatest):
+    """Returns the digits [*K, 4] of the sum of the finite terms."""
     kept = jnp.where(jnp.isfinite(values), values, 0)
     width = _limb_width(values.shape[-1])
-    limbs = _split(kept * _choose_unit(greatest)[0][..., None], width)
+    limbs = _split(kept * choose_unit(greatest)[0][..., None], width)
     return _make_digits([jnp.sum(a, axis=-1, dtype=jnp.int32) for a in limbs], width)
 
 
@@ -54,14 +54,14 @@ def sum_channels(group, *channels, num_groups):
     def add(group, *channels):
         if channels[0].dtype != jnp.float32:
             return _sum_keys(jnp.stack(channels, axis=1), group, num_groups)
-        greatest, others = look_at_groups(group, *channels, num_groups=num_groups)
+        greatest, others = find_group_greatest(group, *channels, num_groups=num_groups)
         digits = sum_group_digits(group, greatest, *channels, num_groups=num_groups)
         return join_digits(digits, greatest[:, None]) + others
 
     return sequential_vmap(add)(group, *channels)
 
 
-def look_at_groups(group, *channels, num_groups):
+def find_group_greatest(group, *channels, num_groups):
     """Returns the greatest finite magnitude of each channel [C] in any group.
 
     And the sums [C, G] of what is not finite.
@@ -81,12 +81,12 @@ def look_at_groups(group, *channels, num_groups):
 
 
 def sum_group_digits(group, greatest, *channels, num_groups):
-    """Returns the digits [4, C, G] of the sums of the finite terms."""
+    """Returns the digits [C, G, 4] of the sums of the finite terms."""
     values = jnp.stack(channels, axis=1)
     inside = ((group >= 0) & (group < num_groups))[:, None]
     kept = jnp.where(jnp.isfinite(values) & inside, values, 0)
     width = _limb_width(values.shape[0])
-    limbs = _split(kept * _choose_unit(greatest)[0][None], width)
+    limbs = _split(kept * choose_unit(greatest)[0][None], width)
     return _make_digits([_sum_keys(limb, group, num_groups) for limb in limbs], width)
 
 
@@ -98,7 +98,7 @@ def _sum_keys(values, group, num_groups):
     return xla.segment_sum(values, key, num_groups + 1)[:num_groups].T
 
 
-def _choose_unit(greatest):
+def choose_unit(greatest):
     """Returns 1 / unit, and the unit."""
     exponent = jnp.minimum(_BITS - exponent_above(greatest), _FINEST)
     return power_of_two(exponent), power_of_two(-exponent)
@@ -129,22 +129,22 @@ def _make_digits(sums, width):
         rest = _DIGIT - shift
         digits[index] += (limb & ((1 << rest) - 1)) << shift
         digits[index + 1] += limb >> rest
-    return carry(jnp.stack(digits))
+    return carry(jnp.stack(digits, axis=-1))
 
 
 def carry(digits):
     """Returns the same number with its lower digits in [0, 2^19)."""
-    digits = [*digits]
+    digits = [digits[..., index] for index in range(4)]
     for index in range(3):
         digits[index + 1] += digits[index] >> _DIGIT
         digits[index] &= _MASK
-    return jnp.stack(digits)
+    return jnp.stack(digits, axis=-1)
 
 
 def join_digits(digits, greatest):
-    """Returns the number that the digits [4, ...] mean, in float32."""
+    """Returns the number that the digits [..., 4] mean, in float32."""
     # Products with a power of two are exact: contraction changes nothing.
-    total = digits[3].astype(jnp.float32)
-    for digit in digits[2::-1]:
-        total = total * 2.0**_DIGIT + digit.astype(jnp.float32)
-    return total * _choose_unit(greatest)[1]
+    total = digits[..., 3].astype(jnp.float32)
+    for index in (2, 1, 0):
+        total = total * 2.0**_DIGIT + digits[..., index].astype(jnp.float32)
+    return total * choose_unit(greatest)[1]

@@ -57,8 +57,13 @@ def _derive_channels(num_groups, sums, operands, tangents):
 
 
 def _sum_sharded_channels(channels, group, num_groups):
-    look = partial(sums_xla.look_at_groups, num_groups=num_groups)
-    add = partial(sums_xla.sum_group_digits, num_groups=num_groups)
+    look, add = (
+        choose(*(partial(each, num_groups=num_groups) for each in pair))
+        for pair in (
+            (leaves_cpu.find_greatest, sums_xla.find_group_greatest),
+            (leaves_cpu.sum_digits, sums_xla.sum_group_digits),
+        )
+    )
     greatest, others = look(group, *channels)
     greatest = most(greatest)
     digits, kinds = _collect(
@@ -90,12 +95,11 @@ def sum_each(*arrays: Float[Array, "..."]) -> list[Float[Array, "..."]]:
     """Returns :func:`sum_rows` of each array, with no more collectives than of one."""
     if current_shards() is None:
         return [sum_rows(values) for values in arrays]
-    looks = [sums_xla.look_at_rows(values) for values in arrays]
+    look = choose(cpu=reduce_cpu.find_greatest, xla=sums_xla.find_greatest)
+    add = choose(cpu=reduce_cpu.sum_digits, xla=sums_xla.sum_digits)
+    looks = [look(values) for values in arrays]
     sizes = _collect(most, [greatest for greatest, _ in looks])
-    digits = [
-        sums_xla.sum_row_digits(values, greatest)
-        for values, greatest in zip(arrays, sizes, strict=True)
-    ]
+    digits = [add(*pair) for pair in zip(arrays, sizes, strict=True)]
     kinds = [_count_kinds(others) for _, others in looks]
     sums = _collect(total, digits + kinds)
     parts = zip(sums[: len(arrays)], sizes, sums[len(arrays) :], strict=True)

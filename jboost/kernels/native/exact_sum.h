@@ -54,12 +54,19 @@ struct ExactSum {
     high += other.high;
     low += other.low;
   }
-  float Value(const Unit& unit) const {
+  // Lowest first; all but the last one are below 2^19 and not negative.
+  void Write(int32_t digits[4]) const {
     int64_t upper = high + (low >> kDigit);
-    float sum = static_cast<float>(upper >> (2 * kDigit));
-    sum = sum * kBase + static_cast<float>((upper >> kDigit) & kDigitMask);
-    sum = sum * kBase + static_cast<float>(upper & kDigitMask);
-    sum = sum * kBase + static_cast<float>(low & kDigitMask);
+    digits[0] = static_cast<int32_t>(low & kDigitMask);
+    digits[1] = static_cast<int32_t>(upper & kDigitMask);
+    digits[2] = static_cast<int32_t>((upper >> kDigit) & kDigitMask);
+    digits[3] = static_cast<int32_t>(upper >> (2 * kDigit));
+  }
+  float Value(const Unit& unit) const {
+    int32_t digits[4];
+    Write(digits);
+    float sum = static_cast<float>(digits[3]);
+    for (int i = 2; i >= 0; --i) sum = sum * kBase + static_cast<float>(digits[i]);
     return sum * unit.down;
   }
 };

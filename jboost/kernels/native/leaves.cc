@@ -23,83 +23,143 @@ int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
   return std::clamp<int64_t>(num_rows / rows, 1, 128);
 }
 
-}  // namespace
+// How the rows are divided into blocks for sums by group.
+struct Blocks {
+  explicit Blocks(const GroupedRows& rows)
+      : number(std::clamp<int64_t>(
+            rows.num_rows / std::max<int64_t>(256, rows.num_groups), 1, 128)),
+        num_rows(rows.num_rows),
+        length((rows.num_rows + number - 1) / number) {}
 
-namespace {
+  int64_t begin(int64_t block) const { return std::min(block * length, num_rows); }
 
-// Returns a copy of a channel with 0 in place of infinities, NaN and ignored rows. The
-// infinities and NaN are added to the sums of their groups.
-std::vector<float> TakeOthers(const float* channel, const int32_t* group,
-                              int64_t num_rows, int64_t num_groups, float* sums) {
-  std::vector<float> finite(num_rows, 0.0f);
-  for (int64_t i = 0; i < num_rows; ++i) {
-    if (group[i] < 0 || group[i] >= num_groups) continue;
-    (IsFinite(channel[i]) ? finite[i] : sums[group[i]]) += channel[i];
-  }
-  return finite;
-}
+  int64_t number, num_rows, length;
+};
 
-}  // namespace
-
-void SumByGroup(const Pool& all, const float* const* channels, int64_t num_channels,
-                const int32_t* group, int64_t num_rows, int64_t num_groups,
-                float* sums) {
+// The bits of the greatest magnitude of each channel; infinities and NaN count.
+void FindGreatest(const Pool& pool, const GroupedRows& rows, uint32_t* bits) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
-  const Pool& pool = Threads(all, num_rows);
-  int64_t blocks =
-      std::clamp<int64_t>(num_rows / std::max<int64_t>(256, num_groups), 1, 128);
-  int64_t length = (num_rows + blocks - 1) / blocks;
-  auto begin = [=](int64_t block) { return std::min(block * length, num_rows); };
-  std::fill(sums, sums + num_channels * num_groups, 0.0f);
-  std::vector<uint32_t> greatest(num_channels * blocks);
-  ParallelFor(pool, blocks, [&](int64_t block) {
-    for (int64_t c = 0; c < num_channels; ++c) {
-      greatest[c * blocks + block] = loops.greatest_bits(
-          channels[c], group, num_groups, begin(block), begin(block + 1));
+  Blocks blocks(rows);
+  std::vector<uint32_t> greatest(rows.num_channels * blocks.number);
+  ParallelFor(pool, blocks.number, [&](int64_t block) {
+    for (int64_t c = 0; c < rows.num_channels; ++c) {
+      greatest[c * blocks.number + block] =
+          loops.greatest_bits(rows.channels[c], rows.group, rows.num_groups,
+                              blocks.begin(block), blocks.begin(block + 1));
     }
   });
-  const float* terms[kMaxChannels];
-  std::vector<float> finite[kMaxChannels];
-  Unit units[kMaxChannels];
-  float up[kMaxChannels];
-  for (int64_t c = 0; c < num_channels; ++c) {
-    auto from = greatest.begin() + c * blocks;
-    uint32_t bits = *std::max_element(from, from + blocks);
-    terms[c] = channels[c];
-    if (bits >= kInfinityBits) {
-      finite[c] =
-          TakeOthers(channels[c], group, num_rows, num_groups, sums + c * num_groups);
-      terms[c] = finite[c].data();
-      bits = loops.greatest_bits(terms[c], group, num_groups, 0, num_rows);
-    }
-    units[c] = ChooseUnit(bits);
-    up[c] = units[c].up;
+  for (int64_t c = 0; c < rows.num_channels; ++c) {
+    auto from = greatest.begin() + c * blocks.number;
+    bits[c] = *std::max_element(from, from + blocks.number);
   }
+}
+
+// Rows with 0 in place of infinities, NaN and ignored rows, in the channels that have
+// such values; the others are not copied.
+class FiniteRows {
+ public:
+  // `bits`: those of the greatest magnitudes; overwritten with those of finite ones.
+  // The infinities and NaN are added to `others` [channels, groups], if it is not null.
+  FiniteRows(const Pool& pool, const GroupedRows& rows, uint32_t* bits, float* others)
+      : rows_(rows) {
+    FindGreatest(pool, rows, bits);
+    for (int64_t c = 0; c < rows.num_channels; ++c) {
+      if (bits[c] < kInfinityBits) continue;
+      std::vector<float>& finite = finite_[c];
+      finite.assign(rows.num_rows, 0.0f);
+      for (int64_t i = 0; i < rows.num_rows; ++i) {
+        int64_t group = rows.group[i];
+        if (group < 0 || group >= rows.num_groups) continue;
+        float value = rows.channels[c][i];
+        if (IsFinite(value)) {
+          finite[i] = value;
+        } else if (others != nullptr) {
+          others[c * rows.num_groups + group] += value;
+        }
+      }
+      auto term = [&](int64_t i) { return finite[i]; };
+      bits[c] = GreatestBits(term, rows.num_rows);
+      rows_.channels[c] = finite.data();
+    }
+  }
+  const GroupedRows& rows() const { return rows_; }
+
+ private:
+  GroupedRows rows_;
+  std::vector<float> finite_[kMaxChannels];
+};
+
+// Sums finite rows as multiples of 1 / up[c]; [channels, groups].
+std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
+                                const float* up) {
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
+  Blocks blocks(rows);
   // A task sums kLockstep blocks, the last of which may be empty. A block has fewer
   // than 2^24 rows, so its sums fit 63 bits.
+  int64_t num_channels = rows.num_channels, num_groups = rows.num_groups;
   int64_t table = (num_groups + 1) * num_channels;
-  int64_t tasks = (blocks + kLockstep - 1) / kLockstep;
+  int64_t tasks = (blocks.number + kLockstep - 1) / kLockstep;
   std::vector<uint64_t> tables(tasks * kLockstep * table);
   ParallelFor(pool, tasks, [&](int64_t task) {
     int64_t first[kLockstep], end[kLockstep];
     uint64_t* sums_of[kLockstep];
     for (int64_t b = 0; b < kLockstep; ++b) {
       int64_t block = task * kLockstep + b;
-      first[b] = begin(block);
-      end[b] = begin(block + 1);
+      first[b] = blocks.begin(block);
+      end[b] = blocks.begin(block + 1);
       sums_of[b] = tables.data() + block * table;
     }
-    loops.sum_blocks(terms, num_channels, group, num_groups, up, first, end, sums_of);
+    loops.sum_blocks(rows.channels, num_channels, rows.group, num_groups, up, first,
+                     end, sums_of);
   });
+  std::vector<ExactSum> totals(num_channels * num_groups);
   for (int64_t g = 0; g < num_groups; ++g) {
     for (int64_t c = 0; c < num_channels; ++c) {
-      ExactSum total;
-      for (int64_t block = 0; block < blocks; ++block) {
-        total.Add(static_cast<int64_t>(tables[block * table + g * num_channels + c]));
+      for (int64_t block = 0; block < blocks.number; ++block) {
+        uint64_t sum = tables[block * table + g * num_channels + c];
+        totals[c * num_groups + g].Add(static_cast<int64_t>(sum));
       }
-      sums[c * num_groups + g] += total.Value(units[c]);
     }
   }
+  return totals;
+}
+
+}  // namespace
+
+void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
+  const Pool& pool = Threads(all, rows.num_rows);
+  std::fill_n(sums, rows.num_channels * rows.num_groups, 0.0f);
+  uint32_t bits[kMaxChannels];
+  FiniteRows finite(pool, rows, bits, sums);
+  Unit units[kMaxChannels];
+  float up[kMaxChannels];
+  for (int64_t c = 0; c < rows.num_channels; ++c) {
+    units[c] = ChooseUnit(bits[c]);
+    up[c] = units[c].up;
+  }
+  std::vector<ExactSum> totals = SumFinite(pool, finite.rows(), up);
+  for (size_t i = 0; i < totals.size(); ++i) {
+    sums[i] += totals[i].Value(units[i / rows.num_groups]);
+  }
+}
+
+void FindGreatestByGroup(const Pool& all, const GroupedRows& rows, int32_t* bits,
+                         float* others) {
+  std::fill_n(others, rows.num_channels * rows.num_groups, 0.0f);
+  uint32_t finite[kMaxChannels];
+  FiniteRows(Threads(all, rows.num_rows), rows, finite, others);
+  for (int64_t c = 0; c < rows.num_channels; ++c) {
+    bits[c] = static_cast<int32_t>(finite[c]);
+  }
+}
+
+void SumDigitsByGroup(const Pool& all, const GroupedRows& rows, const float* up,
+                      int32_t* digits) {
+  const Pool& pool = Threads(all, rows.num_rows);
+  uint32_t bits[kMaxChannels];
+  FiniteRows finite(pool, rows, bits, nullptr);
+  std::vector<ExactSum> totals = SumFinite(pool, finite.rows(), up);
+  for (size_t i = 0; i < totals.size(); ++i) totals[i].Write(digits + 4 * i);
 }
 
 void RangeByGroup(const Pool& pool, const float* values, const int32_t* group,

@@ -72,11 +72,28 @@ struct LeafLoops {
 
 JBOOST_DECLARE_LOOPS(LeafLoops)
 
+// Channels to sum by group.
+struct GroupedRows {
+  const float* channels[kMaxChannels];  // [N] each
+  int64_t num_channels;
+  const int32_t* group;  // [N]
+  int64_t num_rows, num_groups;
+};
+
 // sums[c][g] = the sum of channels[c][i] over the rows i of group g. The bits do not
 // depend on the order of the rows; see jboost.numerics.sums.sum_channels.
-void SumByGroup(const Pool& pool, const float* const* channels, int64_t num_channels,
-                const int32_t* group, int64_t num_rows, int64_t num_groups,
-                float* sums);
+void SumByGroup(const Pool& pool, const GroupedRows& rows, float* sums);
+
+// The two halves of SumByGroup, for rows that are divided among machines.
+//
+// bits[c] = those of the greatest finite magnitude of rows that are in a group;
+// others[c][g] = the sum of the infinities and NaN, 0 without.
+void FindGreatestByGroup(const Pool& pool, const GroupedRows& rows, int32_t* bits,
+                         float* others);
+// digits[c][g] = those of the sum of the finite terms as multiples of 1 / up[c]; see
+// ExactSum. Terms must be below 2^38 multiples.
+void SumDigitsByGroup(const Pool& pool, const GroupedRows& rows, const float* up,
+                      int32_t* digits);
 
 // The least and the greatest value of each group; inf and -inf if it is empty.
 void RangeByGroup(const Pool& pool, const float* values, const int32_t* group,

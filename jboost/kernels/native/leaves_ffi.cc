@@ -6,22 +6,56 @@
 namespace jboost {
 namespace {
 
+// The group of each row, then the channels.
+GroupedRows ReadGroupedRows(Buffers* buffers, int64_t num_channels,
+                            int64_t num_groups) {
+  GroupedRows rows{};
+  rows.num_rows = buffers->NextShape<1>(Access::kOperand, "group")[0];
+  rows.group = buffers->Operand<int32_t>("group", {rows.num_rows});
+  rows.num_channels = num_channels;
+  rows.num_groups = num_groups;
+  buffers->Check(num_channels >= 1 && num_channels <= kMaxChannels,
+                 "there must be 1 to 4 channels");
+  for (int64_t c = 0; c < num_channels && c < kMaxChannels; ++c) {
+    rows.channels[c] = buffers->Operand<float>("channels", {rows.num_rows});
+  }
+  return rows;
+}
+
 ffi::Error SumByGroupImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                           ffi::RemainingRets results) {
   Buffers buffers(operands, results);
-  int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "group")[0];
-  const int32_t* group = buffers.Operand<int32_t>("group", {num_rows});
   auto [num_channels, num_groups] = buffers.NextShape<2>(Access::kResult, "sums");
+  GroupedRows rows = ReadGroupedRows(&buffers, num_channels, num_groups);
   float* sums = buffers.Result<float>("sums", {num_channels, num_groups});
-  buffers.Check(num_channels >= 1 && num_channels <= kMaxChannels,
-                "there must be 1 to 4 channels");
-  const float* channels[kMaxChannels];
-  for (int64_t c = 0; c < num_channels && c < kMaxChannels; ++c) {
-    channels[c] = buffers.Operand<float>("channels", {num_rows});
-  }
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  SumByGroup(MakePool(threads), channels, num_channels, group, num_rows, num_groups,
-             sums);
+  SumByGroup(MakePool(threads), rows, sums);
+  return ffi::Error::Success();
+}
+
+ffi::Error FindGreatestByGroupImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                                   ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  auto [num_channels, num_groups] = buffers.NextShape<2>(Access::kResult, "others", 1);
+  GroupedRows rows = ReadGroupedRows(&buffers, num_channels, num_groups);
+  int32_t* bits = buffers.Result<int32_t>("bits", {num_channels});
+  float* others = buffers.Result<float>("others", {num_channels, num_groups});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  FindGreatestByGroup(MakePool(threads), rows, bits, others);
+  return ffi::Error::Success();
+}
+
+ffi::Error SumDigitsByGroupImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                                ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  auto [num_channels, num_groups, four] =
+      buffers.NextShape<3>(Access::kResult, "digits");
+  const float* up = buffers.Operand<float>("up", {num_channels});
+  GroupedRows rows = ReadGroupedRows(&buffers, num_channels, num_groups);
+  int32_t* digits = buffers.Result<int32_t>("digits", {num_channels, num_groups, 4});
+  buffers.Check(four == 4, "there must be 4 digits");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  SumDigitsByGroup(MakePool(threads), rows, up, digits);
   return ffi::Error::Success();
 }
 
@@ -83,6 +117,8 @@ ffi::Error MiddleMinimisersImpl(ffi::ThreadPool threads, ffi::RemainingArgs oper
 }  // namespace
 
 JBOOST_HANDLER(jboost_sum_by_group, SumByGroupImpl, Bind())
+JBOOST_HANDLER(jboost_greatest_by_group, FindGreatestByGroupImpl, Bind())
+JBOOST_HANDLER(jboost_digits_by_group, SumDigitsByGroupImpl, Bind())
 JBOOST_HANDLER(jboost_range_by_group, RangeByGroupImpl, Bind())
 JBOOST_HANDLER(jboost_add_values, AddValuesImpl, Bind())
 JBOOST_HANDLER(jboost_middle_minimisers, MiddleMinimisersImpl, Bind())

@@ -12,48 +12,87 @@ namespace {
 constexpr int64_t kTask = 32768;       // values of a task
 constexpr int64_t kLeastRows = 65536;  // values from which on threads pay
 
-// Sums values that include infinities or NaN. These are added as floats, whose order
-// does not matter then.
-float SumOdd(const float* values, int64_t count) {
-  auto finite = [=](int64_t i) { return IsFinite(values[i]) ? values[i] : 0.0f; };
-  float others = 0.0f;
-  for (int64_t i = 0; i < count; ++i) {
-    if (!IsFinite(values[i])) others += values[i];
+// One row of values.
+struct Terms {
+  const float* values;
+  int64_t count;
+
+  int64_t tasks() const { return (count + kTask - 1) / kTask; }
+  const float* begin(int64_t task) const { return values + task * kTask; }
+  int64_t size(int64_t task) const { return std::min(kTask, count - task * kTask); }
+};
+
+// The bits of the greatest finite magnitude. Adds the infinities and NaN to *others as
+// floats: their order does not matter.
+uint32_t FindGreatest(const Pool& pool, const Terms& terms, float* others) {
+  const ReduceLoops& loops = JBOOST_CHOOSE(ReduceLoops);
+  std::vector<uint32_t> greatest(terms.tasks());
+  ParallelFor(pool, terms.tasks(), [&](int64_t task) {
+    greatest[task] = loops.greatest_bits(terms.begin(task), terms.size(task));
+  });
+  uint32_t bits = 0;
+  for (int64_t task = 0; task < terms.tasks(); ++task) {
+    uint32_t own = greatest[task];
+    if (own >= kInfinityBits) {
+      own = 0;
+      for (int64_t i = 0; i < terms.size(task); ++i) {
+        float value = terms.begin(task)[i];
+        IsFinite(value) ? own = std::max(own, MagnitudeBits(value)) : * others += value;
+      }
+    }
+    bits = std::max(bits, own);
   }
-  Unit unit = ChooseUnit(GreatestBits(finite, count));
-  return SumTerms(finite, count, unit.up).Value(unit) + others;
+  return bits;
+}
+
+// Sums the finite terms as multiples of 1 / up.
+ExactSum SumFinite(const Pool& pool, const Terms& terms, float up) {
+  const ReduceLoops& loops = JBOOST_CHOOSE(ReduceLoops);
+  std::vector<ExactSum> parts(terms.tasks());
+  ParallelFor(pool, terms.tasks(), [&](int64_t task) {
+    const float* values = terms.begin(task);
+    int64_t size = terms.size(task);
+    std::vector<float> finite;
+    if (loops.greatest_bits(values, size) >= kInfinityBits) {
+      finite.assign(values, values + size);
+      for (float& value : finite) value = IsFinite(value) ? value : 0.0f;
+      values = finite.data();
+    }
+    loops.sum(values, size, up, &parts[task].high, &parts[task].low);
+  });
+  ExactSum total;
+  for (const ExactSum& part : parts) total.Add(part);
+  return total;
 }
 
 }  // namespace
 
 void SumRows(const Pool& all, const float* values, int64_t num_sums, int64_t count,
              float* sums) {
-  const ReduceLoops& loops = JBOOST_CHOOSE(ReduceLoops);
   const Pool& pool = Threads(all, num_sums * count, kLeastRows);
-  int64_t tasks = (count + kTask - 1) / kTask;
-  std::vector<uint32_t> greatest(tasks);
-  std::vector<ExactSum> parts(tasks);
   for (int64_t k = 0; k < num_sums; ++k) {
-    const float* row = values + k * count;
-    auto size = [&](int64_t task) { return std::min(kTask, count - task * kTask); };
-    ParallelFor(pool, tasks, [&](int64_t task) {
-      greatest[task] = loops.greatest_bits(row + task * kTask, size(task));
-    });
-    uint32_t bits = 0;
-    for (uint32_t own : greatest) bits = std::max(bits, own);
-    if (bits >= kInfinityBits) {
-      sums[k] = SumOdd(row, count);
-      continue;
-    }
-    Unit unit = ChooseUnit(bits);
-    ParallelFor(pool, tasks, [&](int64_t task) {
-      parts[task] = {};
-      loops.sum(row + task * kTask, size(task), unit.up, &parts[task].high,
-                &parts[task].low);
-    });
-    ExactSum total;
-    for (const ExactSum& part : parts) total.Add(part);
-    sums[k] = total.Value(unit);
+    Terms terms{values + k * count, count};
+    float others = 0.0f;
+    Unit unit = ChooseUnit(FindGreatest(pool, terms, &others));
+    sums[k] = SumFinite(pool, terms, unit.up).Value(unit) + others;
+  }
+}
+
+void FindGreatestOfRows(const Pool& all, const float* values, int64_t num_sums,
+                        int64_t count, int32_t* bits, float* others) {
+  const Pool& pool = Threads(all, num_sums * count, kLeastRows);
+  for (int64_t k = 0; k < num_sums; ++k) {
+    others[k] = 0.0f;
+    uint32_t own = FindGreatest(pool, {values + k * count, count}, others + k);
+    bits[k] = static_cast<int32_t>(own);
+  }
+}
+
+void SumDigitsOfRows(const Pool& all, const float* values, int64_t num_sums,
+                     int64_t count, const float* up, int32_t* digits) {
+  const Pool& pool = Threads(all, num_sums * count, kLeastRows);
+  for (int64_t k = 0; k < num_sums; ++k) {
+    SumFinite(pool, {values + k * count, count}, up[k]).Write(digits + 4 * k);
   }
 }
 

@@ -25,6 +25,17 @@ JBOOST_DECLARE_LOOPS(ReduceLoops)
 void SumRows(const Pool& pool, const float* values, int64_t num_sums, int64_t count,
              float* sums);
 
+// The two halves of SumRows, for terms that are divided among machines.
+//
+// bits[k] = those of the greatest finite magnitude; others[k] = the sum of the
+// infinities and NaN, 0 without.
+void FindGreatestOfRows(const Pool& pool, const float* values, int64_t num_sums,
+                        int64_t count, int32_t* bits, float* others);
+// digits[k] = those of the sum of the finite terms as multiples of 1 / up[k]; see
+// ExactSum. Terms must be below 2^38 multiples.
+void SumDigitsOfRows(const Pool& pool, const float* values, int64_t num_sums,
+                     int64_t count, const float* up, int32_t* digits);
+
 }  // namespace jboost
 
 #endif  // JBOOST_REDUCE_H_
