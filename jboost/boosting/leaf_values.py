@@ -6,19 +6,17 @@ leaf values, times the learning rate, and the sums that they come from.
 """
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import weigh
+from jboost.numerics.floats import round_alone
 from jboost.numerics.sums import sum_channels
 from jboost.trees.groups import Groups
 from jboost.trees.leaves import keeps_steps, newton_step, solve_leaves
 from jboost.trees.tree import LeafSums, Tree
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def sum_leaves(
@@ -69,9 +67,8 @@ def fit_leaves(
     if limits.values is not None:  # a line search may have passed the bounds
         value = jnp.clip(value, *limits.values.bounds)
     return tree._replace(
-        # A no-op clip that stops XLA from contracting rate * value + score into one
-        # FMA; otherwise leaf values would not sum to the scores bit for bit.
-        leaf_value=jnp.clip(learning_rate * value, -_LARGEST, _LARGEST),
+        # Or leaf values would not sum to the scores bit for bit.
+        leaf_value=round_alone(learning_rate * value),
         bounds=None,
     )
 
@@ -124,8 +121,8 @@ def _shrinkage(problem, limits, fitted):
     values = limits.values
     if problem.method.order_statistics:
         return jnp.float32(0), None  # see _count_resting
-    l1 = None if values is None else values.l1 * fitted.mean
-    return limits.l2 * fitted.mean, l1
+    l1 = None if values is None else round_alone(values.l1 * fitted.mean)
+    return round_alone(limits.l2 * fitted.mean), l1
 
 
 def _count_resting(method, limits):

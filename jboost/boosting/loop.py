@@ -35,7 +35,7 @@ from jboost.boosting.sharding import (
     refuse_with_mesh,
     rows_of,
     run_sharded,
-    spec_of,
+    spec_of_data,
 )
 from jboost.boosting.state import (
     Arrays,
@@ -421,7 +421,7 @@ def _boost_sharded(loss, method, mesh, *operands):
         return _boost(loss, method, None, constants, numbers, rates, *rows)
 
     everywhere = (EVERYWHERE,) * 3
-    specs = (*everywhere, spec_of(shards, data), rows_of(shards, 1), *everywhere[:2])
+    specs = (*everywhere, spec_of_data(shards), rows_of(shards, 1), *everywhere[:2])
     trees, scores = run_sharded(
         run, mesh, shards,
         (constants, numbers, rates, data, offset, init_score, seed),

@@ -291,7 +291,7 @@ def choose_stages(
             kind = int(kinks.kind)
         policies = {method.curvature, method.leaf_curvature}
         looks = not loss.quadratic and bool(policies & {"auto", "secant"})
-        known = state.minimizer is not None and np.any(np.isfinite(state.minimizer))
+        known = state.minimizer is not None and not np.all(state.endless)
         if looks and known:
             smooth = True
         elif not whole.derive and not loss.straight:

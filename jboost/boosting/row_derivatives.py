@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.state import BoostState, Problem, bind_objective, find_minima
+from jboost.entry.collectives import most
 from jboost.objective.curvature import derivatives, is_raised, raise_curvature
 from jboost.objective.evaluation import weighted_mean
 
@@ -212,10 +213,9 @@ def _concentrate(weights, state, gradient, curvature):
     )
     # Divided by the largest, so that squares of squares are finite.
     counted = jnp.where((weights > 0)[None, :], jnp.abs(gradient), 0.0)
-    most = jax.lax.stop_gradient(
-        collectives.most(jnp.max(counted, axis=1, keepdims=True))
-    )
-    square = jnp.square(gradient / jnp.where(most > 0, most, 1.0))
+    greatest = most(jnp.max(counted, axis=1, keepdims=True))
+    greatest = jax.lax.stop_gradient(greatest)
+    square = jnp.square(gradient / jnp.where(greatest > 0, greatest, 1.0))
     information = (_relate(curvature, weights) + _relate(square, weights)) / 2
     found = weighted_mean(jnp.square(information), weights)
     varies = state.endless

@@ -18,9 +18,10 @@ from jaxtyping import Array, Float
 
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Data
-from jboost.codes.codes import DenseCodes, SparseCodes
+from jboost.codes.codes import SparseCodes
 from jboost.entry.collectives import Shards, use_shards
 from jboost.entry.stages import for_host
+from jboost.tables.sparse import SparseMatrix
 
 EVERYWHERE = P()  # the same on all devices
 
@@ -62,19 +63,17 @@ def rows_of(shards: Shards, axis: int = 0) -> P:
     return P(*[None] * axis, shards.axes)
 
 
-def spec_of(shards: Shards, value: Any) -> Any:
-    """Returns the shardings of the rows of :class:`Data` and of states."""
-    rows, columns = rows_of(shards), rows_of(shards, 1)
-    if isinstance(value, Data):
-        targets = jax.tree.map(lambda _: rows, value.targets)
-        return Data(spec_of(shards, value.codes), targets, rows)
-    if isinstance(value, BoostState):
-        every = jax.tree.map(lambda _: EVERYWHERE, value)
-        minimizer = None if value.minimizer is None else columns
-        return every._replace(scores=columns, minimizer=minimizer)
-    if isinstance(value, DenseCodes):
-        return jax.tree.map(lambda _: columns, value)
-    return jax.tree.map(lambda _: EVERYWHERE, value)
+def spec_of_data(shards: Shards) -> Any:
+    """Returns the sharding of :class:`jboost.boosting.state.Data`."""
+    rows: Any = rows_of(shards)
+    return Data(rows_of(shards, 1), rows, rows)  # type: ignore[arg-type]
+
+
+def spec_of_state(shards: Shards) -> Any:
+    """Returns the sharding of the state of a run, within a round."""
+    every: Any = dict.fromkeys(BoostState._fields, EVERYWHERE)
+    columns = rows_of(shards, 1)
+    return BoostState(**every)._replace(scores=columns, minimizer=columns)
 
 
 def run_sharded(
@@ -89,7 +88,7 @@ def run_sharded(
 
     Args:
       function: traced with the shards in force.
-      specs: of the operands, and ``results`` of the results; see :func:`spec_of`.
+      specs: the sharding of each operand, and ``results`` that of the results.
     """
 
     @for_host
@@ -141,7 +140,7 @@ def pad_shards(
 
 def refuse_with_mesh(settings: Settings, codes: Any) -> None:
     """Raises for what is not supported on several devices."""
-    if isinstance(codes, SparseCodes):
+    if isinstance(codes, SparseCodes | SparseMatrix):
         raise ValueError("x must be dense with a mesh, got a sparse matrix")
     if settings.sorts_rows:
         raise ValueError(

@@ -176,7 +176,7 @@ def _check_start(study, points, curves, state, doubt):
         ):
             if wanted:
                 own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
-                check_minimizers(point.problem, own, word)
+                check_minimizers(point.problem, study.rows, own, word)
         if doubt.endless[number]:
             refuse_endless()
         if doubt.found[number]:
@@ -197,7 +197,7 @@ def _check_first(study, points, curves, shared, runs, made):
         run, own = jax.tree.map(lambda a: a[number], (runs, made.state))  # noqa: B023
         static, arrays = point.problem
         arrays = arrays._replace(data=data_of(shared, run))
-        reason = describe_idleness(Problem(static, arrays), own)
+        reason = describe_idleness(Problem(static, arrays), study.rows, own)
         if reason is not None:
             raise TrainingError(
                 f"training learned nothing in round 0 of fold {fold}{point.name}: "

@@ -7,6 +7,7 @@ program. Rows on disk are trained on by another :class:`Runner`, of the same int
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -30,12 +31,13 @@ from jboost.boosting.round_programs import (
     without_loss,
 )
 from jboost.boosting.row_derivatives import choose_scaling
-from jboost.boosting.state import BoostState, Problem
-from jboost.entry.efforts import BRISK, FEW, FULL, QUICK, WHOLE
+from jboost.boosting.state import Arrays, BoostState, Problem
+from jboost.entry.efforts import BRISK, FEW, FULL, QUICK, WHOLE, Effort
 from jboost.entry.programs import compiled
 from jboost.numerics.packing import count_words, unpack
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
+from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
 from jboost.trees.tree import LeafSums, Tree
 
@@ -119,16 +121,20 @@ class ArrayRunner:
         self.job = job
         self._programs: dict[Any, Any] = {}
         self._whole = Wholeness(derive=False, finish=False)
+        spread = job.rows.spread
+        put = jax.device_put if spread is None else spread.put_everywhere
         # Numbers that are on the device are cheaper to hand to a program.
         self._growth = Growth(
-            jax.device_put(arrays.numbers),
+            put(arrays.numbers),
             arrays.data._replace(targets=()),
             tuple(rows.data for rows in job.sets.values()),
         )
-        self._rows = jax.device_put(
-            arrays._replace(data=arrays.data._replace(codes=None))
+        self._rows = Arrays(
+            put(arrays.constants),
+            self._growth.numbers,
+            arrays.data._replace(codes=None),
         )
-        self._entries = [jax.device_put(np.int32(i)) for i in range(MOST_ROUNDS)]
+        self._entries = [put(np.int32(i)) for i in range(MOST_ROUNDS)]
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes ``count`` rounds, of which ``first`` is the first."""
@@ -168,7 +174,9 @@ class ArrayRunner:
             else:
                 set_scores, words = grown.set_scores, grown.words
                 state = with_loss(grown.state, state)._replace(parameters=found)
-        words, stored = jax.device_get((words, stored))
+        kept = stored.snapshots  # of a mesh, they are on several devices
+        words, stored = jax.device_get((words, stored._replace(snapshots=())))
+        stored = stored._replace(snapshots=kept)
         trees = unpack(words, self._one_round_trees(position))
         made = unpack(stored.numbers, self._summary(position))
         return Position(state, set_scores), stored, trees, made
@@ -177,9 +185,7 @@ class ArrayRunner:
         """Returns the programs of a round."""
         static = self.job.problem.static
         few = scores.size <= FEW
-        # With one score, the bits of models do not depend on the number of rows.
-        brief = BRISK if len(scores) > 1 else WHOLE
-        effort = brief if few else FULL
+        effort = choose_effort(self.job.problem, scores.shape[1])
         return (
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(
@@ -194,7 +200,10 @@ class ArrayRunner:
         """Returns a program of the round."""
         key = function, static
         if key not in self._programs:
-            program = compiled(function, *static, **options)
+            make, spread = compiled, self.job.rows.spread
+            if spread is not None:
+                make = partial(compile_round, spread)
+            program = make(function, *static, **options)
             self._programs[key] = program.of_one_shape()
         return self._programs[key]
 
@@ -227,6 +236,17 @@ class ArrayRunner:
             snapshots=jax.tree.map(empty, (state.scores, *set_scores) if keep else ()),
             parameters=jax.tree.map(empty, state.parameters),
         )
+
+
+def choose_effort(problem: Problem, num_rows: int) -> Effort:
+    """Returns how much work to spend on the programs of a loss with its rows.
+
+    With one score, the bits of models do not depend on the number of rows.
+    """
+    num_scores = problem.loss.num_scores
+    if num_scores * num_rows > FEW:
+        return FULL
+    return BRISK if num_scores > 1 else WHOLE
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
@@ -94,6 +95,7 @@ def fit(
     callbacks: Any = (),
     feature_names: Sequence[str] | None = None,
     implementation: str | None = None,
+    mesh: Mesh | None = None,
     model: Ensemble | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_rounds: int = 50,
@@ -250,6 +252,13 @@ def fit(
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; all give the same model. See
         :func:`jboost.implementations`.
+      mesh: a ``jax.sharding.Mesh`` whose devices share the rows, in order; the model
+        is the one that a single device trains, bit for bit, whatever the number of
+        devices and processes. With several processes (``jax.distributed``) x, y,
+        weights, offset and validation sets are the rows of this process, which may
+        be none. None: the mesh over which the rows of x are sharded, where x is such
+        a ``jax.Array``; else one device. See the page "Many machines". Not with
+        sparse x or ``candidates`` other than "global".
       model: training goes on from it, with ``num_rounds`` more rounds; x has its
         columns. The same call with the same data and settings goes on as if it had
         not ended: seeds and schedules of the learning rate count the model's rounds,

@@ -22,7 +22,7 @@ from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.scoring import SIGNATURE, evaluate_metric
 from jboost.training.starting import describe_idleness
 
-_SEEN = ("trees", "losses", "snapshots", "improvement", "parameters")
+_SEEN = ("trees", "losses", "improvement", "parameters")
 
 
 class FitRun(NamedTuple):
@@ -91,7 +91,12 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
             first,
         ) from error
     seen = jax.device_get({name: getattr(chunk, name) for name in _SEEN})
-    chunk = chunk._replace(**seen)
+    every = (run.job.rows, *run.job.sets.values())
+    snapshots = [
+        rows.fetch(scores, axis=2)
+        for rows, scores in zip(every, chunk.snapshots, strict=False)
+    ]
+    chunk = chunk._replace(**seen, snapshots=tuple(snapshots))
     if not run.record.trees:
         _check_first(run.job, chunk, run.record)
     return chunk
@@ -106,7 +111,7 @@ def _check_first(job, chunk, record):
     number = record.num_rounds
     if np.any(chunk.trees.leaf_value[0]) or job.rates[number] == 0:
         return
-    reason = describe_idleness(job.problem, chunk.state)
+    reason = describe_idleness(job.problem, job.rows, chunk.state)
     if reason is not None:
         raise TrainingError(
             f"training learned nothing in round {number}: {reason}", record, number
@@ -193,7 +198,7 @@ def _measure(job, chunk, entry, record):
     values: dict[str, dict[str, float]] = {}
     every = {"train": job.rows, **job.sets} if job.metrics else {}
     for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
-        score = scores[entry, :, : rows.size]
+        score = scores[entry]
         score = score[0] if score.shape[0] == 1 else score.T
         arguments = (score, *rows.real)
         values[name] = {}

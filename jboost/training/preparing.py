@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jboost.boosting.method import make_method, refuse_sorting
 from jboost.boosting.settings import Settings
+from jboost.boosting.sharding import refuse_with_mesh
 from jboost.boosting.state import Arrays, Problem, Static
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
@@ -84,7 +87,7 @@ def prepare_rows(request: FitRequest) -> Prepared:
     else:
         training = bin_arrays(
             request.rows, request.settings, request.padded, request.model,
-            pad_columns=True,
+            pad_columns=request.mesh is None, mesh=request.mesh,
         )  # fmt: skip
     bins, rows, model = training.bins, training.rows, request.model
     num_scores = request.settings.num_scores
@@ -99,8 +102,10 @@ def prepare_rows(request: FitRequest) -> Prepared:
     named = {"y": rows}
     named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}
     for name, part in named.items():
-        data = part.data
-        check_domain(request.loss, data.targets, data.weights, num_scores, name)
+        targets, weights = part.data.targets, part.data.weights
+        if part.spread is not None:
+            targets, weights = part.real
+        check_domain(request.loss, targets, weights, num_scores, name)
     return Prepared(training, sets, names, model)
 
 
@@ -110,6 +115,7 @@ def bin_arrays(
     padded: bool,
     model: Ensemble | None = None,
     pad_columns: bool = False,
+    mesh: Mesh | None = None,
 ) -> TrainingRows:
     """Finds thresholds, and puts the rows on the device.
 
@@ -118,6 +124,7 @@ def bin_arrays(
       model: that training goes on from.
       pad_columns: whether columns are, too, where the settings do not count or name
         them.
+      mesh: whose devices hold the rows; None: one device.
     """
     x, y, weights, offset, feature_names = given
     known = schema = None
@@ -141,6 +148,8 @@ def bin_arrays(
     if weighted:
         weights = check_weights(weights, matrix.shape[0], "sample_weight")
     refuse_sorting(settings, matrix)
+    if mesh is not None:
+        refuse_with_mesh(settings, matrix)
     sorts = settings.sorts_rows
     bins = fit_frame(
         frame,
@@ -156,7 +165,7 @@ def bin_arrays(
         columns = _count_columns(settings, bins, matrix.shape)
     rows = make_rows(
         bins, matrix, y, weights, offset, settings.num_scores, padded, "",
-        num_columns=columns,
+        num_columns=columns, mesh=mesh,
     )  # fmt: skip
     return TrainingRows(
         bins=bins,
@@ -197,15 +206,18 @@ def make_problem(
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the rows.
     """
-    data, bins = training.rows.data, training.bins
+    data, bins, spread = training.rows.data, training.bins, training.rows.spread
+    targets = data.targets
+    if spread is not None:  # a loss that estimates parameters sees all rows
+        targets = jax.tree.map(spread.describe, targets)
     traced, constants = trace_loss_once(
-        loss, data.targets, settings.num_scores, settings.own_curvature
+        loss, targets, settings.num_scores, settings.own_curvature
     )
     method, numbers = make_method(
         settings,
         traced,
         data.codes,
-        num_rows=len(data.weights),
+        num_rows=len(data.weights) if spread is None else spread.shards.padded,
         uniform=uniform,
         max_bins=settings.max_bins if settings.sorts_rows else bins.num_bins,
         num_features=bins.num_features,

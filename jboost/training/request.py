@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jboost import losses
 from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import Settings, read_settings
+from jboost.boosting.sharding import check_mesh, find_mesh
 from jboost.entry import checks
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import RowSource
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
 from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
+from jboost.training.spreading import check_devices
 
 
 class RawRows(NamedTuple):
@@ -48,6 +51,7 @@ class FitRequest(NamedTuple):
       metrics: bound to the link of the loss.
       by: what rounds are compared by.
       watchers: the callbacks.
+      mesh: whose devices hold the rows; None: one device.
       model: what training goes on from; None: nothing.
       checkpoint: the path of the file; None: no file.
       checkpoint_rounds: after how many rounds it is written.
@@ -64,6 +68,7 @@ class FitRequest(NamedTuple):
     by: Criterion
     watchers: tuple[Callable[..., Any], ...]
     progress: bool
+    mesh: Mesh | None
     model: Ensemble | None
     checkpoint: Path | None
     checkpoint_rounds: int
@@ -106,6 +111,11 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
         first=0 if model is None else model.num_rounds,
     )
     watchers = _check_callbacks(given["callbacks"])
+    mesh = check_mesh(given["mesh"])
+    if mesh is None:
+        mesh = find_mesh(given["x"])
+    if mesh is not None:
+        check_devices(mesh)
     begin = initial_scores(settings)
     sets = name_sets(given["validation"])
     by, metrics = _read_metrics(given, settings, bool(sets))
@@ -124,6 +134,7 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
         by=by,
         watchers=watchers,
         progress=given["progress"],
+        mesh=mesh,
         model=model,
         checkpoint=path,
         checkpoint_rounds=given["checkpoint_rounds"],

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
 from jboost.boosting.state import Data
@@ -19,7 +20,8 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.numerics.padding import pad_rows, padded_size
+from jboost.entry.collectives import gather_tables
+from jboost.numerics.padding import pad_rows, padded_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
@@ -27,9 +29,9 @@ from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
+from jboost.training.spreading import Spread, spread_rows
 
-_SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
-_FEW_ROWS = _SMALL_SIZES[-1]  # compiling takes longer than training on so many
+_FEW_ROWS = 8192  # compiling takes longer than training on so many
 _FEW_COLUMNS = 32
 
 
@@ -39,37 +41,63 @@ class PaddedRows(NamedTuple):
     Attributes:
       data: their codes, targets and weights.
       scores: before training.
-      size: the number of rows; those beyond are padding.
+      size: the number of rows of this process; others are padding.
       num_features: the number of columns; those beyond are padding.
+      spread: how the rows are divided among devices; None: all are on one.
     """
 
     data: Data
     scores: Float[Array, "K N"]
     size: int
     num_features: int
+    spread: Spread | None = None
 
     @property
     def real(self) -> tuple[Any, np.ndarray]:
-        """Targets and weights without padding, on the host."""
-        pair = (self.data.targets, self.data.weights)
-        return jax.tree.map(lambda array: np.asarray(array)[: self.size], pair)
+        """Targets and weights of this process without padding, on the host."""
+        return self.fetch((self.data.targets, self.data.weights))
+
+    def fetch(self, arrays: Any, axis: int = 0) -> Any:
+        """Returns arrays of the rows of this process without padding, on the host."""
+
+        def take(array):
+            if self.spread is not None:
+                return self.spread.fetch(array, axis)
+            rows = (slice(None),) * axis + (slice(self.size),)
+            return np.asarray(array)[rows]
+
+        return jax.tree.map(take, arrays)
+
+    def gather(self) -> tuple[Data, Float[np.ndarray, "K N"]]:
+        """Returns the rows of all processes as one device holds them, without codes.
+
+        With padding, on the host; and their scores before training.
+        """
+        assert self.spread is not None
+        total = self.spread.shards.padded
+        offset = self.fetch(self.scores, axis=1).T
+        targets, weights, offset = gather_tables((*self.real, offset))
+        pad = partial(pad_rows, size=total)
+        weights = np.pad(weights, (0, total - len(weights)))
+        none: Any = None
+        return Data(none, jax.tree.map(pad, targets), weights), pad(offset).T
+
+    def put_scores(self, scores: Float[np.ndarray, "K n"]) -> Float[Array, "K N"]:
+        """Returns scores of the rows of this process on the device, with padding."""
+        if self.spread is not None:
+            return self.spread.put(scores, axis=1)
+        return jax.device_put(pad_rows(scores.T, self.scores.shape[1]).T)
 
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
         """Yields the dense codes without the padding, in one part."""
         codes: Any = self.data.codes
-        yield np.asarray(codes.columns)[: self.num_features, : self.size]
+        yield self.fetch(codes.columns, axis=1)[: self.num_features]
 
     def sorted(self) -> "PaddedRows":
         """Returns the same with the order of each feature, instead of codes by row."""
         codes: Any = self.data.codes
         codes = DenseCodes(codes.columns, order=sort_rows(np.asarray(codes.columns)))
         return self._replace(data=self.data._replace(codes=codes))
-
-
-def padded_rows(num_rows: int) -> int:
-    """Rounds the rows of a training run up: few sizes for small tables."""
-    larger = (size for size in _SMALL_SIZES if size >= num_rows)
-    return next(larger, padded_size(num_rows))
 
 
 def padded_columns(num_rows: int, num_columns: int) -> int:
@@ -90,8 +118,9 @@ def make_rows(
     prefix: str,
     *,
     num_columns: int | None = None,
+    mesh: Mesh | None = None,
 ) -> PaddedRows:
-    """Checks one set of rows and puts it on the device.
+    """Checks one set of rows and puts it on the device, or on those of a mesh.
 
     Padding repeats row 0 at weight 0, so that the loss is as well-defined there as in
     row 0. (In a sparse matrix such rows store nothing.)
@@ -105,9 +134,15 @@ def make_rows(
       num_columns: of dense codes; those beyond the columns of the matrix hold nothing
         but missing values, by which no row can be told from another.
     """
-    rows = put_rows(matrix.shape[0], y, weights, offset, num_scores, padded, prefix)
+    size, spread = matrix.shape[0], None
+    if mesh is not None:
+        spread = spread_rows(mesh, size, padded_rows if padded else None)
+    rows = put_rows(size, y, weights, offset, num_scores, padded, prefix, spread)
     total = rows.scores.shape[1]
-    if isinstance(matrix, SparseMatrix):
+    if spread is not None:
+        found = bin_columns(*_add_columns(bins, matrix, num_columns), size)
+        codes = jax.tree.map(lambda array: spread.put(array, axis=1), found)
+    elif isinstance(matrix, SparseMatrix):
         entries = matrix.num_entries
         entries = padded_size(entries) if padded else entries
         codes = bin_entries(bins, matrix, total, entries)
@@ -125,6 +160,7 @@ def put_rows(
     num_scores: int,
     padded: bool,
     prefix: str,
+    spread: Spread | None = None,
 ) -> PaddedRows:
     """Does what :func:`make_rows` does, without codes and columns."""
     targets = check_targets(y, size, weights, f"{prefix}y", warn=True)
@@ -134,10 +170,14 @@ def put_rows(
         name = f"{prefix}offset"
         scores = read_offset(offset, size, num_scores, name)
         warn_of_rounding(offset, name)
+    none: Any = None
+    if spread is not None:
+        held = spread.put(weights, padding=np.zeros(1, np.float32))
+        data = Data(none, jax.tree.map(spread.put, targets), held)
+        return PaddedRows(data, spread.put(scores.T, axis=1), size, 0, spread)
     total = padded_rows(size) if padded else size
 
     pad = partial(pad_rows, size=total)
-    none: Any = None
     data = Data(
         codes=none,
         targets=jax.device_put(jax.tree.map(pad, targets)),
@@ -232,5 +272,6 @@ def make_sets(
         sets[name] = make_rows(
             bins, matrix, y, weights, offset, num_scores, padded, f"{label} ",
             num_columns=num_columns,
+            mesh=None if training.spread is None else training.spread.mesh,
         )  # fmt: skip
     return sets

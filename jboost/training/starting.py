@@ -5,13 +5,13 @@ In: a training run, checked and on the device. Out: its state before the first r
 or an error that names the first row whose loss cannot be used.
 """
 
-from functools import partial
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from jboost.boosting.sharding import EVERYWHERE, rows_of
 from jboost.boosting.state import (
     BoostState,
     Problem,
@@ -19,12 +19,14 @@ from jboost.boosting.state import (
     bind_objective,
     start_state,
 )
+from jboost.entry.efforts import FEW
 from jboost.entry.programs import Compiled, compiled
 from jboost.entry.stages import run_in_stages
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.training.chunks import Job, Position
 from jboost.training.rows import PaddedRows
+from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import MedianStart, count_slopes, is_endless
 
 
@@ -46,29 +48,69 @@ def start(
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
     begin = StartPoint(job.rows.scores, init_score, words)
-    whole, operands = start_program(job, begin)
-    operands = jax.device_put(operands)  # once for all stages
-    with run_in_stages(in_stages):
-        run = partial(_find_start, job.problem.loss) if in_stages else whole
-        state, fell_back, values, endless = run(*operands)
-    problem = job.problem
+    found = _start_together(job, begin) if in_stages else _start_apart(job, begin)
+    (state, fell_back, values, endless), problem = found, job.problem
     if endless:
         refuse_endless()
     if isinstance(init_score, MedianStart):
-        check_minimizers(problem, state, "init_score='median'")
+        check_minimizers(problem, job.rows, state, "init_score='median'")
     if problem.method.leaf_solver == "median_step":
-        check_minimizers(problem, state, "leaf_solver='median_step'")
+        check_minimizers(problem, job.rows, state, "leaf_solver='median_step'")
     _check_values("the data", job.rows, values, state.init_score)
     for name, rows in job.sets.items():
-        with run_in_stages():
-            values = _find_values(
-                problem.loss, problem.constants, rows.data, start_scores(state, rows),
-                state.parameters,
-            )  # fmt: skip
+        values = _find_set_values(problem, rows, state)
         _check_values(name, rows, values, state.init_score)
     if init_score is None:
         return state, "fallback" if fell_back else "argmin"
     return state, "median" if isinstance(init_score, MedianStart) else "given"
+
+
+def _start_together(job, begin):
+    """Finds the start in stages, where all rows can be on one device."""
+    rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
+    data = job.problem.data._replace(codes=None)
+    if rows.spread is not None:
+        # Programs on few rows of several scores round as their sizes make them.
+        num_scores, total = len(begin.offset), rows.spread.shards.padded
+        if num_scores == 1 or num_scores * total > FEW:
+            return _start_apart(job, begin)
+        data, offset = rows.gather()
+        begin = begin._replace(offset=offset)
+    with run_in_stages():
+        # On the device once for all stages.
+        found = _find_start(loss, *jax.device_put((constants, data, begin)))
+    if rows.spread is None:
+        return found
+    state, fell_back, values, endless = jax.device_get(found)
+    first = rows.spread.first_row
+    own = slice(first, first + rows.size)
+    scores = rows.put_scores(state.scores[:, own])
+    minimizer = state.minimizer
+    if minimizer is not None:
+        minimizer = rows.put_scores(minimizer[:, own])
+    state = rows.spread.put_everywhere(state._replace(scores=None, minimizer=None))
+    state = state._replace(scores=scores, minimizer=minimizer)
+    return state, fell_back, rows.spread.put(values[own]), endless
+
+
+def _start_apart(job, begin):
+    """Finds the start in one program."""
+    program, operands = start_program(job, begin)
+    return program(*operands)
+
+
+def _find_set_values(problem, rows, state):
+    """Returns the loss of each row of a validation set at the start."""
+    scores = start_scores(state, rows)
+    loss, constants = problem.loss, problem.constants
+    if rows.spread is None:
+        with run_in_stages():
+            return _find_values(loss, constants, rows.data, scores, state.parameters)
+    state = state._replace(scores=scores, minimizer=None)
+    run = compile_for_rows(
+        rows.spread, _find_state_values, loss, results=rows_of(rows.spread.shards)
+    )
+    return run(constants, rows.data, state)
 
 
 def start_position(job: Job, state: BoostState) -> Position:
@@ -80,16 +122,23 @@ def start_scores(state: BoostState, rows: PaddedRows) -> Array:
     """Returns the scores of a validation set before the first round."""
     # In NumPy, because sets of other sizes would need other programs.
     init_score = np.asarray(state.init_score).reshape(-1, 1)
-    return jax.device_put(np.asarray(rows.scores) + init_score)
+    return rows.put_scores(rows.fetch(rows.scores, axis=1) + init_score)
 
 
 def start_program(job: Job, start: StartPoint) -> tuple[Compiled, tuple[Any, ...]]:
     """Returns the start as one program, and its operands."""
-    operands = (job.problem.constants, job.problem.data, start)
-    return compiled(_find_start, job.problem.loss), operands
+    loss, data, spread = job.problem.loss, job.problem.data, job.rows.spread
+    operands = (job.problem.constants, data, start)
+    if spread is None:
+        return compiled(_find_start, loss), operands
+    # The start does not depend on the features.
+    operands = (job.problem.constants, data._replace(codes=None), start)
+    return compile_start(spread, _find_start, loss), operands
 
 
-def check_minimizers(problem: Problem, state: BoostState, setting: str) -> None:
+def check_minimizers(
+    problem: Problem, rows: PaddedRows, state: BoostState, setting: str
+) -> None:
     """Raises if a row has no minimizer of its own, which a setting needs.
 
     Rows of weight 0 and rows without a slope do not need one.
@@ -98,25 +147,37 @@ def check_minimizers(problem: Problem, state: BoostState, setting: str) -> None:
         return
     data = problem.data
     objective = bind_objective(problem, state)._replace(minimizer=None, kinks=None)
-    with run_in_stages():
-        slopes = np.asarray(gradients(objective, state.scores))
-    missing = ~np.isfinite(np.asarray(state.minimizer)) & (slopes != 0)
-    bad = missing.any(axis=0) & (np.asarray(data.weights) > 0)
+    if rows.spread is None:
+        with run_in_stages():
+            slopes = gradients(objective, state.scores)
+    else:
+        columns = rows_of(rows.spread.shards, 1)
+        run = compile_for_rows(rows.spread, _find_slopes, problem.loss, results=columns)
+        slopes = run(problem.constants, data, state)
+    slopes, minimizer = rows.fetch((slopes, state.minimizer), axis=1)
+    missing = ~np.isfinite(minimizer) & (slopes != 0)
+    targets, weights = rows.real
+    bad = missing.any(axis=0) & (weights > 0)
     if bad.any():
         row = int(np.argmax(bad))
-        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+        target = jax.tree.map(lambda t: t[row].tolist(), targets)
         raise ValueError(
             f"{setting} needs a loss that has a minimum of its own in every row, got "
             f"none in row {row} for target {target}"
         )
 
 
-def describe_idleness(problem: Problem, state: BoostState) -> str | None:
+def describe_idleness(
+    problem: Problem, rows: PaddedRows, state: BoostState
+) -> str | None:
     """Explains why no tree can learn from the gradients at a state; None if one can.
 
     Rows that are all at their own minimum leave nothing to learn, which is no error.
     """
-    run = compiled(_idleness_program, problem.loss, problem.method.curvature)
+    static = (_idleness_program, problem.loss, problem.method.curvature)
+    run = compiled(*static)
+    if rows.spread is not None:
+        run = compile_for_rows(rows.spread, *static, results=EVERYWHERE)
     found = run(problem.constants, problem.data, state)
     if not found.not_finite and not found.stuck():
         return None
@@ -145,8 +206,8 @@ def refuse_endless() -> NoReturn:
 
 def _check_values(place, rows, values, init_score):
     """Raises for the first row of positive weight whose loss is not finite."""
-    values = np.asarray(values)
-    bad = ~np.isfinite(values) & (np.asarray(rows.data.weights) > 0)
+    values, weights = rows.fetch((values, rows.data.weights))
+    bad = ~np.isfinite(values) & (weights > 0)
     if bad.any():
         row = int(np.argmax(bad))
         refuse_value(place, rows, row, float(values[row]), init_score)
@@ -156,8 +217,8 @@ def refuse_value(
     place: str, rows: PaddedRows, row: int, value: float, init_score: Any
 ) -> NoReturn:
     """Raises for a row whose loss is not finite."""
-    target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), rows.data.targets)
-    score = np.asarray(rows.scores[:, row] + init_score).tolist()
+    target = jax.tree.map(lambda t: t[row].tolist(), rows.fetch(rows.data.targets))
+    score = (rows.fetch(rows.scores, axis=1)[:, row] + init_score).tolist()
     raise ValueError(
         f"loss must be finite on {place}, got {value} in row {row} "
         f"for target {target} at score {score}; a target may lie outside what the "
@@ -176,9 +237,19 @@ def _find_start(loss, constants, data, start):
     return state, fell_back, values, endless
 
 
+def _find_state_values(loss, constants, data, state):
+    return _find_values(loss, constants, data, state.scores, state.parameters)
+
+
 def _find_values(loss, constants, data, scores, parameters):
     objective = Objective(loss, constants, data.targets, parameters, None)
     return loss_values(objective, scores)
+
+
+def _find_slopes(loss, constants, data, state):
+    parameters = state.parameters
+    objective = Objective(loss, constants, data.targets, parameters, None)
+    return gradients(objective, state.scores)
 
 
 def _idleness_program(loss, curvature, constants, data, state):

@@ -20,6 +20,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.stages import elementwise, stage
 from jboost.numerics.derivatives import differentiable, weigh
+from jboost.numerics.floats import round_alone
 from jboost.numerics.sums import sum_channels
 from jboost.objective.evaluation import (
     Objective,
@@ -290,7 +291,7 @@ def _sum_slopes(groups, c, gradient):
     weighted = weigh(groups.weights, gradient)
     channels = (weighted, jnp.abs(weighted))
     slope, size = sum_channels(channels, groups.group, c.shape[0])
-    return slope + groups.penalty * c, _NOISE * size
+    return slope + round_alone(groups.penalty * c), _NOISE * size
 
 
 def _loss_changes(
@@ -321,7 +322,7 @@ def _sum_changes(groups, before, afters, steps):
 
 
 def _penalty(groups, c):
-    quadratic = groups.penalty * jnp.square(c) / 2
+    quadratic = round_alone(groups.penalty * jnp.square(c) / 2)
     return quadratic if groups.l1 is None else quadratic + groups.l1 * jnp.abs(c)
 
 

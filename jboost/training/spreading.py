@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the rows of this process on its devices of a mesh, and fetches them.
+
+In: arrays of the rows of this process. Out: arrays of the rows of all processes, each
+device holding a shard of the same length. The global order of rows is that of the
+processes, and within a process that of its arrays.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array
+
+from jboost.boosting.sharding import EVERYWHERE, rows_of
+from jboost.entry.collectives import Shards, gather_numbers
+from jboost.numerics.padding import pad_rows, padded_rows
+
+
+class Spread(NamedTuple):
+    """The division of a table among the devices of a mesh.
+
+    Attributes:
+      shards: of all rows.
+      own: which of the shards are on devices of this process.
+    """
+
+    mesh: Mesh
+    shards: Shards
+    own: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """The rows of a shard, with padding."""
+        return padded_rows(max(self.shards.sizes))
+
+    @property
+    def first_row(self) -> int:
+        """The global number of the first row of this process."""
+        return self.shards.first_rows[self.own[0]] if self.own else 0
+
+    def put(self, array: Any, axis: int = 0, padding: Any = None) -> Array:
+        """Returns the array of all rows; padding repeats the first row.
+
+        Args:
+          array: of the rows of this process, along ``axis``.
+          padding: an array whose row padding repeats instead.
+        """
+        array = np.moveaxis(np.asarray(array), axis, 0)
+        ends = np.cumsum([self.shards.sizes[i] for i in self.own])
+        parts = np.split(array, ends[:-1])
+        spare = array[:1] if padding is None else padding
+        whole = np.concatenate([self._pad(part, spare) for part in parts])
+        whole = np.moveaxis(whole, 0, axis)
+        sharding = NamedSharding(self.mesh, rows_of(self.shards, axis))
+        return jax.make_array_from_process_local_data(
+            sharding, np.ascontiguousarray(whole)
+        )
+
+    def put_everywhere(self, arrays: Any) -> Any:
+        """Returns arrays that every device holds whole."""
+        sharding = NamedSharding(self.mesh, EVERYWHERE)
+
+        def put(array):
+            array = np.asarray(array)
+            return jax.make_array_from_process_local_data(sharding, array, array.shape)
+
+        return jax.tree.map(put, arrays)
+
+    def _pad(self, part, spare):
+        short = self.length - len(part)
+        return np.concatenate([part, pad_rows(spare, short)]) if short else part
+
+    def describe(self, array: Array) -> jax.ShapeDtypeStruct:
+        """Returns the shape of an array [n, ...] of all rows without padding."""
+        shape = (sum(self.shards.sizes), *array.shape[1:])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    def fetch(self, array: Array, axis: int = 0) -> np.ndarray:
+        """Returns the rows of this process, without padding."""
+        parts = []
+        for shard in array.addressable_shards:
+            index = (shard.index[axis].start or 0) // self.length
+            part = np.moveaxis(np.asarray(shard.data), axis, 0)
+            parts.append((index, part[: self.shards.sizes[index]]))
+        parts = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+        return np.moveaxis(np.concatenate(parts), 0, axis)
+
+
+def spread_rows(mesh: Mesh, num_rows: int, padded_size: Any = None) -> Spread:
+    """Divides the rows of all processes; each process divides its own evenly.
+
+    Args:
+      num_rows: of this process.
+      padded_size: returns the number of rows that one device would hold; None: all.
+    """
+    owners = [device.process_index for device in mesh.devices.flat]
+    ranks = sorted(set(owners))
+    counts, sizes = gather_numbers(num_rows), []
+    for rank in ranks:
+        devices, rows = owners.count(rank), counts[rank]
+        each = -(-rows // devices)
+        sizes += [min(each, max(0, rows - i * each)) for i in range(devices)]
+    total = sum(sizes)
+    padded = total if padded_size is None else padded_size(total)
+    own = tuple(i for i, owner in enumerate(owners) if owner == jax.process_index())
+    return Spread(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), padded), own)
+
+
+def check_devices(mesh: Mesh) -> None:
+    """Raises for a mesh whose devices are not those of all processes in order."""
+    owners = [device.process_index for device in mesh.devices.flat]
+    if owners != sorted(owners) or set(owners) != set(range(jax.process_count())):
+        raise ValueError(
+            "mesh must hold devices of every process, in the order of processes, as "
+            f"jax.make_mesh((jax.device_count(),), ('rows',)) does, got {owners}"
+        )
