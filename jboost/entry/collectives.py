@@ -9,9 +9,16 @@ The shards in force are held in a context, like the implementation of the kernel
 (:mod:`jboost.entry.implementation`): a program traced within :func:`use_shards` sums
 over all shards. Values that depend on no row, or on sums over rows, are the same on all
 shards; conditions of loops and branches that contain a collective must be such values.
+
+The functions at the end exchange values of the host between processes that train one
+model together. They do nothing outside :func:`use_processes`, and every process must
+call them in the same order.
 """
 
-from contextlib import AbstractContextManager
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Int32
+
+
+from jaxtyping import Array, Bool, Int32, UInt64
 
 
 class Shards(NamedTuple):
@@ -196,3 +206,97 @@ def gather_tables(tables: Any) -> Any:
         return np.concatenate(kept)
 
     return jax.tree.map(collect, tables)
+
+
+_together = ContextVar("_together", default=False)
+_polls = itertools.count()  # the same on all processes
+
+
+@contextmanager
+def use_processes(together: bool) -> Iterator[None]:
+    """Sets within a ``with`` block whether all processes train one model together."""
+    token = _together.set(together and jax.process_count() > 1)
+    try:
+        yield
+    finally:
+        _together.reset(token)
+
+
+def num_processes() -> int:
+    """Returns how many processes train the model."""
+    return jax.process_count() if _together.get() else 1
+
+
+def process_number() -> int:
+    """Returns the number of this process among those that train the model."""
+    return jax.process_index() if _together.get() else 0
+
+
+def slowest(seconds: float) -> float:
+    """Returns the longest time that a process took."""
+    if num_processes() == 1:
+        return seconds
+    return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))
+
+
+def total_of_processes(values: UInt64[np.ndarray, "*s"]) -> UInt64[np.ndarray, "*s"]:
+    """Sums over all processes, modulo 2^64."""
+    if num_processes() == 1:
+        return values
+    # JAX may be without integers of 64 bits.
+    words = np.asarray(multihost_utils.process_allgather(values.view(np.uint32)))
+    whole = np.ascontiguousarray(words).view(np.uint64)
+    return np.asarray(np.sum(whole, axis=0, dtype=np.uint64))
+
+
+def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:
+    """Runs a function on process 0 only; all processes return its result.
+
+    Raises:
+      OSError, ValueError: on all processes, if the function raises it.
+    """
+    if num_processes() == 1:
+        return function()
+    result, failure = None, None
+    if process_number() == 0:
+        try:
+            result = function()
+        except (OSError, ValueError) as error:
+            failure, result = error, str(error).encode("utf-8", "replace")
+    kind = 2 * isinstance(failure, OSError) or 1 * isinstance(failure, ValueError)
+    size = -1 if result is None else len(result)
+    kind, size = multihost_utils.broadcast_one_to_all(np.array([kind, size], np.int32))
+    if size >= 0:
+        padded = np.zeros(-(-size // 4), np.int32)
+        if result is not None:
+            padded.view(np.uint8)[:size] = np.frombuffer(result, np.uint8)
+        padded = np.asarray(multihost_utils.broadcast_one_to_all(padded))
+        result = padded.view(np.uint8)[:size].tobytes()
+    if kind:
+        error = OSError if kind == 2 else ValueError
+        assert result is not None
+        raise failure or error(f"on process 0: {result.decode()}")
+    return result
+
+
+def awaits_preemption() -> bool:
+    """Returns whether JAX handles SIGTERM, as a notice that machines are taken away.
+
+    It does if ``jax.config.update("jax_enable_preemption_service", True)`` came before
+    ``jax.distributed.initialize``.
+    """
+    enabled = jax.config.jax_enable_preemption_service  # type: ignore[attr-defined]
+    return bool(enabled) and jax.distributed.is_initialized()
+
+
+def is_preempted() -> bool:
+    """Returns whether a process of this run got a notice of preemption.
+
+    All processes must ask equally often, and are told at the same call; see
+    ``jax.experimental.multihost_utils.reached_preemption_sync_point``.
+    """
+    # Processes that train models of their own ask at different times.
+    alone = num_processes() == 1 and jax.process_count() > 1
+    if alone or not awaits_preemption():
+        return False
+    return bool(multihost_utils.reached_preemption_sync_point(next(_polls)))

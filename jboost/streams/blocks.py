@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
+from jboost.entry.collectives import awaits_preemption
 from jboost.tables.frames import SourceError
 
 _MAGIC = b"jboost-block-1\n\0"
@@ -130,6 +131,8 @@ def _watch_signals():
     if threading.current_thread() is not threading.main_thread():
         return  # Python allows handlers to be set in the main thread only
     for number in _SIGNALS:
+        if number == signal.SIGTERM and awaits_preemption():
+            continue  # Python does not know handlers of C++ code
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _remove_and_end)
 

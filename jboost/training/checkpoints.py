@@ -1,51 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: a run of ``fit`` in a file, from which the same call continues.
 
-In: a run after some rounds. Out: a file with everything that the next round needs and
-that cannot be computed from the data: trees, scores of all rows, history; and with a
-fingerprint of data, loss and settings, so that no other run continues from it. Early
-stopping needs the history only, and random numbers depend on seed and round alone.
+In: a run after some rounds. Out: a file with what the next round needs and what cannot
+be computed from the data: trees, history, a few numbers; and with a fingerprint of
+data, loss and settings, so that no other run continues from it. The size of the file
+does not grow with the rows: scores are computed from the trees when a run goes on.
+Early stopping needs the history only, and random numbers depend on seed and round
+alone. Of several processes, process 0 reads and writes the file.
 """
 
-import hashlib
-import json
+import io
 import os
-import re
-from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jboost.boosting.settings import RoundSettings, declared
-from jboost.entry.implementation import current_implementation
+from jboost.entry.collectives import run_on_first
 from jboost.model.containers import (
     Container,
     FileError,
-    library_version,
     read_container,
     remove_parts,
     write_container,
 )
 from jboost.model.files import pack, unpack
-from jboost.training.chunks import Job, Position, Runner
+from jboost.training.chunks import Job, Position
+from jboost.training.continuing import add_model
+from jboost.training.fingerprints import Fingerprint, compare_fingerprints
 from jboost.training.history import Record
-from jboost.training.preparing import Prepared
-from jboost.training.request import FitRequest
-from jboost.training.rows import PaddedRows
-from jboost.trees.initial import MedianStart
 
-_TRACED_TOO = ("max_bins",)  # static, but a number of the program, too
-_NAMES: dict[str, str] = {
-    "values.bounds": "max_delta_step", "values.l1": "l1", "values.monotone": "monotone",
-    "groups": "interactions", "categories.features": "categorical",
-    "categories.l2": "category_l2", "categories.smoothing": "category_smoothing",
-    "categories.min_weight": "min_category_weight",
-    "categories.max_onehot": "max_onehot",
-}  # fmt: skip
-_STATE = ("scores", "init_score", "pointed", "first_mean", "concentration", "round")
+_STATE = (
+    "init_score", "pointed", "endless", "least_rows", "first_mean", "concentration",
+    "round",
+)  # fmt: skip
 _PARAMETERS = ("parameters", "first_parameters")  # pytrees of the state
 
 
@@ -61,7 +51,7 @@ class Checkpoint(NamedTuple):
 
     path: Path
     every: int
-    fingerprint: dict[str, Any]
+    fingerprint: Fingerprint
     rates: np.ndarray
 
 
@@ -76,14 +66,21 @@ def write_checkpoint(
     Raises:
       OSError: it cannot be written.
     """
+    run_on_first(partial(_write, checkpoint, record, position))
+
+
+def _write(checkpoint, record, position) -> None:
     model = pack(record.model(record.num_rounds), "model.")
     arrays = dict(model.arrays)
     arrays["rates"] = checkpoint.rates[: record.num_rounds]
+    settings, blocks = checkpoint.fingerprint
     for name, value in record.table().items():
         arrays[f"history.{name}"] = value
+    for name, value in blocks.items():
+        arrays[f"blocks.{name}"] = value
     if position is not None:
-        arrays |= _flatten(position)
-    fields = {**model.fields, "fingerprint": checkpoint.fingerprint}
+        arrays |= _flatten(position.state)
+    fields = {**model.fields, "fingerprint": settings}
     write_container(Container("Checkpoint", fields, arrays), checkpoint.path)
 
 
@@ -94,26 +91,48 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
       FileError: the file is damaged, or is not a checkpoint.
       ValueError: the file is of another run.
     """
-    remove_parts(checkpoint.path)
-    if not checkpoint.path.exists():
+    content = run_on_first(partial(_read, checkpoint.path))
+    if content is None:
         return None
-    name = repr(os.fspath(checkpoint.path))
-    container = read_container(checkpoint.path)
+    name, file = repr(os.fspath(checkpoint.path)), io.BytesIO(content)
+    file.name = os.fspath(checkpoint.path)  # type: ignore[attr-defined]  # for errors
+    container = read_container(file)
     if container.type != "Checkpoint":
         raise FileError(f"checkpoint {name} holds {container.type}, not a checkpoint")
-    _compare(container.fields.get("fingerprint"), checkpoint.fingerprint, name)
+    settings = container.fields.get("fingerprint")
+    blocks = {
+        key.removeprefix("blocks."): words
+        for key, words in container.arrays.items()
+        if key.startswith("blocks.")
+    }
+    if not isinstance(settings, dict) or not blocks:
+        raise ValueError(
+            f"checkpoint {name} was written by {container.written_by} in an older "
+            "format, whose digests of the rows cannot be compared; give another path, "
+            f"with model=jb.load({name}) to go on from its model"
+        )
+    old = Fingerprint(settings, blocks)
+    compare_fingerprints(old, checkpoint.fingerprint, name)
     if "rates" in container.arrays:
         _compare_rates(container.arrays["rates"], checkpoint.rates, name)
     return container
 
 
-def resume(container: Container, record: Record, position: Position) -> Position:
+def _read(path) -> bytes | None:
+    remove_parts(path)
+    return path.read_bytes() if path.exists() else None
+
+
+def resume(
+    container: Container, record: Record, position: Position, job: Job, xs: Any
+) -> Position:
     """Fills the record, and returns the position after its rounds.
 
     Args:
       container: from :func:`read_checkpoint`.
       record: before its first round.
       position: before the first round.
+      xs: the raw rows: those of training, then of each validation set.
 
     Raises:
       FileError: the contents do not fit this run.
@@ -128,10 +147,10 @@ def resume(container: Container, record: Record, position: Position) -> Position
         rows = {len(v) for k, v in table.items() if k.startswith("parameters.")}
         if lengths != {done} or rows - {done + 1} or model.num_rounds != earlier + done:
             raise ValueError(f"trees or losses are not those of {done} rounds")
-        if "state.scores" in arrays:
-            start = _flatten(position)
-            found = {key: _like(arrays[key], value) for key, value in start.items()}
-            position = _unflatten(found, position)
+        over = "state.round" not in arrays
+        if not over:
+            state = _unflatten(arrays, position.state)
+            position = add_model(model, job, position._replace(state=state), xs)
     except (KeyError, ValueError) as error:
         raise FileError(f"the checkpoint does not fit this run: {error}") from None
     record.restore(model, table)
@@ -154,30 +173,27 @@ def _compare_rates(old, new, name):
         )
 
 
-def _flatten(position):
-    """Returns what cannot be computed from the data, or is cheap to store."""
-    state, set_scores = position
+def _flatten(state):
+    """Returns the arrays of a state whose size does not grow with the rows."""
     arrays = {f"state.{name}": np.asarray(getattr(state, name)) for name in _STATE}
     for name in _PARAMETERS:
         for number, leaf in enumerate(jax.tree.leaves(getattr(state, name))):
             arrays[f"state.{name}.{number}"] = np.asarray(leaf)
-    for number, scores in enumerate(set_scores):
-        arrays[f"scores.{number}"] = np.asarray(scores)
     return arrays
 
 
-def _unflatten(arrays, position):
-    """Returns a position with the arrays that ``_flatten`` took from one like it."""
-    state, set_scores = position
-    arrays = {name: jax.device_put(array) for name, array in arrays.items()}
-    fields = {name: arrays[f"state.{name}"] for name in _STATE}
+def _unflatten(arrays, state):
+    """Returns a state with the arrays that ``_flatten`` took from one like it."""
+    found = {
+        key: jax.device_put(_like(arrays[key], value))
+        for key, value in _flatten(state).items()
+    }
+    fields = {name: found[f"state.{name}"] for name in _STATE}
     for name in _PARAMETERS:
         leaves, structure = jax.tree.flatten(getattr(state, name))
-        leaves = [arrays[f"state.{name}.{number}"] for number in range(len(leaves))]
+        leaves = [found[f"state.{name}.{number}"] for number in range(len(leaves))]
         fields[name] = jax.tree.unflatten(structure, leaves)
-    state = state._replace(**fields)
-    scores = tuple(arrays[f"scores.{n}"] for n in range(len(set_scores)))
-    return Position(state, scores)
+    return state._replace(**fields)
 
 
 def _like(array, template):
@@ -187,121 +203,3 @@ def _like(array, template):
             f"{template.dtype}"
         )
     return array
-
-
-def take_fingerprint(
-    request: FitRequest, prepared: Prepared, job: Job, runner: Runner
-) -> dict[str, Any]:
-    """Returns what a run depends on: settings as JSON stores them, data as digests."""
-    (loss, method), arrays = job.problem
-    programs = [
-        loss.value, loss.gradient, loss.hessian, loss.estimate, loss.curvature
-    ]  # fmt: skip
-    text = repr([program and program.structure for program in programs])
-    described = re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions within
-    named: dict[str, Any] = {
-        name: getattr(method, name)
-        for name, setting in declared(RoundSettings).items()
-        if not setting.traced and name not in _TRACED_TOO
-    }
-    for name, value in _name_numbers(arrays.numbers):
-        assert name not in named, name  # or one would hide the other
-        named[name] = value
-    bins, names, begin = prepared.bins, prepared.feature_names, request.begin
-    if isinstance(begin, MedianStart) or begin is None:
-        begin = "auto" if begin is None else "median"
-    found = {
-        "jboost": library_version(),
-        "jax": jax.__version__,
-        "thresholds of x": _digest(replace(bins, absent="missing")),
-        "absent": bins.absent,
-        **_describe_rows("", job.rows, runner.read_codes()),
-        "loss": _digest(described),
-        "numbers in the loss": _digest(arrays.constants),
-        **named,
-        "implementation": current_implementation(),
-        "init_score": begin if isinstance(begin, str) else np.asarray(begin).tolist(),
-        "seed": request.settings.seed,
-        "early_stopping_rounds": request.settings.early_stopping_rounds,
-        "metrics": sorted(job.metrics),
-        "by": None if request.by.metric is None else [*request.by],
-        "validation": [*job.sets],
-        "feature_names": names and [*names],
-        "model": None if prepared.model is None else _digest(prepared.model),
-    }
-    for name, rows in job.sets.items():
-        found |= _describe_rows(f"{name} ", rows, rows.read_codes())
-    return json.loads(json.dumps(found))
-
-
-def _name_numbers(numbers: Any, group: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (name in ``fit``, value) of every number that the program takes."""
-    for name, value in numbers._asdict().items():
-        if name == "limits":
-            yield from _name_numbers(value)
-        elif hasattr(value, "_fields"):
-            yield from _name_numbers(value, f"{name}.")
-        elif value is not None and name != "num_features":  # x is digested
-            whole = group + name
-            yield str(_NAMES.get(whole, whole)), np.asarray(value).tolist()
-
-
-def _describe_rows(prefix, rows: PaddedRows, codes):
-    """Returns digests of rows without their padding; ``codes`` are read if dense."""
-    size, data = rows.size, rows.data
-    targets = jax.tree.map(lambda target: np.asarray(target)[:size], data.targets)
-    sparse = data.codes.is_sparse
-    return {
-        f"{prefix}x": _digest(data.codes) if sparse else _digest_columns(codes),
-        f"{prefix}y": _digest(targets),
-        f"{prefix}sample_weight": _digest(np.asarray(data.weights)[:size]),
-        f"{prefix}offset": _digest(np.asarray(rows.scores)[:, :size]),
-    }
-
-
-def _digest_columns(parts):
-    """Digests codes by feature, however their rows are divided into parts."""
-    columns = None
-    for part in parts:
-        columns = columns or [hashlib.sha256() for _ in part]
-        for column, codes in zip(columns, part, strict=True):
-            column.update(_as_bytes(codes))
-    return _digest([column.hexdigest() for column in columns or ()])
-
-
-def _digest(tree):
-    """Digests a pytree: its structure, its arrays and strings."""
-    leaves, structure = jax.tree.flatten(tree)
-    found = hashlib.sha256(str(structure).encode())
-    for leaf in leaves:
-        if isinstance(leaf, str):
-            found.update(leaf.encode("utf-8", "surrogatepass"))
-            continue
-        array = np.asarray(leaf)
-        found.update(f"{array.dtype.name}{array.shape}".encode())
-        found.update(_as_bytes(array))
-    return "sha256:" + found.hexdigest()
-
-
-def _as_bytes(array):
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
-
-
-def _compare(old, new, name):
-    """Raises if fingerprints differ; names what differs."""
-    old = old if isinstance(old, dict) else {}
-    differing = []
-    for key in {**new, **old}:
-        before, now = old.get(key), new.get(key)
-        if before == now:
-            continue
-        hidden = str(before).startswith("sha256:") or str(now).startswith("sha256:")
-        differing.append(key if hidden else f"{key} (was {before!r}, is {now!r})")
-    if differing:
-        raise ValueError(
-            f"checkpoint {name} is of another run: what differs is "
-            f"{', '.join(differing)}; repeat the call that wrote it (num_rounds may be "
-            f"raised), or give another path, with model=jb.load({name}) to go on from "
-            "its model"
-        )

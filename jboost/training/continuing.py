@@ -96,35 +96,47 @@ def match_categories(model: Ensemble, categories: Categories | None) -> None:
 
 
 def continue_from(
-    model: Ensemble, job: Job, position: Position, x: Any, sets: Sequence[Any]
+    model: Ensemble, job: Job, position: Position, xs: Sequence[Any]
 ) -> Position:
     """Returns the position after the model's rounds.
 
     Args:
       position: before the first round.
-      x: of the training rows, and ``sets`` of the validation sets.
+      xs: the raw rows: those of training, then of each validation set.
 
     Laws: on the same data, ``fit(m rounds)`` and then ``n`` rounds from that model are
     ``fit(m + n rounds)``; training from a model of no rounds is training.
     """
-    pairs = zip(sets, job.sets.values(), strict=True)
-    set_scores = tuple(_score(model, given, rows) for given, rows in pairs)
-    problem, state = job.problem, position.state
-    if model.num_rounds:
-        # These programs do not look at codes.
-        data = problem.data._replace(codes=None)
-        scores = _score(model, x, job.rows)
-        measure = compiled(_measure_first_round, problem.static)
-        first_mean, concentration = measure(problem.arrays._replace(data=data), state)
-        estimate = compiled(estimate_parameters, problem.loss)
-        state = state._replace(
-            scores=scores,
-            parameters=estimate(problem.constants, data, scores),
-            first_mean=first_mean,
-            concentration=concentration,
-            round=jnp.int32(model.num_rounds),
-        )
-    return Position(state, set_scores)
+    before, problem = position.state, job.problem
+    position = add_model(model, job, position, xs)
+    if not model.num_rounds:
+        return position
+    # These programs do not look at codes.
+    data = problem.data._replace(codes=None)
+    measure = compiled(_measure_first_round, problem.static)
+    first_mean, concentration = measure(problem.arrays._replace(data=data), before)
+    estimate = compiled(estimate_parameters, problem.loss)
+    state = position.state._replace(
+        parameters=estimate(problem.constants, data, position.state.scores),
+        first_mean=first_mean,
+        concentration=concentration,
+        round=jnp.int32(model.num_rounds),
+    )
+    return position._replace(state=state)
+
+
+def add_model(
+    model: Ensemble, job: Job, position: Position, xs: Sequence[Any]
+) -> Position:
+    """Replaces the scores of all rows by those after the rounds of a model.
+
+    Args:
+      position: its other values are kept.
+      xs: see :func:`continue_from`.
+    """
+    pairs = zip(xs, (job.rows, *job.sets.values()), strict=True)
+    scores, *set_scores = (_score(model, x, rows) for x, rows in pairs)
+    return Position(position.state._replace(scores=scores), tuple(set_scores))
 
 
 def _measure_first_round(static, arrays, state):

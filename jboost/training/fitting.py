@@ -27,14 +27,10 @@ from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
 from jboost.tables.sparse import Absent
-from jboost.training.checkpoints import (
-    Checkpoint,
-    read_checkpoint,
-    resume,
-    take_fingerprint,
-)
+from jboost.training.checkpoints import Checkpoint, read_checkpoint, resume
 from jboost.training.chunks import Job, no_trees
 from jboost.training.continuing import continue_from
+from jboost.training.fingerprints import take_fingerprint
 from jboost.training.history import History, Record
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.pacing import open_bar
@@ -314,12 +310,12 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     in_memory = not isinstance(request.rows.x, RowSource)
     state, rule = start(job, request.begin, request.settings.seed, in_memory)
     position = start_position(job, state)
+    xs = [request.rows.x, *(parts[0] for _, parts in request.sets.values())]
     if prepared.model is not None and not found:
-        xs = [parts[0] for _, parts in request.sets.values()]
-        position = continue_from(prepared.model, job, position, request.rows.x, xs)
+        position = continue_from(prepared.model, job, position, xs)
     record = _start_record(request, prepared, job, position.state, rule)
     if found:
-        position = resume(found, record, position)
+        position = resume(found, record, position, job, xs)
     return FitRun(
         job=job,
         runner=runner,

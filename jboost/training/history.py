@@ -138,7 +138,8 @@ class Record:
     """The rounds so far on the host: one list entry per round.
 
     The trees of ``before`` come first: those of a model that training continues from,
-    and the first ``restored`` rounds of this run if it continues from a checkpoint.
+    and the first ``restored`` rounds of this run if it continues from a checkpoint. The
+    file now holds ``kept`` rounds of it.
     """
 
     bins: Bins
@@ -152,6 +153,7 @@ class Record:
     metric_names: tuple[str, ...] = ()
     before: Ensemble | None = None
     restored: int = 0
+    kept: int = 0
     by: Criterion = BY_LOSS
     trees: list[Tree] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
@@ -215,6 +217,7 @@ class Record:
     def restore(self, model: Ensemble, table: dict[str, np.ndarray]) -> None:
         """Takes the rounds of an interrupted run of the same call as its own."""
         self.before, self.restored = model, len(table["train_loss"])
+        self.kept = self.restored
         self.train_loss = table["train_loss"].tolist()
         self.set_losses = [*table["set_losses"]]
         self.improvement = table["improvement"].tolist()

@@ -3,9 +3,11 @@
 
 In: a training run before its next round. Out: its rounds, in the record. After each
 round the host records losses and metrics, calls callbacks, shows progress and checks
-early stopping; after some it writes a checkpoint.
+early stopping; after some it writes a checkpoint. Where several processes train
+together, the loss of one of them ends the others with the rounds so far.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jboost.entry.collectives import is_preempted, num_processes, process_number
 from jboost.entry.implementation import use_implementation
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
@@ -50,6 +53,25 @@ class FitRun(NamedTuple):
 
 def run_rounds(run: FitRun) -> int:
     """Makes rounds until all are made or the run stops; returns how many are kept."""
+    try:
+        _make_rounds(run)
+    except jax.errors.JaxRuntimeError as error:
+        if num_processes() == 1:
+            raise
+        number = run.record.num_rounds
+        raise TrainingError(
+            f"process {process_number()} of {num_processes()} could not finish round "
+            f"{number} with the others, one of which was probably lost (killed, out of "
+            f"memory, or its machine stopped): {error}; {_tell_kept(run)}",
+            run.record,
+            number,
+        ) from error
+    number = run.record.num_rounds
+    return run.record.best_round(number) + 1 if run.patience else number
+
+
+def _make_rounds(run: FitRun) -> None:
+    """Makes rounds, and records them."""
     record, position, num_rounds = run.record, run.position, len(run.job.rates)
     stopped, over = False, _is_over(record, run.patience)
     calls = pace_rounds(
@@ -69,14 +91,34 @@ def run_rounds(run: FitRun) -> int:
             stopped, over = _notify(run), _is_over(record, run.patience)
             if stopped or over:
                 break
+        preempted = is_preempted()
         if run.checkpoint is not None:
             here = position if record.num_rounds == first + count else None
-            final = stopped or first + count == num_rounds
+            final = stopped or preempted or first + count == num_rounds
             _keep(run.checkpoint, record, here, over, final)
         if stopped or over:
             break
-    number = record.num_rounds
-    return record.best_round(number) + 1 if run.patience else number
+        if preempted and record.num_rounds < num_rounds:
+            number = record.num_rounds - 1
+            raise TrainingError(
+                f"the run was preempted after round {number}; {_tell_kept(run)}",
+                record,
+                number,
+            )
+
+
+def _tell_kept(run):
+    """Returns which rounds are left of a run that ends early, and how to go on."""
+    if run.checkpoint is None:
+        kept = "no file keeps them; fit(checkpoint=) writes one"
+    else:
+        start = "start all processes again with the same call, in any number"
+        again = "repeat the call" if num_processes() == 1 else start
+        kept = (
+            f"checkpoint {os.fspath(run.checkpoint.path)!r} keeps {run.record.kept} "
+            f"rounds; to go on, {again}"
+        )
+    return f"the error's .model and .history hold the rounds before, and {kept}"
 
 
 def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chunk:
@@ -145,6 +187,7 @@ def _keep(checkpoint, record, position, over, final):
             record,
             number,
         ) from error
+    record.kept = record.num_rounds
 
 
 def _record_round(run, chunk, entry):

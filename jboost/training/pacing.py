@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
+from jboost.entry.collectives import slowest
+
 MOST_ROUNDS = 16  # in one call of a compiled program
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
 
@@ -25,7 +27,8 @@ def pace_rounds(
 
     The number doubles or halves with the time that the caller takes between two
     yields: small data wants few calls, large data frequent progress. It starts at 1,
-    because nothing is known about the time yet.
+    because nothing is known about the time yet. Processes that train together make
+    the same calls.
 
     Args:
       num_rounds: of the whole run.
@@ -40,7 +43,7 @@ def pace_rounds(
             count = min(count, every - first % every)
         begun = time.perf_counter()
         yield first, count
-        first, seconds = first + count, time.perf_counter() - begun
+        first, seconds = first + count, slowest(time.perf_counter() - begun)
         if seconds < _CALL_SECONDS / 2:
             aim = min(most, 2 * aim)
         elif seconds > 2 * _CALL_SECONDS:

@@ -19,6 +19,7 @@ from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import Settings, read_settings
 from jboost.boosting.sharding import check_mesh, find_mesh
 from jboost.entry import checks
+from jboost.entry.collectives import run_on_first
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import RowSource
 from jboost.training.continuing import check_start, match_columns
@@ -189,9 +190,13 @@ def _check_checkpoint(path: Any, every: Any) -> Path | None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"checkpoint must be a path, got {type(path).__name__}")
     place = Path(os.path.realpath(path))
-    if place.is_dir() or not os.access(place.parent, os.W_OK):
-        raise ValueError(
-            "checkpoint must be a file in a folder that can be written to, got "
-            f"{os.fspath(path)!r}"
-        )
+
+    def check():
+        if place.is_dir() or not os.access(place.parent, os.W_OK):
+            raise ValueError(
+                "checkpoint must be a file in a folder that can be written to, got "
+                f"{os.fspath(path)!r}"
+            )
+
+    run_on_first(check)
     return place
