@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 from tables import SMALL, make_regression, make_runs, same_bits, same_histories
 
 import jboost as jb
+from jboost.model.containers import Container, read_container, write_container
+from jboost.training.fingerprints import hash_blocks
 
 X, Y = make_regression()
 RUNS = make_runs()
@@ -53,6 +56,95 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(name, tmp_path):
     same_bits(resumed, model)
     same_histories(told, history)
     assert seen == [(n, n + 1, n + 1) for n in range(4, 8)]
+
+
+def make_more_runs():
+    """Arguments of ``fit`` by name: what else scores may depend on."""
+    start = dict(x=X, y=Y, max_depth=3, num_rounds=6)
+    weights = np.linspace(0, 2, len(Y))
+    holes = np.where(np.abs(X) < 0.5, np.nan, X)
+    stored = scipy.sparse.csr_matrix(np.where(np.abs(X) < 0.5, 0, X))
+    late = dict(validation=(X[:50], Y[:50] + 1), early_stopping_rounds=3)
+    solvers = ("exact", "guarded", "line_search", "median_step", "hessian")
+    robust = dict(start, loss=jb.losses.huber, sample_weight=weights)
+    return {
+        **{name: dict(robust, leaf_solver=name) for name in solvers},
+        "median": dict(start, x=holes, loss=jb.losses.absolute_error, **late),
+        "sparse": dict(start, x=stored, absent="zero", subsample=0.5),
+        "sorted": dict(start, x=holes, candidates="exact", init_score="median"),
+    }
+
+
+MORE = make_more_runs()
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_scores_are_computed_as_training_did(name, tmp_path):
+    run, path = MORE[name], tmp_path / "run"
+    model, history = jb.fit(**run)
+    call = dict(run, checkpoint=path, checkpoint_rounds=2)
+    with pytest.raises(Interruption):
+        jb.fit(**call, callbacks=interrupt(2))
+    resumed, told = jb.fit(**call)
+    same_bits(resumed, model)
+    same_histories(told, history)
+
+
+def test_the_file_does_not_grow_with_the_rows(tmp_path):
+    sizes = []
+    for number in (1, 50):
+        path = tmp_path / f"{number}"
+        x, y = np.tile(X, (number, 1)), np.tile(Y, number)
+        bins = dict(validation=(x, y), max_bins=16, num_rounds=2, max_depth=3)
+        jb.fit(x, y, checkpoint=path, **bins)
+        sizes.append(path.stat().st_size)
+    assert abs(sizes[1] - sizes[0]) < 100  # digits of numbers
+
+
+def test_blocks_are_hashed_as_defined_however_rows_are_divided():
+    rng, size = np.random.default_rng(0), 2**18 + 500
+    words = rng.integers(0, 256, (2, size), np.uint8)
+    whole = hash_blocks([words], size)
+    parts = [words[:, :9000].astype(np.uint16), words[:, 9000:]]
+    np.testing.assert_array_equal(hash_blocks(iter(parts), size), whole)
+
+    def mix(value):
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            value = (value ^ value >> shift) * factor % 2**64
+        return value ^ value >> 31
+
+    multipliers = [int(m) | 1 for m in np.random.PCG64(0).random_raw(2)]
+    total = 0
+    for row in range(2**18, size):
+        pairs = zip(words[:, row].tolist(), multipliers, strict=True)
+        linear = sum(word * multiplier for word, multiplier in pairs)
+        total += mix((linear + row * 0x9E3779B97F4A7C15) % 2**64)
+    assert whole.tolist()[1] == total % 2**64
+    # Rows that changed places are found in their block.
+    words[:, [2**18, 2**18 + 7]] = words[:, [2**18 + 7, 2**18]]
+    assert (hash_blocks([words], size) != whole).tolist() == [False, True]
+
+
+def test_the_first_block_that_differs_is_named(tmp_path):
+    size = 2**18 + 5
+    x = (np.arange(size) % 7)[:, None].astype(np.float32)
+    y, path = x[:, 0] ** 2, tmp_path / "run"
+    call = dict(num_rounds=1, max_depth=1, checkpoint=path)
+    jb.fit(x, y, **call)
+    y[size - 2] += 1
+    with pytest.raises(ValueError, match=r"what differs is y \(first in block 1 of"):
+        jb.fit(x, y, **call)
+
+
+def test_files_of_the_older_format_are_refused(tmp_path):
+    path, before = tmp_path / "run", tmp_path / "before"
+    jb.fit(X, Y, checkpoint=path, **SMALL)
+    kind, fields, arrays, _ = read_container(path)
+    arrays = {n: a for n, a in arrays.items() if not n.startswith("blocks.")}
+    write_container(Container(kind, fields, arrays), before)
+    with pytest.raises(ValueError, match=r"older format.*model=jb\.load"):
+        jb.fit(X, Y, checkpoint=before, **SMALL)
+    same_bits(jb.load(before), jb.load(path))
 
 
 RUN = """

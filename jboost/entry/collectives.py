@@ -16,6 +16,7 @@ call them in the same order.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -230,6 +231,17 @@ def num_processes() -> int:
 def process_number() -> int:
     """Returns the number of this process among those that train the model."""
     return jax.process_index() if _together.get() else 0
+
+
+def has_lost_others(error: Exception) -> bool:
+    """Returns whether an error tells that an exchange with other processes failed.
+
+    JAX raises a JaxRuntimeError where it waits for a result, and a ValueError with the
+    same text where it starts a program.
+    """
+    failed = isinstance(error, jax.errors.JaxRuntimeError)
+    status = isinstance(error, ValueError) and re.match("[A-Z_]+: ", str(error))
+    return num_processes() > 1 and (failed or bool(status))
 
 
 def slowest(seconds: float) -> float:

@@ -58,7 +58,7 @@ class Checkpoint(NamedTuple):
 def write_checkpoint(
     checkpoint: Checkpoint, record: Record, position: Position | None
 ) -> None:
-    """Writes a run, replacing the file if it exists.
+    """Writes a run, replacing the file if it exists; notes it in the record.
 
     Args:
       position: where the next round begins; None for a run that is over.
@@ -67,6 +67,7 @@ def write_checkpoint(
       OSError: it cannot be written.
     """
     run_on_first(partial(_write, checkpoint, record, position))
+    record.kept = record.num_rounds
 
 
 def _write(checkpoint, record, position) -> None:
@@ -82,6 +83,7 @@ def _write(checkpoint, record, position) -> None:
         arrays |= _flatten(position.state)
     fields = {**model.fields, "fingerprint": settings}
     write_container(Container("Checkpoint", fields, arrays), checkpoint.path)
+    record.kept = record.num_rounds  # even if other processes are lost now
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> Container | None:

@@ -15,7 +15,12 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jboost.entry.collectives import is_preempted, num_processes, process_number
+from jboost.entry.collectives import (
+    has_lost_others,
+    is_preempted,
+    num_processes,
+    process_number,
+)
 from jboost.entry.implementation import use_implementation
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
@@ -55,8 +60,8 @@ def run_rounds(run: FitRun) -> int:
     """Makes rounds until all are made or the run stops; returns how many are kept."""
     try:
         _make_rounds(run)
-    except jax.errors.JaxRuntimeError as error:
-        if num_processes() == 1:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if not has_lost_others(error):
             raise
         number = run.record.num_rounds
         raise TrainingError(
@@ -112,11 +117,9 @@ def _tell_kept(run):
     if run.checkpoint is None:
         kept = "no file keeps them; fit(checkpoint=) writes one"
     else:
-        start = "start all processes again with the same call, in any number"
-        again = "repeat the call" if num_processes() == 1 else start
         kept = (
             f"checkpoint {os.fspath(run.checkpoint.path)!r} keeps {run.record.kept} "
-            f"rounds; to go on, {again}"
+            "rounds: the same call goes on from there, with any number of processes"
         )
     return f"the error's .model and .history hold the rounds before, and {kept}"
 
@@ -187,7 +190,6 @@ def _keep(checkpoint, record, position, over, final):
             record,
             number,
         ) from error
-    record.kept = record.num_rounds
 
 
 def _record_round(run, chunk, entry):

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that train one model together: one is preempted or killed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tables import SMALL, make_regression, same_bits
+
+import jboost as jb
+from jboost.model.files import load
+
+RUN = """
+import os, signal, sys, time
+rank, port, what, folder = int(sys.argv[1]), *sys.argv[2:]
+import jax
+jax.config.update("jax_enable_preemption_service", True)
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
+import jboost as jb
+from jboost.entry.collectives import use_processes
+from tables import make_regression
+
+def watch(number, history, model):
+    time.sleep(0.05)  # the notice takes its time to reach the others
+    if rank == 1 and number == 5:
+        os.kill(os.getpid(), getattr(signal, what))
+
+x, y = make_regression()
+with use_processes(True):
+    try:
+        jb.fit(
+            x, y, num_rounds=300, max_depth=3, callbacks=watch,
+            checkpoint=f"{folder}/run.{rank}", checkpoint_rounds=4,
+        )
+    except jb.TrainingError as error:
+        print(f"{error} [{error.round}]", flush=True)
+        jb.save(error.model, f"{folder}/model.{rank}")
+        sys.exit(7)
+"""
+
+
+def find_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def run_both(what, folder):
+    """Runs two processes; returns what they printed and their exit codes."""
+    command = [sys.executable, "-c", RUN]
+    rest = [str(find_port()), what, str(folder)]
+    both = [
+        subprocess.Popen(
+            [*command, str(rank), *rest], cwd=Path(__file__).parent, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=100)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    return said, [process.returncode for process in both]
+
+
+def check_model(path, num_rounds):
+    x, y = make_regression()
+    model, _ = jb.fit(x, y, **{**SMALL, "num_rounds": num_rounds})
+    same_bits(load(path), model)
+
+
+def test_a_notice_of_preemption_ends_the_run_with_a_checkpoint(tmp_path):
+    said, codes = run_both("SIGTERM", tmp_path)
+    assert codes == [7, 7]
+    kept = load(tmp_path / "run.0").num_rounds
+    assert 6 <= kept < 300
+    for rank, text in enumerate(said):
+        assert f"preempted after round {kept - 1};" in text
+        assert f"keeps {kept} rounds" in text
+        check_model(tmp_path / f"model.{rank}", kept)
+    assert not (tmp_path / "run.1").exists()  # process 0 writes
+
+
+def test_a_lost_process_ends_the_other_with_what_it_has(tmp_path):
+    said, codes = run_both("SIGKILL", tmp_path)
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] != 0
+    kept = load(tmp_path / "run.0").num_rounds
+    assert kept in (4, 8)
+    assert "process 0 of 2 could not finish round" in said[0]
+    assert f"keeps {kept} rounds: the same call goes on from there" in said[0]
+    made = load(tmp_path / "model.0").num_rounds
+    assert kept <= made <= 8
+    check_model(tmp_path / "model.0", made)
