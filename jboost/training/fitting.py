@@ -263,7 +263,8 @@ def fit(
         from it, and its result is that of a run that was never interrupted, bit for
         bit. Repeat the call that was interrupted; only ``num_rounds`` may be raised.
         The file stays when the run is over, and the call then returns at once;
-        :func:`jboost.load` gives its model. What metrics and callbacks do is not
+        :func:`jboost.load` gives its model. Its size does not grow with the rows, whose
+        scores are computed when the run goes on. What metrics and callbacks do is not
         compared; a run that a callback stopped goes on.
       checkpoint_rounds: after how many rounds the file is written anew.
 
@@ -274,8 +275,9 @@ def fit(
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
         another run (the error names what differs), or damaged (a FileError).
       TrainingError: no row has a gradient to learn from, the loss stopped being
-        finite, a metric or callback failed, or a checkpoint cannot be written;
-        carries the model until then.
+        finite, a metric or callback failed, a checkpoint cannot be written, the
+        machine is taken away, or another process of the run was lost; carries the
+        model until then.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jboost as jb
