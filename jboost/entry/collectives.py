@@ -26,9 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Array, Bool, Int32
-
-
 from jaxtyping import Array, Bool, Int32, UInt64
 
 
@@ -183,32 +180,6 @@ def take_rows(values: Any, rows: Int32[np.ndarray, " S"]) -> Any:
     return jax.tree.map(take, values)
 
 
-def gather_numbers(number: int) -> list[int]:
-    """Returns a number of every process, in order of rank."""
-    if jax.process_count() == 1:
-        return [number]
-    found = multihost_utils.process_allgather(np.array([number], np.int32))
-    return np.asarray(found).reshape(-1).tolist()
-
-
-def gather_tables(tables: Any) -> Any:
-    """Returns the rows of arrays [n, ...] of all processes, in order of rank."""
-    if jax.process_count() == 1:
-        return tables
-    sizes = gather_numbers(len(jax.tree.leaves(tables)[0]))
-
-    def collect(array):
-        room = np.zeros((max(sizes), *array.shape[1:]), array.dtype)
-        room[: len(array)] = array
-        # Bytes, because JAX would convert numbers of 64 bits.
-        parts = multihost_utils.process_allgather(room.reshape(-1).view(np.uint8))
-        parts = np.asarray(parts).view(array.dtype).reshape(len(sizes), *room.shape)
-        kept = [part[:size] for part, size in zip(parts, sizes, strict=True)]
-        return np.concatenate(kept)
-
-    return jax.tree.map(collect, tables)
-
-
 _together = ContextVar("_together", default=False)
 _polls = itertools.count()  # the same on all processes
 
@@ -259,6 +230,32 @@ def total_of_processes(values: UInt64[np.ndarray, "*s"]) -> UInt64[np.ndarray, "
     words = np.asarray(multihost_utils.process_allgather(values.view(np.uint32)))
     whole = np.ascontiguousarray(words).view(np.uint64)
     return np.asarray(np.sum(whole, axis=0, dtype=np.uint64))
+
+
+def gather_numbers(number: int) -> list[int]:
+    """Returns a number of every process, in order of rank."""
+    if num_processes() == 1:
+        return [number]
+    found = multihost_utils.process_allgather(np.array([number], np.int32))
+    return np.asarray(found).reshape(-1).tolist()
+
+
+def gather_tables(tables: Any) -> Any:
+    """Returns the rows of arrays [n, ...] of all processes, in order of rank."""
+    if num_processes() == 1:
+        return tables
+    sizes = gather_numbers(len(jax.tree.leaves(tables)[0]))
+
+    def collect(array):
+        room = np.zeros((max(sizes), *array.shape[1:]), array.dtype)
+        room[: len(array)] = array
+        # Bytes, because JAX would convert numbers of 64 bits.
+        parts = multihost_utils.process_allgather(room.reshape(-1).view(np.uint8))
+        parts = np.asarray(parts).view(array.dtype).reshape(len(sizes), *room.shape)
+        kept = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        return np.concatenate(kept)
+
+    return jax.tree.map(collect, tables)
 
 
 def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:

@@ -224,16 +224,23 @@ class ArrayRunner:
         """Returns empty arrays for the rounds of a chunk."""
         keep, _ = self.job.reports
         state, set_scores = position
+        every = (self.job.rows, *self.job.sets.values())
+        kept = (state.scores, *set_scores) if keep else ()
 
         def empty(array):
             return np.zeros((MOST_ROUNDS, *array.shape), array.dtype)
+
+        def hold(rows, scores) -> Any:
+            if rows.spread is None:
+                return empty(scores)
+            return rows.spread.put_zeros((MOST_ROUNDS, len(scores)))
 
         def words(like) -> Any:
             return np.zeros((MOST_ROUNDS, count_words(like)), np.int32)
 
         return words(self._one_round_trees(position)), Stored(
             numbers=words(self._summary(position)),
-            snapshots=jax.tree.map(empty, (state.scores, *set_scores) if keep else ()),
+            snapshots=tuple(map(hold, every, kept)),
             parameters=jax.tree.map(empty, state.parameters),
         )
 

@@ -8,15 +8,15 @@ position of the run after the rounds of the model: the scores, the number of rou
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jboost.boosting.row_derivatives import row_derivatives
 from jboost.boosting.settings import Settings
-from jboost.boosting.state import Problem, estimate_parameters
+from jboost.boosting.sharding import EVERYWHERE
+from jboost.boosting.state import Arrays, Problem, estimate_parameters
 from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
@@ -24,6 +24,7 @@ from jboost.tables.categories import Categories
 from jboost.tables.frames import RowSource, Schema
 from jboost.training.chunks import Job, Position
 from jboost.training.rows import PaddedRows
+from jboost.training.sharded import compile_for_rows
 
 _MOST_ROUNDS = 16  # whose leaf indices are computed at a time
 _MOST_LEAVES = 2**26  # leaf indices of all rows and rounds at a time
@@ -113,14 +114,17 @@ def continue_from(
         return position
     # These programs do not look at codes.
     data = problem.data._replace(codes=None)
-    measure = compiled(_measure_first_round, problem.static)
-    first_mean, concentration = measure(problem.arrays._replace(data=data), before)
-    estimate = compiled(estimate_parameters, problem.loss)
+    make: Any = compiled
+    if job.rows.spread is not None:
+        make = partial(compile_for_rows, job.rows.spread, results=EVERYWHERE)
+    measure = make(_measure_first_round, problem.static)
+    first_mean, concentration = measure(problem.constants, data, before)
+    estimate = make(_estimate_anew, problem.loss)
     state = position.state._replace(
-        parameters=estimate(problem.constants, data, position.state.scores),
+        parameters=estimate(problem.constants, data, position.state),
         first_mean=first_mean,
         concentration=concentration,
-        round=jnp.int32(model.num_rounds),
+        round=np.int32(model.num_rounds),
     )
     return position._replace(state=state)
 
@@ -139,17 +143,22 @@ def add_model(
     return Position(position.state._replace(scores=scores), tuple(set_scores))
 
 
-def _measure_first_round(static, arrays, state):
+def _estimate_anew(loss, constants, data, state):
+    return estimate_parameters(loss, constants, data, state.scores)
+
+
+def _measure_first_round(static, constants, data, state):
     """Returns mean curvature and concentration at init_score."""
-    _, _, fitted = row_derivatives(Problem(static, arrays), state)
+    none: Any = None  # derivatives do not depend on the numbers
+    problem = Problem(static, Arrays(constants, none, data))
+    _, _, fitted = row_derivatives(problem, state)
     return fitted.first_mean, fitted.concentration
 
 
 def _score(model, x, rows: PaddedRows):
     """Returns the scores of padded rows after the rounds of the model."""
     start = np.asarray(model.init_score).reshape(-1, 1)
-    scores = np.asarray(rows.scores) + start
-    real = scores[:, : rows.size]
+    real = rows.fetch(rows.scores, axis=1) + start
     if isinstance(x, RowSource):
         first = 0
         for batch, _ in x.batches(Schema(), categorical=False):
@@ -158,8 +167,7 @@ def _score(model, x, rows: PaddedRows):
             first = end
     else:
         _add_rounds(model, x, real)
-    scores[:, rows.size :] = scores[:, :1]  # padding repeats row 0
-    return jax.device_put(scores)
+    return rows.put_scores(real)
 
 
 def _add_rounds(model, x, scores):

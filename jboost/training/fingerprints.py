@@ -151,22 +151,24 @@ def _describe_rows(prefix, rows: PaddedRows):
     leaves, structure = jax.tree.flatten(rows.data.targets)
     kinds = [f"{leaf.dtype.name}{[*leaf.shape[1:]]}" for leaf in leaves]
     return {
-        f"{prefix}number of rows": rows.size,
+        f"{prefix}number of rows": rows.division[1],
         f"{prefix}type of y": " ".join([*kinds, str(structure)]),
     }
 
 
 def _hash_rows(prefix, rows: PaddedRows, codes):
     """Returns the digests of rows without their padding."""
-    size, data = rows.size, rows.data
-    words = [_as_words(leaf, size) for leaf in jax.tree.leaves(data.targets)]
+    division, sparse = rows.division, rows.data.codes
+    targets, weights = rows.real
+    words = [_as_words(leaf) for leaf in jax.tree.leaves(targets)]
+    offset = rows.fetch(rows.scores, axis=1).T
     sums = {
-        "x": _hash_entries(data.codes, size)
-        if isinstance(data.codes, SparseCodes)
-        else hash_blocks(codes, size),
-        "y": hash_blocks([np.concatenate(words)], size),
-        "sample_weight": hash_blocks([_as_words(data.weights, size)], size),
-        "offset": hash_blocks([_as_words(np.asarray(rows.scores).T, size)], size),
+        "x": _hash_entries(sparse, rows.size)
+        if isinstance(sparse, SparseCodes)
+        else hash_blocks(codes, *division),
+        "y": hash_blocks([np.concatenate(words)], *division),
+        "sample_weight": hash_blocks([_as_words(weights)], *division),
+        "offset": hash_blocks([_as_words(offset)], *division),
     }
     return {
         prefix + name: total_of_processes(each).view(np.uint32).reshape(-1, 2)
@@ -174,16 +176,16 @@ def _hash_rows(prefix, rows: PaddedRows, codes):
     }
 
 
-def _as_words(array, size):
+def _as_words(array):
     """Returns the bytes of each row as unsigned integers, [W, N]."""
-    array = np.asarray(array)[:size]
+    size = len(array)
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     width = little.dtype.itemsize
     return little.view(f"<u{width}").reshape(size, -1).T
 
 
 def hash_blocks(
-    parts: Iterable[Integer[np.ndarray, "W n"]], num_rows: int
+    parts: Iterable[Integer[np.ndarray, "W n"]], first_row: int, num_rows: int
 ) -> UInt64[np.ndarray, " B"]:
     """Hashes rows of integers w, block by block.
 
@@ -193,10 +195,11 @@ def hash_blocks(
     on how they are divided into parts.
 
     Args:
-      parts: the rows, in order.
-      num_rows: of all parts.
+      parts: the rows of this process, in order.
+      first_row: the number of the first of them.
+      num_rows: of all processes.
     """
-    sums, first = np.zeros(-(-num_rows // BLOCK_ROWS), np.uint64), 0
+    sums, first = np.zeros(-(-num_rows // BLOCK_ROWS), np.uint64), first_row
     for part in parts:
         multipliers = _choose_multipliers(len(part))
         start, end = 0, part.shape[1]

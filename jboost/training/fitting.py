@@ -21,6 +21,7 @@ from jboost import losses
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.collectives import use_processes
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
@@ -37,6 +38,7 @@ from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_problem, prepare_rows
 from jboost.training.request import FitRequest, read_request
 from jboost.training.scoring import By, Metrics, try_metrics
+from jboost.training.spreading import spans_processes
 from jboost.training.starting import start, start_position
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
@@ -288,6 +290,12 @@ def fit(
       True
     """
     request = read_request(locals())
+    with use_processes(spans_processes(request.mesh)):
+        return _train(request)
+
+
+def _train(request: FitRequest) -> tuple[Ensemble, History]:
+    """Prepares the rows, and makes the rounds."""
     rows = prepare_rows(request)
     with (
         settle_implementation(rows.training.rows.data.weights),

@@ -224,4 +224,6 @@ def make_problem(
         categories=bins.categories,
         feature_names=feature_names,
     )
+    if spread is not None:
+        constants, numbers = map(spread.put_everywhere, (constants, numbers))
     return Problem(Static(traced, method), Arrays(constants, numbers, data))

@@ -68,6 +68,13 @@ class PaddedRows(NamedTuple):
 
         return jax.tree.map(take, arrays)
 
+    @property
+    def division(self) -> tuple[int, int]:
+        """Returns the number of this process's first row, and of all rows."""
+        if self.spread is None:
+            return 0, self.size
+        return self.spread.first_row, sum(self.spread.shards.sizes)
+
     def gather(self) -> tuple[Data, Float[np.ndarray, "K N"]]:
         """Returns the rows of all processes as one device holds them, without codes.
 

@@ -58,11 +58,19 @@ class Spread(NamedTuple):
             sharding, np.ascontiguousarray(whole)
         )
 
+    def put_zeros(self, shape: tuple[int, ...]) -> Array:
+        """Returns zeros of a shape followed by the rows."""
+        sharding = NamedSharding(self.mesh, rows_of(self.shards, len(shape)))
+        local = np.zeros((*shape, len(self.own) * self.length), np.float32)
+        return jax.make_array_from_process_local_data(sharding, local)
+
     def put_everywhere(self, arrays: Any) -> Any:
         """Returns arrays that every device holds whole."""
         sharding = NamedSharding(self.mesh, EVERYWHERE)
 
         def put(array):
+            if isinstance(array, jax.Array) and array.sharding == sharding:
+                return array
             array = np.asarray(array)
             return jax.make_array_from_process_local_data(sharding, array, array.shape)
 
@@ -98,8 +106,8 @@ def spread_rows(mesh: Mesh, num_rows: int, padded_size: Any = None) -> Spread:
     owners = [device.process_index for device in mesh.devices.flat]
     ranks = sorted(set(owners))
     counts, sizes = gather_numbers(num_rows), []
-    for rank in ranks:
-        devices, rows = owners.count(rank), counts[rank]
+    for rank, rows in zip(ranks, counts, strict=True):
+        devices = owners.count(rank)
         each = -(-rows // devices)
         sizes += [min(each, max(0, rows - i * each)) for i in range(devices)]
     total = sum(sizes)
@@ -108,9 +116,21 @@ def spread_rows(mesh: Mesh, num_rows: int, padded_size: Any = None) -> Spread:
     return Spread(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), padded), own)
 
 
+def spans_processes(mesh: Mesh | None) -> bool:
+    """Returns whether a mesh has devices of other processes."""
+    if mesh is None:
+        return False
+    return any(d.process_index != jax.process_index() for d in mesh.devices.flat)
+
+
 def check_devices(mesh: Mesh) -> None:
-    """Raises for a mesh whose devices are not those of all processes in order."""
+    """Raises for a mesh whose devices are not those of all processes in order.
+
+    Or of this process alone.
+    """
     owners = [device.process_index for device in mesh.devices.flat]
+    if not spans_processes(mesh):
+        return
     if owners != sorted(owners) or set(owners) != set(range(jax.process_count())):
         raise ValueError(
             "mesh must hold devices of every process, in the order of processes, as "
