@@ -17,7 +17,7 @@ from jboost.kernels.code_operands import CodeOperands
 from jboost.kernels.library import call
 
 CHUNK = 16384  # kChunk of native/grow.h
-_WORD = 32  # kWordBits of native/categories.h
+WORD = 32  # kWordBits of native/categories.h
 
 
 class SplitLimits(NamedTuple):
@@ -155,7 +155,7 @@ def grow_tree(
         not with sparse codes.
     """
     num_rows, num_features = codes.shape[1], codes.shape[0]
-    nodes, words = 2**sizes.max_depth - 1, -(-sizes.num_bins // _WORD)
+    nodes, words = 2**sizes.max_depth - 1, -(-sizes.num_bins // WORD)
     chunks, channels = -(-num_rows // CHUNK), 2 if sizes.uniform else 3
     shapes: list[Any] = [
         ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
-from jboost.entry.collectives import count_rows, current_shards
+from jboost.entry.collectives import count_rows
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose
 from jboost.tables.categories import goes_left
@@ -76,8 +76,6 @@ def grow_levels(
         max_depth=max_depth, num_bins=num_bins, most=most, max_leaves=max_leaves,
         uniform=uniform,
     )  # fmt: skip
-    if current_shards() is not None:
-        return grow_plainly(codes, gradient, curvature, in_bag, seed, limits, **sizes)
     grow = choose(
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
         cpu=sequential_vmap(partial(grow_natively, **sizes)),

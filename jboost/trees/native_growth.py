@@ -2,17 +2,20 @@
 """Grows one tree with the CPU kernel.
 
 In: codes in two layouts, derivatives, limits. Out: the tree and each row's leaf, equal
-bit for bit to those of plain XLA (:mod:`jboost.trees.plain_growth`). One kernel call
-grows the whole tree: on small data, the calls and the glue between them would take
-longer than the work.
+bit for bit to those of plain XLA (:mod:`jboost.trees.plain_growth`). Where all rows are
+on one device, one kernel call grows the whole tree: on small data, the calls and the
+glue between them would take longer than the work. Where rows are divided among devices,
+each one routes and sums its own rows, and a level's sums are exchanged.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.codes.codes import Codes
-from jboost.kernels import grow_cpu
-from jboost.trees.levels import column_fractions
+from jboost.entry import collectives
+from jboost.kernels import grow_cpu, levels_cpu
+from jboost.trees.levels import column_fractions, measure_rows
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import WEIGHT_SLACK
 from jboost.trees.tree import Tree
@@ -43,15 +46,9 @@ def grow_natively(
         num_slots=min(2 ** (max_depth - 1), most),
         uniform=int(uniform),
     )
-    found = grow_cpu.grow_tree(
-        codes.pack(num_bins).operands,
-        (gradient, curvature, in_bag, seed, column_fractions(limits)),
-        _kernel_limits(limits, codes.num_features),
-        limits.values,
-        limits.groups,
-        _kernel_categories(limits.categories),
-        sizes=sizes,
-    )
+    rows = gradient, curvature, in_bag, seed
+    grow = _grow_here if collectives.current_shards() is None else _grow_in_shards
+    found = grow(codes.pack(num_bins), rows, limits, sizes)
     tree = Tree(
         found.feature,
         found.threshold,
@@ -63,7 +60,87 @@ def grow_natively(
     return tree, found.leaf
 
 
-def _kernel_limits(limits, num_columns):
+def _grow_here(codes, rows, limits, sizes):
+    """Grows the tree by one call."""
+    return grow_cpu.grow_tree(
+        codes.operands,
+        (*rows, column_fractions(limits)),
+        kernel_limits(limits, codes.num_features),
+        limits.values,
+        limits.groups,
+        kernel_categories(limits.categories),
+        sizes=sizes,
+    )
+
+
+def _grow_in_shards(codes, rows, limits, sizes):
+    """Grows the tree by calls for each level, with sums over all shards in between."""
+    gradient, curvature, in_bag, seed = rows
+    operands, uniform = codes.operands, bool(sizes.uniform)
+    assert not operands.entries, "sparse codes cannot be divided among devices"
+    depths = dict(max_depth=sizes.max_depth)
+    measure = measure_rows(gradient, curvature, in_bag, uniform)
+    level_limits = make_level_limits(limits, codes.num_features, seed, measure.unit)
+    part = levels_cpu.start_rows(
+        gradient, curvature, in_bag, seed, measure.fixed.scale,
+        measure.fixed.stochastic, collectives.first_row(),
+        num_slots=sizes.num_slots, uniform=uniform,
+    )  # fmt: skip
+    shape = (2 if uniform else 3, codes.num_features, sizes.num_bins)
+    state = jax.tree.map(
+        lambda like: jnp.zeros(like.shape, like.dtype),
+        levels_cpu.shape_state(
+            level_limits, num_slots=sizes.num_slots, sums_shape=shape, **depths
+        ),
+    )
+    greatest = squares = None
+    if limits.categories is not None:
+        greatest = collectives.most(levels_cpu.find_greatest(part))
+    leaf, summed = jnp.zeros_like(in_bag, jnp.int32), jnp.zeros(1, jnp.int32)
+    for level in range(sizes.max_depth):
+        sums = jnp.zeros((*summed.shape, *shape), jnp.int32)
+        sums = levels_cpu.sum_slots(
+            operands.packed, part, level_limits.limits.num_features, summed, sums
+        )
+        if greatest is not None:
+            slots = min(2**level, sizes.num_slots)
+            squares = levels_cpu.sum_squares(part, greatest, num_slots=slots)
+        sums, squares = _add_shards(summed[0] >= 0, sums, squares)
+        state, splits, summed = levels_cpu.find_level(
+            level_limits, sums, summed, squares, greatest, state,
+            level=level, max_leaves=sizes.max_leaves, **depths,
+        )  # fmt: skip
+        part, leaf = levels_cpu.route_rows(
+            operands.codes, splits, part, leaf, level=level, **depths
+        )
+    nodes = state.feature, state.threshold, state.missing_left
+    leaf = grow_cpu.find_leaves(operands, *nodes, in_bag, leaf, state.left_codes)
+    return grow_cpu.GrownTree(*nodes, leaf, state.leaf_bounds, state.left_codes)
+
+
+def _add_shards(needed, sums, squares):
+    """Adds the sums of all shards, by one exchange; none if no node was summed."""
+    if squares is None:
+        return jax.lax.cond(needed, collectives.total, lambda sums: sums, sums), None
+    whole = jnp.concatenate([sums.reshape(-1), squares.reshape(-1)])
+    whole = jax.lax.cond(needed, collectives.total, lambda whole: whole, whole)
+    return whole[: sums.size].reshape(sums.shape), whole[sums.size :].reshape(-1, 4)
+
+
+def make_level_limits(limits, num_columns, seed, unit):
+    """Returns the operands of the search for splits, besides sums."""
+    return levels_cpu.LevelLimits(
+        seed=seed,
+        fractions=column_fractions(limits),
+        limits=kernel_limits(limits, num_columns),
+        unit=unit,
+        values=limits.values,
+        groups=limits.groups,
+        categories=kernel_categories(limits.categories),
+    )
+
+
+def kernel_limits(limits, num_columns):
     """Returns the limits as the kernel compares sums with them."""
     weight = jnp.float32(limits.min_child_weight) * jnp.float32(WEIGHT_SLACK)
     return grow_cpu.SplitLimits(
@@ -77,7 +154,7 @@ def _kernel_limits(limits, num_columns):
     )
 
 
-def _kernel_categories(categories):
+def kernel_categories(categories):
     """Returns the limits on category splits, likewise."""
     if categories is None:
         return None

@@ -188,44 +188,54 @@ void WriteSets(const RankedFeature& ranked, int32_t rank, int32_t num_codes,
   }
 }
 
+Unit SquareUnit(int32_t greatest_gradient) {
+  float gradient = static_cast<float>(greatest_gradient);
+  return ChooseUnit(MagnitudeBits(gradient * gradient));
+}
+
 }  // namespace
 
-float FindGreatestSquare(const Pool& pool, const Rows& rows, int64_t num_rows) {
+int32_t FindGreatestGradient(const Pool& pool, const Rows& rows, int64_t num_rows) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
-  int64_t num_chunks = (num_rows + kChunk - 1) / kChunk;
+  int64_t num_chunks = NumChunks(num_rows);
   std::vector<int32_t> greatest(num_chunks, 0);
   ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
     const Segment& segment = rows.segments[chunk * rows.num_slots];
     greatest[chunk] = loops.greatest_gradient(
         rows.words + chunk * kChunk + segment.begin, segment.end - segment.begin);
   });
-  float gradient =
-      static_cast<float>(*std::max_element(greatest.begin(), greatest.end()));
-  return gradient * gradient;
+  int32_t most = 0;
+  for (int32_t own : greatest) most = std::max(most, own);
+  return most;
 }
 
 void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
-                const int32_t* position, float greatest, float* squares) {
+                int32_t greatest_gradient, int64_t num_slots, int32_t* digits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
-  int64_t num_chunks = (num_rows + kChunk - 1) / kChunk, slots = rows.num_slots;
-  Unit unit = ChooseUnit(MagnitudeBits(greatest));
-  std::vector<ExactSum> parts(num_chunks * slots);
+  Unit unit = SquareUnit(greatest_gradient);
+  int64_t num_chunks = NumChunks(num_rows);
+  std::vector<ExactSum> parts(num_chunks * num_slots);
   ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
-    for (int64_t slot = 0; slot < slots; ++slot) {
-      if (position[slot] < 0) continue;
-      const Segment& segment = rows.segments[chunk * slots + slot];
-      ExactSum& part = parts[chunk * slots + slot];
+    for (int64_t slot = 0; slot < num_slots; ++slot) {
+      const Segment& segment = rows.segments[chunk * rows.num_slots + slot];
+      ExactSum& part = parts[chunk * num_slots + slot];
       loops.sum_squares(rows.words + chunk * kChunk + segment.begin,
                         segment.end - segment.begin, unit.up, &part.high, &part.low);
     }
   });
-  for (int64_t slot = 0; slot < slots; ++slot) {
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
     ExactSum sum;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      sum.Add(parts[chunk * slots + slot]);
+      sum.Add(parts[chunk * num_slots + slot]);
     }
-    squares[slot] = sum.Value(unit);
+    sum.Write(digits + 4 * slot);
   }
+}
+
+float JoinSquares(const int32_t digits[4], int32_t greatest_gradient) {
+  ExactSum sum;
+  sum.AddDigits(digits);
+  return sum.Value(SquareUnit(greatest_gradient));
 }
 
 void FindCategorySplits(const Pool& pool, const Search& search,
@@ -338,13 +348,14 @@ void FindCategorySplits(const Pool& pool, const Search& search,
   ParallelFor(pool, histograms.num_slots, search_slot);
 }
 
-CodeTable::CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes,
-                     int64_t num_words, bool missing_left)
-    : sides_(num_words * kWordBits) {
-  uint8_t missing = 2 | static_cast<uint8_t>(!missing_left);
-  for (int64_t code = 0; code < num_words * kWordBits; ++code) {
-    bool gone = code == 0 || HasCode(absent_codes, code);
-    sides_[code] = gone ? missing : static_cast<uint8_t>(!HasCode(left_codes, code));
+CodeTable::CodeTable(const Splits& splits, int64_t slot)
+    : sides_(splits.num_words * kWordBits) {
+  const uint32_t* left = splits.left_codes + slot * splits.num_words;
+  const uint32_t* absent = splits.absent_codes + slot * splits.num_words;
+  uint8_t missing = 2 | static_cast<uint8_t>(!splits.missing_left[slot]);
+  for (int64_t code = 0; code < splits.num_words * kWordBits; ++code) {
+    bool gone = code == 0 || HasCode(absent, code);
+    sides_[code] = gone ? missing : static_cast<uint8_t>(!HasCode(left, code));
   }
 }
 

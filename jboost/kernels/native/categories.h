@@ -42,17 +42,19 @@ struct CategorySplitOutput {
   int64_t num_words;
 };
 
-// The greatest square of the gradient's integers of the rows, which are in slot 0.
-float FindGreatestSquare(const Pool& pool, const Rows& rows, int64_t num_rows);
+// The greatest magnitude of the gradient's integers of the rows, which are in slot 0.
+int32_t FindGreatestGradient(const Pool& pool, const Rows& rows, int64_t num_rows);
 
-// Sums, over the rows of each slot, the squares of the gradient's integers; 0 for empty
-// slots. `greatest` is at least that of each row. See _sum_squares of
-// jboost.trees.plain_growth.
+// Sums, over the rows of the first slots, the squares of the gradient's integers, as
+// digits [slots, 4] of an ExactSum. See _sum_squares of jboost.trees.plain_growth.
 void SumSquares(const Pool& pool, const Rows& rows, int64_t num_rows,
-                const int32_t* position, float greatest, float* squares);
+                int32_t greatest_gradient, int64_t num_slots, int32_t* digits);
+
+// The value of such digits, or of sums of them.
+float JoinSquares(const int32_t digits[4], int32_t greatest_gradient);
 
 // Writes the better one of the split in `numeric` and the best categorical split.
-// `squares` [slots] are those of SumSquares.
+// `squares` [slots] are those of JoinSquares.
 // `values` may be null; its child bounds are not written.
 void FindCategorySplits(const Pool& pool, const Search& search,
                         const LimitsOfSlots* values, const CategoryLimits& categories,
@@ -62,8 +64,8 @@ void FindCategorySplits(const Pool& pool, const Search& search,
 // Tells for each code on which side of a categorical split its rows go.
 class CodeTable {
  public:
-  CodeTable(const uint32_t* left_codes, const uint32_t* absent_codes, int64_t num_words,
-            bool missing_left);
+  // `slot`: of a categorical split.
+  CodeTable(const Splits& splits, int64_t slot);
 
   bool GoesRight(int64_t code) const { return sides_[Clamp(code)] & 1; }
   // Whether the value is missing, or its category had no row in the node.

@@ -50,6 +50,12 @@ struct ExactSum {
     high += multiple >> kDigit;
     low += multiple & kDigitMask;
   }
+  // Digits from Write, or sums of such digits.
+  void AddDigits(const int32_t digits[4]) {
+    low += digits[0];
+    high += digits[1] + (int64_t{digits[2]} << kDigit) +
+            digits[3] * (int64_t{1} << (2 * kDigit));
+  }
   void Add(const ExactSum& other) {
     high += other.high;
     low += other.low;

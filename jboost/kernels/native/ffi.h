@@ -95,9 +95,10 @@ class Buffers {
     std::optional<ffi::AnyBuffer> next = Next(Access::kOperand, 0);
     return next.has_value() ? next->dimensions().size() : 0;
   }
-  bool NextIsWide(Access access) const {
+  bool NextIsWide(Access access) const { return NextIs(access, ffi::DataType::U16); }
+  bool NextIs(Access access, ffi::DataType type) const {
     std::optional<ffi::AnyBuffer> next = Next(access, 0);
-    return next.has_value() && next->element_type() == ffi::DataType::U16;
+    return next.has_value() && next->element_type() == type;
   }
   bool HasOperands() const { return next_operand_ < operands_.size(); }
 

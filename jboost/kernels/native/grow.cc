@@ -204,13 +204,41 @@ bool AreInChunk(const uint16_t* index, int64_t size, int64_t count) {
   return outside == 0;
 }
 
+void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
+               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+               const Rounding& rounding, int64_t first_row, const Rows& rows) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+    loops.quantise(gradient + first, curvature + first, first_row + first, count,
+                   rounding.scale, seed, rounding.stochastic, rounding.uniform,
+                   in_bag + first, rows.words + first);
+    uint16_t* index = rows.index + first;
+    int64_t* words = rows.words + first;
+    int64_t kept = 0, position = 0;
+    for (int64_t i = first; i < first + count; ++i) kept += in_bag[i] != 0;
+    if (kept == count) {
+      for (int64_t i = 0; i < count; ++i) index[i] = static_cast<uint16_t>(i);
+    } else {
+      for (int64_t i = 0; i < count && position < kept; ++i) {
+        index[position] = static_cast<uint16_t>(i);
+        words[position] = words[i];
+        position += in_bag[first + i] != 0;
+      }
+    }
+    Segment* own = rows.segments + chunk * rows.num_slots;
+    std::fill(own, own + rows.num_slots, Segment{0, 0});
+    own[0].end = static_cast<int32_t>(kept);
+  });
+}
+
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                bool uniform, const Rows& rows, float units[2]) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const Pool& threads = Threads(pool, num_rows);
   int64_t num_chunks = NumChunks(num_rows);
-  std::vector<int64_t> kept(num_chunks);
+  std::vector<int64_t> kept(num_chunks, 0);
   const float* channels[2] = {gradient, curvature};
   std::vector<uint32_t> greatest(2 * num_chunks);
   ParallelFor(threads, num_chunks, [&](int64_t chunk) {
@@ -219,9 +247,7 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
       greatest[channel * num_chunks + chunk] =
           loops.greatest_bits(channels[channel] + first, in_bag + first, count);
     }
-    int64_t number = 0;
-    for (int64_t i = first; i < first + count; ++i) number += in_bag[i] != 0;
-    kept[chunk] = number;
+    for (int64_t i = first; i < first + count; ++i) kept[chunk] += in_bag[i] != 0;
   });
   int64_t num_in_bag = 0;
   for (int64_t number : kept) num_in_bag += number;
@@ -252,27 +278,8 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
     }
     ChooseScale(total, scales + channel, units + channel);
   }
-  bool stochastic = num_in_bag > kNearestRows;
-  ParallelFor(threads, num_chunks, [&](int64_t chunk) {
-    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
-    loops.quantise(gradient + first, curvature + first, first, count, scales, seed,
-                   stochastic, uniform, in_bag + first, rows.words + first);
-    uint16_t* index = rows.index + first;
-    int64_t* words = rows.words + first;
-    int64_t position = 0;
-    if (kept[chunk] == count) {
-      for (int64_t i = 0; i < count; ++i) index[i] = static_cast<uint16_t>(i);
-    } else {
-      for (int64_t i = 0; i < count && position < kept[chunk]; ++i) {
-        index[position] = static_cast<uint16_t>(i);
-        words[position] = words[i];
-        position += in_bag[first + i] != 0;
-      }
-    }
-    Segment* own = rows.segments + chunk * rows.num_slots;
-    std::fill(own, own + rows.num_slots, Segment{0, 0});
-    own[0].end = static_cast<int32_t>(kept[chunk]);
-  });
+  Rounding rounding{{scales[0], scales[1]}, num_in_bag > kNearestRows, uniform};
+  PlaceRows(pool, num_rows, gradient, curvature, in_bag, seed, rounding, 0, rows);
 }
 
 void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histograms,
@@ -294,14 +301,16 @@ void FinishNode(const int64_t* scratch, int64_t row, const Histograms& histogram
     for (int64_t b = 0; b < bins; ++b) {
       word += cells[b * stride];
       int32_t low = static_cast<int32_t>(word);
-      gradient[b] = low;
-      curvature[b] = static_cast<int32_t>((word - low) >> 32);
+      gradient[b] = low + (histograms.add ? gradient[b] : 0);
+      curvature[b] = static_cast<int32_t>((word - low) >> 32) +
+                     (histograms.add ? curvature[b] : 0);
     }
     if (histograms.counted) {
       int64_t count = 0;
       for (int64_t b = 0; b < bins; ++b) {
         count += cells[b * 2 + 1];
-        own[2 * plane + at + b] = static_cast<int32_t>(count);
+        own[2 * plane + at + b] = static_cast<int32_t>(count) +
+                                  (histograms.add ? own[2 * plane + at + b] : 0);
       }
     }
     if (sibling == nullptr) continue;
@@ -398,6 +407,7 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
     int64_t* total = nullptr;
     std::unique_ptr<int64_t[]> zeros;
     if (counts[node] == 0) {
+      if (histograms.add) return;
       zeros = std::make_unique<int64_t[]>(cells);
       total = zeros.get();
     }
@@ -512,12 +522,9 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
   ParallelFor(Threads(pool, live * plane), histograms.num_slots, search_slot);
 }
 
-bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
-               int64_t level, int64_t max_depth, const LevelState& state) {
-  const Rows& rows = state.rows;
-  const TreeArrays& tree = state.tree;
-  int32_t *position = state.position, *leaf = state.leaf, *source = state.source;
-  uint8_t* left_smaller = state.left_smaller;
+bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
+               const int32_t* position, int64_t level, int64_t max_depth,
+               const Rows& rows, int32_t* leaf, Sides* sides) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   int64_t num_slots = rows.num_slots, num_chunks = NumChunks(codes.num_rows);
   bool last = level == max_depth - 1;
@@ -528,16 +535,14 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
     if (splits.found[slot]) pair[slot] = num_pairs++;
     live += position[slot] >= 0;
   }
+  if (sides != nullptr) std::fill_n(sides, num_slots, Sides{});
+  if (live == 0) return true;
   std::vector<std::unique_ptr<CodeTable>> tables(num_slots);
   for (int64_t slot = 0; slot < num_slots && splits.left_codes != nullptr; ++slot) {
     if (pair[slot] < 0 || splits.threshold[slot] != kCategorical) continue;
-    tables[slot] =
-        std::make_unique<CodeTable>(splits.left_codes + slot * tree.num_words,
-                                    splits.absent_codes + slot * tree.num_words,
-                                    tree.num_words, splits.missing_left[slot] != 0);
+    tables[slot] = std::make_unique<CodeTable>(splits, slot);
   }
-  // The numbers of rows of each pair that go left, go right, and are missing, by chunk.
-  std::vector<int64_t> counts(num_chunks * num_pairs * 3, 0);
+  std::vector<Sides> counts(num_chunks * num_pairs);
   std::atomic<bool> inside{true};
   auto route = [&](int64_t chunk) {
     int64_t first = chunk * kChunk;
@@ -564,18 +569,16 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
       const void* column = reader.Read(splits.feature[slot]);
       uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
       bool missing_left = splits.missing_left[slot] != 0;
-      int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;
+      Sides& own = counts[chunk * num_pairs + pair[slot]];
       if (last) {
-        int64_t left = 0;
         if (tables[slot] != nullptr) {
           WriteLeavesByTable(column, codes.wide, *tables[slot], count, index,
-                             2 * position[slot], leaf + first, &left, sides + 2);
+                             2 * position[slot], leaf + first, &own.left, &own.missing);
         } else {
           loops.write_leaves(column, codes.wide, threshold, missing_left, count, index,
-                             2 * position[slot], leaf + first, &left, sides + 2);
+                             2 * position[slot], leaf + first, &own.left, &own.missing);
         }
-        sides[0] = left;
-        sides[1] = count - left;
+        own.right = count - own.left;
         continue;
       }
       if (index_scratch == nullptr) {
@@ -583,16 +586,15 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
         words_scratch.reset(new int64_t[kChunk + 32]);
       }
       int64_t* words = rows.words + first + segment.begin;
-      int64_t left =
+      own.left =
           tables[slot] != nullptr
               ? PartitionByTable(column, codes.wide, *tables[slot], count, index, words,
-                                 index_scratch.get(), words_scratch.get(), sides + 2)
+                                 index_scratch.get(), words_scratch.get(), &own.missing)
               : loops.partition(column, codes.wide, threshold, missing_left, count,
                                 index, words, index_scratch.get(), words_scratch.get(),
-                                sides + 2);
-      sides[0] = left;
-      sides[1] = count - left;
-      int32_t middle = segment.begin + static_cast<int32_t>(left);
+                                &own.missing);
+      own.right = count - own.left;
+      int32_t middle = segment.begin + static_cast<int32_t>(own.left);
       segments[2 * pair[slot]] = {segment.begin, middle};
       segments[2 * pair[slot] + 1] = {middle, segment.end};
     }
@@ -600,24 +602,64 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
   };
   ParallelFor(Threads(pool, codes.num_rows), num_chunks, route);
   if (!inside) return false;
-
-  std::vector<int32_t> children(num_slots, -1);
-  std::fill(source, source + std::max<int64_t>(1, num_slots / 2), -1);
-  for (int64_t slot = 0; slot < num_slots; ++slot) {
+  for (int64_t slot = 0; slot < num_slots && sides != nullptr; ++slot) {
     if (pair[slot] < 0) continue;
-    int64_t left = 0, right = 0, missing = 0;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      const int64_t* sides = counts.data() + (chunk * num_pairs + pair[slot]) * 3;
-      left += sides[0];
-      right += sides[1];
-      missing += sides[2];
+      const Sides& own = counts[chunk * num_pairs + pair[slot]];
+      sides[slot].left += own.left;
+      sides[slot].right += own.right;
+      sides[slot].missing += own.missing;
     }
+  }
+  return true;
+}
+
+void CountSides(const Histograms& histograms, int64_t num_features,
+                const int32_t* place, const Splits& splits, Sides* sides) {
+  int64_t bins = histograms.num_bins, channels = histograms.num_channels;
+  for (int64_t slot = 0; slot < histograms.num_slots; ++slot) {
+    sides[slot] = {};
+    if (!splits.found[slot]) continue;
+    // The last channel counts rows, also where it is the curvature of uniform ones.
+    const int32_t* count =
+        histograms.sums + ((place[slot] * channels + channels - 1) * num_features +
+                           splits.feature[slot]) *
+                              bins;
+    Sides& own = sides[slot];
+    if (splits.left_codes != nullptr && splits.threshold[slot] == kCategorical) {
+      CodeTable table(splits, slot);
+      for (int64_t code = 0; code < bins; ++code) {
+        int64_t rows = count[code] - (code == 0 ? 0 : count[code - 1]);
+        (table.GoesRight(code) ? own.right : own.left) += rows;
+        if (table.IsMissing(code)) own.missing += rows;
+      }
+      continue;
+    }
+    own.missing = count[0];
+    own.left =
+        count[splits.threshold[slot]] - (splits.missing_left[slot] ? 0 : count[0]);
+    own.right = count[bins - 1] - own.left;
+  }
+}
+
+void SettleSplits(const Splits& splits, const Sides* sides, int64_t num_slots,
+                  int64_t level, int64_t max_depth, const LevelState& state) {
+  const TreeArrays& tree = state.tree;
+  int32_t* position = state.position;
+  bool last = level == max_depth - 1;
+  std::vector<int32_t> children(num_slots, -1);
+  std::fill_n(state.source, std::max<int64_t>(1, num_slots / 2), -1);
+  int64_t pair = 0;
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (!splits.found[slot]) continue;
+    const Sides& own = sides[slot];
     int64_t node = (int64_t{1} << level) - 1 + position[slot];
     tree.feature[node] = splits.feature[slot];
     tree.threshold[node] = splits.threshold[slot];
     // If the node has no missing value, these go to the child with more rows.
-    tree.missing_left[node] =
-        missing > 0 ? splits.missing_left[slot] : static_cast<uint8_t>(left >= right);
+    tree.missing_left[node] = own.missing > 0
+                                  ? splits.missing_left[slot]
+                                  : static_cast<uint8_t>(own.left >= own.right);
     // Categories that no row of the node has go where missing values go.
     for (int64_t word = 0; word < tree.num_words; ++word) {
       int64_t at = slot * tree.num_words + word;
@@ -625,13 +667,13 @@ bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
       tree.left_codes[node * tree.num_words + word] = splits.left_codes[at] | absent;
     }
     if (last) continue;
-    source[pair[slot]] = static_cast<int32_t>(slot);
-    left_smaller[pair[slot]] = left <= right;
-    children[2 * pair[slot]] = 2 * position[slot];
-    children[2 * pair[slot] + 1] = 2 * position[slot] + 1;
+    state.source[pair] = static_cast<int32_t>(slot);
+    state.left_smaller[pair] = own.left <= own.right;
+    children[2 * pair] = 2 * position[slot];
+    children[2 * pair + 1] = 2 * position[slot] + 1;
+    ++pair;
   }
   std::copy(children.begin(), children.end(), position);
-  return true;
 }
 
 bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,

@@ -152,10 +152,22 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 // Whether a segment's rows, index[0 .. size), lie in a chunk of `count` rows.
 bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
 
-// Starts a tree: chooses scales and quantizes the derivatives (see choose_scale and
-// quantise of jboost.numerics.fixed_point), and puts the rows in the bag into slot 0.
-// `units` are the values of 1 in quantized gradients and curvatures. If all rows have
-// the same curvature (`uniform`), the quantized curvature counts rows.
+// How derivatives become integers; see jboost.numerics.fixed_point.
+struct Rounding {
+  float scale[2];  // of gradients and of curvatures
+  bool stochastic;
+  bool uniform;  // all rows have the same curvature: its integers count rows
+};
+
+// Quantizes the derivatives (see quantise of jboost.numerics.fixed_point), and puts the
+// rows in the bag into slot 0. `first_row` is the number of the first row, if these are
+// not all rows.
+void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
+               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+               const Rounding& rounding, int64_t first_row, const Rows& rows);
+
+// Starts a tree: chooses scales (see choose_scale) and places the rows. `units` are the
+// values of 1 in quantized gradients and curvatures.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                bool uniform, const Rows& rows, float units[2]);
@@ -163,7 +175,8 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
 struct Histograms {
   int32_t* sums;  // [slots, channels, F, B], cumulative over bins
   int64_t num_slots, num_channels, num_bins;
-  bool counted;  // whether the third channel is filled
+  bool counted;      // whether the third channel is filled
+  bool add = false;  // to what `sums` holds
 };
 
 // One node to sum. For a pair of children, only the smaller one is summed. The larger
@@ -206,6 +219,7 @@ struct Splits {  // [slots]
   // Of splits by categories (see categories.h), [slots, words]; null without.
   const uint32_t* left_codes = nullptr;
   const uint32_t* absent_codes = nullptr;
+  int64_t num_words = 0;
 };
 
 struct SplitOutput {  // [slots]
@@ -260,22 +274,37 @@ struct TreeArrays {
   int64_t num_words = 0;
 };
 
+// The rows of a split slot that go left, that go right, and that have a missing value
+// (these are among the ones that go left or right).
+struct Sides {
+  int64_t left = 0, right = 0, missing = 0;
+};
+
+// Moves the rows of every split slot to its children: those of the r-th split are slots
+// 2r and 2r + 1. Rows whose node is not split get their leaf, and so do all rows at the
+// last level. `position` [slots] is that of each slot's node on the level, -1 for empty
+// slots. Writes `sides` [slots] if it is not null. Returns false (the rows are then
+// lost) if the index or sparse entries lead out of a chunk.
+bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
+               const int32_t* position, int64_t level, int64_t max_depth,
+               const Rows& rows, int32_t* leaf, Sides* sides);
+
+// The same numbers from cumulative histograms of all rows.
+void CountSides(const Histograms& histograms, int64_t num_features,
+                const int32_t* place, const Splits& splits, Sides* sides);
+
 // What a level updates.
 struct LevelState {
-  Rows rows;
   TreeArrays tree;
   int32_t* position;  // [slots]: of each slot's node on its level; -1: an empty slot
-  int32_t* leaf;      // [N]
   int32_t* source;    // [pairs]: the parent's slot; -1 beyond the splits found
   uint8_t* left_smaller;  // [pairs]: the left child has no more rows than the right
 };
 
-// Routes the rows of every split slot and writes the splits into the tree. The children
-// of the r-th split get slots 2r and 2r + 1. Rows whose node is not split get their
-// leaf, and so do all rows at the last level. Returns false (the state is then lost) if
-// the index or sparse entries lead out of a chunk.
-bool SplitRows(const Pool& pool, const Codes& codes, const Splits& splits,
-               int64_t level, int64_t max_depth, const LevelState& state);
+// Writes the splits into the tree, decides where missing values go, and gives slots to
+// the children.
+void SettleSplits(const Splits& splits, const Sides* sides, int64_t num_slots,
+                  int64_t level, int64_t max_depth, const LevelState& state);
 
 // Finds the leaf of every row with skip[i] == 0. Returns false if sparse entries lead
 // out of a chunk.

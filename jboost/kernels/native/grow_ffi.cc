@@ -97,6 +97,26 @@ void CheckBlocks(Buffers* buffers, const Codes& codes) {
                  "packed must hold the codes of F features");
 }
 
+ffi::Error CheckSplits(const Splits& splits, const int32_t* position, int64_t num_slots,
+                       int64_t level, int64_t max_depth, int64_t num_features) {
+  JBOOST_CHECK(0 < max_depth && max_depth < 31, "max_depth must be 1 to 30");
+  JBOOST_CHECK(0 <= level && level < max_depth,
+               "level must be between 0 and max_depth - 1");
+  int64_t width = int64_t{1} << level, num_pairs = 0;
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    JBOOST_CHECK(-1 <= position[slot] && position[slot] < width,
+                 "position must be -1 or that of a node of the level");
+    if (!splits.found[slot]) continue;
+    ++num_pairs;
+    JBOOST_CHECK(position[slot] >= 0, "splits must be of slots that hold a node");
+    JBOOST_CHECK(0 <= splits.feature[slot] && splits.feature[slot] < num_features,
+                 "splits must be of features below F");
+  }
+  JBOOST_CHECK(level == max_depth - 1 || 2 * num_pairs <= num_slots,
+               "there must be two slots for each split");
+  return ffi::Error::Success();
+}
+
 namespace {
 
 ffi::Error PackImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
@@ -256,27 +276,6 @@ LevelOperands ReadLevel(Buffers* buffers) {
   return level;
 }
 
-// Checks what writes to the rows and to the tree depend on.
-ffi::Error CheckLevel(const LevelOperands& level, const int32_t* position,
-                      int64_t num_slots, int64_t num_features, int64_t max_depth) {
-  JBOOST_CHECK(0 <= level.level && level.level < max_depth,
-               "level must be between 0 and max_depth - 1");
-  int64_t width = int64_t{1} << level.level, num_pairs = 0;
-  for (int64_t slot = 0; slot < num_slots; ++slot) {
-    JBOOST_CHECK(-1 <= position[slot] && position[slot] < width,
-                 "position must be -1 or that of a node of the level");
-    if (!level.splits.found[slot]) continue;
-    ++num_pairs;
-    JBOOST_CHECK(position[slot] >= 0, "splits must be of slots that hold a node");
-    JBOOST_CHECK(
-        0 <= level.splits.feature[slot] && level.splits.feature[slot] < num_features,
-        "splits must be of features below F");
-  }
-  JBOOST_CHECK(level.level == max_depth - 1 || 2 * num_pairs <= num_slots,
-               "there must be two slots for each split");
-  return ffi::Error::Success();
-}
-
 ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                          ffi::RemainingRets results, int64_t max_depth) {
   JBOOST_CHECK(0 < max_depth && max_depth < 31, "max_depth must be 1 to 30");
@@ -287,13 +286,13 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   LevelOperands level = ReadLevel(&buffers);
   int64_t num_rows = buffers.NextShape<2>(Access::kOperand, "words")[0];
   LevelState state;
-  state.rows = ReadRows(&buffers, Access::kInPlace, num_rows);
-  int64_t slots = state.rows.num_slots;
+  Rows rows = ReadRows(&buffers, Access::kInPlace, num_rows);
+  int64_t slots = rows.num_slots;
   state.tree.feature = buffers.InPlace<int32_t>("tree feature", {nodes});
   state.tree.threshold = buffers.InPlace<int32_t>("tree threshold", {nodes});
   state.tree.missing_left = buffers.InPlace<uint8_t>("tree missing_left", {nodes});
   state.position = buffers.InPlace<int32_t>("position", {slots});
-  state.leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
+  int32_t* leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
   ReadEntries(&buffers, num_rows, &source);
   int64_t pairs = std::max<int64_t>(1, slots / 2);
   state.source = buffers.Result<int32_t>("source", {pairs});
@@ -301,12 +300,14 @@ ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   buffers.Check(level.num_slots == slots, "splits must be of the slots of segments");
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
   JBOOST_RETURN_IF_ERROR(CheckEntries(source));
-  JBOOST_RETURN_IF_ERROR(CheckRows(state.rows, num_rows));
-  JBOOST_RETURN_IF_ERROR(
-      CheckLevel(level, state.position, slots, source.codes.num_features, max_depth));
-  JBOOST_CHECK(SplitRows(MakePool(threads), source.codes, level.splits, level.level,
-                         max_depth, state),
+  JBOOST_RETURN_IF_ERROR(CheckRows(rows, num_rows));
+  JBOOST_RETURN_IF_ERROR(CheckSplits(level.splits, state.position, slots, level.level,
+                                     max_depth, source.codes.num_features));
+  std::vector<Sides> sides(slots);
+  JBOOST_CHECK(RouteRows(MakePool(threads), source.codes, level.splits, state.position,
+                         level.level, max_depth, rows, leaf, sides.data()),
                "index must hold rows of a chunk, entries ascending rows");
+  SettleSplits(level.splits, sides.data(), slots, level.level, max_depth, state);
   return ffi::Error::Success();
 }
 

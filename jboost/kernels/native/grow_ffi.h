@@ -38,6 +38,10 @@ Rows ReadRows(Buffers* buffers, Access access, int64_t num_rows);
 // Whether every segment lies in its chunk.
 ffi::Error CheckRows(const Rows& rows, int64_t num_rows);
 
+// Whether the splits of a level are such that rows and the tree can be written by them.
+ffi::Error CheckSplits(const Splits& splits, const int32_t* position, int64_t num_slots,
+                       int64_t level, int64_t max_depth, int64_t num_features);
+
 // Codes by row, [blocks, N, width]. The number of features comes from elsewhere.
 void ReadPacked(Buffers* buffers, Access access, Codes* codes, void** packed);
 

@@ -8,6 +8,7 @@
 #define JBOOST_TREE_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "categories.h"
 #include "grow.h"
@@ -15,17 +16,15 @@
 
 namespace jboost {
 
-struct TreeInput {
-  const float* gradient;   // [N]
-  const float* curvature;  // [N]
-  const uint8_t* in_bag;   // [N]
+// What the splits of a tree depend on, besides the rows.
+struct TreeLimits {
   const uint32_t* seed;    // [2]
   const float* fractions;  // [3]: of features, by tree, level and node
-  SplitLimits limits;      // without the units
+  SplitLimits limits;
   float min_gain;
+  int64_t num_features;
   int64_t max_depth;
   int64_t max_leaves;  // 0: no limit
-  bool uniform;        // all rows have the same curvature
   // The limits on leaf values; null without.
   const float* bounds;      // [2]: of the root
   const int32_t* monotone;  // [F]
@@ -36,22 +35,69 @@ struct TreeInput {
   const CategoryLimits* categories;  // null without
 };
 
-struct TreeOutput {
+// A tree while it grows: its nodes so far, and those of the next level, in slots.
+struct TreeState {
   TreeArrays tree;
-  int32_t* leaf;       // [N]
-  float* leaf_bounds;  // [leaves, 2]; null without limits on leaf values
+  float* leaf_bounds;     // [leaves, 2]; null without limits on leaf values
+  Histograms histograms;  // of the level's nodes
+  int32_t* position;      // [slots]: of each slot's node on its level; -1: none
+  int32_t* place;         // [slots]: of its histogram
+  // What nodes inherit from their paths; see jboost.trees.paths.
+  int32_t* free;  // [1]: leaves that may still be added, if their number is limited
+  float* bounds;  // [slots, 2]: of the leaf values below; null without limits
+  uint8_t* used;  // [slots, F]: features on the path; null without groups
 };
 
-// Memory that growing a tree overwrites.
-struct TreeScratch {
+// The splits of a level.
+struct LevelSplits {
+  LevelSplits(int64_t num_slots, int64_t num_words);
+
+  SplitOutput output();
+  Splits splits() const;
+
+  int64_t num_words;
+  std::vector<int32_t> position, feature, threshold;  // [slots]
+  std::vector<uint8_t> missing_left, found;
+  std::vector<float> gain;
+  std::vector<float> child_bounds;                 // [slots, 2, 2]
+  std::vector<uint32_t> left_codes, absent_codes;  // [slots, words]
+};
+
+// Begins with a tree without a split, and the root in slot 0.
+void StartTree(const TreeLimits& limits, const TreeState& state);
+
+// Finds the splits of a level. `squares` [slots]: sums of the squares of the gradient's
+// integers, where there are categories.
+LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
+                      const float* squares, const TreeState& state);
+
+// Writes the splits into the tree, and puts their children in the slots. Returns the
+// children whose histograms must be summed before the next level.
+std::vector<NodeSum> FinishLevel(const TreeLimits& limits, int64_t level,
+                                 const LevelSplits& splits, const Sides* sides,
+                                 const TreeState& state);
+
+// Puts sums of nodes, [nodes, C, F, B], in their places, and subtracts them from the
+// parents'.
+void JoinSums(const Pool& pool, const NodeSum* nodes, int64_t num_nodes,
+              const int32_t* sums, int64_t num_features, const Histograms& histograms);
+
+// The rows of a tree that is grown by one call.
+struct TreeRows {
+  const float* gradient;   // [N]
+  const float* curvature;  // [N]
+  const uint8_t* in_bag;   // [N]
+  bool uniform;            // all rows have the same curvature
+  // Memory that growing the tree overwrites.
   Rows rows;
-  Histograms histograms;
   SparseRow* sparse_rows;  // of sparse codes
+  int32_t* leaf;           // [N], written
 };
 
-// Grows a tree. Returns false if sparse entries lead out of a chunk.
-bool GrowTree(const Pool& pool, const Codes& codes, const TreeInput& input,
-              const TreeScratch& scratch, const TreeOutput& output);
+// Grows a tree; of `state`, the nodes and the histograms have memory. The units of
+// `limits` are not read. Returns false if sparse entries lead out of a chunk.
+bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& limits,
+              const TreeRows& rows, const TreeState& state);
 
 }  // namespace jboost
 

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of one level, for rows that are divided among devices or blocks.
+
+In: codes and derivatives of a part of the rows; sums over all rows. Out: the same tree
+as from :func:`jboost.kernels.grow_cpu.grow_tree`, bit for bit::
+
+    start_rows                                   each part of the rows
+    sum_slots  -> add the sums of all parts      the root
+    find_level -> route_rows, sum_slots -> add   levels
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt16, UInt32
+
+from jboost.kernels.grow_cpu import CHUNK, WORD, SplitLimits
+from jboost.kernels.library import call
+
+
+class PartRows(NamedTuple):
+    """A part's rows in the bag, grouped by slot within chunks; see native/grow.h.
+
+    Attributes:
+      rounded: gradient and curvature of each row as integers, in one 64-bit word.
+      order: the position of each row in its chunk.
+      segments: where the rows of each slot begin and end in a chunk.
+    """
+
+    rounded: Int32[Array, "N 2"]
+    order: UInt16[Array, " N"]
+    segments: Int32[Array, "chunks M 2"]
+
+
+class LevelSplits(NamedTuple):
+    """The splits of the slots of a level.
+
+    Attributes:
+      position: of each slot's node on the level; -1: an empty slot.
+      left_codes, absent_codes: of splits by categories; None without.
+    """
+
+    position: Int32[Array, " M"]
+    feature: Int32[Array, " M"]
+    threshold: Int32[Array, " M"]
+    missing_left: Bool[Array, " M"]
+    found: Bool[Array, " M"]
+    left_codes: UInt32[Array, "M W"] | None = None
+    absent_codes: UInt32[Array, "M W"] | None = None
+
+
+class TreeState(NamedTuple):
+    """A tree so far, and the nodes of its next level; see native/tree.h."""
+
+    feature: Int32[Array, " I"]
+    threshold: Int32[Array, " I"]
+    missing_left: Bool[Array, " I"]
+    position: Int32[Array, " M"]
+    place: Int32[Array, " M"]
+    free: Int32[Array, "1"]
+    histograms: Int32[Array, "M C F B"]
+    leaf_bounds: Float[Array, "L 2"] | None
+    left_codes: UInt32[Array, "I W"] | None
+    bounds: Float[Array, "M 2"] | None
+    used: Bool[Array, "M F"] | None
+
+
+class LevelLimits(NamedTuple):
+    """What the splits of a tree depend on besides sums; see :func:`grow_tree`.
+
+    Attributes:
+      fractions: of features, by tree, level and node.
+      unit: what one integer of gradient and of curvature stands for.
+      values: a :class:`jboost.trees.splitting.ValueLimits`, or None.
+      categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None.
+    """
+
+    seed: UInt32[Array, "2"]
+    fractions: Float[Array, "3"]
+    limits: SplitLimits
+    unit: Float[Array, "2"]
+    values: Any
+    groups: Bool[Array, "G F"] | None
+    categories: Any
+
+
+def shape_state(
+    limits: LevelLimits,
+    *,
+    max_depth: int,
+    num_slots: int,
+    sums_shape: tuple[int, int, int],
+) -> TreeState:
+    """Returns the shapes of a state; ``sums_shape`` is channels, features, bins."""
+    nodes, features, num_bins = 2**max_depth - 1, sums_shape[1], sums_shape[2]
+    shape: Any = jax.ShapeDtypeStruct
+    limited, categorical = limits.values is not None, limits.categories is not None
+    words = -(-num_bins // WORD)
+    return TreeState(
+        feature=shape((nodes,), jnp.int32),
+        threshold=shape((nodes,), jnp.int32),
+        missing_left=shape((nodes,), jnp.bool_),
+        position=shape((num_slots,), jnp.int32),
+        place=shape((num_slots,), jnp.int32),
+        free=shape((1,), jnp.int32),
+        histograms=shape((num_slots, *sums_shape), jnp.int32),
+        leaf_bounds=shape((nodes + 1, 2), jnp.float32) if limited else None,
+        left_codes=shape((nodes, words), jnp.uint32) if categorical else None,
+        bounds=shape((num_slots, 2), jnp.float32) if limited else None,
+        used=None if limits.groups is None else shape((num_slots, features), jnp.bool_),
+    )
+
+
+def start_rows(
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    seed: UInt32[Array, "2"],
+    scale: Float[Array, "2"],
+    stochastic: Bool[Array, ""],
+    first_row: Int32[Array, ""],
+    *,
+    num_slots: int,
+    uniform: bool,
+) -> PartRows:
+    """Rounds the rows of a part to integers, and puts those in the bag in slot 0.
+
+    Args:
+      scale, stochastic: see :class:`jboost.numerics.fixed_point.FixedPoint`.
+      first_row: the number of the part's first row.
+      uniform: all rows in the bag have the same curvature; its integer is 1.
+    """
+    operands = gradient, curvature, in_bag, seed, scale, stochastic, first_row
+    size = gradient.shape[0]
+    results = (
+        jax.ShapeDtypeStruct((size, 2), jnp.int32),
+        jax.ShapeDtypeStruct((size,), jnp.uint16),
+        jax.ShapeDtypeStruct((-(-size // CHUNK), num_slots, 2), jnp.int32),
+    )
+    return PartRows(*call("start_rows", results, *operands, uniform=int(uniform)))
+
+
+def sum_slots(
+    packed: Array,
+    rows: PartRows,
+    num_features: Int32[Array, ""],
+    slot: Int32[Array, " P"],
+    sums: Int32[Array, "P C F B"],
+) -> Int32[Array, "P C F B"]:
+    """Adds the histograms, cumulative over bins, of some slots to ``sums``.
+
+    Args:
+      packed: codes by row.
+      num_features: the number of columns to sum; those beyond are padding.
+      slot: from the first -1 on, none.
+    """
+    operands = (packed, *rows, num_features, slot, sums)
+    aliases = {len(operands) - 1: 0}
+    return call("sum_slots", _like(sums), *operands, aliases=aliases)
+
+
+def find_level(
+    limits: LevelLimits,
+    sums: Int32[Array, "P C F B"],
+    summed: Int32[Array, " P"],
+    squares: Int32[Array, "S 4"] | None,
+    greatest: Int32[Array, ""] | None,
+    state: TreeState,
+    *,
+    level: int,
+    max_depth: int,
+    max_leaves: int,
+) -> tuple[TreeState, LevelSplits, Int32[Array, " Q"]]:
+    """Finds the splits of a level, writes them, and puts their children in slots.
+
+    Args:
+      sums: over all rows, of the slots ``summed``: the smaller child of each pair. On
+        level 0, the root; and what ``state`` holds is ignored.
+      squares, greatest: of :func:`sum_squares` over all rows; None without categories.
+      max_leaves: 0 for no limit.
+
+    Returns:
+      The state of the next level, this level's splits, and the slots to be summed.
+    """
+    grown, structure = jax.tree.flatten(state)
+    slots, words = state.position.shape[0], state.left_codes
+    shape: Any = jax.ShapeDtypeStruct
+    found = [shape((slots,), jnp.int32)] * 3 + [shape((slots,), jnp.bool_)] * 2
+    if words is not None:
+        found += [shape((slots, words.shape[1]), jnp.uint32)] * 2
+    next_level = shape((count_pairs(level + 1, slots),), jnp.int32)
+    before = (*limits[:2], *limits.limits, limits.unit, sums, summed)
+    if limits.values is not None:
+        before += tuple(limits.values)
+    if limits.groups is not None:
+        before += (limits.groups,)
+    if limits.categories is not None:
+        before += (*limits.categories, squares, greatest)
+    results = call(
+        "find_level", (*map(_like, grown), *found, next_level), *before, *grown,
+        aliases={len(before) + i: i for i in range(len(grown))},
+        categorical=int(limits.categories is not None),
+        grouped=int(limits.groups is not None), limited=int(limits.values is not None),
+        level=level, max_depth=max_depth, max_leaves=max_leaves,
+    )  # fmt: skip
+    after = jax.tree.unflatten(structure, results[: len(grown)])
+    splits = LevelSplits(*results[len(grown) : -1])
+    return after, splits, results[-1]
+
+
+def count_pairs(level: int, num_slots: int) -> int:
+    """Returns how many nodes of a level must be summed at most."""
+    return max(1, min(2**level, num_slots) // 2)
+
+
+def route_rows(
+    columns: Array,
+    splits: LevelSplits,
+    rows: PartRows,
+    leaf: Int32[Array, " N"],
+    *,
+    level: int,
+    max_depth: int,
+) -> tuple[PartRows, Int32[Array, " N"]]:
+    """Moves a part's rows to the children of the splits.
+
+    Rows whose node is not split get their leaf; so do all rows at the last level.
+    """
+    before = (columns, *(each for each in splits if each is not None))
+    *moved, leaf = call(
+        "route_rows", (*map(_like, rows), _like(leaf)), *before, *rows, leaf,
+        aliases={len(before) + i: i for i in range(4)}, level=level,
+        max_depth=max_depth,
+    )  # fmt: skip
+    return PartRows(*moved), leaf
+
+
+def find_greatest(rows: PartRows) -> Int32[Array, ""]:
+    """Finds the greatest magnitude of the gradient's integers, of rows in slot 0."""
+    result = jax.ShapeDtypeStruct((), jnp.int32)
+    return call("greatest_gradient", result, *rows)
+
+
+def sum_squares(
+    rows: PartRows, greatest: Int32[Array, ""], *, num_slots: int
+) -> Int32[Array, "S 4"]:
+    """Sums the squares of the gradient's integers over the rows of the first slots.
+
+    Args:
+      greatest: of :func:`find_greatest` over all rows; it sets the unit.
+
+    Returns:
+      Digits of 19 bits, lowest first; see
+      :func:`jboost.kernels.sums_xla.join_digits`.
+    """
+    result = jax.ShapeDtypeStruct((num_slots, 4), jnp.int32)
+    return call("sum_squares", result, *rows, greatest)
+
+
+def _like(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bindings of the steps of one level, for rows that are divided among devices or among
+// blocks: each call takes the rows of one part.
+#include <vector>
+
+#include "categories.h"
+#include "grow_ffi.h"
+
+namespace jboost {
+namespace {
+
+ffi::Error StartRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                         ffi::RemainingRets results, int64_t uniform) {
+  Buffers buffers(operands, results);
+  int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "gradient")[0];
+  const float* gradient = buffers.Operand<float>("gradient", {num_rows});
+  const float* curvature = buffers.Operand<float>("curvature", {num_rows});
+  const uint8_t* in_bag = buffers.Operand<uint8_t>("in_bag", {num_rows});
+  const uint32_t* seed = buffers.Operand<uint32_t>("seed", {2});
+  const float* scale = buffers.Operand<float>("scale", {2});
+  bool stochastic = buffers.Scalar<uint8_t>("stochastic") != 0;
+  int32_t first_row = buffers.Scalar<int32_t>("first_row");
+  Rows rows = ReadRows(&buffers, Access::kResult, num_rows);
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  Rounding rounding{{scale[0], scale[1]}, stochastic, uniform != 0};
+  PlaceRows(MakePool(threads), num_rows, gradient, curvature, in_bag, seed, rounding,
+            first_row, rows);
+  return ffi::Error::Success();
+}
+
+ffi::Error SumSlotsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  Codes codes{};
+  void* packed;
+  ReadPacked(&buffers, Access::kOperand, &codes, &packed);
+  Rows rows = ReadRows(&buffers, Access::kOperand, codes.num_rows);
+  codes.num_features = buffers.Scalar<int32_t>("num_features");
+  int64_t num_slots = buffers.NextShape<1>(Access::kOperand, "slot")[0];
+  const int32_t* slot = buffers.Operand<int32_t>("slot", {num_slots});
+  auto [num_sums, channels, columns, bins] =
+      buffers.NextShape<4>(Access::kOperand, "sums");
+  Histograms histograms{
+      buffers.InPlace<int32_t>("sums", {num_sums, channels, columns, bins}), num_sums,
+      channels, bins, channels == 3};
+  histograms.add = true;
+  buffers.Check(num_slots == num_sums, "there must be a sum for each slot");
+  buffers.Check(channels == 2 || channels == 3, "sums must have 2 or 3 channels");
+  buffers.Check(0 < bins && bins <= (codes.wide ? 65536 : kByteStride),
+                "the codes of sums must fit their type");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckRows(rows, codes.num_rows));
+  JBOOST_CHECK(0 < codes.num_features && codes.num_features <= columns &&
+                   columns <= codes.num_blocks * codes.width,
+               "num_features must be 1 to F, and packed must hold F features");
+  codes.num_blocks = (codes.num_features + codes.width - 1) / codes.width;
+  std::vector<NodeSum> nodes;
+  for (int64_t i = 0; i < num_slots && slot[i] >= 0; ++i) {
+    JBOOST_CHECK(slot[i] < rows.num_slots, "slot must hold slots of segments");
+    nodes.push_back({slot[i], i, -1});
+  }
+  if (nodes.empty()) return ffi::Error::Success();
+  JBOOST_CHECK(SumNodes(MakePool(threads), codes, rows, nodes.data(),
+                        static_cast<int64_t>(nodes.size()), histograms),
+               "index must hold rows of a chunk");
+  return ffi::Error::Success();
+}
+
+ffi::Error RouteRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                         ffi::RemainingRets results, int64_t level, int64_t max_depth) {
+  Buffers buffers(operands, results);
+  Source source;
+  ReadColumns(&buffers, &source);
+  const Codes& codes = source.codes;
+  int64_t slots = buffers.NextShape<1>(Access::kOperand, "position")[0];
+  const int32_t* position = buffers.Operand<int32_t>("position", {slots});
+  Splits splits{};
+  splits.feature = buffers.Operand<int32_t>("feature", {slots});
+  splits.threshold = buffers.Operand<int32_t>("threshold", {slots});
+  splits.missing_left = buffers.Operand<uint8_t>("missing_left", {slots});
+  splits.found = buffers.Operand<uint8_t>("found", {slots});
+  // The rows begin with their words, int32; sets of codes are uint32.
+  if (buffers.NextIs(Access::kOperand, ffi::DataType::U32)) {
+    splits.num_words = buffers.NextShape<2>(Access::kOperand, "left_codes")[1];
+    Shape shape = {slots, splits.num_words};
+    splits.left_codes = buffers.Operand<uint32_t>("left_codes", shape);
+    splits.absent_codes = buffers.Operand<uint32_t>("absent_codes", shape);
+    buffers.Check(splits.num_words > 0, "sets of codes must have words");
+  }
+  Rows rows = ReadRows(&buffers, Access::kInPlace, codes.num_rows);
+  int32_t* leaf = buffers.InPlace<int32_t>("leaf", {codes.num_rows});
+  buffers.Check(rows.num_slots == slots, "splits must be of the slots of segments");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckRows(rows, codes.num_rows));
+  JBOOST_RETURN_IF_ERROR(
+      CheckSplits(splits, position, slots, level, max_depth, codes.num_features));
+  JBOOST_CHECK(RouteRows(MakePool(threads), codes, splits, position, level, max_depth,
+                         rows, leaf, nullptr),
+               "index must hold rows of a chunk");
+  return ffi::Error::Success();
+}
+
+ffi::Error FindGreatestGradientImpl(ffi::ThreadPool threads,
+                                    ffi::RemainingArgs operands,
+                                    ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  int64_t num_rows = buffers.NextShape<2>(Access::kOperand, "words")[0];
+  Rows rows = ReadRows(&buffers, Access::kOperand, num_rows);
+  int32_t* greatest = buffers.Result<int32_t>("greatest", {});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckRows(rows, num_rows));
+  *greatest = FindGreatestGradient(MakePool(threads), rows, num_rows);
+  return ffi::Error::Success();
+}
+
+ffi::Error SumSquaresImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                          ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  int64_t num_rows = buffers.NextShape<2>(Access::kOperand, "words")[0];
+  Rows rows = ReadRows(&buffers, Access::kOperand, num_rows);
+  int32_t greatest = buffers.Scalar<int32_t>("greatest");
+  int64_t slots = buffers.NextShape<2>(Access::kResult, "digits")[0];
+  int32_t* digits = buffers.Result<int32_t>("digits", {slots, 4});
+  buffers.Check(slots <= rows.num_slots, "there must be digits for slots only");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_RETURN_IF_ERROR(CheckRows(rows, num_rows));
+  SumSquares(MakePool(threads), rows, num_rows, greatest, slots, digits);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+JBOOST_HANDLER(jboost_start_rows, StartRowsImpl, Bind().Attr<int64_t>("uniform"))
+JBOOST_HANDLER(jboost_sum_slots, SumSlotsImpl, Bind())
+JBOOST_HANDLER(jboost_route_rows, RouteRowsImpl,
+               Bind().Attr<int64_t>("level").Attr<int64_t>("max_depth"))
+JBOOST_HANDLER(jboost_greatest_gradient, FindGreatestGradientImpl, Bind())
+JBOOST_HANDLER(jboost_sum_squares, SumSquaresImpl, Bind())
+
+}  // namespace jboost

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees grown by the CPU kernels on shards of rows are those of one device.
+
+They run in a process of their own, which JAX gives several devices.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jboost.codes.codes import DenseCodes
+from jboost.entry.collectives import Shards, use_shards
+from jboost.entry.implementation import use_implementation
+from jboost.kernels import levels_cpu, library
+from jboost.trees.category_splits import CategoryLimits
+from jboost.trees.growing import grow_levels
+from jboost.trees.limits import TreeLimits
+from jboost.trees.splitting import ValueLimits
+
+NUM_SHARDS = 4
+
+
+def limit(num_features, **others):
+    """Bounds and signs of leaf values, groups of features, or categories."""
+    signs = jnp.arange(num_features, dtype=jnp.int32) % 3 - 1
+    bounds = jnp.array([-0.4, 0.4], jnp.float32)
+    group = jnp.arange(num_features) % 3
+    parts = dict(
+        values=ValueLimits(jnp.float32(3.0), bounds, signs),
+        groups=jnp.stack([group != each for each in range(3)]),
+        categories=CategoryLimits(
+            jnp.array([0, 3], jnp.int32), jnp.array([20, 3], jnp.int32),
+            jnp.float32(5.0), jnp.float32(2.0), jnp.float32(1.0), jnp.int32(4),
+        ),
+    )  # fmt: skip
+    wanted = {name: parts[name] for name, use in others.items() if use is True}
+    return TreeLimits(**{**others, **wanted})
+
+
+PLAIN = dict(features=7, bins=64, depth=6, limits={})
+EVEN, EMPTY = (5000, 5000, 5000, 3001), (17_000, 20_000, 0, 1)
+CASES = {
+    "few rows": PLAIN | dict(sizes=(1, 0, 0, 0), depth=3),
+    "rounded to nearest": PLAIN | dict(sizes=EVEN),
+    "rounded stochastically, an empty shard": PLAIN | dict(sizes=EMPTY),
+    "uniform": PLAIN | dict(sizes=EMPTY, uniform=True),
+    "bag": PLAIN | dict(sizes=EVEN, bag=0.6, missing=0.2),
+    "hardly any in the bag": PLAIN | dict(sizes=EVEN, bag=0.01, missing=0.2),
+    "wide codes": PLAIN | dict(sizes=EVEN, bins=700, missing=0.1),
+    "many features": PLAIN | dict(sizes=(900, 900, 900, 20), features=70, bins=32),
+    "deep": PLAIN | dict(sizes=(900, 900, 900, 20), depth=12, missing=0.1),
+    "leaves": PLAIN | dict(sizes=EVEN, max_leaves=13),
+    "samples": PLAIN
+    | dict(sizes=EVEN, limits=dict(min_child_samples=30, colsample_bynode=0.6)),
+    "constraints": PLAIN
+    | dict(sizes=EVEN, missing=0.1, limits=dict(values=True, groups=True)),
+    "categories": PLAIN
+    | dict(sizes=EMPTY, missing=0.1, bag=0.9, limits=dict(categories=True)),
+    "constrained categories": PLAIN
+    | dict(
+        sizes=EVEN, missing=0.1, uniform=True, max_leaves=20,
+        limits=dict(values=True, categories=True),
+    ),
+}  # fmt: skip
+
+
+def make_rows(case):
+    count, bins = sum(case["sizes"]), case["bins"]
+    rng = np.random.default_rng(count)
+    columns = rng.integers(1, bins, (case["features"], count))
+    columns[0], columns[3] = columns[0] % 20 + 1, columns[3] % 3 + 1
+    columns[rng.random(columns.shape) < case.get("missing", 0.0)] = 0
+    gradient = rng.normal(size=count) + np.sin(columns[0]) + columns[1] / bins
+    curvature = np.ones(count) if case.get("uniform") else rng.random(count)
+    in_bag = rng.random(count) < case.get("bag", 1.0)
+    in_bag[0] = True
+    numbers = gradient.astype(np.float32), curvature.astype(np.float32)
+    return columns.astype(np.uint8 if bins <= 256 else np.uint16), *numbers, in_bag
+
+
+def pad(array, sizes):
+    """Shards of equal length; the padding repeats nothing and is in no bag."""
+    longest, parts = max(sizes), np.split(array, np.cumsum(sizes)[:-1], axis=-1)
+    lead = [(0, 0)] * (array.ndim - 1)
+    return np.concatenate(
+        [np.pad(part, [*lead, (0, longest - part.shape[-1])]) for part in parts],
+        axis=-1,
+    )
+
+
+def compare(case, mesh):
+    sizes, rows = case["sizes"], make_rows(case)
+    limits = limit(case["features"], **case["limits"])
+    words = jnp.array([3, 5], jnp.uint32)
+
+    def grow(columns, gradient, curvature, in_bag):
+        return grow_levels(
+            DenseCodes(columns), gradient, curvature, in_bag, words, limits,
+            max_depth=case["depth"], num_bins=case["bins"],
+            max_leaves=case.get("max_leaves"), uniform=case.get("uniform", False),
+        )  # fmt: skip
+
+    def grow_part(*rows):
+        with use_shards(Shards(("rows",), sizes, sum(sizes))):
+            tree, leaf = grow(*rows)
+        return jax.tree.map(lambda array: array[None], tree), leaf
+
+    row = P("rows")
+    sharded = jax.shard_map(
+        grow_part, mesh=mesh, in_specs=(P(None, "rows"), row, row, row),
+        out_specs=row, check_vma=False,
+    )  # fmt: skip
+    with use_implementation("cpu"):
+        tree, leaf = jax.jit(grow)(*map(jnp.asarray, rows))
+        trees, leaves = jax.jit(sharded)(*(pad(array, sizes) for array in rows))
+    for shard in range(NUM_SHARDS):
+        chex.assert_trees_all_equal(jax.tree.map(lambda a, i=shard: a[i], trees), tree)
+    leaves = np.asarray(leaves).reshape(NUM_SHARDS, -1)
+    leaves = [own[:size] for own, size in zip(leaves, sizes, strict=True)]
+    np.testing.assert_array_equal(np.concatenate(leaves), leaf)
+    return len(np.unique(leaf))
+
+
+def main():
+    mesh: Any = jax.make_mesh(
+        (NUM_SHARDS,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    for name, case in CASES.items():
+        print(name, compare(case, mesh), sep=": ", flush=True)
+
+
+@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+def test_shards_grow_the_tree_of_one_device():
+    flags = f"--xla_force_host_platform_device_count={NUM_SHARDS}"
+    done = subprocess.run(
+        [sys.executable, __file__], timeout=200, capture_output=True, text=True,
+        env=os.environ | {"XLA_FLAGS": flags}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    leaves = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert leaves.keys() == CASES.keys()
+    # There was something to compare.
+    assert all(int(leaves[name]) > 5 for name in CASES if name != "few rows")
+
+
+@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+def test_each_level_exchanges_only_its_nodes():
+    """One histogram for the root, then half of the nodes of each level."""
+    counts = [levels_cpu.count_pairs(level, 16) for level in range(7)]
+    assert counts == [1, 1, 2, 4, 8, 8, 8]
+    sizes = dict(max_depth=6, num_bins=8)
+    codes = DenseCodes(jnp.zeros((3, 10), jnp.uint8))
+    rows = jnp.zeros(10), jnp.ones(10), jnp.ones(10, bool), jnp.zeros(2, jnp.uint32)
+    mesh = jax.sharding.AbstractMesh((64,), ("rows",))
+    grow = partial(grow_levels, **sizes)
+
+    def grow_part(codes, *rows):
+        with use_shards(Shards(("rows",), (10,) * 64, 640)), use_implementation("cpu"):
+            return grow(codes, *rows, TreeLimits())
+
+    split = jax.shard_map(
+        grow_part, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    lowered = jax.jit(split).trace(codes, *rows).lower(lowering_platforms=("cpu",))
+    calls = re.findall(
+        r"stablehlo.all_reduce.*?-> tensor<(.*?)>", lowered.as_text(), re.S
+    )
+    exchanged = [
+        int(call.split("x")[0]) for call in calls if call.endswith("x3x3x8xi32")
+    ]
+    # XLA may share the text of the root and of level 1, which have one node each.
+    assert sorted({*exchanged}) == [1, 2, 4, 8, 16]
+    assert len(exchanged) in (5, 6)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    main()
