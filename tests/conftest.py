@@ -26,6 +26,9 @@ if "XLA_FLAGS" not in os.environ:
     )  # fmt: skip
     os.environ["XLA_FLAGS"] = "" if known.returncode else QUICK
 
+# Several devices, for the tests of meshes; the others use the first one.
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

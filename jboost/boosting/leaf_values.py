@@ -11,8 +11,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
-from jboost.numerics.derivatives import weigh
-from jboost.numerics.floats import round_alone
+from jboost.numerics.derivatives import round_alone, weigh
 from jboost.numerics.sums import sum_channels
 from jboost.trees.groups import Groups
 from jboost.trees.leaves import keeps_steps, newton_step, solve_leaves

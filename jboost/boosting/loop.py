@@ -7,7 +7,6 @@ from the host.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Unpack
 
 import jax
@@ -20,7 +19,8 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
-from jboost.boosting.round import STRUCTURE, grow_round
+from jboost.boosting.round import grow_round
+from jboost.boosting.scanning import by_row, run_rounds, run_sharded_rounds
 from jboost.boosting.settings import (
     Regularization,
     RoundSettings,
@@ -28,14 +28,8 @@ from jboost.boosting.settings import (
     takes_settings,
 )
 from jboost.boosting.sharding import (
-    EVERYWHERE,
     check_mesh,
-    cut_evenly,
-    pad_shards,
     refuse_with_mesh,
-    rows_of,
-    run_sharded,
-    spec_of_data,
 )
 from jboost.boosting.state import (
     Arrays,
@@ -46,7 +40,7 @@ from jboost.boosting.state import (
     Static,
     start_state,
 )
-from jboost.codes.codes import Codes, DenseCodes, pack_codes
+from jboost.codes.codes import Codes, DenseCodes
 from jboost.codes.preparing import arrange_codes, check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
@@ -334,8 +328,8 @@ def boost(
     operands: Any = (constants, numbers, rates, data, offset, initial_scores(chosen))
     operands += (seed_from_key(key),)
     if mesh is not None:
-        return compiled(_boost_sharded, traced, method, mesh)(*operands)
-    return compiled(_boost, traced, method, program)(*operands)
+        return compiled(run_sharded_rounds, traced, method, mesh)(*operands)
+    return compiled(run_rounds, traced, method, program)(*operands)
 
 
 def _read_codes(settings, binned, mesh=None):
@@ -379,7 +373,7 @@ def _put(arrays) -> Any:
 
 def _init(loss, constants, data, *start):
     state, _ = start_state(loss, constants, data, StartPoint(*start))
-    return state._replace(scores=_by_row(state.scores))
+    return state._replace(scores=by_row(state.scores))
 
 
 def _step(loss, method, constants, numbers, learning_rate, data, state, given):
@@ -387,62 +381,4 @@ def _step(loss, method, constants, numbers, learning_rate, data, state, given):
     arrays = Arrays(constants, numbers, data, given)
     problem = Problem(Static(loss, method), arrays)
     state, trees, _ = grow_round(problem, learning_rate, state._replace(scores=scores))
-    return state._replace(scores=_by_row(state.scores)), trees
-
-
-def _by_row(scores):
-    """Returns scores as [N] for K = 1, else [N, K]."""
-    return scores[0] if scores.shape[0] == 1 else scores.T
-
-
-def _boost(loss, method, program, *operands):
-    constants, numbers, rates, data, offset, init_score, seed = operands
-    start = StartPoint(offset, init_score, seed)
-    state, _ = start_state(loss, constants, data, start)
-    problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
-
-    @partial(jax.checkpoint, prevent_cse=False, policy=_choose_kept(data))
-    def one_round(state, rate):
-        return grow_round(own.hand_in(problem, program, state), rate, state)[:2]
-
-    final, trees = jax.lax.scan(one_round, state, rates)
-    return BoostedTrees(trees, state.init_score), _by_row(final.scores)
-
-
-def _boost_sharded(loss, method, mesh, *operands):
-    constants, numbers, rates, data, offset, init_score, seed = operands
-    num_rows = data.weights.shape[0]
-    shards = cut_evenly(mesh, num_rows)
-    data, offset = pad_shards(shards, data, offset)
-
-    def run(constants, numbers, rates, data, offset, init_score, seed):
-        data = data._replace(codes=pack_codes(data.codes, method.num_bins))
-        rows = (data, offset, init_score, seed)
-        return _boost(loss, method, None, constants, numbers, rates, *rows)
-
-    everywhere = (EVERYWHERE,) * 3
-    specs = (*everywhere, spec_of_data(shards), rows_of(shards, 1), *everywhere[:2])
-    trees, scores = run_sharded(
-        run, mesh, shards,
-        (constants, numbers, rates, data, offset, init_score, seed),
-        specs, (EVERYWHERE, rows_of(shards)),
-    )  # fmt: skip
-    return trees, scores[:num_rows]
-
-
-def _choose_kept(data):
-    """Returns what reverse mode keeps of a round: no tree is grown or solved twice.
-
-    Besides the state, it keeps the structure of the trees, the leaves of the rows and
-    all results of custom derivatives that have fewer numbers than rows: sums by leaf,
-    leaf values. Derivatives of rows are evaluated again.
-    """
-    of_structure = jax.checkpoint_policies.save_only_these_names(STRUCTURE)
-
-    def keep(primitive, *operands, **params):
-        if primitive.name == "custom_jvp_call":
-            results = params["call_jaxpr"].out_avals
-            return all(result.size < len(data.weights) for result in results)
-        return of_structure(primitive, *operands, **params)
-
-    return keep
+    return state._replace(scores=by_row(state.scores)), trees

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -38,16 +38,6 @@ def check_mesh(mesh: Any) -> Mesh | None:
         "mesh must be a jax.sharding.Mesh, as jax.make_mesh makes, or None, got "
         f"{type(mesh).__name__}"
     )
-
-
-def find_mesh(x: Any) -> Mesh | None:
-    """Returns the mesh over which the rows of an array are divided; None if none."""
-    sharding = getattr(x, "sharding", None) if isinstance(x, jax.Array) else None
-    if not isinstance(sharding, NamedSharding) or not sharding.spec:
-        return None
-    if sharding.spec[0] is None or sharding.mesh.size == 1:
-        return None
-    return sharding.mesh
 
 
 def cut_evenly(mesh: Any, num_rows: int) -> Shards:

@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Int32, Shaped
 
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
+from jboost.entry.meshes import find_mesh, map_shards
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble, Model, check_model, read_model
 from jboost.model.preparing import prepare
@@ -47,6 +48,7 @@ def predict(
         :func:`jboost.fit`) is read in blocks of rows, and only the columns that the
         model uses are read; not under ``jit``. Entries that it does not store are
         read as ``model.absent`` says; where that is None, every entry must be stored.
+        A ``jax.Array`` sharded over its rows gives results sharded alike.
         A stream (:func:`jboost.stream`) is read batch by batch; its targets are not
         used.
       offset: [N] or [N, K], added to the score, as in training; not for a single
@@ -78,6 +80,9 @@ def predict(
     if isinstance(x, RowSource):
         run = partial(predict, inverse_link=inverse_link)
         return _predict_batches(run, model, x, offset)
+    if find_mesh(x) is not None:
+        run = partial(predict, model, inverse_link=inverse_link)
+        return map_shards(lambda x, offset: run(x, offset=offset), x, offset)
     ensemble = read_model(model)
     if model.single_tree and offset is not None:
         raise ValueError(

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
 
-_LARGEST = float(np.finfo(np.float32).max)
 _TINY = float(np.finfo(np.float32).tiny)  # smaller magnitudes are denormal
 Floats = TypeVar("Floats", Array, np.ndarray)
 
@@ -22,15 +21,6 @@ def flush_denormals(x: Floats) -> Floats:
     """Replaces denormals by 0, because processors differ in whether they do so."""
     numpy: Any = np if isinstance(x, np.ndarray) else jnp
     return numpy.where(numpy.abs(x) < _TINY, np.float32(0), x)
-
-
-def round_alone(product: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns a product that XLA does not contract with a sum into one FMA.
-
-    It does so in some programs and not in others, by where the other summand comes
-    from. The clip changes no finite number.
-    """
-    return jnp.clip(product, -_LARGEST, _LARGEST)
 
 
 def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-_SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
-
 
 def padded_size(size: int, least: int = 64) -> int:
     """Rounds up to 8 sizes per power of two: nearby sizes share programs."""
@@ -17,12 +15,6 @@ def padded_size(size: int, least: int = 64) -> int:
         return least
     step = 1 << max(0, (size - 1).bit_length() - 4)
     return -(-size // step) * step
-
-
-def padded_rows(num_rows: int) -> int:
-    """Rounds the rows of a training run up: few sizes for small tables."""
-    larger = (size for size in _SMALL_SIZES if size >= num_rows)
-    return next(larger, padded_size(num_rows))
 
 
 def pad_rows(array: Any, size: int) -> np.ndarray:

@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 from jboost import losses
 from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import Settings, read_settings
-from jboost.boosting.sharding import check_mesh, find_mesh
+from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks
 from jboost.entry.collectives import run_on_first
+from jboost.entry.meshes import find_mesh
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import RowSource
 from jboost.training.continuing import check_start, match_columns

@@ -21,7 +21,7 @@ from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
 from jboost.entry.collectives import gather_tables
-from jboost.numerics.padding import pad_rows, padded_rows, padded_size
+from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
@@ -29,7 +29,7 @@ from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
 from jboost.training.history import UNNAMED
-from jboost.training.spreading import Spread, spread_rows
+from jboost.training.spreading import Spread, padded_rows, spread_rows
 
 _FEW_ROWS = 8192  # compiling takes longer than training on so many
 _FEW_COLUMNS = 32

@@ -15,7 +15,9 @@ from jaxtyping import Array
 
 from jboost.boosting.sharding import EVERYWHERE, rows_of
 from jboost.entry.collectives import Shards, gather_numbers
-from jboost.numerics.padding import pad_rows, padded_rows
+from jboost.numerics.padding import pad_rows, padded_size
+
+_SMALL_SIZES = (256, 1024, 2048, 4096, 8192)
 
 
 class Spread(NamedTuple):
@@ -94,6 +96,12 @@ class Spread(NamedTuple):
             parts.append((index, part[: self.shards.sizes[index]]))
         parts = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
         return np.moveaxis(np.concatenate(parts), 0, axis)
+
+
+def padded_rows(num_rows: int) -> int:
+    """Rounds the rows of a training run up: few sizes for small tables."""
+    larger = (size for size in _SMALL_SIZES if size >= num_rows)
+    return next(larger, padded_size(num_rows))
 
 
 def spread_rows(mesh: Mesh, num_rows: int, padded_size: Any = None) -> Spread:

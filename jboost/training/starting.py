@@ -70,9 +70,9 @@ def _start_together(job, begin):
     rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:
-        # Programs on few rows of several scores round as their sizes make them.
+        # Programs on few rows may round in another way than those on many.
         num_scores, total = len(begin.offset), rows.spread.shards.padded
-        if num_scores == 1 or num_scores * total > FEW:
+        if num_scores * total > FEW:
             return _start_apart(job, begin)
         data, offset = rows.gather()
         begin = begin._replace(offset=offset)

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.stages import elementwise, stage
-from jboost.numerics.derivatives import differentiable, weigh
-from jboost.numerics.floats import round_alone
+from jboost.numerics.derivatives import differentiable, round_alone, weigh
 from jboost.numerics.sums import sum_channels
 from jboost.objective.evaluation import (
     Objective,

@@ -78,7 +78,7 @@ def round_rows(
     uniform: bool,
     first_row: Int32[Array, ""] | int = 0,
 ) -> Int32[Array, "n C"]:
-    """Integers of these rows, ``first_row`` being the number of the first one."""
+    """Returns the integers of rows of which ``first_row`` is the first."""
     values = _mask_rows(gradient, curvature, in_bag)
     channels = quantize(values.T, measure.fixed, seed, first_row)
     count = in_bag.astype(jnp.int32)[:, None]
@@ -95,9 +95,8 @@ def make_rows(
 ) -> RoundedRows:
     """Rounds all rows' derivatives to integers."""
     measure = measure_rows(gradient, curvature, in_bag, uniform)
-    channels = round_rows(
-        gradient, curvature, in_bag, seed, measure, uniform, first_row()
-    )
+    rows = (gradient, curvature, in_bag, seed)
+    channels = round_rows(*rows, measure, uniform, first_row())
     return RoundedRows(codes, channels, in_bag, measure.num_in_bag, measure.unit)
 
 
