@@ -98,7 +98,7 @@ def grow_locally(columns, gradient, curvature, in_bag, mass, limits, max_depth=4
     codes = DenseCodes(columns, order=sort_rows(columns))
     return grow_sorted_tree(
         codes, gradient, curvature, in_bag, jnp.zeros(2, jnp.uint32), limits,
-        measure(jnp.where(in_bag, mass, 0), jnp.sum(in_bag)), max_depth=max_depth,
+        measure(mass, in_bag.astype(jnp.uint8)), max_depth=max_depth,
     )  # fmt: skip
 
 

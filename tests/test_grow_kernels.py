@@ -191,8 +191,11 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
     if uniform:
         curvature = jnp.ones_like(curvature)
     values = jnp.where(in_bag, jnp.stack([gradient, curvature]), 0.0)
-    fixed = scale(values, jnp.sum(in_bag))
-    channels = np.array(jax.jit(quantize)(values.T, fixed, words))
+    times = np.asarray(in_bag).astype(np.uint8)
+    if not uniform:
+        times *= np.random.default_rng(1).integers(1, 256, num_rows, np.uint8)
+    fixed = scale(values, jnp.sum(in_bag), times)
+    channels = np.array(jax.jit(quantize)(values.T, fixed, words, 0, times))
     if uniform:
         channels[:, 1] = in_bag
     chunk = grow_cpu.CHUNK
@@ -207,7 +210,7 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
     numbers = (jnp.ones(3), *jnp.float32([1, 0, 0]), *jnp.int32([2, 1]))
     _, _, _, _, packed, order, _, sums = library.call(
         "grow", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), columns,
-        code_operands.pack(columns, 2), gradient, curvature, in_bag, words, *numbers,
+        code_operands.pack(columns, 2), gradient, curvature, times, words, *numbers,
         categorical=0, grouped=0, limited=0, max_depth=1, max_leaves=0, num_bins=2,
         num_slots=1, uniform=int(uniform),
     )  # fmt: skip
@@ -242,6 +245,22 @@ def test_sums_of_floats_do_not_depend_on_the_order(num_rows, isa):
     greatest = np.abs(values).max(axis=1).astype(np.float64)
     error = num_rows * 2.0**-38 * greatest + 2.0**-23 * np.abs(exact)
     assert np.all(np.abs(sums - exact) <= error)
+
+
+@pytest.mark.parametrize("num_rows", [2, 200, 9000, 70_000])
+def test_a_row_of_whole_weight_adds_what_so_many_rows_add(num_rows, isa):
+    rng = np.random.default_rng(1)
+    size = np.float32(10) ** rng.integers(-9, 3, num_rows).astype(np.float32)
+    values = (rng.normal(size=(2, num_rows)) * size).astype(np.float32)
+    weights = rng.choice(np.float32([0, 1, 2, 3, 7, 255, 0.3]), num_rows)
+    values[:, 0], weights[0] = np.nan, 0
+    times = np.where(weights == np.float32(0.3), 1, weights).astype(int)
+    terms = np.where(times == weights, np.float32(1), weights) * values
+    for implementation in ("xla", "cpu"):
+        with use_implementation(implementation):
+            weighted = jax.jit(sum_rows)(values, weights)
+            repeated = jax.jit(sum_rows)(np.repeat(terms, times, axis=1))
+        np.testing.assert_array_equal(weighted, repeated)
 
 
 def test_sums_of_any_magnitude():

@@ -82,6 +82,17 @@ def test_sums(isa, num_rows, num_groups, num_channels):
         assert np.all(np.abs(sum_of - exact) <= bound)
 
 
+def test_a_row_of_whole_weight_adds_what_so_many_rows_add(isa):
+    values, group, rng = make(5000, 33)
+    weights = rng.choice(np.float32([0, 1, 2, 3, 255]), 5000)
+    times, channels = weights.astype(int), tuple(np.where(weights > 0, values, np.nan))
+    add = partial(sum_channels, num_groups=33)
+    sums = both(lambda *rows: add(*rows[:2], weights=rows[2]), channels, group, weights)
+    repeated = tuple(np.repeat(values, times, axis=1))
+    expected = both(add, repeated, np.repeat(group, times))
+    np.testing.assert_array_equal(sums, expected)
+
+
 def test_sums_of_what_is_not_finite(isa):
     values, group, rng = make(30_000, 9)
     odd = rng.choice(np.float32([np.nan, np.inf, -np.inf]), 30_000)

@@ -55,6 +55,8 @@ CASES = {
     "rounded stochastically, an empty shard": PLAIN | dict(sizes=EMPTY),
     "uniform": PLAIN | dict(sizes=EMPTY, uniform=True),
     "bag": PLAIN | dict(sizes=EVEN, bag=0.6, missing=0.2),
+    "whole weights": PLAIN | dict(sizes=EVEN, bag=0.6, most_times=255),
+    "whole weights, rounded stochastically": PLAIN | dict(sizes=EMPTY, most_times=3),
     "hardly any in the bag": PLAIN | dict(sizes=EVEN, bag=0.01, missing=0.2),
     "wide codes": PLAIN | dict(sizes=EVEN, bins=700, missing=0.1),
     "many features": PLAIN | dict(sizes=(900, 900, 900, 20), features=70, bins=32),
@@ -84,8 +86,13 @@ def make_rows(case):
     curvature = np.ones(count) if case.get("uniform") else rng.random(count)
     in_bag = rng.random(count) < case.get("bag", 1.0)
     in_bag[0] = True
+    times = rng.integers(1, case.get("most_times", 1), count, np.uint8, endpoint=True)
     numbers = gradient.astype(np.float32), curvature.astype(np.float32)
-    return columns.astype(np.uint8 if bins <= 256 else np.uint16), *numbers, in_bag
+    return (
+        columns.astype(np.uint8 if bins <= 256 else np.uint16),
+        *numbers,
+        in_bag * times,
+    )
 
 
 def pad(array, sizes):

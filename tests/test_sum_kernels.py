@@ -34,10 +34,25 @@ def find_most(parts):
     return jnp.max(jnp.stack(parts), axis=0)
 
 
-def multiples(values, up):
+def make_times(repeated):
+    """How many times each row counts; the rows of the last part do not."""
+    if not repeated:
+        return None, [None] * len(SIZES)
+    times = np.random.default_rng(2).integers(1, 256, sum(SIZES)).astype(np.uint8)
+    times[-5:] = 0
+    return times, [jnp.asarray(part) for part in split(times)]
+
+
+def multiples(values, up, times):
     """Python's integers in place of the kernel's digits."""
     scaled = np.where(np.isfinite(values), values, 0).astype(np.float64) * float(up)
-    return sum(int(each) for each in np.rint(scaled))
+    whole = np.rint(scaled).astype(np.int64)
+    whole = whole if times is None else whole * times.astype(np.int64)
+    return sum(whole.tolist())
+
+
+def as_weights(times):
+    return None if times is None else jnp.asarray(times, jnp.float32)
 
 
 def join(digits):
@@ -45,28 +60,35 @@ def join(digits):
     return np.asarray(digits).astype(object) @ np.array([1 << 19 * i for i in range(4)])
 
 
+@pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize("odd", ODD)
-def test_sums_of_rows(odd):
-    values = make_values(3, ODD[odd])
+def test_sums_of_rows(odd, repeated):
+    values, (times, own_times) = make_values(3, ODD[odd]), make_times(repeated)
     parts = [jnp.asarray(part) for part in split(values)]
     sizes, others = zip(*map(reduce_cpu.find_greatest, parts), strict=True)
     greatest = find_most(sizes)
     finite = np.where(np.isfinite(values), values, 0)
     np.testing.assert_array_equal(greatest, np.abs(finite).max(axis=1))
     up = sums_xla.choose_unit(greatest)[0]
-    digits = sum(reduce_cpu.sum_digits(part, greatest) for part in parts)
-    wanted = [multiples(row, each) for row, each in zip(values, up, strict=True)]
-    assert join(digits).tolist() == wanted
+    wanted = [multiples(row, each, times) for row, each in zip(values, up, strict=True)]
+    for kernels in (reduce_cpu, sums_xla):
+        digits = sum(
+            kernels.sum_digits(part, greatest, own)
+            for part, own in zip(parts, own_times, strict=True)
+        )
+        assert join(digits).tolist() == wanted
     total = sums_xla.join_digits(sums_xla.carry(digits), greatest) + sum(others)
     for name in library.IMPLEMENTATIONS:
         with use_implementation(name):
-            expected = jax.jit(sum_rows)(jnp.asarray(values))
+            expected = jax.jit(sum_rows)(jnp.asarray(values), as_weights(times))
         np.testing.assert_array_equal(total, expected)
 
 
+@pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize("odd", ODD)
-def test_sums_by_group(odd):
+def test_sums_by_group(odd, repeated):
     num_groups, values = 9, make_values(6, ODD[odd])
+    times, own_times = make_times(repeated)
     group = np.random.default_rng(1).integers(-1, num_groups + 1, values.shape[1])
     group = group.astype(np.int32)
     group[7:10] = [2, 2, 5]
@@ -82,18 +104,26 @@ def test_sums_by_group(odd):
     magnitudes = np.abs(np.where(inside, values, 0))
     np.testing.assert_array_equal(greatest, magnitudes.max(axis=1))
     up = sums_xla.choose_unit(greatest)[0]
-    digits = sum(
-        leaves_cpu.sum_digits(own, greatest, *part, num_groups=num_groups)
-        for own, part in zip(groups, parts, strict=True)
-    )
-    for c in range(values.shape[0]):
-        wanted = [multiples(values[c][group == g], up[c]) for g in range(num_groups)]
-        assert join(digits[c]).tolist() == wanted
+    chosen = [
+        (group == g, None if times is None else times[group == g])
+        for g in range(num_groups)
+    ]
+    for add in (leaves_cpu.sum_digits, sums_xla.sum_group_digits):
+        digits = sum(
+            add(own, greatest, number, *part, num_groups=num_groups)
+            for own, number, part in zip(groups, own_times, parts, strict=True)
+        )
+        for c in range(values.shape[0]):
+            wanted = [multiples(values[c][rows], up[c], own) for rows, own in chosen]
+            assert join(digits[c]).tolist() == wanted
     total = sums_xla.join_digits(sums_xla.carry(digits), greatest[:, None])
     total += sum(others)
     for name in library.IMPLEMENTATIONS:
         with use_implementation(name):
             expected = jax.jit(sum_channels, static_argnums=2)(
-                [jnp.asarray(row) for row in values], jnp.asarray(group), num_groups
+                [jnp.asarray(row) for row in values],
+                jnp.asarray(group),
+                num_groups,
+                as_weights(times),
             )
         np.testing.assert_array_equal(total, expected)

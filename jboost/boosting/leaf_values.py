@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
-from jboost.numerics.derivatives import round_alone, weigh
+from jboost.numerics.derivatives import round_alone
 from jboost.numerics.sums import sum_channels
 from jboost.trees.groups import Groups
 from jboost.trees.leaves import keeps_steps, newton_step, solve_leaves
@@ -27,11 +27,9 @@ def sum_leaves(
       tree: its splits, and ``leaf`` that of every row; the others are those of
         :func:`fit_leaves`.
     """
-    weights = now.weights(data)
-    gradient, curvature = (
-        weigh(weights, values) for values in (one.fitted.gradient, one.fitted.curvature)
-    )
-    sums = sum_channels((gradient, curvature, weights), leaf, tree.leaf_value.shape[0])
+    weights, fitted = now.weights(data), one.fitted
+    channels = (fitted.gradient, fitted.curvature, jnp.ones_like(weights))
+    sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights)
     return tree._replace(sums=LeafSums(*sums, l2=now.limits.l2 * one.fitted.mean))
 
 

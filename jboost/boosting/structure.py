@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int32, UInt8
 
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import Data, Problem
 from jboost.numerics.derivatives import weigh
+from jboost.numerics.sums import split_weights
 from jboost.trees.candidates import measure, propose, restore_thresholds
 from jboost.trees.growing import grow_levels
 from jboost.trees.limits import TreeLimits
@@ -27,11 +28,15 @@ from jboost.trees.tree import Tree
 
 def shaping_derivatives(
     data: Data, now: Round, shape: RowDerivatives
-) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """Returns gradient and curvature of every row as a tree's splits see them."""
-    weights = jnp.where(now.in_bag, data.weights, 0.0)
-    gradient = weigh(weights, shape.gradient) / shape.mean
-    return gradient, weigh(weights, shape.curvature) / shape.mean
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """Returns gradient and curvature of every row as a tree's splits see them.
+
+    And how many times each row counts, 0 for rows outside the bag; see
+    :func:`jboost.numerics.sums.split_weights`.
+    """
+    in_bag, factors = split_weights(jnp.where(now.in_bag, data.weights, 0.0))
+    gradient = weigh(factors, shape.gradient) / shape.mean
+    return gradient, weigh(factors, shape.curvature) / shape.mean, in_bag
 
 
 def grow_structure(
@@ -39,11 +44,11 @@ def grow_structure(
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the splits of a tree; returns it with the leaf of every row."""
     method, data = problem.method, problem.data
-    gradient, curvature = jax.lax.stop_gradient(
+    gradient, curvature, in_bag = jax.lax.stop_gradient(
         shaping_derivatives(data, now, one.shape)
     )
     limits = jax.lax.stop_gradient(shaping_limits(now.limits, one))
-    rows: Any = (gradient, curvature, now.in_bag, one.seed, limits)
+    rows: Any = (gradient, curvature, in_bag, one.seed, limits)
     sizes: Any = dict(
         max_depth=method.max_depth,
         max_nodes=method.max_nodes,
@@ -56,7 +61,7 @@ def grow_structure(
     codes: Any = data.codes  # dense, and sorted by feature
     mass = None
     if method.candidates != "exact":
-        mass = _measure_candidates(method, data, now, curvature)
+        mass = _measure_candidates(method, data, curvature, in_bag)
     if method.candidates != "global":
         return grow_sorted_tree(codes, *rows, mass=mass, **sizes)
     assert mass is not None
@@ -66,12 +71,12 @@ def grow_structure(
     return tree._replace(threshold=threshold), leaf
 
 
-def _measure_candidates(method, data, now, curvature):
+def _measure_candidates(method, data, curvature, in_bag):
     """Returns the weight of each row in the quantiles that become candidates."""
     values = curvature
     if method.candidate_weights == "samples":
-        values = jax.lax.stop_gradient(jnp.where(now.in_bag, data.weights, 0.0))
-    return measure(values, jnp.sum(now.in_bag))
+        _, values = split_weights(jax.lax.stop_gradient(data.weights))
+    return measure(values, in_bag)
 
 
 def shaping_limits(limits: TreeLimits, one: OneTree) -> TreeLimits:

@@ -146,8 +146,8 @@ def grow_tree(
 
     Args:
       codes: the columns and the codes by row.
-      rows: gradient, curvature, mask of the rows in the bag, seed, and the fractions of
-        features by tree, level and node.
+      rows: gradient, curvature, how many times each row counts, seed, and the
+        fractions of features by tree, level and node.
       limits: the conditions that a split must meet.
       values: a :class:`jboost.trees.splitting.ValueLimits`, or None.
       groups: features that may meet on a path, or None.

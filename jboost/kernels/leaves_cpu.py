@@ -3,7 +3,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int32, UInt8
 
 from jboost.kernels.library import call
 from jboost.kernels.sums_xla import choose_unit
@@ -12,14 +12,17 @@ _MOST_CHANNELS = 4
 
 
 def sum_channels(
-    group: Int32[Array, " N"], *channels: Float[Array, " N"], num_groups: int
+    group: Int32[Array, " N"],
+    times: UInt8[Array, " N"] | None,
+    *channels: Float[Array, " N"],
+    num_groups: int,
 ) -> Float[Array, "C G"]:
     """See :func:`jboost.numerics.sums.sum_channels`; equal to it bit for bit."""
-    sums = []
+    sums, last = [], () if times is None else (times,)
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]
         result = jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32)
-        sums.append(call("sum_by_group", result, group, *some))
+        sums.append(call("sum_by_group", result, group, *some, *last))
     return sums[0] if len(sums) == 1 else jnp.concatenate(sums)
 
 
@@ -44,16 +47,18 @@ def find_greatest(
 def sum_digits(
     group: Int32[Array, " N"],
     greatest: Float[Array, " C"],
+    times: UInt8[Array, " N"] | None,
     *channels: Float[Array, " N"],
     num_groups: int,
 ) -> Int32[Array, "C G 4"]:
     """See :func:`jboost.kernels.sums_xla.sum_group_digits`; equal to it."""
-    digits, up = [], choose_unit(greatest)[0]
+    digits, last = [], () if times is None else (times,)
+    up = choose_unit(greatest)[0]
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]
         units = up[first : first + _MOST_CHANNELS]
         result = jax.ShapeDtypeStruct((len(some), num_groups, 4), jnp.int32)
-        digits.append(call("digits_by_group", result, units, group, *some))
+        digits.append(call("digits_by_group", result, units, group, *some, *last))
     return jnp.concatenate(digits)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt16, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
 from jboost.kernels.grow_cpu import CHUNK, WORD, SplitLimits
 from jboost.kernels.library import call
@@ -115,7 +115,7 @@ def shape_state(
 def start_rows(
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     scale: Float[Array, "2"],
     stochastic: Bool[Array, ""],
@@ -127,6 +127,7 @@ def start_rows(
     """Rounds the rows of a part to integers, and puts those in the bag in slot 0.
 
     Args:
+      in_bag: how many times each row counts; 0 for rows outside the bag.
       scale, stochastic: see :class:`jboost.numerics.fixed_point.FixedPoint`.
       first_row: the number of the part's first row.
       uniform: all rows in the bag have the same curvature; its integer is 1.

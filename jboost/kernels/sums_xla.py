@@ -3,14 +3,14 @@
 
 Terms are rounded to multiples of one unit, 2^-38 of the power of two above the
 greatest magnitude, and the multiples are added as integers. So the sum has the same
-bits for any order of the rows, any padding with zeros and any number of threads; and a
-row of weight 2 counts exactly as two rows (as long as it is above 2^-14 of the
-greatest). Rounding changes a sum of N terms by at most N 2^-39 times the greatest
-magnitude, less than float32's own rounding of any running sum.
+bits for any order of the rows, any padding with zeros and any number of threads. A term
+that counts several times is rounded before its multiple is multiplied, so that it adds
+exactly what so many terms add. Rounding changes a sum of N terms by at most N 2^-39
+times the greatest magnitude, less than float32's own rounding of any running sum.
 
-A multiple has 38 bits and a sign, too many for int32. It travels as limbs of ``width``
-bits, so few that their sum over N rows fits 31 bits, and the sums of limbs are joined
-by carrying.
+A multiple has 38 bits and a sign, or 46 where rows count up to 255 times: too many for
+int32. It travels as limbs of ``width`` bits, so few that their sum over N rows fits 31
+bits, and the sums of limbs are joined by carrying.
 """
 
 import jax
@@ -21,44 +21,47 @@ from jboost.kernels import xla
 from jboost.kernels.float_bits import exponent_above, power_of_two
 
 _BITS = 38  # of a multiple
+_TIMES_BITS = 8  # by which it grows for a row that counts several times
 _DIGIT = 19  # bits at which sums are carried
 _MASK = (1 << _DIGIT) - 1
 _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 
-def sum_rows(values):
+def sum_rows(values, times=None):
     """See :func:`jboost.numerics.sums.sum_rows`."""
     greatest, others = find_greatest(values)
-    return join_digits(sum_digits(values, greatest), greatest) + others
+    return join_digits(sum_digits(values, greatest, times), greatest) + others
 
 
 def find_greatest(values):
     """Returns the greatest finite magnitude, and the sum of what is not finite."""
     finite = jnp.isfinite(values)
     greatest = jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1)
-    # Of infinities and NaN the order does not matter either.
+    # Of infinities and NaN neither order nor number matters.
     return greatest, jnp.sum(jnp.where(finite, 0, values), axis=-1)
 
 
-def sum_digits(values, greatest):
+def sum_digits(values, greatest, times=None):
     """Returns the digits [*K, 4] of the sum of the finite terms."""
     kept = jnp.where(jnp.isfinite(values), values, 0)
     width = _limb_width(values.shape[-1])
-    limbs = _split(kept * choose_unit(greatest)[0][..., None], width)
+    each = None if times is None else jnp.broadcast_to(times, values.shape)
+    limbs = _split(kept * choose_unit(greatest)[0][..., None], width, each)
     return _make_digits([jnp.sum(a, axis=-1, dtype=jnp.int32) for a in limbs], width)
 
 
-def sum_channels(group, *channels, num_groups):
+def sum_channels(group, times, *channels, num_groups):
     """See :func:`jboost.numerics.sums.sum_channels`."""
 
-    def add(group, *channels):
+    def add(group, times, *channels):
         if channels[0].dtype != jnp.float32:
             return _sum_keys(jnp.stack(channels, axis=1), group, num_groups)
-        greatest, others = find_group_greatest(group, *channels, num_groups=num_groups)
-        digits = sum_group_digits(group, greatest, *channels, num_groups=num_groups)
+        sizes = dict(num_groups=num_groups)
+        greatest, others = find_group_greatest(group, *channels, **sizes)
+        digits = sum_group_digits(group, greatest, times, *channels, **sizes)
         return join_digits(digits, greatest[:, None]) + others
 
-    return sequential_vmap(add)(group, *channels)
+    return sequential_vmap(add)(group, times, *channels)
 
 
 def find_group_greatest(group, *channels, num_groups):
@@ -80,14 +83,26 @@ def find_group_greatest(group, *channels, num_groups):
     return greatest, jax.lax.cond(jnp.all(finite), sum_nothing, sum_others)
 
 
-def sum_group_digits(group, greatest, *channels, num_groups):
+def sum_group_digits(group, greatest, times, *channels, num_groups):
     """Returns the digits [C, G, 4] of the sums of the finite terms."""
     values = jnp.stack(channels, axis=1)
     inside = ((group >= 0) & (group < num_groups))[:, None]
     kept = jnp.where(jnp.isfinite(values) & inside, values, 0)
     width = _limb_width(values.shape[0])
-    limbs = _split(kept * choose_unit(greatest)[0][None], width)
-    return _make_digits([_sum_keys(limb, group, num_groups) for limb in limbs], width)
+    each = None if times is None else jnp.broadcast_to(times[:, None], kept.shape)
+    limbs = _split(kept * choose_unit(greatest)[0][None], width, each)
+
+    def sum_limbs(limbs):
+        return [_sum_keys(limb, group, num_groups) for limb in limbs]
+
+    fewest = -(-_BITS // width)
+    sums, highest = sum_limbs(limbs[:fewest]), limbs[fewest:]
+    if highest:  # 0 unless a row counts several times
+        zeros = [jnp.zeros_like(sums[0])] * len(highest)
+        sums += jax.lax.cond(
+            jnp.any(times > 1), lambda: sum_limbs(highest), lambda: zeros
+        )
+    return _make_digits(sums, width)
 
 
 def _sum_keys(values, group, num_groups):
@@ -109,16 +124,38 @@ def _limb_width(num_rows):
     return min(_DIGIT, 30 - num_rows.bit_length())
 
 
-def _split(multiples, width):
-    """Rounds to whole numbers and cuts them into int32 limbs, lowest first; exact."""
+def _split(multiples, width, times=None):
+    """Rounds to whole numbers and cuts them into int32 limbs, lowest first; exact.
+
+    ``times``: uint8, what the whole numbers are multiplied by; None: 1.
+    """
     whole = jnp.round(multiples)
     size, sign = jnp.abs(whole), jnp.where(whole < 0, -1, 1)
+    if times is not None:
+        return [limb * sign for limb in _cut_product(size, times, width)]
     limbs = []
     for number in reversed(range(-(-_BITS // width))):
         limb = jnp.floor(size * 2.0 ** (-width * number))
         size = size - limb * 2.0 ** (width * number)
         limbs.append(limb.astype(jnp.int32) * sign)
     return limbs[::-1]
+
+
+def _cut_product(size, times, width):
+    """Multiplies whole numbers, as two digits, and cuts the products into limbs."""
+    times = times.astype(jnp.int32)
+    high = jnp.floor(size * 2.0**-_DIGIT)
+    low = (size - high * 2.0**_DIGIT).astype(jnp.int32) * times
+    high = high.astype(jnp.int32) * times + (low >> _DIGIT)
+    low &= _MASK
+    mask, limbs = (1 << width) - 1, []
+    for first in range(0, _BITS + _TIMES_BITS, width):
+        if first >= _DIGIT:
+            limb = high >> (first - _DIGIT)
+        else:
+            limb = (low >> first) | (high << (_DIGIT - first))
+        limbs.append(limb & mask)
+    return limbs
 
 
 def _make_digits(sums, width):

@@ -8,7 +8,7 @@ chosen per channel so that no sum over rows leaves 31 bits.
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt8, UInt32
 
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.random_bits import hash_words
@@ -36,6 +36,7 @@ class FixedPoint(NamedTuple):
 def choose_scale(
     values: Float[Array, "C N"],
     num_rows: Int[Array, ""],
+    times: UInt8[Array, " N"] | None = None,
 ) -> FixedPoint:
     """Finds the largest scales with which no sum over rows can leave 31 bits.
 
@@ -44,8 +45,10 @@ def choose_scale(
     Args:
       values: finite; 0 for rows that must not count.
       num_rows: how many rows count.
+      times: how many times each of them does; None: once.
     """
-    total = sum_rows(jnp.abs(values))
+    weights = None if times is None else times.astype(jnp.float32)
+    total = sum_rows(jnp.abs(values), weights)
     total = jnp.maximum(total, jnp.float32(1e-30))
     # The scaled sum stays below 2^30; rounding adds at most 1 a row.
     exponent = jnp.clip(30 - exponent_above(total), -126, 126)
@@ -62,8 +65,13 @@ def quantize(
     fixed: FixedPoint,
     seed: UInt32[Array, "2"],
     first_row: Int32[Array, ""] | int = 0,
+    times: UInt8[Array, " N"] | None = None,
 ) -> Int32[Array, "N C"]:
     """Rounds each channel to integers, which times ``fixed.unit`` give the values.
+
+    Rounding to nearest is followed by the product with ``times``, so that a row gives
+    exactly what so many rows give. Stochastic rounding comes after it, because a
+    product would multiply its error.
 
     Stochastically means up with probability equal to the fraction, by a hash of
     channel, row and seed, so that a sum over many rows stays unbiased.
@@ -73,7 +81,13 @@ def quantize(
       fixed: from :func:`choose_scale`.
       seed: another for each tree.
       first_row: the number of the first row, where these are not all rows.
+      times: how many times each row counts; None: once.
     """
+    after = None
+    if times is not None:
+        factor = times.astype(jnp.float32)[:, None]
+        values = jnp.where(fixed.stochastic, values * factor, values)
+        after = jnp.where(fixed.stochastic, 1, times.astype(jnp.int32)[:, None])
     scaled = values * fixed.scale[None, :]
     row = jnp.arange(values.shape[0], dtype=jnp.uint32)[:, None]
     row = row + jnp.asarray(first_row).astype(jnp.uint32)
@@ -82,4 +96,5 @@ def quantize(
     fraction = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
     offset = jnp.where(fixed.stochastic, fraction, jnp.float32(0.5))
     # Rows that must not count hold 0 and stay 0: floor(0 + offset) = 0.
-    return jnp.floor(scaled + offset).astype(jnp.int32)
+    whole = jnp.floor(scaled + offset).astype(jnp.int32)
+    return whole if after is None else whole * after

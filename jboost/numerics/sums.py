@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums whose bits do not depend on the order of the terms.
 
-In: float32 or integer arrays. Out: their sums, over an axis or by group. Derivatives
+In: float32 or integer arrays, weights. Out: their sums, over an axis or by group. A row
+whose weight is a whole number up to 255 adds exactly what so many rows add. Derivatives
 are those of plain sums. Where rows are sharded, sums are over all shards, and have the
 bits that they have on one device.
 """
@@ -11,52 +12,104 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Array, Float, Int32, Shaped, UInt8
 
 from jboost.entry.collectives import current_shards, most, total
 from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
 from jboost.kernels.library import choose
-from jboost.numerics.derivatives import differentiable
+from jboost.numerics.derivatives import differentiable, weigh
+
+_MOST_TIMES = 255
+
+
+def split_weights(
+    weights: Float[Array, " N"],
+) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
+    """Splits each weight into a whole number and a factor, whose product it is.
+
+    A term is multiplied by the factor, rounded to an integer, and the integer is
+    multiplied by the whole number. So the factor is 1 where the weight is a whole
+    number up to 255; otherwise the whole number is 1. Both are 0 for weight 0.
+    """
+    counts = (weights <= _MOST_TIMES) & (jnp.floor(weights) == weights)
+    one = jnp.where(weights > 0, 1.0, 0.0)
+    times = jnp.where(counts, weights, one).astype(jnp.uint8)
+    return times, jnp.where(counts, one, weights)
 
 
 def sum_by_group(
     values: Shaped[Array, " N"],
     group: Int32[Array, " N"],
     num_groups: int,
+    weights: Float[Array, " N"] | None = None,
 ) -> Shaped[Array, " G"]:
     """Sums ``values``, which may be float, by group; see :func:`sum_channels`."""
-    return sum_channels((values,), group, num_groups)[0]
+    return sum_channels((values,), group, num_groups, weights)[0]
 
 
 def sum_channels(
     channels: Sequence[Shaped[Array, " N"]],
     group: Int32[Array, " N"],
     num_groups: int,
+    weights: Float[Array, " N"] | None = None,
 ) -> Shaped[Array, "C G"]:
     """Sums each channel by group; the bits do not depend on the order of the rows.
 
     Floats are added as multiples of a unit, one for each channel; see
     :func:`sum_rows`. A group outside [0, num_groups) is left out.
+
+    Args:
+      weights: what floats are multiplied by; rows of weight 0 may hold anything.
     """
-    run = partial(sums_xla.sum_channels, num_groups=num_groups)
+    xla, cpu = (
+        partial(kernels.sum_channels, num_groups=num_groups)
+        for kernels in (sums_xla, leaves_cpu)
+    )
     if not all(channel.dtype == jnp.float32 for channel in channels):
-        return total(run(group, *channels))
+        return total(xla(group, None, *channels))
     if current_shards() is not None:
-        return _sum_sharded_channels(channels, group, num_groups)
-    cpu = partial(leaves_cpu.sum_channels, num_groups=num_groups)
-    derive = partial(_derive_channels, num_groups)
-    return differentiable(choose(cpu=cpu, xla=run), derive, group, *channels)
+        times, terms = _count_terms(weights, *channels)
+        return _sum_sharded_channels(terms, times, group, num_groups)
+    run = choose(cpu=cpu, xla=xla)
+    if weights is None:
+        derive = partial(_derive_channels, num_groups)
+        return differentiable(run, derive, group, None, *channels)
+
+    def run_weighted(group, weights, *channels):
+        times, terms = _count_terms(weights, *channels)
+        return run(group, times, *terms)
+
+    derive = partial(_derive_weighted_channels, num_groups)
+    return differentiable(run_weighted, derive, group, weights, *channels)
+
+
+def _count_terms(weights, *arrays):
+    """Returns how many times each term of a sum counts, and the terms [*K, N]."""
+    if weights is None:
+        return None, arrays
+    times, factors = split_weights(weights)
+    terms = [weigh(jnp.broadcast_to(factors, each.shape), each) for each in arrays]
+    return times, terms
 
 
 def _derive_channels(num_groups, sums, operands, tangents):
     del sums
-    group, channels = operands[0], jnp.stack(tangents[1:], axis=1)
+    group, channels = operands[0], jnp.stack(tangents[2:], axis=1)
     # One more group takes the rows that have none.
     group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
     return jax.ops.segment_sum(channels, group, num_groups + 1)[:num_groups].T
 
 
-def _sum_sharded_channels(channels, group, num_groups):
+def _derive_weighted_channels(num_groups, sums, operands, tangents):
+    (group, weights, *channels), (_, moved, *changes) = operands, tangents
+    changes = [
+        jax.jvp(weigh, (weights, channel), (moved, change))[1]
+        for channel, change in zip(channels, changes, strict=True)
+    ]
+    return _derive_channels(num_groups, sums, (group,), (None, None, *changes))
+
+
+def _sum_sharded_channels(terms, times, group, num_groups):
     look, add = (
         choose(*(partial(each, num_groups=num_groups) for each in pair))
         for pair in (
@@ -64,26 +117,39 @@ def _sum_sharded_channels(channels, group, num_groups):
             (leaves_cpu.sum_digits, sums_xla.sum_group_digits),
         )
     )
-    greatest, others = look(group, *channels)
+    greatest, others = look(group, *terms)
     greatest = most(greatest)
     digits, kinds = _collect(
-        total, [add(group, greatest, *channels), _count_kinds(others)]
+        total, [add(group, greatest, times, *terms), _count_kinds(others)]
     )
     return _join(digits, greatest[:, None], kinds)
 
 
-def sum_rows(values: Float[Array, "*K N"]) -> Float[Array, "*K"]:
+def sum_rows(
+    values: Float[Array, "*K N"], weights: Float[Array, " N"] | None = None
+) -> Float[Array, "*K"]:
     """Sums the last axis; the bits do not depend on the order of the terms.
 
     Terms are rounded to multiples of 2^-38 times the power of two above the greatest
     magnitude and added as integers; the result is rounded to float32. The error is at
     most N 2^-39 times the greatest magnitude, and that rounding. A sum that holds NaN
     or infinities is NaN or infinite, as in floating point.
+
+    Args:
+      weights: what the values are multiplied by; rows of weight 0 may hold anything.
+        N is then the number of rows that whole weights stand for.
     """
     if current_shards() is not None:
-        return sum_each(values)[0]
+        return sum_each((values, weights))[0]
     run = choose(cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
-    return differentiable(run, _derive_sum, values)
+    if weights is None:
+        return differentiable(run, _derive_sum, values)
+
+    def run_weighted(values, weights):
+        times, [terms] = _count_terms(weights, values)
+        return run(terms, times)
+
+    return differentiable(run_weighted, _derive_weighted_sum, values, weights)
 
 
 def _derive_sum(total, operands, tangents):
@@ -91,18 +157,37 @@ def _derive_sum(total, operands, tangents):
     return jnp.sum(tangents[0], axis=-1)
 
 
-def sum_each(*arrays: Float[Array, "..."]) -> list[Float[Array, "..."]]:
-    """Returns :func:`sum_rows` of each array, with no more collectives than of one."""
+def _derive_weighted_sum(total, operands, tangents):
+    del total
+
+    def terms(values, weights):
+        return weigh(jnp.broadcast_to(weights, values.shape), values)
+
+    return jnp.sum(jax.jvp(terms, operands, tangents)[1], axis=-1)
+
+
+def sum_each(
+    *sums: tuple[Float[Array, "..."], Float[Array, "..."] | None],
+) -> list[Float[Array, "..."]]:
+    """Returns :func:`sum_rows` of each pair of values and weights.
+
+    There are no more collectives than in one sum.
+    """
     if current_shards() is None:
-        return [sum_rows(values) for values in arrays]
+        return [sum_rows(*each) for each in sums]
     look = choose(cpu=reduce_cpu.find_greatest, xla=sums_xla.find_greatest)
     add = choose(cpu=reduce_cpu.sum_digits, xla=sums_xla.sum_digits)
-    looks = [look(values) for values in arrays]
+    times, terms = [], []
+    for values, weights in sums:
+        number, [term] = _count_terms(weights, values)
+        times.append(number)
+        terms.append(term)
+    looks = [look(each) for each in terms]
     sizes = _collect(most, [greatest for greatest, _ in looks])
-    digits = [add(*pair) for pair in zip(arrays, sizes, strict=True)]
+    digits = [add(*each) for each in zip(terms, sizes, times, strict=True)]
     kinds = [_count_kinds(others) for _, others in looks]
-    sums = _collect(total, digits + kinds)
-    parts = zip(sums[: len(arrays)], sizes, sums[len(arrays) :], strict=True)
+    found = _collect(total, digits + kinds)
+    parts = zip(found[: len(sums)], sizes, found[len(sums) :], strict=True)
     return [_join(*part) for part in parts]
 
 

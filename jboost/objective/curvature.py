@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.collectives import some
 from jboost.entry.stages import runs_in_stages, stage
-from jboost.numerics.derivatives import square_root, weigh
+from jboost.numerics.derivatives import square_root
 from jboost.numerics.sums import sum_each
 from jboost.objective.evaluation import (
     Objective,
@@ -52,9 +52,9 @@ def smoothing_scale(
     assert minimizer is not None
     known = jnp.isfinite(minimizer)
     distance = jnp.where(known, jnp.abs(scores - minimizer), 0.0)
-    weight = jnp.where(known, weights[None, :], 0.0)
     size = mean_of_rows(objective, jnp.abs(scores), weights)
-    roots, total = sum_each(weigh(weight, square_root(distance)), weight)
+    root = jnp.where(known, square_root(distance), 0.0)
+    roots, total = sum_each((root, weights), (known.astype(jnp.float32), weights))
     mean_root = roots / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)

@@ -18,7 +18,6 @@ from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import (
     differentiable,
     replace_without_derivative,
-    weigh,
 )
 from jboost.numerics.sums import sum_each
 from jboost.objective.tracing import TracedLoss
@@ -234,8 +233,7 @@ def weighted_mean(
     values: Float[Array, "*K N"], weights: Float[Array, " N"]
 ) -> Float[Array, "*K"]:
     """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
-    weights = jnp.broadcast_to(weights, values.shape)
-    numerator, denominator = sum_each(weigh(weights, values), weights)
+    numerator, denominator = sum_each((values, weights), (weights, None))
     return numerator / denominator
 
 

@@ -143,12 +143,12 @@ def _pick(now, k):
 
 def _measure(method, data, now, k):
     one = _pick(now, k)
-    gradient, curvature = shaping_derivatives(data, now, one.shape)
+    gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
     return Derivatives(
         gradient,
         curvature,
-        now.in_bag,
-        measure=measure_rows(gradient, curvature, now.in_bag, method.uniform),
+        in_bag,
+        measure=measure_rows(gradient, curvature, in_bag, method.uniform),
         limits=shaping_limits(now.limits, one),
     )
 

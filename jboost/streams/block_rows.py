@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jboost.boosting.method import Method
 from jboost.codes.codes import DenseCodes
@@ -50,11 +50,11 @@ class Step(NamedTuple):
 
 
 class Derivatives(NamedTuple):
-    """Derivatives of all rows, as the splits of a tree see them."""
+    """Derivatives of all rows, and how often they count, as splits see them."""
 
     gradient: Float[Array, " N"]
     curvature: Float[Array, " N"]
-    in_bag: Bool[Array, " N"]
+    in_bag: UInt8[Array, " N"]
     measure: Measure
     limits: TreeLimits
 
@@ -143,7 +143,7 @@ def _cut_rows(uniform, size, rows, words, first_row):
     channels = round_rows(
         gradient, curvature, in_bag, words, rows.measure, uniform, first_row
     )
-    return channels, in_bag
+    return channels, in_bag > 0
 
 
 def _sum_all(state, columns, sums):

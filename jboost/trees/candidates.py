@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import DenseCodes
@@ -174,7 +174,16 @@ def restore_thresholds(
     return proposal.highest[feature, threshold]
 
 
-def measure(values: Float[Array, " N"], num_rows: Int[Array, ""]) -> Int32[Array, " N"]:
-    """Masses as integers whose sum fits 31 bits; ``values`` are >= 0."""
-    fixed = choose_scale(values[None, :], num_rows)
-    return quantize(values[:, None], fixed, jnp.zeros(2, jnp.uint32))[:, 0]
+def measure(
+    values: Float[Array, " N"], in_bag: UInt8[Array, " N"]
+) -> Int32[Array, " N"]:
+    """Returns masses as integers whose sum fits 31 bits.
+
+    Args:
+      values: >= 0.
+      in_bag: how many times each row counts; 0 for rows that do not.
+    """
+    values = jnp.where(in_bag > 0, values, 0.0)
+    fixed = choose_scale(values[None, :], jnp.sum(in_bag > 0), in_bag)
+    seed = jnp.zeros(2, jnp.uint32)
+    return quantize(values[:, None], fixed, seed, times=in_bag)[:, 0]

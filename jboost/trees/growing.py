@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
@@ -34,7 +34,7 @@ def grow_levels(
     codes: Codes,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: Bool[Array, " N"] | UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
     *,
@@ -51,8 +51,10 @@ def grow_levels(
 
     Args:
       codes: dense or sparse; packed where CPU kernels run, else they are packed here.
-      gradient, curvature: of each row, times its weight.
-      in_bag: rows to learn from; the others are only routed.
+      gradient, curvature: of each row, times its weight, if ``in_bag`` does not say
+        how many times it counts.
+      in_bag: rows to learn from, or how many times each row counts; the others, which
+        count 0 times, are only routed.
       seed: of column sampling and stochastic rounding.
       limits: numbers; may be traced.
       max_depth: number of levels of splits.
@@ -81,7 +83,7 @@ def grow_levels(
         cpu=sequential_vmap(partial(grow_natively, **sizes)),
         xla=partial(grow_plainly, **sizes),
     )
-    return grow(codes, gradient, curvature, in_bag, seed, limits)
+    return grow(codes, gradient, curvature, in_bag.astype(jnp.uint8), seed, limits)
 
 
 def find_leaves(tree: Tree, codes: Codes) -> Int32[Array, " N"]:

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_by_group
 from jboost.objective.evaluation import gradients, mean_of_rows
 from jboost.objective.moving_minima import find_kinked
@@ -64,7 +63,7 @@ def derive_solution(
     pull = jnp.abs(gradients(objective, _moved(groups, value))[groups.k])
     if groups.direction is not None:
         pull = pull * jnp.abs(groups.direction)
-    size = sum_by_group(weigh(groups.weights, pull), groups.group, len(value))
+    size = sum_by_group(pull, groups.group, len(value), groups.weights)
     balanced = jnp.abs(here) <= _BALANCED * (size + jnp.abs(groups.penalty * value))
     if groups.l1 is not None:  # at 0 the kink of |c| holds it
         balanced &= (value != 0) | (l1 == 0)

@@ -9,6 +9,7 @@ one group.
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
@@ -24,6 +25,7 @@ from jboost.entry.collectives import (
     total,
 )
 from jboost.entry.stages import branch, elementwise, map_points, repeat, stage
+from jboost.numerics.sums import split_weights
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -199,27 +201,37 @@ def _best_start(objective, groups, k):
 
 @stage
 def _starting_points(minimizer, scores, k, weights):
-    """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows."""
+    """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows.
+
+    Rows count as often as :func:`split_weights` says.
+    """
     distance = minimizer[k] - scores[k]
     usable = jnp.where(weights > 0, distance, jnp.nan)
     stride = -(-count_rows(usable.shape[0]) // 8192)
-    ordered = jnp.sort(_take_strided(usable, stride))  # NaN last
-    number = jnp.sum(jnp.isfinite(ordered))
+    times = split_weights(weights)[0].astype(jnp.float32)
+    rows = _take_strided(jnp.stack([usable, times], axis=1), stride)
+    ordered, times = jax.lax.sort((rows[:, 0], rows[:, 1]), num_keys=1)  # NaN last
+    below = jnp.cumsum(jnp.where(jnp.isfinite(ordered), times, 0).astype(jnp.int32))
     share = jnp.linspace(0.0, 1.0, _STARTS - 1, dtype=jnp.float32)
-    index = jnp.round(share * jnp.maximum(number - 1, 0).astype(jnp.float32))
-    points = jnp.where(number > 0, ordered[index.astype(jnp.int32)], 0.0)
+    wanted = jnp.round(share * jnp.maximum(below[-1] - 1, 0).astype(jnp.float32))
+    index = jnp.sum(below[None, :] <= wanted.astype(jnp.int32)[:, None], axis=1)
+    points = jnp.where(below[-1] > 0, ordered[index], 0.0)
     return jnp.append(points, 0.0)
 
 
 def _take_strided(values, stride):
-    """Returns the values of all rows whose number is a multiple of the stride."""
+    """Returns the values [N, C] of the rows whose number is a multiple of the stride.
+
+    Where rows are sharded, rows of NaN are among them.
+    """
     if current_shards() is None:
         return values[::stride]
     num_rows = values.shape[0]
     start = (-first_row()) % jnp.int32(stride)
     rows = start + stride * jnp.arange(num_rows // stride + 1, dtype=jnp.int32)
-    usable = jnp.where(real_rows(num_rows), values, jnp.nan)
-    return gather(jnp.append(usable, jnp.nan)[jnp.minimum(rows, num_rows)])
+    usable = (rows < num_rows) & real_rows(num_rows)[jnp.minimum(rows, num_rows - 1)]
+    taken = values[jnp.minimum(rows, num_rows - 1)]
+    return gather(jnp.where(usable[:, None], taken, jnp.nan))
 
 
 class Slopes(NamedTuple):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.stages import elementwise, stage
-from jboost.numerics.derivatives import differentiable, round_alone, weigh
+from jboost.numerics.derivatives import differentiable, round_alone
 from jboost.numerics.sums import sum_channels
 from jboost.objective.evaluation import (
     Objective,
@@ -155,11 +155,9 @@ def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]
     slope = gradients(objective, _shift(groups, middle))[groups.k]
     curvature = hessians(objective, objective.minimizer)[groups.k]
     lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
-    channels = [
-        weigh(groups.weights, values)
-        for values in (slope, jnp.where(known, curvature, 0.0), lost)
-    ]
-    slope, weight, doubt = sum_channels(channels, groups.group, middle.shape[0])
+    channels = (slope, jnp.where(known, curvature, 0.0), lost)
+    sums = sum_channels(channels, groups.group, middle.shape[0], groups.weights)
+    slope, weight, doubt = sums
     stepped = middle - slope / jnp.where(weight > 0, weight, jnp.inf)
     (of_middle, noise), (of_stepped, _) = _loss_changes(
         objective, groups, [middle, stepped]
@@ -287,9 +285,8 @@ def _sum_slopes(groups, c, gradient):
     gradient = gradient[groups.k]
     if groups.direction is not None:
         gradient = gradient * groups.direction
-    weighted = weigh(groups.weights, gradient)
-    channels = (weighted, jnp.abs(weighted))
-    slope, size = sum_channels(channels, groups.group, c.shape[0])
+    channels = (gradient, jnp.abs(gradient))
+    slope, size = sum_channels(channels, groups.group, c.shape[0], groups.weights)
     return slope + round_alone(groups.penalty * c), _NOISE * size
 
 
@@ -306,14 +303,11 @@ def _loss_changes(
 
 @stage
 def _sum_changes(groups, before, afters, steps):
-    counts = groups.weights > 0
     channels = []
     for after in afters:
-        change, size = after - before, jnp.abs(after) + jnp.abs(before)
-        for value in (change, size):
-            channels.append(jnp.where(counts, groups.weights * value, 0.0))
+        channels += [after - before, jnp.abs(after) + jnp.abs(before)]
     num_groups = groups.penalty.shape[0]
-    sums = sum_channels(channels, groups.group, num_groups)
+    sums = sum_channels(channels, groups.group, num_groups, groups.weights)
     return [
         (sums[2 * i] + _penalty(groups, c), _NOISE * sums[2 * i + 1])
         for i, c in enumerate(steps)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt8, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
@@ -55,13 +55,13 @@ class Measure(NamedTuple):
 def measure_rows(
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: UInt8[Array, " N"],
     uniform: bool,
 ) -> Measure:
     """Chooses the scales by which all rows are rounded."""
     values = _mask_rows(gradient, curvature, in_bag)
-    num_in_bag = total(jnp.sum(in_bag))
-    fixed = choose_scale(values, num_in_bag)
+    num_in_bag = total(jnp.sum(in_bag > 0))
+    fixed = choose_scale(values, num_in_bag, in_bag)
     unit = fixed.unit
     if uniform:  # curvature in units of a row: a count, exact however it is rounded
         largest = jnp.maximum(most(jnp.max(values[1])), jnp.float32(1e-30))
@@ -72,7 +72,7 @@ def measure_rows(
 def round_rows(
     gradient: Float[Array, " n"],
     curvature: Float[Array, " n"],
-    in_bag: Bool[Array, " n"],
+    in_bag: UInt8[Array, " n"],
     seed: UInt32[Array, "2"],
     measure: Measure,
     uniform: bool,
@@ -80,8 +80,8 @@ def round_rows(
 ) -> Int32[Array, "n C"]:
     """Returns the integers of rows of which ``first_row`` is the first."""
     values = _mask_rows(gradient, curvature, in_bag)
-    channels = quantize(values.T, measure.fixed, seed, first_row)
-    count = in_bag.astype(jnp.int32)[:, None]
+    channels = quantize(values.T, measure.fixed, seed, first_row, in_bag)
+    count = (in_bag > 0).astype(jnp.int32)[:, None]
     return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
 
 
@@ -89,19 +89,19 @@ def make_rows(
     codes: Codes,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     uniform: bool,
 ) -> RoundedRows:
-    """Rounds all rows' derivatives to integers."""
+    """Rounds all rows' derivatives to integers; see :func:`grow_levels`."""
     measure = measure_rows(gradient, curvature, in_bag, uniform)
     rows = (gradient, curvature, in_bag, seed)
     channels = round_rows(*rows, measure, uniform, first_row())
-    return RoundedRows(codes, channels, in_bag, measure.num_in_bag, measure.unit)
+    return RoundedRows(codes, channels, in_bag > 0, measure.num_in_bag, measure.unit)
 
 
 def _mask_rows(gradient, curvature, in_bag):
-    return jnp.where(in_bag[None, :], jnp.stack([gradient, curvature]), 0.0)
+    return jnp.where((in_bag > 0)[None, :], jnp.stack([gradient, curvature]), 0.0)
 
 
 def make_leaf(max_depth: int, num_bins: int, categorical: bool = False) -> Tree:

@@ -10,7 +10,7 @@ each one routes and sums its own rows, and a level's sums are exchanged.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Float, Int32, UInt8, UInt32
 
 from jboost.codes.codes import Codes
 from jboost.entry import collectives
@@ -25,7 +25,7 @@ def grow_natively(
     codes: Codes,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
     *,
@@ -114,7 +114,7 @@ def _grow_in_shards(codes, rows, limits, sizes):
             operands.codes, splits, part, leaf, level=level, **depths
         )
     nodes = state.feature, state.threshold, state.missing_left
-    leaf = grow_cpu.find_leaves(operands, *nodes, in_bag, leaf, state.left_codes)
+    leaf = grow_cpu.find_leaves(operands, *nodes, in_bag > 0, leaf, state.left_codes)
     return grow_cpu.GrownTree(*nodes, leaf, state.leaf_bounds, state.left_codes)
 
 

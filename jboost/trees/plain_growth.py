@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Float, Int32, UInt8, UInt32
 
 from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, total
@@ -52,7 +52,7 @@ def grow_plainly(
     codes: Codes,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
     *,
@@ -86,7 +86,7 @@ def grow_plainly(
     # more levels follow, its last one is the first of those.
     slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
     shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
-    node = jnp.where(in_bag, 0, -1)
+    node = jnp.where(rows.in_bag, 0, -1)
     root = _sum_nodes(sum_plain_histogram, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)

@@ -21,7 +21,7 @@ they are. A level costs O(F N), whatever the number of nodes.
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.codes.codes import DenseCodes
 from jboost.trees.levels import (
@@ -52,7 +52,7 @@ def grow_sorted_tree(
     codes: DenseCodes,
     gradient: Float[Array, " N"],
     curvature: Float[Array, " N"],
-    in_bag: Bool[Array, " N"],
+    in_bag: Bool[Array, " N"] | UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
     mass: Int32[Array, " N"] | None = None,
@@ -74,8 +74,7 @@ def grow_sorted_tree(
 
     Args:
       codes: with ``order``.
-      gradient, curvature: of each row, times its weight.
-      in_bag: rows to learn from; the others are only routed.
+      gradient, curvature, in_bag: as for :func:`jboost.trees.growing.grow_levels`.
       seed: of column sampling and stochastic rounding.
       limits: numbers; may be traced. ``max_bins`` is that of each node. Leaf values
         must not be limited.
@@ -113,7 +112,8 @@ def grow_sorted_tree(
         return state.tree, state.row_position << (max_depth - level)
 
     # A batch of trees is grown one by one: in lockstep their rows would be copied.
-    return sequential_vmap(grow)(codes, gradient, curvature, in_bag, seed, limits, mass)
+    rows = (gradient, curvature, in_bag.astype(jnp.uint8))
+    return sequential_vmap(grow)(codes, *rows, seed, limits, mass)
 
 
 def _make_root(order, rows, max_depth, slots, path):

@@ -122,7 +122,9 @@ def build_histogram(
 def _build_histogram(num_nodes, num_bins, codes, rows, seed):
     gradient, curvature, node = rows
     inside = (node >= 0) & (node < num_nodes)
-    rounded = make_rows(codes, gradient, curvature, inside, seed, uniform=False)
+    rounded = make_rows(
+        codes, gradient, curvature, inside.astype(jnp.uint8), seed, uniform=False
+    )
     sums = sum_histogram(
         codes, rounded.channels, node, num_nodes=num_nodes, num_bins=num_bins
     )

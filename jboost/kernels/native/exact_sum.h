@@ -104,14 +104,31 @@ inline Digits RoundToDigits(float multiple) {
   return {high, bits - kWholeBits};
 }
 
+// The greatest of times[begin .. end - 1], or more, but no more than 255.
+inline int32_t MostTimes(const uint8_t* times, int64_t begin, int64_t end) {
+  uint8_t bits = 0;
+  for (int64_t i = begin; i < end; ++i) bits |= times[i];
+  return bits;
+}
+
 // The sum of term(0 .. count - 1), which must be finite. Blocks are summed in int32,
-// which vectorizes; they are short enough not to overflow.
+// which vectorizes; they are short enough not to overflow. Term i counts times[i]
+// times; once if `times` is null, and if it is 0, which only terms of 0 have.
 template <class Term>
-inline ExactSum SumTerms(const Term& term, int64_t count, float up) {
+inline ExactSum SumTerms(const Term& term, const uint8_t* times, int64_t count,
+                         float up) {
   constexpr int64_t kBlock = 2048;
   ExactSum sum;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     int64_t end = count - begin < kBlock ? count : begin + kBlock;
+    if (times != nullptr && MostTimes(times, begin, end) > 1) {
+      for (int64_t i = begin; i < end; ++i) {
+        Digits digits = RoundToDigits(term(i) * up);
+        sum.high += digits.high * times[i];
+        sum.low += digits.low * times[i];
+      }
+      continue;
+    }
     int32_t high = 0, low = 0;
     for (int64_t i = begin; i < end; ++i) {
       Digits digits = RoundToDigits(term(i) * up);

@@ -70,6 +70,14 @@ class Buffers {
     const Element* value = Operand<Element>(name, {});
     return value == nullptr ? Element{} : *value;
   }
+  const uint8_t* Bytes(const char* name, const Shape& shape) {
+    return static_cast<uint8_t*>(
+        Take(Access::kOperand, name, ffi::DataType::U8, shape));
+  }
+  // Null where there is no operand left.
+  const uint8_t* OptionalBytes(const char* name, const Shape& shape) {
+    return HasOperands() ? Bytes(name, shape) : nullptr;
+  }
   // Codes are uint8 or, if `wide`, uint16.
   void* Codes(Access access, const char* name, const Shape& shape, bool wide) {
     ffi::DataType type = wide ? ffi::DataType::U16 : ffi::DataType::U8;

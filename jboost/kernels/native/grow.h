@@ -98,8 +98,8 @@ struct GrowLoops {
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
-  // The bits of the greatest magnitude of the rows in the bag; and their sum of
-  // magnitudes in units (see exact_sum.h), added to high * 2^19 + low.
+  // The bits of the greatest magnitude of the rows in the bag; and the sum of their
+  // magnitudes times `in_bag`, in units (see exact_sum.h), added to high * 2^19 + low.
   uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
   void (*sum_magnitudes)(const float* values, const uint8_t* in_bag, int64_t count,
                          float up, int64_t* high, int64_t* low);
@@ -160,8 +160,9 @@ struct Rounding {
 };
 
 // Quantizes the derivatives (see quantise of jboost.numerics.fixed_point), and puts the
-// rows in the bag into slot 0. `first_row` is the number of the first row, if these are
-// not all rows.
+// rows in the bag into slot 0. `in_bag` says how many times a row counts, 0 for rows
+// outside the bag; without `uniform` it multiplies the derivatives. `first_row` is the
+// number of the first row, if these are not all rows.
 void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                const Rounding& rounding, int64_t first_row, const Rows& rows);

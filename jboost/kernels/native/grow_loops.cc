@@ -263,7 +263,7 @@ uint32_t FindGreatestBits(const float* values, const uint8_t* in_bag, int64_t co
 
 void SumMagnitudes(const float* values, const uint8_t* in_bag, int64_t count, float up,
                    int64_t* high, int64_t* low) {
-  ExactSum sum = SumTerms(Magnitude{values, in_bag}, count, up);
+  ExactSum sum = SumTerms(Magnitude{values, in_bag}, in_bag, count, up);
   *high += sum.high;
   *low += sum.low;
 }
@@ -291,12 +291,21 @@ void FillOffsets(const uint32_t* seed, uint32_t row, uint32_t channel, bool stoc
   }
 }
 
+// Stochastic rounding is of the product with the number of times: an error of rounding
+// is not multiplied.
 void RoundBlock(const float* __restrict values, const uint8_t* __restrict in_bag,
-                float scale, const float* __restrict offsets, int count,
-                int32_t* __restrict whole) {
+                float scale, bool stochastic, const float* __restrict offsets,
+                int count, int32_t* __restrict whole) {
+  if (stochastic) {
+    for (int i = 0; i < count; ++i) {
+      float value = in_bag[i] ? values[i] * static_cast<float>(in_bag[i]) : 0.0f;
+      whole[i] = Floor(value * scale + offsets[i]);
+    }
+    return;
+  }
   for (int i = 0; i < count; ++i) {
     float value = in_bag[i] ? values[i] : 0.0f;
-    whole[i] = Floor(value * scale + offsets[i]);
+    whole[i] = Floor(value * scale + offsets[i]) * in_bag[i];
   }
 }
 
@@ -309,12 +318,14 @@ void Quantise(const float* gradient, const float* curvature, int64_t first_row,
     int block = static_cast<int>(count - begin < kBlock ? count - begin : kBlock);
     uint32_t row = static_cast<uint32_t>(first_row + begin);
     FillOffsets(seed, row, 0, stochastic, block, offsets);
-    RoundBlock(gradient + begin, in_bag + begin, scale[0], offsets, block, low);
+    RoundBlock(gradient + begin, in_bag + begin, scale[0], stochastic, offsets, block,
+               low);
     if (uniform) {
       for (int i = 0; i < block; ++i) high[i] = in_bag[begin + i] != 0;
     } else {
       FillOffsets(seed, row, 1, stochastic, block, offsets);
-      RoundBlock(curvature + begin, in_bag + begin, scale[1], offsets, block, high);
+      RoundBlock(curvature + begin, in_bag + begin, scale[1], stochastic, offsets,
+                 block, high);
     }
     int64_t* __restrict out = words + begin;
     for (int i = 0; i < block; ++i) {
@@ -491,7 +502,7 @@ void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
     float gradient = static_cast<float>(static_cast<int32_t>(words[i]));
     return gradient * gradient;
   };
-  ExactSum sum = SumTerms(square, count, up);
+  ExactSum sum = SumTerms(square, nullptr, count, up);
   *high = sum.high;
   *low = sum.low;
 }

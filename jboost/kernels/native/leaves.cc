@@ -23,11 +23,15 @@ int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
   return std::clamp<int64_t>(num_rows / rows, 1, 128);
 }
 
-// How the rows are divided into blocks for sums by group.
+// How the rows are divided into blocks for sums by group. The sums of a block fit 63
+// bits: its rows count at most 2^24 times, if they count no more than `most` times
+// each.
 struct Blocks {
-  explicit Blocks(const GroupedRows& rows)
-      : number(std::clamp<int64_t>(
-            rows.num_rows / std::max<int64_t>(256, rows.num_groups), 1, 128)),
+  Blocks(const GroupedRows& rows, int64_t most)
+      : number(std::max<int64_t>(
+            std::clamp<int64_t>(rows.num_rows / std::max<int64_t>(256, rows.num_groups),
+                                1, 128),
+            (rows.num_rows * most + (1 << 24) - 1) >> 24)),
         num_rows(rows.num_rows),
         length((rows.num_rows + number - 1) / number) {}
 
@@ -39,7 +43,7 @@ struct Blocks {
 // The bits of the greatest magnitude of each channel; infinities and NaN count.
 void FindGreatest(const Pool& pool, const GroupedRows& rows, uint32_t* bits) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
-  Blocks blocks(rows);
+  Blocks blocks(rows, 1);
   std::vector<uint32_t> greatest(rows.num_channels * blocks.number);
   ParallelFor(pool, blocks.number, [&](int64_t block) {
     for (int64_t c = 0; c < rows.num_channels; ++c) {
@@ -93,9 +97,10 @@ class FiniteRows {
 std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
                                 const float* up) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
-  Blocks blocks(rows);
-  // A task sums kLockstep blocks, the last of which may be empty. A block has fewer
-  // than 2^24 rows, so its sums fit 63 bits.
+  int64_t most =
+      rows.times == nullptr ? 1 : std::max(1, MostTimes(rows.times, 0, rows.num_rows));
+  Blocks blocks(rows, most);
+  // A task sums kLockstep blocks, the last of which may be empty.
   int64_t num_channels = rows.num_channels, num_groups = rows.num_groups;
   int64_t table = (num_groups + 1) * num_channels;
   int64_t tasks = (blocks.number + kLockstep - 1) / kLockstep;
@@ -109,8 +114,8 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
       end[b] = blocks.begin(block + 1);
       sums_of[b] = tables.data() + block * table;
     }
-    loops.sum_blocks(rows.channels, num_channels, rows.group, num_groups, up, first,
-                     end, sums_of);
+    loops.sum_blocks(rows.channels, num_channels, rows.times, rows.group, num_groups,
+                     up, first, end, sums_of);
   });
   std::vector<ExactSum> totals(num_channels * num_groups);
   for (int64_t g = 0; g < num_groups; ++g) {

@@ -6,7 +6,8 @@
 namespace jboost {
 namespace {
 
-// The group of each row, then the channels.
+// The group of each row, then the channels; and how many times each row counts, if that
+// follows.
 GroupedRows ReadGroupedRows(Buffers* buffers, int64_t num_channels,
                             int64_t num_groups) {
   GroupedRows rows{};
@@ -19,6 +20,7 @@ GroupedRows ReadGroupedRows(Buffers* buffers, int64_t num_channels,
   for (int64_t c = 0; c < num_channels && c < kMaxChannels; ++c) {
     rows.channels[c] = buffers->Operand<float>("channels", {rows.num_rows});
   }
+  rows.times = buffers->OptionalBytes("times", {rows.num_rows});
   return rows;
 }
 

@@ -35,15 +35,26 @@ struct Step {
 };
 
 template <int kChannels>
-inline void RoundRows(const float* const* channels, const float* up, int64_t row,
-                      int64_t count, Step<kChannels>* step) {
+inline void RoundRows(const float* const* channels, const uint8_t* times,
+                      const float* up, int64_t row, int64_t count,
+                      Step<kChannels>* step) {
   for (int c = 0; c < kChannels; ++c) {
     const float* __restrict values = channels[c] + row;
     uint64_t* __restrict multiples = step->multiples[c];
+    if (times == nullptr) {
+      for (int64_t i = 0; i < count; ++i) {
+        Digits digits = RoundToDigits(values[i] * up[c]);
+        multiples[i] =
+            static_cast<uint64_t>(digits.high * (int64_t{1} << kDigit) + digits.low);
+      }
+      continue;
+    }
     for (int64_t i = 0; i < count; ++i) {
       Digits digits = RoundToDigits(values[i] * up[c]);
-      multiples[i] =
-          static_cast<uint64_t>(digits.high * (int64_t{1} << kDigit) + digits.low);
+      uint32_t number = times[row + i];  // products fit 28 bits
+      int32_t high = static_cast<int32_t>(static_cast<uint32_t>(digits.high) * number);
+      int32_t low = static_cast<int32_t>(static_cast<uint32_t>(digits.low) * number);
+      multiples[i] = static_cast<uint64_t>(high * (int64_t{1} << kDigit) + low);
     }
   }
 }
@@ -59,9 +70,9 @@ inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
 // Adds rows of several blocks in turns. Consecutive rows of one block are often of one
 // group, and their additions would wait for each other.
 template <int kChannels>
-void SumBlocksOf(const float* const* channels, const int32_t* group, int64_t num_groups,
-                 const float* up, const int64_t* begin, const int64_t* end,
-                 uint64_t* const* sums) {
+void SumBlocksOf(const float* const* channels, const uint8_t* times,
+                 const int32_t* group, int64_t num_groups, const float* up,
+                 const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
   Step<kChannels> steps[kLockstep];
   int64_t longest = 0;
   for (int64_t b = 0; b < kLockstep; ++b) {
@@ -73,7 +84,7 @@ void SumBlocksOf(const float* const* channels, const int32_t* group, int64_t num
       int64_t left = end[b] - begin[b] - first;
       count[b] = left < 0 ? 0 : left < kStep ? left : kStep;
       common = count[b] < common ? count[b] : common;
-      RoundRows<kChannels>(channels, up, begin[b] + first, count[b], steps + b);
+      RoundRows<kChannels>(channels, times, up, begin[b] + first, count[b], steps + b);
     }
     for (int64_t i = 0; i < common; ++i) {
       for (int64_t b = 0; b < kLockstep; ++b) {
@@ -90,18 +101,18 @@ void SumBlocksOf(const float* const* channels, const int32_t* group, int64_t num
   }
 }
 
-void SumBlocks(const float* const* channels, int64_t num_channels, const int32_t* group,
-               int64_t num_groups, const float* up, const int64_t* begin,
-               const int64_t* end, uint64_t* const* sums) {
+void SumBlocks(const float* const* channels, int64_t num_channels, const uint8_t* times,
+               const int32_t* group, int64_t num_groups, const float* up,
+               const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
   switch (num_channels) {
     case 1:
-      return SumBlocksOf<1>(channels, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<1>(channels, times, group, num_groups, up, begin, end, sums);
     case 2:
-      return SumBlocksOf<2>(channels, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<2>(channels, times, group, num_groups, up, begin, end, sums);
     case 3:
-      return SumBlocksOf<3>(channels, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<3>(channels, times, group, num_groups, up, begin, end, sums);
     case 4:
-      return SumBlocksOf<4>(channels, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<4>(channels, times, group, num_groups, up, begin, end, sums);
   }
 }
 

@@ -15,7 +15,7 @@ ffi::Error StartRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "gradient")[0];
   const float* gradient = buffers.Operand<float>("gradient", {num_rows});
   const float* curvature = buffers.Operand<float>("curvature", {num_rows});
-  const uint8_t* in_bag = buffers.Operand<uint8_t>("in_bag", {num_rows});
+  const uint8_t* in_bag = buffers.Bytes("in_bag", {num_rows});
   const uint32_t* seed = buffers.Operand<uint32_t>("seed", {2});
   const float* scale = buffers.Operand<float>("scale", {2});
   bool stochastic = buffers.Scalar<uint8_t>("stochastic") != 0;

@@ -15,6 +15,7 @@ constexpr int64_t kLeastRows = 65536;  // values from which on threads pay
 // One row of values.
 struct Terms {
   const float* values;
+  const uint8_t* times;  // may be null; see SumTerms
   int64_t count;
 
   int64_t tasks() const { return (count + kTask - 1) / kTask; }
@@ -58,7 +59,9 @@ ExactSum SumFinite(const Pool& pool, const Terms& terms, float up) {
       for (float& value : finite) value = IsFinite(value) ? value : 0.0f;
       values = finite.data();
     }
-    loops.sum(values, size, up, &parts[task].high, &parts[task].low);
+    const uint8_t* times =
+        terms.times == nullptr ? nullptr : terms.times + task * kTask;
+    loops.sum(values, times, size, up, &parts[task].high, &parts[task].low);
   });
   ExactSum total;
   for (const ExactSum& part : parts) total.Add(part);
@@ -67,11 +70,11 @@ ExactSum SumFinite(const Pool& pool, const Terms& terms, float up) {
 
 }  // namespace
 
-void SumRows(const Pool& all, const float* values, int64_t num_sums, int64_t count,
-             float* sums) {
+void SumRows(const Pool& all, const float* values, const uint8_t* times,
+             int64_t num_sums, int64_t count, float* sums) {
   const Pool& pool = Threads(all, num_sums * count, kLeastRows);
   for (int64_t k = 0; k < num_sums; ++k) {
-    Terms terms{values + k * count, count};
+    Terms terms{values + k * count, times, count};
     float others = 0.0f;
     Unit unit = ChooseUnit(FindGreatest(pool, terms, &others));
     sums[k] = SumFinite(pool, terms, unit.up).Value(unit) + others;
@@ -83,16 +86,17 @@ void FindGreatestOfRows(const Pool& all, const float* values, int64_t num_sums,
   const Pool& pool = Threads(all, num_sums * count, kLeastRows);
   for (int64_t k = 0; k < num_sums; ++k) {
     others[k] = 0.0f;
-    uint32_t own = FindGreatest(pool, {values + k * count, count}, others + k);
+    uint32_t own = FindGreatest(pool, {values + k * count, nullptr, count}, others + k);
     bits[k] = static_cast<int32_t>(own);
   }
 }
 
-void SumDigitsOfRows(const Pool& all, const float* values, int64_t num_sums,
-                     int64_t count, const float* up, int32_t* digits) {
+void SumDigitsOfRows(const Pool& all, const float* values, const uint8_t* times,
+                     int64_t num_sums, int64_t count, const float* up,
+                     int32_t* digits) {
   const Pool& pool = Threads(all, num_sums * count, kLeastRows);
   for (int64_t k = 0; k < num_sums; ++k) {
-    SumFinite(pool, {values + k * count, count}, up[k]).Write(digits + 4 * k);
+    SumFinite(pool, {values + k * count, times, count}, up[k]).Write(digits + 4 * k);
   }
 }
 

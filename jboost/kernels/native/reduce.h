@@ -15,15 +15,17 @@ struct ReduceLoops {
   // The bits of the greatest magnitude; see MagnitudeBits.
   uint32_t (*greatest_bits)(const float* values, int64_t count);
   // Adds the sum of the values, which must be finite, to high * 2^19 + low, in units.
-  void (*sum)(const float* values, int64_t count, float up, int64_t* high,
-              int64_t* low);
+  // `times` may be null; see SumTerms.
+  void (*sum)(const float* values, const uint8_t* times, int64_t count, float up,
+              int64_t* high, int64_t* low);
 };
 
 JBOOST_DECLARE_LOOPS(ReduceLoops)
 
-// sums[k] = the sum of values[k * count ...], for k < num_sums.
-void SumRows(const Pool& pool, const float* values, int64_t num_sums, int64_t count,
-             float* sums);
+// sums[k] = the sum of times[i] values[k * count + i] over i, for k < num_sums. `times`
+// may be null; see SumTerms.
+void SumRows(const Pool& pool, const float* values, const uint8_t* times,
+             int64_t num_sums, int64_t count, float* sums);
 
 // The two halves of SumRows, for terms that are divided among machines.
 //
@@ -33,8 +35,8 @@ void FindGreatestOfRows(const Pool& pool, const float* values, int64_t num_sums,
                         int64_t count, int32_t* bits, float* others);
 // digits[k] = those of the sum of the finite terms as multiples of 1 / up[k]; see
 // ExactSum. Terms must be below 2^38 multiples.
-void SumDigitsOfRows(const Pool& pool, const float* values, int64_t num_sums,
-                     int64_t count, const float* up, int32_t* digits);
+void SumDigitsOfRows(const Pool& pool, const float* values, const uint8_t* times,
+                     int64_t num_sums, int64_t count, const float* up, int32_t* digits);
 
 }  // namespace jboost
 

@@ -86,7 +86,7 @@ void JoinSums(const Pool& pool, const NodeSum* nodes, int64_t num_nodes,
 struct TreeRows {
   const float* gradient;   // [N]
   const float* curvature;  // [N]
-  const uint8_t* in_bag;   // [N]
+  const uint8_t* in_bag;   // [N], how many times a row counts
   bool uniform;            // all rows have the same curvature
   // Memory that growing the tree overwrites.
   Rows rows;

@@ -116,7 +116,7 @@ ffi::Error GrowImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "gradient")[0];
   rows.gradient = buffers.Operand<float>("gradient", {num_rows});
   rows.curvature = buffers.Operand<float>("curvature", {num_rows});
-  rows.in_bag = buffers.Operand<uint8_t>("in_bag", {num_rows});
+  rows.in_bag = buffers.Bytes("in_bag", {num_rows});
   rows.uniform = uniform != 0;
   TreeLimits limits{};
   ReadLimits(&buffers, &limits);
