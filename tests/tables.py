@@ -48,6 +48,12 @@ def _spread_huber(score, target, delta):
     return jb.losses.huber(score, target, delta=delta)
 
 
+def make_steps():
+    """Rows with few values, so that each part of them has the same thresholds."""
+    x, y = make_regression()
+    return np.clip(np.round(2 * x), -2, 2).astype(np.float32), y
+
+
 def make_runs():
     """Arguments of ``fit`` by name, for whole runs: all that a run can remember.
 

@@ -104,9 +104,14 @@ def test_the_file_does_not_grow_with_the_rows(tmp_path):
 def test_blocks_are_hashed_as_defined_however_rows_are_divided():
     rng, size = np.random.default_rng(0), 2**18 + 500
     words = rng.integers(0, 256, (2, size), np.uint8)
-    whole = hash_blocks([words], size)
+    whole = hash_blocks([words], 0, size)
     parts = [words[:, :9000].astype(np.uint16), words[:, 9000:]]
-    np.testing.assert_array_equal(hash_blocks(iter(parts), size), whole)
+    np.testing.assert_array_equal(hash_blocks(iter(parts), 0, size), whole)
+    cut = 2**18 - 700  # two processes share a block
+    first = hash_blocks([words[:, :cut]], 0, size)
+    np.testing.assert_array_equal(
+        first + hash_blocks([words[:, cut:]], cut, size), whole
+    )
 
     def mix(value):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -122,7 +127,7 @@ def test_blocks_are_hashed_as_defined_however_rows_are_divided():
     assert whole.tolist()[1] == total % 2**64
     # Rows that changed places are found in their block.
     words[:, [2**18, 2**18 + 7]] = words[:, [2**18 + 7, 2**18]]
-    assert (hash_blocks([words], size) != whole).tolist() == [False, True]
+    assert (hash_blocks([words], 0, size) != whole).tolist() == [False, True]
 
 
 def test_the_first_block_that_differs_is_named(tmp_path):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tables import SMALL, make_regression, same_bits
+from tables import SMALL, make_steps, same_bits, same_histories
 
 import jboost as jb
 from jboost.model.files import load
@@ -20,25 +20,26 @@ import jax
 jax.config.update("jax_enable_preemption_service", True)
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
 import jboost as jb
-from jboost.entry.collectives import use_processes
-from tables import make_regression
+from tables import make_steps
 
 def watch(number, history, model):
     time.sleep(0.05)  # the notice takes its time to reach the others
     if rank == 1 and number == 5:
         os.kill(os.getpid(), getattr(signal, what))
 
-x, y = make_regression()
-with use_processes(True):
-    try:
-        jb.fit(
-            x, y, num_rounds=300, max_depth=3, callbacks=watch,
-            checkpoint=f"{folder}/run.{rank}", checkpoint_rounds=4,
-        )
-    except jb.TrainingError as error:
-        print(f"{error} [{error.round}]", flush=True)
-        jb.save(error.model, f"{folder}/model.{rank}")
-        sys.exit(7)
+x, y = make_steps()
+own = slice(0, 90) if rank == 0 else slice(90, None)
+kinds = (jax.sharding.AxisType.Auto,)
+try:
+    jb.fit(
+        x[own], y[own], num_rounds=300, max_depth=3, callbacks=watch,
+        mesh=jax.make_mesh((2,), ("rows",), axis_types=kinds),
+        checkpoint=f"{folder}/run.{rank}", checkpoint_rounds=4,
+    )
+except jb.TrainingError as error:
+    print(f"{error} [{error.round}]", flush=True)
+    jb.save(error.model, f"{folder}/model.{rank}")
+    sys.exit(7)
 """
 
 
@@ -69,7 +70,7 @@ def run_both(what, folder):
 
 
 def check_model(path, num_rounds):
-    x, y = make_regression()
+    x, y = make_steps()
     model, _ = jb.fit(x, y, **{**SMALL, "num_rounds": num_rounds})
     same_bits(load(path), model)
 
@@ -97,3 +98,15 @@ def test_a_lost_process_ends_the_other_with_what_it_has(tmp_path):
     made = load(tmp_path / "model.0").num_rounds
     assert kept <= made <= 8
     check_model(tmp_path / "model.0", made)
+    # One process goes on without a mesh.
+    x, y = make_steps()
+    call = dict(num_rounds=12, max_depth=3, checkpoint_rounds=4)
+    seen = []
+    model, history = jb.fit(
+        x, y, checkpoint=tmp_path / "run.0", **call,
+        callbacks=lambda number, history, model: seen.append(number),
+    )  # fmt: skip
+    assert seen == [*range(kept, 12)]
+    whole, told = jb.fit(x, y, **call)
+    same_bits(model, whole)
+    same_histories(history, told)

@@ -19,14 +19,14 @@ from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import Settings, read_settings
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks
-from jboost.entry.collectives import run_on_first
+from jboost.entry.collectives import run_on_first, use_processes
 from jboost.entry.meshes import find_mesh
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import RowSource
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
 from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
-from jboost.training.spreading import check_devices
+from jboost.training.spreading import check_devices, spans_processes
 
 
 class RawRows(NamedTuple):
@@ -103,7 +103,6 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
       TypeError, ValueError: for bad arguments.
     """
     settings, model = read_settings(given), given["model"]
-    path = _check_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
     if model is not None:
         model = check_start(model, settings)
         settings = settings.replace(init_score=model.init_score, absent=model.absent)
@@ -118,6 +117,8 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
         mesh = find_mesh(given["x"])
     if mesh is not None:
         check_devices(mesh)
+    with use_processes(spans_processes(mesh)):
+        path = _check_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
     begin = initial_scores(settings)
     sets = name_sets(given["validation"])
     by, metrics = _read_metrics(given, settings, bool(sets))
