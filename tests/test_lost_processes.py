@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that train one model together: one is preempted or killed."""
+"""Processes that train one model together: one is lost, preempted, or differs."""
 
 import os
 import signal
@@ -49,10 +49,10 @@ def find_port():
         return server.getsockname()[1]
 
 
-def run_both(what, folder):
+def run_both(script, *rest):
     """Runs two processes; returns what they printed and their exit codes."""
-    command = [sys.executable, "-c", RUN]
-    rest = [str(find_port()), what, str(folder)]
+    command = [sys.executable, "-c", script]
+    rest = [str(find_port()), *map(str, rest)]
     both = [
         subprocess.Popen(
             [*command, str(rank), *rest], cwd=Path(__file__).parent, text=True,
@@ -76,7 +76,7 @@ def check_model(path, num_rounds):
 
 
 def test_a_notice_of_preemption_ends_the_run_with_a_checkpoint(tmp_path):
-    said, codes = run_both("SIGTERM", tmp_path)
+    said, codes = run_both(RUN, "SIGTERM", tmp_path)
     assert codes == [7, 7]
     kept = load(tmp_path / "run.0").num_rounds
     assert 6 <= kept < 300
@@ -88,7 +88,7 @@ def test_a_notice_of_preemption_ends_the_run_with_a_checkpoint(tmp_path):
 
 
 def test_a_lost_process_ends_the_other_with_what_it_has(tmp_path):
-    said, codes = run_both("SIGKILL", tmp_path)
+    said, codes = run_both(RUN, "SIGKILL", tmp_path)
     assert codes[1] == -signal.SIGKILL
     assert codes[0] != 0
     kept = load(tmp_path / "run.0").num_rounds
@@ -110,3 +110,54 @@ def test_a_lost_process_ends_the_other_with_what_it_has(tmp_path):
     whole, told = jb.fit(x, y, **call)
     same_bits(model, whole)
     same_histories(history, told)
+
+
+DIFFER = """
+import sys
+rank, port = int(sys.argv[1]), sys.argv[2]
+import jax
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
+import jboost as jb
+from tables import make_steps
+
+x, y = make_steps()
+own = slice(0, 90) if rank == 0 else slice(90, None)
+kinds = (jax.sharding.AxisType.Auto,)
+call = dict(mesh=jax.make_mesh((2,), ("rows",), axis_types=kinds), max_depth=3)
+
+def attempt(name, **change):
+    try:
+        model, _ = jb.fit(x[own], y[own], num_rounds=4, **{**call, **change})
+        print(name, model.num_rounds, flush=True)
+    except Exception as error:
+        print(name, type(error).__name__, error, flush=True)
+
+def fail(number, history, model):
+    raise RuntimeError("own")
+
+attempt("number", l2=2.0 + rank)
+attempt("loss", loss=[jb.losses.huber, jb.losses.logistic][rank])
+attempt("constant", loss=lambda s, t: (s - t) ** 2 * (1.0 + rank))
+attempt("stop", callbacks=(lambda number, history, model: number == 1) if rank else ())
+attempt("fail", callbacks=fail if rank else ())
+attempt("whole")
+"""
+
+
+def test_processes_agree_on_settings_stops_and_failures():
+    said, codes = run_both(DIFFER)
+    assert codes == [0, 0]
+    for rank, text in enumerate(said):
+        lines = dict(
+            line.split(" ", 1) for line in text.splitlines() if "Gloo" not in line
+        )
+        assert (
+            "process 1 differs in l2 (2.0 on process 0, 3.0 there)" in lines["number"]
+        )
+        assert "process 1 differs in loss" in lines["loss"]
+        assert "process 1 differs in numbers in the loss" in lines["constant"]
+        assert lines["stop"] == "2"
+        own = ": RuntimeError('own')" if rank else ""
+        failed = f"TrainingError a callback failed in round 0 on process 1{own}"
+        assert lines["fail"] == failed
+        assert lines["whole"] == "4"

@@ -258,6 +258,14 @@ def gather_tables(tables: Any) -> Any:
     return jax.tree.map(collect, tables)
 
 
+def gather_texts(text: str) -> list[str]:
+    """Returns a text of every process, in order of rank."""
+    content = np.frombuffer(text.encode(), np.uint8)
+    ends = np.cumsum(gather_numbers(len(content)))
+    parts = np.split(gather_tables(content), ends[:-1])
+    return [part.tobytes().decode() for part in parts]
+
+
 def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:
     """Runs a function on process 0 only; all processes return its result.
 

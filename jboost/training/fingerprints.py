@@ -20,7 +20,7 @@ from jaxtyping import Integer, UInt64
 
 from jboost.boosting.settings import RoundSettings, declared
 from jboost.codes.codes import SparseCodes
-from jboost.entry.collectives import total_of_processes
+from jboost.entry.collectives import gather_texts, num_processes, total_of_processes
 from jboost.entry.implementation import current_implementation
 from jboost.model.containers import library_version
 from jboost.training.chunks import Job, Runner
@@ -59,12 +59,21 @@ def take_fingerprint(
     request: FitRequest, prepared: Prepared, job: Job, runner: Runner
 ) -> Fingerprint:
     """Returns what a run depends on."""
+    settings = describe_run(request, prepared, job)
+    blocks = _hash_rows("", job.rows, runner.read_codes())
+    for name, part in job.sets.items():
+        blocks |= _hash_rows(f"{name} ", part, part.read_codes())
+    return Fingerprint(settings, blocks)
+
+
+def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str, Any]:
+    """Returns what a run depends on, without its rows."""
     (loss, method), arrays = job.problem
     programs = [
         loss.value, loss.gradient, loss.hessian, loss.estimate, loss.curvature
     ]  # fmt: skip
     text = repr([program and program.structure for program in programs])
-    described = re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions within
+    described = _without_addresses(text)  # of functions within
     named: dict[str, Any] = {
         name: getattr(method, name)
         for name, setting in declared(RoundSettings).items()
@@ -77,10 +86,8 @@ def take_fingerprint(
     if isinstance(begin, MedianStart) or begin is None:
         begin = "auto" if begin is None else "median"
     rows = _describe_rows("", job.rows)
-    blocks = _hash_rows("", job.rows, runner.read_codes())
     for name, part in job.sets.items():
         rows |= _describe_rows(f"{name} ", part)
-        blocks |= _hash_rows(f"{name} ", part, part.read_codes())
     found = {
         "jboost": library_version(),
         "jax": jax.__version__,
@@ -100,7 +107,64 @@ def take_fingerprint(
         "feature_names": names and [*names],
         "model": None if prepared.model is None else _digest(prepared.model),
     }
-    return Fingerprint(json.loads(json.dumps(found)), blocks)
+    return json.loads(json.dumps(found))
+
+
+def describe_call(request: FitRequest) -> dict[str, Any]:
+    """Returns what the processes of a run must agree on before they read rows."""
+    plain = (bool, int, float, str, type(None))
+    named = {
+        name: value if isinstance(value, plain) else _without_addresses(repr(value))
+        for name, value in request.settings.values.items()
+    }
+    loss = getattr(request.loss, "__qualname__", type(request.loss).__qualname__)
+    checkpoint = None if request.checkpoint is None else request.checkpoint_rounds
+    return {
+        "jboost": library_version(),
+        "jax": jax.__version__,
+        "loss": loss,
+        **named,
+        "learning_rate": _digest(request.rates),
+        "checkpoint_rounds": checkpoint,
+        "metrics": sorted(request.metrics),
+        "validation": [*request.sets],
+        "model": request.model is not None,
+    }
+
+
+def compare_processes(settings: dict[str, Any]) -> None:
+    """Raises on every process if the settings of two processes differ.
+
+    Raises:
+      ValueError: with the names of what differs, and the number of a process.
+    """
+    if num_processes() == 1:
+        return
+    first, *others = map(json.loads, gather_texts(json.dumps(settings)))
+    for number, other in enumerate(others, start=1):
+        differing = _name_differences(first, other, "{} on process 0, {} there")
+        if differing:
+            raise ValueError(
+                f"all processes must train with the same arguments; process {number} "
+                f"differs in {', '.join(differing)}"
+            )
+
+
+def _without_addresses(text):
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _name_differences(old, new, form):
+    """Names what differs, with both values where these are no digests."""
+    differing = []
+    for key in {**new, **old}:
+        before, now = old.get(key), new.get(key)
+        if before == now:
+            continue
+        hidden = str(before).startswith("sha256:") or str(now).startswith("sha256:")
+        values = form.format(repr(before), repr(now))
+        differing.append(key if hidden else f"{key} ({values})")
+    return differing
 
 
 def compare_fingerprints(old: Fingerprint, new: Fingerprint, name: str) -> None:
@@ -110,13 +174,7 @@ def compare_fingerprints(old: Fingerprint, new: Fingerprint, name: str) -> None:
       old: from the checkpoint ``name``.
       new: of this run.
     """
-    differing = []
-    for key in {**new.settings, **old.settings}:
-        before, now = old.settings.get(key), new.settings.get(key)
-        if before == now:
-            continue
-        hidden = str(before).startswith("sha256:") or str(now).startswith("sha256:")
-        differing.append(key if hidden else f"{key} (was {before!r}, is {now!r})")
+    differing = _name_differences(old.settings, new.settings, "was {}, is {}")
     for key in new.blocks:
         before, now = old.blocks.get(key), new.blocks[key]
         if before is None or before.shape != now.shape:

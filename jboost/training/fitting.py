@@ -21,7 +21,7 @@ from jboost import losses
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.collectives import use_processes
+from jboost.entry.collectives import gather_numbers, num_processes, use_processes
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
@@ -31,7 +31,12 @@ from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import Checkpoint, read_checkpoint, resume
 from jboost.training.chunks import Job, no_trees
 from jboost.training.continuing import continue_from
-from jboost.training.fingerprints import take_fingerprint
+from jboost.training.fingerprints import (
+    compare_processes,
+    describe_call,
+    describe_run,
+    take_fingerprint,
+)
 from jboost.training.history import History, Record
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.pacing import open_bar
@@ -296,6 +301,7 @@ def fit(
 
 def _train(request: FitRequest) -> tuple[Ensemble, History]:
     """Prepares the rows, and makes the rounds."""
+    compare_processes(describe_call(request))
     rows = prepare_rows(request)
     with (
         settle_implementation(rows.training.rows.data.weights),
@@ -309,6 +315,8 @@ def _train(request: FitRequest) -> tuple[Ensemble, History]:
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     """Begins a run: fresh, from a model, or from a checkpoint."""
     job = _make_job(request, prepared)
+    if num_processes() > 1:
+        compare_processes(describe_run(request, prepared, job))
     runner = prepared.training.make_runner(job, request.begin)
     checkpoint = found = None
     if request.checkpoint is not None:
@@ -333,6 +341,7 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
         record=record,
         patience=request.settings.early_stopping_rounds,
         watchers=request.watchers,
+        watched=sum(gather_numbers(len(request.watchers))) > 0,
         checkpoint=checkpoint,
         bar=bar,
     )

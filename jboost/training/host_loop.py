@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jboost.entry.collectives import (
+    gather_numbers,
     has_lost_others,
     is_preempted,
     num_processes,
@@ -33,6 +34,9 @@ from jboost.training.starting import describe_idleness
 _SEEN = ("trees", "losses", "improvement", "parameters")
 
 
+_FAILED = 2  # what a callback may answer besides 0 and 1
+
+
 class FitRun(NamedTuple):
     """A training run before its next round.
 
@@ -42,6 +46,7 @@ class FitRun(NamedTuple):
       record: the rounds so far.
       patience: rounds without improvement after which the run stops; None: never.
       watchers: the callbacks.
+      watched: whether some process has callbacks.
       checkpoint: where the run is kept; None: nowhere.
       bar: shows progress.
     """
@@ -52,6 +57,7 @@ class FitRun(NamedTuple):
     record: Record
     patience: int | None
     watchers: tuple[Callable[..., Any], ...]
+    watched: bool
     checkpoint: Checkpoint | None
     bar: tqdm
 
@@ -221,21 +227,28 @@ def _record_round(run, chunk, entry):
 
 
 def _notify(run):
-    """Calls every callback; returns whether one asks to stop."""
-    if not run.watchers:
+    """Calls every callback; returns whether one asks to stop, on any process."""
+    if not run.watched:
         return False
     record = run.record
     done = record.num_rounds
     number, history, model = done - 1, record.history(done), record.model(done)
+    stops, failure = [], None
     try:
         # Programs that a callback runs may belong on another platform than training.
         with use_implementation(None):
             stops = [bool(watch(number, history, model)) for watch in run.watchers]
     except Exception as error:
+        failure = error
+    answers = gather_numbers(_FAILED if failure else int(any(stops)))
+    if _FAILED in answers:
+        rank = answers.index(_FAILED)
+        where = "" if len(answers) == 1 else f" on process {rank}"
+        what = "" if failure is None else f": {failure!r}"
         raise TrainingError(
-            f"a callback failed in round {number}: {error!r}", record, number
-        ) from error
-    return any(stops)
+            f"a callback failed in round {number}{where}{what}", record, number
+        ) from failure
+    return any(answers)
 
 
 def _measure(job, chunk, entry, record):
