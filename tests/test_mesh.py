@@ -129,7 +129,7 @@ def test_early_stopping_by_a_metric():
     settings = dict(num_rounds=12, learning_rate=0.9, max_depth=3, by="auc",
                     early_stopping_rounds=2, metrics=["log_loss"])  # fmt: skip
     run = partial(
-        jb.fit, X, LABELS, losses.logistic, validation=(X[:301], LABELS[:301])
+        jb.fit, X, LABELS, losses.logistic, validation=(X[:301], LABELS[::-1][:301])
     )
     one, history = run(**settings)
     many, other = run(**settings, mesh=MESH)
@@ -187,3 +187,12 @@ def test_errors_name_the_row():
     y[700] = np.inf
     with pytest.raises(ValueError, match="700"):
         jb.fit(X, y, lambda s, t: (s - t) ** 2, mesh=MESH, **FEW)
+
+
+def test_models_of_a_comparison_share_the_devices():
+    settings = dict(folds=3, num_rounds=4, max_depth=2)
+    run = partial(jb.cross_validate, X, Y, losses.huber, return_models=True, **settings)
+    chex.assert_trees_all_equal(run().models, run(mesh=MESH).models)
+    points = dict(learning_rate=[0.1, 0.3], l2=[1.0, 5.0])
+    run = partial(jb.sweep, X, LABELS, losses.logistic, points, **settings)
+    np.testing.assert_array_equal(run().mean, run(mesh=MESH).mean)

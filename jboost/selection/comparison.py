@@ -14,6 +14,7 @@ from jaxtyping import Float
 from jboost import losses
 from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import RoundSettings, Settings, declared
+from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
 from jboost.selection.curves import Curve, Point, Study, same_loss
@@ -24,6 +25,7 @@ from jboost.tables.frames import RowSource
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
 from jboost.training.request import RawRows
 from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
+from jboost.training.spreading import spans_processes
 
 # All points share the codes, which these settings decide.
 _OF_CODES = ("max_bins", "candidates", "candidate_weights")
@@ -38,6 +40,7 @@ class Comparison(NamedTuple):
     """The arguments of a call that are not hyperparameters; all points share them.
 
     Attributes:
+      mesh: whose devices share the models; None: one device.
       keeps_models: whether to keep trees and the scores of held-out rows.
     """
 
@@ -49,6 +52,7 @@ class Comparison(NamedTuple):
     metrics: Any
     by: Any
     progress: bool
+    mesh: Any
     keeps_models: bool
 
 
@@ -137,7 +141,18 @@ def _make_study(request, settings, padded, by, metrics):
         patience=settings.early_stopping_rounds,
         seed=settings.seed,
         keeps_models=request.keeps_models,
+        mesh=_check_mesh(request.mesh),
     )
+
+
+def _check_mesh(mesh):
+    """Refuses what is no mesh, and the devices of other processes."""
+    if spans_processes(check_mesh(mesh)):
+        raise ValueError(
+            "mesh must hold devices of this process alone, whose models they share, "
+            f"got those of {jax.process_count()} processes; divide the points instead"
+        )
+    return mesh
 
 
 def average(values: Float[np.ndarray, "folds R"]):

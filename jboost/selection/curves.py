@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float
 from tqdm import tqdm
 
@@ -56,6 +57,7 @@ class Study(NamedTuple):
       by: the criterion that compares rounds.
       patience: rounds without improvement after which a point stops; None: never.
       keeps_models: whether to keep trees and the scores of held-out rows.
+      mesh: whose devices share the runs.
     """
 
     bins: Bins
@@ -67,6 +69,7 @@ class Study(NamedTuple):
     patience: int | None
     seed: int
     keeps_models: bool
+    mesh: Mesh | None = None
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jboost.boosting.state import Problem
@@ -98,8 +99,8 @@ def _run_block(
     constants, own = _split_constants([point.problem.constants for point in points])
     shared = share(study.rows, study.folds, constants, seed=study.seed, watches=watches)
     num_folds = len(study.folds.train)
-    runs = _stack_runs(points, own, num_folds)
-    state, doubt = start_runs(loss, method, shared, runs)
+    runs = _stack_runs(points, own, num_folds, study.mesh)
+    state, doubt = start_runs(loss, method, shared, runs, study.mesh)
     begun = by_point(state.init_score, len(points), num_folds)
     first_parameters = jax.tree.map(
         lambda a: by_point(a, len(points), num_folds), state.parameters
@@ -116,9 +117,17 @@ def _run_block(
     _check_start(study, points, curves, state, jax.device_get(doubt))
     done = 0
     for first, count in pace_rounds(num_rounds):
-        rates, counts = _plan(points, curves, num_folds, first, count)
+        rates, counts = _plan(points, curves, len(runs.fold), first, count)
         made = run_rounds(
-            loss, method, study.keeps_models, shared, runs, rates, counts, state
+            loss,
+            method,
+            study.keeps_models,
+            shared,
+            runs,
+            rates,
+            counts,
+            state,
+            study.mesh,
         )
         if first == 0:
             _check_first(study, points, curves, shared, runs, made)
@@ -151,7 +160,9 @@ def _split_constants(constants):
     return common, own
 
 
-def _stack_runs(points: list[Point], constants: list, num_folds: int) -> Run:
+def _stack_runs(
+    points: list[Point], constants: list, num_folds: int, mesh: Mesh | None
+) -> Run:
     """Stacks all folds of the first point, then of the next, and so on.
 
     The first run is repeated as padding.
@@ -161,7 +172,7 @@ def _stack_runs(points: list[Point], constants: list, num_folds: int) -> Run:
         for point, own in zip(points, constants, strict=True)
         for fold in range(num_folds)
     ]
-    runs += runs[:1] * (pad_runs(len(runs)) - len(runs))
+    runs += runs[:1] * (pad_runs(len(runs), mesh) - len(runs))
     return jax.tree.map(lambda *leaves: np.stack([*map(np.asarray, leaves)]), *runs)
 
 
@@ -207,9 +218,9 @@ def _check_first(study, points, curves, shared, runs, made):
             )
 
 
-def _plan(points, curves, num_folds, first, count):
+def _plan(points, curves, size, first, count):
     """Returns the learning rates and the number of the next rounds for each run."""
-    size = pad_runs(len(points) * num_folds)
+    num_folds = len(curves[0].init_score)
     rates = np.zeros((size, MOST_ROUNDS), np.float32)
     counts = np.zeros(size, np.int32)
     for index, (point, curve) in enumerate(zip(points, curves, strict=True)):

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
@@ -103,6 +104,7 @@ def cross_validate(
     by: By = None,
     progress: bool = False,
     feature_names: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
     implementation: str | None = None,
     return_models: bool = False,
     **settings: Unpack[FitSettings],
@@ -133,6 +135,8 @@ def cross_validate(
       by: the criterion that compares rounds, as for :func:`jboost.fit`; its mean over
         the folds counts.
       offset, progress, feature_names, implementation: as for :func:`jboost.fit`.
+      mesh: a ``jax.sharding.Mesh`` of this process's devices, which share the models;
+        each device holds all rows.
       return_models: whether to keep the model of each fold, of ``best_round + 1``
         rounds.
       {settings}
@@ -162,7 +166,7 @@ def cross_validate(
     """
     rows = RawRows(x, y, sample_weight, offset, feature_names)
     request = Comparison(
-        rows, folds, stratify, groups, shuffle, metrics, by, progress,
+        rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=True,
     )  # fmt: skip
     study, [curve] = compare(request, loss, [{}], read_settings(settings))

@@ -8,11 +8,13 @@ training set have weight 0 in it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32, UInt32
 
 from jboost.boosting.method import Method, Numbers
@@ -115,9 +117,13 @@ class Rounds(NamedTuple):
     parameters: Any
 
 
-def pad_runs(number: int) -> int:
-    """Returns the padded number of runs, so that similar numbers share programs."""
-    return padded_size(number, _LEAST_RUNS)
+def pad_runs(number: int, mesh: Mesh | None = None) -> int:
+    """Returns the padded number of runs, so that similar numbers share programs.
+
+    With a mesh, each device gets as many.
+    """
+    devices = 1 if mesh is None else mesh.size
+    return -(-padded_size(number, _LEAST_RUNS) // devices) * devices
 
 
 def share(
@@ -151,10 +157,13 @@ def share(
 
 
 def start_runs(
-    loss: TracedLoss, method: Method, shared: Shared, runs: Run
+    loss: TracedLoss, method: Method, shared: Shared, runs: Run, mesh: Mesh | None
 ) -> tuple[BoostState, Doubt]:
-    """Returns the states of all runs before the first round, and their problems."""
-    return compiled(_start_runs, loss, method)(shared, runs)
+    """Returns the states of all runs before the first round, and their problems.
+
+    With a mesh, its devices share the runs.
+    """
+    return _compile(mesh, _start_runs, loss, method)(shared, runs)
 
 
 def run_rounds(
@@ -166,15 +175,35 @@ def run_rounds(
     rates: np.ndarray,
     counts: np.ndarray,
     state: BoostState,
+    mesh: Mesh | None,
 ) -> Rounds:
     """Runs ``counts`` rounds of each run.
 
     Args:
       rates: [runs, 16], the learning rates of these rounds.
       counts: numbers of rounds; 0 for runs that have ended.
+      mesh: whose devices share the runs.
     """
-    run = compiled(_run_rounds, loss, method, keeps_trees)
+    run = _compile(mesh, _run_rounds, loss, method, keeps_trees)
     return run(shared, runs, rates, counts, state)
+
+
+def _compile(mesh, function, *static):
+    """Compiles a function of what runs share, and of the runs."""
+    if mesh is None:
+        return compiled(function, *static)
+    return compiled(_run_on_devices, mesh, function, static)
+
+
+def _run_on_devices(mesh, function, static, shared, *runs):
+    """Divides the runs among devices, which exchange nothing."""
+    each = PartitionSpec(mesh.axis_names)
+    specs = (PartitionSpec(), *[each] * len(runs))
+    run = jax.shard_map(
+        partial(function, *static), mesh=mesh, in_specs=specs, out_specs=each,
+        check_vma=False,
+    )  # fmt: skip
+    return run(shared, *runs)
 
 
 def _over_runs(function: Callable[..., Any], operands: Any) -> Any:

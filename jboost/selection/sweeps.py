@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
@@ -128,6 +129,7 @@ def sweep(
     by: By = None,
     progress: bool = False,
     feature_names: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
     implementation: str | None = None,
     **settings: Unpack[FitSettings],
 ) -> Sweep:
@@ -156,6 +158,7 @@ def sweep(
         all points have the same folds and seed.
       sample_weight, offset, progress, feature_names, implementation: as for
         :func:`jboost.fit`.
+      mesh: as for :func:`jboost.cross_validate`.
       {settings}
 
     :func:`jboost.fit` explains the hyperparameters at length. Early stopping looks at
@@ -184,7 +187,7 @@ def sweep(
     listed = _list_points(points, grid, loss)
     rows = RawRows(x, y, sample_weight, offset, feature_names)
     request = Comparison(
-        rows, folds, stratify, groups, shuffle, metrics, by, progress,
+        rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=False,
     )  # fmt: skip
     study, curves = compare(request, loss, listed, read_settings(settings))
