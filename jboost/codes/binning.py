@@ -8,6 +8,7 @@ stands for a category.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,16 @@ from jboost.codes.bins import MISSING, Bins
 from jboost.codes.category_codes import find_categorical_features, fit_categories
 from jboost.codes.codes import DenseCodes, SparseCodes
 from jboost.codes.thresholds import find_dense_thresholds, find_sparse_thresholds
+from jboost.codes.together import (
+    find_thresholds_together,
+    gather_columns,
+    gather_weights,
+)
+from jboost.entry.collectives import (
+    gather_numbers,
+    is_on_any_process,
+    num_processes,
+)
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
@@ -124,7 +135,8 @@ def fit_frame(
     check_absent(absent)
     matrix, names = frame.matrix, feature_names or frame.names
     # A power of two above the number of rows holds a code for each.
-    most = int(max_bins or 1 << (matrix.shape[0] + 1).bit_length())
+    num_rows = sum(gather_numbers(matrix.shape[0]))
+    most = int(max_bins or 1 << (num_rows + 1).bit_length())
     weight = sample_weight
     if weight is not None:
         weight = np.asarray(read_values(weight, "sample_weight"), np.float64)
@@ -150,15 +162,22 @@ def fit_frame(
             categories = known
         else:
             codes = _most_category_bins(most, num_features) - 1
-            categories = fit_categories(matrix, indices, weight, codes, values)
+            every, kept = matrix, weight
+            if num_processes() > 1:
+                every, kept = gather_columns(matrix, indices), gather_weights(weight)
+            categories = fit_categories(every, indices, kept, codes, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         absent = absent or "missing"
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)
-        absent = absent or ("missing" if has_missing(matrix, weight) else None)
-        rows = find_dense_thresholds(matrix, weight, most)
+        missing = is_on_any_process(has_missing(matrix, weight))
+        absent = absent or ("missing" if missing else None)
+        find: Any = find_dense_thresholds
+        if num_processes() > 1:
+            find = partial(find_thresholds_together, find)
+        rows = find(matrix, weight, most)
     if categories is not None:  # between all codes, whether they occur or not
         for index, codes in zip(indices, np.asarray(categories.codes), strict=True):
             rows[index] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
@@ -169,7 +188,7 @@ def has_missing(
     matrix: Float[np.ndarray, "N F"], weight: Shaped[np.ndarray, " N"] | None
 ) -> bool:
     """Returns whether a row of positive weight has a missing value."""
-    if not np.isnan(np.min(matrix)):  # the minimum needs no other memory
+    if not np.isnan(np.min(matrix, initial=0.0)):  # the minimum needs no other memory
         return False
     return weight is None or bool(np.isnan(matrix[weight > 0]).any())
 

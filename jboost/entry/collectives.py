@@ -240,6 +240,11 @@ def gather_numbers(number: int) -> list[int]:
     return np.asarray(found).reshape(-1).tolist()
 
 
+def is_on_any_process(condition: bool) -> bool:
+    """Returns whether a condition holds on some process."""
+    return max(gather_numbers(int(condition))) > 0
+
+
 def gather_tables(tables: Any) -> Any:
     """Returns the rows of arrays [n, ...] of all processes, in order of rank."""
     if num_processes() == 1:

@@ -133,7 +133,9 @@ def refit(
     padded = not isinstance(loss, losses.Adaptive)
     rows = read_rows(model, (x, y, sample_weight, offset), loss, padded)
     with settle_implementation(rows.rows.data.weights):
-        job = Job(_make_problem(settings, loss, rows.rows), rates, rows.rows, {}, {})
+        job = Job(
+            _make_problem(settings, loss, rows.rows), rates, rows.rows, {}, {}, {}
+        )
         state, _ = start(job, begin, seed=0)
         if decay > 0:
             mixed = _mix(decay, model.init_score, state.init_score)

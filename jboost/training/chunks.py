@@ -63,6 +63,7 @@ class Job(NamedTuple):
       rows: the training rows.
       sets: the validation sets.
       metrics: by name.
+      real: targets and weights of all rows without padding, by set, for metrics.
     """
 
     problem: Problem
@@ -70,6 +71,7 @@ class Job(NamedTuple):
     rows: PaddedRows
     sets: dict[str, PaddedRows]
     metrics: dict[str, Callable[..., Any]]
+    real: dict[str, tuple[Any, np.ndarray]]
 
     @property
     def bagged(self) -> bool:

@@ -21,7 +21,12 @@ from jboost import losses
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.collectives import gather_numbers, num_processes, use_processes
+from jboost.entry.collectives import (
+    gather_numbers,
+    gather_tables,
+    num_processes,
+    use_processes,
+)
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble
@@ -357,10 +362,14 @@ def _make_job(request, prepared):
         prepared.feature_names,
         uniform=not prepared.training.weighted,
     )
-    for part in (rows, *sets.values()):
+    named = {"train": rows, **sets}
+    for part in named.values():
         targets, weights = part.real
         try_metrics(request.metrics, targets, weights, request.settings.num_scores)
-    return Job(problem, request.rates, rows, sets, request.metrics)
+    real = {}
+    if request.metrics:
+        real = {name: gather_tables(part.real) for name, part in named.items()}
+    return Job(problem, request.rates, rows, sets, request.metrics, real)
 
 
 def _start_record(request, prepared, job, state, rule):

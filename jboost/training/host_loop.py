@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from jboost.entry.collectives import (
     gather_numbers,
+    gather_tables,
     has_lost_others,
     is_preempted,
     num_processes,
@@ -253,12 +254,13 @@ def _notify(run):
 
 def _measure(job, chunk, entry, record):
     """Returns {set: {metric: value}} of one round, on the rows without padding."""
+    # Of the rows of all processes, so that these stop after the same round.
     values: dict[str, dict[str, float]] = {}
     every = {"train": job.rows, **job.sets} if job.metrics else {}
     for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
         score = scores[entry]
-        score = score[0] if score.shape[0] == 1 else score.T
-        arguments = (score, *rows.real)
+        score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
+        arguments = (score, *job.real[name])
         values[name] = {}
         for metric, function in job.metrics.items():
             try:

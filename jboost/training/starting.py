@@ -74,6 +74,7 @@ def _start_together(job, begin):
         num_scores, total = len(begin.offset), rows.spread.shards.padded
         if num_scores * total > FEW:
             return _start_apart(job, begin)
+        constants = jax.device_get(constants)  # from all devices
         data, offset = rows.gather()
         begin = begin._replace(offset=offset)
     with run_in_stages():
