@@ -97,7 +97,7 @@ def sum_group_digits(group, greatest, times, *channels, num_groups):
 
     fewest = -(-_BITS // width)
     sums, highest = sum_limbs(limbs[:fewest]), limbs[fewest:]
-    if highest:  # 0 unless a row counts several times
+    if times is not None and highest:  # 0 unless a row counts several times
         zeros = [jnp.zeros_like(sums[0])] * len(highest)
         sums += jax.lax.cond(
             jnp.any(times > 1), lambda: sum_limbs(highest), lambda: zeros

@@ -24,7 +24,6 @@ from jboost.tables.categories import goes_left
 from jboost.trees import paths
 from jboost.trees.category_splits import count_words, find_mixed_split
 from jboost.trees.limits import TreeLimits
-from jboost.trees.paths import Paths
 from jboost.trees.splitting import Split, search_split
 from jboost.trees.tree import CATEGORICAL, Tree
 
@@ -118,7 +117,7 @@ def make_leaf(max_depth: int, num_bins: int, categorical: bool = False) -> Tree:
 
 def start_paths(
     limits: TreeLimits, max_leaves: int | None, slots: int, max_depth: int
-) -> Paths:
+) -> paths.Paths:
     """Returns the constraints that the root passes to its children."""
     bounds = None if limits.values is None else limits.values.bounds
     return paths.start(
@@ -130,7 +129,7 @@ def find_splits(
     level: Int32[Array, ""] | int,
     histogram: Int32[Array, "M F B C"],
     position: Int32[Array, " M"],
-    path: Paths,
+    path: paths.Paths,
     unit: Float[Array, "2"],
     num_in_bag: Int32[Array, ""],
     seed: UInt32[Array, "2"],
@@ -299,14 +298,14 @@ def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pai
 
 
 def pass_paths(
-    path: Paths,
+    path: paths.Paths,
     level: Int32[Array, ""] | int,
     position: Int32[Array, " M"],
     split: Split,
     source: Int32[Array, " pairs"],
     slots: int,
     max_depth: int,
-) -> Paths:
+) -> paths.Paths:
     """Returns the constraints that a level's nodes pass to the next level."""
     return paths.descend(
         path, level, position, split.feature, split.found, split.child_bounds, source,
