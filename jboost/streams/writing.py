@@ -21,7 +21,7 @@ from jboost.codes.binning import apply_bins, has_missing
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.kernels.binning_cpu import code_dtype
-from jboost.numerics.padding import padded_rows, padded_size
+from jboost.numerics.padding import padded_size
 from jboost.sketches.binning import bins_from_sketch
 from jboost.sketches.sketch import make_sketch, update_sketch
 from jboost.streams.batches import RowBatch, checked_batches, first_row, hash_rows
@@ -36,6 +36,7 @@ from jboost.streams.blocks import (
 from jboost.streams.heap import trim_heap
 from jboost.streams.memory import as_text
 from jboost.training.rows import PaddedRows
+from jboost.training.spreading import padded_rows
 
 _MOST_BLOCK_ROWS = 1 << 18
 _BLOCK_SHARE = 1 / 8  # of the memory is for blocks
