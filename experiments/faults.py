@@ -41,12 +41,11 @@ def main():
     chance, events = random.Random(args.seed), []
     with tempfile.TemporaryDirectory() as folder:
         undisturbed, _ = finish(args, Path(folder) / "undisturbed", 1)
-        length = time_run(args, Path(folder) / "timed")
         counts, number, runs = itertools.cycle(args.processes), 0, []
         while number < args.kills:
             path = Path(folder) / f"run {len(runs)}"
             while number < args.kills:
-                event = disturb(args, path, next(counts), chance, length)
+                event = disturb(args, path, next(counts), chance)
                 events.append(event)
                 print(f"{number + 1:3d} {describe(event)}", flush=True)
                 if event["done"]:
@@ -55,7 +54,7 @@ def main():
             digest, told = finish(args, path, next(counts))
             runs.append({"same": digest == undisturbed, "goes on from": told})
             print(f"    ended with the same bytes: {runs[-1]['same']}", flush=True)
-        stopped = stop_one(args, Path(folder) / "stopped", length)
+        stopped = stop_one(args, Path(folder) / "stopped")
         same, _ = finish(args, Path(folder) / "stopped", 1)
     slowest = max((e["seconds to end"] for e in events if not e["done"]), default=0)
     equal = sum(run["same"] for run in runs)
@@ -86,39 +85,53 @@ def describe(event):
     )
 
 
-def time_run(args, path):
-    """Returns the seconds of a run of two processes, compiled programs at hand."""
-    finish(args, path.with_suffix(".first"), 2)
-    begun = time.perf_counter()
-    finish(args, path, 2)
-    return time.perf_counter() - begun
+def disturb(args, path, number, chance):
+    """Starts processes, and kills one of them at a random moment.
 
-
-def disturb(args, path, number, chance, length):
-    """Starts processes, and kills one of them at a random moment."""
-    processes = start(args, path, number)
-    after, rank = chance.uniform(0.2, 1) * length, chance.randrange(number)
-    time.sleep(after)
+    One in five is killed while programs are compiled, the others some rounds later than
+    the last one.
+    """
+    processes, rank, begun = start(args, path, number), chance.randrange(number), now()
+    if chance.random() < 0.2:
+        time.sleep(chance.uniform(1, 10))
+    else:
+        wanted = count_rounds(path) + chance.randrange(1, args.rounds // 6)
+        wait_for(processes, path, wanted, begun + args.timeout)
+        time.sleep(chance.uniform(0, 0.1))
+    after = now() - begun
     done = any(process.poll() is not None for process in processes)
-    begun = time.perf_counter()
+    begun = now()
     if not done:
         processes[rank].send_signal(signal.SIGKILL)
     codes = [process.wait(args.timeout) for process in processes]
     return {
         "processes": number, "rank": rank, "after": after, "done": done,
-        "codes": codes, "seconds to end": time.perf_counter() - begun,
+        "codes": codes, "seconds to end": now() - begun,
         "kept": count_rounds(path),
     }  # fmt: skip
 
 
-def stop_one(args, path, length):
+def now():
+    """Returns the time in seconds."""
+    return time.perf_counter()
+
+
+def wait_for(processes, path, rounds, limit):
+    """Returns when the checkpoint holds so many rounds, or a process has ended."""
+    while now() < limit and count_rounds(path) < rounds:
+        if any(process.poll() is not None for process in processes):
+            return
+        time.sleep(0.02)
+
+
+def stop_one(args, path):
     """Starts two processes, and stops the second one without ending it."""
     processes = start(args, path, 2)
-    time.sleep(0.6 * length)
+    wait_for(processes, path, args.rounds // 4, now() + args.timeout)
     processes[1].send_signal(signal.SIGSTOP)
-    begun = time.perf_counter()
+    begun = now()
     code = processes[0].wait(args.timeout)
-    seconds = time.perf_counter() - begun
+    seconds = now() - begun
     processes[1].kill()
     processes[1].wait()
     return {"codes": [code], "seconds to end": seconds, "kept": count_rounds(path)}
@@ -169,7 +182,7 @@ def work(task):
     if number > 1:
         jax.distributed.initialize(
             f"127.0.0.1:{task['port']}", number, task["rank"],
-            heartbeat_timeout_seconds=HEARTBEAT,
+            heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=60,
         )  # fmt: skip
         kinds = (jax.sharding.AxisType.Auto,)
         mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
@@ -197,7 +210,7 @@ def parse():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--processes", type=int, nargs="+", default=[4, 2, 1])
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a run")
     parser.add_argument(
