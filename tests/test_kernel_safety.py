@@ -33,43 +33,44 @@ def run(name, results, operands, aliases=None, **attributes):
 
 # Five rows, three features, two slots, of which the first holds the root.
 LEVEL = dict(
-    columns=np.ones((3, 5), np.uint8), level=np.int32(0), feature=i32(2, 0),
+    columns=np.ones((3, 5), np.uint8), position=i32(0, -1), feature=i32(2, 0),
     threshold=i32(0, 0), missing_left=np.array([True, False]),
     found=np.array([True, False]), words=np.zeros((5, 2), np.int32),
     index=np.arange(5, dtype=np.uint16), segments=i32(0, 5, 0, 0).reshape(1, 2, 2),
-    tree_feature=np.zeros(3, np.int32), tree_threshold=np.zeros(3, np.int32),
-    tree_missing_left=np.zeros(3, bool), position=i32(0, -1),
     leaf=np.zeros(5, np.int32),
 )  # fmt: skip
+PACKED = np.ones((1, 5, 8), np.uint8)
 SPARSE = dict(
     columns=np.ones((1, 4), np.uint8), starts=i32(0, 2, 4, 4), rows=i32(0, 3, 1, 4),
     absent=np.zeros(3, np.uint8),
 )  # fmt: skip
 
 
-def split_rows(aliased=True, max_depth=2, **changed):
+def route_rows(aliased=True, level=0, max_depth=2, **changed):
     operands = LEVEL | changed
     state = [operands[name] for name in list(LEVEL)[6:]]
-    pairs = jax.ShapeDtypeStruct((1,), np.int32), jax.ShapeDtypeStruct((1,), np.bool_)
-    aliases = {6 + i: i for i in range(8)} if aliased else None
-    results = (*map(like, state), *pairs)
-    return run("split_rows", results, operands.values(), aliases, max_depth=max_depth)
+    aliases = {6 + i: i for i in range(4)} if aliased else None
+    sizes = dict(level=level, max_depth=max_depth)
+    return run(
+        "route_rows", tuple(map(like, state)), operands.values(), aliases, **sizes
+    )
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_rows_are_split(sparse):
-    *state, source, _ = split_rows(**(SPARSE if sparse else {}))
-    middle = 5 if sparse else 0  # the entries of feature 2 are missing values
-    np.testing.assert_array_equal(state[2][0], [[0, middle], [middle, 5]])
-    np.testing.assert_array_equal(state[6], [0, 1])
-    assert source[0] == 0
+@pytest.mark.parametrize("codes", [LEVEL["columns"], PACKED])
+def test_rows_are_routed(codes):
+    _, index, segments, _ = route_rows(columns=codes)
+    np.testing.assert_array_equal(segments[0], [[0, 0], [0, 5]])
+    np.testing.assert_array_equal(index, range(5))
+    leaf = route_rows(columns=codes, level=1, max_depth=2)[3]
+    np.testing.assert_array_equal(leaf, np.ones(5))
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        dict(level=np.int32(-1)), dict(level=np.int32(2)), dict(max_depth=0),
-        dict(max_depth=40), dict(feature=i32(3, 0)), dict(feature=i32(-1, 0)),
+        dict(level=-1), dict(level=2), dict(max_depth=0), dict(max_depth=40),
+        dict(feature=i32(3, 0)), dict(feature=i32(-1, 0)),
+        dict(columns=PACKED, feature=i32(8, 0)), dict(columns=PACKED[:, :4]),
         dict(position=i32(1, -1)), dict(position=i32(-2, -1)),
         dict(found=np.array([True, True])),  # of a slot without a node
         dict(found=np.array([True, True]), position=i32(0, 0)),  # more than slots hold
@@ -77,15 +78,12 @@ def test_rows_are_split(sparse):
         dict(segments=i32(0, 6, 0, 0).reshape(1, 2, 2)),
         dict(segments=i32(-1, 5, 0, 0).reshape(1, 2, 2)),
         dict(segments=i32(3, 2, 0, 0).reshape(1, 2, 2)),
-        dict(segments=np.zeros((1, 0, 2), np.int32)),
-        SPARSE | dict(starts=i32(0, 2, 1, 4)), SPARSE | dict(starts=i32(0, 2, 4, 5)),
-        SPARSE | dict(starts=i32(-1, 2, 4, 4)),
-        SPARSE | dict(absent=np.zeros(2, np.uint8)), dict(aliased=False),
+        dict(segments=np.zeros((1, 0, 2), np.int32)), dict(aliased=False),
     ],
 )  # fmt: skip
 def test_splits_that_lead_out_of_buffers_are_refused(changed):
     with pytest.raises(Exception, match="jboost kernel: "):
-        split_rows(**changed)
+        route_rows(**changed)
 
 
 def find_leaves(aliased=True, sparse=None, feature=(0, 1, 2)):
@@ -108,50 +106,82 @@ def test_leaves_are_found_only_by_features_that_are_there(sparse):
             find_leaves(sparse=sparse, **changed)
 
 
-# Two slots; the root, in place 0, has been split.
+# Two slots; the second one is summed.
 SUMS = dict(
-    packed=np.ones((1, 5, 8), np.uint8), words=LEVEL["words"], index=LEVEL["index"],
-    segments=i32(0, 2, 2, 5).reshape(1, 2, 2), min_count=np.int32(0), source=i32(0),
-    left_smaller=np.array([True]), place=i32(0, 0),
-    sums=np.zeros((2, 2, 3, 4), np.int32),
+    packed=PACKED, words=LEVEL["words"], index=LEVEL["index"],
+    segments=i32(0, 2, 2, 5).reshape(1, 2, 2), num_features=np.int32(3), slot=i32(1),
+    sums=np.zeros((1, 3, 3, 4), np.int32),
 )  # fmt: skip
 
 
-def sum_children(aliased=True, entries=(), **changed):
+def sum_slots(aliased=True, **changed):
     operands = SUMS | changed
-    results = [like(operands["place"]), like(operands["sums"])]
-    if entries:
-        results.append(jax.ShapeDtypeStruct((5, 4), np.int32))
-    aliases = {8: 1} if aliased else None
-    operands = (*operands.values(), *entries)
-    return run("sum_children", tuple(results), operands, aliases)
+    aliases = {6: 0} if aliased else None
+    return run("sum_slots", like(operands["sums"]), operands.values(), aliases)
 
 
-@pytest.mark.parametrize("entries", [(), ("starts", "rows", "absent")])
-def test_children_are_summed_only_where_there_is_a_place(entries):
-    sparse = dict(packed=SPARSE["columns"]) if entries else {}
-    given = tuple(SPARSE[name] for name in entries)
-    np.testing.assert_array_equal(sum_children(entries=given, **sparse)[0], [1, 0])
+def test_slots_are_summed_only_where_there_are_rows():
+    once = sum_slots()
+    np.testing.assert_array_equal(once[0, 2], [[0, 3, 3, 3]] * 3)
+    np.testing.assert_array_equal(sum_slots(sums=np.asarray(once)), 2 * once)
+    np.testing.assert_array_equal(sum_slots(slot=i32(-1)), 0 * once)
     for changed in (
-        dict(source=i32(2)), dict(place=i32(2, 0)), dict(place=i32(-1, 0)),
-        dict(segments=i32(0, 2, 2, 6).reshape(1, 2, 2)), dict(aliased=False),
-        dict(index=np.array([5, 1, 2, 3, 4], np.uint16)),
-        dict(sums=np.zeros((2, 2, 3, 300), np.int32)),
+        dict(slot=i32(2)), dict(slot=i32(0, 1)), dict(aliased=False),
+        dict(segments=i32(0, 2, 2, 6).reshape(1, 2, 2)),
+        dict(index=np.array([0, 1, 5, 3, 4], np.uint16)),
+        dict(num_features=np.int32(4)), dict(num_features=np.int32(0)),
+        dict(sums=np.zeros((1, 3, 3, 300), np.int32)),
+        dict(sums=np.zeros((1, 3, 9, 4), np.int32), num_features=np.int32(9)),
     ):  # fmt: skip
         with pytest.raises(Exception, match="jboost kernel: "):
-            sum_children(entries=given, **(sparse | changed))
-    for rows in i32(0, 5, 1, 4), i32(-1, 3, 1, 4):
-        if entries:
-            with pytest.raises(Exception, match="jboost kernel: "):
-                sum_children(entries=(given[0], rows, given[2]), **sparse)
+            sum_slots(**changed)
 
 
 def test_codes_beyond_the_bins_count_as_the_last():
     """A code of two bytes must not be added beyond the tables of sums."""
     packed = np.full((1, 5, 8), 65535, np.uint16)
     words = np.stack([np.arange(5, dtype=np.int32), np.zeros(5, np.int32)], axis=1)
-    sums = sum_children(packed=packed, words=words)[1]
-    np.testing.assert_array_equal(sums[1, 0], [[0, 0, 0, 1]] * 3)
+    sums = sum_slots(packed=packed, words=words, slot=i32(0))
+    np.testing.assert_array_equal(sums[0, 0], [[0, 0, 0, 1]] * 3)
+
+
+# The first level of a tree of depth 2 with two slots.
+FIND = dict(
+    seed=np.zeros(2, np.uint32), fractions=np.ones(3, np.float32), l2=np.float32(1),
+    min_gain=np.float32(0), min_weight=np.float32(1), min_count=np.int32(1),
+    num_features=np.int32(3), units=np.ones(2, np.float32),
+    sums=np.cumsum(np.ones((1, 2, 3, 4), np.int32), axis=-1, dtype=np.int32),
+    summed=i32(0), feature=np.zeros(3, np.int32), threshold=np.zeros(3, np.int32),
+    missing_left=np.zeros(3, bool), position=i32(0, 0), place=i32(0, 0), free=i32(0),
+    histograms=np.zeros((2, 2, 3, 4), np.int32),
+)  # fmt: skip
+
+
+def find_level(aliased=True, level=0, max_depth=2, **changed):
+    operands = FIND | changed
+    state = [operands[name] for name in list(FIND)[10:]]
+    shape = jax.ShapeDtypeStruct
+    slots = operands["position"].shape
+    found = [shape(slots, np.int32)] * 3 + [shape(slots, np.bool_)] * 2
+    results = (*map(like, state), *found, shape((1,), np.int32))
+    aliases = {10 + i: i for i in range(7)} if aliased else None
+    return run(
+        "find_level", results, operands.values(), aliases, categorical=0, grouped=0,
+        level=level, limited=0, max_depth=max_depth, max_leaves=0,
+    )  # fmt: skip
+
+
+def test_levels_are_found_only_in_nodes_that_are_there():
+    np.testing.assert_array_equal(find_level()[7], [0, -1])
+    for changed in (
+        dict(level=2), dict(level=-1), dict(max_depth=0), dict(max_depth=40),
+        dict(summed=i32(2)), dict(num_features=np.int32(4)), dict(aliased=False),
+        dict(sums=np.zeros((1, 2, 3, 5), np.int32)),
+        dict(level=1, place=i32(2, 0)), dict(level=1, place=i32(0, -1)),
+        dict(level=1, position=i32(2, 0)), dict(level=1, position=i32(-2, 0)),
+    ):  # fmt: skip
+        with pytest.raises(Exception, match="jboost kernel: "):
+            find_level(**changed)
 
 
 # Five rows, three features, four codes; depth 2.

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -25,16 +26,16 @@ from jboost.entry.programs import added_bytes
 from jboost.objective.evaluation import Objective, gradients, hessians, mean_hessian
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostRegressor
-from jboost.streams import blocks
+from jboost.streams import folders
 from jboost.streams.batches import checked_batches
 from jboost.streams.blocks import (
     Block,
     BlockReader,
     BlockSet,
-    Folders,
     read_rows,
     write_block,
 )
+from jboost.streams.folders import Folders
 
 NUM_ROWS, BLOCK_ROWS, BATCH_ROWS = 1501, 300, 170
 MEMORY = "64 MiB"
@@ -414,9 +415,67 @@ def test_streams_of_categories_are_predicted_as_the_whole_frame(num_scores):
         jb.predict((model, None), jb.stream(pairs, memory=MEMORY))
 
 
+KILLED = """
+import sys
+import numpy as np, jboost as jb
+x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+rows = jb.stream([(x, x[:, 0])], memory="64 MiB", directories=sys.argv[1])
+rows.prepare(16)
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX")
+def test_folders_of_killed_processes_are_removed_at_the_next_start(tmp_path):
+    command = [sys.executable, "-c", KILLED, tmp_path]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        (left,) = tmp_path.iterdir()
+        other = Folders([tmp_path])  # leaves the folder of a process that lives
+        assert list(left.glob("*.block"))
+        other.remove()
+        process.kill()
+        process.wait(timeout=60)
+        assert list(left.glob("*.block"))
+    other = Folders([tmp_path])
+    assert [*tmp_path.iterdir()] == other.paths
+    other.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_block_is_tested_once_and_again_after_a_change(tmp_path, monkeypatch):
+    """Its checksums are computed anew only if its file has changed."""
+    noise = np.random.default_rng(0).integers(0, 256, (20, 500)).astype(np.uint8)
+    blocks = write_set(tmp_path, noise, block_rows=500)
+    counted = []
+
+    def count(payload):
+        counted.append(len(payload))
+        return zlib.crc32(payload)
+
+    monkeypatch.setattr("jboost.streams.block_files.crc32", count)
+    for number in range(3):
+        ((_, (columns, packed)),) = BlockReader(blocks).read_for_kernels([1])
+        np.testing.assert_array_equal(columns, noise)
+        np.testing.assert_array_equal(packed[0, :, :20].T, noise)
+        if number == 0:
+            tested = len(counted)
+    assert tested == len(counted) == 3  # header, codes by feature, codes by row
+    path = blocks.blocks[0].path
+    path.write_bytes(path.read_bytes())
+    list(BlockReader(blocks).read())
+    assert len(counted) == 5
+    damage(path)
+    with pytest.raises(jb.streams.BlockError, match="checksum"):
+        list(BlockReader(blocks).read_for_kernels([]))
+
+
 def test_signal_handlers_stay_only_while_folders_exist(tmp_path, monkeypatch):
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    monkeypatch.setattr(blocks, "_existing", weakref.WeakSet())
+    monkeypatch.setattr(folders, "_existing", weakref.WeakSet())
     before = [signal.getsignal(number) for number in numbers]
     try:
         for number in numbers:
@@ -565,17 +624,22 @@ def test_one_block_is_read_ahead_and_no_more(tmp_path, monkeypatch):
 
 def test_a_run_holds_no_more_than_two_blocks(table, monkeypatch):
     x, y, _ = table
-    held = []
-    monkeypatch.setattr(
-        "jboost.streams.block_rounds.BlockReader",
-        lambda blocks: held.append(BlockReader(blocks)) or held[-1],
-    )
+    fetched, held = [], []
+    fetch = BlockReader._fetch
+
+    def watch(self, block, take):
+        held.append(sum(each() is not None for each in fetched))
+        codes = fetch(self, block, take)
+        array = codes[0] if isinstance(codes, tuple) else codes
+        fetched.append(weakref.ref(array))
+        return codes
+
+    monkeypatch.setattr(BlockReader, "_fetch", watch)
     rows = make_stream(x, y)
     jb.fit(rows, num_rounds=1, max_depth=4)
-    (reader,) = held
-    size = sum(buffer.nbytes for buffer in reader._buffers)
-    assert size == 2 * x.shape[1] * BLOCK_ROWS
-    assert size <= rows.plan["blocks"]
+    assert len(held) > 20
+    assert max(held) == 1  # before another one is read
+    assert 2 * x.shape[1] * BLOCK_ROWS <= rows.plan["blocks"]
     assert sum(rows.plan.values()) <= rows.memory
 
 
@@ -659,6 +723,34 @@ def test_a_budget_too_small_is_refused_with_what_is_needed(table):
     rows.memory = needed - 1
     with pytest.raises(ValueError, match="memory must be at least"):
         jb.fit(rows, **settings)
+
+
+def test_the_plan_is_printed_before_training(table, capsys):
+    x, y, _ = table
+    rows, printed = make_stream(x, y), []
+
+    def watch(round, history, model):
+        printed.append(capsys.readouterr().err)
+
+    jb.fit(rows, num_rounds=1, max_depth=3, progress=True, callbacks=watch)
+    (line,) = [line for line in printed[0].splitlines() if "training takes" in line]
+    assert f"{sum(rows.plan.values()) / 2**20:.1f} MiB of 64.0 MiB" in line
+
+
+@pytest.mark.parametrize("with_bins", [False, True])
+def test_too_many_rows_are_refused_before_blocks_are_written(tmp_path, with_bins):
+    x = np.random.default_rng(0).random((1 << 14, 2), np.float32)
+    bins = jb.fit_bins(x) if with_bins else None
+    batches = [(x, x[:, 0])] * 40
+    rows = jb.stream(batches, memory="8 MiB", bins=bins, directories=tmp_path)
+    with pytest.raises(ValueError, match=r"memory .* rows"):
+        jb.fit(rows, num_rounds=1)
+    gc.collect()
+    assert not list(tmp_path.rglob("*.block"))
+    rows = jb.stream(batches[:2], memory="8 MiB", bins=bins, directories=tmp_path)
+    rows.prepare(256)
+    with pytest.raises(ValueError, match=r"memory .* rows"):
+        jb.stream(batches[:5], memory="8 MiB", bins=bins).prepare(256, num_scores=20)
 
 
 # What goes wrong.

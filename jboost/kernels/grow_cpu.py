@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of native/tree.h and native/grow.h, which grow trees on a CPU.
 
-In: codes, derivatives, limits. Out: a tree and the leaf of each row; for blocks of rows
-on disk, histograms and the rows by child node. All results equal those of plain XLA bit
-for bit.
+In: codes, derivatives, limits. Out: a tree and the leaf of each row. All results equal
+those of plain XLA bit for bit. :mod:`jboost.kernels.levels_cpu` grows trees from parts
+of the rows.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt16, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from jboost.kernels import code_operands
 from jboost.kernels.code_operands import CodeOperands
 from jboost.kernels.library import call
 
@@ -28,16 +27,6 @@ class SplitLimits(NamedTuple):
     min_child_weight: Float[Array, ""]
     min_child_samples: Int32[Array, ""]
     num_features: Int32[Array, ""]
-
-
-class SlotSplits(NamedTuple):
-    """See :class:`jboost.trees.splitting.Split`."""
-
-    feature: Int32[Array, " M"]
-    threshold: Int32[Array, " M"]
-    missing_left: Bool[Array, " M"]
-    gain: Float[Array, " M"]
-    found: Bool[Array, " M"]
 
 
 class TreeSizes(NamedTuple):
@@ -65,38 +54,6 @@ class GrownTree(NamedTuple):
     leaf: Int32[Array, " N"]
     bounds: Float[Array, "L 2"] | None
     left_codes: UInt32[Array, "I W"] | None
-
-
-class SlotRows(NamedTuple):
-    """The rows in the bag, grouped by slot within each chunk; see native/grow.h.
-
-    Attributes:
-      rounded: gradient and curvature of each row as integers, in one 64-bit word.
-      order: the position of each row in its chunk.
-      segments: where the rows of each slot begin and end in a chunk.
-    """
-
-    rounded: Int32[Array, "N 2"]
-    order: UInt16[Array, " N"]
-    segments: Int32[Array, "chunks M 2"]
-
-
-class GrowState(NamedTuple):
-    """The rows and the tree so far, in the order of the kernels' operands."""
-
-    rounded: Int32[Array, "N 2"]
-    order: UInt16[Array, " N"]
-    segments: Int32[Array, "chunks M 2"]
-    feature: Int32[Array, " I"]
-    threshold: Int32[Array, " I"]
-    missing_left: Bool[Array, " I"]
-    position: Int32[Array, " M"]
-    leaf: Int32[Array, " N"]
-
-    @property
-    def rows(self) -> SlotRows:
-        """Returns the rows alone."""
-        return SlotRows(self.rounded, self.order, self.segments)
 
 
 def histogram(
@@ -186,117 +143,5 @@ def grow_tree(
     return GrownTree(feature, threshold, missing_left, leaf, bounds, left_codes)
 
 
-def split_rows(
-    codes: CodeOperands,
-    level: Int32[Array, ""],
-    split: SlotSplits,
-    state: GrowState,
-    *,
-    max_depth: int,
-) -> tuple[GrowState, Int32[Array, " pairs"], Bool[Array, " pairs"]]:
-    """Writes a level's splits into the tree, and moves the rows to the children.
-
-    Returns:
-      The new state; the slot of each pair's parent, -1 for none; and whether the left
-      child of each pair has no more rows than the right one.
-    """
-    pairs = max(1, state.position.shape[0] // 2)
-    results = (
-        *map(_like, state),
-        jax.ShapeDtypeStruct((pairs,), jnp.int32),
-        jax.ShapeDtypeStruct((pairs,), jnp.bool_),
-    )
-    before = (
-        codes.codes, level, split.feature, split.threshold, split.missing_left,
-        split.found,
-    )  # fmt: skip
-    *new, parent, left_smaller = call(
-        "split_rows", results, *before, *state,
-        aliases={len(before) + i: i for i in range(len(state))}, max_depth=max_depth,
-    )  # fmt: skip
-    return GrowState(*new), parent, left_smaller
-
-
-def sum_children(
-    codes: CodeOperands,
-    rows: SlotRows,
-    min_child_samples: Int32[Array, ""],
-    parent: Int32[Array, " pairs"],
-    left_smaller: Bool[Array, " pairs"],
-    index: Int32[Array, " M"],
-    sums: Int32[Array, "M C F B"],
-) -> tuple[Int32[Array, " M"], Int32[Array, "M C F B"]]:
-    """Sums the smaller child of each pair, and subtracts it from the parent's sums.
-
-    Returns:
-      The index of each slot's sums, and the sums.
-    """
-    index, sums = call(
-        "sum_children", (_like(index), _like(sums)),
-        codes.packed, *rows, min_child_samples, parent, left_smaller, index, sums,
-        aliases={8: 1},
-    )  # fmt: skip
-    return index, sums
-
-
 def _like(array):
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-class BlockRows(NamedTuple):
-    """The rows of one block, and their leaves; see :class:`SlotRows`."""
-
-    rounded: Int32[Array, "n 2"]
-    order: UInt16[Array, " n"]
-    segments: Int32[Array, "chunks M 2"]
-    leaf: Int32[Array, " n"]
-
-
-def split_block(columns, rows, level, split, position, *, max_depth):
-    """Moves the rows of a block to the children; at the last level finds their leaves.
-
-    Args:
-      columns: codes by feature; ``split.feature`` indexes its rows.
-      rows: BlockRows.
-      split: feature, threshold, missing_left, gain and found of each slot; where rows
-        are missing, missing_left must be the tree's.
-      position: of the slots' nodes.
-    """
-    num_nodes = 2**max_depth - 1
-    nothing = jnp.zeros(num_nodes, jnp.int32)
-    state = GrowState(
-        rows.rounded, rows.order, rows.segments, nothing, nothing,
-        jnp.zeros(num_nodes, bool), position, rows.leaf,
-    )  # fmt: skip
-    codes = CodeOperands(columns, None, (), columns.shape)
-    state, _, _ = split_rows(
-        codes, level, SlotSplits(*split[:5]), state, max_depth=max_depth
-    )
-    return BlockRows(*state.rows, state.leaf)
-
-
-def sum_block(columns, rows, num_pairs, left_smaller, sums, *, num_bins):
-    """Sums the smaller child of each pair, and subtracts it from ``sums``.
-
-    ``sum_children`` subtracts a child's sums from its parent's. With parents that
-    start at zero, in the upper half of the slots, the differences accumulate the
-    negative sums of all blocks; the lower half is scratch memory.
-
-    Args:
-      num_pairs: slots 2r and 2r + 1 are a pair for r below it.
-      left_smaller: of each pair.
-      sums: [slots, channels, F, B], cumulative over bins.
-    """
-    pairs = sums.shape[0] // 2
-    pair = jnp.arange(pairs, dtype=jnp.int32)
-    index = jnp.concatenate([pairs + pair, jnp.zeros(pairs, jnp.int32)])
-    packed = code_operands.pack(columns, num_bins)
-    return sum_children(
-        CodeOperands(columns, packed, (), columns.shape),
-        SlotRows(rows.rounded, rows.order, rows.segments),
-        jnp.int32(2),  # above 1, so that rows are always counted
-        jnp.where(pair < num_pairs, pair, -1),
-        left_smaller,
-        index,
-        sums,
-    )[1]

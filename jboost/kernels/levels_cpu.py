@@ -7,16 +7,22 @@ as from :func:`jboost.kernels.grow_cpu.grow_tree`, bit for bit::
     start_rows                                   each part of the rows
     sum_slots  -> add the sums of all parts      the root
     find_level -> route_rows, sum_slots -> add   levels
+
+Traced operands give a traced call. On NumPy arrays a call is made at once, and what it
+updates is updated in place.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
 from jboost.kernels.grow_cpu import CHUNK, WORD, SplitLimits
-from jboost.kernels.library import call
+from jboost.kernels.library import call, call_on_host
+
+AnyArray = Array | np.ndarray
 
 
 class PartRows(NamedTuple):
@@ -112,17 +118,47 @@ def shape_state(
     )
 
 
+def find_greatest_derivatives(
+    gradient: Float[AnyArray, " N"],
+    curvature: Float[AnyArray, " N"],
+    in_bag: UInt8[AnyArray, " N"],
+) -> tuple[Float[AnyArray, "2"], Int32[AnyArray, ""]]:
+    """Returns the greatest magnitudes of rows in the bag, and the number of these."""
+    shape: Any = jax.ShapeDtypeStruct
+    results = shape((2,), jnp.float32), shape((), jnp.int32)
+    return tuple(_call("greatest_derivatives", results, gradient, curvature, in_bag))
+
+
+def sum_magnitudes(
+    gradient: Float[AnyArray, " N"],
+    curvature: Float[AnyArray, " N"],
+    in_bag: UInt8[AnyArray, " N"],
+    greatest: Float[AnyArray, "2"],
+) -> Int32[AnyArray, "2 4"]:
+    """Sums the magnitudes of rows in the bag.
+
+    Args:
+      greatest: of :func:`find_greatest_derivatives` over all rows; it sets the units.
+
+    Returns:
+      Digits; see :func:`jboost.kernels.sums_xla.join_digits`.
+    """
+    result = jax.ShapeDtypeStruct((2, 4), jnp.int32)
+    return _call("sum_magnitudes", result, gradient, curvature, in_bag, greatest)
+
+
 def start_rows(
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: UInt8[Array, " N"],
-    seed: UInt32[Array, "2"],
-    scale: Float[Array, "2"],
-    stochastic: Bool[Array, ""],
-    first_row: Int32[Array, ""],
+    gradient: Float[AnyArray, " N"],
+    curvature: Float[AnyArray, " N"],
+    in_bag: UInt8[AnyArray, " N"],
+    seed: UInt32[AnyArray, "2"],
+    scale: Float[AnyArray, "2"],
+    stochastic: Bool[AnyArray, ""],
+    first_row: Int32[AnyArray, ""],
     *,
     num_slots: int,
     uniform: bool,
+    into: PartRows | None = None,
 ) -> PartRows:
     """Rounds the rows of a part to integers, and puts those in the bag in slot 0.
 
@@ -131,24 +167,33 @@ def start_rows(
       scale, stochastic: see :class:`jboost.numerics.fixed_point.FixedPoint`.
       first_row: the number of the part's first row.
       uniform: all rows in the bag have the same curvature; its integer is 1.
+      into: NumPy arrays that are overwritten with the result.
     """
     operands = gradient, curvature, in_bag, seed, scale, stochastic, first_row
-    size = gradient.shape[0]
-    results = (
-        jax.ShapeDtypeStruct((size, 2), jnp.int32),
-        jax.ShapeDtypeStruct((size,), jnp.uint16),
-        jax.ShapeDtypeStruct((-(-size // CHUNK), num_slots, 2), jnp.int32),
+    results = shape_rows(gradient.shape[0], num_slots)
+    options = {} if into is None else {"into": into}
+    return PartRows(
+        *_call("start_rows", results, *operands, uniform=int(uniform), **options)
     )
-    return PartRows(*call("start_rows", results, *operands, uniform=int(uniform)))
+
+
+def shape_rows(size: int, num_slots: int) -> PartRows:
+    """Returns the shapes of the rows of a part."""
+    shape: Any = jax.ShapeDtypeStruct
+    return PartRows(
+        shape((size, 2), jnp.int32),
+        shape((size,), jnp.uint16),
+        shape((-(-size // CHUNK), num_slots, 2), jnp.int32),
+    )
 
 
 def sum_slots(
-    packed: Array,
+    packed: AnyArray,
     rows: PartRows,
-    num_features: Int32[Array, ""],
-    slot: Int32[Array, " P"],
-    sums: Int32[Array, "P C F B"],
-) -> Int32[Array, "P C F B"]:
+    num_features: Int32[AnyArray, ""],
+    slot: Int32[AnyArray, " P"],
+    sums: Int32[AnyArray, "P C F B"],
+) -> Int32[AnyArray, "P C F B"]:
     """Adds the histograms, cumulative over bins, of some slots to ``sums``.
 
     Args:
@@ -158,21 +203,21 @@ def sum_slots(
     """
     operands = (packed, *rows, num_features, slot, sums)
     aliases = {len(operands) - 1: 0}
-    return call("sum_slots", _like(sums), *operands, aliases=aliases)
+    return _call("sum_slots", _like(sums), *operands, aliases=aliases)
 
 
 def find_level(
     limits: LevelLimits,
-    sums: Int32[Array, "P C F B"],
-    summed: Int32[Array, " P"],
-    squares: Int32[Array, "S 4"] | None,
-    greatest: Int32[Array, ""] | None,
+    sums: Int32[AnyArray, "P C F B"],
+    summed: Int32[AnyArray, " P"],
+    squares: Int32[AnyArray, "S 4"] | None,
+    greatest: Int32[AnyArray, ""] | None,
     state: TreeState,
     *,
     level: int,
     max_depth: int,
     max_leaves: int,
-) -> tuple[TreeState, LevelSplits, Int32[Array, " Q"]]:
+) -> tuple[TreeState, LevelSplits, Int32[AnyArray, " Q"]]:
     """Finds the splits of a level, writes them, and puts their children in slots.
 
     Args:
@@ -198,7 +243,7 @@ def find_level(
         before += (limits.groups,)
     if limits.categories is not None:
         before += (*limits.categories, squares, greatest)
-    results = call(
+    results = _call(
         "find_level", (*map(_like, grown), *found, next_level), *before, *grown,
         aliases={len(before) + i: i for i in range(len(grown))},
         categorical=int(limits.categories is not None),
@@ -216,20 +261,23 @@ def count_pairs(level: int, num_slots: int) -> int:
 
 
 def route_rows(
-    columns: Array,
+    codes: AnyArray,
     splits: LevelSplits,
     rows: PartRows,
-    leaf: Int32[Array, " N"],
+    leaf: Int32[AnyArray, " N"],
     *,
     level: int,
     max_depth: int,
-) -> tuple[PartRows, Int32[Array, " N"]]:
+) -> tuple[PartRows, Int32[AnyArray, " N"]]:
     """Moves a part's rows to the children of the splits.
 
     Rows whose node is not split get their leaf; so do all rows at the last level.
+
+    Args:
+      codes: by feature, or by row.
     """
-    before = (columns, *(each for each in splits if each is not None))
-    *moved, leaf = call(
+    before = (codes, *(each for each in splits if each is not None))
+    *moved, leaf = _call(
         "route_rows", (*map(_like, rows), _like(leaf)), *before, *rows, leaf,
         aliases={len(before) + i: i for i in range(4)}, level=level,
         max_depth=max_depth,
@@ -237,15 +285,62 @@ def route_rows(
     return PartRows(*moved), leaf
 
 
-def find_greatest(rows: PartRows) -> Int32[Array, ""]:
+def route_and_sum(
+    codes: tuple[AnyArray, AnyArray],
+    splits: LevelSplits,
+    rows: PartRows,
+    leaf: Int32[AnyArray, " N"],
+    num_features: Int32[AnyArray, ""],
+    slot: Int32[AnyArray, " P"],
+    sums: Int32[AnyArray, "P C F B"],
+    *,
+    level: int,
+    max_depth: int,
+) -> tuple[PartRows, Int32[AnyArray, " N"], Int32[AnyArray, "P C F B"]]:
+    """Does :func:`route_rows` and then :func:`sum_slots` by one call.
+
+    Args:
+      codes: by feature and by row.
+      level: of the splits; ``slot`` are slots of the next level.
+    """
+    columns, packed = codes
+    before = (packed, columns, *(each for each in splits if each is not None))
+    operands = (*before, *rows, leaf, num_features, slot, sums)
+    aliases = {len(before) + i: i for i in range(4)}
+    *moved, leaf, sums = _call(
+        "route_and_sum", (*map(_like, rows), _like(leaf), _like(sums)), *operands,
+        aliases=aliases | {len(operands) - 1: 4}, level=level, max_depth=max_depth,
+    )  # fmt: skip
+    return PartRows(*moved), leaf, sums
+
+
+def find_leaves(
+    codes: AnyArray,
+    feature: Int32[AnyArray, " I"],
+    threshold: Int32[AnyArray, " I"],
+    missing_left: Bool[AnyArray, " I"],
+    skip: Bool[AnyArray, " N"],
+    leaf: Int32[AnyArray, " N"],
+) -> Int32[AnyArray, " N"]:
+    """Finds the leaves of the rows of a part.
+
+    Args:
+      codes: by feature, or by row.
+      skip: which rows keep the leaf that they have.
+    """
+    operands = (codes, feature, threshold, missing_left, skip, leaf)
+    return _call("find_leaves", _like(leaf), *operands, aliases={5: 0})
+
+
+def find_greatest(rows: PartRows) -> Int32[AnyArray, ""]:
     """Finds the greatest magnitude of the gradient's integers, of rows in slot 0."""
     result = jax.ShapeDtypeStruct((), jnp.int32)
     return call("greatest_gradient", result, *rows)
 
 
 def sum_squares(
-    rows: PartRows, greatest: Int32[Array, ""], *, num_slots: int
-) -> Int32[Array, "S 4"]:
+    rows: PartRows, greatest: Int32[AnyArray, ""], *, num_slots: int
+) -> Int32[AnyArray, "S 4"]:
     """Sums the squares of the gradient's integers over the rows of the first slots.
 
     Args:
@@ -257,6 +352,12 @@ def sum_squares(
     """
     result = jax.ShapeDtypeStruct((num_slots, 4), jnp.int32)
     return call("sum_squares", result, *rows, greatest)
+
+
+def _call(name, results, *operands, **options):
+    on_host = all(isinstance(each, np.ndarray) for each in operands)
+    run = call_on_host if on_host else call
+    return run(name, results, *operands, **options)
 
 
 def _like(array):

@@ -249,7 +249,12 @@ def host() -> Any:
 
 
 def call_on_host(
-    name: str, results: Any, *operands: ArrayLike, **attributes: int
+    name: str,
+    results: Any,
+    *operands: ArrayLike,
+    aliases: dict[int, int] | None = None,
+    into: Any = None,
+    **attributes: int,
 ) -> Any:
     """Calls a handler on arrays in host memory, and waits for its end.
 
@@ -257,15 +262,20 @@ def call_on_host(
     operands where they lie, if they have no gaps.
 
     Args:
-      name, results, attributes: as for :func:`call`.
+      name, results, aliases, attributes: as for :func:`call`.
       operands: NumPy arrays, or arrays of JAX's on a CPU; not traced.
+      into: NumPy arrays like the results, which are overwritten; None: new ones.
 
     Returns:
       NumPy arrays, whose memory ``jax.device_put`` shares on a CPU.
     """
     shapes, structure = jax.tree.flatten(results)
     inputs = [_require(each) for each in operands]
-    outputs = [_make_aligned(shape.shape, shape.dtype) for shape in shapes]
+    sources = {result: inputs[index] for index, result in (aliases or {}).items()}
+    outputs = jax.tree.leaves(into) or [
+        sources[number] if number in sources else _make_aligned(each.shape, each.dtype)
+        for number, each in enumerate(shapes)
+    ]
     description = [_find_handler(name), len(inputs), len(outputs), len(attributes)]
     for each in (*inputs, *outputs):
         address = each.__array_interface__["data"][0]

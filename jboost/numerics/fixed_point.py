@@ -48,7 +48,11 @@ def choose_scale(
       times: how many times each of them does; None: once.
     """
     weights = None if times is None else times.astype(jnp.float32)
-    total = sum_rows(jnp.abs(values), weights)
+    return fit_scale(sum_rows(jnp.abs(values), weights), num_rows)
+
+
+def fit_scale(total: Float[Array, " C"], num_rows: Int[Array, ""]) -> FixedPoint:
+    """Returns the scales of :func:`choose_scale`, from the sums of magnitudes."""
     total = jnp.maximum(total, jnp.float32(1e-30))
     # The scaled sum stays below 2^30; rounding adds at most 1 a row.
     exponent = jnp.clip(30 - exponent_above(total), -126, 126)

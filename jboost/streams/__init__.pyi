@@ -2,7 +2,7 @@
 from .batches import (
     array_batches as array_batches,
 )
-from .blocks import BlockError as BlockError
+from .folders import BlockError as BlockError
 from .parquet import (
     parquet_batches as parquet_batches,
 )

@@ -22,11 +22,12 @@ from jboost.boosting.row_derivatives import row_derivatives
 from jboost.boosting.row_sample import sample_rows
 from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
+from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import Compiled, compiled
-from jboost.streams.block_rows import Derivatives
-from jboost.streams.block_trees import grow_blocks
+from jboost.streams.block_trees import grow_blocks, make_grower
 from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
 from jboost.streams.heap import trim_heap
+from jboost.streams.plain_blocks import Derivatives
 from jboost.training.chunks import Chunk, Job, Position
 from jboost.trees.levels import measure_rows
 
@@ -49,10 +50,10 @@ class Programs(NamedTuple):
 
 def make_programs(job: Job) -> Programs:
     """Returns the programs of a run, not yet compiled."""
-    static = job.problem.static
+    static, native = job.problem.static, current_implementation() == "cpu"
     return Programs(  # begin and end update the state in place
         begin=compiled(_begin, static, donate=(1,)),
-        measure=compiled(_measure, job.problem.method),
+        measure=compiled(_measure, job.problem.method, native),
         fit=compiled(_fit, static),
         end=compiled(_end, static, job.reports, donate=(2,)),
     )
@@ -68,6 +69,7 @@ class BlockRunner:
         self.programs = make_programs(job)
         num_scores, num_rows = job.rows.scores.shape
         self._leaf = aligned_empty((num_scores, num_rows), np.int32)
+        self._grower = make_grower(job.problem.method, blocks, num_rows)
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes round ``first``; the chunk has one entry.
@@ -78,10 +80,10 @@ class BlockRunner:
         assert count == 1
         job, (state, set_scores) = self.job, position
         arrays = job.problem.arrays
-        self._trim(state)  # after the start, or the round before
+        jax.block_until_ready(state)  # the start, or the round before
+        trim_heap(self._leaf.nbytes)
         state, now = self.programs.begin(arrays, state)
-        now = share_derivatives(now)
-        self._trim(now)
+        now = jax.block_until_ready(share_derivatives(now))
         rate = np.float32(job.rates[first])
         trees = [self._grow(k, rate, state, now) for k in range(len(self._leaf))]
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
@@ -112,16 +114,9 @@ class BlockRunner:
         problem, leaf, number = self.job.problem, self._leaf[k], np.int32(k)
         words = np.asarray(now.seeds)[k]
         measure = partial(self.programs.measure, problem.data, now, number)
-        tree = grow_blocks(self.reader, problem.method, words, measure, leaf)
-        self._trim(tree)
+        tree = grow_blocks(self._grower, self.reader, words, measure, leaf)
         tree = self.programs.fit(problem.arrays, rate, state, now, number, tree, leaf)
-        self._trim(tree)
-        return tree
-
-    def _trim(self, results):
-        """Waits for a program, so that the next one finds its memory freed."""
-        jax.block_until_ready(results)
-        trim_heap(self._leaf.nbytes)
+        return jax.block_until_ready(tree)  # the next program finds its memory freed
 
 
 def _begin(static, arrays, state):
@@ -141,16 +136,14 @@ def _pick(now, k):
     return jax.tree.map(lambda array: array[k], now.trees())
 
 
-def _measure(method, data, now, k):
+def _measure(method, native, data, now, k):
     one = _pick(now, k)
     gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
-    return Derivatives(
-        gradient,
-        curvature,
-        in_bag,
-        measure=measure_rows(gradient, curvature, in_bag, method.uniform),
-        limits=shaping_limits(now.limits, one),
-    )
+    measure = None
+    if not native:
+        measure = measure_rows(gradient, curvature, in_bag, method.uniform)
+    limits = shaping_limits(now.limits, one)
+    return Derivatives(gradient, curvature, in_bag, limits, measure)
 
 
 def _fit(static, arrays, rate, state, now, k, tree, leaf):

@@ -14,9 +14,8 @@ import numpy as np
 from jboost.boosting.state import StartPoint, start_state
 from jboost.entry.programs import count_bytes
 from jboost.streams.block_rounds import make_programs, share_derivatives
-from jboost.streams.block_rows import make_way
-from jboost.streams.block_trees import count_node_bytes
-from jboost.streams.blocks import NUM_BUFFERS, BlockSet
+from jboost.streams.block_trees import make_grower
+from jboost.streams.blocks import BlockSet
 from jboost.streams.heap import trim_heap
 from jboost.streams.memory import as_text
 from jboost.training.chunks import Job, no_trees
@@ -64,7 +63,7 @@ def plan_memory(
     plan = _make_plan(job, blocks, init_score)
     needed, parts = sum(plan), plan._asdict()
     if needed > memory:
-        listed = ", ".join(f"{as_text(v)} for {k}" for k, v in parts.items())
+        listed = _list_parts(parts)
         largest = max(parts, key=lambda name: parts[name])
         raise ValueError(
             f"memory must be at least {needed} bytes ({as_text(needed)}) to train on "
@@ -76,32 +75,40 @@ def plan_memory(
     return parts
 
 
+def describe_plan(plan: dict[str, int], memory: int) -> str:
+    """Returns a line that says what a plan takes of the memory."""
+    needed = as_text(sum(plan.values()))
+    return f"training takes {needed} of {as_text(memory)}: {_list_parts(plan)}"
+
+
+def _list_parts(plan):
+    return ", ".join(f"{as_text(size)} for {name}" for name, size in plan.items())
+
+
 def _make_plan(job, blocks, init_score):
     data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
     method, limits = job.problem.method, job.problem.arrays.numbers.limits
     need = _measure_round(job)
-    way = make_way(method, blocks, num_rows)
-    held, moving = count_bytes(need.now), way.row_bytes() * num_rows
+    grower = make_grower(method, blocks, num_rows)
+    held, moving = count_bytes(need.now), grower.row_bytes() * num_rows
     begin = StartPoint(job.rows.scores, init_score, _WORDS)
     start, operands = start_program(job, begin)
-    preparing = way.prepare_bytes(need.measured, _WORDS, blocks.block_rows)
+    starting = grower.start_bytes(need.measured, _WORDS, blocks.block_rows)
     rounds = max(
         start.added_bytes(*operands),
         need.begin,
         held + need.measure,
-        held + count_bytes(need.measured) + moving + preparing,
-        held + moving + need.fit,
+        held + count_bytes(need.measured) + moving + starting,
+        held + need.fit,
         held + need.end,
     )
-    dtype, most = blocks.dtype, blocks.block_rows
-    buffers = (NUM_BUFFERS * blocks.num_features + 2) * most * dtype.itemsize
-    leaves = 4 * num_scores * num_rows
+    leaves, kept = 4 * num_scores * num_rows, grower.kept_bytes() * num_rows
     sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
     return Plan(
-        rows=count_bytes((data, job.rows.scores, need.state)) + leaves,
+        rows=count_bytes((data, job.rows.scores, need.state)) + leaves + kept,
         rounds=rounds,
-        nodes=count_node_bytes(way, method, limits),
-        blocks=buffers + way.pass_bytes(most, dtype),
+        nodes=grower.node_bytes(limits),
+        blocks=grower.block_bytes(blocks),
         validation=count_bytes(sets),
     )
 

@@ -6,19 +6,21 @@ first trained on, and then reads these files instead of the source.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.streams.batches import as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
 from jboost.streams.memory import read_bytes
-from jboost.streams.plans import plan_memory
+from jboost.streams.plans import describe_plan, plan_memory
 from jboost.streams.writing import (
     BlockTable,
     Names,
@@ -36,7 +38,8 @@ class Stream(RowSource):
 
     Attributes:
       memory: the most bytes to hold; may be changed.
-      plan: after ``fit``, how many bytes are used, by purpose.
+      plan: how many bytes are used, by purpose; known before the first round, when
+        ``fit(progress=True)`` prints it.
       source: returns an iterator of batches.
     """
 
@@ -78,42 +81,51 @@ class Stream(RowSource):
         max_bins: int,
         progress: bool = False,
         check: Callable[[int, Names], None] = lambda num_features, names: None,
+        num_scores: int = 1,
     ) -> BlockTable:
         """Writes the blocks, unless they are written already.
 
         Args:
           check: called with the number and the names of the features of the first
             batch; may raise.
+          num_scores: of the model that will be trained.
 
         Raises:
           BlockError: files cannot be written.
-          TypeError, ValueError: batches are malformed, or differ between passes.
+          TypeError, ValueError: batches are malformed, or differ between passes; or
+            ``memory`` cannot hold what stays in memory of so many rows.
         """
         wanted = None if self._bins is not None else max_bins
         if self._table is None or self._table.max_bins != wanted:
             self._table = None  # removes its files
             options = Options(
-                self.memory, self._directories, self._block_rows, progress, check
-            )
+                self.memory, self._directories, self._block_rows, progress, check,
+                num_scores,
+            )  # fmt: skip
             self._table = write_table(self.source, self._bins, wanted, options)
         return self._table
 
     def prepare_training(self, request: FitRequest) -> TrainingRows:
         """Writes the rows to disk, and loads what stays in memory of each."""
         settings = request.settings
-        table = self.prepare(settings.max_bins, request.progress, request.check_columns)
+        table = self.prepare(
+            settings.max_bins, request.progress, request.check_columns,
+            settings.num_scores,
+        )  # fmt: skip
         return TrainingRows(
             bins=replace(table.bins, absent=settings.absent or table.bins.absent),
             rows=load_rows(table, settings.num_scores, request.padded),
             schema=Schema(table.names),
             weighted=table.weighted,
             with_offset=table.num_offsets > 0,
-            make_runner=partial(self._make_runner, table),
+            make_runner=partial(self._make_runner, table, request.progress),
         )
 
-    def _make_runner(self, table, job, init_score):
+    def _make_runner(self, table, progress, job, init_score):
         """Plans the memory of a run, and returns what makes its rounds."""
         self.plan = plan_memory(job, table.blocks, self.memory, init_score)
+        if progress:
+            tqdm.write(describe_plan(self.plan, self.memory), file=sys.stderr)
         return BlockRunner(job, table.blocks)
 
     def close(self) -> None:
@@ -131,7 +143,7 @@ def stream(
 ) -> Stream:
     """Trains on more rows than memory holds: pass the result to ``fit`` as x.
 
-    The codes of the features (a byte per value, or less) go to disk and are read
+    The codes of the features (two bytes per value, or less) go to disk and are read
     once for every level of a tree. In memory stay a few numbers for each row: target,
     weight, score, derivatives; 60 to 90 bytes in all for one score, by loss, and about
     60 more for each further score. With the same thresholds (``bins``) the model is the
@@ -156,7 +168,8 @@ def stream(
       directories: where block files go, in turn, if several (disks) are given; the
         system's folder for temporary files if none is. They are removed with the
         stream, at the end of the process, and on SIGTERM and SIGHUP unless the program
-        handles these itself; SIGKILL leaves folders ``jboost-blocks-*`` behind.
+        handles these itself. SIGKILL leaves folders ``jboost-blocks-*`` behind, which
+        the next stream with the same directories removes.
       bins: thresholds from :func:`fit_bins` or :func:`bins_from_sketch`; else a
         sketch of all rows finds them.
       block_rows: rows of a block; by default as many as an eighth of the budget

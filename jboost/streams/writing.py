@@ -29,10 +29,11 @@ from jboost.streams.blocks import (
     NUM_BUFFERS,
     Block,
     BlockSet,
-    Folders,
     read_rows,
     write_block,
 )
+from jboost.streams.column_codes import count_row_bytes
+from jboost.streams.folders import Folders
 from jboost.streams.heap import trim_heap
 from jboost.streams.memory import as_text
 from jboost.training.rows import PaddedRows
@@ -130,6 +131,7 @@ class Options(NamedTuple):
       progress: whether to show bars.
       check: called with the number of features and their names before rows are read;
         may refuse them.
+      num_scores: of the model that will be trained.
     """
 
     memory: int
@@ -137,6 +139,7 @@ class Options(NamedTuple):
     block_rows: int | None
     progress: bool
     check: Callable[[int, Names], None]
+    num_scores: int
 
 
 def write_table(
@@ -173,12 +176,28 @@ def _sketch(source, max_bins, options):
             sketch = update_sketch(sketch, batch.x, batch.weights)
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
+            _check_rows(batch, num_rows, options)
             _check_sketch(sketch, num_rows, options.memory)
             trim_heap(batch.x.nbytes)
             bar.update(len(batch.x))
     if sketch is None:
         raise ValueError("source must give at least one row, got none")
     return Pass(num_rows, checksums), bins_from_sketch(sketch, max_bins=max_bins)
+
+
+def _check_rows(batch, num_rows, options):
+    """Raises as soon as there are more rows than can be trained on.
+
+    It counts what any loss needs: targets, weights, and of each score the score, its
+    leaf and its derivatives, as floats and as integers. The plan of a run counts all.
+    """
+    targets = sum(a.dtype.itemsize * a[0].size for a in jax.tree.leaves(batch.targets))
+    least = num_rows * (targets + 4 + 16 * options.num_scores + 8)
+    if least > options.memory:
+        raise ValueError(
+            f"memory must be more than {least} bytes ({as_text(least)}) to train on "
+            f"{num_rows} rows, got {as_text(options.memory)}; use fewer rows"
+        )
 
 
 def _check_sketch(sketch, num_rows, memory):
@@ -209,6 +228,7 @@ def _write(source, bins, max_bins, seen, options):
             writer.add(batch)
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
+            _check_rows(batch, num_rows, options)
             weight += 1.0 if batch.weights is None else float(np.sum(batch.weights))
             bar.update(len(batch.x))
     if seen is not None:
@@ -252,7 +272,7 @@ class _Writer:
         dtype = np.dtype(code_dtype(bins.num_bins))
         size = options.block_rows
         if size is None:
-            size = _choose_block_rows(num_features, dtype.itemsize, options.memory)
+            size = _choose_block_rows(num_features, dtype, options.memory)
         self._bins, self._first = bins, first_row(first)
         self._folders = Folders(options.directories)
         self._identity = uuid.uuid4().hex
@@ -308,8 +328,8 @@ class _Writer:
         before = sum(block.num_rows for block in self._blocks)
         block = Block(self._folders.place(number), number, before, filled)
         rows = {name: array[:filled] for name, array in self._rows.items()}
-        write_block(block, self._identity, self._codes[:, :filled], rows)
-        self._blocks.append(block)
+        codes = self._codes[:, :filled]
+        self._blocks.append(write_block(block, self._identity, codes, rows))
         self._filled = 0
         trim_heap(self._codes.nbytes)
 
@@ -333,9 +353,10 @@ def _find_codes(bins, matrix):
     return np.asarray(apply_bins(bins, padded))[:size].T
 
 
-def _choose_block_rows(num_features, itemsize, memory):
+def _choose_block_rows(num_features, dtype, memory):
     """Returns as many rows as fit their share of the memory, in whole chunks."""
-    bytes_per_row = (NUM_BUFFERS + 2) * num_features * itemsize
+    columns = num_features * dtype.itemsize
+    bytes_per_row = NUM_BUFFERS * (columns + count_row_bytes(num_features, dtype))
     size = int(memory * _BLOCK_SHARE / bytes_per_row)
     size = max(1, min(size, _MOST_BLOCK_ROWS))
     return size - size % _CHUNK if size >= _CHUNK else size

@@ -362,15 +362,15 @@ CodeTable::CodeTable(const Splits& splits, int64_t slot)
 namespace {
 
 template <class Code>
-int64_t Partition(const Code* column, const CodeTable& table, int64_t count,
-                  uint16_t* index, int64_t* words, uint16_t* index_scratch,
-                  int64_t* words_scratch, int64_t* missing) {
+int64_t Partition(const Code* column, int64_t stride, const CodeTable& table,
+                  int64_t count, uint16_t* index, int64_t* words,
+                  uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
   int64_t left = 0, right = 0;
   for (int64_t i = 0; i < count; ++i) {
     uint16_t row = index[i];
     int64_t word = words[i];
-    bool goes_right = table.GoesRight(column[row]);
-    *missing += table.IsMissing(column[row]);
+    bool goes_right = table.GoesRight(column[row * stride]);
+    *missing += table.IsMissing(column[row * stride]);
     index[left] = row;
     words[left] = word;
     index_scratch[right] = row;
@@ -384,13 +384,13 @@ int64_t Partition(const Code* column, const CodeTable& table, int64_t count,
 }
 
 template <class Code>
-void WriteLeaves(const Code* column, const CodeTable& table, int64_t count,
-                 const uint16_t* index, int32_t left_leaf, int32_t* leaf,
+void WriteLeaves(const Code* column, int64_t stride, const CodeTable& table,
+                 int64_t count, const uint16_t* index, int32_t left_leaf, int32_t* leaf,
                  int64_t* num_left, int64_t* missing) {
   int64_t right = 0;
   for (int64_t i = 0; i < count; ++i) {
-    bool goes_right = table.GoesRight(column[index[i]]);
-    *missing += table.IsMissing(column[index[i]]);
+    bool goes_right = table.GoesRight(column[index[i] * stride]);
+    *missing += table.IsMissing(column[index[i] * stride]);
     right += goes_right;
     leaf[index[i]] = left_leaf + goes_right;
   }
@@ -399,27 +399,27 @@ void WriteLeaves(const Code* column, const CodeTable& table, int64_t count,
 
 }  // namespace
 
-int64_t PartitionByTable(const void* column, bool wide, const CodeTable& table,
+int64_t PartitionByTable(const Column& column, bool wide, const CodeTable& table,
                          int64_t count, uint16_t* index, int64_t* words,
                          uint16_t* index_scratch, int64_t* words_scratch,
                          int64_t* missing) {
   if (wide) {
-    return Partition(static_cast<const uint16_t*>(column), table, count, index, words,
-                     index_scratch, words_scratch, missing);
+    return Partition(static_cast<const uint16_t*>(column.codes), column.stride, table,
+                     count, index, words, index_scratch, words_scratch, missing);
   }
-  return Partition(static_cast<const uint8_t*>(column), table, count, index, words,
-                   index_scratch, words_scratch, missing);
+  return Partition(static_cast<const uint8_t*>(column.codes), column.stride, table,
+                   count, index, words, index_scratch, words_scratch, missing);
 }
 
-void WriteLeavesByTable(const void* column, bool wide, const CodeTable& table,
+void WriteLeavesByTable(const Column& column, bool wide, const CodeTable& table,
                         int64_t count, const uint16_t* index, int32_t left_leaf,
                         int32_t* leaf, int64_t* num_left, int64_t* missing) {
   if (wide) {
-    WriteLeaves(static_cast<const uint16_t*>(column), table, count, index, left_leaf,
-                leaf, num_left, missing);
+    WriteLeaves(static_cast<const uint16_t*>(column.codes), column.stride, table, count,
+                index, left_leaf, leaf, num_left, missing);
   } else {
-    WriteLeaves(static_cast<const uint8_t*>(column), table, count, index, left_leaf,
-                leaf, num_left, missing);
+    WriteLeaves(static_cast<const uint8_t*>(column.codes), column.stride, table, count,
+                index, left_leaf, leaf, num_left, missing);
   }
 }
 

@@ -81,11 +81,11 @@ class CodeTable {
 };
 
 // Like partition and write_leaves of GrowLoops.
-int64_t PartitionByTable(const void* column, bool wide, const CodeTable& table,
+int64_t PartitionByTable(const Column& column, bool wide, const CodeTable& table,
                          int64_t count, uint16_t* index, int64_t* words,
                          uint16_t* index_scratch, int64_t* words_scratch,
                          int64_t* missing);
-void WriteLeavesByTable(const void* column, bool wide, const CodeTable& table,
+void WriteLeavesByTable(const Column& column, bool wide, const CodeTable& table,
                         int64_t count, const uint16_t* index, int32_t left_leaf,
                         int32_t* leaf, int64_t* num_left, int64_t* missing);
 

@@ -232,53 +232,76 @@ void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
   });
 }
 
+void FindGreatestDerivatives(const Pool& pool, int64_t num_rows, const float* gradient,
+                             const float* curvature, const uint8_t* in_bag,
+                             uint32_t bits[2], int64_t* num_in_bag) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  int64_t num_chunks = NumChunks(num_rows);
+  struct Part {
+    uint32_t bits[2];
+    int64_t kept;
+  };
+  std::vector<Part> parts(num_chunks);
+  ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
+    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+    Part& part = parts[chunk];
+    part.bits[0] = loops.greatest_bits(gradient + first, in_bag + first, count);
+    part.bits[1] = loops.greatest_bits(curvature + first, in_bag + first, count);
+    int64_t kept = 0;
+    for (int64_t i = first; i < first + count; ++i) kept += in_bag[i] != 0;
+    part.kept = kept;
+  });
+  bits[0] = bits[1] = 0;
+  *num_in_bag = 0;
+  for (const Part& part : parts) {
+    for (int channel = 0; channel < 2; ++channel) {
+      bits[channel] = std::max(bits[channel], part.bits[channel]);
+    }
+    *num_in_bag += part.kept;
+  }
+}
+
+void SumMagnitudes(const Pool& pool, int64_t num_rows, const float* values,
+                   const uint8_t* in_bag, float up, int32_t digits[4]) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  int64_t num_chunks = NumChunks(num_rows);
+  std::vector<ExactSum> parts(num_chunks);
+  ParallelFor(Threads(pool, num_rows), num_chunks, [&](int64_t chunk) {
+    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+    loops.sum_magnitudes(values + first, in_bag + first, count, up, &parts[chunk].high,
+                         &parts[chunk].low);
+  });
+  ExactSum sum;
+  for (const ExactSum& part : parts) sum.Add(part);
+  sum.Write(digits);
+}
+
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                bool uniform, const Rows& rows, float units[2]) {
-  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
-  const Pool& threads = Threads(pool, num_rows);
-  int64_t num_chunks = NumChunks(num_rows);
-  std::vector<int64_t> kept(num_chunks, 0);
   const float* channels[2] = {gradient, curvature};
-  std::vector<uint32_t> greatest(2 * num_chunks);
-  ParallelFor(threads, num_chunks, [&](int64_t chunk) {
-    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
-    for (int channel = 0; channel < 2; ++channel) {
-      greatest[channel * num_chunks + chunk] =
-          loops.greatest_bits(channels[channel] + first, in_bag + first, count);
-    }
-    for (int64_t i = first; i < first + count; ++i) kept[chunk] += in_bag[i] != 0;
-  });
-  int64_t num_in_bag = 0;
-  for (int64_t number : kept) num_in_bag += number;
-  float scales[2] = {1.0f, 1.0f};
-  std::vector<ExactSum> parts(num_chunks);
+  uint32_t bits[2];
+  int64_t num_in_bag;
+  FindGreatestDerivatives(pool, num_rows, gradient, curvature, in_bag, bits,
+                          &num_in_bag);
+  Rounding rounding{{1.0f, 1.0f}, num_in_bag > kNearestRows, uniform};
   for (int channel = 0; channel < 2; ++channel) {
-    uint32_t bits = 0;
-    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      bits = std::max(bits, greatest[channel * num_chunks + chunk]);
-    }
     if (channel == 1 && uniform) {
-      std::memcpy(&units[1], &bits, sizeof bits);  // the one curvature of all rows
+      std::memcpy(&units[1], &bits[1], sizeof bits[1]);  // the curvature of all rows
       units[1] = std::max(1e-30f, units[1]);
       break;
     }
     float total = std::numeric_limits<float>::infinity();
-    if (bits < kInfinityBits) {
-      Unit unit = ChooseUnit(bits);
-      ParallelFor(threads, num_chunks, [&](int64_t chunk) {
-        int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
-        parts[chunk] = {};
-        loops.sum_magnitudes(channels[channel] + first, in_bag + first, count, unit.up,
-                             &parts[chunk].high, &parts[chunk].low);
-      });
+    if (bits[channel] < kInfinityBits) {
+      Unit unit = ChooseUnit(bits[channel]);
+      int32_t digits[4];
+      SumMagnitudes(pool, num_rows, channels[channel], in_bag, unit.up, digits);
       ExactSum sum;
-      for (const ExactSum& part : parts) sum.Add(part);
+      sum.AddDigits(digits);
       total = sum.Value(unit);
     }
-    ChooseScale(total, scales + channel, units + channel);
+    ChooseScale(total, rounding.scale + channel, units + channel);
   }
-  Rounding rounding{{scales[0], scales[1]}, num_in_bag > kNearestRows, uniform};
   PlaceRows(pool, num_rows, gradient, curvature, in_bag, seed, rounding, 0, rows);
 }
 
@@ -566,7 +589,7 @@ bool RouteRows(const Pool& pool, const Codes& codes, const Splits& splits,
         for (int64_t i = 0; i < count; ++i) leaf[first + index[i]] = value;
         continue;
       }
-      const void* column = reader.Read(splits.feature[slot]);
+      Column column = reader.Read(splits.feature[slot]);
       uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
       bool missing_left = splits.missing_left[slot] != 0;
       Sides& own = counts[chunk * num_pairs + pair[slot]];
@@ -682,13 +705,21 @@ bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
   int64_t last_code = tree.num_words * kWordBits - 1;
   auto descend = [&](auto code_type, auto categorical, int64_t chunk) {
     using Code = decltype(code_type);
-    const Code* columns = static_cast<const Code*>(codes.columns);
-    int64_t end = std::min((chunk + 1) * kChunk, codes.num_rows);
-    for (int64_t i = chunk * kChunk; i < end; ++i) {
+    // Where the codes of each feature begin, and how far apart rows are.
+    ColumnReader reader(codes, chunk);
+    std::vector<const Code*> columns(codes.num_features);
+    int64_t stride = 1, first = chunk * kChunk;
+    for (int64_t f = 0; f < codes.num_features; ++f) {
+      Column column = reader.Read(f);
+      columns[f] = static_cast<const Code*>(column.codes);
+      stride = column.stride;
+    }
+    int64_t end = std::min(first + kChunk, codes.num_rows);
+    for (int64_t i = first; i < end; ++i) {
       if (skip[i]) continue;
       int64_t node = 0;
       for (int64_t level = 0; level < max_depth; ++level) {
-        Code code = columns[tree.feature[node] * codes.num_rows + i];
+        Code code = columns[tree.feature[node]][(i - first) * stride];
         bool right = code == 0 ? !tree.missing_left[node]
                                : static_cast<int32_t>(code) > tree.threshold[node];
         if constexpr (decltype(categorical)::value) {

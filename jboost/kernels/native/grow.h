@@ -43,13 +43,20 @@ struct SparseColumns {
 // Codes in two layouts: by feature, for routing rows, and in rows of `width` features,
 // for sums. More than 32 features are divided into blocks of 16.
 struct Codes {
-  const void* columns;  // [F, N]; if `sparse` is set, the stored codes [E]
-  const void* packed;   // [blocks, N, width]
+  // [F, N]; if `sparse` is set, the stored codes [E]; null: rows are routed by `packed`
+  const void* columns;
+  const void* packed;  // [blocks, N, width]
   int64_t num_rows, num_features, num_blocks, width;
   bool wide;  // uint16 instead of uint8
   const SparseColumns* sparse;
 
   int64_t code_size() const { return wide ? 2 : 1; }
+};
+
+// A feature's codes of one chunk: codes[i * stride] is that of the i-th row.
+struct Column {
+  const void* codes;
+  int64_t stride;
 };
 
 // The rows of one node in one chunk, as loops take them.
@@ -89,12 +96,12 @@ struct GrowLoops {
   // Moves the rows of a segment that go left before those that go right, keeping their
   // order; returns how many go left, and adds the number of rows with code 0 to
   // *missing.
-  int64_t (*partition)(const void* column, bool wide, uint32_t threshold,
+  int64_t (*partition)(const Column& column, bool wide, uint32_t threshold,
                        bool missing_left, int64_t count, uint16_t* index,
                        int64_t* words, uint16_t* index_scratch, int64_t* words_scratch,
                        int64_t* missing);
   // At the last level, rows need not move: leaf[index] = left_leaf, or left_leaf + 1.
-  void (*write_leaves)(const void* column, bool wide, uint32_t threshold,
+  void (*write_leaves)(const Column& column, bool wide, uint32_t threshold,
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
@@ -166,6 +173,17 @@ struct Rounding {
 void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                const Rounding& rounding, int64_t first_row, const Rows& rows);
+
+// The bits of the greatest magnitudes of the gradients and of the curvatures of the
+// rows in the bag, and the number of these rows.
+void FindGreatestDerivatives(const Pool& pool, int64_t num_rows, const float* gradient,
+                             const float* curvature, const uint8_t* in_bag,
+                             uint32_t bits[2], int64_t* num_in_bag);
+
+// Sums the magnitudes of the values of rows in the bag, which are finite, as multiples
+// of 1 / up; digits of an ExactSum.
+void SumMagnitudes(const Pool& pool, int64_t num_rows, const float* values,
+                   const uint8_t* in_bag, float up, int32_t digits[4]);
 
 // Starts a tree: chooses scales (see choose_scale) and places the rows. `units` are the
 // values of 1 in quantized gradients and curvatures.

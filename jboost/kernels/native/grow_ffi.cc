@@ -91,6 +91,16 @@ void ReadPacked(Buffers* buffers, Access access, Codes* codes, void** packed) {
                  "the width of packed codes must be 8, 16, 24 or 32");
 }
 
+void ReadLayout(Buffers* buffers, Source* source) {
+  if (buffers->NextRank() != 3) {
+    ReadColumns(buffers, source);
+    return;
+  }
+  void* packed;
+  ReadPacked(buffers, Access::kOperand, &source->codes, &packed);
+  source->codes.num_features = source->codes.num_blocks * source->codes.width;
+}
+
 void CheckBlocks(Buffers* buffers, const Codes& codes) {
   buffers->Check(codes.num_blocks * codes.width >= codes.num_features &&
                      (codes.num_blocks - 1) * codes.width < codes.num_features,
@@ -160,163 +170,12 @@ ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
-// The operands and the results of a call that sums nodes.
-struct Summation {
-  Source source;
-  int64_t num_rows = 0;
-  Rows rows;
-  Histograms histograms;
-  int64_t num_features = 0;      // of the histograms
-  SparseRow* scratch = nullptr;  // of sparse codes
-};
-
-// Codes by row, or the columns of sparse codes; then the rows.
-void ReadSummands(Buffers* buffers, Summation* sum) {
-  Codes& codes = sum->source.codes;
-  if (buffers->NextRank() == 3) {
-    void* packed;
-    ReadPacked(buffers, Access::kOperand, &codes, &packed);
-  } else {
-    ReadColumns(buffers, &sum->source);
-  }
-  sum->num_rows = buffers->NextShape<2>(Access::kOperand, "words")[0];
-  sum->rows = ReadRows(buffers, Access::kOperand, sum->num_rows);
-  sum->histograms.counted = buffers->Scalar<int32_t>("min_child_samples") > 1;
-}
-
-void ReadSums(Buffers* buffers, Access access, Summation* sum) {
-  Histograms& histograms = sum->histograms;
-  auto [slots, channels, features, bins] = buffers->NextShape<4>(access, "sums");
-  histograms.sums =
-      buffers->Read<int32_t>(access, "sums", {slots, channels, features, bins});
-  histograms.num_slots = slots;
-  histograms.num_channels = channels;
-  histograms.num_bins = bins;
-  histograms.counted &= channels == 3;
-  sum->num_features = features;
-  buffers->Check(slots == sum->rows.num_slots, "sums must have a place for each slot");
-  buffers->Check(channels == 2 || channels == 3, "sums must have 2 or 3 channels");
-  buffers->Check(0 < bins && bins <= (sum->source.codes.wide ? 65536 : kByteStride),
-                 "the codes of sums must fit their type");
-}
-
-// Reads what only sparse codes have: their entries, and scratch memory for the rows.
-// Then checks what the safety of the sums depends on.
-ffi::Error FinishSummation(Buffers* buffers, Summation* sum) {
-  Source& source = sum->source;
-  Codes& codes = source.codes;
-  if (codes.num_blocks > 0) {
-    buffers->Check(codes.num_rows == sum->num_rows, "packed must have N rows");
-    codes.num_features = sum->num_features;
-    CheckBlocks(buffers, codes);
-  } else {
-    buffers->Check(buffers->HasOperands(), "columns must be those of sparse codes");
-    ReadEntries(buffers, sum->num_rows, &source);
-    buffers->Check(codes.num_features == sum->num_features,
-                   "sums must have F features");
-    sum->scratch = reinterpret_cast<SparseRow*>(
-        buffers->Result<int32_t>("scratch", {sum->num_rows, 4}));
-  }
-  JBOOST_RETURN_IF_ERROR(buffers->Finish());
-  JBOOST_RETURN_IF_ERROR(CheckEntries(source));
-  return CheckRows(sum->rows, sum->num_rows);
-}
-
-ffi::Error Sum(ffi::ThreadPool* threads, const Summation& sum, const NodeSum* nodes,
-               int64_t num_nodes) {
-  Pool pool = MakePool(*threads);
-  bool inside =
-      sum.source.codes.sparse == nullptr
-          ? SumNodes(pool, sum.source.codes, sum.rows, nodes, num_nodes, sum.histograms)
-          : SumSparseNodes(pool, sum.source.codes, sum.rows, nodes, num_nodes,
-                           sum.histograms, sum.scratch);
-  JBOOST_CHECK(inside, "index must hold rows of a chunk, entries rows below N");
-  return ffi::Error::Success();
-}
-
-ffi::Error SumChildrenImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
-                           ffi::RemainingRets results) {
-  Buffers buffers(operands, results);
-  Summation sum;
-  ReadSummands(&buffers, &sum);
-  Children children;
-  children.num_slots = sum.rows.num_slots;
-  children.num_pairs = std::max<int64_t>(1, children.num_slots / 2);
-  children.source = buffers.Operand<int32_t>("source", {children.num_pairs});
-  children.left_smaller =
-      buffers.Operand<uint8_t>("left_smaller", {children.num_pairs});
-  children.old_place = buffers.Operand<int32_t>("place", {children.num_slots});
-  children.place = buffers.Result<int32_t>("place", {children.num_slots});
-  ReadSums(&buffers, Access::kInPlace, &sum);
-  JBOOST_RETURN_IF_ERROR(FinishSummation(&buffers, &sum));
-  std::vector<NodeSum> nodes;
-  JBOOST_CHECK(PlaceChildren(children, &nodes),
-               "source must hold slots, two for each pair; place must hold a slot for "
-               "each parent, and each only once");
-  return Sum(&threads, sum, nodes.data(), static_cast<int64_t>(nodes.size()));
-}
-
-// The splits of a level, as operands.
-struct LevelOperands {
-  int32_t level;
-  int64_t num_slots = 0;
-  Splits splits;
-};
-
-LevelOperands ReadLevel(Buffers* buffers) {
-  LevelOperands level;
-  level.level = buffers->Scalar<int32_t>("level");
-  int64_t slots = buffers->NextShape<1>(Access::kOperand, "feature")[0];
-  level.num_slots = slots;
-  Splits& splits = level.splits;
-  splits.feature = buffers->Operand<int32_t>("feature", {slots});
-  splits.threshold = buffers->Operand<int32_t>("threshold", {slots});
-  splits.missing_left = buffers->Operand<uint8_t>("missing_left", {slots});
-  splits.found = buffers->Operand<uint8_t>("found", {slots});
-  return level;
-}
-
-ffi::Error SplitRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
-                         ffi::RemainingRets results, int64_t max_depth) {
-  JBOOST_CHECK(0 < max_depth && max_depth < 31, "max_depth must be 1 to 30");
-  int64_t nodes = (int64_t{1} << max_depth) - 1;
-  Buffers buffers(operands, results);
-  Source source;
-  ReadColumns(&buffers, &source);
-  LevelOperands level = ReadLevel(&buffers);
-  int64_t num_rows = buffers.NextShape<2>(Access::kOperand, "words")[0];
-  LevelState state;
-  Rows rows = ReadRows(&buffers, Access::kInPlace, num_rows);
-  int64_t slots = rows.num_slots;
-  state.tree.feature = buffers.InPlace<int32_t>("tree feature", {nodes});
-  state.tree.threshold = buffers.InPlace<int32_t>("tree threshold", {nodes});
-  state.tree.missing_left = buffers.InPlace<uint8_t>("tree missing_left", {nodes});
-  state.position = buffers.InPlace<int32_t>("position", {slots});
-  int32_t* leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
-  ReadEntries(&buffers, num_rows, &source);
-  int64_t pairs = std::max<int64_t>(1, slots / 2);
-  state.source = buffers.Result<int32_t>("source", {pairs});
-  state.left_smaller = buffers.Result<uint8_t>("left_smaller", {pairs});
-  buffers.Check(level.num_slots == slots, "splits must be of the slots of segments");
-  JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  JBOOST_RETURN_IF_ERROR(CheckEntries(source));
-  JBOOST_RETURN_IF_ERROR(CheckRows(rows, num_rows));
-  JBOOST_RETURN_IF_ERROR(CheckSplits(level.splits, state.position, slots, level.level,
-                                     max_depth, source.codes.num_features));
-  std::vector<Sides> sides(slots);
-  JBOOST_CHECK(RouteRows(MakePool(threads), source.codes, level.splits, state.position,
-                         level.level, max_depth, rows, leaf, sides.data()),
-               "index must hold rows of a chunk, entries ascending rows");
-  SettleSplits(level.splits, sides.data(), slots, level.level, max_depth, state);
-  return ffi::Error::Success();
-}
-
 template <bool kCategories>
 ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                           ffi::RemainingRets results) {
   Buffers buffers(operands, results);
   Source source;
-  ReadColumns(&buffers, &source);
+  ReadLayout(&buffers, &source);
   int64_t nodes = buffers.NextShape<1>(Access::kOperand, "feature")[0], max_depth = 0;
   TreeNodes tree;
   tree.feature = buffers.Operand<int32_t>("feature", {nodes});
@@ -332,7 +191,8 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   int32_t* leaf = buffers.InPlace<int32_t>("leaf", {num_rows});
   buffers.Check(!kCategories || !buffers.HasOperands(),
                 "sparse codes have no categories");
-  ReadEntries(&buffers, num_rows, &source);
+  if (source.codes.packed == nullptr) ReadEntries(&buffers, num_rows, &source);
+  buffers.Check(source.codes.num_rows == num_rows, "codes must have N rows");
   while ((int64_t{1} << max_depth) - 1 < nodes) ++max_depth;
   buffers.Check((int64_t{1} << max_depth) - 1 == nodes,
                 "a tree must have 2^max_depth - 1 nodes");
@@ -353,8 +213,6 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
 
 JBOOST_HANDLER(jboost_pack, PackImpl, Bind().Attr<int64_t>("num_bins"))
 JBOOST_HANDLER(jboost_histogram, HistogramImpl, Bind())
-JBOOST_HANDLER(jboost_sum_children, SumChildrenImpl, Bind())
-JBOOST_HANDLER(jboost_split_rows, SplitRowsImpl, Bind().Attr<int64_t>("max_depth"))
 JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl<false>, Bind())
 JBOOST_HANDLER(jboost_find_category_leaves, FindLeavesImpl<true>, Bind())
 

@@ -45,6 +45,10 @@ ffi::Error CheckSplits(const Splits& splits, const int32_t* position, int64_t nu
 // Codes by row, [blocks, N, width]. The number of features comes from elsewhere.
 void ReadPacked(Buffers* buffers, Access access, Codes* codes, void** packed);
 
+// Codes by feature or by row: either serves to route rows. The features of codes by row
+// include padding.
+void ReadLayout(Buffers* buffers, Source* source);
+
 // Whether packed codes are those of the features.
 void CheckBlocks(Buffers* buffers, const Codes& codes);
 

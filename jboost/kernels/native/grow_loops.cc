@@ -144,8 +144,8 @@ struct Side {
 };
 
 template <class Code>
-int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
-                    int64_t count, uint16_t* index, int64_t* words,
+int64_t PartitionOf(const Code* column, int64_t stride, uint32_t threshold,
+                    bool missing_left, int64_t count, uint16_t* index, int64_t* words,
                     uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
   Side<Code> side(threshold, missing_left);
   int64_t left = 0, right = 0, zeros = 0, i = 0;
@@ -155,7 +155,7 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
     for (; i + 32 <= count; i += 32) {
       // Loads codes one by one (a gather of bytes is no faster), then compares all.
       alignas(32) uint8_t codes[32];
-      for (int j = 0; j < 32; ++j) codes[j] = bytes[index[i + j]];
+      for (int j = 0; j < 32; ++j) codes[j] = bytes[index[i + j] * stride];
       __m256i code = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
       zeros += __builtin_popcount(_mm256_testn_epi8_mask(code, code));
       __m256i shifted = _mm256_sub_epi8(code, _mm256_set1_epi8(side.shift));
@@ -188,7 +188,7 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
   for (; i < count; ++i) {
     uint16_t row = index[i];
     int64_t word = words[i];
-    Code code = column[row];
+    Code code = column[row * stride];
     bool goes_right = side(code);
     zeros += code == 0;
     index[left] = row;
@@ -204,25 +204,28 @@ int64_t PartitionOf(const Code* column, uint32_t threshold, bool missing_left,
   return left;
 }
 
-int64_t Partition(const void* column, bool wide, uint32_t threshold, bool missing_left,
-                  int64_t count, uint16_t* index, int64_t* words,
+int64_t Partition(const Column& column, bool wide, uint32_t threshold,
+                  bool missing_left, int64_t count, uint16_t* index, int64_t* words,
                   uint16_t* index_scratch, int64_t* words_scratch, int64_t* missing) {
   if (wide) {
-    return PartitionOf(static_cast<const uint16_t*>(column), threshold, missing_left,
-                       count, index, words, index_scratch, words_scratch, missing);
+    return PartitionOf(static_cast<const uint16_t*>(column.codes), column.stride,
+                       threshold, missing_left, count, index, words, index_scratch,
+                       words_scratch, missing);
   }
-  return PartitionOf(static_cast<const uint8_t*>(column), threshold, missing_left,
-                     count, index, words, index_scratch, words_scratch, missing);
+  return PartitionOf(static_cast<const uint8_t*>(column.codes), column.stride,
+                     threshold, missing_left, count, index, words, index_scratch,
+                     words_scratch, missing);
 }
 
 template <class Code>
-void WriteLeavesOf(const Code* column, uint32_t threshold, bool missing_left,
-                   int64_t count, const uint16_t* index, int32_t left_leaf,
-                   int32_t* leaf, int64_t* num_left, int64_t* missing) {
+void WriteLeavesOf(const Code* column, int64_t stride, uint32_t threshold,
+                   bool missing_left, int64_t count, const uint16_t* index,
+                   int32_t left_leaf, int32_t* leaf, int64_t* num_left,
+                   int64_t* missing) {
   Side<Code> side(threshold, missing_left);
   int64_t right = 0, zeros = 0;
   for (int64_t i = 0; i < count; ++i) {
-    Code code = column[index[i]];
+    Code code = column[index[i] * stride];
     bool goes_right = side(code);
     zeros += code == 0;
     right += goes_right;
@@ -232,15 +235,15 @@ void WriteLeavesOf(const Code* column, uint32_t threshold, bool missing_left,
   *missing += zeros;
 }
 
-void WriteLeaves(const void* column, bool wide, uint32_t threshold, bool missing_left,
+void WriteLeaves(const Column& column, bool wide, uint32_t threshold, bool missing_left,
                  int64_t count, const uint16_t* index, int32_t left_leaf, int32_t* leaf,
                  int64_t* num_left, int64_t* missing) {
   if (wide) {
-    WriteLeavesOf(static_cast<const uint16_t*>(column), threshold, missing_left, count,
-                  index, left_leaf, leaf, num_left, missing);
+    WriteLeavesOf(static_cast<const uint16_t*>(column.codes), column.stride, threshold,
+                  missing_left, count, index, left_leaf, leaf, num_left, missing);
   } else {
-    WriteLeavesOf(static_cast<const uint8_t*>(column), threshold, missing_left, count,
-                  index, left_leaf, leaf, num_left, missing);
+    WriteLeavesOf(static_cast<const uint8_t*>(column.codes), column.stride, threshold,
+                  missing_left, count, index, left_leaf, leaf, num_left, missing);
   }
 }
 

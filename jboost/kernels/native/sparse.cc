@@ -206,7 +206,8 @@ bool DescendChunk(const Codes& codes, const TreeNodes& tree, int64_t num_inner,
       }
       continue;
     }
-    const Code* column = static_cast<const Code*>(reader.Read(tree.feature[stop.node]));
+    const Code* column =
+        static_cast<const Code*>(reader.Read(tree.feature[stop.node]).codes);
     int64_t left = stop.begin, right = 0;
     for (int64_t i = stop.begin; i < stop.end; ++i) {
       uint16_t row = index[i];
@@ -228,17 +229,23 @@ bool DescendChunk(const Codes& codes, const TreeNodes& tree, int64_t num_inner,
 
 }  // namespace
 
-const void* ColumnReader::Read(int64_t feature) {
+Column ColumnReader::Read(int64_t feature) {
+  int64_t num_rows = codes_.num_rows, first = chunk_ * kChunk;
+  if (codes_.columns == nullptr) {
+    int64_t width = codes_.width, block = feature / width;
+    int64_t at = (block * num_rows + first) * width + feature % width;
+    return {static_cast<const char*>(codes_.packed) + at * codes_.code_size(), width};
+  }
   if (codes_.sparse == nullptr) {
-    return static_cast<const char*>(codes_.columns) +
-           (feature * codes_.num_rows + chunk_ * kChunk) * codes_.code_size();
+    int64_t at = feature * num_rows + first;
+    return {static_cast<const char*>(codes_.columns) + at * codes_.code_size(), 1};
   }
   return codes_.wide ? ReadEntries<uint16_t>(feature) : ReadEntries<uint8_t>(feature);
 }
 
 template <class Code>
-const void* ColumnReader::ReadEntries(int64_t feature) {
-  if (feature == feature_) return scratch_.data();
+Column ColumnReader::ReadEntries(int64_t feature) {
+  if (feature == feature_) return {scratch_.data(), 1};
   const SparseColumns& sparse = *codes_.sparse;
   const Code* absent = static_cast<const Code*>(sparse.absent);
   int64_t first = chunk_ * kChunk;
@@ -265,7 +272,7 @@ const void* ColumnReader::ReadEntries(int64_t feature) {
     places_ |= static_cast<uint64_t>(place);
     scratch[place & (kChunk - 1)] = codes[e];
   }
-  return scratch;
+  return {scratch, 1};
 }
 
 bool SumSparseNodes(const Pool& pool, const Codes& codes, const Rows& rows,

@@ -24,14 +24,14 @@ class ColumnReader {
   ColumnReader(const Codes& codes, int64_t chunk) : codes_(codes), chunk_(chunk) {}
 
   // The codes by position in the chunk; they are valid until the next call.
-  const void* Read(int64_t feature);
+  Column Read(int64_t feature);
 
   // False if entries were read whose rows do not ascend.
   bool IsInside() const { return places_ < uint64_t{kChunk}; }
 
  private:
   template <class Code>
-  const void* ReadEntries(int64_t feature);
+  Column ReadEntries(int64_t feature);
 
   const Codes& codes_;
   int64_t chunk_;

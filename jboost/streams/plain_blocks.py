@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grows a tree on blocks in plain XLA: the definition.
+
+In: codes of blocks, derivatives of all rows. Out: the tree, and the leaf of each row.
+:class:`jboost.streams.native_blocks.NativeGrower` takes the same steps with the CPU
+kernels, and gives the same integers.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt8, UInt32
+
+from jboost.boosting.method import Method
+from jboost.codes.bins import MISSING
+from jboost.codes.codes import DenseCodes
+from jboost.entry.programs import compiled, count_bytes
+from jboost.numerics.fixed_point import FixedPoint
+from jboost.streams.blocks import NUM_BUFFERS, Block, BlockReader, BlockSet
+from jboost.trees.histogram import sum_plain_histogram
+from jboost.trees.levels import (
+    Measure,
+    Pairs,
+    find_splits,
+    join_children,
+    make_leaf,
+    pair_children,
+    pass_paths,
+    round_rows,
+    route_rows,
+    settle_splits,
+    start_paths,
+    write_splits,
+)
+from jboost.trees.limits import TreeLimits
+from jboost.trees.paths import Paths
+from jboost.trees.splitting import Split
+from jboost.trees.tree import Tree
+
+
+class LevelNodes(NamedTuple):
+    """The nodes of a level, in slots."""
+
+    histogram: Int32[Array, "M F B C"]
+    position: Int32[Array, " M"]
+    tree: Tree
+    paths: Paths
+
+
+class Step(NamedTuple):
+    """The splits of a level, before its rows are routed."""
+
+    split: Split
+    left_smaller: Bool[Array, " M"]
+    pairs: Pairs
+    num_found: Int32[Array, ""]
+    tree: Tree
+    paths: Paths
+
+
+class Derivatives(NamedTuple):
+    """Derivatives of all rows, and how often they count, as splits see them.
+
+    ``measure`` is None where the CPU kernels measure the rows.
+    """
+
+    gradient: Float[Array, " N"]
+    curvature: Float[Array, " N"]
+    in_bag: UInt8[Array, " N"]
+    limits: TreeLimits
+    measure: Measure | None
+
+
+class _PlainState(NamedTuple):
+    """The rows of a block."""
+
+    channels: Int32[Array, "n C"]
+    in_bag: Bool[Array, " n"]
+    slot: Int32[Array, " n"]
+    position: Int32[Array, " n"]
+
+
+class PlainGrower:
+    """Grows trees one after the other.
+
+    A tree takes these steps: ``start``; for each level ``add`` of every block, then
+    ``find``, until that says that no other level follows; ``finish`` of every block;
+    ``end``. Between ``add`` and ``find``, ``sums`` holds the sums over the rows of all
+    blocks, integers to which others may be added.
+    """
+
+    def __init__(self, method: Method, blocks: BlockSet, num_rows: int):
+        most = min(method.max_nodes, 1 << (max(1, num_rows) - 1).bit_length())
+        slots = max(2, min(2 ** (method.max_depth - 1), most))  # at least a pair
+        self._states: Any = None
+        self._leaf: Any = None
+        self._nodes: Any = None
+        self._sizes = (method.max_depth, method.num_bins, slots)
+        self._uniform, self._max_leaves = method.uniform, method.max_leaves
+        channels = 2 if method.uniform else 3
+        self._shape = (slots // 2, blocks.num_features, method.num_bins, channels)
+
+    def read(self, reader: BlockReader) -> Any:
+        """Yields blocks with the codes that the other methods take."""
+        return reader.read()
+
+    def start(
+        self,
+        rows: Derivatives,
+        words: UInt32[np.ndarray, "2"],
+        leaf: Int32[np.ndarray, " N"],
+        blocks: BlockSet,
+    ) -> None:
+        """Rounds the rows of all blocks to integers."""
+        self._words, self._leaf = words, leaf
+        self._measure, self._limits = rows.measure, rows.limits
+        self._states = [self._start_block(rows, words, each) for each in blocks.blocks]
+        self._level = 0
+        self._step: Any = None
+        self.sums = jnp.zeros(self._shape, jnp.int32)
+
+    def _start_block(self, rows, words, block):
+        static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
+        channels, in_bag = compiled(_cut_rows, *static)(rows, words, first)
+        start = jnp.zeros(block.num_rows, jnp.int32)
+        return _PlainState(channels, in_bag, start, start)
+
+    def add(self, block: Block, codes: Shaped[np.ndarray, "F n"]) -> None:
+        """Routes the rows of a block to the level's nodes, and adds their sums."""
+        state = self._states[block.number]
+        if self._step is None:
+            self.sums = compiled(_sum_all)(state, codes, self.sums)
+        else:
+            move = compiled(_move, *self._sizes)
+            state, self.sums = move(state, codes, self._step, self.sums)
+            self._states[block.number] = state
+        # Wait: the buffer of the codes is reused after the next block.
+        jax.block_until_ready((state, self.sums))
+
+    def find(self) -> bool:
+        """Finds the splits of the level; returns whether another one follows."""
+        if self._step is None:
+            make_root = compiled(_make_root, self._max_leaves, *self._sizes)
+            self._nodes = make_root(self.sums, self._limits)
+        else:
+            join = compiled(_join, self._sizes[2])
+            self._nodes = join(self._nodes.histogram, self._step, self.sums)
+        self._step = compiled(_find, *self._sizes)(
+            np.int32(self._level), self._nodes, self._measure, self._words, self._limits
+        )
+        self.sums = jnp.zeros(self._shape, jnp.int32)
+        self._level += 1
+        return int(self._step.num_found) > 0 and self._level < self._sizes[0]
+
+    def finish(self, block: Block, codes: Shaped[np.ndarray, "F n"]) -> None:
+        """Writes the leaves of the rows of a block."""
+        state, level = self._states[block.number], np.int32(self._level - 1)
+        find = compiled(_find_leaves, *self._sizes)
+        leaf = find(state, codes, level, self._step)
+        self._leaf[block.first_row : block.first_row + block.num_rows] = leaf
+
+    def end(self) -> Tree:
+        """Returns the tree, and releases the rows."""
+        step, self._states, self._leaf, self._nodes = self._step, None, None, None
+        return step.tree._replace(bounds=step.paths.leaf_bounds)
+
+    def kept_bytes(self) -> int:
+        """Returns the bytes of a row that stay in memory from tree to tree."""
+        return 0
+
+    def row_bytes(self) -> int:
+        """Returns the bytes of a row while a tree grows, besides its leaf."""
+        return 4 * self._shape[3] + 1 + 4 + 4
+
+    def start_bytes(self, rows: Any, words: Any, num_rows: int) -> int:
+        """Returns the bytes that the start of a tree adds to its rows."""
+        static, first = (self._uniform, num_rows), np.int32(0)
+        return compiled(_cut_rows, *static).added_bytes(rows, words, first)
+
+    def block_bytes(self, blocks: BlockSet) -> int:
+        """Returns the bytes of the blocks, and those that routing and sums take."""
+        shape: Any = jax.ShapeDtypeStruct
+        num_rows, num_features = blocks.block_rows, blocks.num_features
+        rows = shape((num_rows,), np.int32)
+        channels = shape((num_rows, self._shape[3]), np.int32)
+        state = _PlainState(channels, shape((num_rows,), bool), rows, rows)
+        codes = shape((num_features, num_rows), blocks.dtype)
+        added = compiled(_sum_all).added_bytes(
+            state, codes, shape(self._shape, np.int32)
+        )
+        row = NUM_BUFFERS * num_features * blocks.dtype.itemsize
+        return row * num_rows + added + count_bytes(rows)
+
+    def node_bytes(self, limits: TreeLimits) -> int:
+        """Returns the bytes of a level: its nodes, splits, and the next level's."""
+        sums: Any = jax.ShapeDtypeStruct(self._shape, np.int32)
+        make = partial(_make_root, self._max_leaves, *self._sizes)
+        nodes = jax.eval_shape(make, sums, limits)
+        scalar: Any = np.int32(0)
+        some: Any = np.zeros(2, np.float32)
+        words: Any = np.zeros(2, np.uint32)
+        measure = Measure(FixedPoint(some, some, scalar > 0), some, scalar)
+        operands = (scalar, nodes, measure, words, limits)
+        step = jax.eval_shape(partial(_find, *self._sizes), *operands)
+        join = compiled(_join, self._sizes[2])
+        joined = join.added_bytes(nodes.histogram, step, sums)
+        found = compiled(_find, *self._sizes).added_bytes(*operands)
+        return count_bytes((nodes, step)) + max(found, count_bytes(sums) + joined)
+
+
+def _cut_rows(uniform, size, rows, words, first_row):
+    """Returns the integers of a block, and which of its rows are in the bag."""
+    parts = (rows.gradient, rows.curvature, rows.in_bag)
+    gradient, curvature, in_bag = (
+        jax.lax.dynamic_slice(part, (first_row,), (size,)) for part in parts
+    )
+    channels = round_rows(
+        gradient, curvature, in_bag, words, rows.measure, uniform, first_row
+    )
+    return channels, in_bag > 0
+
+
+def _sum_all(state, columns, sums):
+    node = jnp.where(state.in_bag, 0, -1)
+    return sums + _sum(columns, state.channels, node, sums)
+
+
+def _sum(columns, channels, node, sums):
+    num_nodes, _, num_bins, _ = sums.shape
+    return sum_plain_histogram(
+        DenseCodes(columns), channels, node, num_nodes=num_nodes, num_bins=num_bins
+    )
+
+
+def _route(slots, state, columns, step):
+    return route_rows(
+        DenseCodes(columns),
+        step.split,
+        step.pairs.pair,
+        state.slot,
+        state.position,
+        slots,
+    )
+
+
+def _move(max_depth, num_bins, slots, state, columns, step, sums):
+    moved = _route(slots, state, columns, step)
+    left_smaller = jnp.append(step.left_smaller, False)[state.slot]
+    smaller = (moved.right == 0) == left_smaller
+    node = jnp.where(state.in_bag & smaller, moved.pair, -1)
+    sums = sums + _sum(columns, state.channels, node, sums)
+    return state._replace(slot=moved.slot, position=moved.position), sums
+
+
+def _find_leaves(max_depth, num_bins, slots, state, columns, level, step):
+    moved = _route(slots, state, columns, step)
+    return moved.position << (max_depth - 1 - level)
+
+
+def _make_root(max_leaves, max_depth, num_bins, slots, sums, limits):
+    """Makes the first level: the root in slot 0, the other slots empty."""
+    return LevelNodes(
+        histogram=jnp.zeros((slots, *sums.shape[1:]), jnp.int32).at[0].set(sums[0]),
+        position=jnp.full(slots, -1, jnp.int32).at[0].set(0),
+        tree=make_leaf(max_depth, num_bins),
+        paths=start_paths(limits, max_leaves, slots, max_depth),
+    )
+
+
+def _find(max_depth, num_bins, slots, level, nodes, measure, words, limits):
+    split = find_splits(
+        level, nodes.histogram, nodes.position, nodes.paths, measure.unit,
+        measure.num_in_bag, words, limits,
+    )  # fmt: skip
+    count = _count_sides(nodes.histogram, split)
+    split, left_smaller = settle_splits(split, count, num_bins)
+    pairs = pair_children(nodes.position, split, slots)
+    return Step(
+        split=split,
+        left_smaller=left_smaller,
+        pairs=pairs,
+        num_found=jnp.sum(split.found, dtype=jnp.int32),
+        tree=write_splits(level, nodes.position, nodes.tree, split),
+        paths=pass_paths(
+            nodes.paths, level, nodes.position, split, pairs.source, slots, max_depth
+        ),
+    )
+
+
+def _count_sides(histogram, split):
+    """Counts rows in the bag by slot: at or below the threshold, above, missing."""
+    slots, _, num_bins, _ = histogram.shape
+    # The last channel counts rows, also where it is the curvature of uniform ones.
+    count = histogram[jnp.arange(slots), split.feature, :, -1]
+    code = jnp.arange(num_bins)[None, :]
+    below = (code > MISSING) & (code <= split.threshold[:, None])
+    left = jnp.sum(jnp.where(below, count, 0), axis=1)
+    missing = count[:, MISSING]
+    right = jnp.sum(count, axis=1) - left - missing
+    return jnp.stack([left, right, missing], axis=1)
+
+
+def _join(slots, histogram, step, sums):
+    pairs = step.pairs
+    joined = join_children(histogram, pairs.source, step.left_smaller, sums, slots)
+    return LevelNodes(joined, pairs.position, step.tree, step.paths)
