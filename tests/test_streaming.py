@@ -22,7 +22,7 @@ import pytest
 from public_names import find_public_functions
 
 import jboost as jb
-from jboost.entry.programs import added_bytes
+from jboost.entry.programs import compiled
 from jboost.objective.evaluation import Objective, gradients, hessians, mean_hessian
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostRegressor
@@ -36,6 +36,7 @@ from jboost.streams.blocks import (
     write_block,
 )
 from jboost.streams.folders import Folders
+from jboost.streams.memory import added_bytes
 
 NUM_ROWS, BLOCK_ROWS, BATCH_ROWS = 1501, 300, 170
 MEMORY = "64 MiB"
@@ -691,12 +692,13 @@ def test_memory_grows_with_scores_not_with_their_square(num_scores):
     objective = Objective(loss, constants, targets, (), None)
     scores = jax.ShapeDtypeStruct((num_scores, len(targets)), jnp.float32)
     for function, size in ((hessians, num_scores), (gradients, num_scores)):
-        lowered = jax.jit(partial(function, objective)).lower(scores)
-        found = added_bytes(lowered.compile())
+        found = added_bytes(compiled(partial(function, objective)), scores)
         assert found <= 4 * len(targets) * size + 3 * 2**22
     weights = jax.ShapeDtypeStruct((len(targets),), jnp.float32)
-    lowered = jax.jit(partial(mean_hessian, objective)).lower(scores, weights)
-    assert added_bytes(lowered.compile()) <= 4 * len(targets) * num_scores + 3 * 2**22
+    run = compiled(partial(mean_hessian, objective))
+    assert (
+        added_bytes(run, scores, weights) <= 4 * len(targets) * num_scores + 3 * 2**22
+    )
 
 
 def test_a_sketch_is_counted_as_what_it_takes():

@@ -8,7 +8,6 @@ stands for a category.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -26,11 +25,7 @@ from jboost.codes.together import (
     gather_columns,
     gather_weights,
 )
-from jboost.entry.collectives import (
-    gather_numbers,
-    is_on_any_process,
-    num_processes,
-)
+from jboost.entry.collectives import gather_numbers, is_on_any_process
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
@@ -162,10 +157,8 @@ def fit_frame(
             categories = known
         else:
             codes = _most_category_bins(most, num_features) - 1
-            every, kept = matrix, weight
-            if num_processes() > 1:
-                every, kept = gather_columns(matrix, indices), gather_weights(weight)
-            categories = fit_categories(every, indices, kept, codes, values)
+            every = gather_columns(matrix, indices), gather_weights(weight)
+            categories = fit_categories(every[0], indices, every[1], codes, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         absent = absent or "missing"
@@ -174,10 +167,7 @@ def fit_frame(
         matrix = np.asarray(matrix)
         missing = is_on_any_process(has_missing(matrix, weight))
         absent = absent or ("missing" if missing else None)
-        find: Any = find_dense_thresholds
-        if num_processes() > 1:
-            find = partial(find_thresholds_together, find)
-        rows = find(matrix, weight, most)
+        rows = find_thresholds_together(find_dense_thresholds, matrix, weight, most)
     if categories is not None:  # between all codes, whether they occur or not
         for index, codes in zip(indices, np.asarray(categories.codes), strict=True):
             rows[index] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)

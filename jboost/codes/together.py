@@ -25,6 +25,8 @@ def gather_columns(
     matrix: Float[np.ndarray, "n F"], features: tuple[int, ...]
 ) -> Float[np.ndarray, "N F"]:
     """Returns some columns of the rows of all processes; the others are missing."""
+    if num_processes() == 1:
+        return matrix
     kept = gather_tables(np.ascontiguousarray(matrix[:, list(features)]))
     whole = np.full((len(kept), matrix.shape[1]), np.nan, np.float32)
     whole[:, list(features)] = kept
@@ -42,6 +44,8 @@ def find_thresholds_together(
     Args:
       find: :func:`jboost.codes.thresholds.find_dense_thresholds`.
     """
+    if num_processes() == 1:
+        return find(matrix, weight, max_bins)
     weight, found = gather_weights(weight), {}
     for feature in range(matrix.shape[1]):
         column = gather_tables(np.ascontiguousarray(matrix[:, feature]))

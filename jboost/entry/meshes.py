@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the mesh of arrays whose rows are sharded, and maps functions of rows over it.
+"""The mesh over which rows are sharded, and functions of rows mapped over it."""
 
-In: arrays as the caller has placed them. Out: the mesh, or results placed alike.
-"""
-
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,23 +10,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 def find_mesh(x: Any) -> Mesh | None:
     """Returns the mesh over which the rows of an array are divided; None if none."""
     sharding = getattr(x, "sharding", None) if isinstance(x, jax.Array) else None
-    if not isinstance(sharding, NamedSharding) or not sharding.spec:
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
-    if sharding.spec[0] is None or sharding.mesh.size == 1:
-        return None
-    return sharding.mesh
+    return sharding.mesh if sharding.spec and sharding.spec[0] is not None else None
 
 
-def map_shards(function: Callable[..., Any], x: Any, *others: Any) -> Any:
-    """Returns ``function(x, *others)``, computed where the rows of x are.
-
-    Args:
-      function: of rows; its results have the rows in front.
-      x: sharded over its rows, and ``others`` likewise, or None.
-    """
-    rows = PartitionSpec(x.sharding.spec[0])
-    run = jax.shard_map(
-        function, mesh=x.sharding.mesh, in_specs=(rows,) * (1 + len(others)),
-        out_specs=rows, check_vma=False,
-    )  # fmt: skip
-    return jax.jit(run)(x, *others)
+def map_shards(function: Any, x: Any, *others: Any) -> Any:
+    """Returns ``function(x, *others)`` of arrays of rows, sharded as those of x."""
+    mesh, rows = x.sharding.mesh, PartitionSpec(x.sharding.spec[0])
+    specs: Any = dict(mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    return jax.jit(jax.shard_map(function, **specs))(x, *others)

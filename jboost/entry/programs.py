@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of compiled programs, and the memory that programs need.
+"""The cache of compiled programs.
 
-In: a function, its static arguments, and operands or shapes like theirs. Out: the
-compiled program, or the number of bytes that it needs.
+In: a function, its static arguments, and operands. Out: the compiled program.
 
-This is the one way to compile a function of the library. Two kinds of functions do
-not pass through it. Functions of the user (metrics, inverse links) are compiled with
-``jax.jit``, which keeps a program only as long as its function exists. Programs that
-are called once per prediction of a single row are jitted where they are defined,
-because looking up a key takes longer than they run.
+All functions of the library are compiled here, except for functions of the user
+(metrics, inverse links), whose programs ``jax.jit`` keeps only as long as they exist,
+and the program that predicts a single row: looking up a key would take longer.
 
 Key: the function, its static arguments, the arguments that it may overwrite, the
 structure, shapes and dtypes of the operands, and the implementation in force. Static
 arguments are compared by value, so that equal losses share programs.
 
 Bound: MOST_PROGRAMS, and SMALL times as many small ones (``jboost.entry.stages``). A
-program takes one to several MiB and dozens of memory mappings, of which Linux allows a
-process 65,530; a small one takes a dozen. JAX keeps every program for as long as its
-jitted function exists, one for each combination of shapes. Therefore each key has a
-jitted function of its own, and the least recently used one is released.
+program takes MiB and dozens of memory mappings, of which Linux allows a process 65,530;
+a small one takes a dozen. JAX keeps every program as long as its jitted function.
+Therefore each key has one of its own, and the least recently used one is released.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +24,6 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jboost.entry.implementation import current_implementation
 
@@ -65,8 +59,7 @@ class Compiled(NamedTuple):
     def of_one_shape(self) -> Callable[..., Any]:
         """Returns the program for loops whose operands have the same shapes each time.
 
-        It is looked up at the first call only, which saves the later ones half a
-        hundred microseconds.
+        It is looked up at the first call only, which saves 50 us later.
         """
         found: list[Any] = []
 
@@ -76,13 +69,6 @@ class Compiled(NamedTuple):
             return found[0](*operands)
 
         return run
-
-    def added_bytes(self, *operands: Any) -> int:
-        """Compiles for such shapes; returns the bytes needed besides the operands.
-
-        A later call with operands of these shapes does not compile again.
-        """
-        return added_bytes(self.jitted(*operands).lower(*operands).compile())
 
     def _jit(self):
         bound = partial(self.function, *self.static)
@@ -130,20 +116,3 @@ def _recall(programs, most, key, make):
     for old in released:
         old.clear_cache()  # now: reference cycles would keep the program for a while
     return made
-
-
-def count_bytes(arrays: Any) -> int:
-    """Returns the size of a pytree of arrays, or of shapes."""
-    return sum(
-        math.prod(np.shape(leaf)) * np.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree.leaves(arrays)
-    )
-
-
-def added_bytes(executable: Any) -> int:
-    """Returns what a program needs besides its operands: results and scratch."""
-    found = executable.memory_analysis()
-    if found is None:
-        return 0
-    results = found.output_size_in_bytes - found.alias_size_in_bytes
-    return max(0, results) + found.temp_size_in_bytes

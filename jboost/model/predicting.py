@@ -82,7 +82,7 @@ def predict(
         return _predict_batches(run, model, x, offset)
     if find_mesh(x) is not None:
         run = partial(predict, model, inverse_link=inverse_link)
-        return map_shards(lambda x, offset: run(x, offset=offset), x, offset)
+        return map_shards(lambda x, own: run(x, offset=own), x, offset)
     ensemble = read_model(model)
     if model.single_tree and offset is not None:
         raise ValueError(

@@ -127,7 +127,7 @@ def _run_block(
             rates,
             counts,
             state,
-            study.mesh,
+            mesh=study.mesh,
         )
         if first == 0:
             _check_first(study, points, curves, shared, runs, made)

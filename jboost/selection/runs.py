@@ -175,6 +175,7 @@ def run_rounds(
     rates: np.ndarray,
     counts: np.ndarray,
     state: BoostState,
+    *,
     mesh: Mesh | None,
 ) -> Rounds:
     """Runs ``counts`` rounds of each run.

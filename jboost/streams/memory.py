@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of bytes, as users write and read them."""
+"""Numbers of bytes: as users write and read them, and what programs need."""
 
+import math
 import re
 from typing import Any
 
+import jax
 import numpy as np
+
+from jboost.entry.programs import Compiled
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LEAST_MEMORY = 1 << 16
@@ -32,3 +36,24 @@ def read_bytes(memory: Any) -> int:
 def as_text(size: int) -> str:
     """Formats a number of bytes."""
     return f"{size / (1 << 20):.1f} MiB"
+
+
+def count_bytes(arrays: Any) -> int:
+    """Returns the size of a pytree of arrays, or of shapes."""
+    return sum(
+        math.prod(np.shape(leaf)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(arrays)
+    )
+
+
+def added_bytes(program: Compiled, *operands: Any) -> int:
+    """Compiles for such shapes; returns the bytes needed besides the operands.
+
+    These are results and scratch. A later call with operands of these shapes does not
+    compile again.
+    """
+    found = program.jitted(*operands).lower(*operands).compile().memory_analysis()
+    if found is None:
+        return 0
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    return max(0, results) + found.temp_size_in_bytes

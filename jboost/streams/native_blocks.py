@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import Int32, Shaped, UInt32
 
 from jboost.boosting.method import Method
-from jboost.entry.programs import compiled, count_bytes
+from jboost.entry.programs import compiled
 from jboost.kernels import grow_cpu, levels_cpu
 from jboost.kernels.sums_xla import join_digits
 from jboost.numerics.fixed_point import fit_scale
 from jboost.streams.blocks import NUM_BUFFERS, Block, BlockReader, BlockSet
 from jboost.streams.column_codes import count_row_bytes
+from jboost.streams.memory import count_bytes
 from jboost.streams.plain_blocks import Derivatives
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import make_level_limits

@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt8, UInt32
 from jboost.boosting.method import Method
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import DenseCodes
-from jboost.entry.programs import compiled, count_bytes
+from jboost.entry.programs import compiled
 from jboost.numerics.fixed_point import FixedPoint
 from jboost.streams.blocks import NUM_BUFFERS, Block, BlockReader, BlockSet
+from jboost.streams.memory import added_bytes, count_bytes
 from jboost.trees.histogram import sum_plain_histogram
 from jboost.trees.levels import (
     Measure,
@@ -74,7 +75,7 @@ class Derivatives(NamedTuple):
     measure: Measure | None
 
 
-class _PlainState(NamedTuple):
+class _PlainRows(NamedTuple):
     """The rows of a block."""
 
     channels: Int32[Array, "n C"]
@@ -126,7 +127,7 @@ class PlainGrower:
         static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
         channels, in_bag = compiled(_cut_rows, *static)(rows, words, first)
         start = jnp.zeros(block.num_rows, jnp.int32)
-        return _PlainState(channels, in_bag, start, start)
+        return _PlainRows(channels, in_bag, start, start)
 
     def add(self, block: Block, codes: Shaped[np.ndarray, "F n"]) -> None:
         """Routes the rows of a block to the level's nodes, and adds their sums."""
@@ -178,7 +179,7 @@ class PlainGrower:
     def start_bytes(self, rows: Any, words: Any, num_rows: int) -> int:
         """Returns the bytes that the start of a tree adds to its rows."""
         static, first = (self._uniform, num_rows), np.int32(0)
-        return compiled(_cut_rows, *static).added_bytes(rows, words, first)
+        return added_bytes(compiled(_cut_rows, *static), rows, words, first)
 
     def block_bytes(self, blocks: BlockSet) -> int:
         """Returns the bytes of the blocks, and those that routing and sums take."""
@@ -186,10 +187,10 @@ class PlainGrower:
         num_rows, num_features = blocks.block_rows, blocks.num_features
         rows = shape((num_rows,), np.int32)
         channels = shape((num_rows, self._shape[3]), np.int32)
-        state = _PlainState(channels, shape((num_rows,), bool), rows, rows)
+        state = _PlainRows(channels, shape((num_rows,), bool), rows, rows)
         codes = shape((num_features, num_rows), blocks.dtype)
-        added = compiled(_sum_all).added_bytes(
-            state, codes, shape(self._shape, np.int32)
+        added = added_bytes(
+            compiled(_sum_all), state, codes, shape(self._shape, np.int32)
         )
         row = NUM_BUFFERS * num_features * blocks.dtype.itemsize
         return row * num_rows + added + count_bytes(rows)
@@ -206,8 +207,8 @@ class PlainGrower:
         operands = (scalar, nodes, measure, words, limits)
         step = jax.eval_shape(partial(_find, *self._sizes), *operands)
         join = compiled(_join, self._sizes[2])
-        joined = join.added_bytes(nodes.histogram, step, sums)
-        found = compiled(_find, *self._sizes).added_bytes(*operands)
+        joined = added_bytes(join, nodes.histogram, step, sums)
+        found = added_bytes(compiled(_find, *self._sizes), *operands)
         return count_bytes((nodes, step)) + max(found, count_bytes(sums) + joined)
 
 

@@ -12,12 +12,11 @@ import jax
 import numpy as np
 
 from jboost.boosting.state import StartPoint, start_state
-from jboost.entry.programs import count_bytes
 from jboost.streams.block_rounds import make_programs, share_derivatives
 from jboost.streams.block_trees import make_grower
 from jboost.streams.blocks import BlockSet
 from jboost.streams.heap import trim_heap
-from jboost.streams.memory import as_text
+from jboost.streams.memory import added_bytes, as_text, count_bytes
 from jboost.training.chunks import Job, no_trees
 from jboost.training.starting import start_program
 
@@ -95,7 +94,7 @@ def _make_plan(job, blocks, init_score):
     start, operands = start_program(job, begin)
     starting = grower.start_bytes(need.measured, _WORDS, blocks.block_rows)
     rounds = max(
-        start.added_bytes(*operands),
+        added_bytes(start, *operands),
         need.begin,
         held + need.measure,
         held + count_bytes(need.measured) + moving + starting,
@@ -139,7 +138,7 @@ def _measure_round(job):
     operands = (problem.constants, data, StartPoint(job.rows.scores, None, _WORDS))
     state, _ = jax.eval_shape(partial(start_state, problem.loss), *operands)
     begin = (problem.arrays, state)
-    begun = programs.begin.added_bytes(*begin)
+    begun = added_bytes(programs.begin, *begin)
     state, held = jax.eval_shape(partial(programs.begin), *begin)
     now = share_derivatives(held)
     measure = (data, now, number)
@@ -155,9 +154,9 @@ def _measure_round(job):
         now=held,
         measured=jax.eval_shape(partial(programs.measure), *measure),
         begin=begun,
-        measure=programs.measure.added_bytes(*measure),
-        fit=programs.fit.added_bytes(*fit),
-        end=programs.end.added_bytes(*end),
+        measure=added_bytes(programs.measure, *measure),
+        fit=added_bytes(programs.fit, *fit),
+        end=added_bytes(programs.end, *end),
     )
 
 

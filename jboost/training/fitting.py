@@ -23,7 +23,6 @@ from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.collectives import (
     gather_numbers,
-    gather_tables,
     num_processes,
     use_processes,
 )
@@ -34,7 +33,7 @@ from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
 from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import Checkpoint, read_checkpoint, resume
-from jboost.training.chunks import Job, no_trees
+from jboost.training.chunks import no_trees
 from jboost.training.continuing import continue_from
 from jboost.training.fingerprints import (
     compare_processes,
@@ -45,9 +44,9 @@ from jboost.training.fingerprints import (
 from jboost.training.history import History, Record
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.pacing import open_bar
-from jboost.training.preparing import Prepared, make_problem, prepare_rows
+from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import FitRequest, read_request
-from jboost.training.scoring import By, Metrics, try_metrics
+from jboost.training.scoring import By, Metrics
 from jboost.training.spreading import spans_processes
 from jboost.training.starting import start, start_position
 from jboost.trees.candidates import Candidates, CandidateWeights
@@ -319,7 +318,7 @@ def _train(request: FitRequest) -> tuple[Ensemble, History]:
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     """Begins a run: fresh, from a model, or from a checkpoint."""
-    job = _make_job(request, prepared)
+    job = make_job(request, prepared)
     if num_processes() > 1:
         compare_processes(describe_run(request, prepared, job))
     runner = prepared.training.make_runner(job, request.begin)
@@ -350,26 +349,6 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
         checkpoint=checkpoint,
         bar=bar,
     )
-
-
-def _make_job(request, prepared):
-    """Traces the loss, and compares settings and metrics with the rows."""
-    rows, sets = prepared.training.rows, prepared.sets
-    problem = make_problem(
-        request.settings,
-        request.loss,
-        prepared.training,
-        prepared.feature_names,
-        uniform=not prepared.training.weighted,
-    )
-    named = {"train": rows, **sets}
-    for part in named.values():
-        targets, weights = part.real
-        try_metrics(request.metrics, targets, weights, request.settings.num_scores)
-    real = {}
-    if request.metrics:
-        real = {name: gather_tables(part.real) for name, part in named.items()}
-    return Job(problem, request.rates, rows, sets, request.metrics, real)
 
 
 def _start_record(request, prepared, job, state, rule):

@@ -256,11 +256,10 @@ def _measure(job, chunk, entry, record):
     """Returns {set: {metric: value}} of one round, on the rows without padding."""
     # Of the rows of all processes, so that these stop after the same round.
     values: dict[str, dict[str, float]] = {}
-    every = {"train": job.rows, **job.sets} if job.metrics else {}
-    for (name, rows), scores in zip(every.items(), chunk.snapshots, strict=True):
+    for (name, real), scores in zip(job.real.items(), chunk.snapshots, strict=True):
         score = scores[entry]
         score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
-        arguments = (score, *job.real[name])
+        arguments = (score, *real)
         values[name] = {}
         for metric, function in job.metrics.items():
             try:

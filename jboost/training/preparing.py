@@ -21,6 +21,7 @@ from jboost.boosting.state import Arrays, Problem, Static
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.entry import checks
+from jboost.entry.collectives import gather_tables
 from jboost.model.ensemble import Ensemble
 from jboost.objective.retracing import trace_loss_once
 from jboost.tables.collisions import warn_of_collisions
@@ -32,6 +33,7 @@ from jboost.training.chunks import ArrayRunner, Job, Runner
 from jboost.training.continuing import match_categories
 from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import PaddedRows, make_rows, make_sets, padded_columns
+from jboost.training.scoring import try_metrics
 
 
 class TrainingRows(NamedTuple):
@@ -227,3 +229,22 @@ def make_problem(
     if spread is not None:
         constants, numbers = map(spread.put_everywhere, (constants, numbers))
     return Problem(Static(traced, method), Arrays(constants, numbers, data))
+
+
+def make_job(request: FitRequest, prepared: Prepared) -> Job:
+    """Traces the loss, and compares settings and metrics with the rows."""
+    rows, sets = prepared.training.rows, prepared.sets
+    problem = make_problem(
+        request.settings,
+        request.loss,
+        prepared.training,
+        prepared.feature_names,
+        uniform=not prepared.training.weighted,
+    )
+    named = {"train": rows, **sets}
+    for part in named.values():
+        targets, weights = part.real
+        try_metrics(request.metrics, targets, weights, request.settings.num_scores)
+    named = named if request.metrics else {}
+    real = {name: gather_tables(part.real) for name, part in named.items()}
+    return Job(problem, request.rates, rows, sets, request.metrics, real)
