@@ -33,7 +33,7 @@ kinds = (jax.sharding.AxisType.Auto,)
 try:
     jb.fit(
         x[own], y[own], num_rounds=300, max_depth=3, callbacks=watch,
-        mesh=jax.make_mesh((2,), ("rows",), axis_types=kinds),
+        mesh=jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds),
         checkpoint=f"{folder}/run.{rank}", checkpoint_rounds=4,
     )
 except jb.TrainingError as error:
@@ -57,7 +57,7 @@ def run_both(script, *rest):
         subprocess.Popen(
             [*command, str(rank), *rest], cwd=Path(__file__).parent, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -123,7 +123,8 @@ from tables import make_steps
 x, y = make_steps()
 own = slice(0, 90) if rank == 0 else slice(90, None)
 kinds = (jax.sharding.AxisType.Auto,)
-call = dict(mesh=jax.make_mesh((2,), ("rows",), axis_types=kinds), max_depth=3)
+mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=kinds)
+call = dict(mesh=mesh, max_depth=3)
 
 def attempt(name, **change):
     try:
