@@ -38,7 +38,7 @@ def make_times(repeated):
     """How many times each row counts; the rows of the last part do not."""
     if not repeated:
         return None, [None] * len(SIZES)
-    times = np.random.default_rng(2).integers(1, 256, sum(SIZES)).astype(np.uint8)
+    times = np.random.default_rng(2).integers(1, 256, sum(SIZES)).astype(np.float32)
     times[-5:] = 0
     return times, [jnp.asarray(part) for part in split(times)]
 
@@ -95,7 +95,7 @@ def test_sums_by_group(odd, repeated):
     groups = [jnp.asarray(part) for part in split(group)]
     parts = [[jnp.asarray(row) for row in part] for part in split(values)]
     found = [
-        leaves_cpu.find_greatest(own, *part, num_groups=num_groups)
+        leaves_cpu.find_greatest(own, None, *part, num_groups=num_groups)
         for own, part in zip(groups, parts, strict=True)
     ]
     sizes, others = zip(*found, strict=True)

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int32, UInt8
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import Data, Problem
+from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.derivatives import weigh
-from jboost.numerics.sums import split_weights
 from jboost.trees.candidates import measure, propose, restore_thresholds
 from jboost.trees.growing import grow_levels
 from jboost.trees.limits import TreeLimits
@@ -32,7 +32,7 @@ def shaping_derivatives(
     """Returns gradient and curvature of every row as a tree's splits see them.
 
     And how many times each row counts, 0 for rows outside the bag; see
-    :func:`jboost.numerics.sums.split_weights`.
+    :func:`jboost.kernels.sums_xla.split_weights`.
     """
     in_bag, factors = split_weights(jnp.where(now.in_bag, data.weights, 0.0))
     gradient = weigh(factors, shape.gradient) / shape.mean

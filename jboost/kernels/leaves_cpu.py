@@ -3,7 +3,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Float, Int32
 
 from jboost.kernels.library import call
 from jboost.kernels.sums_xla import choose_unit
@@ -13,12 +13,12 @@ _MOST_CHANNELS = 4
 
 def sum_channels(
     group: Int32[Array, " N"],
-    times: UInt8[Array, " N"] | None,
+    weights: Float[Array, " N"] | None,
     *channels: Float[Array, " N"],
     num_groups: int,
 ) -> Float[Array, "C G"]:
-    """See :func:`jboost.numerics.sums.sum_channels`; equal to it bit for bit."""
-    sums, last = [], () if times is None else (times,)
+    """See :func:`jboost.kernels.sums_xla.sum_channels`; equal to it bit for bit."""
+    sums, last = [], () if weights is None else (weights,)
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]
         result = jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32)
@@ -27,17 +27,20 @@ def sum_channels(
 
 
 def find_greatest(
-    group: Int32[Array, " N"], *channels: Float[Array, " N"], num_groups: int
+    group: Int32[Array, " N"],
+    weights: Float[Array, " N"] | None,
+    *channels: Float[Array, " N"],
+    num_groups: int,
 ) -> tuple[Float[Array, " C"], Float[Array, "C G"]]:
     """See :func:`jboost.kernels.sums_xla.find_group_greatest`; the same bits."""
-    bits, others = [], []
+    bits, others, last = [], [], () if weights is None else (weights,)
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]
         results = (
             jax.ShapeDtypeStruct((len(some),), jnp.int32),
             jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32),
         )
-        found = call("greatest_by_group", results, group, *some)
+        found = call("greatest_by_group", results, group, *some, *last)
         bits.append(found[0])
         others.append(found[1])
     greatest = jax.lax.bitcast_convert_type(jnp.concatenate(bits), jnp.float32)
@@ -47,13 +50,13 @@ def find_greatest(
 def sum_digits(
     group: Int32[Array, " N"],
     greatest: Float[Array, " C"],
-    times: UInt8[Array, " N"] | None,
+    weights: Float[Array, " N"] | None,
     *channels: Float[Array, " N"],
     num_groups: int,
 ) -> Int32[Array, "C G 4"]:
     """See :func:`jboost.kernels.sums_xla.sum_group_digits`; equal to it."""
-    digits, last = [], () if times is None else (times,)
-    up = choose_unit(greatest)[0]
+    digits, up = [], choose_unit(greatest)[0]
+    last = () if weights is None else (weights,)
     for first in range(0, len(channels), _MOST_CHANNELS):
         some = channels[first : first + _MOST_CHANNELS]
         units = up[first : first + _MOST_CHANNELS]

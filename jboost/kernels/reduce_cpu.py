@@ -5,33 +5,31 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Float, Int32
 
 from jboost.kernels.library import call
 from jboost.kernels.sums_xla import choose_unit
 
 
 def sum_rows(
-    values: Float[Array, "*K N"], times: UInt8[Array, " N"] | None = None
+    values: Float[Array, "*K N"], weights: Float[Array, " N"] | None = None
 ) -> Float[Array, "*K"]:
-    """See :func:`jboost.numerics.sums.sum_rows`; equal to it bit for bit."""
+    """See :func:`jboost.kernels.sums_xla.sum_rows`; equal to it bit for bit."""
     lead = values.shape[:-1]
     matrix = _as_matrix(values)
     result = jax.ShapeDtypeStruct(matrix.shape[:1], jnp.float32)
-    operands = (matrix,) if times is None else (matrix, times)
-    sums = call("sum_rows", result, *operands)
-    return sums.reshape(lead)
+    return call("sum_rows", result, matrix, *_optional(weights)).reshape(lead)
 
 
 def find_greatest(
-    values: Float[Array, "*K N"],
+    values: Float[Array, "*K N"], weights: Float[Array, " N"] | None = None
 ) -> tuple[Float[Array, "*K"], Float[Array, "*K"]]:
     """See :func:`jboost.kernels.sums_xla.find_greatest`; equal to it bit for bit."""
     lead = values.shape[:-1]
     matrix = _as_matrix(values)
     size = matrix.shape[:1]
     results = jax.ShapeDtypeStruct(size, jnp.int32), jax.ShapeDtypeStruct(size, "f4")
-    bits, others = call("greatest_of_rows", results, matrix)
+    bits, others = call("greatest_of_rows", results, matrix, *_optional(weights))
     greatest = jax.lax.bitcast_convert_type(bits, jnp.float32)
     return greatest.reshape(lead), others.reshape(lead)
 
@@ -39,15 +37,18 @@ def find_greatest(
 def sum_digits(
     values: Float[Array, "*K N"],
     greatest: Float[Array, "*K"],
-    times: UInt8[Array, " N"] | None = None,
+    weights: Float[Array, " N"] | None = None,
 ) -> Int32[Array, "*K 4"]:
     """See :func:`jboost.kernels.sums_xla.sum_digits`; equal to it."""
     matrix = _as_matrix(values)
     result = jax.ShapeDtypeStruct((matrix.shape[0], 4), jnp.int32)
-    operands = (matrix, choose_unit(greatest.reshape(-1))[0])
-    operands += () if times is None else (times,)
-    digits = call("digits_of_rows", result, *operands)
+    up = choose_unit(greatest.reshape(-1))[0]
+    digits = call("digits_of_rows", result, matrix, up, *_optional(weights))
     return digits.reshape(*values.shape[:-1], 4)
+
+
+def _optional(weights):
+    return () if weights is None else (weights,)
 
 
 def _as_matrix(values):

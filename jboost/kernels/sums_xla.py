@@ -16,60 +16,91 @@ bits, and the sums of limbs are joined by carrying.
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
+from jaxtyping import Array, Float, UInt8
 
 from jboost.kernels import xla
 from jboost.kernels.float_bits import exponent_above, power_of_two
 
 _BITS = 38  # of a multiple
-_TIMES_BITS = 8  # by which it grows for a row that counts several times
+_TIMES_BITS = 8  # by which it grows for a term that counts several times
+_MOST_TIMES = (1 << _TIMES_BITS) - 1
 _DIGIT = 19  # bits at which sums are carried
 _MASK = (1 << _DIGIT) - 1
 _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 
-def sum_rows(values, times=None):
+def split_weights(
+    weights: Float[Array, " N"],
+) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
+    """Splits each weight into a whole number and a factor, whose product it is.
+
+    A term is multiplied by the factor, rounded to an integer, and the integer is
+    multiplied by the whole number. So the factor is 1 where the weight is a whole
+    number up to 255; otherwise the whole number is 1. Both are 0 for weight 0.
+    """
+    counts = (weights <= _MOST_TIMES) & (jnp.floor(weights) == weights)
+    one = jnp.where(weights > 0, 1.0, 0.0)
+    times = jnp.where(counts, weights, one).astype(jnp.uint8)
+    return times, jnp.where(counts, one, weights)
+
+
+def _make_terms(values, weights):
+    """Returns the terms, and how many times each one counts, or None for once."""
+    if weights is None:
+        return values, None
+    times, factors = split_weights(weights)
+    factors = jnp.broadcast_to(factors, values.shape)
+    terms = jnp.where(factors > 0, factors * values, 0)
+    return terms, jnp.broadcast_to(times, values.shape)
+
+
+def sum_rows(values, weights=None):
     """See :func:`jboost.numerics.sums.sum_rows`."""
-    greatest, others = find_greatest(values)
-    return join_digits(sum_digits(values, greatest, times), greatest) + others
+    greatest, others = find_greatest(values, weights)
+    return join_digits(sum_digits(values, greatest, weights), greatest) + others
 
 
-def find_greatest(values):
+def find_greatest(values, weights=None):
     """Returns the greatest finite magnitude, and the sum of what is not finite."""
-    finite = jnp.isfinite(values)
-    greatest = jnp.max(jnp.abs(jnp.where(finite, values, 0)), axis=-1)
+    terms, _ = _make_terms(values, weights)
+    finite = jnp.isfinite(terms)
+    greatest = jnp.max(jnp.abs(jnp.where(finite, terms, 0)), axis=-1)
     # Of infinities and NaN neither order nor number matters.
-    return greatest, jnp.sum(jnp.where(finite, 0, values), axis=-1)
+    return greatest, jnp.sum(jnp.where(finite, 0, terms), axis=-1)
 
 
-def sum_digits(values, greatest, times=None):
+def sum_digits(values, greatest, weights=None):
     """Returns the digits [*K, 4] of the sum of the finite terms."""
-    kept = jnp.where(jnp.isfinite(values), values, 0)
+    terms, times = _make_terms(values, weights)
+    kept = jnp.where(jnp.isfinite(terms), terms, 0)
     width = _limb_width(values.shape[-1])
-    each = None if times is None else jnp.broadcast_to(times, values.shape)
-    limbs = _split(kept * choose_unit(greatest)[0][..., None], width, each)
+    limbs = _split(kept * choose_unit(greatest)[0][..., None], width, times)
     return _make_digits([jnp.sum(a, axis=-1, dtype=jnp.int32) for a in limbs], width)
 
 
-def sum_channels(group, times, *channels, num_groups):
+def sum_channels(group, weights, *channels, num_groups):
     """See :func:`jboost.numerics.sums.sum_channels`."""
 
-    def add(group, times, *channels):
+    def add(group, weights, *channels):
         if channels[0].dtype != jnp.float32:
             return _sum_keys(jnp.stack(channels, axis=1), group, num_groups)
-        sizes = dict(num_groups=num_groups)
-        greatest, others = find_group_greatest(group, *channels, **sizes)
-        digits = sum_group_digits(group, greatest, times, *channels, **sizes)
+        greatest, others = find_group_greatest(
+            group, weights, *channels, num_groups=num_groups
+        )
+        digits = sum_group_digits(
+            group, greatest, weights, *channels, num_groups=num_groups
+        )
         return join_digits(digits, greatest[:, None]) + others
 
-    return sequential_vmap(add)(group, times, *channels)
+    return sequential_vmap(add)(group, weights, *channels)
 
 
-def find_group_greatest(group, *channels, num_groups):
+def find_group_greatest(group, weights, *channels, num_groups):
     """Returns the greatest finite magnitude of each channel [C] in any group.
 
     And the sums [C, G] of what is not finite.
     """
-    values = jnp.stack(channels, axis=1)
+    values = _make_terms(jnp.stack(channels), weights)[0].T
     inside = ((group >= 0) & (group < num_groups))[:, None]
     finite = jnp.isfinite(values)
     greatest = jnp.max(jnp.abs(jnp.where(finite & inside, values, 0)), axis=0)
@@ -83,25 +114,23 @@ def find_group_greatest(group, *channels, num_groups):
     return greatest, jax.lax.cond(jnp.all(finite), sum_nothing, sum_others)
 
 
-def sum_group_digits(group, greatest, times, *channels, num_groups):
+def sum_group_digits(group, greatest, weights, *channels, num_groups):
     """Returns the digits [C, G, 4] of the sums of the finite terms."""
-    values = jnp.stack(channels, axis=1)
+    terms, times = _make_terms(jnp.stack(channels), weights)
+    values, times = terms.T, None if times is None else times.T
     inside = ((group >= 0) & (group < num_groups))[:, None]
     kept = jnp.where(jnp.isfinite(values) & inside, values, 0)
     width = _limb_width(values.shape[0])
-    each = None if times is None else jnp.broadcast_to(times[:, None], kept.shape)
-    limbs = _split(kept * choose_unit(greatest)[0][None], width, each)
+    limbs = _split(kept * choose_unit(greatest)[0][None], width, times)
 
     def sum_limbs(limbs):
         return [_sum_keys(limb, group, num_groups) for limb in limbs]
 
-    fewest = -(-_BITS // width)
-    sums, highest = sum_limbs(limbs[:fewest]), limbs[fewest:]
-    if times is not None and highest:  # 0 unless a row counts several times
-        zeros = [jnp.zeros_like(sums[0])] * len(highest)
-        sums += jax.lax.cond(
-            jnp.any(times > 1), lambda: sum_limbs(highest), lambda: zeros
-        )
+    least = -(-_BITS // width)
+    sums, high = sum_limbs(limbs[:least]), limbs[least:]
+    if times is not None and high:  # 0 unless a row counts several times
+        zeros = [jnp.zeros_like(sums[0])] * len(high)
+        sums += jax.lax.cond(jnp.any(times > 1), sum_limbs, lambda high: zeros, high)
     return _make_digits(sums, width)
 
 
@@ -124,10 +153,10 @@ def _limb_width(num_rows):
     return min(_DIGIT, 30 - num_rows.bit_length())
 
 
-def _split(multiples, width, times=None):
+def _split(multiples, width, times):
     """Rounds to whole numbers and cuts them into int32 limbs, lowest first; exact.
 
-    ``times``: uint8, what the whole numbers are multiplied by; None: 1.
+    ``times``: what the whole numbers are multiplied by; None: 1.
     """
     whole = jnp.round(multiples)
     size, sign = jnp.abs(whole), jnp.where(whole < 0, -1, 1)

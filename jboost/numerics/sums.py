@@ -12,29 +12,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, Shaped, UInt8
+from jaxtyping import Array, Float, Int32, Shaped
 
 from jboost.entry.collectives import current_shards, most, total
 from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable, weigh
-
-_MOST_TIMES = 255
-
-
-def split_weights(
-    weights: Float[Array, " N"],
-) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
-    """Splits each weight into a whole number and a factor, whose product it is.
-
-    A term is multiplied by the factor, rounded to an integer, and the integer is
-    multiplied by the whole number. So the factor is 1 where the weight is a whole
-    number up to 255; otherwise the whole number is 1. Both are 0 for weight 0.
-    """
-    counts = (weights <= _MOST_TIMES) & (jnp.floor(weights) == weights)
-    one = jnp.where(weights > 0, 1.0, 0.0)
-    times = jnp.where(counts, weights, one).astype(jnp.uint8)
-    return times, jnp.where(counts, one, weights)
 
 
 def sum_by_group(
@@ -68,28 +51,14 @@ def sum_channels(
     if not all(channel.dtype == jnp.float32 for channel in channels):
         return total(xla(group, None, *channels))
     if current_shards() is not None:
-        times, terms = _count_terms(weights, *channels)
-        return _sum_sharded_channels(terms, times, group, num_groups)
+        return _sum_sharded_channels(channels, weights, group, num_groups)
     run = choose(cpu=cpu, xla=xla)
     if weights is None:
         derive = partial(_derive_channels, num_groups)
         return differentiable(run, derive, group, None, *channels)
 
-    def run_weighted(group, weights, *channels):
-        times, terms = _count_terms(weights, *channels)
-        return run(group, times, *terms)
-
     derive = partial(_derive_weighted_channels, num_groups)
-    return differentiable(run_weighted, derive, group, weights, *channels)
-
-
-def _count_terms(weights, *arrays):
-    """Returns how many times each term of a sum counts, and the terms [*K, N]."""
-    if weights is None:
-        return None, arrays
-    times, factors = split_weights(weights)
-    terms = [weigh(jnp.broadcast_to(factors, each.shape), each) for each in arrays]
-    return times, terms
+    return differentiable(run, derive, group, weights, *channels)
 
 
 def _derive_channels(num_groups, sums, operands, tangents):
@@ -109,7 +78,7 @@ def _derive_weighted_channels(num_groups, sums, operands, tangents):
     return _derive_channels(num_groups, sums, (group,), (None, None, *changes))
 
 
-def _sum_sharded_channels(terms, times, group, num_groups):
+def _sum_sharded_channels(channels, weights, group, num_groups):
     look, add = (
         choose(*(partial(each, num_groups=num_groups) for each in pair))
         for pair in (
@@ -117,10 +86,10 @@ def _sum_sharded_channels(terms, times, group, num_groups):
             (leaves_cpu.sum_digits, sums_xla.sum_group_digits),
         )
     )
-    greatest, others = look(group, *terms)
+    greatest, others = look(group, weights, *channels)
     greatest = most(greatest)
     digits, kinds = _collect(
-        total, [add(group, greatest, times, *terms), _count_kinds(others)]
+        total, [add(group, greatest, weights, *channels), _count_kinds(others)]
     )
     return _join(digits, greatest[:, None], kinds)
 
@@ -144,12 +113,7 @@ def sum_rows(
     run = choose(cpu=reduce_cpu.sum_rows, xla=sums_xla.sum_rows)
     if weights is None:
         return differentiable(run, _derive_sum, values)
-
-    def run_weighted(values, weights):
-        times, [terms] = _count_terms(weights, values)
-        return run(terms, times)
-
-    return differentiable(run_weighted, _derive_weighted_sum, values, weights)
+    return differentiable(run, _derive_weighted_sum, values, weights)
 
 
 def _derive_sum(total, operands, tangents):
@@ -177,14 +141,12 @@ def sum_each(
         return [sum_rows(*each) for each in sums]
     look = choose(cpu=reduce_cpu.find_greatest, xla=sums_xla.find_greatest)
     add = choose(cpu=reduce_cpu.sum_digits, xla=sums_xla.sum_digits)
-    times, terms = [], []
-    for values, weights in sums:
-        number, [term] = _count_terms(weights, values)
-        times.append(number)
-        terms.append(term)
-    looks = [look(each) for each in terms]
+    looks = [look(*each) for each in sums]
     sizes = _collect(most, [greatest for greatest, _ in looks])
-    digits = [add(*each) for each in zip(terms, sizes, times, strict=True)]
+    digits = [
+        add(values, size, weights)
+        for (values, weights), size in zip(sums, sizes, strict=True)
+    ]
     kinds = [_count_kinds(others) for _, others in looks]
     found = _collect(total, digits + kinds)
     parts = zip(found[: len(sums)], sizes, found[len(sums) :], strict=True)

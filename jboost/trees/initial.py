@@ -25,7 +25,7 @@ from jboost.entry.collectives import (
     total,
 )
 from jboost.entry.stages import branch, elementwise, map_points, repeat, stage
-from jboost.numerics.sums import split_weights
+from jboost.kernels.sums_xla import split_weights
 from jboost.objective.evaluation import (
     Objective,
     gradients,

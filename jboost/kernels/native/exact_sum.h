@@ -77,6 +77,57 @@ struct ExactSum {
   }
 };
 
+// A weight as times * factor: a term is multiplied by the factor, and its multiple of
+// the unit by `times`; see jboost.kernels.sums_xla.split_weights.
+struct Weight {
+  float factor;
+  int32_t times;
+};
+
+// With masks, because branches do not vectorize.
+inline Weight SplitWeight(float weight) {
+  float small = weight < 255.5f ? weight : 255.5f;
+  int32_t whole = static_cast<int32_t>(small);
+  int32_t counts = static_cast<float>(whole) == weight ? -1 : 0, bits;
+  __builtin_memcpy(&bits, &weight, sizeof bits);
+  constexpr int32_t kOneBits = 0x3F800000;
+  bits = (kOneBits & counts) | (bits & ~counts);
+  Weight parts{0.0f, (whole & counts) | (1 & ~counts)};
+  __builtin_memcpy(&parts.factor, &bits, sizeof bits);
+  return parts;
+}
+
+// The value if the weight is positive, else 0. A mask, because a conditional load does
+// not vectorize.
+inline float KeepPositive(float weight, float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  bits &= weight > 0.0f ? ~0u : 0u;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Values of rows, and their weights; of weight 0, a value may be anything.
+struct WeightedTerms {
+  const float* values;
+  const float* weights;
+
+  float operator()(int64_t i) const {
+    float factor = SplitWeight(weights[i]).factor;
+    return KeepPositive(weights[i], factor * values[i]);
+  }
+  int32_t Times(int64_t i) const { return SplitWeight(weights[i]).times; }
+};
+
+// Whether all weights from begin to end are 0 or 1.
+inline bool AreMasks(const float* weights, int64_t begin, int64_t end) {
+  int32_t others = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    others |= (weights[i] != 1.0f) & (weights[i] != 0.0f);
+  }
+  return others == 0;
+}
+
 // The bits of the greatest magnitude of term(0 .. count - 1).
 template <class Term>
 inline uint32_t GreatestBits(const Term& term, int64_t count) {
@@ -104,31 +155,14 @@ inline Digits RoundToDigits(float multiple) {
   return {high, bits - kWholeBits};
 }
 
-// The greatest of times[begin .. end - 1], or more, but no more than 255.
-inline int32_t MostTimes(const uint8_t* times, int64_t begin, int64_t end) {
-  uint8_t bits = 0;
-  for (int64_t i = begin; i < end; ++i) bits |= times[i];
-  return bits;
-}
-
 // The sum of term(0 .. count - 1), which must be finite. Blocks are summed in int32,
-// which vectorizes; they are short enough not to overflow. Term i counts times[i]
-// times; once if `times` is null, and if it is 0, which only terms of 0 have.
+// which vectorizes; they are short enough not to overflow.
 template <class Term>
-inline ExactSum SumTerms(const Term& term, const uint8_t* times, int64_t count,
-                         float up) {
+inline ExactSum SumTerms(const Term& term, int64_t count, float up) {
   constexpr int64_t kBlock = 2048;
   ExactSum sum;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     int64_t end = count - begin < kBlock ? count : begin + kBlock;
-    if (times != nullptr && MostTimes(times, begin, end) > 1) {
-      for (int64_t i = begin; i < end; ++i) {
-        Digits digits = RoundToDigits(term(i) * up);
-        sum.high += digits.high * times[i];
-        sum.low += digits.low * times[i];
-      }
-      continue;
-    }
     int32_t high = 0, low = 0;
     for (int64_t i = begin; i < end; ++i) {
       Digits digits = RoundToDigits(term(i) * up);
@@ -137,6 +171,19 @@ inline ExactSum SumTerms(const Term& term, const uint8_t* times, int64_t count,
     }
     sum.high += high;
     sum.low += low;
+  }
+  return sum;
+}
+
+// The same, where term i counts times(i) <= 255 times.
+template <class Term, class Times>
+inline ExactSum SumTimes(const Term& term, const Times& times, int64_t count,
+                         float up) {
+  ExactSum sum;
+  for (int64_t i = 0; i < count; ++i) {
+    Digits digits = RoundToDigits(term(i) * up);
+    sum.high += digits.high * times(i);
+    sum.low += digits.low * times(i);
   }
   return sum;
 }

@@ -74,9 +74,10 @@ class Buffers {
     return static_cast<uint8_t*>(
         Take(Access::kOperand, name, ffi::DataType::U8, shape));
   }
-  // Null where there is no operand left.
-  const uint8_t* OptionalBytes(const char* name, const Shape& shape) {
-    return HasOperands() ? Bytes(name, shape) : nullptr;
+  // Null if there is no operand left.
+  template <class Element>
+  const Element* Optional(const char* name, const Shape& shape) {
+    return HasOperands() ? Operand<Element>(name, shape) : nullptr;
   }
   // Codes are uint8 or, if `wide`, uint16.
   void* Codes(Access access, const char* name, const Shape& shape, bool wide) {

@@ -266,7 +266,13 @@ uint32_t FindGreatestBits(const float* values, const uint8_t* in_bag, int64_t co
 
 void SumMagnitudes(const float* values, const uint8_t* in_bag, int64_t count, float up,
                    int64_t* high, int64_t* low) {
-  ExactSum sum = SumTerms(Magnitude{values, in_bag}, in_bag, count, up);
+  Magnitude term{values, in_bag};
+  uint8_t bits = 0;
+  for (int64_t i = 0; i < count; ++i) bits |= in_bag[i];
+  ExactSum sum =
+      bits < 2
+          ? SumTerms(term, count, up)
+          : SumTimes(term, [=](int64_t i) { return int32_t{in_bag[i]}; }, count, up);
   *high += sum.high;
   *low += sum.low;
 }
@@ -505,7 +511,7 @@ void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
     float gradient = static_cast<float>(static_cast<int32_t>(words[i]));
     return gradient * gradient;
   };
-  ExactSum sum = SumTerms(square, nullptr, count, up);
+  ExactSum sum = SumTerms(square, count, up);
   *high = sum.high;
   *low = sum.low;
 }

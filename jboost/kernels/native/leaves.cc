@@ -23,15 +23,14 @@ int64_t NumTasks(int64_t num_rows, int64_t num_groups) {
   return std::clamp<int64_t>(num_rows / rows, 1, 128);
 }
 
-// How the rows are divided into blocks for sums by group. The sums of a block fit 63
-// bits: its rows count at most 2^24 times, if they count no more than `most` times
-// each.
+// How the rows are divided into blocks for sums by group.
 struct Blocks {
-  Blocks(const GroupedRows& rows, int64_t most)
-      : number(std::max<int64_t>(
+  // `least`: how many blocks there are at least.
+  Blocks(const GroupedRows& rows, int64_t least)
+      : number(std::max(
+            least,
             std::clamp<int64_t>(rows.num_rows / std::max<int64_t>(256, rows.num_groups),
-                                1, 128),
-            (rows.num_rows * most + (1 << 24) - 1) >> 24)),
+                                1, 128))),
         num_rows(rows.num_rows),
         length((rows.num_rows + number - 1) / number) {}
 
@@ -47,9 +46,9 @@ void FindGreatest(const Pool& pool, const GroupedRows& rows, uint32_t* bits) {
   std::vector<uint32_t> greatest(rows.num_channels * blocks.number);
   ParallelFor(pool, blocks.number, [&](int64_t block) {
     for (int64_t c = 0; c < rows.num_channels; ++c) {
-      greatest[c * blocks.number + block] =
-          loops.greatest_bits(rows.channels[c], rows.group, rows.num_groups,
-                              blocks.begin(block), blocks.begin(block + 1));
+      greatest[c * blocks.number + block] = loops.greatest_bits(
+          rows.channels[c], rows.weights, rows.group, rows.num_groups,
+          blocks.begin(block), blocks.begin(block + 1));
     }
   });
   for (int64_t c = 0; c < rows.num_channels; ++c) {
@@ -69,20 +68,23 @@ class FiniteRows {
     FindGreatest(pool, rows, bits);
     for (int64_t c = 0; c < rows.num_channels; ++c) {
       if (bits[c] < kInfinityBits) continue;
+      bits[c] = 0;
       std::vector<float>& finite = finite_[c];
       finite.assign(rows.num_rows, 0.0f);
       for (int64_t i = 0; i < rows.num_rows; ++i) {
         int64_t group = rows.group[i];
         if (group < 0 || group >= rows.num_groups) continue;
-        float value = rows.channels[c][i];
-        if (IsFinite(value)) {
+        float value = rows.channels[c][i], term = value;
+        if (rows.weights != nullptr) {
+          term = WeightedTerms{rows.channels[c], rows.weights}(i);
+        }
+        if (IsFinite(term)) {
           finite[i] = value;
+          bits[c] = std::max(bits[c], MagnitudeBits(term));
         } else if (others != nullptr) {
-          others[c * rows.num_groups + group] += value;
+          others[c * rows.num_groups + group] += term;
         }
       }
-      auto term = [&](int64_t i) { return finite[i]; };
-      bits[c] = GreatestBits(term, rows.num_rows);
       rows_.channels[c] = finite.data();
     }
   }
@@ -97,9 +99,10 @@ class FiniteRows {
 std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
                                 const float* up) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
-  int64_t most =
-      rows.times == nullptr ? 1 : std::max(1, MostTimes(rows.times, 0, rows.num_rows));
-  Blocks blocks(rows, most);
+  // The rows of a block count at most 2^24 times, so that its sums fit 63 bits.
+  bool once = rows.weights == nullptr || rows.num_rows < (1 << 16) ||
+              AreMasks(rows.weights, 0, rows.num_rows);
+  Blocks blocks(rows, (rows.num_rows * (once ? 1 : 255) >> 24) + 1);
   // A task sums kLockstep blocks, the last of which may be empty.
   int64_t num_channels = rows.num_channels, num_groups = rows.num_groups;
   int64_t table = (num_groups + 1) * num_channels;
@@ -114,7 +117,7 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
       end[b] = blocks.begin(block + 1);
       sums_of[b] = tables.data() + block * table;
     }
-    loops.sum_blocks(rows.channels, num_channels, rows.times, rows.group, num_groups,
+    loops.sum_blocks(rows.channels, num_channels, rows.weights, rows.group, num_groups,
                      up, first, end, sums_of);
   });
   std::vector<ExactSum> totals(num_channels * num_groups);

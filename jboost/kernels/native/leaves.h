@@ -51,13 +51,14 @@ struct Candidate {
 
 struct LeafLoops {
   // The bits of the greatest magnitude of the rows [begin, end) that are in a group.
-  uint32_t (*greatest_bits)(const float* channel, const int32_t* group,
-                            int64_t num_groups, int64_t begin, int64_t end);
+  // `weights` may be null, here and below; see WeightedTerms.
+  uint32_t (*greatest_bits)(const float* channel, const float* weights,
+                            const int32_t* group, int64_t num_groups, int64_t begin,
+                            int64_t end);
   // Adds rows [begin[b], end[b]), as multiples of 1 / up[c], to the table sums[b],
   // [num_groups + 1, channels]. It holds int64 numbers as uint64, which may overflow.
-  // Row i counts times[i] times; once if `times` is null.
   void (*sum_blocks)(const float* const* channels, int64_t num_channels,
-                     const uint8_t* times, const int32_t* group, int64_t num_groups,
+                     const float* weights, const int32_t* group, int64_t num_groups,
                      const float* up, const int64_t* begin, const int64_t* end,
                      uint64_t* const* sums);
   // low[g] = min, high[g] = max of the values; -inf and inf if one is NaN.
@@ -78,13 +79,13 @@ JBOOST_DECLARE_LOOPS(LeafLoops)
 struct GroupedRows {
   const float* channels[kMaxChannels];  // [N] each
   int64_t num_channels;
-  const uint8_t* times;  // [N], how many times a row counts; null: once
+  const float* weights;  // [N], or null; see WeightedTerms
   const int32_t* group;  // [N]
   int64_t num_rows, num_groups;
 };
 
-// sums[c][g] = the sum of times[i] channels[c][i] over the rows i of group g. The bits
-// do not depend on the order of the rows; see jboost.numerics.sums.sum_channels.
+// sums[c][g] = the sum of weights[i] channels[c][i] over the rows i of group g. The
+// bits do not depend on the order of the rows; see jboost.numerics.sums.sum_channels.
 void SumByGroup(const Pool& pool, const GroupedRows& rows, float* sums);
 
 // The two halves of SumByGroup, for rows that are divided among machines.

@@ -6,8 +6,7 @@
 namespace jboost {
 namespace {
 
-// The group of each row, then the channels; and how many times each row counts, if that
-// follows.
+// The group of each row, the channels, and the weights if there are any.
 GroupedRows ReadGroupedRows(Buffers* buffers, int64_t num_channels,
                             int64_t num_groups) {
   GroupedRows rows{};
@@ -20,7 +19,7 @@ GroupedRows ReadGroupedRows(Buffers* buffers, int64_t num_channels,
   for (int64_t c = 0; c < num_channels && c < kMaxChannels; ++c) {
     rows.channels[c] = buffers->Operand<float>("channels", {rows.num_rows});
   }
-  rows.times = buffers->OptionalBytes("times", {rows.num_rows});
+  rows.weights = buffers->Optional<float>("weights", {rows.num_rows});
   return rows;
 }
 

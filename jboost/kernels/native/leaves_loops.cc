@@ -16,15 +16,31 @@ inline int64_t Place(int32_t group, int64_t num_groups) {
   return place < static_cast<uint64_t>(num_groups) ? place : num_groups;
 }
 
-uint32_t FindGreatestBits(const float* channel, const int32_t* group,
-                          int64_t num_groups, int64_t begin, int64_t end) {
+template <class Term>
+uint32_t GreatestInGroups(const Term& term, const int32_t* group, int64_t num_groups,
+                          int64_t begin, int64_t end) {
   uint32_t groups = static_cast<uint32_t>(num_groups), greatest = 0;
   for (int64_t i = begin; i < end; ++i) {
     uint32_t inside = static_cast<uint32_t>(group[i]) < groups ? ~0u : 0u;
-    uint32_t bits = MagnitudeBits(channel[i]) & inside;  // a branch does not vectorize
+    uint32_t bits = MagnitudeBits(term(i)) & inside;  // a branch does not vectorize
     greatest = bits > greatest ? bits : greatest;
   }
   return greatest;
+}
+
+uint32_t FindGreatestBits(const float* channel, const float* weights,
+                          const int32_t* group, int64_t num_groups, int64_t begin,
+                          int64_t end) {
+  if (weights == nullptr) {
+    auto term = [=](int64_t i) { return channel[i]; };
+    return GreatestInGroups(term, group, num_groups, begin, end);
+  }
+  if (AreMasks(weights, begin, end)) {
+    auto term = [=](int64_t i) { return KeepPositive(weights[i], channel[i]); };
+    return GreatestInGroups(term, group, num_groups, begin, end);
+  }
+  WeightedTerms term{channel, weights};
+  return GreatestInGroups(term, group, num_groups, begin, end);
 }
 
 constexpr int64_t kStep = 128;  // rows that are rounded together, which vectorizes
@@ -34,27 +50,39 @@ struct Step {
   uint64_t multiples[kChannels][kStep];  // ignored rows may overflow
 };
 
+inline uint64_t Join(int32_t high, int32_t low) {
+  return static_cast<uint64_t>(high * (int64_t{1} << kDigit) + low);
+}
+
 template <int kChannels>
-inline void RoundRows(const float* const* channels, const uint8_t* times,
+inline void RoundRows(const float* const* channels, const float* weights,
                       const float* up, int64_t row, int64_t count,
                       Step<kChannels>* step) {
+  bool masks = weights == nullptr || AreMasks(weights, row, row + count);
   for (int c = 0; c < kChannels; ++c) {
     const float* __restrict values = channels[c] + row;
     uint64_t* __restrict multiples = step->multiples[c];
-    if (times == nullptr) {
+    if (weights == nullptr) {
       for (int64_t i = 0; i < count; ++i) {
         Digits digits = RoundToDigits(values[i] * up[c]);
-        multiples[i] =
-            static_cast<uint64_t>(digits.high * (int64_t{1} << kDigit) + digits.low);
+        multiples[i] = Join(digits.high, digits.low);
       }
-      continue;
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      Digits digits = RoundToDigits(values[i] * up[c]);
-      uint32_t number = times[row + i];  // products fit 28 bits
-      int32_t high = static_cast<int32_t>(static_cast<uint32_t>(digits.high) * number);
-      int32_t low = static_cast<int32_t>(static_cast<uint32_t>(digits.low) * number);
-      multiples[i] = static_cast<uint64_t>(high * (int64_t{1} << kDigit) + low);
+    } else if (masks) {
+      for (int64_t i = 0; i < count; ++i) {
+        float term = KeepPositive(weights[row + i], values[i]);
+        Digits digits = RoundToDigits(term * up[c]);
+        multiples[i] = Join(digits.high, digits.low);
+      }
+    } else {
+      WeightedTerms terms{values, weights + row};
+      for (int64_t i = 0; i < count; ++i) {
+        Digits digits = RoundToDigits(terms(i) * up[c]);
+        // Products fit 28 bits; those of ignored rows may overflow.
+        uint32_t times = static_cast<uint32_t>(terms.Times(i));
+        multiples[i] =
+            Join(static_cast<int32_t>(static_cast<uint32_t>(digits.high) * times),
+                 static_cast<int32_t>(static_cast<uint32_t>(digits.low) * times));
+      }
     }
   }
 }
@@ -70,7 +98,7 @@ inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
 // Adds rows of several blocks in turns. Consecutive rows of one block are often of one
 // group, and their additions would wait for each other.
 template <int kChannels>
-void SumBlocksOf(const float* const* channels, const uint8_t* times,
+void SumBlocksOf(const float* const* channels, const float* weights,
                  const int32_t* group, int64_t num_groups, const float* up,
                  const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
   Step<kChannels> steps[kLockstep];
@@ -84,7 +112,8 @@ void SumBlocksOf(const float* const* channels, const uint8_t* times,
       int64_t left = end[b] - begin[b] - first;
       count[b] = left < 0 ? 0 : left < kStep ? left : kStep;
       common = count[b] < common ? count[b] : common;
-      RoundRows<kChannels>(channels, times, up, begin[b] + first, count[b], steps + b);
+      RoundRows<kChannels>(channels, weights, up, begin[b] + first, count[b],
+                           steps + b);
     }
     for (int64_t i = 0; i < common; ++i) {
       for (int64_t b = 0; b < kLockstep; ++b) {
@@ -101,18 +130,18 @@ void SumBlocksOf(const float* const* channels, const uint8_t* times,
   }
 }
 
-void SumBlocks(const float* const* channels, int64_t num_channels, const uint8_t* times,
+void SumBlocks(const float* const* channels, int64_t num_channels, const float* weights,
                const int32_t* group, int64_t num_groups, const float* up,
                const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
   switch (num_channels) {
     case 1:
-      return SumBlocksOf<1>(channels, times, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<1>(channels, weights, group, num_groups, up, begin, end, sums);
     case 2:
-      return SumBlocksOf<2>(channels, times, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<2>(channels, weights, group, num_groups, up, begin, end, sums);
     case 3:
-      return SumBlocksOf<3>(channels, times, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<3>(channels, weights, group, num_groups, up, begin, end, sums);
     case 4:
-      return SumBlocksOf<4>(channels, times, group, num_groups, up, begin, end, sums);
+      return SumBlocksOf<4>(channels, weights, group, num_groups, up, begin, end, sums);
   }
 }
 

@@ -12,30 +12,30 @@
 namespace jboost {
 
 struct ReduceLoops {
-  // The bits of the greatest magnitude; see MagnitudeBits.
-  uint32_t (*greatest_bits)(const float* values, int64_t count);
-  // Adds the sum of the values, which must be finite, to high * 2^19 + low, in units.
-  // `times` may be null; see SumTerms.
-  void (*sum)(const float* values, const uint8_t* times, int64_t count, float up,
+  // The bits of the greatest magnitude of a term; see MagnitudeBits. `weights` may be
+  // null, here and below; see WeightedTerms.
+  uint32_t (*greatest_bits)(const float* values, const float* weights, int64_t count);
+  // Adds the sum of the terms, which must be finite, to high * 2^19 + low, in units.
+  void (*sum)(const float* values, const float* weights, int64_t count, float up,
               int64_t* high, int64_t* low);
 };
 
 JBOOST_DECLARE_LOOPS(ReduceLoops)
 
-// sums[k] = the sum of times[i] values[k * count + i] over i, for k < num_sums. `times`
-// may be null; see SumTerms.
-void SumRows(const Pool& pool, const float* values, const uint8_t* times,
+// sums[k] = the sum of weights[i] values[k * count + i] over i, for k < num_sums.
+// `weights` may be null, here and below; see WeightedTerms.
+void SumRows(const Pool& pool, const float* values, const float* weights,
              int64_t num_sums, int64_t count, float* sums);
 
 // The two halves of SumRows, for terms that are divided among machines.
 //
 // bits[k] = those of the greatest finite magnitude; others[k] = the sum of the
 // infinities and NaN, 0 without.
-void FindGreatestOfRows(const Pool& pool, const float* values, int64_t num_sums,
-                        int64_t count, int32_t* bits, float* others);
+void FindGreatestOfRows(const Pool& pool, const float* values, const float* weights,
+                        int64_t num_sums, int64_t count, int32_t* bits, float* others);
 // digits[k] = those of the sum of the finite terms as multiples of 1 / up[k]; see
 // ExactSum. Terms must be below 2^38 multiples.
-void SumDigitsOfRows(const Pool& pool, const float* values, const uint8_t* times,
+void SumDigitsOfRows(const Pool& pool, const float* values, const float* weights,
                      int64_t num_sums, int64_t count, const float* up, int32_t* digits);
 
 }  // namespace jboost

@@ -11,10 +11,10 @@ ffi::Error SumRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   Buffers buffers(operands, results);
   auto [num_sums, count] = buffers.NextShape<2>(Access::kOperand, "values");
   const float* values = buffers.Operand<float>("values", {num_sums, count});
-  const uint8_t* times = buffers.OptionalBytes("times", {count});
+  const float* weights = buffers.Optional<float>("weights", {count});
   float* sums = buffers.Result<float>("sums", {num_sums});
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  SumRows(MakePool(threads), values, times, num_sums, count, sums);
+  SumRows(MakePool(threads), values, weights, num_sums, count, sums);
   return ffi::Error::Success();
 }
 
@@ -23,10 +23,11 @@ ffi::Error FindGreatestOfRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs op
   Buffers buffers(operands, results);
   auto [num_sums, count] = buffers.NextShape<2>(Access::kOperand, "values");
   const float* values = buffers.Operand<float>("values", {num_sums, count});
+  const float* weights = buffers.Optional<float>("weights", {count});
   int32_t* bits = buffers.Result<int32_t>("bits", {num_sums});
   float* others = buffers.Result<float>("others", {num_sums});
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  FindGreatestOfRows(MakePool(threads), values, num_sums, count, bits, others);
+  FindGreatestOfRows(MakePool(threads), values, weights, num_sums, count, bits, others);
   return ffi::Error::Success();
 }
 
@@ -36,10 +37,10 @@ ffi::Error SumDigitsOfRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs opera
   auto [num_sums, count] = buffers.NextShape<2>(Access::kOperand, "values");
   const float* values = buffers.Operand<float>("values", {num_sums, count});
   const float* up = buffers.Operand<float>("up", {num_sums});
-  const uint8_t* times = buffers.OptionalBytes("times", {count});
+  const float* weights = buffers.Optional<float>("weights", {count});
   int32_t* digits = buffers.Result<int32_t>("digits", {num_sums, 4});
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
-  SumDigitsOfRows(MakePool(threads), values, times, num_sums, count, up, digits);
+  SumDigitsOfRows(MakePool(threads), values, weights, num_sums, count, up, digits);
   return ffi::Error::Success();
 }
 
