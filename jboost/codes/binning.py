@@ -19,13 +19,14 @@ from jaxtyping import Array, ArrayLike, Float, Shaped, UInt8, UInt16, UInt32
 from jboost.codes.bins import MISSING, Bins
 from jboost.codes.category_codes import find_categorical_features, fit_categories
 from jboost.codes.codes import DenseCodes, SparseCodes
-from jboost.codes.thresholds import find_dense_thresholds, find_sparse_thresholds
-from jboost.codes.together import (
-    find_thresholds_together,
+from jboost.codes.gathering import (
+    check_frames,
+    find_thresholds,
     gather_columns,
-    gather_weights,
+    is_missing_anywhere,
 )
-from jboost.entry.collectives import gather_numbers, is_on_any_process
+from jboost.codes.thresholds import find_sparse_thresholds
+from jboost.entry.collectives import agree, gather_numbers
 from jboost.entry.decorators import on_host, traceable
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
@@ -123,6 +124,9 @@ def fit_frame(
 ) -> Bins:
     """Does what :func:`fit_bins` does, for a table that has been read.
 
+    Within :func:`jboost.entry.collectives.use_processes` the rows are those of all
+    processes, in order of rank; a dense table of each.
+
     Args:
       feature_names: other names than the table's.
       known: what categories have been given codes before.
@@ -132,13 +136,9 @@ def fit_frame(
     # A power of two above the number of rows holds a code for each.
     num_rows = sum(gather_numbers(matrix.shape[0]))
     most = int(max_bins or 1 << (num_rows + 1).bit_length())
-    weight = sample_weight
-    if weight is not None:
-        weight = np.asarray(read_values(weight, "sample_weight"), np.float64)
-    if weight is not None and weight.shape != (matrix.shape[0],):
-        raise ValueError(
-            f"sample_weight must have shape ({matrix.shape[0]},), got {weight.shape}"
-        )
+    with agree():
+        weight = _read_weights(sample_weight, matrix.shape[0])
+    check_frames(frame, names)
     num_features = matrix.shape[1]
     indices = find_categorical_features(
         categorical, num_features, names, frame.categories
@@ -151,36 +151,38 @@ def fit_frame(
     if indices:
         _refuse_categories(indices, matrix, max_bins)
         matrix = np.asarray(matrix)
-        check_values(matrix, indices, "x", names)
+        with agree():
+            check_values(matrix, indices, "x", names)
         values = frame.categories and tuple(frame.categories[f] for f in indices)
         if known is not None and known.features == indices:
             categories = known
         else:
             codes = _most_category_bins(most, num_features) - 1
-            every = gather_columns(matrix, indices), gather_weights(weight)
-            categories = fit_categories(every[0], indices, every[1], codes, values)
+            columns, mass = gather_columns(matrix, indices, weight)
+            categories = fit_categories(columns, indices, mass, codes, values)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         absent = absent or "missing"
         rows = find_sparse_thresholds(matrix, weight, most, absent)
     else:
         matrix = np.asarray(matrix)
-        missing = is_on_any_process(has_missing(matrix, weight))
-        absent = absent or ("missing" if missing else None)
-        rows = find_thresholds_together(find_dense_thresholds, matrix, weight, most)
+        absent = absent or ("missing" if is_missing_anywhere(matrix, weight) else None)
+        rows = find_thresholds(matrix, weight, most)
     if categories is not None:  # between all codes, whether they occur or not
         for index, codes in zip(indices, np.asarray(categories.codes), strict=True):
             rows[index] = np.arange(1, codes.max(), dtype=np.float32) + np.float32(0.5)
     return pad_thresholds(rows, most, absent, categories)
 
 
-def has_missing(
-    matrix: Float[np.ndarray, "N F"], weight: Shaped[np.ndarray, " N"] | None
-) -> bool:
-    """Returns whether a row of positive weight has a missing value."""
-    if not np.isnan(np.min(matrix, initial=0.0)):  # the minimum needs no other memory
-        return False
-    return weight is None or bool(np.isnan(matrix[weight > 0]).any())
+def _read_weights(sample_weight, num_rows):
+    if sample_weight is None:
+        return None
+    weight = np.asarray(read_values(sample_weight, "sample_weight"), np.float64)
+    if weight.shape != (num_rows,):
+        raise ValueError(
+            f"sample_weight must have shape ({num_rows},), got {weight.shape}"
+        )
+    return weight
 
 
 def _refuse_categories(indices, matrix, max_bins):

@@ -52,7 +52,7 @@ def find_categorical_features(
 
 
 def fit_categories(
-    matrix: Float[np.ndarray, "N F"],
+    matrix: Float[np.ndarray, "N G"],
     features: tuple[int, ...],
     weight: Float[np.ndarray, " N"] | None,
     max_codes: int,
@@ -64,7 +64,8 @@ def fit_categories(
     weights: the smaller value first. Rows of weight 0 are not looked at.
 
     Args:
-      matrix: checked by :func:`jboost.tables.categories.check_values`.
+      matrix: the categorical columns, checked by
+        :func:`jboost.tables.categories.check_values`.
       features: of the categorical features, ascending.
       weight: of the rows.
       max_codes: the most codes of a feature.
@@ -73,8 +74,7 @@ def fit_categories(
     if weight is not None:
         matrix, weight = matrix[weight > 0], weight[weight > 0]
     most = []
-    for feature, known in zip(features, values or (None,) * len(features), strict=True):
-        column = matrix[:, feature]
+    for column, known in zip(matrix.T, values or (None,) * len(features), strict=True):
         largest = int(np.max(column, initial=0, where=~np.isnan(column)))
         most.append(max(largest, len(known or ()) - 1))
     size = 1 + max(most, default=0)
@@ -86,8 +86,7 @@ def fit_categories(
             f"{max(most)} in column {worst}; number them 0, 1, 2, ..."
         )
     codes = np.zeros((len(features), size), np.int32)
-    for group, feature in enumerate(features):
-        column = matrix[:, feature]
+    for group, column in enumerate(matrix.T):
         known = ~np.isnan(column)
         value = column[known].astype(np.int64)
         mass = np.bincount(value, None if weight is None else weight[known], size)

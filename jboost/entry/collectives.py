@@ -240,11 +240,6 @@ def gather_numbers(number: int) -> list[int]:
     return np.asarray(found).reshape(-1).tolist()
 
 
-def is_on_any_process(condition: bool) -> bool:
-    """Returns whether a condition holds on some process."""
-    return max(gather_numbers(int(condition))) > 0
-
-
 def gather_tables(tables: Any) -> Any:
     """Returns the rows of arrays [n, ...] of all processes, in order of rank."""
     if num_processes() == 1:
@@ -252,7 +247,7 @@ def gather_tables(tables: Any) -> Any:
     sizes = gather_numbers(len(jax.tree.leaves(tables)[0]))
 
     def collect(array):
-        room = np.zeros((max(sizes), *array.shape[1:]), array.dtype)
+        room = np.zeros((max(1, *sizes), *array.shape[1:]), array.dtype)
         room[: len(array)] = array
         # Bytes, because JAX would convert numbers of 64 bits.
         parts = multihost_utils.process_allgather(room.reshape(-1).view(np.uint8))
@@ -269,6 +264,31 @@ def gather_texts(text: str) -> list[str]:
     ends = np.cumsum(gather_numbers(len(content)))
     parts = np.split(gather_tables(content), ends[:-1])
     return [part.tobytes().decode() for part in parts]
+
+
+@contextmanager
+def agree() -> Iterator[None]:
+    """Raises an error of a ``with`` block, which exchanges nothing, on all processes.
+
+    Raises:
+      TypeError, ValueError: what the block raised here; elsewhere the same kind, with
+        the number of the first process where it failed.
+    """
+    failure, text = None, ""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        failure = error
+        kind = "TypeError" if isinstance(error, TypeError) else "ValueError"
+        text = f"{kind}{error}"
+    found = gather_texts(text)
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(found):
+        for kind in (TypeError, ValueError):
+            if text.startswith(kind.__name__):
+                message = text.removeprefix(kind.__name__)
+                raise kind(f"process {rank}: {message}")
 
 
 def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:

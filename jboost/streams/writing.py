@@ -17,9 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from jboost.boosting.state import Data
-from jboost.codes.binning import apply_bins, has_missing
+from jboost.codes.binning import apply_bins
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
+from jboost.codes.gathering import has_missing
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
 from jboost.sketches.binning import bins_from_sketch

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_gathering.py runs in each process."""
+
+import numpy as np
+
+from jboost.codes.binning import fit_frame
+from jboost.entry.collectives import use_processes
+from jboost.tables.frames import Frame, read_frame
+
+SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.2, 0.0, 0.8)}
+
+
+def make_rows(num_rows, seed=0):
+    """Numbers with ties, missing values and categories; weights, some of them 0."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num_rows, 5)).astype(np.float32)
+    x[:, 1] = np.round(x[:, 1])
+    x[rng.random(num_rows) < 0.1, 2] = np.nan
+    x[:, 3] = rng.integers(0, 40, num_rows) ** 2 // 50
+    x[:, 4] = 7
+    return x, rng.choice([0, 1, 0.1, 2.5], num_rows)
+
+
+def fit(rank, count, num_rows, options):
+    """Fits bins to the share of this process; returns arrays."""
+    x, weight = make_rows(num_rows)
+    ends = np.round(np.cumsum((0, *SHARES[count])) * num_rows).astype(int)
+    part = slice(*ends[rank : rank + 2])
+    options = {"categorical": None, "max_bins": 64, **options}
+    if options.pop("weighted"):
+        options["sample_weight"] = weight[part]
+    with use_processes(True):
+        bins = fit_frame(
+            Frame(x[part]), **{"sample_weight": None, "absent": None, **options}
+        )
+    codes = None if bins.categories is None else np.asarray(bins.categories.codes)
+    return np.asarray(bins.thresholds), bins.absent, codes
+
+
+def disagree(rank, what):
+    """Returns the error that each process raises; only process 1 does what is wrong."""
+    x, weight = make_rows(50)
+    options = dict(max_bins=8, sample_weight=weight, absent=None, categorical=None)
+    if rank == 1 and what == "columns":
+        x = x[:, :3]
+    if rank == 1 and what == "weights":
+        options["sample_weight"] = weight[:7]
+    if what == "categories":
+        options["categorical"] = [0] if rank == 1 else [3]
+        x = np.abs(x) if rank == 1 else x
+    try:
+        with use_processes(True):
+            fit_frame(read_frame(x, "x"), **options)
+    except ValueError as error:
+        return str(error)
+    return None
