@@ -188,7 +188,7 @@ def test_levels_are_found_only_in_nodes_that_are_there():
 GROW = dict(
     columns=np.ones((3, 5), np.uint8), packed=np.ones((1, 5, 8), np.uint8),
     gradient=np.arange(5, dtype=np.float32), curvature=np.ones(5, np.float32),
-    in_bag=np.ones(5, bool), seed=np.zeros(2, np.uint32),
+    in_bag=np.ones(5, np.uint8), seed=np.zeros(2, np.uint32),
     fractions=np.ones(3, np.float32), l2=np.float32(1), min_gain=np.float32(0),
     min_weight=np.float32(1), min_count=np.int32(1), num_features=np.int32(3),
 )  # fmt: skip

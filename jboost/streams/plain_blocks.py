@@ -75,7 +75,7 @@ class Derivatives(NamedTuple):
     measure: Measure | None
 
 
-class _PlainRows(NamedTuple):
+class _BlockState(NamedTuple):
     """The rows of a block."""
 
     channels: Int32[Array, "n C"]
@@ -127,7 +127,7 @@ class PlainGrower:
         static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
         channels, in_bag = compiled(_cut_rows, *static)(rows, words, first)
         start = jnp.zeros(block.num_rows, jnp.int32)
-        return _PlainRows(channels, in_bag, start, start)
+        return _BlockState(channels, in_bag, start, start)
 
     def add(self, block: Block, codes: Shaped[np.ndarray, "F n"]) -> None:
         """Routes the rows of a block to the level's nodes, and adds their sums."""
@@ -187,7 +187,7 @@ class PlainGrower:
         num_rows, num_features = blocks.block_rows, blocks.num_features
         rows = shape((num_rows,), np.int32)
         channels = shape((num_rows, self._shape[3]), np.int32)
-        state = _PlainRows(channels, shape((num_rows,), bool), rows, rows)
+        state = _BlockState(channels, shape((num_rows,), bool), rows, rows)
         codes = shape((num_features, num_rows), blocks.dtype)
         added = added_bytes(
             compiled(_sum_all), state, codes, shape(self._shape, np.int32)
