@@ -37,7 +37,7 @@ def warn_of_rounding(values: Any, name: str) -> None:
     if not isinstance(values, np.ndarray):
         return
     head = values[:_ROWS]
-    for column in head.reshape(len(head), -1).T:
+    for column in head.reshape(len(head), -1).T if len(head) else ():
         if _warn(name, column.dtype, len(column), *_count_distinct(column)):
             return
 

@@ -87,8 +87,14 @@ def match_targets(targets: Any, training: Any, name: str) -> Any:
     return jax.tree.map(match, targets, training)
 
 
-def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
-    """Returns weights as float32: finite, >= 0, and not all zero."""
+def check_weights(
+    weights: Any, num_rows: int, name: str, *, all_rows: bool = True
+) -> Array | np.ndarray:
+    """Returns weights as float32: finite, >= 0, and not all zero.
+
+    Args:
+      all_rows: whether these are all rows; of some, all may have weight 0.
+    """
     array = read_values(weights, name)
     array = array if isinstance(array, Tracer) else np.asarray(array)
     if array.shape != (num_rows,):
@@ -101,7 +107,7 @@ def check_weights(weights: Any, num_rows: int, name: str) -> Array | np.ndarray:
         raise ValueError(
             f"{name} must be finite and >= 0, got {given[bad[0]]} in row {bad[0]}"
         )
-    if not np.any(array > 0):
+    if all_rows and not np.any(array > 0):
         tiny = f"at most {given.max()}, which is 0 in float32"
         got = tiny if np.any(given > 0) else "only zeros"
         raise ValueError(f"{name} must be positive in at least one row, got {got}")

@@ -21,7 +21,12 @@ from jboost.boosting.state import Arrays, Problem, Static
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.entry import checks
-from jboost.entry.collectives import gather_tables
+from jboost.entry.collectives import (
+    agree,
+    gather_numbers,
+    gather_tables,
+    num_processes,
+)
 from jboost.model.ensemble import Ensemble
 from jboost.objective.retracing import trace_loss_once
 from jboost.tables.collisions import warn_of_collisions
@@ -103,11 +108,12 @@ def prepare_rows(request: FitRequest) -> Prepared:
     )  # fmt: skip
     named = {"y": rows}
     named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}
-    for name, part in named.items():
-        targets, weights = part.data.targets, part.data.weights
-        if part.spread is not None:
-            targets, weights = part.real
-        check_domain(request.loss, targets, weights, num_scores, name)
+    with agree():
+        for name, part in named.items():
+            targets, weights = part.data.targets, part.data.weights
+            if part.spread is not None:
+                targets, weights = part.real
+            check_domain(request.loss, targets, weights, num_scores, name)
     return Prepared(training, sets, names, model)
 
 
@@ -128,36 +134,24 @@ def bin_arrays(
         them.
       mesh: whose devices hold the rows; None: one device.
     """
-    x, y, weights, offset, feature_names = given
     known = schema = None
-    absent, categorical = settings.absent, settings.categorical
+    categorical = settings.categorical
     if model is not None and model.categories is not None:
         # A code must stand for the same category as in the model.
         known, schema = model.categories, model.schema
         if isinstance(categorical, str) and categorical == "auto":
             categorical = known.features
-    frame = read_frame(
-        x, "x", schema=schema, sparse=True, categorical=categorical is not None
-    )
-    matrix = frame.matrix
-    if model is not None and isinstance(matrix, SparseMatrix):
-        check_gaps(absent, matrix, "x")
-    names = checks.check_names(feature_names, frame.names, matrix.shape[1])
-    if y is None:
-        raise ValueError("y must be given where x is an array, got None")
-    warn_of_collisions(x)
-    weighted = weights is not None
-    if weighted:
-        weights = check_weights(weights, matrix.shape[0], "sample_weight")
-    refuse_sorting(settings, matrix)
-    if mesh is not None:
-        refuse_with_mesh(settings, matrix)
-    sorts = settings.sorts_rows
+    with agree():
+        frame, weights, names = _read_arrays(
+            given, settings, model, mesh, schema, categorical is not None
+        )
+    _check_some_weight(frame.matrix, weights)
+    matrix, sorts, weighted = frame.matrix, settings.sorts_rows, weights is not None
     bins = fit_frame(
         frame,
         max_bins=None if sorts else settings.max_bins,
         sample_weight=weights,
-        absent=absent,
+        absent=settings.absent,
         categorical=categorical,
         feature_names=names,
         known=known,
@@ -166,7 +160,7 @@ def bin_arrays(
     if pad_columns and not isinstance(matrix, SparseMatrix):
         columns = _count_columns(settings, bins, matrix.shape)
     rows = make_rows(
-        bins, matrix, y, weights, offset, settings.num_scores, padded, "",
+        bins, matrix, given.y, weights, given.offset, settings.num_scores, padded, "",
         num_columns=columns, mesh=mesh,
     )  # fmt: skip
     return TrainingRows(
@@ -174,9 +168,42 @@ def bin_arrays(
         rows=rows.sorted() if sorts else rows,
         schema=frame.schema,
         weighted=weighted,
-        with_offset=offset is not None,
+        with_offset=given.offset is not None,
         make_runner=lambda job, begin: ArrayRunner(job),
     )
+
+
+def _read_arrays(given, settings, model, mesh, schema, categorical):
+    """Checks the rows of this process; returns the table, weights and names."""
+    alone = num_processes() == 1  # others may hold rows where this one has none
+    frame = read_frame(
+        given.x, "x", schema=schema, sparse=True, categorical=categorical,
+        least_rows=int(alone),
+    )  # fmt: skip
+    matrix, weights = frame.matrix, given.sample_weight
+    if model is not None and isinstance(matrix, SparseMatrix):
+        check_gaps(settings.absent, matrix, "x")
+    names = checks.check_names(given.feature_names, frame.names, matrix.shape[1])
+    if given.y is None:
+        raise ValueError("y must be given where x is an array, got None")
+    warn_of_collisions(given.x)
+    if weights is not None:
+        weights = check_weights(
+            weights, matrix.shape[0], "sample_weight", all_rows=alone
+        )
+    refuse_sorting(settings, matrix)
+    if mesh is not None:
+        refuse_with_mesh(settings, matrix)
+    return frame, weights, names
+
+
+def _check_some_weight(matrix, weights):
+    """Checks on all processes that there is a row of positive weight."""
+    own = matrix.shape[0] if weights is None else np.count_nonzero(weights)
+    if sum(gather_numbers(int(own))) == 0:
+        raise ValueError(
+            "x must have a row of positive weight on some process, got none on any"
+        )
 
 
 def _count_columns(settings, bins, shape):
@@ -242,9 +269,10 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
         uniform=not prepared.training.weighted,
     )
     named = {"train": rows, **sets}
-    for part in named.values():
-        targets, weights = part.real
-        try_metrics(request.metrics, targets, weights, request.settings.num_scores)
+    with agree():
+        for part in named.values():
+            targets, weights = part.real
+            try_metrics(request.metrics, targets, weights, request.settings.num_scores)
     named = named if request.metrics else {}
     real = {name: gather_tables(part.real) for name, part in named.items()}
     return Job(problem, request.rates, rows, sets, request.metrics, real)

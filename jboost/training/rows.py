@@ -20,7 +20,7 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.entry.collectives import gather_tables
+from jboost.entry.collectives import agree, gather_tables, num_processes
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
@@ -144,11 +144,16 @@ def make_rows(
     size, spread = matrix.shape[0], None
     if mesh is not None:
         spread = spread_rows(mesh, size, padded_rows if padded else None)
-    rows = put_rows(size, y, weights, offset, num_scores, padded, prefix, spread)
+    with agree():
+        rows = put_rows(size, y, weights, offset, num_scores, padded, prefix, spread)
     total = rows.scores.shape[1]
     if spread is not None:
-        found = bin_columns(*_add_columns(bins, matrix, num_columns), size)
-        codes = jax.tree.map(lambda array: spread.put(array, axis=1), found)
+        # The kernel takes no table without rows.
+        table = matrix if size else np.zeros((1, bins.num_features), np.float32)
+        found = bin_columns(*_add_columns(bins, table, num_columns))
+        codes = jax.tree.map(
+            lambda array: spread.put(np.asarray(array)[:, :size], axis=1), found
+        )
     elif isinstance(matrix, SparseMatrix):
         entries = matrix.num_entries
         entries = padded_size(entries) if padded else entries
@@ -252,33 +257,42 @@ def make_sets(
     sets, codes = {}, training.data.codes
     num_columns = None if codes.is_sparse else codes.num_features
     for name, (label, values) in given.items():
-        x, y, weights, offset = values
-        if with_offset != (offset is not None):
-            raise ValueError(
-                f"{label} must be (x, y, sample_weight, offset) with an offset if and "
-                "only if fit is given one (sample_weight may be None)"
-            )
-        matrix = read_frame(
-            x, f"{label} x", schema=schema, sparse=True,
-            categorical=bins.categories is not None,
-        ).matrix  # fmt: skip
-        if matrix.shape[1] != bins.num_features:
-            raise ValueError(
-                f"{label} x must have {bins.num_features} columns, as x has, got "
-                f"{matrix.shape[1]}"
-            )
-        if bins.categories is not None:
-            features = bins.categories.features
-            check_values(matrix, features, f"{label} x", schema.names)
-        if isinstance(matrix, SparseMatrix):
-            check_gaps(bins.absent, matrix, f"{label} x")
-        if weights is not None:
-            weights = check_weights(weights, matrix.shape[0], f"{label} sample_weight")
-        y = check_targets(y, matrix.shape[0], weights, f"{label} y", warn=True)
-        y = match_targets(y, training.data.targets, f"{label} y")
+        with agree():
+            parts = _read_set(label, values, bins, schema, training, with_offset)
         sets[name] = make_rows(
-            bins, matrix, y, weights, offset, num_scores, padded, f"{label} ",
-            num_columns=num_columns,
+            bins, *parts, num_scores, padded, f"{label} ", num_columns=num_columns,
             mesh=None if training.spread is None else training.spread.mesh,
         )  # fmt: skip
     return sets
+
+
+def _read_set(label, values, bins, schema, training, with_offset):
+    """Checks the rows of a validation set; returns matrix, y, weights and offset."""
+    x, y, weights, offset = values
+    if with_offset != (offset is not None):
+        raise ValueError(
+            f"{label} must be (x, y, sample_weight, offset) with an offset if and "
+            "only if fit is given one (sample_weight may be None)"
+        )
+    matrix = read_frame(
+        x, f"{label} x", schema=schema, sparse=True,
+        categorical=bins.categories is not None,
+        least_rows=int(num_processes() == 1),
+    ).matrix  # fmt: skip
+    if matrix.shape[1] != bins.num_features:
+        raise ValueError(
+            f"{label} x must have {bins.num_features} columns, as x has, got "
+            f"{matrix.shape[1]}"
+        )
+    if bins.categories is not None:
+        features = bins.categories.features
+        check_values(matrix, features, f"{label} x", schema.names)
+    if isinstance(matrix, SparseMatrix):
+        check_gaps(bins.absent, matrix, f"{label} x")
+    if weights is not None:
+        name = f"{label} sample_weight"
+        alone = num_processes() == 1
+        weights = check_weights(weights, matrix.shape[0], name, all_rows=alone)
+    y = check_targets(y, matrix.shape[0], weights, f"{label} y", warn=True)
+    y = match_targets(y, training.data.targets, f"{label} y")
+    return matrix, y, weights, offset

@@ -19,6 +19,7 @@ from jboost.boosting.state import (
     bind_objective,
     start_state,
 )
+from jboost.entry.collectives import agree
 from jboost.entry.efforts import FEW
 from jboost.entry.programs import Compiled, compiled
 from jboost.entry.stages import run_in_stages
@@ -56,10 +57,12 @@ def start(
         check_minimizers(problem, job.rows, state, "init_score='median'")
     if problem.method.leaf_solver == "median_step":
         check_minimizers(problem, job.rows, state, "leaf_solver='median_step'")
-    _check_values("the data", job.rows, values, state.init_score)
+    with agree():
+        _check_values("the data", job.rows, values, state.init_score)
     for name, rows in job.sets.items():
         values = _find_set_values(problem, rows, state)
-        _check_values(name, rows, values, state.init_score)
+        with agree():
+            _check_values(name, rows, values, state.init_score)
     if init_score is None:
         return state, "fallback" if fell_back else "argmin"
     return state, "median" if isinstance(init_score, MedianStart) else "given"
@@ -155,6 +158,11 @@ def check_minimizers(
         columns = rows_of(rows.spread.shards, 1)
         run = compile_for_rows(rows.spread, _find_slopes, problem.loss, results=columns)
         slopes = run(problem.constants, data, state)
+    with agree():
+        _check_found(problem, rows, state, slopes, setting)
+
+
+def _check_found(problem, rows, state, slopes, setting):
     slopes, minimizer = rows.fetch((slopes, state.minimizer), axis=1)
     missing = ~np.isfinite(minimizer) & (slopes != 0)
     targets, weights = rows.real
