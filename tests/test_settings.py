@@ -118,8 +118,8 @@ def test_every_setting_is_in_a_checkpoint(fingerprint):
     assert EVERY - elsewhere <= {*fingerprint}
 
 
-def test_checkpoints_of_before_still_match(fingerprint):
-    """Names and values as the first release wrote them."""
+def test_fingerprints_name_what_fit_takes(fingerprint):
+    """Names and values as they are in files of checkpoints."""
     known = {
         "absent": "zero", "curvature": "absolute", "leaf_solver": "guarded",
         "regularization": "absolute", "max_depth": 3, "max_leaves": 3,
@@ -135,11 +135,15 @@ def test_checkpoints_of_before_still_match(fingerprint):
         "subsample": 0.5, "init_score": [1.0], "seed": 3, "early_stopping_rounds": 5,
         "metrics": [], "by": None, "validation": ["validation"],
         "feature_names": None, "model": None,
+        **{f"{rows}number of rows": 12 for rows in ("", "validation ")},
+        **{
+            f"{rows}type of y": "float32[] PyTreeDef(*)" for rows in ("", "validation ")
+        },
     }  # fmt: skip
     digests = {name for name, each in fingerprint.items() if "sha256" in str(each)}
     found = {name: fingerprint[name] for name in {*fingerprint} - digests}
     assert {n: v for n, v in found.items() if n not in ("jax", "jboost")} == known
-    assert {"x", "y", "sample_weight", "offset", "loss"} < digests
+    assert digests == {"loss", "numbers in the loss", "thresholds of x"}
 
 
 def test_the_table_of_parameters_has_every_default():

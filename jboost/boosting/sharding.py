@@ -26,7 +26,7 @@ from jboost.tables.sparse import SparseMatrix
 EVERYWHERE = P()  # the same on all devices
 
 
-def check_mesh(mesh: Any) -> Mesh | None:
+def check_mesh(mesh: Any) -> Any:
     """Checks the argument ``mesh`` of public functions.
 
     Raises:

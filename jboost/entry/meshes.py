@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 def find_mesh(x: Any) -> Mesh | None:
     """Returns the mesh over which the rows of an array are divided; None if none."""
-    sharding = getattr(x, "sharding", None) if isinstance(x, jax.Array) else None
+    sharding: Any = getattr(x, "sharding", None) if isinstance(x, jax.Array) else None
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     return sharding.mesh if sharding.spec and sharding.spec[0] is not None else None

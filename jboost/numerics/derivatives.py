@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.stages import may_be_differentiated
 
@@ -98,7 +98,7 @@ def _derive_root(root, operands, tangents):
     return tangents[0] / jnp.where(root > 0, 2 * root, jnp.inf)
 
 
-def round_alone(product: Float[Array, "*n"]) -> Float[Array, "*n"]:
+def round_alone(product: Float[ArrayLike, "*n"]) -> Float[Array, "*n"]:
     """Returns a product that XLA does not contract with a sum into one FMA.
 
     It does so in some programs and not in others, by where the other summand comes

@@ -83,11 +83,13 @@ class PaddedRows(NamedTuple):
         assert self.spread is not None
         total = self.spread.shards.padded
         offset = self.fetch(self.scores, axis=1).T
-        targets, weights, offset = gather_tables((*self.real, offset))
+        every: Any = gather_tables((*self.real, offset))
+        targets, weights, offset = every
         pad = partial(pad_rows, size=total)
         weights = np.pad(weights, (0, total - len(weights)))
         none: Any = None
-        return Data(none, jax.tree.map(pad, targets), weights), pad(offset).T
+        held: Any = weights
+        return Data(none, jax.tree.map(pad, targets), held), pad(offset).T
 
     def put_scores(self, scores: Float[np.ndarray, "K n"]) -> Float[Array, "K N"]:
         """Returns scores of the rows of this process on the device, with padding."""

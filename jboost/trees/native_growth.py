@@ -8,6 +8,8 @@ glue between them would take longer than the work. Where rows are divided among 
 each one routes and sums its own rows, and a level's sums are exchanged.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, UInt8, UInt32
@@ -95,8 +97,10 @@ def _grow_in_shards(codes, rows, limits, sizes):
     )
     greatest = squares = None
     if limits.categories is not None:
-        greatest = collectives.most(levels_cpu.find_greatest(part))
-    leaf, summed = jnp.zeros_like(in_bag, jnp.int32), jnp.zeros(1, jnp.int32)
+        found: Any = levels_cpu.find_greatest(part)
+        greatest = collectives.most(found)
+    leaf: Any = jnp.zeros_like(in_bag, jnp.int32)
+    summed = jnp.zeros(1, jnp.int32)
     for level in range(sizes.max_depth):
         sums = jnp.zeros((*summed.shape, *shape), jnp.int32)
         sums = levels_cpu.sum_slots(
