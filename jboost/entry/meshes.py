@@ -4,10 +4,10 @@
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
-def find_mesh(x: Any) -> Mesh | None:
+def find_mesh(x: Any) -> Any:
     """Returns the mesh over which the rows of an array are divided; None if none."""
     sharding: Any = getattr(x, "sharding", None) if isinstance(x, jax.Array) else None
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
