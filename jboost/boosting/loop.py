@@ -324,6 +324,7 @@ def boost(
         chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None and program is None, max_bins=chosen.max_bins,
         num_features=codes.num_features, categories=categories,
+        num_devices=1 if mesh is None else mesh.size,
     )  # fmt: skip
     operands: Any = (constants, numbers, rates, data, offset, initial_scores(chosen))
     operands += (seed_from_key(key),)

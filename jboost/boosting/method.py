@@ -86,6 +86,7 @@ def make_method(
     num_features: int,
     categories: Categories | None,
     feature_names: Any = None,
+    num_devices: int = 1,
 ) -> tuple[Method, Numbers]:
     """Sorts settings into static and traced values.
 
@@ -94,6 +95,7 @@ def make_method(
       codes: of ``num_rows`` rows; only shapes are looked at.
       uniform: whether all rows weigh the same, or nothing.
       max_bins: codes of a feature: ``settings.max_bins``, or as many as there are.
+      num_devices: that hold the rows.
 
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the data.
@@ -126,7 +128,7 @@ def make_method(
         candidate_weights=settings.candidate_weights,
     )
     _warn_of_no_steps(loss, method)
-    _check_size(codes, method)
+    _check_size(codes, method, num_devices)
     limits = _make_limits(
         settings, choices, num_rows, num_features, categories, feature_names
     )
@@ -242,14 +244,14 @@ def refuse_sorting(settings: Settings, x: Any) -> None:
         )
 
 
-def _check_size(codes, method):
+def _check_size(codes, method, num_devices):
     """Refuses data that exceed 32-bit indices, and histograms that exceed memory."""
     if not codes.is_sparse:
-        size = codes.num_rows * codes.num_features
+        size = -(-codes.num_rows // num_devices) * codes.num_features
         if size >= 2**31:
             raise ValueError(
-                "x must have fewer than 2^31 cells (rows, padded, times columns), got "
-                f"{size}"
+                "x must have fewer than 2^31 cells (rows, padded, times columns) on a "
+                f"device, got {size}"
             )
         return
     # Stored entries may be few, but every node has a sum for each feature and code.

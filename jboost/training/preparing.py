@@ -252,6 +252,7 @@ def make_problem(
         num_features=bins.num_features,
         categories=bins.categories,
         feature_names=feature_names,
+        num_devices=1 if spread is None else spread.mesh.size,
     )
     if spread is not None:
         constants, numbers = map(spread.put_everywhere, (constants, numbers))
