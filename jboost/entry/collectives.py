@@ -97,12 +97,12 @@ def every(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
     return ~some(~condition)
 
 
-def gather(values: Array, axis: int = 0) -> Array:
-    """Concatenates the values of all shards, in their order, along an axis."""
+def gather(values: Array) -> Array:
+    """Concatenates the values of all shards, in their order, along the first axis."""
     shards = current_shards()
     if shards is None:
         return values
-    return jax.lax.all_gather(values, shards.axes, axis=axis, tiled=True)
+    return jax.lax.all_gather(values, shards.axes, tiled=True)
 
 
 def gather_rows(values: Any) -> Any:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from jboost.kernels.library import call
+from jboost.kernels.reduce_cpu import optional
 from jboost.kernels.sums_xla import choose_unit
 
 _MOST_CHANNELS = 4
@@ -18,9 +19,8 @@ def sum_channels(
     num_groups: int,
 ) -> Float[Array, "C G"]:
     """See :func:`jboost.kernels.sums_xla.sum_channels`; equal to it bit for bit."""
-    sums, last = [], () if weights is None else (weights,)
-    for first in range(0, len(channels), _MOST_CHANNELS):
-        some = channels[first : first + _MOST_CHANNELS]
+    sums, last = [], optional(weights)
+    for some in _cut(channels):
         result = jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32)
         sums.append(call("sum_by_group", result, group, *some, *last))
     return sums[0] if len(sums) == 1 else jnp.concatenate(sums)
@@ -33,9 +33,8 @@ def find_greatest(
     num_groups: int,
 ) -> tuple[Float[Array, " C"], Float[Array, "C G"]]:
     """See :func:`jboost.kernels.sums_xla.find_group_greatest`; the same bits."""
-    bits, others, last = [], [], () if weights is None else (weights,)
-    for first in range(0, len(channels), _MOST_CHANNELS):
-        some = channels[first : first + _MOST_CHANNELS]
+    bits, others, last = [], [], optional(weights)
+    for some in _cut(channels):
         results = (
             jax.ShapeDtypeStruct((len(some),), jnp.int32),
             jax.ShapeDtypeStruct((len(some), num_groups), jnp.float32),
@@ -55,14 +54,17 @@ def sum_digits(
     num_groups: int,
 ) -> Int32[Array, "C G 4"]:
     """See :func:`jboost.kernels.sums_xla.sum_group_digits`; equal to it."""
-    digits, up = [], choose_unit(greatest)[0]
-    last = () if weights is None else (weights,)
-    for first in range(0, len(channels), _MOST_CHANNELS):
-        some = channels[first : first + _MOST_CHANNELS]
-        units = up[first : first + _MOST_CHANNELS]
+    digits, last, units = [], optional(weights), _cut(choose_unit(greatest)[0])
+    for some, up in zip(_cut(channels), units, strict=True):
         result = jax.ShapeDtypeStruct((len(some), num_groups, 4), jnp.int32)
-        digits.append(call("digits_by_group", result, units, group, *some, *last))
+        digits.append(call("digits_by_group", result, up, group, *some, *last))
     return jnp.concatenate(digits)
+
+
+def _cut(channels):
+    """Divides channels into as many as one call takes."""
+    firsts = range(0, len(channels), _MOST_CHANNELS)
+    return [channels[first : first + _MOST_CHANNELS] for first in firsts]
 
 
 def find_range(

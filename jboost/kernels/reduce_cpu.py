@@ -18,7 +18,7 @@ def sum_rows(
     lead = values.shape[:-1]
     matrix = _as_matrix(values)
     result = jax.ShapeDtypeStruct(matrix.shape[:1], jnp.float32)
-    return call("sum_rows", result, matrix, *_optional(weights)).reshape(lead)
+    return call("sum_rows", result, matrix, *optional(weights)).reshape(lead)
 
 
 def find_greatest(
@@ -29,7 +29,7 @@ def find_greatest(
     matrix = _as_matrix(values)
     size = matrix.shape[:1]
     results = jax.ShapeDtypeStruct(size, jnp.int32), jax.ShapeDtypeStruct(size, "f4")
-    bits, others = call("greatest_of_rows", results, matrix, *_optional(weights))
+    bits, others = call("greatest_of_rows", results, matrix, *optional(weights))
     greatest = jax.lax.bitcast_convert_type(bits, jnp.float32)
     return greatest.reshape(lead), others.reshape(lead)
 
@@ -43,11 +43,12 @@ def sum_digits(
     matrix = _as_matrix(values)
     result = jax.ShapeDtypeStruct((matrix.shape[0], 4), jnp.int32)
     up = choose_unit(greatest.reshape(-1))[0]
-    digits = call("digits_of_rows", result, matrix, up, *_optional(weights))
+    digits = call("digits_of_rows", result, matrix, up, *optional(weights))
     return digits.reshape(*values.shape[:-1], 4)
 
 
-def _optional(weights):
+def optional(weights: Array | None) -> tuple[Array, ...]:
+    """Returns the operand of a call that may lack it."""
     return () if weights is None else (weights,)
 
 

@@ -186,8 +186,11 @@ class ArrayRunner:
     def _find_programs(self, options, scores):
         """Returns the programs of a round."""
         static = self.job.problem.static
-        few = scores.size <= FEW
-        effort = choose_effort(self.job.problem, scores.shape[1])
+        spread = self.job.rows.spread
+        # Devices that share rows compile as one that holds them all, for the same bits.
+        num_rows = scores.shape[1] if spread is None else spread.shards.padded
+        few = len(scores) * num_rows <= FEW
+        effort = choose_effort(self.job.problem, num_rows)
         return (
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(

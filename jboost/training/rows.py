@@ -145,7 +145,7 @@ def make_rows(
     """
     size, spread = matrix.shape[0], None
     if mesh is not None:
-        spread = spread_rows(mesh, size, padded_rows if padded else None)
+        spread = spread_rows(mesh, size, padded)
     with agree():
         rows = put_rows(size, y, weights, offset, num_scores, padded, prefix, spread)
     total = rows.scores.shape[1]

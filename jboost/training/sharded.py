@@ -66,17 +66,16 @@ def compile_round(
 
 
 def _spec_derive(shards, static):
-    specs = (_arrays(shards), spec_of_state(shards))
-    changes = bool(static) and static[0].loss.estimate is not None
+    changes = static[0].loss.estimate is not None
     state = spec_of_state(shards) if changes else EVERYWHERE  # of None
-    return specs, (state, _fill(Derived, raw=rows_of(shards, 1)))
+    return (_arrays(shards), spec_of_state(shards)), (state, _derived(shards))
 
 
 def _spec_grow(shards, static):
-    data, derived = spec_of_data(shards), _spec_derive(shards, ())[1][1]
-    growth = _fill(Growth, data=data, sets=data)
-    specs = (growth, _turn(shards), derived, EVERYWHERE)
     *_, steps = static
+    data = spec_of_data(shards)
+    growth = _fill(Growth, data=data, sets=data)
+    specs = (growth, _turn(shards), _derived(shards), EVERYWHERE)
     return specs, _grown(shards, steps)
 
 
@@ -95,6 +94,10 @@ _ROUND = dict(derive=_spec_derive, grow=_spec_grow, finish=_spec_finish)
 
 def _arrays(shards):
     return _fill(Arrays, data=spec_of_data(shards))
+
+
+def _derived(shards):
+    return _fill(Derived, raw=rows_of(shards, 1))
 
 
 def _turn(shards):

@@ -104,12 +104,12 @@ def padded_rows(num_rows: int) -> int:
     return next(larger, padded_size(num_rows))
 
 
-def spread_rows(mesh: Mesh, num_rows: int, padded_size: Any = None) -> Spread:
+def spread_rows(mesh: Mesh, num_rows: int, padded: bool) -> Spread:
     """Divides the rows of all processes; each process divides its own evenly.
 
     Args:
       num_rows: of this process.
-      padded_size: returns the number of rows that one device would hold; None: all.
+      padded: whether one device would hold padded rows.
     """
     owners = [device.process_index for device in mesh.devices.flat]
     ranks = sorted(set(owners))
@@ -118,10 +118,9 @@ def spread_rows(mesh: Mesh, num_rows: int, padded_size: Any = None) -> Spread:
         devices = owners.count(rank)
         each = -(-rows // devices)
         sizes += [min(each, max(0, rows - i * each)) for i in range(devices)]
-    total = sum(sizes)
-    padded = total if padded_size is None else padded_size(total)
+    total = padded_rows(sum(sizes)) if padded else sum(sizes)
     own = tuple(i for i, owner in enumerate(owners) if owner == jax.process_index())
-    return Spread(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), padded), own)
+    return Spread(mesh, Shards(tuple(mesh.axis_names), tuple(sizes), total), own)
 
 
 def spans_processes(mesh: Mesh | None) -> bool:
