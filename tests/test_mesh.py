@@ -196,3 +196,11 @@ def test_models_of_a_comparison_share_the_devices():
     points = dict(learning_rate=[0.1, 0.3], l2=[1.0, 5.0])
     run = partial(jb.sweep, X, LABELS, losses.logistic, points, **settings)
     np.testing.assert_array_equal(run().mean, run(mesh=MESH).mean)
+
+
+def test_padding_of_shards_changes_no_bit():
+    """One device counts as few what the padded shards together would count as many."""
+    x = np.random.default_rng(1).normal(size=(8200, 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)
+    run = partial(jb.fit, x, y, losses.softmax, num_scores=3, **FEW)
+    assert_same_model(run()[0], run(mesh=MESH)[0])

@@ -248,8 +248,10 @@ def _map_rows(
     num_scores, num_rows = scores.shape
     entries = num_scores**2 if program is objective.loss.hessian else num_scores
     size = _block_size(entries)
-    if num_scores == 1 or num_rows <= size:
+    if num_scores == 1:
         return finish(_evaluate_rows(objective, program, scores))
+    # At least two, so that few rows are compiled, and rounded, like many.
+    size = max(1, min(size, -(-num_rows // 2)))
 
     def evaluate(first):
         def cut(array, axis=0):
