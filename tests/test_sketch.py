@@ -35,9 +35,13 @@ class Ranks:
 
 
 def check_guarantee(sketch, values, weight, feature=0):
+    summary = jb.sketches.summarize_sketch(sketch, feature)
+    check_summary(summary, sketch.eps, values, weight)
+
+
+def check_summary(summary, eps, values, weight):
     """Bounds hold at every value and between them, and are no wider than eps."""
     ranks = Ranks(values, weight)
-    summary = jb.sketches.summarize_sketch(sketch, feature)
     distinct = np.unique(values)
     with np.errstate(over="ignore"):
         beyond = np.nextafter(distinct, np.float32(INF))
@@ -48,7 +52,7 @@ def check_guarantee(sketch, values, weight, feature=0):
     assert np.all(found.rmax >= upto)
     assert np.all(found.weight <= upto - below)
     assert summary.total == ranks.total
-    most = sketch.eps * ranks.total
+    most = eps * ranks.total
     assert np.all(found.rmax - found.rmin - found.weight <= most)
     wanted = np.linspace(0, ranks.total, 101)
     answer = jb.sketches.query_ranks(summary, wanted)

@@ -705,7 +705,7 @@ def test_a_sketch_is_counted_as_what_it_takes():
     x = np.random.default_rng(0).random((100_000, 20), np.float32)
     few = jb.stream([(x[:40_000], x[:40_000, 0])], memory=2 * x[:40_000].nbytes)
     few.prepare(256)  # of so few rows the sketch holds the values
-    rows = jb.stream([(part, part[:, 0]) for part in np.split(x, 10)], memory="8 MiB")
+    rows = jb.stream([(part, part[:, 0]) for part in np.split(x, 10)], memory="5 MiB")
     with pytest.raises(ValueError, match=r"memory .*sketch") as caught:
         rows.prepare(256)
     assert "fewer max_bins" in str(caught.value)

@@ -71,6 +71,18 @@ def find_thresholds(
         column = gather_tables(np.ascontiguousarray(matrix[:, feature]))
         if feature % num_processes() == process_number():
             own += find_dense_thresholds(column[:, None], weight, max_bins)
+    return join_shares(own)
+
+
+def join_shares(own: list[Float[np.ndarray, " _"]]) -> list[Float[np.ndarray, " _"]]:
+    """Returns the thresholds of every feature.
+
+    Args:
+      own: those of the features number r, r + P, r + 2 P, ..., where r is the number of
+        this process and P that of processes.
+    """
+    if num_processes() == 1:
+        return own
     sizes = np.array([len(row) for row in own], np.int32)
     numbers = process_number() + num_processes() * np.arange(len(own), dtype=np.int32)
     flat = np.concatenate([*own, np.zeros(0, np.float32)]).astype(np.float32)

@@ -63,16 +63,21 @@ def bins_from_sketch(sketch: QuantileSketch, *, max_bins: int = 256) -> Bins:
             f"max_bins must be at most {most} for a sketch made with eps={sketch.eps} "
             f"(1 + 1/(4 eps)), got {max_bins}"
         )
-    rows = []
-    for feature in range(sketch.num_features):
-        summary = summarize_sketch(sketch, feature)
-        lower = np.arange(summary.num_entries - 1)
-        if summary.num_entries > max_bins - 1:
-            between = spread_between(summary)
-            lower = cut_positions(summary.weight, int(max_bins) - 1, between)
-        rows.append(_thresholds_above(summary, lower))
+    rows = [
+        cut_summary(summarize_sketch(sketch, feature), int(max_bins))
+        for feature in range(sketch.num_features)
+    ]
     absent = "missing" if np.any(sketch.missing > 0) else None
     return pad_thresholds(rows, int(max_bins), absent)
+
+
+def cut_summary(summary: QuantileSummary, max_bins: int) -> Float[np.ndarray, " C"]:
+    """Chooses the thresholds of one feature; see :func:`bins_from_sketch`."""
+    lower = np.arange(summary.num_entries - 1)
+    if summary.num_entries > max_bins - 1:
+        between = spread_between(summary)
+        lower = cut_positions(summary.weight, max_bins - 1, between)
+    return _thresholds_above(summary, lower)
 
 
 @on_host("call it on concrete arrays", runs_jax=False)

@@ -3,9 +3,11 @@
 
 In: batches of rows, in any number and order, on one machine or several. Out: a quantile
 summary per feature, with a guaranteed error bound. Memory depends on the error bound
-and only logarithmically on the number of rows.
+and only logarithmically on the number of rows. The summary depends on how rows were cut
+into batches and merged; that of :mod:`jboost.sketches.ordered` does not.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ from jboost.tables.frames import read_frame
 FAN = 8  # a level merges at least this many summaries before it is pruned
 
 
-_EMPTY = make_summary(np.zeros(0))
+EMPTY = make_summary(np.zeros(0))
 
 Levels = tuple[QuantileSummary, ...]
 
@@ -239,7 +241,7 @@ def summarize_sketch(sketch: QuantileSketch, feature: int) -> QuantileSummary:
     """
     most = sketch.num_features - 1
     feature = checks.check_integer("feature", feature, least=0, most=most)
-    summary = _summarize_pending(sketch.pending, feature)
+    summary = summarize_pending(sketch.pending, feature)
     for level in sketch.levels[feature]:
         summary = merge_summaries(summary, level)
     return summary
@@ -250,23 +252,42 @@ def max_entries(eps: float, num_rows: int) -> int:
 
     An entry takes 28 bytes, a pending value 4 bytes.
     """
-    most = _capacity(0, eps)  # pending values
+    most = capacity(0, eps)  # pending values
     level, summaries = 0, num_rows
     while summaries > 0:
-        most += _capacity(level, eps)
-        summaries //= _capacity(0, eps) if level == 0 else FAN
+        most += capacity(level, eps)
+        summaries //= capacity(0, eps) if level == 0 else FAN
         level += 1
     return most
 
 
-def _num_ranks(level, eps):
+def num_ranks(level: int, eps: float) -> int:
     """Returns b_l; summaries that enter level l have b_l + 1 entries."""
     return int(np.ceil((level + 1) * (level + 2) / (2 * eps)))
 
 
-def _capacity(level, eps):
+def capacity(level: int, eps: float) -> int:
     """Returns the maximum number of entries of a level, equal for levels 0 and 1."""
-    return FAN * (_num_ranks(max(level, 1), eps) + 1)
+    return FAN * (num_ranks(max(level, 1), eps) + 1)
+
+
+def summarize_pending(pending: Sequence[PendingRows], feature: int) -> QuantileSummary:
+    """Returns the exact summary of one feature of the pending rows."""
+    if not pending:
+        return EMPTY
+    column = np.concatenate([batch.x[:, feature] for batch in pending])
+    if all(batch.weight is None for batch in pending):
+        return summarize_column(column, None)
+    return summarize_column(column, join_weights(pending))
+
+
+def join_weights(pending: Sequence[PendingRows]) -> Float[np.ndarray, " n"]:
+    """Returns the weights of pending rows."""
+    weights = [
+        np.ones(len(batch.x)) if batch.weight is None else batch.weight
+        for batch in pending
+    ]
+    return np.concatenate([np.zeros(0), *weights])
 
 
 def _settle(sketch, own=None):
@@ -275,7 +296,7 @@ def _settle(sketch, own=None):
     ``own`` is the matrix of the caller, who may overwrite it.
     """
     num_pending = sum(len(batch.x) for batch in sketch.pending)
-    if num_pending <= _capacity(0, sketch.eps):
+    if num_pending <= capacity(0, sketch.eps):
         pending = tuple(
             PendingRows(batch.x.copy(), batch.weight) if batch.x is own else batch
             for batch in sketch.pending
@@ -284,7 +305,7 @@ def _settle(sketch, own=None):
     levels = (
         _merge_levels(
             sketch.levels[feature],
-            (_summarize_pending(sketch.pending, feature),),
+            (summarize_pending(sketch.pending, feature),),
             sketch.eps,
         )
         for feature in range(sketch.num_features)
@@ -292,31 +313,17 @@ def _settle(sketch, own=None):
     return sketch._replace(levels=tuple(levels), pending=())
 
 
-def _summarize_pending(pending, feature):
-    """Returns the exact summary of one feature of the pending rows."""
-    if not pending:
-        return _EMPTY
-    column = np.concatenate([batch.x[:, feature] for batch in pending])
-    if all(batch.weight is None for batch in pending):
-        return summarize_column(column, None)
-    weights = [
-        np.ones(len(batch.x)) if batch.weight is None else batch.weight
-        for batch in pending
-    ]
-    return summarize_column(column, np.concatenate(weights))
-
-
 def _merge_levels(first: Levels, second: Levels, eps: float) -> Levels:
     """Merges the levels of two sketches of a feature and prunes full levels."""
-    merged, carry = [], _EMPTY
+    merged, carry = [], EMPTY
     for level in range(max(len(first), len(second)) + 1):
         here = carry
         for levels in (first, second):
             if level < len(levels):
                 here = merge_summaries(here, levels[level])
-        carry = _EMPTY
-        if here.num_entries > _capacity(level, eps):
-            here, carry = _EMPTY, prune_summary(here, _num_ranks(level + 1, eps))
+        carry = EMPTY
+        if here.num_entries > capacity(level, eps):
+            here, carry = EMPTY, prune_summary(here, num_ranks(level + 1, eps))
         merged.append(here)
     while merged and not merged[-1].num_entries:
         merged.pop()

@@ -23,8 +23,7 @@ from jboost.codes.codes import DenseCodes
 from jboost.codes.gathering import has_missing
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
-from jboost.sketches.binning import bins_from_sketch
-from jboost.sketches.sketch import make_sketch, update_sketch
+from jboost.sketches.ordered import OrderedSketch
 from jboost.streams.batches import RowBatch, checked_batches, first_row, hash_rows
 from jboost.streams.blocks import (
     NUM_BUFFERS,
@@ -45,7 +44,6 @@ _BLOCK_SHARE = 1 / 8  # of the memory is for blocks
 _CHUNK = 16384  # rows; blocks of whole chunks are summed fastest
 _PIECE = 16384  # rows that are binned at a time
 _PIECE_CELLS = 1 << 22  # in such a piece at most
-_ENTRY_BYTES = 28  # of a sketch
 
 Names = tuple[str, ...] | None
 
@@ -173,8 +171,8 @@ def _sketch(source, max_bins, options):
         for batch in checked_batches(source):
             if sketch is None:
                 options.check(batch.x.shape[1], batch.names)
-                sketch = make_sketch(batch.x.shape[1], eps=eps)
-            sketch = update_sketch(sketch, batch.x, batch.weights)
+                sketch = OrderedSketch(batch.x.shape[1], eps)
+            sketch.add(batch.x, batch.weights)
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
             _check_rows(batch, num_rows, options)
@@ -183,7 +181,7 @@ def _sketch(source, max_bins, options):
             bar.update(len(batch.x))
     if sketch is None:
         raise ValueError("source must give at least one row, got none")
-    return Pass(num_rows, checksums), bins_from_sketch(sketch, max_bins=max_bins)
+    return Pass(num_rows, checksums), sketch.make_bins(max_bins)
 
 
 def _check_rows(batch, num_rows, options):
@@ -203,7 +201,7 @@ def _check_rows(batch, num_rows, options):
 
 def _check_sketch(sketch, num_rows, memory):
     """Raises if a sketch takes more than the memory."""
-    held = _count_sketch_bytes(sketch)
+    held = sketch.num_bytes
     if held > memory:
         raise ValueError(
             f"memory must hold the sketch of {sketch.num_features} features, which "
@@ -256,13 +254,6 @@ def _check_same(first, second):
             f"{expected}, got other {differ} for {second.num_rows} rows in the second "
             "pass"
         )
-
-
-def _count_sketch_bytes(sketch):
-    """Returns the bytes of a sketch during an update: values, old and new entries."""
-    pending = sum(batch.x.nbytes for batch in sketch.pending)
-    values = sum(batch.x.size for batch in sketch.pending)
-    return pending + 2 * _ENTRY_BYTES * (sketch.num_entries - values)
 
 
 class _Writer:

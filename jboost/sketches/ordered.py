@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sketches rows in their global order, which may be divided among processes.
+
+In: the rows of this process, in batches, and the global number of the first one. Out:
+quantile summaries and thresholds that depend on the rows and their order alone: neither
+on how they are cut into batches nor on the number of processes, bit for bit.
+
+:class:`jboost.sketches.QuantileSketch` takes rows in any order and merges sketches in
+any grouping, with the same error, but its bits depend on both.
+"""
+
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from jboost.codes.binning import pad_thresholds
+from jboost.codes.bins import Bins
+from jboost.codes.gathering import has_missing, join_shares
+from jboost.entry.collectives import (
+    gather_numbers,
+    gather_tables,
+    num_processes,
+    process_number,
+)
+from jboost.numerics.padding import padded_size
+from jboost.sketches.binning import cut_summary
+from jboost.sketches.sketch import (
+    EMPTY,
+    FAN,
+    PendingRows,
+    capacity,
+    join_weights,
+    num_ranks,
+    summarize_pending,
+)
+from jboost.sketches.summary import (
+    QuantileSummary,
+    merge_summaries,
+    prune_summary,
+    summarize_column,
+)
+
+_HEIGHTS = FAN.bit_length() - 1  # of the binary tree, for each level
+
+Nodes = dict[tuple[int, int], QuantileSummary]  # by height and number
+
+
+class _Layout(NamedTuple):
+    """What the processes hold; see :class:`OrderedSketch`.
+
+    Attributes:
+      blocks: the block of each row that is not in a node.
+      weight: the weights of these rows; None if all are 1.
+      nodes: height and number of each node, then its number of entries in each feature.
+        Height -1 is padding.
+    """
+
+    blocks: Int64[np.ndarray, " n"]
+    weight: Float[np.ndarray, " n"] | None
+    nodes: Int64[np.ndarray, "m 2+F"]
+
+
+class OrderedSketch:
+    """Summarizes rows in global order, with an error of at most ``eps``.
+
+    Rows with the same global number // B form a block, B = 16 (b_1 + 1), with b_l as in
+    :class:`jboost.sketches.QuantileSketch`. Full blocks are the leaves of a binary
+    tree. Nodes 2 i and 2 i + 1 of height h are merged into node i of height h + 1 as
+    soon as both exist. Three heights form a level: level 1 begins with the blocks,
+    level 2 with nodes of 8 blocks, level 3 with nodes of 64::
+
+        height 3         0                        level 2: pruned to b_2 + 1 entries
+        height 2     0       1
+        height 1   0   1   2   3
+        height 0  0 1 2 3 4 5 6 7   8   9 ...     level 1: pruned to b_1 + 1 entries
+
+    A node whose rows have at most 8 (b_1 + 1) distinct values is exact. Two nodes of
+    level l whose union has more values are merged as well, but exact ones are pruned to
+    b_l + 1 entries first. A node that is not exact is pruned to b_{l+1} + 1 entries
+    when it enters level l + 1. At the end, all nodes without a parent are merged, and
+    the last block if it is not full, which is exact. So the result is a function of the
+    rows and their order. The order in which nodes are merged does not matter.
+
+    Error: a row is pruned at most once in each level, so the error is that of
+    ``QuantileSketch``, at most eps * W, and at most 1.2 eps times the weight of all but
+    any 1 / (8 eps) values. A feature with at most 24 / eps distinct values is exact.
+
+    Several processes: a process keeps the rows of blocks that it shares with others,
+    and nodes that cannot be merged without others. At the end, the processes exchange
+    both, feature by feature, and each finishes its share of the features.
+
+    Memory: there are at most two nodes of each height below log2(N / B), one if the
+    process has the first row, with at most max(8 (b_1 + 1), 2^(h mod 3) (b_l + 1))
+    entries of 28 bytes for each feature; and at most 2 B rows, or B.
+
+    Args:
+      num_features: F.
+      eps: the error bound, relative to the weight of a feature's non-missing values.
+      first_row: the global number of this process's first row.
+    """
+
+    def __init__(self, num_features: int, eps: float, first_row: int = 0):
+        self.eps = eps
+        self.num_features = num_features
+        self._first_row = self._end = first_row
+        self._missing = False
+        self._nodes: list[Nodes] = [{} for _ in range(num_features)]
+        self._head: list[PendingRows] = []  # of a block that begins before first_row
+        self._tail: list[PendingRows] = []  # of the block that is not full yet
+
+    def __repr__(self) -> str:
+        """Shows sizes instead of the summaries."""
+        rows = f"{self._first_row}:{self._end}"
+        return f"OrderedSketch(num_features={self.num_features}, rows={rows})"
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all entries and rows."""
+        entries = sum(
+            field.nbytes
+            for nodes in self._nodes
+            for summary in nodes.values()
+            for field in summary
+        )
+        rows = (*self._head, *self._tail)
+        return entries + sum(
+            part.x.nbytes + (0 if part.weight is None else part.weight.nbytes)
+            for part in rows
+        )
+
+    def add(
+        self, x: Float[np.ndarray, "n F"], weight: Float[np.ndarray, " n"] | None
+    ) -> None:
+        """Adds the next rows of this process, which are copied.
+
+        Args:
+          x: checked numbers; NaN is missing.
+          weight: finite and >= 0; None: 1 each.
+        """
+        self._missing = self._missing or has_missing(x, weight)
+        size, done = block_size(self.eps), 0
+        while done < len(x):
+            part = slice(done, done + size - self._end % size)
+            rows = np.array(x[part], order="F")
+            own = None if weight is None else weight[part].astype(np.float64)
+            self._tail.append(PendingRows(rows, own))
+            self._end += len(rows)
+            done += len(rows)
+            if self._end % size == 0:
+                self._close_block()
+
+    def summarize(self, feature: int) -> QuantileSummary:
+        """Returns the summary of a feature of all rows; every process must call it."""
+        return self._finish(self._exchange_layout(), feature)
+
+    def make_bins(self, max_bins: int) -> Bins:
+        """Chooses the thresholds of all rows; every process must call it.
+
+        They are those of :func:`jboost.sketches.bins_from_sketch` for the summaries.
+        """
+        missing = any(gather_numbers(int(self._missing)))
+        layout, own = self._exchange_layout(), []
+        for feature in range(self.num_features):
+            is_own = feature % num_processes() == process_number()
+            summary = self._finish(layout, feature, is_own)
+            if is_own:
+                own.append(cut_summary(summary, max_bins))
+        return pad_thresholds(
+            join_shares(own), max_bins, "missing" if missing else None
+        )
+
+    def _close_block(self):
+        """Summarizes the rows of a full block; keeps those of a part of one."""
+        block = self._end // block_size(self.eps) - 1
+        rows, self._tail = self._tail, []
+        if block * block_size(self.eps) < self._first_row:
+            self._head = rows
+            return
+        for feature, nodes in enumerate(self._nodes):
+            _add_block(nodes, block, summarize_pending(rows, feature), self.eps)
+
+    def _exchange_layout(self):
+        """Returns what the processes hold."""
+        spans = gather_tables(np.array([[self._first_row, self._end]], np.int64))
+        assert np.all(spans[:, 0] == np.r_[0, spans[:-1, 1]]), spans
+        rows, size = (*self._head, *self._tail), block_size(self.eps)
+        counts = [
+            sum(len(part.x) for part in side) for side in (self._head, self._tail)
+        ]
+        blocks = np.array([self._first_row // size, self._end // size])
+        weight = None
+        if any(gather_numbers(int(any(part.weight is not None for part in rows)))):
+            weight = gather_tables(join_weights(rows))
+        nodes = [
+            (*key, *(nodes[key].num_entries for nodes in self._nodes))
+            for key in self._nodes[0]
+        ]
+        padding = (-1, 0, *(_count_padding(nodes) for nodes in self._nodes))
+        return _Layout(
+            blocks=gather_tables(np.repeat(blocks, counts)),
+            weight=weight,
+            nodes=gather_tables(np.array([*nodes, padding], np.int64)),
+        )
+
+    def _finish(self, layout, feature, is_own=True):
+        """Returns the summary of a feature of all rows; empty if another's."""
+        columns = [part.x[:, feature] for part in (*self._head, *self._tail)]
+        column = gather_tables(np.concatenate([np.zeros(0, np.float32), *columns]))
+        own = self._nodes[feature]
+        tables = [np.stack(summary, axis=1) for summary in own.values()]
+        table = gather_tables(
+            np.concatenate([*tables, np.zeros((_count_padding(own), 4))])
+        )
+        if not is_own:
+            return EMPTY
+        nodes: Nodes = {}
+        ends = np.cumsum(layout.nodes[:, 2 + feature])[:-1]
+        keys = layout.nodes[:, :2].tolist()
+        for (height, number), entries in zip(keys, np.split(table, ends), strict=True):
+            if height >= 0:
+                value, *others = entries.T
+                summary = QuantileSummary(value.astype(np.float32), *others)
+                _add_node(nodes, height, number, summary, self.eps)
+        rest = EMPTY
+        for block in np.unique(layout.blocks).tolist():
+            here = slice(*np.searchsorted(layout.blocks, [block, block + 1]))
+            weight = None if layout.weight is None else layout.weight[here]
+            rest = summarize_column(column[here], weight)
+            if here.stop - here.start == block_size(self.eps):
+                _add_block(nodes, block, rest, self.eps)
+                rest = EMPTY
+        return reduce(merge_summaries, (nodes[key] for key in sorted(nodes)), rest)
+
+
+def block_size(eps: float) -> int:
+    """Returns B, the number of rows of a block."""
+    return 2 * capacity(0, eps)
+
+
+def _add_block(nodes, block, summary, eps):
+    """Adds the exact summary of a full block."""
+    if summary.num_entries > capacity(0, eps):
+        summary = prune_summary(summary, num_ranks(1, eps))
+    _add_node(nodes, 0, block, summary, eps)
+
+
+def _add_node(nodes, height, number, summary, eps):
+    """Adds a node, and all nodes that are now complete."""
+    while (height, number ^ 1) in nodes:
+        level = height // _HEIGHTS + 1
+        summary = _join(nodes.pop((height, number ^ 1)), summary, level, eps)
+        height, number = height + 1, number // 2
+        if height % _HEIGHTS == 0 and not summary.is_exact:
+            summary = prune_summary(summary, num_ranks(level + 1, eps))
+    nodes[height, number] = summary
+
+
+def _join(first, second, level, eps):
+    """Merges two nodes of a level."""
+    pair = first, second
+    if all(node.is_exact for node in pair):
+        merged = merge_summaries(*pair)
+        if merged.num_entries <= capacity(0, eps):
+            return merged
+    ranks = num_ranks(level, eps)
+    return merge_summaries(
+        *(prune_summary(node, ranks) if node.is_exact else node for node in pair)
+    )
+
+
+def _count_padding(nodes):
+    """Returns the entries to add for a size of which few exist, as each is compiled."""
+    size = sum(summary.num_entries for summary in nodes.values())
+    return padded_size(size) - size
