@@ -99,6 +99,13 @@ class OrderedSketch:
       num_features: F.
       eps: the error bound, relative to the weight of a feature's non-missing values.
       first_row: the global number of this process's first row.
+
+    Example:
+      >>> import numpy as np
+      >>> sketch = OrderedSketch(1, eps=1 / 2048)
+      >>> sketch.add(np.array([[1.0], [4.0], [2.0]], np.float32), None)
+      >>> np.asarray(sketch.make_bins(256).thresholds)
+      array([[1.5, 3. , inf]], dtype=float32)
     """
 
     def __init__(self, num_features: int, eps: float, first_row: int = 0):
