@@ -12,7 +12,7 @@ from shape_checks import install
 
 # Most of the time goes into compiling small programs once. With these flags XLA does so
 # in a third of it; results are as exact, if slower to come. The flags are its own and
-# may go: then tests take longer. Processes that tests start do without them, and
+# may go: then tests take longer. Most processes that tests start do without them, and
 # test_as_compiled.py repeats there what must agree bit for bit. XLA_FLAGS="" in the
 # environment compiles everything as users do.
 QUICK = (

@@ -54,7 +54,7 @@ def run_processes(
         for rank in range(count):
             with Path(folder, f"errors.{rank}").open("wb") as errors:
                 environment = {
-                    **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _THREADS
+                    **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _choose_flags()
                 }  # fmt: skip
                 processes.append(
                     subprocess.Popen(
@@ -77,6 +77,13 @@ def run_processes(
             pickle.loads(Path(folder, f"result.{rank}").read_bytes())
             for rank in range(count)
         ]
+
+
+def _choose_flags():
+    """Returns the flags of the tests, which may change bits, for one device."""
+    given = os.environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in given if "device_count" not in flag]
+    return " ".join([*kept, _THREADS])
 
 
 def _wait(processes, timeout):

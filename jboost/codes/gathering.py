@@ -22,20 +22,30 @@ from jboost.entry.collectives import (
 from jboost.tables.frames import Frame
 
 
-def check_frames(frame: Frame, names: Any) -> None:
+def check_columns(num_features: int, names: Any) -> None:
     """Checks that the tables of all processes have the same columns.
 
     Raises:
-      ValueError: on all processes, if they do not, or if a data frame has categories,
-        whose codes each process has chosen by itself.
+      ValueError: on all processes, if they do not.
     """
     if num_processes() == 1:
         return
-    features = frame.matrix.shape[1]
-    found = gather_texts(f"{features} columns, names {names and list(names)}")
+    found = gather_texts(f"{num_features} columns, names {names and list(names)}")
     if len({*found}) > 1:
         listed = "; ".join(f"process {rank}: {text}" for rank, text in enumerate(found))
         raise ValueError(f"x must have the same columns on every process, got {listed}")
+
+
+def check_frames(frame: Frame, names: Any) -> None:
+    """Checks what :func:`check_columns` does, and the categories.
+
+    Raises:
+      ValueError: on all processes, if the tables have other columns, or if a data frame
+        has categories, whose codes each process has chosen by itself.
+    """
+    check_columns(frame.matrix.shape[1], names)
+    if num_processes() == 1:
+        return
     declared = [str(known is not None) for known in frame.categories or ()]
     if any("True" in text for text in gather_texts(" ".join(declared))):
         raise ValueError(

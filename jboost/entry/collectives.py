@@ -26,7 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, UInt64
+
+from jboost.entry.programs import compiled
 
 
 class Shards(NamedTuple):
@@ -232,6 +235,27 @@ def total_of_processes(values: UInt64[np.ndarray, "*s"]) -> UInt64[np.ndarray, "
     return np.asarray(np.sum(whole, axis=0, dtype=np.uint64))
 
 
+def add_processes(values: Any) -> Any:
+    """Sums arrays of int32 over all processes, modulo 2^32."""
+    if num_processes() == 1:
+        return values
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    devices = [first[rank] for rank in range(num_processes())]
+    mesh = Mesh(np.array(devices), ("processes",))
+    operand = jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec("processes")), np.asarray(values)[None]
+    )
+    return np.asarray(compiled(_add_processes, mesh)(operand))
+
+
+def _add_processes(mesh, values):
+    def add(own):
+        return jax.lax.psum(own[0], "processes")
+
+    specs: Any = dict(in_specs=PartitionSpec("processes"), out_specs=PartitionSpec())
+    return jax.shard_map(add, mesh=mesh, **specs)(values)
+
+
 def gather_numbers(number: int) -> list[int]:
     """Returns a number of every process, in order of rank."""
     if num_processes() == 1:
@@ -267,28 +291,30 @@ def gather_texts(text: str) -> list[str]:
 
 
 @contextmanager
-def agree() -> Iterator[None]:
+def agree(*kinds: type[Exception]) -> Iterator[None]:
     """Raises an error of a ``with`` block, which exchanges nothing, on all processes.
 
+    Args:
+      kinds: of errors; TypeError and ValueError if none is given.
+
     Raises:
-      TypeError, ValueError: what the block raised here; elsewhere the same kind, with
-        the number of the first process where it failed.
+      Exception: what the block raised here; elsewhere the same kind, with the number
+        of the first process where it failed.
     """
-    failure, text = None, ""
+    kinds, failure, number = kinds or (TypeError, ValueError), None, 0
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except kinds as error:
         failure = error
-        kind = "TypeError" if isinstance(error, TypeError) else "ValueError"
-        text = f"{kind}{error}"
-    found = gather_texts(text)
+        number = 1 + [isinstance(error, kind) for kind in kinds].index(True)
+    found = gather_numbers(number)
+    if not any(found):
+        return
+    texts = gather_texts("" if failure is None else str(failure))
     if failure is not None:
         raise failure
-    for rank, text in enumerate(found):
-        for kind in (TypeError, ValueError):
-            if text.startswith(kind.__name__):
-                message = text.removeprefix(kind.__name__)
-                raise kind(f"process {rank}: {message}")
+    rank = next(rank for rank, number in enumerate(found) if number)
+    raise kinds[found[rank] - 1](f"process {rank}: {texts[rank]}")
 
 
 def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:

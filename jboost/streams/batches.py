@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jboost.entry import checks
+from jboost.entry.collectives import num_processes
 from jboost.tables.collisions import warn_of_collisions, warn_of_rounding
 from jboost.tables.frames import Schema, read_frame, read_values
 from jboost.tables.offsets import check_offset
@@ -96,7 +97,7 @@ def checked_batches(
 ) -> Iterator[RowBatch]:
     """Yields the batches of a source, each checked against the first one.
 
-    Batches without rows are skipped.
+    Batches without rows are skipped, unless several processes train together.
 
     Args:
       source: returns a new iterator of batches.
@@ -185,9 +186,12 @@ def _check_batch(given, number, schema, categorical):
     parts: Any = (*given, None, None)[:4]
     x, y, weights, offset = parts
     shape = x.shape if hasattr(x, "shape") else np.shape(x)
-    if len(shape) == 2 and shape[0] == 0:
+    if len(shape) == 2 and shape[0] == 0 and num_processes() == 1:
         return None, schema
-    frame = read_frame(x, f"x {place}", schema=schema, categorical=categorical)
+    # Of a process without rows, an empty batch says what its rows would be.
+    frame = read_frame(
+        x, f"x {place}", schema=schema, categorical=categorical, least_rows=0
+    )
     matrix = np.asarray(frame.matrix)
     size = len(matrix)
     if weights is not None:

@@ -13,13 +13,19 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Array, Int32, Shaped
 
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
-from jboost.boosting.reports import add_to_sets, report_round
+from jboost.boosting.reports import Report, add_to_sets, report_round
 from jboost.boosting.round import add_trees
-from jboost.boosting.row_derivatives import row_derivatives
-from jboost.boosting.row_sample import sample_rows
+from jboost.boosting.row_derivatives import RowDerivatives, row_derivatives
+from jboost.boosting.row_sample import Round, sample_rows
+from jboost.boosting.sharding import (
+    EVERYWHERE,
+    rows_of,
+    spec_of_data,
+    spec_of_state,
+)
 from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
 from jboost.entry.implementation import current_implementation
@@ -29,7 +35,9 @@ from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
 from jboost.streams.heap import trim_heap
 from jboost.streams.plain_blocks import Derivatives
 from jboost.training.chunks import Chunk, Job, Position
+from jboost.training.sharded import compile_shards, fill_spec, spec_of_arrays
 from jboost.trees.levels import measure_rows
+from jboost.trees.tree import Tree
 
 
 class Programs(NamedTuple):
@@ -48,19 +56,60 @@ class Programs(NamedTuple):
     end: Compiled
 
 
+class GrownTrees(NamedTuple):
+    """The trees of a round, and the leaf of each row."""
+
+    trees: Tree
+    leaf: Int32[Array, "K N"]
+
+
 def make_programs(job: Job) -> Programs:
     """Returns the programs of a run, not yet compiled."""
-    static, native = job.problem.static, current_implementation() == "cpu"
+    static, spread = job.problem.static, job.rows.spread
+    # The kernels measure rows without a copy, but only those of one process.
+    native = current_implementation() == "cpu" and spread is None
+    make = partial(_compile, spread, static.method)
     return Programs(  # begin and end update the state in place
-        begin=compiled(_begin, static, donate=(1,)),
-        measure=compiled(_measure, job.problem.method, native),
-        fit=compiled(_fit, static),
-        end=compiled(_end, static, job.reports, donate=(2,)),
+        begin=make(_begin, static, donate=(1,)),
+        measure=make(_measure, static.method, native),
+        fit=make(_fit, static),
+        end=make(_end, static, job.reports, donate=(2,)),
+    )
+
+
+def _compile(spread, method, function, *static, **options):
+    if spread is None:
+        return compiled(function, *static, **options)
+    specs, results = _describe_operands(spread.shards, method)[function.__name__]
+    return compile_shards(function, static, spread, specs, results, **options)
+
+
+def _describe_operands(shards, method):
+    """Returns how the operands and results of each program are divided."""
+    rows, columns, same = rows_of(shards), rows_of(shards, 1), EVERYWHERE
+    data, state = spec_of_data(shards), spec_of_state(shards)
+    arrays = spec_of_arrays(shards)
+    both = fill_spec(RowDerivatives, gradient=columns, curvature=columns)
+    now = fill_spec(Round, shape=both, fitted=both, in_bag=rows)
+    once = method.leaf_curvature == method.curvature
+    begun = now._replace(fitted=same) if once else now
+    measured = fill_spec(Derivatives, gradient=rows, curvature=rows, in_bag=rows)
+    grown = fill_spec(GrownTrees, leaf=columns)
+    report = fill_spec(Report, snapshots=rows_of(shards, 2))
+    return dict(
+        _begin=((arrays, state), (state, begun)),
+        _measure=((data, now, same), measured),
+        _fit=((arrays, same, state, now, same, same, rows), same),
+        _end=((arrays, data, state, columns, now, grown), (state, columns, report)),
     )
 
 
 class BlockRunner:
-    """Makes rounds on blocks; the rows of ``job`` have no codes."""
+    """Makes rounds on blocks; the rows of ``job`` have no codes.
+
+    The blocks are those of this process. Where a mesh holds the rows, its devices
+    compute what the rows need besides their splits.
+    """
 
     most_rounds = 1
 
@@ -68,8 +117,10 @@ class BlockRunner:
         self.job, self.reader = job, BlockReader(blocks)
         self.programs = make_programs(job)
         num_scores, num_rows = job.rows.scores.shape
-        self._leaf = aligned_empty((num_scores, num_rows), np.int32)
-        self._grower = make_grower(job.problem.method, blocks, num_rows)
+        own = num_rows if job.rows.spread is None else blocks.num_rows
+        self._leaf = aligned_empty((num_scores, own), np.int32)
+        first, _ = job.rows.division
+        self._grower = make_grower(job.problem.method, blocks, num_rows, first)
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
         """Makes round ``first``; the chunk has one entry.
@@ -88,8 +139,9 @@ class BlockRunner:
         trees = [self._grow(k, rate, state, now) for k in range(len(self._leaf))]
         trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
+        grown = GrownTrees(trees, self._put(self._leaf))
         state, set_scores, report = self.programs.end(
-            arrays, sets, state, set_scores, now, (trees, self._leaf)
+            arrays, sets, state, set_scores, now, grown
         )
 
         def alone(array) -> Any:
@@ -100,7 +152,7 @@ class BlockRunner:
             set_scores=set_scores,
             trees=jax.tree.map(alone, trees),
             losses=alone(report.losses),
-            snapshots=jax.tree.map(alone, report.snapshots),
+            snapshots=report.snapshots,
             improvement=jax.tree.map(alone, report.improvement),
             parameters=jax.tree.map(alone, state.parameters),
         )
@@ -113,10 +165,28 @@ class BlockRunner:
         """Grows the tree of one score, and fits its leaves."""
         problem, leaf, number = self.job.problem, self._leaf[k], np.int32(k)
         words = np.asarray(now.seeds)[k]
-        measure = partial(self.programs.measure, problem.data, now, number)
+
+        def measure():
+            return self._fetch(self.programs.measure(problem.data, now, number))
+
         tree = grow_blocks(self._grower, self.reader, words, measure, leaf)
+        leaf = self._put(leaf)
         tree = self.programs.fit(problem.arrays, rate, state, now, number, tree, leaf)
         return jax.block_until_ready(tree)  # the next program finds its memory freed
+
+    def _fetch(self, rows: Derivatives) -> Derivatives:
+        """Returns the derivatives of the rows of this process."""
+        if self.job.rows.spread is None:
+            return rows
+        parts = (rows.gradient, rows.curvature, rows.in_bag)
+        gradient, curvature, in_bag = self.job.rows.fetch(parts)
+        limits, measure = jax.device_get((rows.limits, rows.measure))
+        return Derivatives(gradient, curvature, in_bag, limits, measure)
+
+    def _put(self, leaf: np.ndarray) -> Any:
+        """Returns the leaves of the rows of this process as programs take them."""
+        spread = self.job.rows.spread
+        return leaf if spread is None else spread.put(leaf, axis=leaf.ndim - 1)
 
 
 def _begin(static, arrays, state):
@@ -154,10 +224,12 @@ def _fit(static, arrays, rate, state, now, k, tree, leaf):
 
 def _end(static, reports, arrays, sets, state, set_scores, now, grown):
     """Adds the trees of a round, and reports it; see ``chunks``."""
-    (keep, bagged), (trees, leaf) = reports, grown
+    (keep, bagged), trees = reports, grown.trees
     problem, before = Problem(static, arrays), state
-    state = add_trees(problem, state, now, trees, leaf)
+    state = add_trees(problem, state, now, trees, grown.leaf)
     set_scores = add_to_sets(trees, sets, set_scores)
     in_bag = now.in_bag if bagged else None
     report = report_round(problem, keep, sets, before, state, set_scores, in_bag)
-    return state, set_scores, report
+    # A chunk has an axis of rounds.
+    snapshots = jax.tree.map(lambda scores: scores[None], report.snapshots)
+    return state, set_scores, report._replace(snapshots=snapshots)

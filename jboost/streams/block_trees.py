@@ -10,7 +10,8 @@ rows by the splits of the level before and sums the histograms of the smaller ch
     ...
     the end    route to leaves
 
-Sums are integers, so that they do not depend on how rows are divided into blocks. The
+Sums are integers, so that they do not depend on how rows are divided into blocks, nor
+on how blocks are divided among processes, whose sums are added up after each pass. The
 smaller child of each split must be known before a pass; therefore counts are summed
 with the derivatives.
 """
@@ -21,8 +22,10 @@ import numpy as np
 from jaxtyping import Int32, UInt32
 
 from jboost.boosting.method import Method
+from jboost.entry.collectives import add_processes, agree
 from jboost.entry.implementation import current_implementation
 from jboost.streams.blocks import BlockReader, BlockSet
+from jboost.streams.folders import BlockError
 from jboost.streams.heap import trim_heap
 from jboost.streams.native_blocks import NativeGrower
 from jboost.streams.plain_blocks import Derivatives, PlainGrower
@@ -31,10 +34,18 @@ from jboost.trees.tree import Tree
 Grower = PlainGrower | NativeGrower
 
 
-def make_grower(method: Method, blocks: BlockSet, num_rows: int) -> Grower:
-    """Returns what grows the trees of a run, with the implementation in force."""
+def make_grower(
+    method: Method, blocks: BlockSet, num_rows: int, first_row: int
+) -> Grower:
+    """Returns what grows the trees of a run, with the implementation in force.
+
+    Args:
+      blocks: of this process.
+      num_rows: of all processes.
+      first_row: the number of the first row of this process among them.
+    """
     make = NativeGrower if current_implementation() == "cpu" else PlainGrower
-    return make(method, blocks, num_rows)
+    return make(method, blocks, num_rows, first_row)
 
 
 def grow_blocks(
@@ -55,14 +66,16 @@ def grow_blocks(
     grower.start(measure_all(), words, leaf, reader.set)
     trim_heap(leaf.nbytes)  # of the derivatives
     while True:
-        for block, codes in grower.read(reader):
-            grower.add(block, codes)
-            del codes
-        # Other processes' sums of this level would be added to grower.sums here.
+        with agree(BlockError):
+            for block, codes in grower.read(reader):
+                grower.add(block, codes)
+                del codes
+        grower.sums = add_processes(grower.sums)
         if not grower.find():
             break
-    for block, codes in grower.read(reader):
-        grower.finish(block, codes)
-        del codes
-    leaf[reader.set.num_rows :] = leaf[0]  # these rows repeat the first one
+    with agree(BlockError):
+        for block, codes in grower.read(reader):
+            grower.finish(block, codes)
+            del codes
+    leaf[reader.set.num_rows :] = leaf[:1]  # these rows repeat the first one
     return grower.end()

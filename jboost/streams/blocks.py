@@ -58,7 +58,7 @@ class BlockSet(NamedTuple):
     @property
     def block_rows(self) -> int:
         """Rows of the largest block."""
-        return max(block.num_rows for block in self.blocks)
+        return max((block.num_rows for block in self.blocks), default=0)
 
     @property
     def num_bytes(self) -> int:
@@ -162,6 +162,8 @@ class BlockReader:
 
     def _read_ahead(self, take) -> Iterator[tuple[Block, Any]]:
         blocks = self.set.blocks
+        if not blocks:  # other processes have some
+            return
         if all(block.plain for block in blocks):
             # Mapped here; the system reads ahead, which takes no thread.
             ahead = self._fetch(blocks[0], take)

@@ -23,6 +23,7 @@ from jboost.streams.blocks import NUM_BUFFERS, Block, BlockReader, BlockSet
 from jboost.streams.column_codes import count_row_bytes
 from jboost.streams.memory import count_bytes
 from jboost.streams.plain_blocks import Derivatives
+from jboost.trees.levels import Measure
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import make_level_limits
 from jboost.trees.tree import Tree
@@ -44,7 +45,8 @@ class _Sizes(NamedTuple):
 class NativeGrower:
     """Grows trees one after the other; see :class:`PlainGrower` for the steps."""
 
-    def __init__(self, method: Method, blocks: BlockSet, num_rows: int):
+    def __init__(self, method: Method, blocks: BlockSet, num_rows: int, first_row: int):
+        self._first_row = first_row
         most = min(method.max_nodes, 1 << (max(1, num_rows) - 1).bit_length())
         self._sizes = _Sizes(
             max_depth=method.max_depth,
@@ -75,14 +77,12 @@ class NativeGrower:
         sizes = self._sizes
         gradient, curvature = np.asarray(rows.gradient), np.asarray(rows.curvature)
         self._in_bag = in_bag = np.asarray(rows.in_bag)
-        greatest, count = levels_cpu.find_greatest_derivatives(
-            gradient, curvature, in_bag
-        )
-        digits = levels_cpu.sum_magnitudes(gradient, curvature, in_bag, greatest)
-        prepare = compiled(_prepare, sizes.num_features, sizes.uniform)
-        limits, fixed = prepare(rows.limits, words, greatest, digits, count)
+        measure = rows.measure or _measure(gradient, curvature, in_bag, sizes.uniform)
+        prepare = compiled(_make_limits, sizes.num_features)
+        limits = prepare(rows.limits, words, measure.unit)
         self._limits = jax.tree.map(np.asarray, limits)
-        scale, stochastic = np.asarray(fixed.scale), np.asarray(fixed.stochastic)
+        scale = np.asarray(measure.fixed.scale)
+        stochastic = np.asarray(measure.fixed.stochastic)
         if self._rows is None:
             self._rows = [self._make_rows(block) for block in blocks.blocks]
             self._state = _make_zeros(_shape_state(sizes, limits))
@@ -94,7 +94,7 @@ class NativeGrower:
             own = _rows_of(block)
             levels_cpu.start_rows(
                 gradient[own], curvature[own], in_bag[own], words, scale, stochastic,
-                np.array(block.first_row, np.int32),
+                np.array(self._first_row + block.first_row, np.int32),
                 num_slots=sizes.num_slots, uniform=sizes.uniform,
                 into=self._rows[block.number],
             )  # fmt: skip
@@ -205,14 +205,24 @@ class NativeGrower:
         self.sums = np.zeros(shape, np.int32)
 
 
-def _prepare(num_columns, uniform, limits, words, greatest, digits, num_in_bag):
-    """Returns the limits of a tree, and how its derivatives become integers."""
+def _measure(gradient, curvature, in_bag, uniform):
+    """Does what :func:`jboost.trees.levels.measure_rows` does, without a copy."""
+    greatest, count = levels_cpu.find_greatest_derivatives(gradient, curvature, in_bag)
+    digits = levels_cpu.sum_magnitudes(gradient, curvature, in_bag, greatest)
+    return compiled(_fit_measure, uniform)(greatest, digits, count)
+
+
+def _fit_measure(uniform, greatest, digits, num_in_bag):
     total = jnp.where(jnp.isfinite(greatest), join_digits(digits, greatest), jnp.inf)
     fixed = fit_scale(total, num_in_bag)
     unit = fixed.unit
-    if uniform:  # see jboost.trees.levels.measure_rows
+    if uniform:
         unit = jnp.stack([unit[0], jnp.maximum(greatest[1], jnp.float32(1e-30))])
-    return make_level_limits(limits, num_columns, words, unit), fixed
+    return Measure(fixed, unit, num_in_bag)
+
+
+def _make_limits(num_columns, limits, words, unit):
+    return make_level_limits(limits, num_columns, words, unit)
 
 
 def _make_zeros(shapes):

@@ -65,7 +65,7 @@ class Step(NamedTuple):
 class Derivatives(NamedTuple):
     """Derivatives of all rows, and how often they count, as splits see them.
 
-    ``measure`` is None where the CPU kernels measure the rows.
+    ``measure`` is None where the CPU kernels measure the rows of one process.
     """
 
     gradient: Float[Array, " N"]
@@ -93,7 +93,8 @@ class PlainGrower:
     blocks, integers to which others may be added.
     """
 
-    def __init__(self, method: Method, blocks: BlockSet, num_rows: int):
+    def __init__(self, method: Method, blocks: BlockSet, num_rows: int, first_row: int):
+        self._first_row = first_row
         most = min(method.max_nodes, 1 << (max(1, num_rows) - 1).bit_length())
         slots = max(2, min(2 ** (method.max_depth - 1), most))  # at least a pair
         self._states: Any = None
@@ -125,7 +126,9 @@ class PlainGrower:
 
     def _start_block(self, rows, words, block):
         static, first = (self._uniform, block.num_rows), np.int32(block.first_row)
-        channels, in_bag = compiled(_cut_rows, *static)(rows, words, first)
+        everywhere = np.int32(self._first_row + block.first_row)
+        cut = compiled(_cut_rows, *static)
+        channels, in_bag = cut(rows, words, first, everywhere)
         start = jnp.zeros(block.num_rows, jnp.int32)
         return _BlockState(channels, in_bag, start, start)
 
@@ -179,7 +182,7 @@ class PlainGrower:
     def start_bytes(self, rows: Any, words: Any, num_rows: int) -> int:
         """Returns the bytes that the start of a tree adds to its rows."""
         static, first = (self._uniform, num_rows), np.int32(0)
-        return added_bytes(compiled(_cut_rows, *static), rows, words, first)
+        return added_bytes(compiled(_cut_rows, *static), rows, words, first, first)
 
     def block_bytes(self, blocks: BlockSet) -> int:
         """Returns the bytes of the blocks, and those that routing and sums take."""
@@ -212,14 +215,17 @@ class PlainGrower:
         return count_bytes((nodes, step)) + max(found, count_bytes(sums) + joined)
 
 
-def _cut_rows(uniform, size, rows, words, first_row):
-    """Returns the integers of a block, and which of its rows are in the bag."""
+def _cut_rows(uniform, size, rows, words, first_row, first_of_all):
+    """Returns the integers of a block, and which of its rows are in the bag.
+
+    The first row has one number in this process, and one among all rows.
+    """
     parts = (rows.gradient, rows.curvature, rows.in_bag)
     gradient, curvature, in_bag = (
         jax.lax.dynamic_slice(part, (first_row,), (size,)) for part in parts
     )
     channels = round_rows(
-        gradient, curvature, in_bag, words, rows.measure, uniform, first_row
+        gradient, curvature, in_bag, words, rows.measure, uniform, first_of_all
     )
     return channels, in_bag > 0
 

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jboost.boosting.state import StartPoint, start_state
-from jboost.streams.block_rounds import make_programs, share_derivatives
+from jboost.entry.collectives import agree
+from jboost.streams.block_rounds import GrownTrees, make_programs, share_derivatives
 from jboost.streams.block_trees import make_grower
 from jboost.streams.blocks import BlockSet
 from jboost.streams.heap import trim_heap
@@ -57,19 +58,20 @@ def plan_memory(
     """Finds out how many bytes a run takes; returns the parts of the plan by name.
 
     Raises:
-      ValueError: it takes more than ``memory``.
+      ValueError: it takes more than ``memory``, in this process or another one.
     """
     plan = _make_plan(job, blocks, init_score)
     needed, parts = sum(plan), plan._asdict()
-    if needed > memory:
-        listed = _list_parts(parts)
-        largest = max(parts, key=lambda name: parts[name])
-        raise ValueError(
-            f"memory must be at least {needed} bytes ({as_text(needed)}) to train on "
-            f"{blocks.num_rows} rows of {blocks.num_features} features ({listed}), got "
-            f"{as_text(memory)}; set stream.memory, which keeps the blocks, or use "
-            f"{_ADVICE[largest]}"
-        )
+    with agree():
+        if needed > memory:
+            listed = _list_parts(parts)
+            largest = max(parts, key=lambda name: parts[name])
+            raise ValueError(
+                f"memory must be at least {needed} bytes ({as_text(needed)}) to train "
+                f"on {blocks.num_rows} rows of {blocks.num_features} features "
+                f"({listed}), got {as_text(memory)}; set stream.memory, which keeps "
+                f"the blocks, or use {_ADVICE[largest]}"
+            )
     trim_heap(needed)  # of what the compiler took
     return parts
 
@@ -88,27 +90,39 @@ def _make_plan(job, blocks, init_score):
     data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
     method, limits = job.problem.method, job.problem.arrays.numbers.limits
     need = _measure_round(job)
-    grower = make_grower(method, blocks, num_rows)
-    held, moving = count_bytes(need.now), grower.row_bytes() * num_rows
+    spread = job.rows.spread
+    # Programs tell what one device takes, and shapes what all rows take.
+    devices = 1 if spread is None else len(spread.own)
+    share = 1 if spread is None else devices / len(spread.shards.sizes)
+    first, _ = job.rows.division
+    grower = make_grower(method, blocks, num_rows, first)
+    num_rows = round(share * num_rows)
+
+    def count(arrays):
+        return round(share * count_bytes(arrays))
+
+    copies = 1 if spread is None else 2  # on the devices, and on the host
+    held, moving = count(need.now), grower.row_bytes() * num_rows
     begin = StartPoint(job.rows.scores, init_score, _WORDS)
     start, operands = start_program(job, begin)
     starting = grower.start_bytes(need.measured, _WORDS, blocks.block_rows)
     rounds = max(
-        added_bytes(start, *operands),
-        need.begin,
-        held + need.measure,
-        held + count_bytes(need.measured) + moving + starting,
-        held + need.fit,
-        held + need.end,
+        devices * added_bytes(start, *operands),
+        devices * need.begin,
+        held + devices * need.measure,
+        held + copies * count(need.measured) + moving + starting,
+        held + devices * need.fit,
+        held + devices * need.end,
     )
     leaves, kept = 4 * num_scores * num_rows, grower.kept_bytes() * num_rows
+    leaves *= copies
     sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
     return Plan(
-        rows=count_bytes((data, job.rows.scores, need.state)) + leaves + kept,
+        rows=count((data, job.rows.scores, need.state)) + leaves + kept,
         rounds=rounds,
         nodes=grower.node_bytes(limits),
         blocks=grower.block_bytes(blocks),
-        validation=count_bytes(sets),
+        validation=count(sets),
     )
 
 
@@ -147,8 +161,8 @@ def _measure_round(job):
     fit = (problem.arrays, rate, state, now, number, tree, leaf)
     sets = tuple(rows.data for rows in job.sets.values())
     scores = tuple(rows.scores for rows in job.sets.values())
-    leaves = jax.ShapeDtypeStruct((num_scores, num_rows), np.int32)
-    end = (problem.arrays, sets, state, scores, now, (trees, leaves))
+    leaves: Any = jax.ShapeDtypeStruct((num_scores, num_rows), np.int32)
+    end = (problem.arrays, sets, state, scores, now, GrownTrees(trees, leaves))
     return _Need(
         state=state,
         now=held,

@@ -17,17 +17,13 @@ from tqdm import tqdm
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
+from jboost.entry.collectives import process_number
 from jboost.streams.batches import as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
+from jboost.streams.block_tables import BlockTable, Names, load_rows
 from jboost.streams.memory import read_bytes
 from jboost.streams.plans import describe_plan, plan_memory
-from jboost.streams.writing import (
-    BlockTable,
-    Names,
-    Options,
-    load_rows,
-    write_table,
-)
+from jboost.streams.writing import Options, write_table
 from jboost.tables.frames import RowSource, Schema
 from jboost.training.preparing import TrainingRows
 from jboost.training.request import FitRequest
@@ -60,7 +56,8 @@ class Stream(RowSource):
             offset = batch.offset
             if offset is not None:
                 offset = offset[0] if len(offset) == 1 else offset.T
-            yield batch.x, offset
+            if len(batch.x):
+                yield batch.x, offset
 
     @property
     def memory(self) -> int:
@@ -114,7 +111,7 @@ class Stream(RowSource):
         )  # fmt: skip
         return TrainingRows(
             bins=replace(table.bins, absent=settings.absent or table.bins.absent),
-            rows=load_rows(table, settings.num_scores, request.padded),
+            rows=load_rows(table, settings.num_scores, request.padded, request.mesh),
             schema=Schema(table.names),
             weighted=table.weighted,
             with_offset=table.num_offsets > 0,
@@ -124,7 +121,7 @@ class Stream(RowSource):
     def _make_runner(self, table, progress, job, init_score):
         """Plans the memory of a run, and returns what makes its rounds."""
         self.plan = plan_memory(job, table.blocks, self.memory, init_score)
-        if progress:
+        if progress and process_number() == 0:
             tqdm.write(describe_plan(self.plan, self.memory), file=sys.stderr)
         return BlockRunner(job, table.blocks)
 
@@ -149,6 +146,10 @@ def stream(
     60 more for each further score. With the same thresholds (``bins``) the model is the
     same, bit for bit, as that of ``fit`` on arrays; in plain XLA, which compiles the
     parts of a round apart, the last bits of leaf values may differ.
+
+    With ``fit(mesh=)`` of several processes, each streams its own rows; the order of
+    all rows is that of the processes. A process without rows gives a batch without
+    rows, which shows the columns.
 
     :func:`jboost.predict` takes streams, too, and works batch by batch. All other
     functions need rows in memory and refuse streams.

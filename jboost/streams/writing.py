@@ -6,6 +6,7 @@ what is known of their rows. A first pass over the batches sketches the quantile
 every feature; a second pass writes codes, targets and weights.
 """
 
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -16,60 +17,37 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jboost.boosting.state import Data
 from jboost.codes.binning import apply_bins
 from jboost.codes.bins import Bins
-from jboost.codes.codes import DenseCodes
-from jboost.codes.gathering import has_missing
+from jboost.codes.gathering import check_columns, has_missing
+from jboost.entry.collectives import (
+    agree,
+    gather_numbers,
+    num_processes,
+    process_number,
+)
 from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
 from jboost.sketches.ordered import OrderedSketch
 from jboost.streams.batches import RowBatch, checked_batches, first_row, hash_rows
+from jboost.streams.block_tables import BlockTable, Names
 from jboost.streams.blocks import (
     NUM_BUFFERS,
     Block,
     BlockSet,
-    read_rows,
     write_block,
 )
 from jboost.streams.column_codes import count_row_bytes
-from jboost.streams.folders import Folders
+from jboost.streams.folders import BlockError, Folders
 from jboost.streams.heap import trim_heap
 from jboost.streams.memory import as_text
-from jboost.training.rows import PaddedRows
-from jboost.training.spreading import padded_rows
 
 _MOST_BLOCK_ROWS = 1 << 18
 _BLOCK_SHARE = 1 / 8  # of the memory is for blocks
 _CHUNK = 16384  # rows; blocks of whole chunks are summed fastest
 _PIECE = 16384  # rows that are binned at a time
 _PIECE_CELLS = 1 << 22  # in such a piece at most
-
-Names = tuple[str, ...] | None
-
-
-class BlockTable(NamedTuple):
-    """Rows on disk.
-
-    Attributes:
-      blocks: the files.
-      folders: remove the files when this object is garbage-collected.
-      bins: thresholds of the codes.
-      names: of the features, where the batches are data frames.
-      structure: the pytree of targets.
-      weighted: whether the batches came with weights.
-      num_offsets: scores of the offset; 0 without one.
-      max_bins: what the thresholds were made for; None if they were given.
-    """
-
-    blocks: BlockSet
-    folders: Folders
-    bins: Bins
-    names: tuple[str, ...] | None
-    structure: Any
-    weighted: bool
-    num_offsets: int
-    max_bins: int | None
+_FAILURES = (TypeError, ValueError, OSError, BlockError)  # of a pass
 
 
 class Pass(NamedTuple):
@@ -77,47 +55,6 @@ class Pass(NamedTuple):
 
     num_rows: int
     checksums: tuple[int, ...]
-
-
-def load_rows(table: BlockTable, num_scores: int, padded: bool) -> PaddedRows:
-    """Loads what stays in memory of each row: everything except codes.
-
-    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.make_rows`.
-    """
-    if table.num_offsets not in (0, num_scores):
-        raise ValueError(
-            f"offset of the batches must have {num_scores} scores, as num_scores "
-            f"says, got {table.num_offsets}"
-        )
-    size = table.blocks.num_rows
-    total = padded_rows(size) if padded else size
-
-    def load(name):
-        whole = None
-        for block in table.blocks.blocks:
-            part = read_rows(table.blocks, name, block)
-            if whole is None:
-                whole = np.empty((total, *part.shape[1:]), part.dtype)
-            whole[block.first_row : block.first_row + len(part)] = part
-        assert whole is not None
-        whole[size:] = whole[:1]
-        return jax.device_put(whole)
-
-    leaves = [load(f"target {i}") for i in range(table.structure.num_leaves)]
-    weights = np.ones(total, np.float32)
-    if table.weighted:
-        weights = np.array(load("weight"))
-    weights[size:] = 0
-    scores = np.zeros((num_scores, total), np.float32)
-    if table.num_offsets:
-        scores = np.ascontiguousarray(np.asarray(load("offset")).T)
-    data = Data(
-        codes=DenseCodes(jax.device_put(np.zeros((0, total), np.uint8))),
-        targets=jax.tree.unflatten(table.structure, leaves),
-        weights=jax.device_put(weights),
-    )
-    features = table.blocks.num_features
-    return PaddedRows(data, jax.device_put(scores), size, features)
 
 
 class Options(NamedTuple):
@@ -153,25 +90,60 @@ def write_table(
       bins: thresholds; None: they are found in a pass of their own, for ``max_bins``.
 
     Raises:
-      BlockError: files cannot be written.
-      TypeError, ValueError: batches are not such, or differ between passes.
+      OSError: files cannot be written (a BlockError), or the source fails.
+      TypeError, ValueError: batches are not such, or differ between passes. Where
+        processes train together, what one of them raises is raised on all.
     """
     seen = None
     if bins is None:
         assert max_bins is not None
         seen, bins = _sketch(source, max_bins, options)
-    return _write(source, bins, max_bins, seen, options)
+    with agree(*_FAILURES):
+        writer, weight = _write(source, bins, max_bins, seen, options)
+    _compare_processes(writer.first)
+    if not any(gather_numbers(int(writer.num_rows > 0))):
+        raise ValueError("source must give at least one row, got none")
+    if not any(gather_numbers(int(weight > 0))):
+        raise ValueError("sample_weight must be positive in some row, got zeros only")
+    return writer.finish(max_bins)
+
+
+def _count_rows(source):
+    """Returns how many rows come before those of this process, and how many it has.
+
+    With one process nothing is read, and the second number is None.
+    """
+    if num_processes() == 1:
+        return 0, None
+    with agree(*_FAILURES):
+        own = sum(len(batch.x) for batch in checked_batches(source))
+    return sum(gather_numbers(own)[: process_number()]), own
+
+
+def _compare_processes(first):
+    """Raises on all processes if their batches differ in kind."""
+    check_columns(first.x.shape[1], first.names)
+    for name, part in {"sample_weight": first.weights, "offset": first.offset}.items():
+        given = gather_numbers(int(part is not None))
+        if len({*given}) > 1:
+            ranks = [rank for rank, number in enumerate(given) if number]
+            raise ValueError(
+                f"batches must come with {name} on all processes or on none, got it on "
+                f"processes {ranks} of {len(given)}"
+            )
 
 
 def _sketch(source, max_bins, options):
     """Returns what one pass saw, and thresholds from it."""
-    sketch, num_rows, checksums = None, 0, ()
+    sketch, kind, num_rows, checksums = None, None, 0, ()
     eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
-    with _bar("sketching", options.progress) as bar:
+    first, known = _count_rows(source)
+    with _bar("sketching", options.progress) as bar, agree(*_FAILURES):
         for batch in checked_batches(source):
             if sketch is None:
                 options.check(batch.x.shape[1], batch.names)
-                sketch = OrderedSketch(batch.x.shape[1], eps)
+                sketch = OrderedSketch(batch.x.shape[1], eps, first)
+                kind = first_row(batch)
             sketch.add(batch.x, batch.weights)
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
@@ -179,8 +151,11 @@ def _sketch(source, max_bins, options):
             _check_sketch(sketch, num_rows, options.memory)
             trim_heap(batch.x.nbytes)
             bar.update(len(batch.x))
-    if sketch is None:
-        raise ValueError("source must give at least one row, got none")
+        if sketch is None:
+            raise ValueError(_no_rows())
+        if known is not None:
+            _check_same(Pass(known, checksums), Pass(num_rows, checksums))
+    _compare_processes(kind)
     return Pass(num_rows, checksums), sketch.make_bins(max_bins)
 
 
@@ -190,7 +165,10 @@ def _check_rows(batch, num_rows, options):
     It counts what any loss needs: targets, weights, and of each score the score, its
     leaf and its derivatives, as floats and as integers. The plan of a run counts all.
     """
-    targets = sum(a.dtype.itemsize * a[0].size for a in jax.tree.leaves(batch.targets))
+    targets = sum(
+        a.dtype.itemsize * math.prod(a.shape[1:])
+        for a in jax.tree.leaves(batch.targets)
+    )
     least = num_rows * (targets + 4 + 16 * options.num_scores + 8)
     if least > options.memory:
         raise ValueError(
@@ -211,7 +189,11 @@ def _check_sketch(sketch, num_rows, memory):
 
 
 def _write(source, bins, max_bins, seen, options):
-    """Writes the blocks in one pass; ``seen`` is what the pass before it saw."""
+    """Writes the blocks in one pass; ``seen`` is what the pass before it saw.
+
+    Returns:
+      The writer, and the weight of all rows.
+    """
     writer, num_rows, checksums, weight = None, 0, (), 0.0
     with _bar("writing", options.progress, seen and seen.num_rows) as bar:
         for batch in checked_batches(source):
@@ -228,15 +210,23 @@ def _write(source, bins, max_bins, seen, options):
             checksums = hash_rows(batch, checksums)
             num_rows += len(batch.x)
             _check_rows(batch, num_rows, options)
-            weight += 1.0 if batch.weights is None else float(np.sum(batch.weights))
+            own = len(batch.x) if batch.weights is None else np.sum(batch.weights)
+            weight += float(own)
             bar.update(len(batch.x))
     if seen is not None:
         _check_same(seen, Pass(num_rows, checksums))
     if writer is None:
-        raise ValueError("source must give at least one row, got none")
-    if not weight > 0:
-        raise ValueError("sample_weight must be positive in some row, got zeros only")
-    return writer.finish(max_bins)
+        raise ValueError(_no_rows())
+    return writer, weight
+
+
+def _no_rows():
+    if num_processes() == 1:
+        return "source must give at least one row, got none"
+    return (
+        "source must give at least one batch on every process, one of no rows where a "
+        "process has none, got none"
+    )
 
 
 def _check_same(first, second):
@@ -265,17 +255,22 @@ class _Writer:
         size = options.block_rows
         if size is None:
             size = _choose_block_rows(num_features, dtype, options.memory)
-        self._bins, self._first = bins, first_row(first)
+        self._bins, self.first = bins, first_row(first)
         self._folders = Folders(options.directories)
         self._identity = uuid.uuid4().hex
         self._blocks: list[Block] = []
         self._codes = np.empty((num_features, size), dtype)
         self._rows = {
             name: np.empty((size, *array.shape[1:]), array.dtype)
-            for name, array in _named_rows(self._first).items()
+            for name, array in _named_rows(self.first).items()
         }
         self._filled, self._missing = 0, False
         self._piece = max(1, min(_PIECE, _PIECE_CELLS // num_features))
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows were added."""
+        return self._filled + sum(block.num_rows for block in self._blocks)
 
     def add(self, batch: RowBatch):
         """Adds the rows of a batch, piece by piece."""
@@ -296,8 +291,9 @@ class _Writer:
         """Writes the last block; returns the table."""
         if self._filled:
             self._flush()
-        offset = self._first.offset
-        absent = self._bins.absent or ("missing" if self._missing else None)
+        offset = self.first.offset
+        missing = any(gather_numbers(int(self._missing)))
+        absent = self._bins.absent or ("missing" if missing else None)
         blocks = BlockSet(
             blocks=tuple(self._blocks),
             identity=self._identity,
@@ -308,9 +304,10 @@ class _Writer:
             blocks=blocks,
             folders=self._folders,
             bins=replace(self._bins, absent=absent),
-            names=self._first.names,
-            structure=jax.tree.structure(self._first.targets),
-            weighted=self._first.weights is not None,
+            names=self.first.names,
+            structure=jax.tree.structure(self.first.targets),
+            kinds={name: array[:0].copy() for name, array in self._rows.items()},
+            weighted=self.first.weights is not None,
             num_offsets=0 if offset is None else len(offset),
             max_bins=max_bins,
         )
@@ -355,4 +352,5 @@ def _choose_block_rows(num_features, dtype, memory):
 
 
 def _bar(what, progress, total=None):
-    return tqdm(total=total, desc=what, disable=not progress, unit="rows")
+    hidden = not progress or process_number() > 0
+    return tqdm(total=total, desc=what, disable=hidden, unit="rows")

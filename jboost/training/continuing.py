@@ -173,6 +173,8 @@ def _score(model, x, rows: PaddedRows):
 def _add_rounds(model, x, scores):
     """Adds leaf values round by round, as training did, to get the same bits."""
     num_scores, num_rows = scores.shape
+    if not num_rows:  # other processes have some
+        return
     step = max(1, min(_MOST_ROUNDS, _MOST_LEAVES // (num_scores * num_rows)))
     values = np.asarray(model.leaf_value)
     for first in range(0, model.num_rounds, step):

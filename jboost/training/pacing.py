@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from jboost.entry.collectives import slowest
+from jboost.entry.collectives import process_number, slowest
 
 MOST_ROUNDS = 16  # in one call of a compiled program
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
@@ -53,9 +53,12 @@ def pace_rounds(
 def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
     """Opens a progress bar of rounds or other units; hidden without ``progress``.
 
+    Of several processes that train together the first one shows it.
+
     Until the first is made it says that programs are being compiled.
     """
-    return tqdm(total=total, disable=not progress, unit=unit, desc="compiling")
+    hidden = not progress or process_number() > 0
+    return tqdm(total=total, disable=hidden, unit=unit, desc="compiling")
 
 
 def skip_to(bar: tqdm, first: int) -> None:

@@ -117,8 +117,6 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
         mesh = find_mesh(given["x"])
     if mesh is not None:
         check_devices(mesh)
-        if isinstance(given["x"], RowSource):
-            raise ValueError("mesh must be None where x is a stream, got a mesh")
     with use_processes(spans_processes(mesh)):
         path = _check_checkpoint(given["checkpoint"], given["checkpoint_rounds"])
     begin = initial_scores(settings)

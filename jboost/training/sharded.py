@@ -42,10 +42,10 @@ def compile_start(spread: Spread, find_start: Callable[..., Any], loss: Any) -> 
     """
     shards = spread.shards
     columns = rows_of(shards, 1)
-    start = _fill(StartPoint, offset=columns, minimizer=columns)
+    start = fill_spec(StartPoint, offset=columns, minimizer=columns)
     specs = (EVERYWHERE, spec_of_data(shards), start)
     results = (spec_of_state(shards), EVERYWHERE, rows_of(shards), EVERYWHERE)
-    return _compile(find_start, (loss,), spread, specs, results)
+    return compile_shards(find_start, (loss,), spread, specs, results)
 
 
 def compile_for_rows(
@@ -54,7 +54,7 @@ def compile_for_rows(
     """Compiles a function of constants, data and a state for every shard."""
     shards = spread.shards
     specs = (EVERYWHERE, spec_of_data(shards), spec_of_state(shards))
-    return _compile(function, static, spread, specs, results)
+    return compile_shards(function, static, spread, specs, results)
 
 
 def compile_round(
@@ -62,28 +62,28 @@ def compile_round(
 ) -> Compiled:
     """Compiles a program of :mod:`jboost.boosting.round_programs` for every shard."""
     specs, results = _ROUND[function.__name__](spread.shards, static)
-    return _compile(function, static, spread, specs, results, **options)
+    return compile_shards(function, static, spread, specs, results, **options)
 
 
 def _spec_derive(shards, static):
     changes = static[0].loss.estimate is not None
     state = spec_of_state(shards) if changes else EVERYWHERE  # of None
-    return (_arrays(shards), spec_of_state(shards)), (state, _derived(shards))
+    return (spec_of_arrays(shards), spec_of_state(shards)), (state, _derived(shards))
 
 
 def _spec_grow(shards, static):
     *_, steps = static
     data = spec_of_data(shards)
-    growth = _fill(Growth, data=data, sets=data)
+    growth = fill_spec(Growth, data=data, sets=data)
     specs = (growth, _turn(shards), _derived(shards), EVERYWHERE)
     return specs, _grown(shards, steps)
 
 
 def _spec_finish(shards, static):
     options = next(each for each in static if isinstance(each, Finish))
-    stored = _fill(Stored, snapshots=P(None, *rows_of(shards, 1)))
+    stored = fill_spec(Stored, snapshots=P(None, *rows_of(shards, 1)))
     grown = _grown(shards, not options.solve)
-    specs = (_arrays(shards), spec_of_data(shards), _turn(shards), grown)
+    specs = (spec_of_arrays(shards), spec_of_data(shards), _turn(shards), grown)
     solved = (spec_of_state(shards), rows_of(shards, 1), EVERYWHERE)
     found = solved if options.solve else EVERYWHERE
     return (*specs, stored), (found, stored)
@@ -92,35 +92,50 @@ def _spec_finish(shards, static):
 _ROUND = dict(derive=_spec_derive, grow=_spec_grow, finish=_spec_finish)
 
 
-def _arrays(shards):
-    return _fill(Arrays, data=spec_of_data(shards))
+def spec_of_arrays(shards: Shards) -> Any:
+    """Returns the sharding of :class:`jboost.boosting.state.Arrays`."""
+    return fill_spec(Arrays, data=spec_of_data(shards))
 
 
 def _derived(shards):
-    return _fill(Derived, raw=rows_of(shards, 1))
+    return fill_spec(Derived, raw=rows_of(shards, 1))
 
 
 def _turn(shards):
     columns = rows_of(shards, 1)
-    return _fill(Turn, state=spec_of_state(shards), set_scores=columns)
+    return fill_spec(Turn, state=spec_of_state(shards), set_scores=columns)
 
 
 def _grown(shards, steps):
     columns, nothing = rows_of(shards, 1), None
-    fitted = _fill(RowDerivatives, gradient=nothing, curvature=nothing)
-    now = _fill(Round, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
-    grown = _fill(Grown, now=now, leaf=columns)
+    fitted = fill_spec(RowDerivatives, gradient=nothing, curvature=nothing)
+    now = fill_spec(Round, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
+    grown = fill_spec(Grown, now=now, leaf=columns)
     if not steps:
         return grown
     return grown._replace(state=spec_of_state(shards), set_scores=columns)
 
 
-def _fill(kind: Any, **specs: Any) -> Any:
+def fill_spec(kind: Any, **specs: Any) -> Any:
     """Returns a NamedTuple of shardings; what is not given is the same everywhere."""
     return kind(**{**dict.fromkeys(kind._fields, EVERYWHERE), **specs})
 
 
-def _compile(function, static, spread, specs, results, **options):
+def compile_shards(
+    function: Callable[..., Any],
+    static: tuple[Any, ...],
+    spread: Spread,
+    specs: tuple[Any, ...],
+    results: Any,
+    **options: Any,
+) -> Compiled:
+    """Compiles ``function(*static, *operands)`` for every shard.
+
+    Args:
+      specs: the sharding of each operand, and ``results`` that of the results; see
+        :func:`jboost.boosting.sharding.run_sharded`.
+      options: of :func:`jboost.entry.programs.compiled`.
+    """
     fixed = (function, static, spread.mesh, spread.shards, specs, results)
     return compiled(_run, *fixed, **options)
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows on disk, and what of them stays in memory.
+
+In: files of blocks. Out: targets, weights and offset of every row on the device, or on
+those of a mesh.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jboost.boosting.state import Data
+from jboost.codes.bins import Bins
+from jboost.codes.codes import DenseCodes
+from jboost.streams.blocks import BlockSet, read_rows
+from jboost.streams.folders import Folders
+from jboost.training.rows import PaddedRows
+from jboost.training.spreading import padded_rows, spread_rows
+
+Names = tuple[str, ...] | None
+
+
+class BlockTable(NamedTuple):
+    """Rows on disk.
+
+    Attributes:
+      blocks: the files.
+      folders: remove the files when this object is garbage-collected.
+      bins: thresholds of the codes.
+      names: of the features, where the batches are data frames.
+      structure: the pytree of targets.
+      kinds: arrays without rows, like those of the rows that the files hold.
+      weighted: whether the batches came with weights.
+      num_offsets: scores of the offset; 0 without one.
+      max_bins: what the thresholds were made for; None if they were given.
+    """
+
+    blocks: BlockSet
+    folders: Folders
+    bins: Bins
+    names: tuple[str, ...] | None
+    structure: Any
+    kinds: dict[str, np.ndarray]
+    weighted: bool
+    num_offsets: int
+    max_bins: int | None
+
+
+def load_rows(
+    table: BlockTable, num_scores: int, padded: bool, mesh: Mesh | None
+) -> PaddedRows:
+    """Loads what stays in memory of each row: everything except codes.
+
+    Padding repeats row 0 at weight 0; see :func:`jboost.training.rows.make_rows`.
+
+    Args:
+      mesh: whose devices hold the rows; None: one device.
+    """
+    if table.num_offsets not in (0, num_scores):
+        raise ValueError(
+            f"offset of the batches must have {num_scores} scores, as num_scores "
+            f"says, got {table.num_offsets}"
+        )
+    size = table.blocks.num_rows
+    spread = None if mesh is None else spread_rows(mesh, size, padded)
+    total = padded_rows(size) if padded and spread is None else size
+
+    def load(name):
+        like = table.kinds[name]
+        whole = np.empty((total, *like.shape[1:]), like.dtype)
+        for block in table.blocks.blocks:
+            part = read_rows(table.blocks, name, block)
+            whole[block.first_row : block.first_row + len(part)] = part
+        whole[size:] = whole[:1]
+        return whole
+
+    def put(array, axis=0, padding=None):
+        if spread is not None:
+            return spread.put(array, axis, padding)
+        return jax.device_put(array)
+
+    leaves = [put(load(f"target {i}")) for i in range(table.structure.num_leaves)]
+    weights = np.ones(total, np.float32)
+    if table.weighted:
+        weights = load("weight")
+    weights[size:] = 0
+    scores = np.zeros((num_scores, total), np.float32)
+    if table.num_offsets:
+        scores = np.ascontiguousarray(load("offset").T)
+    data = Data(
+        codes=DenseCodes(put(np.zeros((0, total), np.uint8), axis=1)),
+        targets=jax.tree.unflatten(table.structure, leaves),
+        weights=put(weights, padding=np.zeros(1, np.float32)),
+    )
+    features = table.blocks.num_features
+    return PaddedRows(data, put(scores, axis=1), size, features, spread)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_streamed_processes.py runs in each process: a stream of its own rows."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jboost as jb
+from jboost import losses
+
+SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.55, 0.0, 0.45)}
+NUM_ROWS = 3001
+CASES: dict[str, dict[str, Any]] = {
+    "squared": dict(loss=losses.squared_error, implementation="xla", sketched=True),
+    "sampled": dict(loss=losses.logistic, subsample=0.6, weighted=True),
+    "softmax": dict(loss=losses.softmax, num_scores=3, offset=True),
+    "absolute": dict(loss=losses.absolute_error, l2=0.0),
+    "validated": dict(
+        loss=losses.logistic, early_stopping_rounds=3, metrics=["auc"], by="auc",
+        validated=True, colsample_bynode=0.6,
+    ),
+}  # fmt: skip
+
+
+def make_table():
+    """Numbers with ties and missing values; targets, weights, offsets."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(NUM_ROWS, 6)).astype(np.float32)
+    x[:, 1] = np.round(x[:, 1])
+    x[rng.random(NUM_ROWS) < 0.2, 2] = np.nan
+    y = x[:, 0] * x[:, 1] + np.nan_to_num(x[:, 2]) + rng.normal(size=NUM_ROWS)
+    weights = rng.choice([0, 0.3, 1, 2.5], NUM_ROWS).astype(np.float32)
+    return x, y.astype(np.float32), weights, rng.normal(size=(NUM_ROWS, 3))
+
+
+def take_share(rank, count, arrays):
+    """Returns the rows of a process."""
+    ends = np.round(np.cumsum((0, *SHARES[count])) * len(arrays[0])).astype(int)
+    return tuple(array[slice(*ends[rank : rank + 2])] for array in arrays)
+
+
+def make_targets(settings, y):
+    """Returns classes for losses of classes."""
+    if settings.get("num_scores"):
+        return np.digitize(y, [-1.0, 1.0]).astype(np.int32)
+    if settings["loss"] is losses.logistic:
+        return (y > 0).astype(np.int32)
+    return y
+
+
+def find_mesh(devices=None):
+    """Returns a mesh of so many devices, or of all; None for one."""
+    devices = jax.device_count() if devices is None else devices
+    return None if devices == 1 else jax.sharding.Mesh(jax.devices()[:devices], "rows")
+
+
+def make_stream(rank, count, case, bins, folder, block_rows=517, batch_rows=400):
+    """Returns the stream of a process, and settings of fit."""
+    settings: dict[str, Any] = dict(num_rounds=4, max_depth=4) | CASES[case]
+    x, y, weights, offset = make_table()
+    y = make_targets(settings, y)
+    settings.pop("sketched", None)
+    if settings.pop("validated", False):
+        rows = take_share(rank, count, (x[:900], y[:900]))
+        settings["validation"] = rows
+    x, y, weights, offset = take_share(rank, count, (x, y, weights, offset))
+    given = dict(
+        sample_weight=weights if settings.pop("weighted", False) else None,
+        offset=offset if settings.pop("offset", False) else None,
+    )
+
+    def batches():
+        for first in range(0, max(1, len(x)), batch_rows):
+            part = slice(first, first + batch_rows)
+            yield tuple(
+                None if array is None else array[part]
+                for array in (x, y, given["sample_weight"], given["offset"])
+            )
+
+    stream = jb.stream(
+        batches, memory="64 MiB", bins=bins, block_rows=block_rows, directories=folder
+    )
+    return stream, settings
+
+
+def train(rank, count, case, folder, devices=None, **options):
+    """Trains on a stream in each process; returns the arrays of the model, and losses.
+
+    Args:
+      devices: of the mesh; 1: no mesh.
+    """
+    x, _, weights, _ = make_table()
+    weights = weights if "weighted" in CASES[case] else None
+    bins = None  # from a sketch
+    if "sketched" not in CASES[case]:
+        bins = jb.fit_bins(x, sample_weight=weights, max_bins=32)
+    stream, settings = make_stream(rank, count, case, bins, folder)
+    settings |= dict(max_bins=32, **options)
+    model, history = jb.fit(stream, mesh=find_mesh(devices), **settings)
+    return jax.device_get(jax.tree.leaves(model)), np.asarray(history.train_loss)
+
+
+def train_all(rank, count, cases, folder):
+    """Trains on several cases, one after the other."""
+    return [train(rank, count, case, folder) for case in cases]
+
+
+def go_on(rank, count, folder, path, last):
+    """Trains with a checkpoint; stops after ``last`` rounds, if that is not None."""
+
+    def stop(number, history, model):
+        return number + 1 == last
+
+    devices = 1 if count == 1 else None
+    return train(
+        rank, count, "sampled", folder, devices, callbacks=stop, checkpoint=path,
+        checkpoint_rounds=1,
+    )  # fmt: skip
+
+
+def fail(rank, what, folder):
+    """Does what fails on process 1; returns the error of each process."""
+    bins = jb.fit_bins(make_table()[0], max_bins=32)
+    own = Path(folder, str(rank))
+    stream, settings = make_stream(rank, 2, "squared", bins, own)
+    wrong = rank == 1
+    if what == "source" and wrong:
+        stream.source = break_after_one(stream.source)
+    if what == "columns" and wrong:
+        narrow = [(np.zeros((9, 2), np.float32), np.zeros(9, np.float32))]
+        stream = jb.stream(narrow, memory="64 MiB", bins=jb.fit_bins(narrow[0][0]))
+    if what == "nothing" and wrong:
+        stream = jb.stream([], memory="64 MiB", bins=bins, directories=own)
+    if what == "memory" and wrong:
+        stream.memory = 1 << 18
+
+    def harm(number, history, model):
+        if what == "block" and wrong:
+            for path in own.rglob("*.block"):
+                path.write_bytes(b"")
+
+    try:
+        jb.fit(stream, mesh=find_mesh(), callbacks=harm, **settings)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None, None
+
+
+def break_after_one(source):
+    """Returns a source that fails in its second batch."""
+
+    def batches():
+        yield next(iter(source()))
+        raise OSError("the disk is gone")
+
+    return batches

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams with a mesh train the model of one process, which reads all rows."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+from processes import run_processes
+from streamed_processes import CASES, fail, go_on, train, train_all
+
+
+def assert_same(found, expected):
+    (model, losses), (wanted, wanted_losses) = found, expected
+    assert len(model) == len(wanted)
+    for array, other in zip(model, wanted, strict=True):
+        np.testing.assert_array_equal(array, other)
+    np.testing.assert_array_equal(losses, wanted_losses)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_devices_of_one_process_share_what_rows_need(case, tmp_path):
+    expected = train(0, 1, case, tmp_path, devices=1)
+    assert_same(train(0, 1, case, tmp_path, devices=jax.device_count()), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_stream_their_own_rows(count, tmp_path):
+    """Of three processes one has no rows."""
+    cases = ["softmax", "sampled"] if count == 3 else ["validated", "squared"]
+    expected = [train(0, 1, case, tmp_path, devices=1) for case in cases]
+    for found in run_processes(train_all, count, count, cases, tmp_path):
+        for each, wanted in zip(found, expected, strict=True):
+            assert_same(each, wanted)
+
+
+def test_a_run_goes_on_with_fewer_processes(tmp_path):
+    expected = train(0, 1, "sampled", tmp_path, devices=1)
+    path = tmp_path / "run.jboost"
+    run_processes(go_on, 2, 2, tmp_path, path, 2)
+    assert_same(go_on(0, 1, tmp_path, path, None), expected)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("block", "TrainingError", "could not be read in round 1"),
+        ("source", "OSError", "the disk is gone"),
+        ("columns", "ValueError", "same columns"),
+        ("memory", "ValueError", "memory must be at least"),
+        ("nothing", "ValueError", "at least one batch on every process"),
+    ],
+)
+def test_what_fails_on_one_process_is_raised_on_all(what, kind, message, tmp_path):
+    errors = run_processes(fail, 2, what, tmp_path)
+    assert [name for name, _ in errors] == [kind, kind]
+    assert all(message in text for _, text in errors)
+    if what != "columns":
+        assert "process 1: " in errors[0][1]
+    assert not list(tmp_path.rglob(f"*{os.sep}*.block"))
