@@ -26,7 +26,7 @@ from jboost.entry.programs import compiled
 from jboost.objective.evaluation import Objective, gradients, hessians, mean_hessian
 from jboost.objective.tracing import trace_loss
 from jboost.sklearn import JBoostRegressor
-from jboost.streams import folders
+from jboost.streams import folders, writing
 from jboost.streams.batches import checked_batches
 from jboost.streams.blocks import (
     Block,
@@ -753,6 +753,23 @@ def test_too_many_rows_are_refused_before_blocks_are_written(tmp_path, with_bins
     rows.prepare(256)
     with pytest.raises(ValueError, match=r"memory .* rows"):
         jb.stream(batches[:5], memory="8 MiB", bins=bins).prepare(256, num_scores=20)
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_blocks_are_written(
+    table, tmp_path, monkeypatch
+):
+    x, y, _ = table
+    source = jb.streams.array_batches(x, y, batch_rows=BATCH_ROWS)
+    options = dict(block_rows=BLOCK_ROWS, directories=tmp_path)
+    rows = jb.stream(source, memory=MEMORY, **options)
+    settings = {"num_rounds": 1, "max_depth": 4}
+    jb.fit(rows, **settings)
+    written = []
+    monkeypatch.setattr(writing, "write_block", lambda *_: written.append(1))
+    short = jb.stream(source, memory=sum(rows.plan.values()) - 1, **options)
+    with pytest.raises(ValueError, match="memory must be at least"):
+        jb.fit(short, **settings)
+    assert not written
 
 
 # What goes wrong.

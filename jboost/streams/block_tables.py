@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jboost.boosting.state import Data
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
+from jboost.streams.batches import RowBatch
 from jboost.streams.blocks import BlockSet, read_rows
 from jboost.streams.folders import Folders
 from jboost.training.rows import PaddedRows
@@ -46,6 +47,34 @@ class BlockTable(NamedTuple):
     weighted: bool
     num_offsets: int
     max_bins: int | None
+
+
+def shape_rows(
+    first: RowBatch, num_rows: int, num_scores: int, padded: bool, mesh: Mesh | None
+) -> PaddedRows:
+    """Returns the shapes of what :func:`load_rows` loads, before files are written.
+
+    Args:
+      first: a row.
+      num_rows: of this process.
+    """
+    spread = None if mesh is None else spread_rows(mesh, num_rows, padded)
+    total = padded_rows(num_rows) if padded else num_rows
+    if spread is not None:
+        total = len(spread.shards.sizes) * spread.length
+
+    def shape(dtype, *sizes) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    data = Data(
+        codes=DenseCodes(shape(np.uint8, 0, total)),
+        targets=jax.tree.map(
+            lambda array: shape(array.dtype, total, *array.shape[1:]), first.targets
+        ),
+        weights=shape(np.float32, total),
+    )
+    scores = shape(np.float32, num_scores, total)
+    return PaddedRows(data, scores, num_rows, first.x.shape[1], spread)
 
 
 def load_rows(

@@ -12,20 +12,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.collectives import process_number
-from jboost.streams.batches import as_source, checked_batches
+from jboost.kernels.library import settle_implementation
+from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
-from jboost.streams.block_tables import BlockTable, Names, load_rows
+from jboost.streams.block_tables import BlockTable, Names, load_rows, shape_rows
+from jboost.streams.blocks import BlockSet
 from jboost.streams.memory import read_bytes
 from jboost.streams.plans import describe_plan, plan_memory
 from jboost.streams.writing import Options, write_table
 from jboost.tables.frames import RowSource, Schema
-from jboost.training.preparing import TrainingRows
+from jboost.training.chunks import Job
+from jboost.training.preparing import TrainingRows, make_problem
 from jboost.training.request import FitRequest
 
 
@@ -79,6 +83,7 @@ class Stream(RowSource):
         progress: bool = False,
         check: Callable[[int, Names], None] = lambda num_features, names: None,
         num_scores: int = 1,
+        plan: Callable[[Bins, BlockSet, RowBatch], None] = lambda *rows: None,
     ) -> BlockTable:
         """Writes the blocks, unless they are written already.
 
@@ -86,6 +91,9 @@ class Stream(RowSource):
           check: called with the number and the names of the features of the first
             batch; may raise.
           num_scores: of the model that will be trained.
+          plan: called with the bins, the blocks that will be written, and one row,
+            before files are written; may raise. Not where ``bins`` were given: the
+            number of rows is then unknown.
 
         Raises:
           BlockError: files cannot be written.
@@ -97,7 +105,7 @@ class Stream(RowSource):
             self._table = None  # removes its files
             options = Options(
                 self.memory, self._directories, self._block_rows, progress, check,
-                num_scores,
+                num_scores, plan,
             )  # fmt: skip
             self._table = write_table(self.source, self._bins, wanted, options)
         return self._table
@@ -107,7 +115,7 @@ class Stream(RowSource):
         settings = request.settings
         table = self.prepare(
             settings.max_bins, request.progress, request.check_columns,
-            settings.num_scores,
+            settings.num_scores, partial(self._plan_ahead, request),
         )  # fmt: skip
         return TrainingRows(
             bins=replace(table.bins, absent=settings.absent or table.bins.absent),
@@ -115,15 +123,34 @@ class Stream(RowSource):
             schema=Schema(table.names),
             weighted=table.weighted,
             with_offset=table.num_offsets > 0,
-            make_runner=partial(self._make_runner, table, request.progress),
+            make_runner=partial(self._make_runner, table.blocks, request.progress),
         )
 
-    def _make_runner(self, table, progress, job, init_score):
+    def _plan_ahead(self, request, bins, blocks, first):
+        """Raises if the plan does not fit, validation sets aside; writes no files."""
+        settings, weighted = request.settings, first.weights is not None
+        size = blocks.num_rows, settings.num_scores, request.padded
+        training = TrainingRows(
+            bins=bins,
+            rows=shape_rows(first, *size, request.mesh),
+            schema=Schema(first.names),
+            weighted=weighted,
+            with_offset=first.offset is not None,
+            make_runner=partial(self._make_runner, blocks, False),
+        )
+        problem = make_problem(
+            settings, request.loss, training, first.names, uniform=not weighted
+        )
+        job = Job(problem, request.rates, training.rows, {}, {}, {})
+        with settle_implementation(jnp.zeros(1)):  # as training will
+            plan_memory(job, blocks, self.memory, request.begin)
+
+    def _make_runner(self, blocks, progress, job, init_score):
         """Plans the memory of a run, and returns what makes its rounds."""
-        self.plan = plan_memory(job, table.blocks, self.memory, init_score)
+        self.plan = plan_memory(job, blocks, self.memory, init_score)
         if progress and process_number() == 0:
             tqdm.write(describe_plan(self.plan, self.memory), file=sys.stderr)
-        return BlockRunner(job, table.blocks)
+        return BlockRunner(job, blocks)
 
     def close(self) -> None:
         """Removes the files; they are written again when needed."""

@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,9 @@ class Options(NamedTuple):
       check: called with the number of features and their names before rows are read;
         may refuse them.
       num_scores: of the model that will be trained.
+      plan: called with the bins and the blocks that will be written, of which the first
+        batch's first row shows the kind, once their number of rows is known; may refuse
+        them.
     """
 
     memory: int
@@ -76,6 +80,7 @@ class Options(NamedTuple):
     progress: bool
     check: Callable[[int, Names], None]
     num_scores: int
+    plan: Callable[[Bins, BlockSet, RowBatch], None]
 
 
 def write_table(
@@ -97,7 +102,8 @@ def write_table(
     seen = None
     if bins is None:
         assert max_bins is not None
-        seen, bins = _sketch(source, max_bins, options)
+        seen, bins, kind = _sketch(source, max_bins, options)
+        options.plan(bins, _lay_out(seen.num_rows, bins, options), kind)
     with agree(*_FAILURES):
         writer, weight = _write(source, bins, max_bins, seen, options)
     _compare_processes(writer.first)
@@ -134,7 +140,7 @@ def _compare_processes(first):
 
 
 def _sketch(source, max_bins, options):
-    """Returns what one pass saw, and thresholds from it."""
+    """Returns what one pass saw, thresholds from it, and a first row."""
     sketch, kind, num_rows, checksums = None, None, 0, ()
     eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
     first, known = _count_rows(source)
@@ -155,8 +161,21 @@ def _sketch(source, max_bins, options):
             raise ValueError(_no_rows())
         if known is not None:
             _check_same(Pass(known, checksums), Pass(num_rows, checksums))
+    assert kind is not None
     _compare_processes(kind)
-    return Pass(num_rows, checksums), sketch.make_bins(max_bins)
+    return Pass(num_rows, checksums), sketch.make_bins(max_bins), kind
+
+
+def _lay_out(num_rows, bins, options):
+    """Returns the blocks that so many rows will take, without their files."""
+    dtype = np.dtype(code_dtype(bins.num_bins))
+    size = _choose_block_rows(bins.num_features, dtype, options)
+    firsts = range(0, num_rows, size)
+    blocks = [
+        Block(Path(), number, first, min(size, num_rows - first))
+        for number, first in enumerate(firsts)
+    ]
+    return BlockSet(tuple(blocks), "", bins.num_features, dtype)
 
 
 def _check_rows(batch, num_rows, options):
@@ -252,9 +271,7 @@ class _Writer:
     def __init__(self, options: Options, bins: Bins, first: RowBatch):
         num_features = bins.num_features
         dtype = np.dtype(code_dtype(bins.num_bins))
-        size = options.block_rows
-        if size is None:
-            size = _choose_block_rows(num_features, dtype, options.memory)
+        size = _choose_block_rows(num_features, dtype, options)
         self._bins, self.first = bins, first_row(first)
         self._folders = Folders(options.directories)
         self._identity = uuid.uuid4().hex
@@ -342,11 +359,13 @@ def _find_codes(bins, matrix):
     return np.asarray(apply_bins(bins, padded))[:size].T
 
 
-def _choose_block_rows(num_features, dtype, memory):
+def _choose_block_rows(num_features, dtype, options):
     """Returns as many rows as fit their share of the memory, in whole chunks."""
+    if options.block_rows is not None:
+        return options.block_rows
     columns = num_features * dtype.itemsize
     bytes_per_row = NUM_BUFFERS * (columns + count_row_bytes(num_features, dtype))
-    size = int(memory * _BLOCK_SHARE / bytes_per_row)
+    size = int(options.memory * _BLOCK_SHARE / bytes_per_row)
     size = max(1, min(size, _MOST_BLOCK_ROWS))
     return size - size % _CHUNK if size >= _CHUNK else size
 
