@@ -2,9 +2,10 @@
 """Can jboost train on data several times larger than the memory it may use?
 
 There are three questions: does training on blocks stay within its memory limit, how
-long does a tree take compared with training in memory, and is the model the same? Every
-run is a process of its own, whose peak resident memory is measured; the memory that the
-interpreter, libraries and a small training run use before is subtracted.
+long does a tree take compared with training in memory and with XGBoost's external
+memory on pages of as many rows, and is the model the same? Every run is a process of
+its own, whose peak resident memory is measured; the memory that the interpreter,
+libraries and a small training run use before is subtracted.
 
     python experiments/streaming.py
 
@@ -15,14 +16,19 @@ Written to --out: streaming.png and streaming.json.
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import xgboost
 from experiment_tools import (
     BLUE,
     ORANGE,
@@ -37,6 +43,7 @@ from experiment_tools import (
 import jboost as jb
 
 BATCH_ROWS = 65536
+BLOCK_ROWS = 1 << 18  # of blocks and pages
 FEW, MANY = 4, 12  # rounds of the runs that are compared
 MIB = 1 << 20
 
@@ -64,12 +71,17 @@ def main():
     print(f"{'passes':36s} {large['passes_seconds']:8.1f} s")
     print(f"{'a tree':36s} {large['tree_seconds']:8.2f} s\n")
     results["ratio"] = ratios = call(args, "ratio")
-    print(f"{'rows':>9s} {'in memory':>12s} {'blocks':>12s} {'ratio':>6s}  same model")
+    print(
+        f"{'rows':>9s} {'in memory':>12s} {'blocks':>12s} {'ratio':>6s} "
+        f"{'XGBoost':>12s} {'ratio':>6s}  same model"
+    )
     for row in ratios:
         print(
             f"{row['rows']:9d} {format_number(row['memory'], '.4f'):>12} "
             f"{format_number(row['stream'], '.4f'):>12} "
-            f"{format_number(row['ratio'], '.2f', '-'):>6}  {row['same']}"
+            f"{format_number(row['ratio'], '.2f', '-'):>6} "
+            f"{format_number(row['peer'], '.4f'):>12} "
+            f"{format_number(row['peer_ratio'], '.2f', '-'):>6}  {row['same']}"
         )
     print(f"\n{conclude(results)}")
     write_json(args.out / "streaming.json", results)
@@ -82,9 +94,12 @@ def conclude(results):
     peak = max(large["passes_mib"], large["training_mib"])
     within = "within" if peak <= large["budget_mib"] else "beyond"
     known = [row["ratio"] for row in ratios if row["ratio"] is not None]
+    peers = [row["peer_ratio"] for row in ratios if row["peer_ratio"] is not None]
     times = "below noise"
     if known:
         times = f"{min(known):.2f} to {max(known):.2f} times that in memory"
+    if peers:
+        times += f", {min(peers):.2f} to {max(peers):.2f} times that of XGBoost"
     same = "the same" if all(row["same"] for row in ratios) else "not always the same"
     return (
         f"Found: {peak:.0f} MiB at most, {within} the budget of "
@@ -185,32 +200,47 @@ def run_large(args):
 
 
 def run_ratio(args):
-    """Returns seconds per tree in memory and on blocks, alternating in one process."""
+    """Returns seconds per tree in memory, on blocks, and of XGBoost on pages.
+
+    They alternate in one process.
+    """
     found = []
     for num_rows in args.ratio_rows:
         parts = list(make_batches(num_rows, 28)())
         x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
         rows = jb.stream(
-            jb.streams.array_batches(x, y), memory=args.memory, bins=jb.fit_bins(x)
-        )
-        for given in ((x, y), (rows,)):
-            time_runs(given)  # compiles
-        pairs = [(time_runs((x, y)), time_runs((rows,))) for _ in range(args.repeats)]
+            jb.streams.array_batches(x, y), memory=args.memory, bins=jb.fit_bins(x),
+            block_rows=min(num_rows, BLOCK_ROWS),
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            pages = make_pages(x, y, folder)
+            runs = [
+                partial(jb.fit, x, y), partial(jb.fit, rows), partial(train_peer, pages)
+            ]  # fmt: skip
+            for run in runs:
+                time_runs(run)  # compiles
+            repeats = [[time_runs(run) for run in runs] for _ in range(args.repeats)]
+            del runs, pages  # before their files
         models = [jb.fit(*given, num_rounds=4)[0] for given in ((x, y), (rows,))]
         names = ("feature", "threshold", "missing_left", "leaf_value")
-        memory, stream = (
-            find_slope(*zip(*runs, strict=True), MANY - FEW).measured
-            for runs in zip(*pairs, strict=True)
+        memory, stream, peer = (
+            find_slope(*zip(*times, strict=True), MANY - FEW).measured
+            for times in zip(*repeats, strict=True)
         )
-        ratio = None
+        steps = [[long - short for short, long in times] for times in repeats]
+        ratio = peer_ratio = None
         if memory is not None and stream is not None:
-            ratio = statistics.median((d - c) / (b - a) for (a, b), (c, d) in pairs)
+            ratio = statistics.median(own / other for other, own, _ in steps)
+        if peer is not None and stream is not None:
+            peer_ratio = statistics.median(own / other for _, own, other in steps)
         found.append(
             {
                 "rows": num_rows,
                 "memory": memory,
                 "stream": stream,
                 "ratio": ratio,
+                "peer": peer,
+                "peer_ratio": peer_ratio,
                 "same": all(
                     np.array_equal(*(np.asarray(getattr(m, name)) for m in models))
                     for name in names
@@ -220,7 +250,42 @@ def run_ratio(args):
     return found
 
 
-def time_runs(given):
+class _Pages(xgboost.DataIter):
+    """Rows in parts, which XGBoost keeps on disk."""
+
+    def __init__(self, x, y, folder):
+        super().__init__(cache_prefix=str(Path(folder, "pages")))
+        self.parts = [
+            (x[first : first + BLOCK_ROWS], y[first : first + BLOCK_ROWS])
+            for first in range(0, len(x), BLOCK_ROWS)
+        ]
+        self.reset()
+
+    def reset(self):
+        """Begins with the first part."""
+        self.left = iter(self.parts)
+
+    def next(self, input_data):
+        """Hands out a part; returns whether there was one."""
+        part = next(self.left, None)
+        if part is not None:
+            input_data(data=part[0], label=part[1])
+        return part is not None
+
+
+def make_pages(x, y, folder):
+    """Returns the rows in XGBoost's external memory, binned like ours."""
+    return xgboost.ExtMemQuantileDMatrix(_Pages(x, y, folder), max_bin=256)
+
+
+def train_peer(pages, num_rounds):
+    """Trains with XGBoost on pages, with the sizes of our defaults."""
+    settings = dict(tree_method="hist", max_depth=6, max_bin=256, learning_rate=0.1)
+    settings["nthread"] = len(os.sched_getaffinity(0))
+    xgboost.train(settings, pages, num_rounds)
+
+
+def time_runs(run):
     """Returns the seconds of a short and of a long run.
 
     Binning and the start cancel in their difference.
@@ -228,7 +293,7 @@ def time_runs(given):
     seconds = []
     for num_rounds in (FEW, MANY):
         begun = time.perf_counter()
-        jb.fit(*given, num_rounds=num_rounds)
+        run(num_rounds=num_rounds)
         seconds.append(time.perf_counter() - begun)
     return seconds
 
