@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sampled": dict(loss=losses.logistic, subsample=0.6, weighted=True),
     "softmax": dict(loss=losses.softmax, num_scores=3, offset=True),
     "absolute": dict(loss=losses.absolute_error, l2=0.0),
+    "adaptive": dict(loss=losses.make_adaptive_huber()),
     "validated": dict(
         loss=losses.logistic, early_stopping_rounds=3, metrics=["auc"], by="auc",
         validated=True, colsample_bynode=0.6,

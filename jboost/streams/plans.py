@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.boosting.state import StartPoint, start_state
+from jboost.boosting.state import StartPoint
 from jboost.entry.collectives import agree
 from jboost.streams.block_rounds import GrownTrees, make_programs, share_derivatives
 from jboost.streams.block_trees import make_grower
@@ -89,7 +89,10 @@ def _list_parts(plan):
 def _make_plan(job, blocks, init_score):
     data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
     method, limits = job.problem.method, job.problem.arrays.numbers.limits
-    need = _measure_round(job)
+    begin = StartPoint(job.rows.scores, init_score, _WORDS)
+    start, operands = start_program(job, begin)
+    state, *_ = jax.eval_shape(partial(start), *operands)
+    need = _measure_round(job, state)
     spread = job.rows.spread
     # Programs tell what one device takes, and shapes what all rows take.
     devices = 1 if spread is None else len(spread.own)
@@ -103,8 +106,6 @@ def _make_plan(job, blocks, init_score):
 
     copies = 1 if spread is None else 2  # on the devices, and on the host
     held, moving = count(need.now), grower.row_bytes() * num_rows
-    begin = StartPoint(job.rows.scores, init_score, _WORDS)
-    start, operands = start_program(job, begin)
     starting = grower.start_bytes(need.measured, _WORDS, blocks.block_rows)
     rounds = max(
         devices * added_bytes(start, *operands),
@@ -144,13 +145,11 @@ class _Need(NamedTuple):
     end: int
 
 
-def _measure_round(job):
+def _measure_round(job, state):
     """Compiles the programs of a round, for shapes alone."""
     data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
     programs, number, rate = make_programs(job), np.int32(0), np.float32(0)
     problem = job.problem
-    operands = (problem.constants, data, StartPoint(job.rows.scores, None, _WORDS))
-    state, _ = jax.eval_shape(partial(start_state, problem.loss), *operands)
     begin = (problem.arrays, state)
     begun = added_bytes(programs.begin, *begin)
     state, held = jax.eval_shape(partial(programs.begin), *begin)
