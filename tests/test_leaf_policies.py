@@ -14,8 +14,8 @@ import pytest
 import jboost as jb
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.method import make_method
-from jboost.boosting.row_derivatives import row_derivatives
-from jboost.boosting.row_sample import sample_rows
+from jboost.boosting.row_derivatives import choose_scaling, differentiate
+from jboost.boosting.row_sample import start_round
 from jboost.boosting.settings import read_settings
 from jboost.boosting.state import Arrays, Data, Problem, StartPoint, Static, start_state
 from jboost.codes.codes import DenseCodes
@@ -77,8 +77,8 @@ def fill_leaves(combinations):
         for (method, _), given in zip(settings.values(), numbers, strict=True):
             arrays = Arrays(constants, given, data)
             problem = Problem(Static(traced, method), arrays)
-            _, *both = row_derivatives(problem, state)
-            now = sample_rows(problem, state, *both)
+            _, raw = differentiate(problem, state)
+            now = start_round(problem, choose_scaling(problem), state, raw)
             one = jax.tree.map(lambda array: array[0], now.trees())
             leaf = jnp.asarray(LEAF)
             summed = sum_leaves(data, now, one, tree, leaf)

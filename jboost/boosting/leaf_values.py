@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.auto import decide_by_data
+from jboost.boosting.first_sums import find_leaf_sizes
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import round_alone
@@ -29,7 +30,8 @@ def sum_leaves(
     """
     weights, fitted = now.weights(data), one.fitted
     channels = (fitted.gradient, fitted.curvature, jnp.ones_like(weights))
-    sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights)
+    sizes = find_leaf_sizes(one.first)
+    sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
     return tree._replace(sums=LeafSums(*sums, l2=now.limits.l2 * one.fitted.mean))
 
 

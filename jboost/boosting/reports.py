@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jboost.boosting.state import BoostState, Data, Problem, reported_parameters
 from jboost.codes.codes import Codes
-from jboost.objective.evaluation import Objective, loss_values, mean_of_rows
+from jboost.objective.evaluation import (
+    Objective,
+    loss_values,
+    weighted_mean,
+    weighted_means,
+)
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.growing import find_leaves
 from jboost.trees.leaf_operations import add_values
@@ -28,11 +34,13 @@ class Report(NamedTuple):
       snapshots: the scores of all, where metrics need them.
       improvement: how much the loss of the rows out of the bag fell; None if all rows
         are in the bag.
+      sizes: of the losses, a guess for the next round; None on one device.
     """
 
     losses: Float[Array, " S"]
     snapshots: tuple[Float[Array, "K N"], ...]
     improvement: Float[Array, ""] | None
+    sizes: Float[Array, " G"] | None
 
 
 def report_round(
@@ -43,6 +51,7 @@ def report_round(
     state: BoostState,
     set_scores: tuple[Array, ...],
     in_bag: Bool[Array, " N"] | None,
+    sizes: Float[Array, " G"] | None = None,
 ) -> Report:
     """Reports a round.
 
@@ -52,22 +61,29 @@ def report_round(
       before: the state before the round.
       state: the state after the round, and ``set_scores`` those of the sets.
       in_bag: rows that the trees learned from; None: all rows.
+      sizes: from the last report, or those of :func:`no_sizes`.
     """
     loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
-    losses = [
-        mean_loss(loss, constants, parameters, rows.targets, rows.weights, scores)
+    pairs = [
+        (_losses(loss, constants, parameters, rows.targets, scores), rows.weights)
         for rows, scores in every
     ]
-    improvement = None
     if in_bag is not None:
-        improvement = mean_improvement(loss, constants, data, ~in_bag, before, state)
+        pairs.append(_improvements(loss, constants, data, ~in_bag, before, state))
+    means, sizes = weighted_means(pairs, sizes)
     return Report(
-        losses=jnp.stack(losses),
+        losses=jnp.stack(means[: len(every)]),
         snapshots=(state.scores, *set_scores) if keep else (),
-        improvement=improvement,
+        improvement=None if in_bag is None else means[-1],
+        sizes=sizes,
     )
+
+
+def no_sizes(num_sets: int, bagged: bool) -> Float[np.ndarray, " G"]:
+    """Returns the sizes of a report before the first one."""
+    return np.zeros(2 * (1 + num_sets + bagged), np.float32)
 
 
 def mean_loss(
@@ -79,26 +95,26 @@ def mean_loss(
     scores: Float[Array, "K N"],
 ) -> Float[Array, ""]:
     """Returns the weighted mean loss; an adaptive loss takes ``parameters``."""
-    objective = Objective(loss, constants, targets, parameters, None)
-    return mean_of_rows(objective, loss_values(objective, scores), weights)
+    values = _losses(loss, constants, parameters, targets, scores)
+    return weighted_mean(values, weights)
 
 
-def mean_improvement(
-    loss: TracedLoss,
-    constants: tuple[Any, ...],
-    data: Data,
-    rows: Bool[Array, " N"],
-    before: BoostState,
-    after: BoostState,
-) -> Float[Array, ""]:
-    """Returns how much the weighted mean loss of some rows fell; NaN without rows."""
-    objectives = [
-        Objective(loss, constants, data.targets, reported_parameters(loss, state), None)
+def _losses(loss, constants, parameters, targets, scores):
+    """Returns the loss of each row."""
+    return loss_values(Objective(loss, constants, targets, parameters, None), scores)
+
+
+def _improvements(loss, constants, data, rows, before, after):
+    """Returns how much the loss of each row fell, and weights, 0 for other rows.
+
+    Their mean is NaN without rows.
+    """
+    found = [
+        _losses(loss, constants, parameters, data.targets, state.scores)
         for state in (before, after)
+        for parameters in [reported_parameters(loss, state)]
     ]
-    change = loss_values(objectives[0], before.scores)
-    change -= loss_values(objectives[1], after.scores)
-    return mean_of_rows(objectives[1], change, jnp.where(rows, data.weights, 0.0))
+    return found[0] - found[1], jnp.where(rows, data.weights, 0.0)
 
 
 def add_to_sets(

@@ -14,8 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
-from jboost.boosting.row_derivatives import row_derivatives
-from jboost.boosting.row_sample import Round, sample_rows
+from jboost.boosting.row_derivatives import choose_scaling, differentiate
+from jboost.boosting.row_sample import Round, start_round
 from jboost.boosting.state import BoostState, Problem, estimate_parameters
 from jboost.boosting.structure import grow_structure
 from jboost.trees.leaf_operations import add_values
@@ -32,8 +32,8 @@ def grow_round(
     Returns:
       The next state, the trees, and the rows that they learned from.
     """
-    state, shape, fitted = row_derivatives(problem, state)
-    now = sample_rows(problem, state, shape, fitted)
+    state, raw = differentiate(problem, state)
+    now = start_round(problem, choose_scaling(problem), state, raw)
 
     def grow(one):
         grown = grow_structure(problem, now, one)
@@ -76,6 +76,7 @@ def count_round(
         first_mean=now.fitted.first_mean,
         concentration=now.fitted.concentration,
         round=state.round + 1,
+        sizes=now.sizes,
     )
 
 

@@ -30,9 +30,8 @@ from jboost.boosting.row_derivatives import (
     RawDerivatives,
     Scaling,
     differentiate,
-    scale_derivatives,
 )
-from jboost.boosting.row_sample import Round, sample_rows
+from jboost.boosting.row_sample import Round, start_round
 from jboost.boosting.state import (
     Arrays,
     BoostState,
@@ -101,11 +100,14 @@ class Stored(NamedTuple):
       numbers: of a :class:`Summary`; see :func:`jboost.numerics.packing.pack`.
       snapshots: scores, where metrics need them.
       parameters: of an adaptive loss after each round; () for other losses.
+      sizes: those of the last :class:`jboost.boosting.reports.Report`, with no leading
+        axis.
     """
 
     numbers: Int32[Array, "R S"]
     snapshots: tuple[Float[Array, "R K N"], ...]
     parameters: Any
+    sizes: Float[Array, " G"] | None
 
 
 class Summary(NamedTuple):
@@ -189,7 +191,7 @@ def derive(
     regular, method = jnp.asarray(True), problem.method
     if smooth is False:
         objective, weights = bind_objective(problem, state), problem.data.weights
-        for policy in (method.curvature, method.leaf_curvature):
+        for policy in dict.fromkeys((method.curvature, method.leaf_curvature)):
             regular &= ~needs_smoothing(objective, state.scores, weights, policy)
     return None if static.loss.estimate is None else new, Derived(raw, regular)
 
@@ -215,8 +217,7 @@ def grow(
     (numbers, data, sets), (state, set_scores, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
-    pairs = scale_derivatives(scaling, data.weights, state, derived.raw)
-    now = sample_rows(problem, state, *pairs)
+    now = start_round(problem, scaling, state, derived.raw)
 
     def grow_one(one):
         tree, leaf = grow_structure(problem, now, one)
@@ -236,7 +237,7 @@ def grow(
         words = _store(words, pack(trees), entry)
     rest: Any = now.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
-    now = now._replace(shape=nothing, fitted=rest)
+    now = now._replace(shape=nothing, fitted=rest, first=None)
     return Grown(now, trees, leaf, after, new_scores, words, derived.regular)
 
 
@@ -337,11 +338,13 @@ def finish(
     state = advance(problem, state, now, scores)
     in_bag = now.in_bag if options.bagged else None
     report = report_round(
-        problem, options.keep, sets, before, state, set_scores, in_bag
+        problem, options.keep, sets, before, state, set_scores, in_bag, stored.sizes
     )
     summary = Summary(report.losses, report.improvement, grown.regular, kept)
-    made = (pack(summary), report.snapshots, state.parameters)
-    stored = jax.tree.map(partial(_store, entry=entry), stored, Stored(*made))
+    made = Stored(pack(summary), report.snapshots, state.parameters, None)
+    stored = stored._replace(sizes=None)
+    stored = jax.tree.map(partial(_store, entry=entry), stored, made)
+    stored = stored._replace(sizes=report.sizes)
     return (state, set_scores, words) if options.solve else state.parameters, stored
 
 

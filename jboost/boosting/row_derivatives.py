@@ -13,9 +13,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jboost.boosting.auto import needs_minimizer
+from jboost.boosting.first_sums import FirstSums
 from jboost.boosting.state import BoostState, Problem, bind_objective, find_minima
 from jboost.entry.collectives import most
-from jboost.objective.curvature import derivatives, is_raised, raise_curvature
+from jboost.objective.curvature import (
+    derivatives,
+    is_raised,
+    least_curvature,
+    mean_positive,
+)
 from jboost.objective.evaluation import weighted_mean
 
 
@@ -92,25 +98,6 @@ def choose_scaling(problem: Problem) -> Scaling:
     return Scaling(method.regularization == "relative", policies)
 
 
-def row_derivatives(
-    problem: Problem, state: BoostState
-) -> tuple[BoostState, RowDerivatives, RowDerivatives]:
-    """Returns derivatives that shape the trees, and those that fit their leaves.
-
-    Both pairs are the same unless ``method.leaf_curvature`` differs from the curvature
-    of the splits. Then "relative" divides both by the mean curvature of the splits,
-    except for unit curvature, which says nothing about the scale of the loss: there
-    each pair is divided by its own mean.
-
-    Returns:
-      The state, with new minimizers where parameters of the loss have moved them, and
-      both pairs.
-    """
-    state, raw = differentiate(problem, state)
-    scaling, weights = choose_scaling(problem), problem.data.weights
-    return state, *scale_derivatives(scaling, weights, state, raw)
-
-
 def differentiate(
     problem: Problem, state: BoostState, smooth: bool | None = None
 ) -> tuple[BoostState, tuple[RawDerivatives, ...]]:
@@ -120,7 +107,8 @@ def differentiate(
       smooth: see :func:`jboost.objective.curvature.derivatives`.
 
     Returns:
-      The state, as :func:`row_derivatives` does, and derivatives by each policy.
+      The state, with new minimizers where parameters of the loss have moved them, and
+      derivatives by each policy.
     """
     method, weights = problem.method, problem.data.weights
     objective = bind_objective(problem, state)
@@ -143,47 +131,78 @@ def scale_derivatives(
     weights: Float[Array, " N"],
     state: BoostState,
     raw: tuple[RawDerivatives, ...],
-) -> tuple[RowDerivatives, RowDerivatives]:
-    """Returns both pairs of :func:`row_derivatives`."""
+    first: FirstSums | None = None,
+) -> tuple[RowDerivatives, RowDerivatives, FirstSums | None]:
+    """Returns derivatives that shape the trees, and those that fit their leaves.
 
-    def scale(policy, raw):
-        gradient, positive = raw
-        if policy.raised:
-            coupling: Any = state.coupling
-            start = coupling.start if policy.by_start else None
-            positive = raise_curvature(positive, weights, start)
-        one = jnp.ones(state.scores.shape[0], jnp.float32)
-        if policy.unit or not scaling.relative:
-            return RowDerivatives(gradient, positive, one, one, one, one)
-        mean = weighted_mean(positive, weights)
-        flat = mean == 0  # no row has any curvature: all count alike
-        positive = jnp.where(flat[:, None], 1.0, positive)
-        mean = _share_among_scores(mean, flat, state)
-        first = jnp.where(state.round > 0, state.first_mean, mean)
-        concentration = one
-        if policy.varies:
-            concentration = jax.lax.cond(
-                state.round > 0,
-                lambda gradient, positive: state.concentration,
-                partial(_concentrate, weights, state),
-                gradient, positive,
-            )  # fmt: skip
-        mean = concentration * _follow(mean, first)
-        return RowDerivatives(gradient, positive, mean, first, concentration, one)
+    Both pairs are the same unless ``method.leaf_curvature`` differs from the curvature
+    of the splits. Then "relative" divides both by the mean curvature of the splits,
+    except for unit curvature, which says nothing about the scale of the loss: there
+    each pair is divided by its own mean.
 
-    shape, *rest = map(scale, scaling.policies, raw)
+    Args:
+      first: where rows are sharded, if there is one policy.
+
+    Returns:
+      Both pairs, and ``first`` with what is found of whether it holds.
+    """
+    (shape, first), *rest = (
+        _scale(scaling, weights, state, policy, each, first)
+        for policy, each in zip(scaling.policies, raw, strict=True)
+    )
     if not rest:
-        return shape, shape
-    (fitted,) = rest
+        return shape, shape, first
+    ((fitted, _),) = rest
     if not scaling.policies[0].unit:
-        return shape, fitted._replace(
+        fitted = fitted._replace(
             mean=shape.mean,
             first_mean=shape.first_mean,
             concentration=shape.concentration,
         )
+        return shape, fitted, first
     mean = weighted_mean(fitted.curvature, weights)
     unit = 1 / jnp.where(mean > 0, mean, 1.0)
-    return shape, fitted._replace(value_unit=unit)
+    return shape, fitted._replace(value_unit=unit), first
+
+
+def _scale(scaling, weights, state, policy, raw, first):
+    """Returns a pair, and the first sums with whether they hold."""
+    gradient, positive = raw
+    if policy.raised:
+        mean = mean_positive(positive, weights) if first is None else first.mean
+        least = least_curvature(mean, state.coupling.start if policy.by_start else None)
+        positive = jnp.maximum(positive, least[:, None])
+        if first is not None:
+            first = first._replace(holds=first.least >= least)
+    one = jnp.ones(state.scores.shape[0], jnp.float32)
+    if policy.unit or not scaling.relative:
+        return RowDerivatives(gradient, positive, one, one, one, one), first
+    mean = _find_mean(positive, weights, first)
+    flat = mean == 0  # no row has any curvature: all count alike
+    positive = jnp.where(flat[:, None], 1.0, positive)
+    if first is not None:
+        first = first._replace(holds=first.holds & ~flat)
+    mean = _share_among_scores(mean, flat, state)
+    first_mean = jnp.where(state.round > 0, state.first_mean, mean)
+    concentration = one
+    if policy.varies:
+        concentration = jax.lax.cond(
+            state.round > 0,
+            lambda gradient, positive: state.concentration,
+            partial(_concentrate, weights, state),
+            gradient, positive,
+        )  # fmt: skip
+    mean = concentration * _follow(mean, first_mean)
+    pair = RowDerivatives(gradient, positive, mean, first_mean, concentration, one)
+    return pair, first
+
+
+def _find_mean(positive, weights, first):
+    if first is None:
+        return weighted_mean(positive, weights)
+    return jax.lax.cond(
+        jnp.all(first.holds), lambda *_: first.mean, weighted_mean, positive, weights
+    )
 
 
 def _policies(method):

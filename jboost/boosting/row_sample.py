@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the rows that a round learns from.
+"""Draws the rows that a round learns from, and scales their derivatives.
 
 In: the state and the derivatives of a round. Out: a Round: what is known of it before
 its trees grow.
@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import decide_by_data
-from jboost.boosting.row_derivatives import RowDerivatives
+from jboost.boosting.first_sums import FirstSums, sum_first
+from jboost.boosting.row_derivatives import (
+    RawDerivatives,
+    RowDerivatives,
+    Scaling,
+    scale_derivatives,
+)
 from jboost.boosting.state import BoostState, Data, Problem
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample
@@ -30,6 +36,9 @@ class Round(NamedTuple):
       in_bag: rows that the trees learn from.
       whole: whether no row is left out.
       limits: numbers that shape the trees, "auto" resolved.
+      first: sums over the shards, where rows are sharded; for trees whose leaves are
+        fitted with the derivatives that shape them.
+      sizes: of their terms, for the next round.
     """
 
     k: Int32[Array, " K"]
@@ -39,10 +48,12 @@ class Round(NamedTuple):
     in_bag: Bool[Array, " N"]
     whole: Bool[Array, ""]
     limits: TreeLimits
+    first: FirstSums | None
+    sizes: Float[Array, " S"] | None
 
     def trees(self) -> "OneTree":
         """Returns what differs from tree to tree, to be mapped over."""
-        return OneTree(self.k, self.seeds, self.shape, self.fitted)
+        return OneTree(self.k, self.seeds, self.shape, self.fitted, self.first)
 
     def weights(self, data: Data) -> Float[Array, " N"]:
         """Returns the weights of the rows that the trees learn from, 0 for others.
@@ -60,12 +71,21 @@ class OneTree(NamedTuple):
     seed: UInt32[Array, "*K 2"]
     shape: RowDerivatives
     fitted: RowDerivatives
+    first: FirstSums | None
 
 
-def sample_rows(
-    problem: Problem, state: BoostState, shape: RowDerivatives, fitted: RowDerivatives
+def start_round(
+    problem: Problem,
+    scaling: Scaling,
+    state: BoostState,
+    raw: tuple[RawDerivatives, ...],
 ) -> Round:
-    """Draws the rows and the seeds of a round."""
+    """Draws the rows and the seeds of a round, and scales the derivatives.
+
+    Args:
+      scaling: from :func:`jboost.boosting.row_derivatives.choose_scaling`.
+      raw: from :func:`jboost.boosting.row_derivatives.differentiate`.
+    """
     numbers, num_scores = problem.arrays.numbers, state.scores.shape[0]
     # A round uses 1 + K seeds: one for the rows, and one for each tree.
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
@@ -77,12 +97,21 @@ def sample_rows(
         problem.method.leaf_solver,
         limits.min_child_samples,
     )
+    weights = problem.data.weights
+    in_bag = sample(seeds[0], weights > 0, share)
+    first, sizes = None, state.sizes
+    if len(scaling.policies) == 1:
+        raised = scaling.policies[0].raised
+        first, sizes = sum_first(*raw[0], weights, in_bag, raised, sizes)
+    shape, fitted, first = scale_derivatives(scaling, weights, state, raw, first)
     return Round(
         k=jnp.arange(num_scores, dtype=jnp.int32),
         seeds=seeds[1:],
         shape=shape,
         fitted=fitted,
-        in_bag=sample(seeds[0], problem.data.weights > 0, share),
+        in_bag=in_bag,
         whole=share >= 1,
         limits=limits._replace(min_child_samples=choices.min_child_samples),
+        first=first,
+        sizes=None if state.sizes is None else sizes,
     )

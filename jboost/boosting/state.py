@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import count_least_rows, needs_minimizer
+from jboost.boosting.first_sums import no_sizes
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
-from jboost.entry.collectives import gather_rows, some
+from jboost.entry.collectives import current_shards, gather_rows, some
 from jboost.entry.representation import show_fields
 from jboost.entry.stages import stage
 from jboost.objective.coupling import find_coupling
@@ -115,6 +116,7 @@ class BoostState(NamedTuple):
         :class:`jboost.boosting.row_derivatives.RowDerivatives`. 1 before that round.
       words: seed.
       round: how many rounds have been made.
+      sizes: see :func:`jboost.boosting.first_sums.sum_first`; None on one device.
     """
 
     scores: Float[Array, "..."]
@@ -131,6 +133,7 @@ class BoostState(NamedTuple):
     concentration: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
+    sizes: Float[Array, " S"] | None
 
     def __repr__(self) -> str:
         """Shows its fields: the arrays would fill pages."""
@@ -195,6 +198,7 @@ def start_state(
         concentration=one,
         words=words,
         round=number,
+        sizes=None if current_shards() is None else no_sizes(offset.shape[0]),
     )
     return state, fell_back
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, UInt8
 
+from jboost.boosting.first_sums import measure_first
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import Data, Problem
@@ -48,14 +49,16 @@ def grow_structure(
         shaping_derivatives(data, now, one.shape)
     )
     limits = jax.lax.stop_gradient(shaping_limits(now.limits, one))
-    rows: Any = (gradient, curvature, in_bag, one.seed, limits)
+    parts = (gradient, curvature, in_bag)
+    measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)
+    rows: Any = (*parts, one.seed, limits)
     sizes: Any = dict(
         max_depth=method.max_depth,
         max_nodes=method.max_nodes,
         max_leaves=method.max_leaves,
         uniform=method.uniform,
     )
-    grow = partial(grow_levels, num_bins=method.num_bins)
+    grow = partial(grow_levels, measure=measure, num_bins=method.num_bins)
     if not method.sorts_rows:
         return grow(data.codes, *rows, **sizes)
     codes: Any = data.codes  # dense, and sorted by feature

@@ -88,6 +88,43 @@ def least(values: Array) -> Array:
     return values if shards is None else jax.lax.pmin(values, shards.axes)
 
 
+def exchange(
+    sums: list[Array], extremes: list[Array]
+) -> tuple[list[Array], list[Array]]:
+    """Applies :func:`total` and :func:`most` to several arrays by one collective.
+
+    Args:
+      sums: integers.
+      extremes: float32. Next to sums, the bits of each shard have a place of their own
+        in the sum.
+    """
+    shards = current_shards()
+    if shards is None:
+        return sums, extremes
+    if not sums:
+        return [], _split_like(most(_join(extremes)), extremes)
+    if not extremes:
+        return _split_like(total(_join(sums)), sums), []
+    bits = jax.lax.bitcast_convert_type(_join(extremes), jnp.int32)
+    places = jnp.zeros((len(shards.sizes), bits.size), jnp.int32)
+    places = places.at[jax.lax.axis_index(shards.axes)].set(bits)
+    *sums, places = _split_like(total(_join([*sums, places])), [*sums, places])
+    every = jax.lax.bitcast_convert_type(places, jnp.float32)
+    return sums, _split_like(jnp.max(every, axis=0), extremes)
+
+
+def _join(arrays):
+    return jnp.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _split_like(whole, arrays):
+    """Undoes :func:`_join`."""
+    ends = np.cumsum([array.size for array in arrays])[:-1].tolist()
+    parts = jnp.split(whole, ends)
+    pairs = zip(parts, arrays, strict=True)
+    return [part.reshape(array.shape) for part, array in pairs]
+
+
 def some(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
     """Returns whether a condition holds on some shard, element by element."""
     if current_shards() is None:

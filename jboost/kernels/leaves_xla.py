@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from jboost.entry.collectives import current_shards, total
+from jboost.entry.collectives import current_shards, exchange, total
 from jboost.kernels import xla
 from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
 
@@ -47,7 +47,8 @@ def middle_minimizers(
     """See :func:`jboost.trees.leaf_operations.middle_minimizers`.
 
     The digits of each group's key are found one after the other, as in a radix sort:
-    of the rows that share those before, kinks are summed by digit.
+    of the rows that share those before, kinks are summed by digit. The first sums give
+    what the kinks of a group sum to, as well.
     """
     key = minimizer - scores
     key = jnp.where(key == 0, 0.0, key)  # one zero
@@ -56,9 +57,27 @@ def middle_minimizers(
     width = 30 - key.shape[0].bit_length()  # bits of a limb: sums stay below 2^31
     kinks = _limbs(_round(weights * kink * scale, counts), width)
     lefts = _limbs(_round(weights * left * scale, counts), width)
-    sums = [_sum_limbs(limbs, group, num_groups + 1) for limbs in (lefts, kinks)]
-    pairs = _sum_pairs(jnp.stack(sums), width)
-    wanted, whole = ((pairs[0][i], pairs[1][i]) for i in range(2))
+    key, digit = (
+        ordered_bits(key),
+        _DIGIT if num_groups <= _MANY_GROUPS else _DIGIT // 2,
+    )
+
+    def sum_by_digit(number, prefix):
+        """Returns a shard's sums of kinks, of rows whose key begins with the prefix."""
+        size, shift = 1 << digit, jnp.asarray(32 - digit * (number + 1), jnp.uint32)
+        leading = key >> shift
+        same = (leading >> digit) == ((prefix[group] >> shift) >> digit)
+        segment = group * size + (leading & (size - 1)).astype(jnp.int32)
+        segment = jnp.where(same, segment, num_groups * size)
+        sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
+        return _pair(sums.reshape(num_groups + 1, size, -1), width)
+
+    start = jnp.zeros(num_groups + 1, jnp.uint32)
+    lefts = _pair(_sum_limbs(lefts, group, num_groups + 1), width)
+    table = sum_by_digit(0, start)
+    (lefts, table), _ = exchange([jnp.stack(lefts), jnp.stack(table)], [])
+    wanted, table = _carry(*lefts), _carry(*table)
+    whole = _carry(*(jnp.sum(part, axis=1) for part in table))
     # Slopes within 2^-20 of their sum are no slopes.
     slack = whole[0]
     one = (jnp.zeros_like(slack), jnp.ones_like(slack))
@@ -68,7 +87,7 @@ def middle_minimizers(
     first, last = (_where(_reaches(whole, end), end, whole) for end in (first, last))
 
     def select(target):
-        return _select(ordered_bits(key), kinks, width, group, num_groups, target)
+        return _select(sum_by_digit, digit, table, target)
 
     targets = tuple(jnp.stack(parts) for parts in zip(first, last, strict=True))
     # Side by side, both share the collectives.
@@ -77,20 +96,17 @@ def middle_minimizers(
     return jnp.where(_reaches(whole, one), low / 2 + high / 2, 0.0)[:num_groups]
 
 
-def _select(key, kinks, width, group, num_groups, target):
-    """Finds each group's least key up to which the kinks sum to the target."""
-    digit = _DIGIT if num_groups <= _MANY_GROUPS else _DIGIT // 2
-    size, rounds = 1 << digit, 32 // digit
+def _select(sum_by_digit, digit, table, target):
+    """Finds each group's least key up to which the kinks sum to the target.
 
-    def find_digit(number, state):
+    Args:
+      table: the sums by the first digit, over all shards.
+    """
+
+    def narrow(number, state, sums):
+        """Finds the next digit."""
         prefix, below = state
         shift = jnp.asarray(32 - digit * (number + 1), jnp.uint32)
-        leading = key >> shift
-        same = (leading >> digit) == ((prefix[group] >> shift) >> digit)
-        segment = group * size + (leading & (size - 1)).astype(jnp.int32)
-        segment = jnp.where(same, segment, num_groups * size)
-        sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
-        sums = _sum_pairs(sums.reshape(num_groups + 1, size, -1), width)
         # Up to each digit, and before it. A low part is below 2^20, of 256 digits.
         upto = [jnp.cumsum(part, axis=1) for part in sums]
         before = [jnp.pad(part, ((0, 0), (1, 0)))[:, :-1] for part in upto]
@@ -103,9 +119,13 @@ def _select(key, kinks, width, group, num_groups, target):
         below = tuple(jnp.take_along_axis(part, found, axis=1)[:, 0] for part in before)
         return prefix | (found[:, 0].astype(jnp.uint32) << shift), below
 
-    zero = jnp.zeros(num_groups + 1, jnp.int32)
-    state = (zero.astype(jnp.uint32), (zero, zero))
-    return from_ordered_bits(jax.lax.fori_loop(0, rounds, find_digit, state)[0])
+    def look(number, state):
+        sums = total(jnp.stack(sum_by_digit(number, state[0])))
+        return narrow(number, state, _carry(*sums))
+
+    zero = jnp.zeros(table[0].shape[0], jnp.int32)
+    state = narrow(0, (zero.astype(jnp.uint32), (zero, zero)), table)
+    return from_ordered_bits(jax.lax.fori_loop(1, 32 // digit, look, state)[0])
 
 
 def _inside(group, num_groups):
@@ -146,11 +166,6 @@ def _pair(limbs, width):
             high += limb >> (_LOW - shift)
             low += (limb & ((1 << (_LOW - shift)) - 1)) << shift
     return _carry(high, low)
-
-
-def _sum_pairs(limbs, width):
-    """Returns the sums of limbs over all shards as pairs."""
-    return _carry(*total(jnp.stack(_pair(limbs, width))))
 
 
 def _carry(high, low):

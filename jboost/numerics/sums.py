@@ -9,12 +9,13 @@ bits that they have on one device.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, Shaped
 
-from jboost.entry.collectives import current_shards, most, total
+from jboost.entry.collectives import current_shards, exchange, most, total
 from jboost.kernels import leaves_cpu, reduce_cpu, sums_xla
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable, weigh
@@ -35,6 +36,7 @@ def sum_channels(
     group: Int32[Array, " N"],
     num_groups: int,
     weights: Float[Array, " N"] | None = None,
+    find_size: Callable[[Array], Array] | None = None,
 ) -> Shaped[Array, "C G"]:
     """Sums each channel by group; the bits do not depend on the order of the rows.
 
@@ -43,6 +45,8 @@ def sum_channels(
 
     Args:
       weights: what floats are multiplied by; rows of weight 0 may hold anything.
+      find_size: takes the greatest magnitude of each channel on this shard and returns
+        that of all shards, if that needs no collective.
     """
     xla, cpu = (
         partial(kernels.sum_channels, num_groups=num_groups)
@@ -51,7 +55,7 @@ def sum_channels(
     if not all(channel.dtype == jnp.float32 for channel in channels):
         return total(xla(group, None, *channels))
     if current_shards() is not None:
-        return _sum_sharded_channels(channels, weights, group, num_groups)
+        return _sum_sharded_channels(channels, weights, group, num_groups, find_size)
     run = choose(cpu=cpu, xla=xla)
     if weights is None:
         derive = partial(_derive_channels, num_groups)
@@ -78,7 +82,7 @@ def _derive_weighted_channels(num_groups, sums, operands, tangents):
     return _derive_channels(num_groups, sums, (group,), (None, None, *changes))
 
 
-def _sum_sharded_channels(channels, weights, group, num_groups):
+def _sum_sharded_channels(channels, weights, group, num_groups, find_size):
     look, add = (
         choose(*(partial(each, num_groups=num_groups) for each in pair))
         for pair in (
@@ -87,10 +91,9 @@ def _sum_sharded_channels(channels, weights, group, num_groups):
         )
     )
     greatest, others = look(group, weights, *channels)
-    greatest = most(greatest)
-    digits, kinds = _collect(
-        total, [add(group, greatest, weights, *channels), _count_kinds(others)]
-    )
+    greatest = (find_size or most)(greatest)
+    digits = add(group, greatest, weights, *channels)
+    (digits, kinds), _ = exchange([digits, _count_kinds(others)], [])
     return _join(digits, greatest[:, None], kinds)
 
 
@@ -135,22 +138,87 @@ def sum_each(
 ) -> list[Float[Array, "..."]]:
     """Returns :func:`sum_rows` of each pair of values and weights.
 
-    There are no more collectives than in one sum.
+    There are no more collectives than in one sum: two, where rows are sharded.
     """
     if current_shards() is None:
         return [sum_rows(*each) for each in sums]
-    look = choose(cpu=reduce_cpu.find_greatest, xla=sums_xla.find_greatest)
-    add = choose(cpu=reduce_cpu.sum_digits, xla=sums_xla.sum_digits)
-    looks = [look(*each) for each in sums]
-    sizes = _collect(most, [greatest for greatest, _ in looks])
-    digits = [
-        add(values, size, weights)
-        for (values, weights), size in zip(sums, sizes, strict=True)
+    greatest, kinds = _look_at(sums)
+    _, sizes = exchange([], greatest)
+    found, _ = exchange([*_sum_digits(sums, sizes), *kinds], [])
+    return _join_each(found[: len(sums)], sizes, found[len(sums) :])
+
+
+class Guessed(NamedTuple):
+    """What :func:`sum_guessed` returns.
+
+    Attributes:
+      sums: those of :func:`sum_each`.
+      sizes: the greatest term of each sum, a guess for the next ones.
+      counts: those handed in, over all shards.
+      extremes: likewise.
+    """
+
+    sums: list[Float[Array, "..."]]
+    sizes: list[Float[Array, "..."]]
+    counts: list[Int32[Array, "..."]]
+    extremes: list[Float[Array, "..."]]
+
+
+def sum_guessed(
+    sums: Sequence[tuple[Float[Array, "..."], Float[Array, "..."] | None]],
+    guess: Sequence[Float[Array, "..."]],
+    counts: Sequence[Int32[Array, "..."]] = (),
+    extremes: Sequence[Float[Array, "..."]] = (),
+) -> Guessed:
+    """Does what :func:`sum_each` does, by one collective if a guess is right.
+
+    The unit of a sum depends on the greatest term of all shards, but only on the power
+    of two above it, which seldom changes from round to round. The sums are made with
+    that of the guess while the true one is found, and made again if it is another one.
+
+    Args:
+      guess: of the greatest term of each sum, the same on all shards; it changes
+        no result.
+      counts: integers to be summed over all shards by the same collective.
+      extremes: floats of which the greatest of all shards are to be found likewise.
+    """
+    if current_shards() is None:
+        return Guessed(sum_each(*sums), [*guess], [*counts], [*extremes])
+    greatest, kinds = _look_at(sums)
+    # At least the shard's own greatest, or its multiples might not be in range.
+    tried = [jnp.maximum(a, b) for a, b in zip(guess, greatest, strict=True)]
+    digits, wanted = _sum_digits(sums, tried), [*greatest, *extremes]
+    found, whole = exchange([*digits, *kinds, *counts], wanted)
+    digits, rest = found[: len(sums)], found[len(sums) :]
+    sizes = whole[: len(sums)]
+    right = [
+        jnp.all(sums_xla.choose_unit(size)[1] == sums_xla.choose_unit(other)[1])
+        for size, other in zip(sizes, guess, strict=True)
     ]
+
+    def sum_again(digits):
+        del digits
+        return exchange(_sum_digits(sums, sizes), [])[0]
+
+    right = jnp.all(jnp.stack(right))
+    digits = jax.lax.cond(right, lambda digits: digits, sum_again, digits)
+    found = _join_each(digits, sizes, rest[: len(sums)])
+    return Guessed(found, sizes, rest[len(sums) :], whole[len(sums) :])
+
+
+def _look_at(sums):
+    """Returns the greatest term of each sum on this shard, and kinds of other terms."""
+    look = choose(cpu=reduce_cpu.find_greatest, xla=sums_xla.find_greatest)
+    looks = [look(*each) for each in sums]
     kinds = [_count_kinds(others) for _, others in looks]
-    found = _collect(total, digits + kinds)
-    parts = zip(found[: len(sums)], sizes, found[len(sums) :], strict=True)
-    return [_join(*part) for part in parts]
+    return [greatest for greatest, _ in looks], kinds
+
+
+def _sum_digits(sums, sizes):
+    """Returns the digits of each sum over this shard."""
+    add = choose(cpu=reduce_cpu.sum_digits, xla=sums_xla.sum_digits)
+    pairs = zip(sums, sizes, strict=True)
+    return [add(values, size, weights) for (values, weights), size in pairs]
 
 
 def _count_kinds(others):
@@ -159,19 +227,13 @@ def _count_kinds(others):
     return jnp.stack(kinds).astype(jnp.int32)
 
 
+def _join_each(digits, sizes, kinds):
+    return [_join(*parts) for parts in zip(digits, sizes, kinds, strict=True)]
+
+
 def _join(digits, greatest, kinds):
     """Returns the sum over all shards."""
     finite = sums_xla.join_digits(sums_xla.carry(digits), greatest)
     unknown, above, below = kinds > 0
     found = jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, finite))
     return jnp.where(unknown | (above & below), jnp.nan, found)
-
-
-def _collect(collective: Callable[[Array], Array], arrays: list[Array]) -> list[Array]:
-    """Applies a collective to several arrays at once."""
-    whole = collective(jnp.concatenate([array.reshape(-1) for array in arrays]))
-    found, first = [], 0
-    for array in arrays:
-        found.append(whole[first : first + array.size].reshape(array.shape))
-        first += array.size
-    return found

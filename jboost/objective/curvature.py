@@ -52,9 +52,12 @@ def smoothing_scale(
     assert minimizer is not None
     known = jnp.isfinite(minimizer)
     distance = jnp.where(known, jnp.abs(scores - minimizer), 0.0)
-    size = mean_of_rows(objective, jnp.abs(scores), weights)
     root = jnp.where(known, square_root(distance), 0.0)
-    roots, total = sum_each((root, weights), (known.astype(jnp.float32), weights))
+    sizes, roots, total, whole = sum_each(
+        (jnp.abs(scores), weights), (root, weights),
+        (known.astype(jnp.float32), weights), (weights, None),
+    )  # fmt: skip
+    size = sizes / whole
     mean_root = roots / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
     return jnp.maximum(delta, 1e-6 * size + 1e-30)
@@ -128,7 +131,7 @@ def derivatives(
       smooth: the result of :func:`needs_smoothing`, if it is known: a program then
         holds only the code that it runs. None: it is decided in the program.
       raised: whether the curvature is raised to its least value; if not, that is left
-        to :func:`raise_curvature`.
+        to :func:`least_curvature`.
     """
     loss = objective.loss
     own = curvature == "function"
@@ -165,7 +168,8 @@ def derivatives(
     if not raised:
         return gradient, positive
     start = _find_start(curvature, objective.coupling)
-    return gradient, raise_curvature(positive, weights, start)
+    least = least_curvature(mean_positive(positive, weights), start)
+    return gradient, jnp.maximum(positive, least[:, None])
 
 
 def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:
@@ -246,19 +250,24 @@ def _secant(gradient, distance, delta):
     return jnp.abs(gradient) / root
 
 
-def raise_curvature(
-    curvature: Float[Array, "K N"],
-    weights: Float[Array, " N"],
-    start: Float[Array, " K"] | None,
-) -> Float[Array, "K N"]:
-    """Raises curvature to 1e-6 times the weighted mean of its positive part.
+def mean_positive(
+    curvature: Float[Array, "K N"], weights: Float[Array, " N"]
+) -> Float[Array, " K"]:
+    """Returns the weighted mean of the positive part."""
+    return weighted_mean(jnp.maximum(curvature, 0.0), weights)
+
+
+def least_curvature(
+    mean: Float[Array, " K"], start: Float[Array, " K"] | None
+) -> Float[Array, " K"]:
+    """Returns 1e-6 times the weighted mean of the positive part of the curvature.
 
     Args:
-      start: where scores interact, the mean curvature at the start of training, to
-        which it is raised as well.
+      mean: from :func:`mean_positive`.
+      start: where scores interact, the mean curvature at the start of training, below
+        which it must not fall, either.
     """
-    mean = weighted_mean(jnp.maximum(curvature, 0.0), weights)
     least = _FLOOR * mean
-    if start is not None:
-        least = jnp.maximum(least, jnp.minimum(start, _DECLINE * mean))
-    return jnp.maximum(curvature, least[:, None])
+    if start is None:
+        return least
+    return jnp.maximum(least, jnp.minimum(start, _DECLINE * mean))

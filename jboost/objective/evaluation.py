@@ -6,7 +6,7 @@ N] and Hessians. The axis of the K scores comes first, so that code written for 
 score per row can be mapped over it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from jboost.numerics.derivatives import (
     differentiable,
     replace_without_derivative,
 )
-from jboost.numerics.sums import sum_each
+from jboost.numerics.sums import sum_each, sum_guessed
 from jboost.objective.tracing import TracedLoss
 
 BLOCK = 8192  # rows per block
@@ -235,6 +235,31 @@ def weighted_mean(
     """Returns the weighted mean over the last axis, ignoring rows of weight 0."""
     numerator, denominator = sum_each((values, weights), (weights, None))
     return numerator / denominator
+
+
+def weighted_means(
+    pairs: Sequence[tuple[Float[Array, "..."], Float[Array, "..."]]],
+    guess: Float[Array, " S"] | None,
+) -> tuple[list[Float[Array, ""]], Float[Array, " S"] | None]:
+    """Returns :func:`weighted_mean` of each pair of values and weights.
+
+    Args:
+      guess: of the greatest terms, two for each pair, where rows are sharded; see
+        :func:`jboost.numerics.sums.sum_guessed`. It changes no result.
+
+    Returns:
+      The means, and the greatest terms.
+    """
+    if guess is None:
+        return [weighted_mean(*pair) for pair in pairs], None
+    sums = [
+        part
+        for values, weights in pairs
+        for part in ((values, weights), (weights, None))
+    ]
+    found = sum_guessed(sums, list(guess))
+    quotients = zip(found.sums[::2], found.sums[1::2], strict=True)
+    return [above / below for above, below in quotients], jnp.stack(found.sizes)
 
 
 def _map_rows(

@@ -18,8 +18,8 @@ from jboost import losses
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.method import initial_scores, make_method
 from jboost.boosting.round import add_trees, map_scores
-from jboost.boosting.row_derivatives import row_derivatives
-from jboost.boosting.row_sample import sample_rows
+from jboost.boosting.row_derivatives import choose_scaling, differentiate
+from jboost.boosting.row_sample import start_round
 from jboost.boosting.settings import Regularization, Settings, read_settings
 from jboost.boosting.state import Arrays, BoostState, Problem, Static
 from jboost.boosting.structure import shaping_limits
@@ -255,8 +255,8 @@ def _refit_round(
     state: BoostState,
 ) -> tuple[BoostState, Tree]:
     """Makes one round as training does, with the leaf of every row given."""
-    state, shape, fitted = row_derivatives(problem, state)
-    now = sample_rows(problem, state, shape, fitted)
+    state, raw = differentiate(problem, state)
+    now = start_round(problem, choose_scaling(problem), state, raw)
 
     def refit_tree(parts):
         leaf, old, one = parts

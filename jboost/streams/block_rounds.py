@@ -18,8 +18,12 @@ from jaxtyping import Array, Int32, Shaped
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.reports import Report, add_to_sets, report_round
 from jboost.boosting.round import add_trees
-from jboost.boosting.row_derivatives import RowDerivatives, row_derivatives
-from jboost.boosting.row_sample import Round, sample_rows
+from jboost.boosting.row_derivatives import (
+    RowDerivatives,
+    choose_scaling,
+    differentiate,
+)
+from jboost.boosting.row_sample import Round, start_round
 from jboost.boosting.sharding import (
     EVERYWHERE,
     rows_of,
@@ -192,9 +196,9 @@ class BlockRunner:
 def _begin(static, arrays, state):
     """Starts a round; derivatives that are needed twice are returned once."""
     problem = Problem(static, arrays)
-    state, shape, fitted = row_derivatives(problem, state)
-    now = sample_rows(problem, state, shape, fitted)
-    return state, now._replace(fitted=None) if fitted is shape else now
+    state, raw = differentiate(problem, state)
+    now = start_round(problem, choose_scaling(problem), state, raw)
+    return state, now._replace(fitted=None) if now.fitted is now.shape else now
 
 
 def share_derivatives(now: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from jboost.boosting.method import Method
+from jboost.boosting.reports import no_sizes
 from jboost.boosting.round_programs import (
     Growth,
     Stored,
@@ -125,6 +126,7 @@ class ArrayRunner:
         self._whole = Wholeness(derive=False, finish=False)
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
+        self._sizes = None if spread is None else no_sizes(len(job.sets), job.bagged)
         # Numbers that are on the device are cheaper to hand to a program.
         self._growth = Growth(
             put(arrays.numbers),
@@ -178,7 +180,7 @@ class ArrayRunner:
                 state = with_loss(grown.state, state)._replace(parameters=found)
         kept = stored.snapshots  # of a mesh, they are on several devices
         words, stored = jax.device_get((words, stored._replace(snapshots=())))
-        stored = stored._replace(snapshots=kept)
+        stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
         trees = unpack(words, self._one_round_trees(position))
         made = unpack(stored.numbers, self._summary(position))
         return Position(state, set_scores), stored, trees, made
@@ -247,6 +249,7 @@ class ArrayRunner:
             numbers=words(self._summary(position)),
             snapshots=tuple(map(hold, every, kept)),
             parameters=jax.tree.map(empty, state.parameters),
+            sizes=self._sizes,
         )
 
 

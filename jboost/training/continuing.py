@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from jboost.boosting.row_derivatives import row_derivatives
+from jboost.boosting.row_derivatives import (
+    choose_scaling,
+    differentiate,
+    scale_derivatives,
+)
 from jboost.boosting.settings import Settings
 from jboost.boosting.sharding import EVERYWHERE
 from jboost.boosting.state import Arrays, Problem, estimate_parameters
@@ -151,7 +155,9 @@ def _measure_first_round(static, constants, data, state):
     """Returns mean curvature and concentration at init_score."""
     none: Any = None  # derivatives do not depend on the numbers
     problem = Problem(static, Arrays(constants, none, data))
-    _, _, fitted = row_derivatives(problem, state)
+    state, raw = differentiate(problem, state)
+    scaling = choose_scaling(problem)
+    _, fitted, _ = scale_derivatives(scaling, data.weights, state, raw)
     return fitted.first_mean, fitted.concentration
 
 

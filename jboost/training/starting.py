@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jboost.boosting.first_sums import no_sizes
 from jboost.boosting.sharding import EVERYWHERE, rows_of
 from jboost.boosting.state import (
     BoostState,
@@ -71,11 +72,11 @@ def start(
 def _start_together(job, begin):
     """Finds the start in stages, where all rows can be on one device."""
     rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
+    num_scores = len(begin.offset)
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:
         # Programs on few rows may round in another way than those on many.
-        num_scores, total = len(begin.offset), rows.spread.shards.padded
-        if num_scores * total > FEW:
+        if num_scores * rows.spread.shards.padded > FEW:
             return _start_apart(job, begin)
         constants = jax.device_get(constants)  # from all devices
         data, offset = rows.gather()
@@ -92,7 +93,10 @@ def _start_together(job, begin):
     minimizer = state.minimizer
     if minimizer is not None:
         minimizer = rows.put_scores(minimizer[:, own])
-    state = rows.spread.put_everywhere(state._replace(scores=None, minimizer=None))
+    state = state._replace(
+        scores=None, minimizer=None, sizes=np.asarray(no_sizes(num_scores))
+    )
+    state = rows.spread.put_everywhere(state)
     state = state._replace(scores=scores, minimizer=minimizer)
     return state, fell_back, rows.spread.put(values[own]), endless
 

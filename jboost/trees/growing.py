@@ -24,6 +24,7 @@ from jboost.entry.collectives import count_rows
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose
 from jboost.tables.categories import goes_left
+from jboost.trees.levels import Measure
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import grow_natively
 from jboost.trees.plain_growth import grow_plainly
@@ -37,6 +38,7 @@ def grow_levels(
     in_bag: Bool[Array, " N"] | UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
+    measure: Measure | None = None,
     *,
     max_depth: int,
     num_bins: int,
@@ -57,6 +59,8 @@ def grow_levels(
         count 0 times, are only routed.
       seed: of column sampling and stochastic rounding.
       limits: numbers; may be traced.
+      measure: how derivatives become integers, if that is known; the kernel that grows
+        a tree on one device does without.
       max_depth: number of levels of splits.
       num_bins: number of codes.
       max_nodes: the most nodes a level can have, if known to be less than N: N over
@@ -83,7 +87,8 @@ def grow_levels(
         cpu=sequential_vmap(partial(grow_natively, **sizes)),
         xla=partial(grow_plainly, **sizes),
     )
-    return grow(codes, gradient, curvature, in_bag.astype(jnp.uint8), seed, limits)
+    in_bag = in_bag.astype(jnp.uint8)
+    return grow(codes, gradient, curvature, in_bag, seed, limits, measure)
 
 
 def find_leaves(tree: Tree, codes: Codes) -> Int32[Array, " N"]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.collectives import current_shards, least, most
+from jboost.entry.collectives import current_shards, exchange
 from jboost.kernels import leaves_cpu, leaves_xla
 from jboost.kernels.library import choose
 from jboost.numerics.derivatives import differentiable
@@ -56,7 +56,8 @@ def find_range(
         for kernels in (leaves_cpu, leaves_xla)
     )
     low, high = choose(cpu=cpu, xla=xla)(values, group)
-    return least(low), most(high)
+    _, (below, high) = exchange([], [-low, high])
+    return -below, high
 
 
 def middle_minimizers(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int32, UInt8, UInt32
 from jboost.codes.codes import Codes
 from jboost.entry import collectives
 from jboost.kernels import grow_cpu, levels_cpu
-from jboost.trees.levels import column_fractions, measure_rows
+from jboost.trees.levels import Measure, column_fractions, measure_rows
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import WEIGHT_SLACK
 from jboost.trees.tree import Tree
@@ -30,6 +30,7 @@ def grow_natively(
     in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
+    measure: Measure | None = None,
     *,
     max_depth: int,
     num_bins: int,
@@ -49,8 +50,12 @@ def grow_natively(
         uniform=int(uniform),
     )
     rows = gradient, curvature, in_bag, seed
-    grow = _grow_here if collectives.current_shards() is None else _grow_in_shards
-    found = grow(codes.pack(num_bins), rows, limits, sizes)
+    codes = codes.pack(num_bins)
+    if collectives.current_shards() is None:
+        found = _grow_here(codes, rows, limits, sizes)
+    else:
+        measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
+        found = _grow_in_shards(codes, rows, measure, limits, sizes)
     tree = Tree(
         found.feature,
         found.threshold,
@@ -75,13 +80,12 @@ def _grow_here(codes, rows, limits, sizes):
     )
 
 
-def _grow_in_shards(codes, rows, limits, sizes):
+def _grow_in_shards(codes, rows, measure, limits, sizes):
     """Grows the tree by calls for each level, with sums over all shards in between."""
     gradient, curvature, in_bag, seed = rows
     operands, uniform = codes.operands, bool(sizes.uniform)
     assert not operands.entries, "sparse codes cannot be divided among devices"
     depths = dict(max_depth=sizes.max_depth)
-    measure = measure_rows(gradient, curvature, in_bag, uniform)
     level_limits = make_level_limits(limits, codes.num_features, seed, measure.unit)
     part = levels_cpu.start_rows(
         gradient, curvature, in_bag, seed, measure.fixed.scale,

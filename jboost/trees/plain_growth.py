@@ -17,6 +17,7 @@ from jboost.entry.collectives import current_shards, total
 from jboost.numerics.sums import sum_by_group
 from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
 from jboost.trees.levels import (
+    Measure,
     count_sides,
     find_splits,
     join_children,
@@ -55,6 +56,7 @@ def grow_plainly(
     in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     limits: TreeLimits,
+    measure: Measure | None = None,
     *,
     max_depth: int,
     num_bins: int,
@@ -66,7 +68,7 @@ def grow_plainly(
 
     ``most`` is the most nodes of a level.
     """
-    rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
+    rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
 
     def grow_level(level, state, slots):
         squares = None

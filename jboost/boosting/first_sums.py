@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums over all shards that a round begins with, made by one collective.
+
+In: derivatives of the rows of a shard, before they are scaled. Out: the mean curvature
+by which they are to be scaled; how scaled derivatives become integers; the greatest
+terms of the leaves' sums. Each of these would take an exchange or two of its own. Here
+they follow from sums of derivatives that are not scaled yet. In the rare cases where
+those do not determine every bit, exchanges are made as if there were no such sums.
+Where all rows are on one device, there is nothing to save.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt8
+
+from jboost.entry.collectives import current_shards, most
+from jboost.kernels.float_bits import exponent_above
+from jboost.kernels.sums_xla import split_weights
+from jboost.numerics.fixed_point import fit_scale
+from jboost.numerics.sums import sum_guessed
+from jboost.trees.levels import Measure, measure_rows
+
+_ROUNDINGS = 2.0**-20  # more than those of a quotient and of its sum
+_FINEST = 2.0**-29  # 255 times the rounding of a term, relative to the greatest one
+
+
+class FirstSums(NamedTuple):
+    """Sums over all rows, score by score.
+
+    Attributes:
+      mean: the weighted mean of the curvature; of its positive part, if the curvature
+        has a least value.
+      least: the least curvature of the rows that count.
+      magnitudes: sums of the magnitudes of gradient and curvature over the bag.
+      greatest: their greatest terms, and the greatest factor that is no whole weight.
+      num_in_bag: the number of rows in the bag.
+      holds: whether the curvature is still the one that was summed.
+    """
+
+    mean: Float[Array, "*K"]
+    least: Float[Array, "*K"]
+    magnitudes: Float[Array, "*K 2"]
+    greatest: Float[Array, "*K 3"]
+    num_in_bag: Int32[Array, "*K"]
+    holds: Bool[Array, "*K"]
+
+
+def no_sizes(num_scores: int) -> Float[Array, " S"]:
+    """Returns the second result of :func:`sum_first` before the first round."""
+    return jnp.zeros(3 * num_scores + 1)
+
+
+def sum_first(
+    gradient: Float[Array, "K N"],
+    curvature: Float[Array, "K N"],
+    weights: Float[Array, " N"],
+    in_bag: Bool[Array, " N"],
+    raised: bool,
+    sizes: Float[Array, " S"] | None,
+) -> tuple[FirstSums | None, Float[Array, " S"] | None]:
+    """Makes the sums of a round; None where all rows are on one device.
+
+    Args:
+      raised: whether the curvature will be raised to a least value.
+      sizes: of the round before; see :class:`jboost.numerics.sums.Guessed`.
+
+    Returns:
+      The sums, and the sizes that the next round takes.
+    """
+    if current_shards() is None:
+        return None, None
+    assert sizes is not None
+    num_scores = len(gradient)
+    times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
+    positive = jnp.maximum(curvature, 0.0) if raised else curvature
+    times = times.astype(jnp.float32)
+    by_score = factors[None, :]
+    terms = (jnp.abs(by_score * each) for each in (gradient, curvature))
+    parts = (
+        (positive, weights), (weights, None),
+        *((jnp.where(by_score > 0, each, 0.0), times) for each in terms),
+    )  # fmt: skip
+    ends = (num_scores, num_scores + 1, 2 * num_scores + 1)
+    means, whole, *others = jnp.split(sizes, ends)
+    below = jnp.where((weights > 0)[None, :], -curvature, -jnp.inf)
+    found = sum_guessed(
+        parts, (means, whole[0], *others), [jnp.sum(times > 0, dtype=jnp.int32)],
+        [jnp.max(below, axis=1), jnp.max(factors)],
+    )  # fmt: skip
+    total, weight, *magnitudes = found.sums
+    below, factor = found.extremes
+    greatest = (*found.sizes[2:], jnp.broadcast_to(factor, (num_scores,)))
+    sums = FirstSums(
+        mean=total / weight,
+        least=-below,
+        magnitudes=jnp.stack(magnitudes, axis=1),
+        greatest=jnp.stack(greatest, axis=1),
+        num_in_bag=jnp.broadcast_to(found.counts[0], (num_scores,)),
+        holds=jnp.ones(num_scores, bool),
+    )
+    return sums, jnp.concatenate([size.reshape(-1) for size in found.sizes])
+
+
+def measure_first(
+    first: FirstSums | None,
+    mean: Float[Array, ""],
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    in_bag: UInt8[Array, " N"],
+    uniform: bool,
+) -> Measure | None:
+    """Returns what :func:`jboost.trees.levels.measure_rows` does; None without sums.
+
+    Scales are powers of two above sums of quotients. Those sums are known up to
+    rounding from sums that are divided.
+
+    Args:
+      first: of one score.
+      mean: what its derivatives have been divided by.
+    """
+    if first is None:
+        return None
+    sums, greatest = first.magnitudes / mean, first.greatest / mean
+    rows = first.num_in_bag.astype(jnp.float32)
+    slack = _ROUNDINGS + _FINEST * rows * greatest[:2] / sums
+    low, high = (sums * (1 - slack), sums * (1 + slack))
+    sure = (exponent_above(low) == exponent_above(high)) & (low > 1e-20)
+    sure &= jnp.isfinite(high)
+
+    def keep(*_):
+        fixed = fit_scale(sums, first.num_in_bag)
+        unit = fixed.unit
+        if uniform:
+            unit = jnp.stack([unit[0], jnp.maximum(greatest[1], jnp.float32(1e-30))])
+        return Measure(fixed, unit, first.num_in_bag)
+
+    def look(*rows):
+        return measure_rows(*rows, uniform)
+
+    # The scale of a uniform curvature is not used.
+    known = first.holds & (sure[0] if uniform else jnp.all(sure))
+    return jax.lax.cond(known, keep, look, gradient, curvature, in_bag)
+
+
+def find_leaf_sizes(
+    first: FirstSums | None,
+) -> Callable[[Float[Array, "3"]], Float[Array, "3"]] | None:
+    """Returns what finds the greatest terms of the leaves' sums; None without sums.
+
+    Args:
+      first: of one score, whose leaves are fitted with these derivatives.
+    """
+    if first is None:
+        return None
+    greatest = first.greatest
+    return lambda own: jax.lax.cond(first.holds, lambda _: greatest, most, own)
