@@ -246,7 +246,8 @@ def test_smoothing_scale_ignores_rows_without_weight_or_minimizer():
     minimizer = jnp.array([[0.0, 0.0, jnp.nan, 0.0]])
     traced, constants = trace_loss(L.absolute_error, np.zeros(4, np.float32), 1)
     objective = Objective(traced, constants, jnp.zeros(4), (), minimizer)
-    delta = smoothing_scale(objective, scores, jnp.array([1.0, 3.0, 1.0, 0.0]))
+    weights = jnp.array([1.0, 3.0, 1.0, 0.0])
+    delta, _ = smoothing_scale(objective, scores, weights)
     np.testing.assert_allclose(delta, [((1 + 3 * 2) / 4) ** 2], rtol=1e-6)  # float32
 
 

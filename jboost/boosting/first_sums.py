@@ -48,9 +48,22 @@ class FirstSums(NamedTuple):
     holds: Bool[Array, "*K"]
 
 
-def no_sizes(num_scores: int) -> Float[Array, " S"]:
-    """Returns the second result of :func:`sum_first` before the first round."""
-    return jnp.zeros(3 * num_scores + 1)
+class Sizes(NamedTuple):
+    """The greatest terms of sums, which the next round guesses to be the same.
+
+    Attributes:
+      first: of :func:`sum_first`.
+      smoothing: of :func:`jboost.objective.curvature.smoothing_scale`.
+    """
+
+    first: list[Float[Array, "*K"]]
+    smoothing: list[Float[Array, "*K"]]
+
+
+def no_sizes(num_scores: int) -> Sizes:
+    """Returns the sizes before the first round, which are no good guess."""
+    each, one = jnp.zeros(num_scores), jnp.zeros(())
+    return Sizes([each, one, each, each], [each, each, each, one])
 
 
 def sum_first(
@@ -59,19 +72,19 @@ def sum_first(
     weights: Float[Array, " N"],
     in_bag: Bool[Array, " N"],
     raised: bool,
-    sizes: Float[Array, " S"] | None,
-) -> tuple[FirstSums | None, Float[Array, " S"] | None]:
+    sizes: Sizes | None,
+) -> tuple[FirstSums | None, Sizes | None]:
     """Makes the sums of a round; None where all rows are on one device.
 
     Args:
       raised: whether the curvature will be raised to a least value.
-      sizes: of the round before; see :class:`jboost.numerics.sums.Guessed`.
+      sizes: of the round before; see :func:`jboost.numerics.sums.sum_guessed`.
 
     Returns:
       The sums, and the sizes that the next round takes.
     """
     if current_shards() is None:
-        return None, None
+        return None, sizes
     assert sizes is not None
     num_scores = len(gradient)
     times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
@@ -83,11 +96,9 @@ def sum_first(
         (positive, weights), (weights, None),
         *((jnp.where(by_score > 0, each, 0.0), times) for each in terms),
     )  # fmt: skip
-    ends = (num_scores, num_scores + 1, 2 * num_scores + 1)
-    means, whole, *others = jnp.split(sizes, ends)
     below = jnp.where((weights > 0)[None, :], -curvature, -jnp.inf)
     found = sum_guessed(
-        parts, (means, whole[0], *others), [jnp.sum(times > 0, dtype=jnp.int32)],
+        parts, sizes.first, [jnp.sum(times > 0, dtype=jnp.int32)],
         [jnp.max(below, axis=1), jnp.max(factors)],
     )  # fmt: skip
     total, weight, *magnitudes = found.sums
@@ -101,7 +112,7 @@ def sum_first(
         num_in_bag=jnp.broadcast_to(found.counts[0], (num_scores,)),
         holds=jnp.ones(num_scores, bool),
     )
-    return sums, jnp.concatenate([size.reshape(-1) for size in found.sizes])
+    return sums, sizes._replace(first=found.sizes)
 
 
 def measure_first(

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.boosting.first_sums import Sizes
 from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
@@ -168,10 +169,12 @@ class Derived(NamedTuple):
     Attributes:
       raw: by each curvature policy.
       regular: whether ``smooth`` was right.
+      sizes: of the state.
     """
 
     raw: tuple[RawDerivatives, ...]
     regular: Bool[Array, ""]
+    sizes: Sizes | None
 
 
 @for_host
@@ -193,7 +196,8 @@ def derive(
         objective, weights = bind_objective(problem, state), problem.data.weights
         for policy in dict.fromkeys((method.curvature, method.leaf_curvature)):
             regular &= ~needs_smoothing(objective, state.scores, weights, policy)
-    return None if static.loss.estimate is None else new, Derived(raw, regular)
+    derived = Derived(raw, regular, new.sizes)
+    return None if static.loss.estimate is None else new, derived
 
 
 @for_host
@@ -217,6 +221,7 @@ def grow(
     (numbers, data, sets), (state, set_scores, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
+    state = state._replace(sizes=derived.sizes)
     now = start_round(problem, scaling, state, derived.raw)
 
     def grow_one(one):

@@ -21,6 +21,7 @@ from jboost.objective.curvature import (
     is_raised,
     least_curvature,
     mean_positive,
+    smoothing_scale,
 )
 from jboost.objective.evaluation import weighted_mean
 
@@ -107,8 +108,8 @@ def differentiate(
       smooth: see :func:`jboost.objective.curvature.derivatives`.
 
     Returns:
-      The state, with new minimizers where parameters of the loss have moved them, and
-      derivatives by each policy.
+      The state, with new minimizers where parameters of the loss have moved them and
+      new sizes where rows are sharded, and derivatives by each policy.
     """
     method, weights = problem.method, problem.data.weights
     objective = bind_objective(problem, state)
@@ -117,10 +118,17 @@ def differentiate(
         objective = find_minima(objective, problem.data)
         state = state._replace(minimizer=objective.minimizer, kinks=objective.kinks)
 
+    delta = None
+    if state.sizes is not None and (problem.loss.straight or smooth):
+        guess, (scores, sizes) = state.sizes.smoothing, (state.scores, state.sizes)
+        delta, found = smoothing_scale(objective, scores, weights, guess)
+        state = state._replace(sizes=sizes._replace(smoothing=found))
+
     def evaluate(curvature):
         found = problem.arrays.given or derivatives(
-            objective, state.scores, weights, curvature, smooth, raised=False
-        )
+            objective, state.scores, weights, curvature, smooth, raised=False,
+            delta=delta,
+        )  # fmt: skip
         return RawDerivatives(*found)
 
     return state, tuple(evaluate(curvature) for curvature in _policies(method))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import decide_by_data
-from jboost.boosting.first_sums import FirstSums, sum_first
+from jboost.boosting.first_sums import FirstSums, Sizes, sum_first
 from jboost.boosting.row_derivatives import (
     RawDerivatives,
     RowDerivatives,
@@ -38,7 +38,7 @@ class Round(NamedTuple):
       limits: numbers that shape the trees, "auto" resolved.
       first: sums over the shards, where rows are sharded; for trees whose leaves are
         fitted with the derivatives that shape them.
-      sizes: of their terms, for the next round.
+      sizes: for the next round.
     """
 
     k: Int32[Array, " K"]
@@ -49,7 +49,7 @@ class Round(NamedTuple):
     whole: Bool[Array, ""]
     limits: TreeLimits
     first: FirstSums | None
-    sizes: Float[Array, " S"] | None
+    sizes: Sizes | None
 
     def trees(self) -> "OneTree":
         """Returns what differs from tree to tree, to be mapped over."""
@@ -113,5 +113,5 @@ def start_round(
         whole=share >= 1,
         limits=limits._replace(min_child_samples=choices.min_child_samples),
         first=first,
-        sizes=None if state.sizes is None else sizes,
+        sizes=sizes,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import count_least_rows, needs_minimizer
-from jboost.boosting.first_sums import no_sizes
+from jboost.boosting.first_sums import Sizes, no_sizes
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, gather_rows, some
@@ -116,7 +116,7 @@ class BoostState(NamedTuple):
         :class:`jboost.boosting.row_derivatives.RowDerivatives`. 1 before that round.
       words: seed.
       round: how many rounds have been made.
-      sizes: see :func:`jboost.boosting.first_sums.sum_first`; None on one device.
+      sizes: guesses that save collectives; None where all rows are on one device.
     """
 
     scores: Float[Array, "..."]
@@ -133,7 +133,7 @@ class BoostState(NamedTuple):
     concentration: Float[Array, " K"]
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
-    sizes: Float[Array, " S"] | None
+    sizes: Sizes | None
 
     def __repr__(self) -> str:
         """Shows its fields: the arrays would fill pages."""

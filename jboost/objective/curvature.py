@@ -5,7 +5,7 @@ In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvat
 [K, N], both finite, the curvature nonnegative.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from jboost.entry.collectives import some
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import square_root
-from jboost.numerics.sums import sum_each
+from jboost.numerics.sums import sum_each, sum_guessed
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -42,25 +42,38 @@ def smoothing_scale(
     objective: Objective,
     scores: Float[Array, "K N"],
     weights: Float[Array, " N"],
-) -> Float[Array, " K"]:
+    guess: Sequence[Float[Array, "..."]] | None = None,
+) -> tuple[Float[Array, " K"], list[Float[Array, "..."]] | None]:
     """Returns delta = (weighted mean of sqrt |F - F*|)^2 over rows that have an F*.
 
     If there is no such row, delta is 1/1000 of the mean magnitude of the scores. It is
     never so small that F +- delta rounds to F.
+
+    Args:
+      guess: the second result for the scores of the round before; it changes nothing
+        but the number of collectives, see :func:`jboost.numerics.sums.sum_guessed`.
+
+    Returns:
+      delta, and the greatest terms of its sums.
     """
     minimizer = objective.minimizer
     assert minimizer is not None
     known = jnp.isfinite(minimizer)
     distance = jnp.where(known, jnp.abs(scores - minimizer), 0.0)
     root = jnp.where(known, square_root(distance), 0.0)
-    sizes, roots, total, whole = sum_each(
+    parts = (
         (jnp.abs(scores), weights), (root, weights),
         (known.astype(jnp.float32), weights), (weights, None),
     )  # fmt: skip
-    size = sizes / whole
+    if guess is None:
+        found, greatest = sum_each(*parts), None
+    else:
+        found, greatest, *_ = sum_guessed(parts, guess)
+    size, roots, total, whole = found
+    size = size / whole
     mean_root = roots / jnp.maximum(total, 1e-30)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
-    return jnp.maximum(delta, 1e-6 * size + 1e-30)
+    return jnp.maximum(delta, 1e-6 * size + 1e-30), greatest
 
 
 def is_pointed(
@@ -84,7 +97,7 @@ def is_pointed(
 
 @stage
 def _is_pointed(objective, slopes, curvature, scores, weights):
-    delta = smoothing_scale(objective, scores, weights)[:, None]
+    delta = smoothing_scale(objective, scores, weights)[0][:, None]
     distance = scores - objective.minimizer
     secant = _secant(slopes, distance, delta)
     flat = curvature <= _FLAT * secant
@@ -101,6 +114,7 @@ def derivatives(
     smooth: bool | None = None,
     *,
     raised: bool = True,
+    delta: Float[Array, " K"] | None = None,
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
     """Returns gradient and curvature of every row, not multiplied by weights.
 
@@ -132,6 +146,7 @@ def derivatives(
         holds only the code that it runs. None: it is decided in the program.
       raised: whether the curvature is raised to its least value; if not, that is left
         to :func:`least_curvature`.
+      delta: the smoothing scale, if it is known.
     """
     loss = objective.loss
     own = curvature == "function"
@@ -143,7 +158,7 @@ def derivatives(
 
     def soften(gradient, hessian):
         return _smooth_derivatives(
-            objective, scores, weights, curvature, gradient, hessian
+            objective, scores, weights, curvature, gradient, hessian, delta
         )
 
     if objective.coupling is not None and curvature != "auto" and not own:
@@ -213,10 +228,14 @@ def _needs_smoothing(objective, gradient, hessian, weights, curvature):
     return some(jnp.any(needed & (weights > 0)[None, :]))
 
 
-def _smooth_derivatives(objective, scores, weights, curvature, gradient, hessian):
+def _smooth_derivatives(
+    objective, scores, weights, curvature, gradient, hessian, delta
+):
     """Returns gradient and curvature from the gradients at F +- delta."""
     loss = objective.loss
-    delta = smoothing_scale(objective, scores, weights)[:, None]
+    if delta is None:
+        delta, _ = smoothing_scale(objective, scores, weights)
+    delta = delta[:, None]
     if loss.straight:
         delta = _STRAIGHT * delta
     gradient_up = gradients(objective, scores + delta)

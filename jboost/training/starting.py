@@ -94,7 +94,7 @@ def _start_together(job, begin):
     if minimizer is not None:
         minimizer = rows.put_scores(minimizer[:, own])
     state = state._replace(
-        scores=None, minimizer=None, sizes=np.asarray(no_sizes(num_scores))
+        scores=None, minimizer=None, sizes=jax.device_get(no_sizes(num_scores))
     )
     state = rows.spread.put_everywhere(state)
     state = state._replace(scores=scores, minimizer=minimizer)
