@@ -134,16 +134,18 @@ def test_first_sums_measure_what_scaled_derivatives_do(uniform, factor, raised):
     weights[::7] = 0 if uniform else 2.5
 
     def run(gradient, curvature, weights):
-        rows = gradient[None], curvature[None], weights
         sizes = no_sizes(1)
-        first, _ = sum_first(*rows, weights > 0, raised, sizes)
+        first, _ = sum_first(
+            gradient[None], curvature[None], weights, weights > 0, raised, sizes
+        )
         assert first is not None
         first = jax.tree.map(lambda array: array[0], first)
         times, factors = split_weights(weights)
-        scaled = [each * factors / first.mean for each in (gradient, curvature)]
-        found = measure_first(first, first.mean, *scaled, times, uniform)
+        scaled, mass = (each * factors / first.mean for each in (gradient, curvature))
+        rows = scaled, mass, times, uniform
+        found = measure_first(first, first.mean, *rows)
         both = sum_each((curvature, weights), (weights, None))
-        return found, measure_rows(*scaled, times, uniform), first, both
+        return found, measure_rows(*rows), first, both
 
     found, expected, first, (total, weight) = run_in_shards(
         run, gradient, curvature, weights

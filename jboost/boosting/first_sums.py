@@ -148,8 +148,8 @@ def measure_first(
             unit = jnp.stack([unit[0], jnp.maximum(greatest[1], jnp.float32(1e-30))])
         return Measure(fixed, unit, first.num_in_bag)
 
-    def look(*rows):
-        return measure_rows(*rows, uniform)
+    def look(gradient, curvature, in_bag):
+        return measure_rows(gradient, curvature, in_bag, uniform)
 
     # The scale of a uniform curvature is not used.
     known = first.holds & (sure[0] if uniform else jnp.all(sure))

@@ -126,7 +126,9 @@ class ArrayRunner:
         self._whole = Wholeness(derive=False, finish=False)
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
-        self._sizes = None if spread is None else no_sizes(len(job.sets), job.bagged)
+        self._sizes: Any = None
+        if spread is not None:
+            self._sizes = no_sizes(len(job.sets), job.bagged)
         # Numbers that are on the device are cheaper to hand to a program.
         self._growth = Growth(
             put(arrays.numbers),

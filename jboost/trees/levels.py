@@ -91,10 +91,9 @@ def make_rows(
     in_bag: UInt8[Array, " N"],
     seed: UInt32[Array, "2"],
     uniform: bool,
-    measure: Measure | None,
+    measure: Measure,
 ) -> RoundedRows:
     """Rounds all rows' derivatives to integers; see :func:`grow_levels`."""
-    measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
     rows = (gradient, curvature, in_bag, seed)
     channels = round_rows(*rows, measure, uniform, first_row())
     return RoundedRows(codes, channels, in_bag > 0, measure.num_in_bag, measure.unit)

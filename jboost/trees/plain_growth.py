@@ -24,6 +24,7 @@ from jboost.trees.levels import (
     lookup,
     make_leaf,
     make_rows,
+    measure_rows,
     pair_children,
     pass_paths,
     route_rows,
@@ -68,6 +69,7 @@ def grow_plainly(
 
     ``most`` is the most nodes of a level.
     """
+    measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
 
     def grow_level(level, state, slots):
