@@ -179,9 +179,9 @@ def test_each_level_exchanges_only_its_nodes():
         grow_part, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
     )
     lowered = jax.jit(split).trace(codes, *rows).lower(lowering_platforms=("cpu",))
-    calls = re.findall(
-        r"stablehlo.all_reduce.*?-> tensor<(.*?)>", lowered.as_text(), re.S
-    )
+    text = lowered.as_text()
+    assert "reduce_scatter" not in text  # sums of gloo's are wrong
+    calls = re.findall(r"stablehlo.all_reduce.*?-> tensor<(.*?)>", text, re.S)
     exchanged = [
         int(call.split("x")[0]) for call in calls if call.endswith("x3x3x8xi32")
     ]

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, UInt64
 
@@ -102,27 +103,19 @@ def exchange(
     if shards is None:
         return sums, extremes
     if not sums:
-        return [], _split_like(most(_join(extremes)), extremes)
+        whole, split = ravel_pytree(extremes)
+        return [], split(most(whole))
     if not extremes:
-        return _split_like(total(_join(sums)), sums), []
-    bits = jax.lax.bitcast_convert_type(_join(extremes), jnp.int32)
+        whole, split = ravel_pytree(sums)
+        return split(total(whole)), []
+    own, split_extremes = ravel_pytree(extremes)
+    bits = jax.lax.bitcast_convert_type(own, jnp.int32)
     places = jnp.zeros((len(shards.sizes), bits.size), jnp.int32)
     places = places.at[jax.lax.axis_index(shards.axes)].set(bits)
-    *sums, places = _split_like(total(_join([*sums, places])), [*sums, places])
+    whole, split = ravel_pytree([*sums, places])
+    *sums, places = split(total(whole))
     every = jax.lax.bitcast_convert_type(places, jnp.float32)
-    return sums, _split_like(jnp.max(every, axis=0), extremes)
-
-
-def _join(arrays):
-    return jnp.concatenate([array.reshape(-1) for array in arrays])
-
-
-def _split_like(whole, arrays):
-    """Undoes :func:`_join`."""
-    ends = np.cumsum([array.size for array in arrays])[:-1].tolist()
-    parts = jnp.split(whole, ends)
-    pairs = zip(parts, arrays, strict=True)
-    return [part.reshape(array.shape) for part, array in pairs]
+    return sums, split_extremes(jnp.max(every, axis=0))
 
 
 def some(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
