@@ -119,14 +119,24 @@ struct WeightedTerms {
   int32_t Times(int64_t i) const { return SplitWeight(weights[i]).times; }
 };
 
-// Whether all weights from begin to end are 0 or 1.
-inline bool AreMasks(const float* weights, int64_t begin, int64_t end) {
-  int32_t others = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    others |= (weights[i] != 1.0f) & (weights[i] != 0.0f);
+// The same, where no row counts several times.
+struct OnceTerms {
+  const float* values;
+  const float* weights;
+
+  float operator()(int64_t i) const {
+    return KeepPositive(weights[i], weights[i] * values[i]);
   }
-  return others == 0;
+};
+
+// Whether no row counts several times.
+inline bool CountOnce(const float* weights, int64_t count) {
+  int32_t several = 0;
+  for (int64_t i = 0; i < count; ++i) several |= SplitWeight(weights[i]).times > 1;
+  return several == 0;
 }
+
+constexpr int64_t kShortBlock = 2048;  // terms whose digits have sums within int32
 
 // The bits of the greatest magnitude of term(0 .. count - 1).
 template <class Term>
@@ -159,10 +169,9 @@ inline Digits RoundToDigits(float multiple) {
 // which vectorizes; they are short enough not to overflow.
 template <class Term>
 inline ExactSum SumTerms(const Term& term, int64_t count, float up) {
-  constexpr int64_t kBlock = 2048;
   ExactSum sum;
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    int64_t end = count - begin < kBlock ? count : begin + kBlock;
+  for (int64_t begin = 0; begin < count; begin += kShortBlock) {
+    int64_t end = count - begin < kShortBlock ? count : begin + kShortBlock;
     int32_t high = 0, low = 0;
     for (int64_t i = begin; i < end; ++i) {
       Digits digits = RoundToDigits(term(i) * up);

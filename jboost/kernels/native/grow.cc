@@ -215,15 +215,15 @@ void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
                    in_bag + first, rows.words + first);
     uint16_t* index = rows.index + first;
     int64_t* words = rows.words + first;
-    int64_t kept = 0, position = 0;
-    for (int64_t i = first; i < first + count; ++i) kept += in_bag[i] != 0;
-    if (kept == count) {
+    int64_t kept = count;
+    if (std::memchr(in_bag + first, 0, count) == nullptr) {
       for (int64_t i = 0; i < count; ++i) index[i] = static_cast<uint16_t>(i);
     } else {
-      for (int64_t i = 0; i < count && position < kept; ++i) {
-        index[position] = static_cast<uint16_t>(i);
-        words[position] = words[i];
-        position += in_bag[first + i] != 0;
+      kept = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        index[kept] = static_cast<uint16_t>(i);
+        words[kept] = words[i];
+        kept += in_bag[first + i] != 0;
       }
     }
     Segment* own = rows.segments + chunk * rows.num_slots;
@@ -705,16 +705,17 @@ bool FindLeaves(const Pool& pool, const Codes& codes, const TreeNodes& tree,
   int64_t last_code = tree.num_words * kWordBits - 1;
   auto descend = [&](auto code_type, auto categorical, int64_t chunk) {
     using Code = decltype(code_type);
+    int64_t first = chunk * kChunk, end = std::min(first + kChunk, codes.num_rows);
+    if (std::memchr(skip + first, 0, end - first) == nullptr) return;
     // Where the codes of each feature begin, and how far apart rows are.
     ColumnReader reader(codes, chunk);
     std::vector<const Code*> columns(codes.num_features);
-    int64_t stride = 1, first = chunk * kChunk;
+    int64_t stride = 1;
     for (int64_t f = 0; f < codes.num_features; ++f) {
       Column column = reader.Read(f);
       columns[f] = static_cast<const Code*>(column.codes);
       stride = column.stride;
     }
-    int64_t end = std::min(first + kChunk, codes.num_rows);
     for (int64_t i = first; i < end; ++i) {
       if (skip[i]) continue;
       int64_t node = 0;

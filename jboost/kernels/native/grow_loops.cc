@@ -264,13 +264,18 @@ uint32_t FindGreatestBits(const float* values, const uint8_t* in_bag, int64_t co
   return GreatestBits(Magnitude{values, in_bag}, count);
 }
 
+// Whether no row counts several times.
+inline bool CountOnce(const uint8_t* in_bag, int64_t count) {
+  uint8_t bits = 0;
+  for (int64_t i = 0; i < count; ++i) bits |= in_bag[i];
+  return bits < 2;
+}
+
 void SumMagnitudes(const float* values, const uint8_t* in_bag, int64_t count, float up,
                    int64_t* high, int64_t* low) {
   Magnitude term{values, in_bag};
-  uint8_t bits = 0;
-  for (int64_t i = 0; i < count; ++i) bits |= in_bag[i];
   ExactSum sum =
-      bits < 2
+      CountOnce(in_bag, count)
           ? SumTerms(term, count, up)
           : SumTimes(term, [=](int64_t i) { return int32_t{in_bag[i]}; }, count, up);
   *high += sum.high;
@@ -305,6 +310,13 @@ void FillOffsets(const uint32_t* seed, uint32_t row, uint32_t channel, bool stoc
 void RoundBlock(const float* __restrict values, const uint8_t* __restrict in_bag,
                 float scale, bool stochastic, const float* __restrict offsets,
                 int count, int32_t* __restrict whole) {
+  if (CountOnce(in_bag, count)) {
+    for (int i = 0; i < count; ++i) {
+      float value = in_bag[i] ? values[i] : 0.0f;
+      whole[i] = Floor(value * scale + offsets[i]);
+    }
+    return;
+  }
   if (stochastic) {
     for (int i = 0; i < count; ++i) {
       float value = in_bag[i] ? values[i] * static_cast<float>(in_bag[i]) : 0.0f;

@@ -43,17 +43,17 @@ struct Blocks {
 void FindGreatest(const Pool& pool, const GroupedRows& rows, uint32_t* bits) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   Blocks blocks(rows, 1);
-  std::vector<uint32_t> greatest(rows.num_channels * blocks.number);
+  std::vector<uint32_t> greatest(blocks.number * kMaxChannels);
   ParallelFor(pool, blocks.number, [&](int64_t block) {
-    for (int64_t c = 0; c < rows.num_channels; ++c) {
-      greatest[c * blocks.number + block] = loops.greatest_bits(
-          rows.channels[c], rows.weights, rows.group, rows.num_groups,
-          blocks.begin(block), blocks.begin(block + 1));
-    }
+    loops.greatest_bits(rows.channels, rows.num_channels, rows.weights, rows.group,
+                        rows.num_groups, blocks.begin(block), blocks.begin(block + 1),
+                        greatest.data() + block * kMaxChannels);
   });
-  for (int64_t c = 0; c < rows.num_channels; ++c) {
-    auto from = greatest.begin() + c * blocks.number;
-    bits[c] = *std::max_element(from, from + blocks.number);
+  std::fill_n(bits, rows.num_channels, 0);
+  for (int64_t block = 0; block < blocks.number; ++block) {
+    for (int64_t c = 0; c < rows.num_channels; ++c) {
+      bits[c] = std::max(bits[c], greatest[block * kMaxChannels + c]);
+    }
   }
 }
 
@@ -100,9 +100,8 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
                                 const float* up) {
   const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
   // The rows of a block count at most 2^24 times, so that its sums fit 63 bits.
-  bool once = rows.weights == nullptr || rows.num_rows < (1 << 16) ||
-              AreMasks(rows.weights, 0, rows.num_rows);
-  Blocks blocks(rows, (rows.num_rows * (once ? 1 : 255) >> 24) + 1);
+  int64_t times = rows.weights == nullptr ? 1 : 255;
+  Blocks blocks(rows, (rows.num_rows * times >> 24) + 1);
   // A task sums kLockstep blocks, the last of which may be empty.
   int64_t num_channels = rows.num_channels, num_groups = rows.num_groups;
   int64_t table = (num_groups + 1) * num_channels;
@@ -121,9 +120,9 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
                      up, first, end, sums_of);
   });
   std::vector<ExactSum> totals(num_channels * num_groups);
-  for (int64_t g = 0; g < num_groups; ++g) {
-    for (int64_t c = 0; c < num_channels; ++c) {
-      for (int64_t block = 0; block < blocks.number; ++block) {
+  for (int64_t block = 0; block < blocks.number; ++block) {
+    for (int64_t g = 0; g < num_groups; ++g) {
+      for (int64_t c = 0; c < num_channels; ++c) {
         uint64_t sum = tables[block * table + g * num_channels + c];
         totals[c * num_groups + g].Add(static_cast<int64_t>(sum));
       }

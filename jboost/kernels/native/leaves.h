@@ -50,11 +50,11 @@ struct Candidate {
 };
 
 struct LeafLoops {
-  // The bits of the greatest magnitude of the rows [begin, end) that are in a group.
-  // `weights` may be null, here and below; see WeightedTerms.
-  uint32_t (*greatest_bits)(const float* channel, const float* weights,
-                            const int32_t* group, int64_t num_groups, int64_t begin,
-                            int64_t end);
+  // Raises bits[c] to the bits of the greatest magnitude of the rows [begin, end) that
+  // are in a group. `weights` may be null, here and below; see WeightedTerms.
+  void (*greatest_bits)(const float* const* channels, int64_t num_channels,
+                        const float* weights, const int32_t* group, int64_t num_groups,
+                        int64_t begin, int64_t end, uint32_t* bits);
   // Adds rows [begin[b], end[b]), as multiples of 1 / up[c], to the table sums[b],
   // [num_groups + 1, channels]. It holds int64 numbers as uint64, which may overflow.
   void (*sum_blocks)(const float* const* channels, int64_t num_channels,

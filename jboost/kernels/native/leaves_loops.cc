@@ -18,9 +18,9 @@ inline int64_t Place(int32_t group, int64_t num_groups) {
 
 template <class Term>
 uint32_t GreatestInGroups(const Term& term, const int32_t* group, int64_t num_groups,
-                          int64_t begin, int64_t end) {
+                          int64_t count) {
   uint32_t groups = static_cast<uint32_t>(num_groups), greatest = 0;
-  for (int64_t i = begin; i < end; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     uint32_t inside = static_cast<uint32_t>(group[i]) < groups ? ~0u : 0u;
     uint32_t bits = MagnitudeBits(term(i)) & inside;  // a branch does not vectorize
     greatest = bits > greatest ? bits : greatest;
@@ -28,19 +28,24 @@ uint32_t GreatestInGroups(const Term& term, const int32_t* group, int64_t num_gr
   return greatest;
 }
 
-uint32_t FindGreatestBits(const float* channel, const float* weights,
-                          const int32_t* group, int64_t num_groups, int64_t begin,
-                          int64_t end) {
-  if (weights == nullptr) {
-    auto term = [=](int64_t i) { return channel[i]; };
-    return GreatestInGroups(term, group, num_groups, begin, end);
+void FindGreatestBits(const float* const* channels, int64_t num_channels,
+                      const float* weights, const int32_t* group, int64_t num_groups,
+                      int64_t begin, int64_t end, uint32_t* bits) {
+  constexpr int64_t kRows = 1024;  // stay in the cache for all channels
+  for (int64_t row = begin; row < end; row += kRows) {
+    int64_t count = end - row < kRows ? end - row : kRows;
+    bool once = weights == nullptr || CountOnce(weights + row, count);
+    for (int64_t c = 0; c < num_channels; ++c) {
+      const float* values = channels[c] + row;
+      auto find = [&](const auto& term) {
+        return GreatestInGroups(term, group + row, num_groups, count);
+      };
+      uint32_t own = weights == nullptr ? find([=](int64_t i) { return values[i]; })
+                     : once             ? find(OnceTerms{values, weights + row})
+                                        : find(WeightedTerms{values, weights + row});
+      bits[c] = own > bits[c] ? own : bits[c];
+    }
   }
-  if (AreMasks(weights, begin, end)) {
-    auto term = [=](int64_t i) { return KeepPositive(weights[i], channel[i]); };
-    return GreatestInGroups(term, group, num_groups, begin, end);
-  }
-  WeightedTerms term{channel, weights};
-  return GreatestInGroups(term, group, num_groups, begin, end);
 }
 
 constexpr int64_t kStep = 128;  // rows that are rounded together, which vectorizes
@@ -58,7 +63,14 @@ template <int kChannels>
 inline void RoundRows(const float* const* channels, const float* weights,
                       const float* up, int64_t row, int64_t count,
                       Step<kChannels>* step) {
-  bool masks = weights == nullptr || AreMasks(weights, row, row + count);
+  bool once = weights == nullptr || CountOnce(weights + row, count);
+  float factors[kStep];
+  uint32_t times[kStep];
+  for (int64_t i = 0; !once && i < count; ++i) {
+    Weight parts = SplitWeight(weights[row + i]);
+    factors[i] = KeepPositive(weights[row + i], parts.factor);
+    times[i] = static_cast<uint32_t>(parts.times);
+  }
   for (int c = 0; c < kChannels; ++c) {
     const float* __restrict values = channels[c] + row;
     uint64_t* __restrict multiples = step->multiples[c];
@@ -67,21 +79,20 @@ inline void RoundRows(const float* const* channels, const float* weights,
         Digits digits = RoundToDigits(values[i] * up[c]);
         multiples[i] = Join(digits.high, digits.low);
       }
-    } else if (masks) {
+    } else if (once) {
+      OnceTerms terms{values, weights + row};
       for (int64_t i = 0; i < count; ++i) {
-        float term = KeepPositive(weights[row + i], values[i]);
-        Digits digits = RoundToDigits(term * up[c]);
+        Digits digits = RoundToDigits(terms(i) * up[c]);
         multiples[i] = Join(digits.high, digits.low);
       }
     } else {
-      WeightedTerms terms{values, weights + row};
       for (int64_t i = 0; i < count; ++i) {
-        Digits digits = RoundToDigits(terms(i) * up[c]);
+        Digits digits =
+            RoundToDigits(KeepPositive(factors[i], factors[i] * values[i]) * up[c]);
         // Products fit 28 bits; those of ignored rows may overflow.
-        uint32_t times = static_cast<uint32_t>(terms.Times(i));
         multiples[i] =
-            Join(static_cast<int32_t>(static_cast<uint32_t>(digits.high) * times),
-                 static_cast<int32_t>(static_cast<uint32_t>(digits.low) * times));
+            Join(static_cast<int32_t>(static_cast<uint32_t>(digits.high) * times[i]),
+                 static_cast<int32_t>(static_cast<uint32_t>(digits.low) * times[i]));
       }
     }
   }

@@ -10,23 +10,37 @@ struct Plain {
   float operator()(int64_t i) const { return values[i]; }
 };
 
-struct Masked {
-  const float* values;
-  const float* weights;
-  float operator()(int64_t i) const { return KeepPositive(weights[i], values[i]); }
-};
+// Terms of one block, which stays in the cache while it is read twice.
+uint32_t GreatestOfBlock(const float* values, const float* weights, int64_t count) {
+  if (CountOnce(weights, count)) return GreatestBits(OnceTerms{values, weights}, count);
+  return GreatestBits(WeightedTerms{values, weights}, count);
+}
+
+ExactSum SumBlock(const float* values, const float* weights, int64_t count, float up) {
+  if (CountOnce(weights, count)) return SumTerms(OnceTerms{values, weights}, count, up);
+  WeightedTerms terms{values, weights};
+  return SumTimes(terms, [&](int64_t i) { return terms.Times(i); }, count, up);
+}
 
 uint32_t FindGreatestBits(const float* values, const float* weights, int64_t count) {
   if (weights == nullptr) return GreatestBits(Plain{values}, count);
-  if (AreMasks(weights, 0, count)) return GreatestBits(Masked{values, weights}, count);
-  return GreatestBits(WeightedTerms{values, weights}, count);
+  uint32_t greatest = 0;
+  for (int64_t begin = 0; begin < count; begin += kShortBlock) {
+    int64_t size = count - begin < kShortBlock ? count - begin : kShortBlock;
+    uint32_t bits = GreatestOfBlock(values + begin, weights + begin, size);
+    greatest = bits > greatest ? bits : greatest;
+  }
+  return greatest;
 }
 
 ExactSum SumAny(const float* values, const float* weights, int64_t count, float up) {
   if (weights == nullptr) return SumTerms(Plain{values}, count, up);
-  if (AreMasks(weights, 0, count)) return SumTerms(Masked{values, weights}, count, up);
-  WeightedTerms terms{values, weights};
-  return SumTimes(terms, [&](int64_t i) { return terms.Times(i); }, count, up);
+  ExactSum sum;
+  for (int64_t begin = 0; begin < count; begin += kShortBlock) {
+    int64_t size = count - begin < kShortBlock ? count - begin : kShortBlock;
+    sum.Add(SumBlock(values + begin, weights + begin, size, up));
+  }
+  return sum;
 }
 
 void Sum(const float* values, const float* weights, int64_t count, float up,
