@@ -29,7 +29,7 @@ def sum_leaves(
         :func:`fit_leaves`.
     """
     weights, fitted = now.weights(data), one.fitted
-    channels = (fitted.gradient, fitted.curvature, jnp.ones_like(weights))
+    channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
     sizes = find_leaf_sizes(one.first)
     sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
     return tree._replace(sums=LeafSums(*sums, l2=now.limits.l2 * one.fitted.mean))

@@ -100,7 +100,7 @@ def find_group_greatest(group, weights, *channels, num_groups):
 
     And the sums [C, G] of what is not finite.
     """
-    values = _make_terms(jnp.stack(channels), weights)[0].T
+    values = _make_terms(_stack(channels, group), weights)[0].T
     inside = ((group >= 0) & (group < num_groups))[:, None]
     finite = jnp.isfinite(values)
     greatest = jnp.max(jnp.abs(jnp.where(finite & inside, values, 0)), axis=0)
@@ -116,7 +116,7 @@ def find_group_greatest(group, weights, *channels, num_groups):
 
 def sum_group_digits(group, greatest, weights, *channels, num_groups):
     """Returns the digits [C, G, 4] of the sums of the finite terms."""
-    terms, times = _make_terms(jnp.stack(channels), weights)
+    terms, times = _make_terms(_stack(channels, group), weights)
     values, times = terms.T, None if times is None else times.T
     inside = ((group >= 0) & (group < num_groups))[:, None]
     kept = jnp.where(jnp.isfinite(values) & inside, values, 0)
@@ -132,6 +132,10 @@ def sum_group_digits(group, greatest, weights, *channels, num_groups):
         zeros = [jnp.zeros_like(sums[0])] * len(high)
         sums += jax.lax.cond(jnp.any(times > 1), sum_limbs, lambda high: zeros, high)
     return _make_digits(sums, width)
+
+
+def _stack(channels, group):
+    return jnp.stack([jnp.broadcast_to(each, group.shape) for each in channels])
 
 
 def _sum_keys(values, group, num_groups):

@@ -32,7 +32,7 @@ def sum_by_group(
 
 
 def sum_channels(
-    channels: Sequence[Shaped[Array, " N"]],
+    channels: Sequence[Shaped[Array, "..."]],
     group: Int32[Array, " N"],
     num_groups: int,
     weights: Float[Array, " N"] | None = None,
@@ -44,6 +44,7 @@ def sum_channels(
     :func:`sum_rows`. A group outside [0, num_groups) is left out.
 
     Args:
+      channels: [N] each. With weights, a float channel may be [], for all rows.
       weights: what floats are multiplied by; rows of weight 0 may hold anything.
       find_size: takes the greatest magnitude of each channel on this shard and returns
         that of all shards, if that needs no collective.
@@ -75,8 +76,12 @@ def _derive_channels(num_groups, sums, operands, tangents):
 
 def _derive_weighted_channels(num_groups, sums, operands, tangents):
     (group, weights, *channels), (_, moved, *changes) = operands, tangents
+
+    def terms(weights, channel):
+        return weigh(weights, jnp.broadcast_to(channel, weights.shape))
+
     changes = [
-        jax.jvp(weigh, (weights, channel), (moved, change))[1]
+        jax.jvp(terms, (weights, channel), (moved, change))[1]
         for channel, change in zip(channels, changes, strict=True)
     ]
     return _derive_channels(num_groups, sums, (group,), (None, None, *changes))

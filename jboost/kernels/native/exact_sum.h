@@ -129,9 +129,11 @@ struct OnceTerms {
   }
 };
 
-// Whether no row counts several times.
+// Whether no row counts several times. Most weights are at most 1.
 inline bool CountOnce(const float* weights, int64_t count) {
-  int32_t several = 0;
+  int32_t above = 0, several = 0;
+  for (int64_t i = 0; i < count; ++i) above |= weights[i] > 1.0f;
+  if (above == 0) return true;
   for (int64_t i = 0; i < count; ++i) several |= SplitWeight(weights[i]).times > 1;
   return several == 0;
 }

@@ -45,13 +45,13 @@ void FindGreatest(const Pool& pool, const GroupedRows& rows, uint32_t* bits) {
   Blocks blocks(rows, 1);
   std::vector<uint32_t> greatest(blocks.number * kMaxChannels);
   ParallelFor(pool, blocks.number, [&](int64_t block) {
-    loops.greatest_bits(rows.channels, rows.num_channels, rows.weights, rows.group,
-                        rows.num_groups, blocks.begin(block), blocks.begin(block + 1),
+    loops.greatest_bits(rows.channels, rows.weights, rows.group, rows.num_groups,
+                        blocks.begin(block), blocks.begin(block + 1),
                         greatest.data() + block * kMaxChannels);
   });
-  std::fill_n(bits, rows.num_channels, 0);
+  std::fill_n(bits, rows.channels.number, 0);
   for (int64_t block = 0; block < blocks.number; ++block) {
-    for (int64_t c = 0; c < rows.num_channels; ++c) {
+    for (int64_t c = 0; c < rows.channels.number; ++c) {
       bits[c] = std::max(bits[c], greatest[block * kMaxChannels + c]);
     }
   }
@@ -66,7 +66,7 @@ class FiniteRows {
   FiniteRows(const Pool& pool, const GroupedRows& rows, uint32_t* bits, float* others)
       : rows_(rows) {
     FindGreatest(pool, rows, bits);
-    for (int64_t c = 0; c < rows.num_channels; ++c) {
+    for (int64_t c = 0; c < rows.channels.number; ++c) {
       if (bits[c] < kInfinityBits) continue;
       bits[c] = 0;
       std::vector<float>& finite = finite_[c];
@@ -74,9 +74,10 @@ class FiniteRows {
       for (int64_t i = 0; i < rows.num_rows; ++i) {
         int64_t group = rows.group[i];
         if (group < 0 || group >= rows.num_groups) continue;
-        float value = rows.channels[c][i], term = value;
+        float value = rows.channels.values[c][rows.channels.constant[c] ? 0 : i];
+        float term = value;
         if (rows.weights != nullptr) {
-          term = WeightedTerms{rows.channels[c], rows.weights}(i);
+          term = WeightedTerms{&value, rows.weights + i}(0);
         }
         if (IsFinite(term)) {
           finite[i] = value;
@@ -85,7 +86,8 @@ class FiniteRows {
           others[c * rows.num_groups + group] += term;
         }
       }
-      rows_.channels[c] = finite.data();
+      rows_.channels.values[c] = finite.data();
+      rows_.channels.constant[c] = false;
     }
   }
   const GroupedRows& rows() const { return rows_; }
@@ -103,7 +105,7 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
   int64_t times = rows.weights == nullptr ? 1 : 255;
   Blocks blocks(rows, (rows.num_rows * times >> 24) + 1);
   // A task sums kLockstep blocks, the last of which may be empty.
-  int64_t num_channels = rows.num_channels, num_groups = rows.num_groups;
+  int64_t num_channels = rows.channels.number, num_groups = rows.num_groups;
   int64_t table = (num_groups + 1) * num_channels;
   int64_t tasks = (blocks.number + kLockstep - 1) / kLockstep;
   std::vector<uint64_t> tables(tasks * kLockstep * table);
@@ -116,8 +118,8 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
       end[b] = blocks.begin(block + 1);
       sums_of[b] = tables.data() + block * table;
     }
-    loops.sum_blocks(rows.channels, num_channels, rows.weights, rows.group, num_groups,
-                     up, first, end, sums_of);
+    loops.sum_blocks(rows.channels, rows.weights, rows.group, num_groups, up, first,
+                     end, sums_of);
   });
   std::vector<ExactSum> totals(num_channels * num_groups);
   for (int64_t block = 0; block < blocks.number; ++block) {
@@ -135,12 +137,12 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
 
 void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
   const Pool& pool = Threads(all, rows.num_rows);
-  std::fill_n(sums, rows.num_channels * rows.num_groups, 0.0f);
+  std::fill_n(sums, rows.channels.number * rows.num_groups, 0.0f);
   uint32_t bits[kMaxChannels];
   FiniteRows finite(pool, rows, bits, sums);
   Unit units[kMaxChannels];
   float up[kMaxChannels];
-  for (int64_t c = 0; c < rows.num_channels; ++c) {
+  for (int64_t c = 0; c < rows.channels.number; ++c) {
     units[c] = ChooseUnit(bits[c]);
     up[c] = units[c].up;
   }
@@ -152,10 +154,10 @@ void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
 
 void FindGreatestByGroup(const Pool& all, const GroupedRows& rows, int32_t* bits,
                          float* others) {
-  std::fill_n(others, rows.num_channels * rows.num_groups, 0.0f);
+  std::fill_n(others, rows.channels.number * rows.num_groups, 0.0f);
   uint32_t finite[kMaxChannels];
   FiniteRows(Threads(all, rows.num_rows), rows, finite, others);
-  for (int64_t c = 0; c < rows.num_channels; ++c) {
+  for (int64_t c = 0; c < rows.channels.number; ++c) {
     bits[c] = static_cast<int32_t>(finite[c]);
   }
 }

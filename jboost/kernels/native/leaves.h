@@ -49,18 +49,25 @@ struct Candidate {
   uint64_t kink;
 };
 
+// Channels to sum by group. A channel is [N], or one number for all rows if it is
+// `constant`.
+struct Channels {
+  const float* values[kMaxChannels];
+  bool constant[kMaxChannels];
+  int64_t number;
+};
+
 struct LeafLoops {
   // Raises bits[c] to the bits of the greatest magnitude of the rows [begin, end) that
   // are in a group. `weights` may be null, here and below; see WeightedTerms.
-  void (*greatest_bits)(const float* const* channels, int64_t num_channels,
-                        const float* weights, const int32_t* group, int64_t num_groups,
-                        int64_t begin, int64_t end, uint32_t* bits);
+  void (*greatest_bits)(const Channels& channels, const float* weights,
+                        const int32_t* group, int64_t num_groups, int64_t begin,
+                        int64_t end, uint32_t* bits);
   // Adds rows [begin[b], end[b]), as multiples of 1 / up[c], to the table sums[b],
   // [num_groups + 1, channels]. It holds int64 numbers as uint64, which may overflow.
-  void (*sum_blocks)(const float* const* channels, int64_t num_channels,
-                     const float* weights, const int32_t* group, int64_t num_groups,
-                     const float* up, const int64_t* begin, const int64_t* end,
-                     uint64_t* const* sums);
+  void (*sum_blocks)(const Channels& channels, const float* weights,
+                     const int32_t* group, int64_t num_groups, const float* up,
+                     const int64_t* begin, const int64_t* end, uint64_t* const* sums);
   // low[g] = min, high[g] = max of the values; -inf and inf if one is NaN.
   void (*find_range)(const float* values, const int32_t* group, int64_t count,
                      int64_t num_groups, float* low, float* high);
@@ -75,16 +82,14 @@ struct LeafLoops {
 
 JBOOST_DECLARE_LOOPS(LeafLoops)
 
-// Channels to sum by group.
 struct GroupedRows {
-  const float* channels[kMaxChannels];  // [N] each
-  int64_t num_channels;
+  Channels channels;
   const float* weights;  // [N], or null; see WeightedTerms
   const int32_t* group;  // [N]
   int64_t num_rows, num_groups;
 };
 
-// sums[c][g] = the sum of weights[i] channels[c][i] over the rows i of group g. The
+// sums[c][g] = the sum of weights[i] values[c][i] over the rows i of group g. The
 // bits do not depend on the order of the rows; see jboost.numerics.sums.sum_channels.
 void SumByGroup(const Pool& pool, const GroupedRows& rows, float* sums);
 

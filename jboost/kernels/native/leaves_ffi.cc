@@ -12,12 +12,15 @@ GroupedRows ReadGroupedRows(Buffers* buffers, int64_t num_channels,
   GroupedRows rows{};
   rows.num_rows = buffers->NextShape<1>(Access::kOperand, "group")[0];
   rows.group = buffers->Operand<int32_t>("group", {rows.num_rows});
-  rows.num_channels = num_channels;
+  rows.channels.number = num_channels;
   rows.num_groups = num_groups;
   buffers->Check(num_channels >= 1 && num_channels <= kMaxChannels,
                  "there must be 1 to 4 channels");
   for (int64_t c = 0; c < num_channels && c < kMaxChannels; ++c) {
-    rows.channels[c] = buffers->Operand<float>("channels", {rows.num_rows});
+    bool constant = buffers->NextRank() == 0;
+    Shape shape = constant ? Shape{} : Shape{rows.num_rows};
+    rows.channels.values[c] = buffers->Operand<float>("channels", shape);
+    rows.channels.constant[c] = constant;
   }
   rows.weights = buffers->Optional<float>("weights", {rows.num_rows});
   return rows;

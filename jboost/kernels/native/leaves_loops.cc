@@ -28,15 +28,31 @@ uint32_t GreatestInGroups(const Term& term, const int32_t* group, int64_t num_gr
   return greatest;
 }
 
-void FindGreatestBits(const float* const* channels, int64_t num_channels,
-                      const float* weights, const int32_t* group, int64_t num_groups,
-                      int64_t begin, int64_t end, uint32_t* bits) {
+// The values of a channel from a row on. Those of a constant one are in `constants`.
+inline const float* ValuesFrom(const Channels& channels, int64_t c, int64_t row,
+                               const float* constants) {
+  return channels.constant[c] ? constants : channels.values[c] + row;
+}
+
+inline void FillConstants(const Channels& channels, int64_t count, float* constants) {
+  for (int64_t c = 0; c < channels.number; ++c) {
+    for (int64_t i = 0; channels.constant[c] && i < count; ++i) {
+      constants[c * count + i] = channels.values[c][0];
+    }
+  }
+}
+
+void FindGreatestBits(const Channels& channels, const float* weights,
+                      const int32_t* group, int64_t num_groups, int64_t begin,
+                      int64_t end, uint32_t* bits) {
   constexpr int64_t kRows = 1024;  // stay in the cache for all channels
+  float constants[kMaxChannels * kRows];
+  FillConstants(channels, kRows, constants);
   for (int64_t row = begin; row < end; row += kRows) {
     int64_t count = end - row < kRows ? end - row : kRows;
     bool once = weights == nullptr || CountOnce(weights + row, count);
-    for (int64_t c = 0; c < num_channels; ++c) {
-      const float* values = channels[c] + row;
+    for (int64_t c = 0; c < channels.number; ++c) {
+      const float* values = ValuesFrom(channels, c, row, constants + c * kRows);
       auto find = [&](const auto& term) {
         return GreatestInGroups(term, group + row, num_groups, count);
       };
@@ -60,8 +76,8 @@ inline uint64_t Join(int32_t high, int32_t low) {
 }
 
 template <int kChannels>
-inline void RoundRows(const float* const* channels, const float* weights,
-                      const float* up, int64_t row, int64_t count,
+inline void RoundRows(const Channels& channels, const float* constants,
+                      const float* weights, const float* up, int64_t row, int64_t count,
                       Step<kChannels>* step) {
   bool once = weights == nullptr || CountOnce(weights + row, count);
   float factors[kStep];
@@ -72,7 +88,8 @@ inline void RoundRows(const float* const* channels, const float* weights,
     times[i] = static_cast<uint32_t>(parts.times);
   }
   for (int c = 0; c < kChannels; ++c) {
-    const float* __restrict values = channels[c] + row;
+    const float* __restrict values =
+        ValuesFrom(channels, c, row, constants + c * kStep);
     uint64_t* __restrict multiples = step->multiples[c];
     if (weights == nullptr) {
       for (int64_t i = 0; i < count; ++i) {
@@ -109,10 +126,12 @@ inline void AddRow(const Step<kChannels>& step, int64_t i, int64_t place,
 // Adds rows of several blocks in turns. Consecutive rows of one block are often of one
 // group, and their additions would wait for each other.
 template <int kChannels>
-void SumBlocksOf(const float* const* channels, const float* weights,
-                 const int32_t* group, int64_t num_groups, const float* up,
-                 const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
+void SumBlocksOf(const Channels& channels, const float* weights, const int32_t* group,
+                 int64_t num_groups, const float* up, const int64_t* begin,
+                 const int64_t* end, uint64_t* const* sums) {
   Step<kChannels> steps[kLockstep];
+  float constants[kChannels * kStep];
+  FillConstants(channels, kStep, constants);
   int64_t longest = 0;
   for (int64_t b = 0; b < kLockstep; ++b) {
     longest = end[b] - begin[b] > longest ? end[b] - begin[b] : longest;
@@ -123,7 +142,7 @@ void SumBlocksOf(const float* const* channels, const float* weights,
       int64_t left = end[b] - begin[b] - first;
       count[b] = left < 0 ? 0 : left < kStep ? left : kStep;
       common = count[b] < common ? count[b] : common;
-      RoundRows<kChannels>(channels, weights, up, begin[b] + first, count[b],
+      RoundRows<kChannels>(channels, constants, weights, up, begin[b] + first, count[b],
                            steps + b);
     }
     for (int64_t i = 0; i < common; ++i) {
@@ -141,10 +160,10 @@ void SumBlocksOf(const float* const* channels, const float* weights,
   }
 }
 
-void SumBlocks(const float* const* channels, int64_t num_channels, const float* weights,
-               const int32_t* group, int64_t num_groups, const float* up,
-               const int64_t* begin, const int64_t* end, uint64_t* const* sums) {
-  switch (num_channels) {
+void SumBlocks(const Channels& channels, const float* weights, const int32_t* group,
+               int64_t num_groups, const float* up, const int64_t* begin,
+               const int64_t* end, uint64_t* const* sums) {
+  switch (channels.number) {
     case 1:
       return SumBlocksOf<1>(channels, weights, group, num_groups, up, begin, end, sums);
     case 2:
