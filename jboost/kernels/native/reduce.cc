@@ -2,6 +2,8 @@
 #include "reduce.h"
 
 #include <algorithm>
+#include <atomic>
+#include <utility>
 #include <vector>
 
 #include "exact_sum.h"
@@ -29,14 +31,35 @@ struct Terms {
   }
 };
 
+// The sum of a task's terms as multiples of 1 / up; 0: not yet known.
+struct Part {
+  float up = 0.0f;
+  ExactSum sum;
+};
+
 // The bits of the greatest finite magnitude. Adds the infinities and NaN to *others as
 // floats: their order does not matter.
-uint32_t FindGreatest(const Pool& pool, const Terms& terms, float* others) {
+//
+// `parts` may be null. Otherwise the terms of finite tasks are added, while they are in
+// the cache, by the unit of the greatest magnitude so far, which is mostly the one of
+// all terms.
+uint32_t FindGreatest(const Pool& pool, const Terms& terms, float* others,
+                      std::vector<Part>* parts) {
   const ReduceLoops& loops = JBOOST_CHOOSE(ReduceLoops);
   std::vector<uint32_t> greatest(terms.tasks());
+  std::atomic<uint32_t> known{0};
   ParallelFor(pool, terms.tasks(), [&](int64_t task) {
     Terms part = terms.part(task);
-    greatest[task] = loops.greatest_bits(part.values, part.weights, part.count);
+    uint32_t own = loops.greatest_bits(part.values, part.weights, part.count);
+    greatest[task] = own;
+    if (parts == nullptr || own >= kInfinityBits) return;
+    uint32_t most = known.load(std::memory_order_relaxed);
+    while (most < own && !known.compare_exchange_weak(most, own)) {
+    }
+    Part& added = (*parts)[task];
+    added.up = ChooseUnit(std::max(most, own)).up;
+    loops.sum(part.values, part.weights, part.count, added.up, &added.sum.high,
+              &added.sum.low);
   });
   uint32_t bits = 0;
   for (int64_t task = 0; task < terms.tasks(); ++task) {
@@ -54,26 +77,30 @@ uint32_t FindGreatest(const Pool& pool, const Terms& terms, float* others) {
   return bits;
 }
 
-// Sums the finite terms, which all are if `known`, as multiples of 1 / up.
-ExactSum SumFinite(const Pool& pool, const Terms& terms, bool known, float up) {
+// Sums the finite terms as multiples of 1 / up; `parts` are known by that unit or not.
+ExactSum SumFinite(const Pool& pool, const Terms& terms, float up,
+                   std::vector<Part> parts) {
   const ReduceLoops& loops = JBOOST_CHOOSE(ReduceLoops);
-  std::vector<ExactSum> parts(terms.tasks());
-  ParallelFor(pool, terms.tasks(), [&](int64_t task) {
+  std::vector<int64_t> left;
+  for (int64_t task = 0; task < terms.tasks(); ++task) {
+    if (parts[task].up != up) left.push_back(task);
+  }
+  ParallelFor(pool, left.size(), [&](int64_t number) {
+    int64_t task = left[number];
     Terms part = terms.part(task);
     std::vector<float> finite;
-    if (!known &&
-        loops.greatest_bits(part.values, part.weights, part.count) >= kInfinityBits) {
+    if (loops.greatest_bits(part.values, part.weights, part.count) >= kInfinityBits) {
       finite.assign(part.values, part.values + part.count);
       for (int64_t i = 0; i < part.count; ++i) {
         if (!IsFinite(part.at(i))) finite[i] = 0.0f;
       }
       part.values = finite.data();
     }
-    loops.sum(part.values, part.weights, part.count, up, &parts[task].high,
-              &parts[task].low);
+    ExactSum& sum = parts[task].sum = {};
+    loops.sum(part.values, part.weights, part.count, up, &sum.high, &sum.low);
   });
   ExactSum total;
-  for (const ExactSum& part : parts) total.Add(part);
+  for (const Part& part : parts) total.Add(part.sum);
   return total;
 }
 
@@ -85,8 +112,9 @@ void SumRows(const Pool& all, const float* values, const float* weights,
   for (int64_t k = 0; k < num_sums; ++k) {
     Terms terms{values + k * count, weights, count};
     float others = 0.0f;
-    Unit unit = ChooseUnit(FindGreatest(pool, terms, &others));
-    sums[k] = SumFinite(pool, terms, others == 0.0f, unit.up).Value(unit) + others;
+    std::vector<Part> parts(terms.tasks());
+    Unit unit = ChooseUnit(FindGreatest(pool, terms, &others, &parts));
+    sums[k] = SumFinite(pool, terms, unit.up, std::move(parts)).Value(unit) + others;
   }
 }
 
@@ -96,7 +124,7 @@ void FindGreatestOfRows(const Pool& all, const float* values, const float* weigh
   for (int64_t k = 0; k < num_sums; ++k) {
     others[k] = 0.0f;
     Terms terms{values + k * count, weights, count};
-    uint32_t own = FindGreatest(pool, terms, others + k);
+    uint32_t own = FindGreatest(pool, terms, others + k, nullptr);
     bits[k] = static_cast<int32_t>(own);
   }
 }
@@ -107,7 +135,8 @@ void SumDigitsOfRows(const Pool& all, const float* values, const float* weights,
   const Pool& pool = Threads(all, num_sums * count, kLeastRows);
   for (int64_t k = 0; k < num_sums; ++k) {
     Terms terms{values + k * count, weights, count};
-    SumFinite(pool, terms, false, up[k]).Write(digits + 4 * k);
+    std::vector<Part> parts(terms.tasks());
+    SumFinite(pool, terms, up[k], std::move(parts)).Write(digits + 4 * k);
   }
 }
 
