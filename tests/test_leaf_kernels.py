@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jboost.entry.collectives import Shards, use_shards
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
 from jboost.numerics.sums import sum_channels
@@ -238,6 +239,40 @@ def test_order_statistics_with_slopes_of_each_row(isa, num_rows):
         expected = middle_by_sorting(values[0][rows].astype(np.float64), *weighted)
         # Rounded to 2^-39 of all slopes.
         np.testing.assert_allclose(found[g], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", library.IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("num_groups", "weights", "keys"),
+    [
+        (5, "one", "normal"),
+        (33, "any", "ties"),
+        (7, "counts", "infinite"),
+        (1100, "bag", "normal"),  # digits of 4 bits
+    ],
+)
+def test_order_statistics_of_shards(isa, implementation, num_groups, weights, keys):
+    """Shards, here of a mapped axis, find what all rows have."""
+    values, group, _ = make(20_000, num_groups)
+    key, weights = KEYS[keys](values[0]).astype(np.float32), WEIGHTS[weights](20_000)
+    key[weights == 0] = np.nan
+    expected = solve_middle(key, weights, 0.25, 1.0, group, num_groups)
+    scale = jnp.asarray(scale_of(weights))
+    slopes = (jnp.float32(0.25), jnp.float32(1))
+
+    def run(key, weights, group):
+        with use_shards(Shards(("rows",), (5000,) * 4, 20_000)):
+            scores = jnp.zeros_like(key)
+            return middle_minimizers(
+                key, scores, weights, slopes, scale, group, num_groups
+            )
+
+    rows = (key, weights.astype(np.float32), group)
+    with use_implementation(implementation):
+        found = jax.jit(jax.vmap(run, axis_name="rows"))(
+            *(jnp.asarray(row).reshape(4, -1) for row in rows)
+        )
+    np.testing.assert_array_equal(found, np.stack([expected] * 4))
 
 
 def test_a_misleading_sample(isa):

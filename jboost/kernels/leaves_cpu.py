@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from jboost.entry.collectives import current_shards
+from jboost.kernels.leaves_xla import find_middles
 from jboost.kernels.library import call
 from jboost.kernels.reduce_cpu import optional
 from jboost.kernels.sums_xla import choose_unit
@@ -101,6 +103,19 @@ def middle_minimizers(
     num_groups: int,
 ) -> Float[Array, " G"]:
     """See :func:`jboost.trees.leaf_operations.middle_minimizers`; the same bits."""
-    result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
     rows = (minimizer, scores, weights, left, kink, scale, group)
-    return call("middle_minimisers", result, *rows)
+    if current_shards() is None:
+        result = jax.ShapeDtypeStruct((num_groups,), jnp.float32)
+        return call("middle_minimisers", result, *rows)
+    shape = (2, 2, num_groups + 1)
+
+    def sum_digits(prefixes, shift, digit):
+        result = jax.ShapeDtypeStruct((*shape, 1 << digit), jnp.int32)
+        both = jnp.broadcast_to(prefixes, (2, num_groups + 1))
+        found = call(
+            "sum_kinks_by_digit", result, *rows, both, shift.astype(jnp.int32)
+        )
+        return found[:, : len(prefixes)]
+
+    sums = call("sum_kinks", jax.ShapeDtypeStruct(shape, jnp.int32), *rows)
+    return find_middles(sums, sum_digits)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from jboost.entry.collectives import current_shards, exchange, total
+from jboost.entry.collectives import exchange, total
 from jboost.kernels import xla
 from jboost.kernels.float_bits import from_ordered_bits, ordered_bits
 
@@ -44,12 +44,7 @@ def add_values(scores, values, leaf):
 def middle_minimizers(
     minimizer, scores, weights, left, kink, scale, group, *, num_groups
 ):
-    """See :func:`jboost.trees.leaf_operations.middle_minimizers`.
-
-    The digits of each group's key are found one after the other, as in a radix sort:
-    of the rows that share those before, kinks are summed by digit. The first sums give
-    what the kinks of a group sum to, as well.
-    """
+    """See :func:`jboost.trees.leaf_operations.middle_minimizers`."""
     key = minimizer - scores
     key = jnp.where(key == 0, 0.0, key)  # one zero
     counts = (weights > 0) & ~jnp.isnan(key)
@@ -57,73 +52,89 @@ def middle_minimizers(
     width = 30 - key.shape[0].bit_length()  # bits of a limb: sums stay below 2^31
     kinks = _limbs(_round(weights * kink * scale, counts), width)
     lefts = _limbs(_round(weights * left * scale, counts), width)
-    key, digit = (
-        ordered_bits(key),
-        _DIGIT if num_groups <= _MANY_GROUPS else _DIGIT // 2,
-    )
+    sums = [_sum_limbs(limbs, group, num_groups + 1) for limbs in (lefts, kinks)]
+    key = ordered_bits(key)
 
-    def sum_by_digit(number, prefix):
-        """Returns a shard's sums of kinks, of rows whose key begins with the prefix."""
-        size, shift = 1 << digit, jnp.asarray(32 - digit * (number + 1), jnp.uint32)
-        leading = key >> shift
-        same = (leading >> digit) == ((prefix[group] >> shift) >> digit)
-        segment = group * size + (leading & (size - 1)).astype(jnp.int32)
-        segment = jnp.where(same, segment, num_groups * size)
-        sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
-        return _pair(sums.reshape(num_groups + 1, size, -1), width)
+    def sum_digits(prefixes, shift, digit):
+        size = 1 << digit
 
-    start = jnp.zeros(num_groups + 1, jnp.uint32)
-    lefts = _pair(_sum_limbs(lefts, group, num_groups + 1), width)
-    table = sum_by_digit(0, start)
-    (lefts, table), _ = exchange([jnp.stack(lefts), jnp.stack(table)], [])
-    wanted, table = _carry(*lefts), _carry(*table)
-    whole = _carry(*(jnp.sum(part, axis=1) for part in table))
+        def sum_one(prefix):
+            leading = key >> shift
+            same = (leading >> digit) == ((prefix[group] >> shift) >> digit)
+            segment = group * size + (leading & (size - 1)).astype(jnp.int32)
+            segment = jnp.where(same, segment, num_groups * size)
+            sums = _sum_limbs(kinks, segment, (num_groups + 1) * size)
+            return _pair(sums.reshape(num_groups + 1, size, -1), width)
+
+        return jnp.stack(jax.lax.map(sum_one, prefixes))
+
+    return find_middles(jnp.stack(_pair(jnp.stack(sums), width)), sum_digits)
+
+
+def find_middles(sums, sum_digits):
+    """Finds the middles of groups by sums over rows.
+
+    The digits of each group's key are found one after the other, as in a radix sort:
+    of the rows that share those before, kinks are summed by digit. Sums are those of a
+    shard, and are exchanged here; those by the first digit with the totals.
+
+    Args:
+      sums: of left and kink, as pairs [2, 2, G + 1]; the last group is for rows that
+        have none.
+      sum_digits: takes the digits so far, [E, G + 1] for one end of the middle or both,
+        the place of the next one, and its number of bits. Returns the sums by that
+        digit as pairs [2, E, G + 1, 2^digit].
+    """
+    digit = _DIGIT if sums.shape[-1] <= _MANY_GROUPS else _DIGIT // 2
+    start = jnp.zeros((1, sums.shape[-1]), jnp.uint32)
+    table = sum_digits(start, jnp.uint32(32 - digit), digit)
+    (sums, table), _ = exchange([sums, table], [])
+    sums, table = _carry(*sums), _carry(*table)
+    wanted, whole = ((sums[0][i], sums[1][i]) for i in range(2))
+    num_groups = whole[0].size - 1
     # Slopes within 2^-20 of their sum are no slopes.
     slack = whole[0]
     one = (jnp.zeros_like(slack), jnp.ones_like(slack))
     first = _carry(wanted[0], wanted[1] - slack)
     first = _where(_reaches(first, one), first, one)
     last = _carry(wanted[0], wanted[1] + slack + 1)
-    first, last = (_where(_reaches(whole, end), end, whole) for end in (first, last))
-
-    def select(target):
-        return _select(sum_by_digit, digit, table, target)
-
-    targets = tuple(jnp.stack(parts) for parts in zip(first, last, strict=True))
-    # Side by side, both share the collectives.
-    apart = current_shards() is None
-    low, high = jax.lax.map(select, targets) if apart else jax.vmap(select)(targets)
+    ends = (_where(_reaches(whole, end), end, whole) for end in (first, last))
+    target = tuple(jnp.stack(parts) for parts in zip(*ends, strict=True))
+    low, high = _select(sum_digits, digit, table, target)
     return jnp.where(_reaches(whole, one), low / 2 + high / 2, 0.0)[:num_groups]
 
 
-def _select(sum_by_digit, digit, table, target):
-    """Finds each group's least key up to which the kinks sum to the target.
+def _select(sum_digits, digit, table, target):
+    """Finds each group's least keys up to which the kinks sum to the targets.
 
     Args:
       table: the sums by the first digit, over all shards.
     """
 
     def narrow(number, state, sums):
-        """Finds the next digit."""
+        """Finds a digit."""
         prefix, below = state
-        shift = jnp.asarray(32 - digit * (number + 1), jnp.uint32)
+        shift = 32 - digit * (number + 1)
         # Up to each digit, and before it. A low part is below 2^20, of 256 digits.
-        upto = [jnp.cumsum(part, axis=1) for part in sums]
-        before = [jnp.pad(part, ((0, 0), (1, 0)))[:, :-1] for part in upto]
+        upto = [jnp.cumsum(part, axis=-1) for part in sums]
+        before = [jnp.pad(part, ((0, 0), (0, 0), (1, 0)))[..., :-1] for part in upto]
         before, upto = (
-            _carry(high + below[0][:, None], low + below[1][:, None])
+            _carry(high + below[0][..., None], low + below[1][..., None])
             for high, low in (before, upto)
         )
-        reached = _reaches(upto, (target[0][:, None], target[1][:, None]))
-        found = jnp.argmax(reached, axis=1)[:, None]
-        below = tuple(jnp.take_along_axis(part, found, axis=1)[:, 0] for part in before)
-        return prefix | (found[:, 0].astype(jnp.uint32) << shift), below
+        reached = _reaches(upto, (target[0][..., None], target[1][..., None]))
+        found = jnp.argmax(reached, axis=-1)[..., None]
+        below = tuple(
+            jnp.take_along_axis(part, found, axis=-1)[..., 0] for part in before
+        )
+        return prefix | (found[..., 0].astype(jnp.uint32) << jnp.uint32(shift)), below
 
     def look(number, state):
-        sums = total(jnp.stack(sum_by_digit(number, state[0])))
+        shift = jnp.uint32(32 - digit * (number + 1))
+        sums = total(sum_digits(state[0], shift, digit))
         return narrow(number, state, _carry(*sums))
 
-    zero = jnp.zeros(table[0].shape[0], jnp.int32)
+    zero = jnp.zeros(target[0].shape, jnp.int32)
     state = narrow(0, (zero.astype(jnp.uint32), (zero, zero)), table)
     return from_ordered_bits(jax.lax.fori_loop(1, 32 // digit, look, state)[0])
 

@@ -90,11 +90,11 @@ def middle_minimizers(
         partial(kernels.middle_minimizers, num_groups=num_groups)
         for kernels in (leaves_cpu, leaves_xla)
     )
-    if current_shards() is not None:
-        return xla(minimizer, scores, weights, *kinks, scale, group)
-    derive = partial(_derive_middle, num_groups)
+    run = choose(cpu=cpu, xla=xla)
     rows = (minimizer, scores, weights, *kinks, scale, group)
-    return differentiable(choose(cpu=cpu, xla=xla), derive, *rows)
+    if current_shards() is not None:
+        return run(*rows)
+    return differentiable(run, partial(_derive_middle, num_groups), *rows)
 
 
 def _derive_middle(num_groups, middle, operands, tangents):

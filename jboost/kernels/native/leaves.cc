@@ -493,4 +493,52 @@ void MiddleMinimisers(const Pool& all, const KinkRows& rows, int64_t num_groups,
   }
 }
 
+namespace {
+
+// Adds what the tasks have summed, [tasks, size], and writes it as pairs, [2, size].
+void WritePairs(const std::vector<uint64_t>& sums, int64_t size, int32_t* pairs) {
+  constexpr int kLow = 20;
+  for (int64_t i = 0; i < size; ++i) {
+    uint64_t sum = 0;
+    for (size_t at = i; at < sums.size(); at += size) sum += sums[at];
+    pairs[i] = static_cast<int32_t>(sum >> kLow);
+    pairs[size + i] = static_cast<int32_t>(sum & ((1 << kLow) - 1));
+  }
+}
+
+}  // namespace
+
+void SumKinks(const Pool& pool, const KinkRows& rows, int64_t num_groups,
+              int32_t* pairs) {
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
+  int64_t tasks = NumTasks(rows.num_rows, num_groups), table = num_groups + 1;
+  std::vector<float> nowhere(table, kNowhere);  // so no row is a candidate
+  std::vector<uint64_t> sums(tasks * 2 * table), kinks(tasks * table * kSides);
+  ParallelFor(Threads(pool, rows.num_rows), tasks, [&](int64_t task) {
+    uint64_t *left = sums.data() + task * 2 * table, *kink = left + table;
+    uint64_t* by_side = kinks.data() + task * table * kSides;
+    KinkSums parts{nowhere.data(), nowhere.data(), left, by_side};
+    loops.collect(rows, task * rows.num_rows / tasks,
+                  (task + 1) * rows.num_rows / tasks, 1, num_groups, parts, nullptr);
+    for (int64_t g = 0; g < num_groups; ++g) kink[g] = by_side[g * kSides + kBelow];
+    left[num_groups] = 0;
+  });
+  WritePairs(sums, 2 * table, pairs);
+}
+
+void SumKinksByDigit(const Pool& pool, const KinkRows& rows, int64_t num_groups,
+                     const KeyDigit& digit, int32_t* pairs) {
+  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
+  int64_t size = kEnds * (num_groups + 1) << digit.bits;
+  int64_t least = std::max(kRowsPerTask, 4 * size);  // rows that outweigh a table
+  int64_t tasks = std::clamp<int64_t>(rows.num_rows / least, 1, 128);
+  std::vector<uint64_t> sums(tasks * size);
+  ParallelFor(Threads(pool, rows.num_rows), tasks, [&](int64_t task) {
+    loops.sum_digits(rows, task * rows.num_rows / tasks,
+                     (task + 1) * rows.num_rows / tasks, num_groups, digit,
+                     sums.data() + task * size);
+  });
+  WritePairs(sums, size, pairs);
+}
+
 }  // namespace jboost

@@ -43,6 +43,14 @@ struct KinkSums {
   uint64_t* kink;  // [num_groups + 1, kSides]
 };
 
+// A digit of keys, as integers of the same order: its lowest bit and its number of
+// bits. Rows count whose higher digits are those of their group's prefix.
+constexpr int64_t kEnds = 2;  // keys that are searched for side by side
+struct KeyDigit {
+  const uint32_t* prefix;  // [kEnds, num_groups + 1]
+  int32_t shift, bits;
+};
+
 struct Candidate {
   float key;  // minimiser - score
   uint32_t group;
@@ -78,6 +86,9 @@ struct LeafLoops {
   // candidates; returns their number. `list` has room for all rows.
   int64_t (*collect)(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride,
                      int64_t num_groups, const KinkSums& sums, Candidate* list);
+  // Adds the kinks of rows [begin, end) to sums[kEnds][num_groups + 1][2^digit.bits].
+  void (*sum_digits)(const KinkRows& rows, int64_t begin, int64_t end,
+                     int64_t num_groups, const KeyDigit& digit, uint64_t* sums);
 };
 
 JBOOST_DECLARE_LOOPS(LeafLoops)
@@ -117,6 +128,16 @@ void AddValues(const Pool& pool, const float* scores, const float* values,
 // the group is empty; see jboost.trees.leaf_operations.middle_minimizers.
 void MiddleMinimisers(const Pool& pool, const KinkRows& rows, int64_t num_groups,
                       float* values);
+
+// What MiddleMinimisers needs of rows that are divided among machines. Numbers are
+// pairs, high * 2^20 + low.
+//
+// pairs[2][2][num_groups + 1] = the sums of `left` and of `kink`.
+void SumKinks(const Pool& pool, const KinkRows& rows, int64_t num_groups,
+              int32_t* pairs);
+// pairs[2][kEnds][num_groups + 1][2^digit.bits] = the sums of `kink` by digit.
+void SumKinksByDigit(const Pool& pool, const KinkRows& rows, int64_t num_groups,
+                     const KeyDigit& digit, int32_t* pairs);
 
 }  // namespace jboost
 

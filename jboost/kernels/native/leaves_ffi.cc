@@ -94,27 +94,67 @@ ffi::Error AddValuesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
+// Their number of groups must be below 2^29: loops number groups and sides, kSides of
+// each group, in 32 bits.
+KinkRows ReadKinkRows(Buffers* buffers) {
+  KinkRows rows;
+  rows.num_rows = buffers->NextShape<1>(Access::kOperand, "minimiser")[0];
+  rows.minimiser = buffers->Operand<float>("minimiser", {rows.num_rows});
+  rows.scores = buffers->Operand<float>("scores", {rows.num_rows});
+  rows.weights = buffers->Operand<float>("weights", {rows.num_rows});
+  rows.uniform = buffers->NextRank() == 0;
+  Shape slopes = rows.uniform ? Shape{} : Shape{rows.num_rows};
+  rows.left = buffers->Operand<float>("left", slopes);
+  rows.kink = buffers->Operand<float>("kink", slopes);
+  rows.scale = buffers->Scalar<float>("scale");
+  rows.group = buffers->Operand<int32_t>("group", {rows.num_rows});
+  return rows;
+}
+
+constexpr int64_t kMostGroups = INT32_MAX / kSides;
+
 ffi::Error MiddleMinimisersImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                                 ffi::RemainingRets results) {
   Buffers buffers(operands, results);
-  KinkRows rows;
-  rows.num_rows = buffers.NextShape<1>(Access::kOperand, "minimiser")[0];
-  rows.minimiser = buffers.Operand<float>("minimiser", {rows.num_rows});
-  rows.scores = buffers.Operand<float>("scores", {rows.num_rows});
-  rows.weights = buffers.Operand<float>("weights", {rows.num_rows});
-  rows.uniform = buffers.NextRank() == 0;
-  Shape slopes = rows.uniform ? Shape{} : Shape{rows.num_rows};
-  rows.left = buffers.Operand<float>("left", slopes);
-  rows.kink = buffers.Operand<float>("kink", slopes);
-  rows.scale = buffers.Scalar<float>("scale");
-  rows.group = buffers.Operand<int32_t>("group", {rows.num_rows});
+  KinkRows rows = ReadKinkRows(&buffers);
   int64_t num_groups = buffers.NextShape<1>(Access::kResult, "values")[0];
   float* values = buffers.Result<float>("values", {num_groups});
-  // Loops number groups and sides, kSides of each group, in 32 bits.
-  buffers.Check(num_groups < INT32_MAX / kSides,
-                "there must be fewer than 2^29 groups");
+  buffers.Check(num_groups < kMostGroups, "there must be fewer than 2^29 groups");
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
   MiddleMinimisers(MakePool(threads), rows, num_groups, values);
+  return ffi::Error::Success();
+}
+
+ffi::Error SumKinksImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  KinkRows rows = ReadKinkRows(&buffers);
+  int64_t table = buffers.NextShape<3>(Access::kResult, "pairs")[2];
+  int32_t* pairs = buffers.Result<int32_t>("pairs", {2, 2, table});
+  buffers.Check(table >= 1 && table < kMostGroups,
+                "there must be fewer than 2^29 groups");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  SumKinks(MakePool(threads), rows, table - 1, pairs);
+  return ffi::Error::Success();
+}
+
+ffi::Error SumKinksByDigitImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                               ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  KinkRows rows = ReadKinkRows(&buffers);
+  auto [two, ends, table, size] = buffers.NextShape<4>(Access::kResult, "pairs");
+  KeyDigit digit;
+  digit.prefix = buffers.Operand<uint32_t>("prefix", {kEnds, table});
+  digit.shift = buffers.Scalar<int32_t>("shift");
+  digit.bits = size == 256 ? 8 : 4;
+  int32_t* pairs = buffers.Result<int32_t>("pairs", {2, kEnds, table, size});
+  buffers.Check(two == 2 && ends == kEnds && table >= 1 && table < INT32_MAX / 256,
+                "there must be fewer than 2^23 groups");
+  buffers.Check(size == 256 || size == 16, "a digit must have 4 or 8 bits");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_CHECK(digit.shift >= 0 && digit.shift <= 32 - digit.bits,
+               "a digit must lie within 32 bits");
+  SumKinksByDigit(MakePool(threads), rows, table - 1, digit, pairs);
   return ffi::Error::Success();
 }
 
@@ -126,5 +166,7 @@ JBOOST_HANDLER(jboost_digits_by_group, SumDigitsByGroupImpl, Bind())
 JBOOST_HANDLER(jboost_range_by_group, RangeByGroupImpl, Bind())
 JBOOST_HANDLER(jboost_add_values, AddValuesImpl, Bind())
 JBOOST_HANDLER(jboost_middle_minimisers, MiddleMinimisersImpl, Bind())
+JBOOST_HANDLER(jboost_sum_kinks, SumKinksImpl, Bind())
+JBOOST_HANDLER(jboost_sum_kinks_by_digit, SumKinksByDigitImpl, Bind())
 
 }  // namespace jboost

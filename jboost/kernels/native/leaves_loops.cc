@@ -294,10 +294,79 @@ int64_t Collect(const KinkRows& rows, int64_t begin, int64_t end, int64_t stride
   return size;
 }
 
+// An integer with the order of the keys.
+inline uint32_t OrderedBits(float key) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &key, sizeof bits);
+  return bits ^ (bits >> 31 ? ~0u : 1u << 31);
+}
+
+// Where rows lie in a table of digits, and which of them have a group's prefix.
+struct DigitBlock {
+  int32_t cell[kBlock];
+  alignas(8) uint8_t same[kEnds][kBlock];
+};
+
+inline void FindCells(const KinkRows& rows, int64_t begin, int64_t count,
+                      int64_t num_groups, const KeyDigit& digit, uint32_t above,
+                      DigitBlock* block) {
+  uint32_t last = static_cast<uint32_t>(num_groups), mask = (1u << digit.bits) - 1;
+  const uint32_t* high_prefix = digit.prefix + num_groups + 1;
+  for (int64_t j = 0; j < count; ++j) {
+    int64_t i = begin + j;
+    float key = rows.minimiser[i] - rows.scores[i];
+    uint32_t group = static_cast<uint32_t>(rows.group[i]);
+    bool counts = (rows.weights[i] > 0.0f) & (key == key);
+    group = counts ? group : last;
+    group = group < last ? group : last;
+    uint32_t bits = OrderedBits(key == 0.0f ? 0.0f : key);  // -0 becomes 0
+    block->cell[j] =
+        static_cast<int32_t>((group << digit.bits) | ((bits >> digit.shift) & mask));
+    block->same[0][j] = ((bits ^ digit.prefix[group]) & above) == 0;
+    block->same[1][j] = ((bits ^ high_prefix[group]) & above) == 0;
+  }
+}
+
+void SumDigits(const KinkRows& rows, int64_t begin, int64_t end, int64_t num_groups,
+               const KeyDigit& digit, uint64_t* sums) {
+  float common = rows.uniform ? CommonWeight(rows, begin, end, 1) : 0.0f;
+  bool equal = rows.uniform && common == common;
+  uint64_t whole = equal ? Round(common * rows.kink[0] * rows.scale) : 1;
+  auto kink = [&](int64_t i) {
+    if (equal) return whole;
+    return Round(rows.weights[i] * rows.kink[rows.uniform ? 0 : i] * rows.scale);
+  };
+  int64_t table = (num_groups + 1) << digit.bits;
+  // Above the first digit is nothing, so both ends have the same sums.
+  bool is_first = digit.shift + digit.bits == 32;
+  uint32_t above = is_first ? 0u : ~0u << (digit.shift + digit.bits);
+  DigitBlock block{};
+  for (int64_t first = begin; first < end; first += kBlock) {
+    int64_t count = end - first < kBlock ? end - first : kBlock;
+    FindCells(rows, first, count, num_groups, digit, above, &block);
+    if (is_first) {  // ignored rows are added, too: to the last group
+      for (int64_t j = 0; j < count; ++j) sums[block.cell[j]] += kink(first + j);
+      continue;
+    }
+    for (int64_t side = 0; side < kEnds; ++side) {
+      for (int64_t j = count; j < kBlock; ++j) block.same[side][j] = 0;
+      for (int64_t eight = 0; eight < count; eight += 8) {
+        uint64_t same;  // a byte for each of eight rows; few are left
+        __builtin_memcpy(&same, block.same[side] + eight, sizeof same);
+        for (; same != 0; same &= same - 1) {
+          int64_t j = eight + __builtin_ctzll(same) / 8;
+          sums[side * table + block.cell[j]] += kink(first + j);
+        }
+      }
+    }
+  }
+  for (int64_t i = 0; is_first && i < table; ++i) sums[table + i] = sums[i];
+}
+
 }  // namespace
 
 extern const LeafLoops kLeafLoops;
-const LeafLoops kLeafLoops = {FindGreatestBits, SumBlocks, FindRange, AddValues,
-                              Collect};
+const LeafLoops kLeafLoops = {FindGreatestBits, SumBlocks, FindRange,
+                              AddValues,        Collect,   SumDigits};
 
 }  // namespace jboost::JBOOST_ISA
