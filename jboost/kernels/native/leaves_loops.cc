@@ -329,11 +329,7 @@ inline void FindCells(const KinkRows& rows, int64_t begin, int64_t count,
 
 void SumDigits(const KinkRows& rows, int64_t begin, int64_t end, int64_t num_groups,
                const KeyDigit& digit, uint64_t* sums) {
-  float common = rows.uniform ? CommonWeight(rows, begin, end, 1) : 0.0f;
-  bool equal = rows.uniform && common == common;
-  uint64_t whole = equal ? Round(common * rows.kink[0] * rows.scale) : 1;
   auto kink = [&](int64_t i) {
-    if (equal) return whole;
     return Round(rows.weights[i] * rows.kink[rows.uniform ? 0 : i] * rows.scale);
   };
   int64_t table = (num_groups + 1) << digit.bits;
