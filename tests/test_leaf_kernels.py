@@ -24,6 +24,12 @@ pytestmark = pytest.mark.skipif(
 )
 BEST = library.ISAS.index(library.best_isa()) if library.available() else 0
 SIZES = [(1, 1), (257, 3), (5003, 64), (70_001, 1), (131_072, 1024), (200_003, 7)]
+WEIGHTS = {
+    "one": np.ones,
+    "bag": lambda n: np.random.default_rng(1).integers(0, 2, n),
+    "counts": lambda n: np.random.default_rng(1).integers(0, 4, n),
+    "any": lambda n: np.random.default_rng(1).lognormal(size=n),
+}
 
 
 @pytest.fixture(params=library.ISAS[: BEST + 1])
@@ -92,6 +98,20 @@ def test_a_row_of_whole_weight_adds_what_so_many_rows_add(isa):
     repeated = tuple(np.repeat(values, times, axis=1))
     expected = both(add, repeated, np.repeat(group, times))
     np.testing.assert_array_equal(sums, expected)
+
+
+@pytest.mark.parametrize("number", [1.0, 0.1, -np.inf])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_one_number_for_all_rows(isa, weights, number):
+    values, group, _ = make(3000, 9)
+    weights = WEIGHTS[weights](3000).astype(np.float32)
+    add = partial(sum_channels, num_groups=9)
+    number = np.float32(number)
+    sums = [
+        both(lambda *rows: add(*rows[:2], weights=rows[2]), channels, group, weights)
+        for channels in ((values[0], number), (values[0], np.full(3000, number)))
+    ]
+    np.testing.assert_array_equal(*sums)
 
 
 def test_sums_of_what_is_not_finite(isa):
@@ -184,12 +204,6 @@ KEYS = {
     "far": lambda v: v * np.float32(1e30),
     "tiny": lambda v: v * np.float32(1e-42),
     "infinite": lambda v: np.where(np.abs(v) > 1, v * np.float32(np.inf), v),
-}
-WEIGHTS = {
-    "one": np.ones,
-    "bag": lambda n: np.random.default_rng(1).integers(0, 2, n),
-    "counts": lambda n: np.random.default_rng(1).integers(0, 4, n),
-    "any": lambda n: np.random.default_rng(1).lognormal(size=n),
 }
 
 

@@ -17,7 +17,7 @@ _MOST_CHANNELS = 4
 def sum_channels(
     group: Int32[Array, " N"],
     weights: Float[Array, " N"] | None,
-    *channels: Float[Array, " N"],
+    *channels: Float[Array, "..."],
     num_groups: int,
 ) -> Float[Array, "C G"]:
     """See :func:`jboost.kernels.sums_xla.sum_channels`; equal to it bit for bit."""
@@ -31,7 +31,7 @@ def sum_channels(
 def find_greatest(
     group: Int32[Array, " N"],
     weights: Float[Array, " N"] | None,
-    *channels: Float[Array, " N"],
+    *channels: Float[Array, "..."],
     num_groups: int,
 ) -> tuple[Float[Array, " C"], Float[Array, "C G"]]:
     """See :func:`jboost.kernels.sums_xla.find_group_greatest`; the same bits."""
@@ -52,7 +52,7 @@ def sum_digits(
     group: Int32[Array, " N"],
     greatest: Float[Array, " C"],
     weights: Float[Array, " N"] | None,
-    *channels: Float[Array, " N"],
+    *channels: Float[Array, "..."],
     num_groups: int,
 ) -> Int32[Array, "C G 4"]:
     """See :func:`jboost.kernels.sums_xla.sum_group_digits`; equal to it."""
