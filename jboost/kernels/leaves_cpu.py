@@ -112,9 +112,7 @@ def middle_minimizers(
     def sum_digits(prefixes, shift, digit):
         result = jax.ShapeDtypeStruct((*shape, 1 << digit), jnp.int32)
         both = jnp.broadcast_to(prefixes, (2, num_groups + 1))
-        found = call(
-            "sum_kinks_by_digit", result, *rows, both, shift.astype(jnp.int32)
-        )
+        found = call("sum_kinks_by_digit", result, *rows, both, shift.astype(jnp.int32))
         return found[:, : len(prefixes)]
 
     sums = call("sum_kinks", jax.ShapeDtypeStruct(shape, jnp.int32), *rows)

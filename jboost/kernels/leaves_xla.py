@@ -85,7 +85,7 @@ def find_middles(sums, sum_digits):
         the place of the next one, and its number of bits. Returns the sums by that
         digit as pairs [2, E, G + 1, 2^digit].
     """
-    digit = _DIGIT if sums.shape[-1] <= _MANY_GROUPS else _DIGIT // 2
+    digit = _DIGIT if sums.shape[-1] - 1 <= _MANY_GROUPS else _DIGIT // 2
     start = jnp.zeros((1, sums.shape[-1]), jnp.uint32)
     table = sum_digits(start, jnp.uint32(32 - digit), digit)
     (sums, table), _ = exchange([sums, table], [])
