@@ -2,8 +2,10 @@
 """What test_gathering.py runs in each process."""
 
 import numpy as np
+import pandas as pd
 
 from jboost.codes.binning import fit_frame
+from jboost.codes.gathering import unite_frames
 from jboost.entry.collectives import use_processes
 from jboost.tables.frames import Frame, read_frame
 
@@ -50,7 +52,42 @@ def disagree(rank, what):
         x = np.abs(x) if rank == 1 else x
     try:
         with use_processes(True):
-            fit_frame(read_frame(x, "x"), **options)
+            frame = unite_frames(read_frame(x, "x"), None, new=True)
+            fit_frame(frame, **options)
     except ValueError as error:
         return str(error)
     return None
+
+
+def make_frame(num_rows):
+    """Returns strings, declared levels, and numbers with gaps or as categories."""
+    rng = np.random.default_rng(1)
+    words = np.array([f"w{i}" for i in range(30)], object)
+    levels = rng.choice([3, 1, 8], num_rows)
+    levels[: num_rows // 3] = 1
+    return pd.DataFrame(
+        {
+            "words": words[np.minimum(rng.geometric(0.1, num_rows), 29)],
+            "declared": pd.Categorical(
+                rng.choice(["b", "a", None], num_rows), ["c", "b", "a"]
+            ),
+            "numbers": np.where(rng.random(num_rows) < 0.1, np.nan, 2.5),
+            "levels": pd.Categorical(levels),
+            "late": np.where(np.arange(num_rows) < num_rows // 2, None, "x"),
+        }
+    )
+
+
+def unite(rank, count, num_rows, numbers_on=None):
+    """Returns the share of this process, with the categories of all processes."""
+    ends = np.round(np.cumsum((0, *SHARES[count])) * num_rows).astype(int)
+    table = make_frame(num_rows).iloc[slice(*ends[rank : rank + 2])]
+    if rank == numbers_on:
+        table = table.assign(words=1.5)
+    frame = read_frame(table, "x", categorical=True, least_rows=0)
+    try:
+        with use_processes(True):
+            frame = unite_frames(frame, frame.names, new=True)
+    except ValueError as error:
+        return str(error)
+    return frame.matrix, frame.categories

@@ -20,7 +20,6 @@ from jboost.codes.bins import MISSING, Bins
 from jboost.codes.category_codes import find_categorical_features, fit_categories
 from jboost.codes.codes import DenseCodes, SparseCodes
 from jboost.codes.gathering import (
-    check_frames,
     find_thresholds,
     gather_columns,
     is_missing_anywhere,
@@ -138,7 +137,6 @@ def fit_frame(
     most = int(max_bins or 1 << (num_rows + 1).bit_length())
     with agree():
         weight = _read_weights(sample_weight, matrix.shape[0])
-    check_frames(frame, names)
     num_features = matrix.shape[1]
     indices = find_categorical_features(
         categorical, num_features, names, frame.categories

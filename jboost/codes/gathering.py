@@ -6,6 +6,7 @@ give on one process, bit for bit. One column of all rows is in memory at a time,
 categorical ones. With one process, nothing is exchanged.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -36,22 +37,82 @@ def check_columns(num_features: int, names: Any) -> None:
         raise ValueError(f"x must have the same columns on every process, got {listed}")
 
 
-def check_frames(frame: Frame, names: Any) -> None:
-    """Checks what :func:`check_columns` does, and the categories.
+def unite_frames(frame: Frame, names: Any, *, new: bool) -> Frame:
+    """Returns the rows of this process with the categories of all processes.
+
+    Their values are numbered as those of one table with all the rows are: first those
+    that occur, sorted, then the other levels that dtypes declare.
+
+    Args:
+      frame: a table in which the values of this process are numbered.
+      names: of the columns.
+      new: whether this is training from the start; otherwise categories are those of
+        the model, on all processes.
 
     Raises:
-      ValueError: on all processes, if the tables have other columns, or if a data frame
-        has categories, whose codes each process has chosen by itself.
+      ValueError: on all processes, if the tables do not have the same columns, or a
+        column holds categories of different types, or numbers on one process and
+        categories on another.
     """
-    check_columns(frame.matrix.shape[1], names)
     if num_processes() == 1:
-        return
-    declared = [str(known is not None) for known in frame.categories or ()]
-    if any("True" in text for text in gather_texts(" ".join(declared))):
+        return frame
+    features = frame.matrix.shape[1]
+    check_columns(features, names)
+    if not new or not any(gather_numbers(int(frame.categories is not None))):
+        return frame
+    matrix, numbered = np.array(frame.matrix), frame.categories or ()
+    own = [
+        _describe_column(frame._replace(matrix=matrix), feature)
+        for feature in range(features)
+    ]
+    columns = zip(*map(json.loads, gather_texts(json.dumps(own))), strict=True)
+    labels = names or range(features)
+    values = [_unite_values(*each) for each in zip(labels, columns, strict=True)]
+    for feature, known in enumerate(numbered):
+        united = values[feature]
+        if known and united:
+            place = {value: number for number, value in enumerate(united)}
+            numbers = np.array([place.get(v, np.nan) for v in known], np.float32)
+            column = matrix[:, feature]
+            present = ~np.isnan(column)
+            column[present] = numbers[column[present].astype(np.int64)]
+    return frame._replace(matrix=matrix, categories=tuple(values))
+
+
+def _describe_column(frame, feature):
+    """Returns what a column holds: its kind, the values that occur, and others."""
+    known = None if frame.categories is None else frame.categories[feature]
+    if known is None:
+        missing = np.isnan(frame.matrix[:, feature]).all()
+        return ["nothing" if missing else "numbers", [], []]
+    column = frame.matrix[:, feature]
+    occurs = np.isin(np.arange(len(known)), column[~np.isnan(column)])
+    values = [[v for v, o in zip(known, occurs, strict=True) if o == kept]
+              for kept in (True, False)]  # fmt: skip
+    return ["categories", *values]
+
+
+def _unite_values(label, found):
+    """Returns the values of a column on all processes; None if it holds numbers."""
+    if all(kind != "categories" for kind, _, _ in found):
+        return None
+    kinds = []
+    for kind, occurring, others in found:
+        values = occurring or others
+        named = f"categories such as {values[0]!r}" if values else "nothing"
+        kinds.append("numbers" if kind == "numbers" else named)
+    seen = {value for _, occurring, _ in found for value in occurring}
+    declared = {value for _, _, others in found for value in others} - seen
+    types = {type(value) for value in seen or declared}
+    if "numbers" in kinds or len(types) > 1:
+        listed = "; ".join(f"process {rank}: {kind}" for rank, kind in enumerate(kinds))
         raise ValueError(
-            "x must hold categories as integers where rows are divided among "
-            "processes, got a data frame with categorical columns"
+            f"column {label!r} of x must hold the same type on every process, got "
+            f"{listed}"
         )
+    if {type(value) for value in declared} != types:
+        declared = set()  # as within one table
+    return (*sorted(seen), *sorted(declared))
 
 
 def gather_columns(

@@ -20,6 +20,7 @@ from jboost.boosting.sharding import refuse_with_mesh
 from jboost.boosting.state import Arrays, Problem, Static
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
+from jboost.codes.gathering import unite_frames
 from jboost.entry import checks
 from jboost.entry.collectives import (
     agree,
@@ -146,6 +147,7 @@ def bin_arrays(
             given, settings, model, mesh, schema, categorical is not None
         )
     _check_some_weight(frame.matrix, weights)
+    frame = unite_frames(frame, names, new=schema is None)
     matrix, sorts, weighted = frame.matrix, settings.sorts_rows, weights is not None
     bins = fit_frame(
         frame,
