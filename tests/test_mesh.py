@@ -16,6 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jboost as jb
 from jboost import losses
+from jboost.entry.efforts import FULL, QUICK
+from jboost.entry.programs import compiled
+from jboost.objective.coupling import _find_direction
+from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
+from jboost.objective.retracing import trace_loss_once
 
 ROWS, FEATURES = 1001, 5
 DEVICES = 4
@@ -198,9 +203,40 @@ def test_models_of_a_comparison_share_the_devices():
     np.testing.assert_array_equal(run().mean, run(mesh=MESH).mean)
 
 
-def test_padding_of_shards_changes_no_bit():
-    """One device counts as few what the padded shards together would count as many."""
-    x = np.random.default_rng(1).normal(size=(8200, 2)).astype(np.float32)
+@pytest.mark.parametrize("rows", [8200, 11_000])
+def test_padding_of_shards_changes_no_bit(rows):
+    """One device counts as few what the padded shards together would count as many.
+
+    Of many, the programs at the start are compiled apart on one device only.
+    """
+    x = np.random.default_rng(1).normal(size=(rows, 2)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)
     run = partial(jb.fit, x, y, losses.softmax, num_scores=3, **FEW)
     assert_same_model(run()[0], run(mesh=MESH)[0])
+
+
+@pytest.mark.parametrize("program", [loss_values, gradients, hessians])
+@pytest.mark.parametrize("num_scores", [3, 20])
+def test_several_scores_round_alike_for_any_number_of_rows(num_scores, program):
+    """A shard evaluates fewer rows at once than one device does."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(num_scores, 10_240)).astype(np.float32)
+    targets = rng.integers(0, num_scores, scores.shape[1]).astype(np.int32)
+    loss, constants = trace_loss_once(losses.softmax, targets, num_scores, None)
+
+    @jax.jit
+    def run(scores, targets):
+        return program(Objective(loss, constants, targets, (), None), scores)
+
+    whole = run(scores, targets)
+    for size in (256, 5120):
+        part = run(scores[:, :size], targets[:size])
+        np.testing.assert_array_equal(part, whole[..., :size])
+
+
+def test_how_scores_compete_rounds_alike_in_all_programs():
+    """On one device a small program finds it, on several the whole start does."""
+    quick, full = (compiled(_find_direction, effort=each) for each in (QUICK, FULL))
+    for share in np.random.default_rng(0).dirichlet(np.ones(4), 20):
+        hessian = (np.diag(share) - np.outer(share, share)).astype(np.float32)
+        chex.assert_trees_all_equal(quick(hessian), full(hessian))

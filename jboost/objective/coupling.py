@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jboost.entry.stages import stage
+from jboost.numerics.derivatives import round_alone
 from jboost.objective.evaluation import (
     Coupling,
     Objective,
@@ -48,8 +49,11 @@ def _find_direction(mean):
     """Returns the eigenvector, in those units and in the scores' own."""
     mean = _finite(mean)
     size = jnp.abs(jnp.diagonal(mean))
-    unit = jnp.where(size > 0, 1 / jnp.sqrt(jnp.maximum(size, _LEAST)), 0.0)
-    values, axes = jnp.linalg.eigh(unit[:, None] * mean * unit[None, :])
+    # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
+    root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)
+    unit = jnp.where(size > 0, 1 / root, 0.0)
+    # eigh adds the transpose.
+    values, axes = jnp.linalg.eigh(round_alone(unit[:, None] * mean * unit[None, :]))
     direction = axes[:, jnp.argmin(jnp.abs(values))]
     # Whether scores compete is a constant; eigenvectors may have no derivative.
     return jax.lax.stop_gradient((direction, unit * direction))

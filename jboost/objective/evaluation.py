@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.entry.efforts import FEW
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import (
     differentiable,
@@ -23,6 +24,7 @@ from jboost.numerics.sums import sum_each, sum_guessed
 from jboost.objective.tracing import TracedLoss
 
 BLOCK = 8192  # rows per block
+_FEW_ROWS = 2048  # rows per block, for K > 1
 _BLOCK_NUMBERS = 1 << 20  # largest number of results per block, for K > 1
 
 
@@ -201,7 +203,8 @@ def map_hessians(
     no call makes anew.
     """
     num_scores, num_rows = scores.shape
-    if runs_in_stages() and num_scores > 1 and num_rows <= _block_size(num_scores**2):
+    few = scores.size <= FEW and num_rows <= _block_size(num_scores**2)
+    if runs_in_stages() and num_scores > 1 and few:
         # The Hessians are a program that others share, the rest is one for all losses.
         return _finish_rows(hessian_matrices(objective, scores), finish, operands)
     return _map_hessians(_without_minima(objective), scores, finish, operands)
@@ -272,32 +275,42 @@ def _map_rows(
     """
     num_scores, num_rows = scores.shape
     entries = num_scores**2 if program is objective.loss.hessian else num_scores
-    size = _block_size(entries)
     if num_scores == 1:
         return finish(_evaluate_rows(objective, program, scores))
-    # At least two, so that few rows are compiled, and rounded, like many.
-    size = max(1, min(size, -(-num_rows // 2)))
+    # XLA may round by the size of a block. Therefore all have one size, whatever the
+    # number of rows, and there are two at least: a single one would be no loop.
+    size = _block_size(entries)
+    short = max(0, size + 1 - num_rows)
+
+    def extend(array, axis=0):
+        edges = [(0, short if each == axis else 0) for each in range(array.ndim)]
+        return jnp.pad(array, edges, mode="edge") if short else array
+
+    targets = jax.tree.map(extend, objective.targets)
+    scores = extend(scores, 1)
+    last = num_rows + short - size
 
     def evaluate(first):
         def cut(array, axis=0):
             return jax.lax.dynamic_slice_in_dim(array, first, size, axis)
 
-        part = objective._replace(targets=jax.tree.map(cut, objective.targets))
+        part = objective._replace(targets=jax.tree.map(cut, targets))
         return finish(_evaluate_rows(part, program, cut(scores, 1)))
 
     def add_block(number, found):
-        first = jnp.minimum(number * size, num_rows - size)  # the last two overlap
+        first = jnp.minimum(number * size, last)  # the last two overlap
         start = (*(0,) * (found.ndim - 1), first)
         return jax.lax.dynamic_update_slice(found, evaluate(first), start)
 
     block = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((), jnp.int32))
-    found = jnp.zeros((*block.shape[:-1], num_rows), block.dtype)
-    return jax.lax.fori_loop(0, -(-num_rows // size), add_block, found)
+    found = jnp.zeros((*block.shape[:-1], last + size), block.dtype)
+    number = -(-(last + size) // size)
+    return jax.lax.fori_loop(0, number, add_block, found)[..., :num_rows]
 
 
 def _block_size(entries):
     """Returns the number of rows in a block, by the results of a row."""
-    return max(1, min(BLOCK, _BLOCK_NUMBERS // entries))
+    return max(1, min(_FEW_ROWS, _BLOCK_NUMBERS // entries))
 
 
 def _evaluate_rows(objective, program, scores):
