@@ -148,7 +148,7 @@ def list_rows():
         name = f"colsample_by{level}"
         add(name, "logistic", "label", **{name: 0.5})
     add("rows, 5", "huber", most=5, min_child_samples=1)
-    add("rows, one", "squared_error", most=1, min_child_samples=1)
+    add("rows, one", most=1, min_child_samples=1, sets="none")
     add("rows, some processes have none", "logistic", "label", empty=True)
     add("rows, some processes have none, medians", "absolute_error", empty=True)
     add("float64", rows=dict(x="double"))
@@ -489,16 +489,12 @@ def boost(jb, x, y, loss, settings, mesh, folder, traced=False):
     del folder
     import jax
 
-    binned = np.asarray(jb.apply_bins(jb.fit_bins(x), x))
-    run = partial(
-        jb.boost, binned, loss=loss, key=jax.random.key(3), mesh=mesh, **settings
-    )
-    run = (
-        jax.jit(lambda y: run.func(*run.args, y, **run.keywords))
-        if traced
-        else (lambda y: run.func(*run.args, y, **run.keywords))
-    )
-    return flatten(jax.device_get(run(y)))
+    binned, key = np.asarray(jb.apply_bins(jb.fit_bins(x), x)), jax.random.key(3)
+
+    def run(y):
+        return jb.boost(binned, y, loss, key, mesh=mesh, **settings)
+
+    return flatten(jax.device_get((jax.jit(run) if traced else run)(y)))
 
 
 def boost_in_jit(*operands):
@@ -524,7 +520,7 @@ def predict(jb, x, y, loss, settings, mesh, folder):
         scores = jb.predict(model, operands[0], inverse_link=link, **others)
         if mesh is not None:
             assert scores.sharding.is_equivalent_to(operands[0].sharding, scores.ndim)
-        found[f"link {link}"] = np.asarray(scores)
+        found["scores" if link is None else "inverse link"] = np.asarray(scores)
     return found
 
 
@@ -792,8 +788,9 @@ def main():
             outs[what] = Path(args.keep or folder) / str(what)
         run_all(args, entries, 1, [0], outs[1])
         print("one device: done", flush=True)
-        run_all(args, entries, 1, args.devices, outs["devices"])
-        print("devices: done", flush=True)
+        if args.devices:
+            run_all(args, entries, 1, args.devices, outs["devices"])
+            print("devices: done", flush=True)
         for number in args.processes:
             if number > 1:
                 several = [each for each in entries if ENTRIES[each[1]].together]

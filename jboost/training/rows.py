@@ -20,7 +20,12 @@ from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
-from jboost.entry.collectives import agree, gather_tables, num_processes
+from jboost.entry.collectives import (
+    agree,
+    gather_numbers,
+    gather_tables,
+    num_processes,
+)
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
@@ -261,6 +266,10 @@ def make_sets(
     for name, (label, values) in given.items():
         with agree():
             parts = _read_set(label, values, bins, schema, training, with_offset)
+        if sum(gather_numbers(parts[0].shape[0])) == 0:
+            raise ValueError(
+                f"{label} x must have a row on some process, got none on any"
+            )
         sets[name] = make_rows(
             bins, *parts, num_scores, padded, f"{label} ", num_columns=num_columns,
             mesh=None if training.spread is None else training.spread.mesh,
