@@ -29,6 +29,7 @@ from jboost.trees.levels import (
     lookup,
     make_leaf,
     make_rows,
+    measure_rows,
     pair_children,
     pass_paths,
     route_rows,
@@ -93,7 +94,8 @@ def grow_sorted_tree(
     slots = min(2 ** (max_depth - 1), most)
 
     def grow(codes, gradient, curvature, in_bag, seed, limits, mass):
-        rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
+        measure = measure_rows(gradient, curvature, in_bag, uniform)
+        rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
         path = start_paths(limits, max_leaves, slots, max_depth)
         state = _make_root(codes.order, rows, max_depth, slots, path)
 
