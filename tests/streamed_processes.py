@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adaptive": dict(loss=losses.make_adaptive_huber()),
     "validated": dict(
         loss=losses.logistic, early_stopping_rounds=3, metrics=["auc"], by="auc",
-        validated=True, colsample_bynode=0.6,
+        validated=True, sketched=True, colsample_bynode=0.6,
     ),
 }  # fmt: skip
 
@@ -101,11 +101,6 @@ def train(rank, count, case, folder, devices=None, **options):
     settings |= dict(max_bins=32, **options)
     model, history = jb.fit(stream, mesh=find_mesh(devices), **settings)
     return jax.device_get(jax.tree.leaves(model)), np.asarray(history.train_loss)
-
-
-def train_all(rank, count, cases, folder):
-    """Trains on several cases, one after the other."""
-    return [train(rank, count, case, folder) for case in cases]
 
 
 def go_on(rank, count, folder, path, last):
