@@ -22,7 +22,7 @@ from jboost.entry.collectives import Shards, exchange, use_shards
 from jboost.entry.collectives import total as add_up
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.sums import sum_each, sum_guessed
-from jboost.trees.levels import measure_rows
+from jboost.trees.rounding import measure_rows
 
 DEVICES, ROWS = 4, 256
 MESH = jax.make_mesh(

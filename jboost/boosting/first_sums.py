@@ -21,7 +21,7 @@ from jboost.kernels.float_bits import exponent_above
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.fixed_point import fit_scale
 from jboost.numerics.sums import sum_guessed
-from jboost.trees.levels import Measure, measure_rows
+from jboost.trees.rounding import Measure, make_measure, measure_rows
 
 _ROUNDINGS = 2.0**-20  # more than those of a quotient and of its sum
 _FINEST = 2.0**-29  # 255 times the rounding of a term, relative to the greatest one
@@ -123,7 +123,7 @@ def measure_first(
     in_bag: UInt8[Array, " N"],
     uniform: bool,
 ) -> Measure | None:
-    """Returns what :func:`jboost.trees.levels.measure_rows` does; None without sums.
+    """Returns what :func:`jboost.trees.rounding.measure_rows` does; None without sums.
 
     Scales are powers of two above sums of quotients. Those sums are known up to
     rounding from sums that are divided.
@@ -143,10 +143,7 @@ def measure_first(
 
     def keep(*_):
         fixed = fit_scale(sums, first.num_in_bag)
-        unit = fixed.unit
-        if uniform:
-            unit = jnp.stack([unit[0], jnp.maximum(greatest[1], jnp.float32(1e-30))])
-        return Measure(fixed, unit, first.num_in_bag)
+        return make_measure(fixed, first.num_in_bag, greatest[1] if uniform else None)
 
     def look(gradient, curvature, in_bag):
         return measure_rows(gradient, curvature, in_bag, uniform)

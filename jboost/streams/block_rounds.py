@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32, Shaped
 
+from jboost.boosting.first_sums import measure_first
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.reports import Report, add_to_sets, report_round
 from jboost.boosting.round import add_trees
@@ -40,7 +41,7 @@ from jboost.streams.heap import trim_heap
 from jboost.streams.plain_blocks import Derivatives
 from jboost.training.chunks import Chunk, Job, Position
 from jboost.training.sharded import compile_shards, fill_spec, spec_of_arrays
-from jboost.trees.levels import measure_rows
+from jboost.trees.rounding import measure_rows
 from jboost.trees.tree import Tree
 
 
@@ -215,7 +216,9 @@ def _measure(method, native, data, now, k):
     gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
     measure = None
     if not native:
-        measure = measure_rows(gradient, curvature, in_bag, method.uniform)
+        parts = (gradient, curvature, in_bag, method.uniform)
+        first = measure_first(one.first, one.shape.mean, *parts)
+        measure = first or measure_rows(*parts)
     limits = shaping_limits(now.limits, one)
     return Derivatives(gradient, curvature, in_bag, limits, measure)
 

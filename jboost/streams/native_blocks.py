@@ -23,9 +23,9 @@ from jboost.streams.blocks import NUM_BUFFERS, Block, BlockReader, BlockSet
 from jboost.streams.column_codes import count_row_bytes
 from jboost.streams.memory import count_bytes
 from jboost.streams.plain_blocks import Derivatives
-from jboost.trees.levels import Measure
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import make_level_limits
+from jboost.trees.rounding import make_measure
 from jboost.trees.tree import Tree
 
 # Codes by feature and by row.
@@ -206,7 +206,7 @@ class NativeGrower:
 
 
 def _measure(gradient, curvature, in_bag, uniform):
-    """Does what :func:`jboost.trees.levels.measure_rows` does, without a copy."""
+    """Does what :func:`jboost.trees.rounding.measure_rows` does, without a copy."""
     greatest, count = levels_cpu.find_greatest_derivatives(gradient, curvature, in_bag)
     digits = levels_cpu.sum_magnitudes(gradient, curvature, in_bag, greatest)
     return compiled(_fit_measure, uniform)(greatest, digits, count)
@@ -215,10 +215,7 @@ def _measure(gradient, curvature, in_bag, uniform):
 def _fit_measure(uniform, greatest, digits, num_in_bag):
     total = jnp.where(jnp.isfinite(greatest), join_digits(digits, greatest), jnp.inf)
     fixed = fit_scale(total, num_in_bag)
-    unit = fixed.unit
-    if uniform:
-        unit = jnp.stack([unit[0], jnp.maximum(greatest[1], jnp.float32(1e-30))])
-    return Measure(fixed, unit, num_in_bag)
+    return make_measure(fixed, num_in_bag, greatest[1] if uniform else None)
 
 
 def _make_limits(num_columns, limits, words, unit):

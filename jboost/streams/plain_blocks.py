@@ -23,14 +23,12 @@ from jboost.streams.blocks import NUM_BUFFERS, Block, BlockReader, BlockSet
 from jboost.streams.memory import added_bytes, count_bytes
 from jboost.trees.histogram import sum_plain_histogram
 from jboost.trees.levels import (
-    Measure,
     Pairs,
     find_splits,
     join_children,
     make_leaf,
     pair_children,
     pass_paths,
-    round_rows,
     route_rows,
     settle_splits,
     start_paths,
@@ -38,6 +36,7 @@ from jboost.trees.levels import (
 )
 from jboost.trees.limits import TreeLimits
 from jboost.trees.paths import Paths
+from jboost.trees.rounding import Measure, round_rows
 from jboost.trees.splitting import Split
 from jboost.trees.tree import Tree
 

@@ -160,7 +160,7 @@ def _sketch(source, max_bins, options):
         if sketch is None:
             raise ValueError(_no_rows())
         if known is not None:
-            _check_same(Pass(known, checksums), Pass(num_rows, checksums))
+            _check_same(Pass(known, ()), Pass(num_rows, ()))
     assert kind is not None
     _compare_processes(kind)
     return Pass(num_rows, checksums), sketch.make_bins(max_bins), kind

@@ -24,10 +24,10 @@ from jboost.entry.collectives import count_rows
 from jboost.kernels import grow_cpu
 from jboost.kernels.library import choose
 from jboost.tables.categories import goes_left
-from jboost.trees.levels import Measure
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import grow_natively
 from jboost.trees.plain_growth import grow_plainly
+from jboost.trees.rounding import Measure
 from jboost.trees.tree import CATEGORICAL, Tree
 
 

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
-from jboost.entry.collectives import first_row, most, total
-from jboost.numerics.fixed_point import FixedPoint, choose_scale, quantize
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
@@ -26,81 +24,6 @@ from jboost.trees.category_splits import count_words, find_mixed_split
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import Split, search_split
 from jboost.trees.tree import CATEGORICAL, Tree
-
-
-class RoundedRows(NamedTuple):
-    """What a tree is grown from; constant over its levels.
-
-    Attributes:
-      channels: integers: gradient, curvature, and a count unless curvature is one.
-      unit: what one integer of gradient and of curvature stands for.
-    """
-
-    codes: Codes
-    channels: Int32[Array, "N C"]
-    in_bag: Bool[Array, " N"]
-    num_in_bag: Int32[Array, ""]
-    unit: Float[Array, "2"]
-
-
-class Measure(NamedTuple):
-    """How all rows' derivatives become integers; see :class:`FixedPoint`."""
-
-    fixed: FixedPoint
-    unit: Float[Array, "2"]
-    num_in_bag: Int32[Array, ""]
-
-
-def measure_rows(
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: UInt8[Array, " N"],
-    uniform: bool,
-) -> Measure:
-    """Chooses the scales by which all rows are rounded."""
-    values = _mask_rows(gradient, curvature, in_bag)
-    num_in_bag = total(jnp.sum(in_bag > 0))
-    fixed = choose_scale(values, num_in_bag, in_bag)
-    unit = fixed.unit
-    if uniform:  # curvature in units of a row: a count, exact however it is rounded
-        largest = jnp.maximum(most(jnp.max(values[1])), jnp.float32(1e-30))
-        unit = jnp.stack([unit[0], largest])
-    return Measure(fixed, unit, num_in_bag)
-
-
-def round_rows(
-    gradient: Float[Array, " n"],
-    curvature: Float[Array, " n"],
-    in_bag: UInt8[Array, " n"],
-    seed: UInt32[Array, "2"],
-    measure: Measure,
-    uniform: bool,
-    first_row: Int32[Array, ""] | int = 0,
-) -> Int32[Array, "n C"]:
-    """Returns the integers of rows of which ``first_row`` is the first."""
-    values = _mask_rows(gradient, curvature, in_bag)
-    channels = quantize(values.T, measure.fixed, seed, first_row, in_bag)
-    count = (in_bag > 0).astype(jnp.int32)[:, None]
-    return jnp.concatenate([channels[:, :1] if uniform else channels, count], axis=1)
-
-
-def make_rows(
-    codes: Codes,
-    gradient: Float[Array, " N"],
-    curvature: Float[Array, " N"],
-    in_bag: UInt8[Array, " N"],
-    seed: UInt32[Array, "2"],
-    uniform: bool,
-    measure: Measure,
-) -> RoundedRows:
-    """Rounds all rows' derivatives to integers; see :func:`grow_levels`."""
-    rows = (gradient, curvature, in_bag, seed)
-    channels = round_rows(*rows, measure, uniform, first_row())
-    return RoundedRows(codes, channels, in_bag > 0, measure.num_in_bag, measure.unit)
-
-
-def _mask_rows(gradient, curvature, in_bag):
-    return jnp.where((in_bag > 0)[None, :], jnp.stack([gradient, curvature]), 0.0)
 
 
 def make_leaf(max_depth: int, num_bins: int, categorical: bool = False) -> Tree:

@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, Int32, UInt8, UInt32
 from jboost.codes.codes import Codes
 from jboost.entry import collectives
 from jboost.kernels import grow_cpu, levels_cpu
-from jboost.trees.levels import Measure, column_fractions, measure_rows
+from jboost.trees.levels import column_fractions
 from jboost.trees.limits import TreeLimits
+from jboost.trees.rounding import Measure, measure_rows
 from jboost.trees.splitting import WEIGHT_SLACK
 from jboost.trees.tree import Tree
 

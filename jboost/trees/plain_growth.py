@@ -17,14 +17,11 @@ from jboost.entry.collectives import current_shards, total
 from jboost.numerics.sums import sum_by_group
 from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
 from jboost.trees.levels import (
-    Measure,
     count_sides,
     find_splits,
     join_children,
     lookup,
     make_leaf,
-    make_rows,
-    measure_rows,
     pair_children,
     pass_paths,
     route_rows,
@@ -34,6 +31,7 @@ from jboost.trees.levels import (
 )
 from jboost.trees.limits import TreeLimits
 from jboost.trees.paths import Paths
+from jboost.trees.rounding import Measure, make_rows
 from jboost.trees.tree import Tree
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
@@ -69,7 +67,6 @@ def grow_plainly(
 
     ``most`` is the most nodes of a level.
     """
-    measure = measure or measure_rows(gradient, curvature, in_bag, uniform)
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
 
     def grow_level(level, state, slots):

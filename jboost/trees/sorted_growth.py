@@ -28,8 +28,6 @@ from jboost.trees.levels import (
     count_sides,
     lookup,
     make_leaf,
-    make_rows,
-    measure_rows,
     pair_children,
     pass_paths,
     route_rows,
@@ -38,6 +36,7 @@ from jboost.trees.levels import (
     write_splits,
 )
 from jboost.trees.limits import TreeLimits
+from jboost.trees.rounding import make_rows
 from jboost.trees.sorted_splits import (
     RowMoves,
     SortedGroups,
@@ -94,8 +93,7 @@ def grow_sorted_tree(
     slots = min(2 ** (max_depth - 1), most)
 
     def grow(codes, gradient, curvature, in_bag, seed, limits, mass):
-        measure = measure_rows(gradient, curvature, in_bag, uniform)
-        rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
+        rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
         path = start_paths(limits, max_leaves, slots, max_depth)
         state = _make_root(codes.order, rows, max_depth, slots, path)
 

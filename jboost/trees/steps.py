@@ -21,7 +21,8 @@ from jboost.entry.representation import show_fields
 from jboost.kernels.library import takes_implementation
 from jboost.numerics.random_bits import seed_from_key
 from jboost.trees.histogram import sum_histogram
-from jboost.trees.levels import least_samples, make_rows, measure_rows
+from jboost.trees.levels import least_samples
+from jboost.trees.rounding import make_rows
 from jboost.trees.splitting import Split, search_split
 from jboost.trees.step_arguments import (
     make_limits,
@@ -123,8 +124,7 @@ def _build_histogram(num_nodes, num_bins, codes, given, seed):
     gradient, curvature, node = given
     inside = ((node >= 0) & (node < num_nodes)).astype(jnp.uint8)
     rows = (gradient, curvature, inside)
-    measure = measure_rows(*rows, uniform=False)
-    rounded = make_rows(codes, *rows, seed, uniform=False, measure=measure)
+    rounded = make_rows(codes, *rows, seed, uniform=False)
     sums = sum_histogram(
         codes, rounded.channels, node, num_nodes=num_nodes, num_bins=num_bins
     )
