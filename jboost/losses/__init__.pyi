@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+from .adapting import (
+    Adaptive as Adaptive,
+)
+from .adapting import (
+    Report as Report,
+)
+from .adapting import (
+    adaptive as adaptive,
+)
+from .adapting import (
+    make_adaptive_huber as make_adaptive_huber,
+)
+from .adapting import (
+    weighted_quantile as weighted_quantile,
+)
+from .rows import (
+    INVERSE_LINKS as INVERSE_LINKS,
+)
+from .rows import (
+    LOSSES as LOSSES,
+)
+from .rows import (
+    absolute_error as absolute_error,
+)
+from .rows import (
+    bare_loss as bare_loss,
+)
+from .rows import (
+    cauchy as cauchy,
+)
+from .rows import (
+    expectile as expectile,
+)
+from .rows import (
+    exponential as exponential,
+)
+from .rows import (
+    focal as focal,
+)
+from .rows import (
+    gamma as gamma,
+)
+from .rows import (
+    hinge as hinge,
+)
+from .rows import (
+    hinge_squared as hinge_squared,
+)
+from .rows import (
+    huber as huber,
+)
+from .rows import (
+    inverse_link as inverse_link,
+)
+from .rows import (
+    log_cosh as log_cosh,
+)
+from .rows import (
+    logistic as logistic,
+)
+from .rows import (
+    poisson as poisson,
+)
+from .rows import (
+    pseudo_huber as pseudo_huber,
+)
+from .rows import (
+    quantile as quantile,
+)
+from .rows import (
+    softmax as softmax,
+)
+from .rows import (
+    squared_error as squared_error,
+)
+from .rows import (
+    tweedie as tweedie,
+)
+from .rows import (
+    welsch as welsch,
+)

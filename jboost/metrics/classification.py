@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of probabilities and labels.
+
+In: scores, targets and weights of all rows, and the inverse link that converts scores
+to probabilities. Out: one number.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from jboost.losses.rows import INVERSE_LINKS, exponential
+from jboost.metrics.reading import Link, check_shape, link_rows, mean_rows, read_rows
+
+
+def log_loss(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, " N"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of -log(predicted probability of the true class) (``log_loss``).
+
+    For two or K classes. Targets of two classes can be probabilities. With the links
+    sigmoid and softmax it is computed from the scores; with any other link,
+    probabilities are clipped to [e, 1 - e], e = 2^-23, as in scikit-learn for float32.
+    """
+    scores, targets, weights = read_rows(scores, targets, weights)
+    logs = _log_probabilities(scores, inverse_link)
+    if logs.ndim == 2 and scores.ndim == 2:
+        return mean_rows(-_pick(logs, targets, "log_loss"), weights)
+    chance = _as_share(targets, scores, "log_loss")
+    return mean_rows(-chance * logs[:, 1] - (1 - chance) * logs[:, 0], weights)
+
+
+def brier(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, " N"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``)."""
+    scores, targets, weights = read_rows(scores, targets, weights)
+    found = link_rows(scores, inverse_link)
+    if found.ndim == 1:
+        chance = _as_share(targets, found, "brier")
+        return mean_rows(jnp.square(found - chance), weights)
+    check_shape(targets, found[:, 0], "brier")
+    classes = jnp.arange(found.shape[1], dtype=jnp.float32)
+    observed = (targets[:, None] == classes[None]).astype(jnp.float32)
+    total = jnp.sum(jnp.square(found - observed), axis=1)
+    return mean_rows(total / 2 if found.shape[1] == 2 else total, weights)
+
+
+def accuracy(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, " N"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the fraction of correct labels (``accuracy_score``); larger is better.
+
+    The label is the class with the largest probability. For two classes and one score,
+    it is the second class if its probability is above 1/2.
+    """
+    return 1 - error(scores, targets, weights, inverse_link=inverse_link)
+
+
+def error(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, " N"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the fraction of wrong labels, 1 - accuracy (``zero_one_loss``)."""
+    scores, targets, weights = read_rows(scores, targets, weights)
+    found = link_rows(scores, inverse_link)
+    if found.ndim == 2:
+        check_shape(targets, found[:, 0], "error")
+        wrong = jnp.argmax(found, axis=1) != targets.astype(jnp.int32)
+    else:
+        check_shape(targets, found, "error")
+        wrong = (found > 0.5) != (targets > 0)
+    return mean_rows(wrong.astype(jnp.float32), weights)
+
+
+def second_class(score: Float[ArrayLike, ""]) -> Any:
+    """Returns 1 where the score is positive, the second of two classes, else 0."""
+    return jnp.where(jnp.asarray(score) > 0, np.float32(1), np.float32(0))
+
+
+def _as_share(targets, found, name):
+    """Returns targets of two classes as probabilities; -1 becomes 0."""
+    check_shape(targets, found, name)
+    return jnp.maximum(targets, 0)
+
+
+def _log_probabilities(scores, inverse_link):
+    """Returns log probabilities [N, classes], accurate near probabilities 0 and 1."""
+    if inverse_link is jax.nn.softmax and scores.ndim == 2:
+        return jax.nn.log_softmax(scores, axis=1)
+    twice = INVERSE_LINKS[exponential]  # sigmoid(2 score)
+    if inverse_link in (jax.nn.sigmoid, twice) and scores.ndim == 1:
+        logit = scores if inverse_link is jax.nn.sigmoid else 2 * scores
+        return jax.nn.log_sigmoid(jnp.stack([-logit, logit], axis=1))
+    found = link_rows(scores, inverse_link)
+    least = jnp.finfo(jnp.float32).eps
+    found = jnp.clip(found, least, 1 - least)
+    return jnp.log(jnp.stack([1 - found, found], axis=1) if found.ndim == 1 else found)
+
+
+def _pick(logs, targets, name):
+    """Returns the entry of each row's target."""
+    check_shape(targets, logs[:, 0], name)
+    label = targets.astype(jnp.int32)
+    return jnp.take_along_axis(logs, label[:, None], axis=1)[:, 0]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the metrics by name, and what they need."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jboost.metrics.classification import accuracy, brier, error, log_loss
+from jboost.metrics.ranks import auc, average_precision
+from jboost.metrics.regression import (
+    gamma_deviance,
+    mae,
+    mape,
+    mse,
+    poisson_deviance,
+    r2,
+    rmse,
+)
+
+METRICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        metric.__name__: metric
+        for metric in (
+            auc, average_precision, log_loss, brier, accuracy, error, mae, mse, rmse,
+            mape, r2, poisson_deviance, gamma_deviance,
+        )
+    }
+)  # fmt: skip
+MAXIMIZED = (auc, average_precision, accuracy, r2)  # larger is better
+RANKS = (auc, average_precision)
+PROBABILITIES = (log_loss, brier)
+LABELS = (accuracy, error)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the arguments of metrics, and averages over rows.
+
+In: scores, targets and weights as users pass them. Out: float32 arrays of matching
+sizes, in which rows of weight 0 cannot do harm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jboost.numerics.sums import sum_rows
+
+Link = Callable[..., Any] | None
+
+
+def read_rows(scores, targets, weights):
+    """Converts to float32; weights default to 1, targets of weight 0 become 0.
+
+    The latter keeps NaN targets in ignored rows, such as padding, out of all sums.
+    """
+    scores, targets = jnp.asarray(scores), jnp.asarray(targets)
+    if scores.ndim not in (1, 2):
+        raise ValueError(f"scores must have shape [N] or [N, K], got {scores.shape=}")
+    size = scores.shape[0]
+    weights = jnp.ones(size) if weights is None else jnp.asarray(weights)
+    weights = weights.astype(jnp.float32)
+    if weights.shape != (size,) or targets.shape[:1] != (size,):
+        raise ValueError(
+            "scores, targets and weights must have the same number of rows, got shapes "
+            f"{scores.shape}, {targets.shape} and {weights.shape}"
+        )
+    targets = targets.astype(jnp.float32)
+    counted = (weights > 0).reshape(-1, *(1,) * (targets.ndim - 1))
+    return scores.astype(jnp.float32), jnp.where(counted, targets, 0), weights
+
+
+def check_shape(targets, found, name):
+    """Checks that a metric got one target for each prediction."""
+    if targets.shape != found.shape:
+        raise ValueError(
+            f"{name} needs targets of the same shape as predictions, got targets of "
+            f"shape {targets.shape} and predictions of shape {found.shape}"
+        )
+
+
+def mean_rows(values, weights):
+    """Returns weighted means over the last axis, ignoring rows of weight 0."""
+    each = jnp.broadcast_to(weights, values.shape)
+    return sum_rows(jnp.where(each > 0, values, 0) * each) / sum_rows(weights)
+
+
+def link_rows(scores, inverse_link):
+    """Converts the scores of each row to predictions."""
+    return scores if inverse_link is None else jax.vmap(inverse_link)(scores)

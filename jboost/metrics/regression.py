@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of predictions: errors and deviances.
+
+In: scores, targets and weights of all rows, and the inverse link that converts scores
+to predictions. Out: one number.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from jboost.metrics.reading import Link, check_shape, link_rows, mean_rows, read_rows
+
+
+def mae(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of |prediction - target| (``mean_absolute_error``).
+
+    Example:
+      >>> import jboost as jb
+      >>> float(jb.metrics.mae([1.0, 2.0], [2.0, 5.0], [3.0, 1.0]))
+      1.5
+    """
+    found, targets, weights = _predict("mae", scores, targets, weights, inverse_link)
+    return jnp.mean(mean_rows(jnp.abs(found - targets), weights))
+
+
+def mse(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of (prediction - target)^2 (``mean_squared_error``)."""
+    found, targets, weights = _predict("mse", scores, targets, weights, inverse_link)
+    return jnp.mean(mean_rows(jnp.square(found - targets), weights))
+
+
+def rmse(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of each output's root ``mse`` (``root_mean_squared_error``)."""
+    found, targets, weights = _predict("rmse", scores, targets, weights, inverse_link)
+    return jnp.mean(jnp.sqrt(mean_rows(jnp.square(found - targets), weights)))
+
+
+def mape(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of |error| / |target| (``mean_absolute_percentage_error``).
+
+    It is a fraction, not a percentage; |target| counts as at least 2^-52, as in
+    scikit-learn.
+    """
+    found, targets, weights = _predict("mape", scores, targets, weights, inverse_link)
+    size = jnp.maximum(jnp.abs(targets), jnp.float32(2.0**-52))
+    return jnp.mean(mean_rows(jnp.abs(found - targets) / size, weights))
+
+
+def r2(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns 1 - squared error / variance (``r2_score``); larger is better."""
+    found, targets, weights = _predict("r2", scores, targets, weights, inverse_link)
+    center = targets - mean_rows(targets, weights)[:, None]
+    left = mean_rows(jnp.square(found - targets), weights)
+    return jnp.mean(1 - left / mean_rows(jnp.square(center), weights))
+
+
+def poisson_deviance(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of 2 (t log(t / p) - t + p) (``mean_poisson_deviance``).
+
+    NaN unless all targets t >= 0 and all predictions p > 0.
+    """
+    name = "poisson_deviance"
+    found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
+    value = jax.scipy.special.xlogy(targets, targets / found) - targets + found
+    value = jnp.where((targets >= 0) & (found > 0), 2 * value, jnp.nan)
+    return jnp.mean(mean_rows(value, weights))
+
+
+def gamma_deviance(
+    scores: Shaped[ArrayLike, "N *K"],
+    targets: Shaped[ArrayLike, "N *K"],
+    weights: Shaped[ArrayLike, " N"] | None = None,
+    *,
+    inverse_link: Link = None,
+) -> Float[Array, ""]:
+    """Returns the mean of 2 (log(p / t) + t / p - 1) (``mean_gamma_deviance``).
+
+    NaN unless all targets t > 0 and all predictions p > 0.
+    """
+    name = "gamma_deviance"
+    found, targets, weights = _predict(name, scores, targets, weights, inverse_link)
+    ratio = targets / found
+    value = jnp.where((targets > 0) & (found > 0), ratio - jnp.log(ratio) - 1, jnp.nan)
+    return jnp.mean(mean_rows(2 * value, weights))
+
+
+def _predict(name, scores, targets, weights, inverse_link):
+    """Returns predictions and targets [K, N], and weights; K is 1 for 1-D scores."""
+    scores, targets, weights = read_rows(scores, targets, weights)
+    found = link_rows(scores, inverse_link)
+    check_shape(targets, found, name)
+    size = len(weights)
+    return found.reshape(size, -1).T, targets.reshape(size, -1).T, weights
