@@ -36,6 +36,7 @@ from . import (
 from . import (
     streams as streams,
 )
+from .boosting.grouping import rows as rows
 from .boosting.inspection import (
     LossReport as LossReport,
 )
@@ -106,6 +107,8 @@ from .selection.sweeps import (
     sweep as sweep,
 )
 from .streams.streaming import stream as stream
+from .tables.groups import make_groups as make_groups
+from .tables.groups import random_groups as random_groups
 from .training.fitting import fit as fit
 from .training.history import (
     History as History,

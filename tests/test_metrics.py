@@ -17,12 +17,8 @@ import jboost as jb
 from jboost.metrics import METRICS
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
 from jboost.training.history import Record
-from jboost.training.scoring import (
-    Criterion,
-    bind_metrics,
-    check_metrics,
-    evaluate_metric,
-)
+from jboost.training.metric_calls import evaluate_metric
+from jboost.training.scoring import Criterion, bind_metrics, check_metrics
 
 N = 60
 RANDOM = np.random.default_rng(0)

@@ -507,7 +507,7 @@ TAKES_ROWS = [
     for name, function in PUBLIC.items()
     if inspect.isfunction(inspect.unwrap(function))
     and "x" in inspect.signature(function).parameters
-    and name not in {*TAKES_STREAMS, "array_batches"}
+    and name not in {*TAKES_STREAMS, "array_batches", "rows"}
 ]
 
 

@@ -21,6 +21,7 @@ from jboost.entry.collectives import total
 from jboost.entry.stages import elementwise, stage
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.evaluation import Kinks
+from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 
@@ -57,7 +58,7 @@ class LossChoices(NamedTuple):
 
 
 def decide_by_loss(
-    loss: TracedLoss,
+    loss: TracedLoss | GroupLoss,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
     l2: Any = "auto",
@@ -68,6 +69,10 @@ def decide_by_loss(
 
     Passing the result back in as explicit settings trains the same model.
     """
+    if isinstance(loss, GroupLoss):
+        return _decide_for_groups(
+            curvature, leaf_solver, l2, min_child_samples, regularization
+        )
     policy: Any = curvature if isinstance(curvature, str) else "function"
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
@@ -94,6 +99,31 @@ def decide_by_loss(
     )
 
 
+def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):
+    """Does what :func:`decide_by_loss` does, for a loss of groups."""
+    allowed = {
+        "curvature": (curvature, ("auto", "unit")),
+        "leaf_solver": (leaf_solver, ("auto", "joint", "newton")),
+    }
+    for name, (value, words) in allowed.items():
+        if value not in words:
+            raise ValueError(
+                f"{name} must be one of {words} for a loss of groups, whose rows have "
+                f"no loss of their own, got {value!r}"
+            )
+    if isinstance(min_child_samples, str):
+        min_child_samples = 1 if regularization == "absolute" else 0
+    return LossChoices(
+        curvature="probe" if curvature == "auto" else curvature,
+        leaf_solver="joint" if leaf_solver == "auto" else leaf_solver,
+        leaf_curvature="probe",
+        l2=_L2[regularization] if isinstance(l2, str) else l2,
+        min_child_samples=min_child_samples,
+        constant_curvature=curvature == "unit",
+        order_statistics=False,
+    )
+
+
 def _leaf_curvature(curvature: Chosen, leaf_solver: LeafSolver) -> Chosen:
     """The curvature that leaf values are fitted with."""
     if leaf_solver == "hessian":
@@ -104,11 +134,13 @@ def _leaf_curvature(curvature: Chosen, leaf_solver: LeafSolver) -> Chosen:
     return "auto" if scaled and curvature == "unit" else curvature
 
 
-def needs_minimizer(loss: TracedLoss) -> bool:
+def needs_minimizer(loss: TracedLoss | GroupLoss) -> bool:
     """Whether training looks for each row's own minimizer of the loss.
 
     A quadratic loss has a constant Hessian to go by, unless that is zero.
     """
+    if isinstance(loss, GroupLoss):
+        return False
     return loss.straight or not loss.quadratic
 
 

@@ -10,8 +10,15 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.boosting.auto import decide_by_data
 from jboost.boosting.first_sums import find_leaf_sizes
+from jboost.boosting.group_rounds import solve_group_leaves
 from jboost.boosting.row_sample import OneTree, Round
-from jboost.boosting.state import BoostState, Data, Problem, bind_objective
+from jboost.boosting.state import (
+    BoostState,
+    Data,
+    Problem,
+    bind_groups,
+    bind_objective,
+)
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.sums import sum_channels
 from jboost.trees.groups import Groups
@@ -57,8 +64,16 @@ def fit_leaves(
         # The same numbers, but with the derivative in max_delta_step.
         most = jnp.broadcast_to(limits.values.bounds, bounds.shape)
         bounds = jnp.where(bounds == most, most, bounds)
-    objective = bind_objective(problem, state)
-    value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
+    if method.leaf_solver == "joint":
+        assert state.probe is not None
+        value = solve_group_leaves(
+            bind_groups(problem, state, groups.weights), state.scores, state.probe,
+            one.k, leaf, sums, groups.penalty[0], groups.l1,
+        )  # fmt: skip
+        value = value if bounds is None else jnp.clip(value, bounds[:, 0], bounds[:, 1])
+    else:
+        objective = bind_objective(problem, state)
+        value = solve_leaves(objective, groups, newton, method.leaf_solver, bounds)
     if method.regularization == "absolute" and method.leaf_solver == "newton":
         # As in XGBoost. Splits keep children above the limit, so that only the root
         # of a tree without splits can weigh less.

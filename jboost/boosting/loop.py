@@ -12,12 +12,12 @@ from typing import Any, Unpack
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
 from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
+from jboost.boosting.binding import RowArguments, bind_rows, put_arrays, read_codes
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.round import grow_round
 from jboost.boosting.scanning import by_row, run_rounds, run_sharded_rounds
@@ -34,14 +34,13 @@ from jboost.boosting.sharding import (
 from jboost.boosting.state import (
     Arrays,
     BoostState,
-    Data,
     Problem,
     StartPoint,
     Static,
     start_state,
 )
-from jboost.codes.codes import Codes, DenseCodes
-from jboost.codes.preparing import arrange_codes, check_codes
+from jboost.codes.codes import Codes
+from jboost.codes.preparing import check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
@@ -51,12 +50,7 @@ from jboost.losses import Adaptive
 from jboost.numerics.random_bits import seed_from_key
 from jboost.objective.curvature import Curvature
 from jboost.objective.evaluation import Kinks
-from jboost.objective.retracing import trace_loss_once
 from jboost.tables.categories import Categories
-from jboost.tables.collisions import warn_of_rounding
-from jboost.tables.domains import check_domain
-from jboost.tables.offsets import check_offset
-from jboost.tables.targets import check_targets, check_weights
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 from jboost.trees.tree import BoostedTrees, LeafSums, Tree
@@ -78,6 +72,7 @@ def init(
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    groups: Any = None,
     num_scores: int = 1,
     init_score: ArrayLike | str = "auto",
 ) -> BoostState:
@@ -93,6 +88,9 @@ def init(
       key: from ``jax.random.key``; seeds all random choices.
       sample_weight: weights of the rows, >= 0.
       offset: [N] or [N, K], added to the score.
+      groups: for a loss of a group of rows; from :func:`jboost.make_groups`, "all", or
+        :func:`jboost.random_groups`; see :func:`jboost.fit`. Ids are also taken where
+        nothing is traced.
       num_scores: K.
       init_score: the initial score: ``"auto"`` for the constant that minimizes the
         weighted loss, ``"median"`` for the median of the rows' own minimizers, or a
@@ -110,9 +108,9 @@ def init(
       3.5
     """
     chosen = read_settings(locals())
-    traced, constants, data, offset = _bind(
-        check_codes(binned, None), y, own.read_loss(loss, init_score), sample_weight,
-        offset, chosen.num_scores,
+    traced, constants, data, offset = bind_rows(
+        check_codes(binned, None), own.read_loss(loss, init_score),
+        RowArguments(y, sample_weight, offset, groups), chosen.num_scores,
     )  # fmt: skip
     begin = initial_scores(chosen)
     data = data._replace(codes=None)  # the start does not depend on the features
@@ -132,6 +130,7 @@ def boost_step(
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     gradient: Shaped[ArrayLike, "N *K"] | None = None,
+    groups: Any = None,
     categories: Categories | None = None,
     implementation: str | None = None,
     **settings: Unpack[RoundSettings],
@@ -145,8 +144,8 @@ def boost_step(
 
     Args:
       state: from :func:`jboost.init` or the previous step.
-      binned, y, loss, sample_weight: the arguments that :func:`jboost.init` was called
-        with.
+      binned, y, loss, sample_weight, groups: the arguments that :func:`jboost.init` was
+        called with.
       gradient: [N] or [N, K]: the derivatives of this round in place of those of the
         loss, together with ``curvature``, then an array of the same shape, >= 0, or a
         number. Both are multiplied by ``sample_weight``. Leaves are Newton steps of
@@ -183,17 +182,21 @@ def boost_step(
         chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, None)
     refuse_sorting(chosen, binned)
     num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
-    codes = _read_codes(chosen, binned)
-    traced, constants, data, _ = _bind(
-        codes, y, loss, sample_weight, None, num_scores, chosen.own_curvature
-    )
+    codes = read_codes(chosen, binned)
+    if given is not None and groups is not None:
+        raise ValueError("groups must be None where gradient is given, got groups")
+    traced, constants, data, _ = bind_rows(
+        codes, loss, RowArguments(y, sample_weight, None, groups), num_scores,
+        chosen.own_curvature,
+    )  # fmt: skip
     rows = (len(data.weights),)
     if state.scores.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
             f"state must be a single run on the {rows[0]} rows of binned, with scores "
             f"[N] or [N, K], got scores of shape {state.scores.shape}"
         )
-    if needs_minimizer(traced) != (state.minimizer is not None):
+    same = needs_minimizer(traced) == (state.minimizer is not None)
+    if not same or traced.coupled != (state.probe is not None):
         raise ValueError("loss must be the one that the state was made with by init")
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
@@ -216,6 +219,7 @@ def boost(
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    groups: Any = None,
     derivatives: Callable[..., Any] | None = None,
     num_rounds: int = 100,
     learning_rate: Any = 0.1,
@@ -255,6 +259,10 @@ def boost(
     determine shapes: learning rates, l2, parameters that the loss closes over, keys,
     sample weights. The arguments are those of :func:`jboost.fit`; ``categories`` are
     ``bins.categories``, or None if no column is categorical.
+
+    ``groups`` makes the loss one of a group of rows, as in :func:`jboost.fit`: index
+    tables from :func:`jboost.make_groups` (which has concrete ids, because they
+    determine shapes), "all" or :func:`jboost.random_groups`.
 
     ``derivatives(scores, targets, key) -> (gradient, curvature)`` replaces the
     derivatives of the loss, for methods that do not descend one: Langevin boosting,
@@ -303,18 +311,26 @@ def boost(
     chosen = read_settings(locals())
     if check_mesh(mesh) is not None:
         refuse_with_mesh(chosen, binned)
-        if derivatives is not None:
-            raise ValueError("derivatives must be None with a mesh, got a function")
+        for name, value in (("derivatives", derivatives), ("groups", groups)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} must be None with a mesh, got {type(value).__name__}"
+                )
     if derivatives is not None:
+        if groups is not None:
+            raise ValueError(
+                "groups must be None where derivatives is given, got groups"
+            )
         checks.check_word("curvature", curvature, ("auto",))
         chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, init_score)
     refuse_sorting(chosen, binned)
     num_scores = chosen.num_scores
-    rates = _put(checks.learning_rates(learning_rate, chosen.num_rounds))
-    codes = _read_codes(chosen, binned, mesh)
-    traced, constants, data, offset = _bind(
-        codes, y, loss, sample_weight, offset, num_scores, chosen.own_curvature
-    )
+    rates = put_arrays(checks.learning_rates(learning_rate, chosen.num_rounds))
+    codes = read_codes(chosen, binned, mesh)
+    traced, constants, data, offset = bind_rows(
+        codes, loss, RowArguments(y, sample_weight, offset, groups), num_scores,
+        chosen.own_curvature,
+    )  # fmt: skip
     program = None
     if derivatives is not None:
         program, constants = own.trace_derivatives(
@@ -331,45 +347,6 @@ def boost(
     if mesh is not None:
         return compiled(run_sharded_rounds, traced, method, mesh)(*operands)
     return compiled(run_rounds, traced, method, program)(*operands)
-
-
-def _read_codes(settings, binned, mesh=None):
-    """Returns codes that are packed or sorted, as the settings require.
-
-    With a mesh, each device packs its own.
-    """
-    max_bins = None if settings.sorts_rows else settings.max_bins
-    codes = check_codes(binned, max_bins)
-    if mesh is None:
-        return arrange_codes(codes, max_bins)
-    return codes if isinstance(codes, DenseCodes) else DenseCodes(codes.T)
-
-
-def _bind(codes, y, loss, sample_weight, offset, num_scores, curvature=None):
-    """Checks the data of the rows, and traces the loss for them."""
-    num_rows = codes.shape[0]
-    weights = np.ones(num_rows, np.float32)
-    if sample_weight is not None:
-        weights = check_weights(sample_weight, num_rows, "sample_weight")
-    targets = y
-    if y is not None or loss is not own.no_loss:
-        targets = check_targets(y, num_rows, weights, "y", warn=True)
-    check_domain(loss, targets, weights, num_scores, "y")
-    traced, constants = trace_loss_once(loss, targets, num_scores, curvature)
-    if offset is None:
-        offset = np.zeros((num_scores, num_rows), np.float32)
-    else:
-        given, offset = offset, check_offset(offset, num_rows, num_scores)
-        warn_of_rounding(given, "offset")
-    targets, weights, offset = _put((targets, weights, offset))
-    return traced, constants, Data(codes, targets, weights), offset
-
-
-def _put(arrays) -> Any:
-    """Moves arrays to the device; ``jnp.asarray`` would compile for each shape."""
-    return jax.tree.map(
-        lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays
-    )
 
 
 def _init(loss, constants, data, *start):

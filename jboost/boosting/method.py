@@ -21,6 +21,7 @@ from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import checks
 from jboost.entry.warning import warn_user
 from jboost.objective.curvature import Chosen
+from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
@@ -77,7 +78,7 @@ class Numbers(NamedTuple):
 
 def make_method(
     settings: Settings,
-    loss: TracedLoss,
+    loss: TracedLoss | GroupLoss,
     codes: Codes,
     *,
     num_rows: int,
@@ -184,6 +185,13 @@ def _limit_leaves(settings) -> int | None:
 
 def _check_solver(loss, choices: LossChoices):
     """Refuses a median step for quadratic losses, which have an exact solution."""
+    if isinstance(loss, GroupLoss):
+        return
+    if choices.leaf_solver == "joint":
+        raise ValueError(
+            "leaf_solver='joint' needs a loss of groups (see groups), whose rows "
+            "depend on each other; leaves of other losses do not"
+        )
     if choices.leaf_solver == "median_step" and loss.quadratic:
         better = "exact" if loss.straight else "newton"
         raise ValueError(
@@ -194,6 +202,8 @@ def _check_solver(loss, choices: LossChoices):
 
 def _warn_of_no_steps(loss, method):
     """Warns of a piecewise linear loss whose Newton steps are all 0."""
+    if isinstance(loss, GroupLoss):
+        return
     flat = loss.straight and method.leaf_curvature in ("exact", "absolute")
     steps = method.leaf_solver in ("newton", "hessian", "line_search")
     if flat and steps and method.regularization == "absolute":

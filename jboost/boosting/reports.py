@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, UInt32
 
+from jboost.boosting.group_rounds import round_words
 from jboost.boosting.state import BoostState, Data, Problem, reported_parameters
 from jboost.codes.codes import Codes
+from jboost.objective.coupled import GroupObjective, group_values
 from jboost.objective.evaluation import (
     Objective,
     loss_values,
     weighted_mean,
     weighted_means,
 )
+from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.growing import find_leaves
 from jboost.trees.leaf_operations import add_values
@@ -67,7 +70,7 @@ def report_round(
     parameters = reported_parameters(loss, state)
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
     pairs = [
-        (_losses(loss, constants, parameters, rows.targets, scores), rows.weights)
+        weigh_losses(loss, constants, parameters, rows, scores, state.words)
         for rows, scores in every
     ]
     if in_bag is not None:
@@ -87,21 +90,42 @@ def no_sizes(num_sets: int, bagged: bool) -> Float[np.ndarray, " G"]:
 
 
 def mean_loss(
-    loss: TracedLoss,
+    loss: TracedLoss | GroupLoss,
     constants: tuple[Any, ...],
     parameters: Any,
-    targets: Any,
-    weights: Float[Array, " N"],
+    rows: Data,
     scores: Float[Array, "K N"],
+    words: UInt32[Array, "2"],
 ) -> Float[Array, ""]:
     """Returns the weighted mean loss; an adaptive loss takes ``parameters``."""
-    values = _losses(loss, constants, parameters, targets, scores)
-    return weighted_mean(values, weights)
+    pair = weigh_losses(loss, constants, parameters, rows, scores, words)
+    return weighted_mean(*pair)
 
 
-def _losses(loss, constants, parameters, targets, scores):
-    """Returns the loss of each row."""
-    return loss_values(Objective(loss, constants, targets, parameters, None), scores)
+def weigh_losses(
+    loss: TracedLoss | GroupLoss,
+    constants: tuple[Any, ...],
+    parameters: Any,
+    rows: Data,
+    scores: Float[Array, "K N"],
+    words: UInt32[Array, "2"],
+) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
+    """Returns the loss of each row, or of each group, and what it weighs.
+
+    What a loss of groups draws at random is that of the first round, in all rounds.
+
+    Args:
+      words: the seed of the run.
+    """
+    if isinstance(loss, GroupLoss):
+        assert rows.groups is not None
+        objective = GroupObjective(
+            loss, constants, rows.targets, rows.weights, rows.groups, parameters,
+            round_words(words, 0),
+        )  # fmt: skip
+        return group_values(objective, scores)
+    every = Objective(loss, constants, rows.targets, parameters, None)
+    return loss_values(every, scores), rows.weights
 
 
 def _improvements(loss, constants, data, rows, before, after):
@@ -109,12 +133,15 @@ def _improvements(loss, constants, data, rows, before, after):
 
     Their mean is NaN without rows.
     """
-    found = [
-        _losses(loss, constants, parameters, data.targets, state.scores)
+    out = data._replace(weights=jnp.where(rows, data.weights, 0.0))
+    (old, weights), (new, _) = (
+        weigh_losses(
+            loss, constants, reported_parameters(loss, state), out, state.scores,
+            after.words,
+        )
         for state in (before, after)
-        for parameters in [reported_parameters(loss, state)]
-    ]
-    return found[0] - found[1], jnp.where(rows, data.weights, 0.0)
+    )  # fmt: skip
+    return old - new, weights
 
 
 def add_to_sets(

@@ -45,6 +45,7 @@ from jboost.boosting.structure import grow_structure
 from jboost.entry.stages import for_host
 from jboost.numerics.packing import pack
 from jboost.objective.curvature import needs_smoothing
+from jboost.objective.group_tracing import GroupLoss
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
 
@@ -151,7 +152,7 @@ def for_growth(method: Method) -> Method:
 def without_loss(state: BoostState) -> BoostState:
     """Returns the state without what has another shape for another loss."""
     return state._replace(
-        minimizer=None, kinks=None, parameters=(), first_parameters=()
+        minimizer=None, kinks=None, parameters=(), first_parameters=(), probe=None
     )
 
 
@@ -160,6 +161,7 @@ def with_loss(state: BoostState, before: BoostState) -> BoostState:
     return state._replace(
         minimizer=before.minimizer, kinks=before.kinks,
         parameters=before.parameters, first_parameters=before.first_parameters,
+        probe=before.probe,
     )  # fmt: skip
 
 
@@ -197,7 +199,8 @@ def derive(
         for policy in dict.fromkeys((method.curvature, method.leaf_curvature)):
             regular &= ~needs_smoothing(objective, state.scores, weights, policy)
     derived = Derived(raw, regular, new.sizes)
-    return None if static.loss.estimate is None else new, derived
+    changed = static.loss.coupled or static.loss.estimate is not None
+    return new if changed else None, derived
 
 
 @for_host
@@ -292,7 +295,8 @@ def choose_stages(
     """
     method, kinks, loss = problem.method, state.kinks, problem.loss
     smooth, kind = None, None
-    if loss.estimate is None:  # parameters may move the rows' minimizers
+    # Parameters may move the rows' minimizers.
+    if not isinstance(loss, GroupLoss) and loss.estimate is None:
         if kinks is not None:
             kind = int(kinks.kind)
         policies = {method.curvature, method.leaf_curvature}

@@ -10,12 +10,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.first_sums import FirstSums
-from jboost.boosting.state import BoostState, Problem, bind_objective, find_minima
+from jboost.boosting.group_rounds import draw_bag, probe_round
+from jboost.boosting.state import (
+    BoostState,
+    Problem,
+    bind_groups,
+    bind_objective,
+    find_minima,
+)
 from jboost.entry.collectives import most
+from jboost.numerics.random_bits import derive
 from jboost.objective.curvature import (
     derivatives,
     is_raised,
@@ -112,6 +120,8 @@ def differentiate(
       new sizes where rows are sharded, and derivatives by each policy.
     """
     method, weights = problem.method, problem.data.weights
+    if problem.loss.coupled:
+        return _differentiate_groups(problem, state)
     objective = bind_objective(problem, state)
     if problem.loss.estimate is not None and state.minimizer is not None:
         # The parameters have changed, and with them the minimum of a row may move.
@@ -132,6 +142,33 @@ def differentiate(
         return RawDerivatives(*found)
 
     return state, tuple(evaluate(curvature) for curvature in _policies(method))
+
+
+def _differentiate_groups(problem, state):
+    weights, groups = problem.data.weights, problem.data.groups
+    if groups.kind != "ids":  # rows outside the bag leave their group
+        weights = jnp.where(draw_rows(problem, state), weights, 0.0)
+    objective = bind_groups(problem, state, weights)
+    policies = _policies(problem.method)
+    probe, found = probe_round(
+        objective, state.scores, state.probe, state.round, policies
+    )
+    raw = tuple(RawDerivatives(*pair) for pair in found)
+    return state._replace(probe=probe), raw
+
+
+def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:
+    """Draws the rows that a round learns from."""
+    share = jax.lax.stop_gradient(problem.arrays.numbers.subsample)
+    seed = round_seeds(state)[0]
+    return draw_bag(problem.data.groups, seed, problem.data.weights, share)
+
+
+def round_seeds(state: BoostState) -> UInt32[Array, "seeds 2"]:
+    """Returns the seeds of a round: one for the rows, and one for each tree."""
+    num_scores = state.scores.shape[0]
+    uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
+    return derive(state.words, (num_scores + 1) * state.round + uses)
 
 
 def scale_derivatives(

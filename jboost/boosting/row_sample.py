@@ -17,11 +17,11 @@ from jboost.boosting.row_derivatives import (
     RawDerivatives,
     RowDerivatives,
     Scaling,
+    draw_rows,
+    round_seeds,
     scale_derivatives,
 )
 from jboost.boosting.state import BoostState, Data, Problem
-from jboost.numerics.random_bits import derive
-from jboost.numerics.sampling import sample
 from jboost.trees.limits import TreeLimits
 
 
@@ -87,9 +87,7 @@ def start_round(
       raw: from :func:`jboost.boosting.row_derivatives.differentiate`.
     """
     numbers, num_scores = problem.arrays.numbers, state.scores.shape[0]
-    # A round uses 1 + K seeds: one for the rows, and one for each tree.
-    uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
-    seeds = derive(state.words, (num_scores + 1) * state.round + uses)
+    seeds = round_seeds(state)
     limits, share = numbers.limits, jax.lax.stop_gradient(numbers.subsample)
     choices = decide_by_data(
         state.pointed,
@@ -98,7 +96,7 @@ def start_round(
         limits.min_child_samples,
     )
     weights = problem.data.weights
-    in_bag = sample(seeds[0], weights > 0, share)
+    in_bag = draw_rows(problem, state)
     first, sizes = None, state.sizes
     if len(scaling.policies) == 1:
         raised = scaling.policies[0].raised

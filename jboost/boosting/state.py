@@ -14,17 +14,22 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import count_least_rows, needs_minimizer
 from jboost.boosting.first_sums import Sizes, no_sizes
+from jboost.boosting.group_rounds import find_group_start, round_words
 from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, gather_rows, some
 from jboost.entry.representation import show_fields
 from jboost.entry.stages import stage
+from jboost.objective.coupled import GroupObjective, number_groups
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import is_pointed
 from jboost.objective.evaluation import Coupling, Kinks, Objective
+from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.moving_minima import locate_minimizers
+from jboost.objective.probing import Probe, start_probe
 from jboost.objective.tracing import TracedLoss
+from jboost.tables.groups import RowGroups
 from jboost.trees.damped_newton import move_scores
 from jboost.trees.initial import MedianStart, initial_score, median_score
 
@@ -36,17 +41,19 @@ class Data(NamedTuple):
       codes: of the features, with ``order`` if the method sorts rows.
       targets: a pytree with the N rows in front.
       weights: 0 for rows that do not count, which may hold anything.
+      groups: of the rows, where the loss is of groups.
     """
 
     codes: Codes
     targets: Any
     weights: Float[Array, " N"]
+    groups: RowGroups | None = None
 
 
 class Static(NamedTuple):
     """The part of a problem that a program is compiled for."""
 
-    loss: TracedLoss
+    loss: TracedLoss | GroupLoss
     method: Method
 
 
@@ -117,6 +124,7 @@ class BoostState(NamedTuple):
       words: seed.
       round: how many rounds have been made.
       sizes: guesses that save collectives; None where all rows are on one device.
+      probe: what is known of the curvature of a loss of groups; None for other losses.
     """
 
     scores: Float[Array, "..."]
@@ -134,6 +142,7 @@ class BoostState(NamedTuple):
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
     sizes: Sizes | None
+    probe: Probe | None = None
 
     def __repr__(self) -> str:
         """Shows its fields: the arrays would fill pages."""
@@ -157,13 +166,19 @@ class StartPoint(NamedTuple):
 
 
 def start_state(
-    loss: TracedLoss, constants: tuple[Any, ...], data: Data, start: StartPoint
+    loss: TracedLoss | GroupLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    start: StartPoint,
 ) -> tuple[BoostState, Bool[ArrayLike, ""]]:
     """Makes the state before the first round.
 
     Returns:
-      The state, and whether training could not have started at the argmin.
+      The state, and whether training could not have started at the argmin: no row has
+      a slope there, or a loss of groups is the same wherever all scores start.
     """
+    if isinstance(loss, GroupLoss):
+        return _start_groups(loss, constants, data, start)
     offset, begin = start.offset, start.init_score
     known = None if isinstance(begin, MedianStart) else begin
     scores = offset if known is None else move_scores(offset, known)
@@ -200,6 +215,36 @@ def start_state(
         round=number,
         sizes=None if current_shards() is None else no_sizes(offset.shape[0]),
     )
+    return state, fell_back
+
+
+def _start_groups(loss, constants, data, start):
+    offset, known, words = start.offset, start.init_score, jnp.asarray(start.words)
+    number, fell_back = jnp.int32(0), jnp.asarray(False)
+    if isinstance(known, MedianStart):
+        raise ValueError(
+            "init_score must be 'auto', a number or K numbers for a loss of groups, "
+            "whose rows have no minimizers of their own, got 'median'"
+        )
+    if known is None:
+        parameters = estimate_parameters(loss, constants, data, offset)
+        objective = GroupObjective(
+            loss, constants, data.targets, data.weights, data.groups, parameters,
+            round_words(words, number),
+        )  # fmt: skip
+        known, fell_back = find_group_start(objective, offset)
+    scores = move_scores(offset, known)
+    parameters = estimate_parameters(loss, constants, data, scores)
+    known, one, words, number = _begin_rounds(known, words)
+    state = BoostState(
+        scores=scores, minimizer=None, kinks=None, coupling=None, init_score=known,
+        parameters=parameters,
+        first_parameters=parameters if loss.reports_first else (),
+        pointed=np.asarray(False), endless=one > 0,
+        least_rows=count_least_rows(np.asarray(False), None, data.weights),
+        first_mean=one, concentration=one, words=words, round=number, sizes=None,
+        probe=start_probe(scores),
+    )  # fmt: skip
     return state, fell_back
 
 
@@ -244,6 +289,18 @@ def find_minima(
     return objective
 
 
+def bind_groups(
+    problem: Problem, state: BoostState, weights: Float[Array, " N"]
+) -> GroupObjective:
+    """Returns the objective of a loss of groups in a round, with these weights."""
+    data = problem.data
+    assert data.groups is not None
+    return GroupObjective(
+        problem.loss, problem.constants, data.targets, weights, data.groups,
+        state.parameters, round_words(state.words, state.round),
+    )  # fmt: skip
+
+
 def bind_objective(problem: Problem, state: BoostState) -> Objective:
     """Returns the objective of all rows, with the parameters of the state."""
     return Objective(
@@ -258,7 +315,7 @@ def bind_objective(problem: Problem, state: BoostState) -> Objective:
 
 
 def estimate_parameters(
-    loss: TracedLoss,
+    loss: TracedLoss | GroupLoss,
     constants: tuple[Any, ...],
     data: Data,
     scores: Float[Array, "K N"],
@@ -266,19 +323,23 @@ def estimate_parameters(
     """Returns the parameters of an adaptive loss at these scores; () for others."""
     if loss.estimate is None:
         return ()
-    return _estimate_parameters(loss, constants, scores, data.targets, data.weights)
+    rows = (scores, data.targets, data.weights)
+    if isinstance(loss, GroupLoss):
+        assert data.groups is not None
+        rows += (number_groups(data.groups, data.weights),)
+    return _estimate_parameters(loss, constants, *rows)
 
 
 @stage
-def _estimate_parameters(loss, constants, scores, targets, weights):
+def _estimate_parameters(loss, constants, scores, targets, weights, *groups):
     rows = scores[0] if scores.shape[0] == 1 else scores.T
     # Fused with what surrounds it, a sum may be rounded differently, and a continued
     # run would differ from one without interruption.
-    inputs = gather_rows((rows, targets, weights))
+    inputs = gather_rows((rows, targets, weights, *groups))
     inputs = jax.lax.optimization_barrier(inputs)
     return jax.lax.optimization_barrier(loss.estimate(constants, *inputs))
 
 
-def reported_parameters(loss: TracedLoss, state: BoostState) -> Any:
+def reported_parameters(loss: TracedLoss | GroupLoss, state: BoostState) -> Any:
     """Returns the parameters at which losses after a round are reported."""
     return state.first_parameters if loss.reports_first else state.parameters

@@ -242,6 +242,24 @@ def positional_names(function) -> list[str] | None:
     return [each.name for each in parameters if each.kind in kinds]
 
 
+def takes_mask(function: Any) -> bool:
+    """Checks whether a function names ``where``, as those of groups of rows do."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return "where" in parameters and "where" not in bound_keywords(function)
+
+
+def bound_keywords(function: Any) -> dict[str, Any]:
+    """Returns the keywords that ``functools.partial`` has bound."""
+    bound: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        bound = {**function.keywords, **bound}
+        function = function.func
+    return bound
+
+
 def is_mirrored(function: Any) -> bool:
     """Checks whether the arguments of a loss are named like (target, score)."""
     first, second = (*(positional_names(function) or ()), "", "")[:2]

@@ -29,10 +29,10 @@ from jboost.objective.tracing import trace_loss
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame
 from jboost.tables.targets import check_targets, check_weights
+from jboost.training.metric_calls import evaluate_metric
 from jboost.training.scoring import (
     bind_metrics,
     check_metrics,
-    evaluate_metric,
     try_metrics,
 )
 

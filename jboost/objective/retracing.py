@@ -7,7 +7,7 @@ targets of the same shapes.
 """
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -19,7 +19,8 @@ from jax.core import Tracer
 from jboost.entry.decorators import is_tracing
 from jboost.entry.identity import IdentityCache
 from jboost.losses import Adaptive
-from jboost.objective.tracing import TracedLoss, trace_loss
+from jboost.objective.group_tracing import trace_group_loss
+from jboost.objective.tracing import trace_loss
 
 _traced = IdentityCache()
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -32,25 +33,38 @@ class _UnknownState(Exception):
 
 
 def trace_loss_once(
-    loss: Any, targets: Any, num_scores: int = 1, curvature: Any = None
-) -> tuple[TracedLoss, tuple[Any, ...]]:
+    loss: Any,
+    targets: Any,
+    num_scores: int = 1,
+    curvature: Any = None,
+    widths: Sequence[int] | None = None,
+    weighted: bool = False,
+) -> tuple[Any, tuple[Any, ...]]:
     """Does what ``trace_loss`` does; remembers the result as long as the loss lives.
 
     Both functions are traced again if a number, an array or a function that they read
     (from a closure, defaults or global variables) was replaced. What reads objects that
     may change in place, NumPy arrays and lists for example, is traced each time.
+
+    Args:
+      widths, weighted: of a loss of groups; see :func:`trace_group_loss`.
     """
+
+    def trace():
+        if widths is None:
+            return trace_loss(loss, targets, num_scores, curvature)
+        return trace_group_loss(loss, targets, widths, num_scores, weighted)
+
     if is_tracing():  # a compiled step traces once; what it traces must not be kept
-        return trace_loss(loss, targets, num_scores, curvature)
+        return trace()
     leaves, structure = jax.tree.flatten(targets)
     try:
         reads = _describe((loss, curvature), {})
     except _UnknownState:
-        return trace_loss(loss, targets, num_scores, curvature)
-    key = (reads, structure, tuple((a.shape, a.dtype) for a in leaves), num_scores)
-    return _traced.recall(
-        loss, key, lambda: trace_loss(loss, targets, num_scores, curvature)
-    )
+        return trace()
+    shapes = tuple((a.shape, a.dtype) for a in leaves)
+    grouped = None if widths is None else (*widths, weighted)
+    return _traced.recall(loss, (reads, structure, shapes, num_scores, grouped), trace)
 
 
 def _describe(value: Any, seen: dict[int, Any]) -> Hashable:

@@ -18,7 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.entry.arguments import hint_loss, is_mirrored, positional_names
+from jboost.entry.arguments import (
+    hint_loss,
+    is_mirrored,
+    positional_names,
+    takes_mask,
+)
 from jboost.entry.warning import warn_user
 from jboost.losses import LOSSES, Adaptive, bare_loss, softmax
 from jboost.objective.jaxprs import (
@@ -56,6 +61,8 @@ class TracedLoss:
     straight: bool
     reports_first: bool = False
     curvature: Program | None = None
+
+    coupled = False  # not a field: rows do not depend on each other
 
     def __hash__(self) -> int:
         """Returns a hash that is computed once: programs are looked up by it."""
@@ -100,7 +107,7 @@ def trace_loss(
         scores = jax.ShapeDtypeStruct((num_rows, *score.shape), jnp.float32)
         weights = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
         inputs = (scores, rows, weights)
-        parameters = _estimate_shapes(loss.estimate, inputs)
+        parameters = estimate_shapes(loss.estimate, inputs)
         estimate = trace_program(loss.estimate, inputs, constants)
         arguments, function = (score, row, parameters), loss.loss
     else:
@@ -116,8 +123,8 @@ def trace_loss(
         hessian = trace_program(_hessian(scalar_loss, num_scores), arguments, constants)
     except Exception as error:
         raise TypeError(
-            f"loss {_name(function)} must be differentiable twice by JAX"
-            f"{_obstacle(value.jaxpr)}: {type(error).__name__}: {error}"
+            f"loss {name_of(function)} must be differentiable twice by JAX"
+            f"{explain_obstacle(value.jaxpr)}: {type(error).__name__}: {error}"
         ) from error
     _check_gradient(function, gradient)
     if num_scores > 1:
@@ -157,7 +164,7 @@ def _hessian(function, num_scores):
 
 def _trace_curvature(curvature, arguments, constants, num_scores):
     """Traces the user's curvature of a row as a function that returns K numbers."""
-    name = _name(curvature)
+    name = name_of(curvature)
 
     def evaluate(*row):
         return jnp.asarray(curvature(*row), jnp.float32)
@@ -189,22 +196,24 @@ def _trace_curvature(curvature, arguments, constants, num_scores):
     )
 
 
-def _estimate_shapes(estimate, arguments):
+def estimate_shapes(estimate: Any, arguments: Any) -> Any:
+    """Returns the shapes of the parameters of an adaptive loss."""
     try:
         return jax.eval_shape(estimate, *arguments)
     except Exception as error:
         raise TypeError(
-            f"estimate {_name(estimate)} of an adaptive loss failed; it must accept "
+            f"estimate {name_of(estimate)} of an adaptive loss failed; it must accept "
             "(scores, targets, weights) of all rows and be written in jax.numpy: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
-def _name(function):
+def name_of(function: Any) -> str:
+    """Returns the name of a function, for errors."""
     return getattr(function, "__name__", repr(function))
 
 
-def _obstacle(jaxpr):
+def explain_obstacle(jaxpr: Any) -> str:
     """Explains why JAX cannot differentiate a loss; "" if the reason is unknown."""
     names = {equation.primitive.name for equation in jaxpr.eqns}
     if "while" in names:
@@ -229,7 +238,12 @@ def _check_loss(loss, arguments, num_scores):
         raise TypeError(
             f"loss must be callable as loss(score, target), got {loss!r}{hint}"
         )
-    name = _name(loss)
+    name = name_of(loss)
+    if takes_mask(loss):
+        raise ValueError(
+            f"loss {name} must be a loss of one row here, loss(score, target), got one "
+            "that takes where, as losses of groups do"
+        )
     if is_mirrored(loss):
         warn_user(
             f"loss {name} is called as loss(score, target), but its arguments are "
@@ -271,7 +285,7 @@ def _check_loss(loss, arguments, num_scores):
 
 def _check_gradient(loss, gradient):
     """Raises ValueError if the gradient is zero, or independent of the score."""
-    name = _name(loss)
+    name = name_of(loss)
     if gradient.zero:
         raise ValueError(
             f"loss {name} must have a nonzero gradient, got one that is zero at every "
@@ -293,7 +307,7 @@ def _warn_of_unused(loss, gradient, constants, num_scores):
     if unused:
         listed = ", ".join(f"score[{k}]" for k in unused)
         warn_user(
-            f"loss {_name(loss)} has zero gradient in {listed}: with "
+            f"loss {name_of(loss)} has zero gradient in {listed}: with "
             f"num_scores={num_scores} it receives {num_scores} scores, and those that "
             "it does not use are never trained; pass a smaller num_scores, or check "
             "the indices in the loss"

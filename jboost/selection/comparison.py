@@ -11,19 +11,20 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jboost import losses
 from jboost.boosting.method import initial_scores
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
+from jboost.objective.group_tracing import takes_groups
 from jboost.selection.curves import Curve, Point, Study, same_loss
-from jboost.selection.folds import check_folds, make_folds
+from jboost.selection.folds import check_folds, check_whole_groups, make_folds
 from jboost.selection.host_loop import run_points
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
+from jboost.tables.groups import RowGroups
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
-from jboost.training.request import RawRows
+from jboost.training.request import RawRows, may_pad_rows
 from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
 from jboost.training.spreading import spans_processes
 
@@ -70,9 +71,10 @@ def compare(
     bound = [_bind_loss(loss, point) for point in points]
     # An adaptive loss estimates its parameters from all rows it is given, so that
     # padding would change them.
-    padded = not any(isinstance(each, losses.Adaptive) for each in bound)
+    padded = all(may_pad_rows(each, request.groups) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
-    given, study = _make_study(request, settings, padded, by, tuple(metrics))
+    request, folding = _read_groups(request, bound)
+    given, study = _make_study(request, settings, padded, by, tuple(metrics), folding)
     made = []
     for index, (each, point) in enumerate(zip(bound, points, strict=True)):
         own = settings.replace(**{name: point[name] for name in point if name in SWEPT})
@@ -98,7 +100,8 @@ def _make_point(
     uniform = not given.weighted and not study.folds.repeated
     problem = make_problem(settings, loss, given, study.names, uniform=uniform)
     measures = bind_metrics(metrics, loss, num_scores)
-    try_metrics(measures, *study.rows.real, num_scores)
+    grouped = data.groups is not None
+    try_metrics(measures, *study.rows.real, num_scores, grouped)
     return Point(name, problem, begin, np.asarray(rates), measures)
 
 
@@ -118,9 +121,34 @@ def _bind_loss(loss, point):
     return partial(loss, **own) if own else loss
 
 
-def _make_study(request, settings, padded, by, metrics):
+def _read_groups(request, bound):
+    """Gives the groups to the rows where losses are of groups.
+
+    Returns:
+      The request, and a loss that all points resemble: of groups or of rows.
+    """
+    grouped = [takes_groups(loss) for loss in bound]
+    if any(grouped) != all(grouped):
+        raise ValueError(
+            "points must have losses of groups, which take where, or losses of rows, "
+            "got both"
+        )
+    if not grouped[0]:
+        if isinstance(request.groups, str | RowGroups):
+            raise ValueError(
+                "groups must be labels of rows for a loss of rows, got "
+                f"{request.groups!r}"
+            )
+        return request, None
+    rows = request.rows._replace(groups=request.groups)
+    if isinstance(request.groups, str | RowGroups):
+        request = request._replace(groups=None)
+    return request._replace(rows=rows), bound[0]
+
+
+def _make_study(request, settings, padded, by, metrics, loss):
     """Returns the binned rows and the study: rows on the device, folds, criterion."""
-    given = bin_arrays(request.rows, settings, padded)
+    given = bin_arrays(request.rows, settings, padded, loss=loss)
     rows, num_features = given.rows, given.bins.num_features
     targets = jax.tree.leaves(rows.data.targets)
     labels = np.asarray(targets[0])[: rows.size] if len(targets) == 1 else None
@@ -129,6 +157,8 @@ def _make_study(request, settings, padded, by, metrics):
         groups=request.groups, shuffle=request.shuffle, seed=settings.seed,
     )  # fmt: skip
     check_folds(folds, np.asarray(rows.data.weights)[: rows.size])
+    if rows.data.groups is not None:
+        check_whole_groups(folds, rows.data.groups)
     return given, Study(
         bins=given.bins,
         rows=rows,

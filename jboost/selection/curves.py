@@ -26,9 +26,10 @@ from jboost.training.chunks import (
     no_trees,
 )
 from jboost.training.history import UNNAMED, Record, TrainingError, explain_divergence
+from jboost.training.metric_calls import GroupMetric, evaluate_metric
 from jboost.training.pacing import advance
 from jboost.training.rows import PaddedRows
-from jboost.training.scoring import SIGNATURE, Criterion, evaluate_metric
+from jboost.training.scoring import SIGNATURE, Criterion
 from jboost.trees.tree import Tree
 
 
@@ -125,9 +126,14 @@ class Curve:
 def same_loss(one: Point, other: Point) -> bool:
     """Returns whether two points have the same loss with the same constants."""
     loss, other_loss = one.problem.loss, other.problem.loss
-    if replace(loss, curvature=None) != replace(other_loss, curvature=None):
-        return False
-    programs = [each for each in (loss.value, loss.estimate) if each is not None]
+    if loss.coupled:
+        if loss != other_loss:
+            return False
+        programs = [*loss.values, *filter(None, [loss.estimate])]
+    else:
+        if replace(loss, curvature=None) != replace(other_loss, curvature=None):
+            return False
+        programs = [each for each in (loss.value, loss.estimate) if each is not None]
     used = {index for program in programs for index in program.constants}
     constants = one.problem.constants, other.problem.constants
     return all(same_bits(*(each[i] for each in constants)) for i in used)
@@ -209,9 +215,13 @@ def _measure(study, curve, scores):
         data = (study.rows.data.targets, study.rows.data.weights)
         targets, weights = jax.tree.map(lambda a: np.asarray(a)[rows], data)  # noqa: B023
         arguments = (score, targets, weights * held_out[rows].astype(weights.dtype))
+        groups = study.rows.data.groups
+        whole = None if groups is None else _spread_rows(study, rows, arguments)
         for name, function in curve.functions.items():
             try:
-                values[name].append(evaluate_metric(function, arguments))
+                grouped = isinstance(function, GroupMetric)
+                operands: Any = whole if grouped else arguments
+                values[name].append(evaluate_metric(function, operands, groups))
             except Exception as error:
                 raise RuntimeError(
                     f"metrics[{name!r}] failed in round {number} on the held-out rows "
@@ -260,3 +270,13 @@ def make_record(study: Study, curve: Curve, fold: int) -> Record:
         ],
         parameters=[jax.tree.map(lambda a: a[fold], each) for each in curve.parameters],
     )
+
+
+def _spread_rows(study, rows, arguments):
+    """Returns scores, targets and weights of all rows; only ``rows`` have a weight."""
+    score, _, weight = arguments
+    data = study.rows.data
+    scores = np.zeros((len(data.weights), *score.shape[1:]), np.float32)
+    weights = np.zeros(len(data.weights), np.float32)
+    scores[rows], weights[rows] = score, weight
+    return scores, data.targets, weights

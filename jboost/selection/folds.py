@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
 from jboost.tables.columns import find_gap
+from jboost.tables.groups import RowGroups
 
 _EXPECTED = (
     "folds must be an integer, a fold number for each row, pairs (training rows, "
@@ -234,6 +235,25 @@ def _read_rows(name, rows, num_rows) -> Bool[np.ndarray, " N"] | Int[np.ndarray,
         raise ValueError(f"{name} must be from 0 to {num_rows - 1}, got {outside}")
     counts = np.bincount(rows, minlength=num_rows)
     return counts if counts.max() > 1 else counts > 0
+
+
+def check_whole_groups(folds: Folds, groups: RowGroups) -> None:
+    """Checks that no fold trains on a part of a group, or holds out a part."""
+    if groups.number is None:
+        return
+    for fold, masks in enumerate(zip(*folds, strict=True)):
+        for mask in masks:
+            number = np.asarray(groups.number)[: len(mask)]
+            least = np.full(groups.num_groups, np.inf)
+            most = np.zeros(groups.num_groups)
+            np.minimum.at(least, number, mask)
+            np.maximum.at(most, number, mask)
+            if (most > least).any():
+                row = int(np.flatnonzero(number == np.argmax(most > least))[0])
+                raise ValueError(
+                    "folds must not divide a group of the loss, got the group of row "
+                    f"{row} divided in fold {fold}"
+                )
 
 
 def check_folds(folds: Folds, weights: Shaped[np.ndarray, " N"]) -> None:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32, UInt32
 
 from jboost.boosting.method import Method, Numbers
-from jboost.boosting.reports import mean_loss
+from jboost.boosting.reports import mean_loss, weigh_losses
 from jboost.boosting.round import grow_round
 from jboost.boosting.state import (
     Arrays,
@@ -35,12 +35,14 @@ from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.numerics.padding import padded_size
 from jboost.objective.evaluation import Objective, loss_values
+from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
 from jboost.selection.folds import Folds
 from jboost.training.chunks import no_trees
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
-from jboost.trees.initial import MedianStart, is_endless
+from jboost.trees.initial import MedianStart
+from jboost.trees.slopes import is_endless
 from jboost.trees.tree import Tree
 
 _LEAST_RUNS = 8  # fewer are padded, so that small numbers of runs share a program
@@ -89,7 +91,7 @@ class Doubt(NamedTuple):
     Attributes:
       found, row, value: whether the loss of a row of positive weight is not finite; the
         first such row, and its loss.
-      endless: see :func:`jboost.trees.initial.is_endless`.
+      endless: see :func:`jboost.trees.slopes.is_endless`.
     """
 
     found: Bool[Array, ""]
@@ -157,7 +159,11 @@ def share(
 
 
 def start_runs(
-    loss: TracedLoss, method: Method, shared: Shared, runs: Run, mesh: Mesh | None
+    loss: TracedLoss | GroupLoss,
+    method: Method,
+    shared: Shared,
+    runs: Run,
+    mesh: Mesh | None,
 ) -> tuple[BoostState, Doubt]:
     """Returns the states of all runs before the first round, and their problems.
 
@@ -167,7 +173,7 @@ def start_runs(
 
 
 def run_rounds(
-    loss: TracedLoss,
+    loss: TracedLoss | GroupLoss,
     method: Method,
     keeps_trees: bool,
     shared: Shared,
@@ -227,6 +233,8 @@ def _start_runs(loss, method, shared, runs):
         data, constants = data_of(shared, run), _constants_of(shared, run)
         start = StartPoint(shared.offset, run.init_score, shared.words, minimizer)
         state, _ = start_state(loss, constants, data, start)
+        if isinstance(loss, GroupLoss):
+            return state, _find_group_doubt(loss, constants, shared.data, state)
         objective = Objective(loss, constants, data.targets, state.parameters, None)
         values = loss_values(objective, state.scores)
         bad = ~jnp.isfinite(values) & (shared.data.weights > 0)
@@ -238,6 +246,18 @@ def _start_runs(loss, method, shared, runs):
     return _over_runs(start_run, (runs,))
 
 
+def _find_group_doubt(loss, constants, data, state):
+    values, weights = weigh_losses(
+        loss, constants, state.parameters, data, state.scores, state.words
+    )
+    bad = ~jnp.isfinite(values) & (weights > 0)
+    at = jnp.argmax(bad).astype(jnp.int32)
+    row = jnp.int32(0)
+    if data.groups.kind == "ids":
+        row = jnp.concatenate([table.rows[:, 0] for table in data.groups.tables])[at]
+    return Doubt(jnp.any(bad), row, values[at], jnp.asarray(False))
+
+
 def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
     def make(run, rates, count, state):
         data, constants = data_of(shared, run), _constants_of(shared, run)
@@ -246,8 +266,9 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
 
         def measure(state, weights):
             parameters = reported_parameters(loss, state)
+            part = data._replace(weights=weights)
             return mean_loss(
-                loss, constants, parameters, data.targets, weights, state.scores
+                loss, constants, parameters, part, state.scores, state.words
             )
 
         def one_round(number, made):

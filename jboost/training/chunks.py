@@ -263,7 +263,7 @@ def choose_effort(problem: Problem, num_rows: int) -> Effort:
     num_scores = problem.loss.num_scores
     if num_scores * num_rows > FEW:
         return FULL
-    return BRISK if num_scores > 1 else WHOLE
+    return BRISK if num_scores > 1 or problem.loss.coupled else WHOLE
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:

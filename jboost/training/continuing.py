@@ -122,7 +122,10 @@ def continue_from(
     if job.rows.spread is not None:
         make = partial(compile_for_rows, job.rows.spread, results=EVERYWHERE)
     measure = make(_measure_first_round, problem.static)
-    first_mean, concentration = measure(problem.constants, data, before)
+    operands = (problem.constants, data, before)
+    if problem.loss.coupled:
+        operands += (problem.arrays.numbers,)
+    first_mean, concentration = measure(*operands)
     estimate = make(_estimate_anew, problem.loss)
     state = position.state._replace(
         parameters=estimate(problem.constants, data, position.state),
@@ -142,18 +145,52 @@ def add_model(
       position: its other values are kept.
       xs: see :func:`continue_from`.
     """
-    pairs = zip(xs, (job.rows, *job.sets.values()), strict=True)
-    scores, *set_scores = (_score(model, x, rows) for x, rows in pairs)
-    return Position(position.state._replace(scores=scores), tuple(set_scores))
+    state, (x, *set_xs) = position.state, xs
+    if job.problem.loss.coupled:
+        state = _replay_probes(model, job, state, x)
+    else:
+        state = state._replace(scores=_score(model, x, job.rows))
+    pairs = zip(set_xs, job.sets.values(), strict=True)
+    return Position(state, tuple(_score(model, x, rows) for x, rows in pairs))
+
+
+def _replay_probes(model, job, state, x):
+    """Returns the state with scores and the probe that the rounds have left.
+
+    The probe is an average over rounds: its products are made again.
+    """
+    problem, rows = job.problem, job.rows
+    arrays = problem.arrays._replace(data=problem.data._replace(codes=None))
+    replay = compiled(_replay_round, problem.static)
+    real = rows.fetch(rows.scores, axis=1) + np.asarray(model.init_score).reshape(-1, 1)
+    start = rows.put_scores(real)
+    begin = compiled(_estimate_anew, problem.loss)
+    at = state._replace(scores=start, round=np.int32(0))
+    at = at._replace(parameters=begin(problem.constants, arrays.data, at))
+    for _ in _each_round(model, x, real):
+        at = replay(arrays, at, rows.put_scores(real))
+    return state._replace(scores=at.scores, probe=at.probe)
+
+
+def _replay_round(static, arrays, state, scores):
+    problem = Problem(static, arrays)
+    state, _ = differentiate(problem, state)
+    parameters = estimate_parameters(
+        problem.loss, problem.constants, problem.data, scores
+    )
+    return state._replace(scores=scores, parameters=parameters, round=state.round + 1)
 
 
 def _estimate_anew(loss, constants, data, state):
     return estimate_parameters(loss, constants, data, state.scores)
 
 
-def _measure_first_round(static, constants, data, state):
-    """Returns mean curvature and concentration at init_score."""
-    none: Any = None  # derivatives do not depend on the numbers
+def _measure_first_round(static, constants, data, state, numbers=None):
+    """Returns mean curvature and concentration at init_score.
+
+    Numbers matter to losses of groups alone.
+    """
+    none: Any = numbers
     problem = Problem(static, Arrays(constants, none, data))
     state, raw = differentiate(problem, state)
     scaling = choose_scaling(problem)
@@ -178,6 +215,12 @@ def _score(model, x, rows: PaddedRows):
 
 def _add_rounds(model, x, scores):
     """Adds leaf values round by round, as training did, to get the same bits."""
+    for _ in _each_round(model, x, scores):
+        pass
+
+
+def _each_round(model, x, scores):
+    """Adds the leaf values of a round to the scores, and yields its number."""
     num_scores, num_rows = scores.shape
     if not num_rows:  # other processes have some
         return
@@ -190,3 +233,4 @@ def _add_rounds(model, x, scores):
         for number in range(leaves.shape[1]):
             for k in range(num_scores):
                 scores[k] += values[first + number, k][leaves[:, number, k]]
+            yield first + number

@@ -23,6 +23,9 @@ from jboost.codes.codes import SparseCodes
 from jboost.entry.collectives import gather_texts, num_processes, total_of_processes
 from jboost.entry.implementation import current_implementation
 from jboost.model.containers import library_version
+from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.jaxprs import Program
+from jboost.objective.tracing import TracedLoss
 from jboost.training.chunks import Job, Runner
 from jboost.training.preparing import Prepared
 from jboost.training.request import FitRequest
@@ -69,9 +72,7 @@ def take_fingerprint(
 def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str, Any]:
     """Returns what a run depends on, without its rows."""
     (loss, method), arrays = job.problem
-    programs = [
-        loss.value, loss.gradient, loss.hessian, loss.estimate, loss.curvature
-    ]  # fmt: skip
+    programs = list_programs(loss)
     text = repr([program and program.structure for program in programs])
     described = _without_addresses(text)  # of functions within
     named: dict[str, Any] = {
@@ -108,6 +109,13 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
         "model": None if prepared.model is None else _digest(prepared.model),
     }
     return json.loads(json.dumps(found))
+
+
+def list_programs(loss: TracedLoss | GroupLoss) -> list[Program | None]:
+    """Returns all programs of a loss."""
+    if isinstance(loss, GroupLoss):
+        return [*loss.values, *loss.gradients, loss.estimate]
+    return [loss.value, loss.gradient, loss.hessian, loss.estimate, loss.curvature]
 
 
 def describe_call(request: FitRequest) -> dict[str, Any]:
@@ -208,7 +216,10 @@ def _describe_rows(prefix, rows: PaddedRows):
     """Returns the number of rows, and what one row of the targets is."""
     leaves, structure = jax.tree.flatten(rows.data.targets)
     kinds = [f"{leaf.dtype.name}{[*leaf.shape[1:]]}" for leaf in leaves]
+    groups = rows.data.groups
+    kind = "none" if groups is None else f"{groups.kind} {groups.width}"
     return {
+        f"{prefix}groups": kind,
         f"{prefix}number of rows": rows.division[1],
         f"{prefix}type of y": " ".join([*kinds, str(structure)]),
     }
@@ -228,6 +239,10 @@ def _hash_rows(prefix, rows: PaddedRows, codes):
         "sample_weight": hash_blocks([_as_words(weights)], *division),
         "offset": hash_blocks([_as_words(offset)], *division),
     }
+    groups = rows.data.groups
+    if groups is not None and groups.number is not None:
+        number = np.asarray(groups.number)[: rows.size]
+        sums["groups"] = hash_blocks([_as_words(number)], *division)
     return {
         prefix + name: total_of_processes(each).view(np.uint32).reshape(-1, 2)
         for name, each in sums.items()

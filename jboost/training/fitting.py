@@ -63,6 +63,7 @@ def fit(
     *,
     sample_weight: Shaped[ArrayLike, " N"] | None = None,
     offset: Shaped[ArrayLike, "N *K"] | None = None,
+    groups: Any = None,
     validation: Any = None,
     metrics: Metrics = None,
     by: By = None,
@@ -131,8 +132,18 @@ def fit(
         is ``np.where(y == 1, w, 1.0)``.
       offset: [N] or [N, K], added to the score (a base margin: log exposure, say);
         to be given to ``predict`` as well.
+      groups: makes the loss one of a group of rows: ``loss(scores, targets, *, where)
+        -> scalar``, where scores are [G] or [G, K], targets have G rows, and the
+        boolean mask ``where`` [G] marks the rows of the group; others are padding. N
+        ids in any order (queries, subjects, bags, strata), "all" for one group of all
+        rows, or :func:`jboost.random_groups`. The loss may also take ``weights`` [G]
+        and ``key``, a new PRNG key in each round; if it does not take weights,
+        ``sample_weight`` must be the same in all rows of a group, and weighs the group.
+        A row of weight 0 is not in ``where``. ``subsample`` draws groups. See the page
+        "Losses of groups". Not with streams or ``mesh``.
       validation: (x, y), (x, y, sample_weight) or (x, y, sample_weight, offset), or
-        a dict of such sets by name; early stopping looks at the first.
+        :func:`jboost.rows`, which names these parts and takes ``groups``; or a dict of
+        such sets by name; early stopping looks at the first.
       metrics: what is reported of training and validation rows besides the loss: names
         of :mod:`jboost.metrics`, such as ["auc", "log_loss"]; functions; or {name:
         function}. A function is called as f(scores, targets, weights), with raw

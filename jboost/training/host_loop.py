@@ -28,8 +28,9 @@ from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
 from jboost.training.history import Record, TrainingError, explain_divergence
+from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
-from jboost.training.scoring import SIGNATURE, evaluate_metric
+from jboost.training.scoring import SIGNATURE
 from jboost.training.starting import describe_idleness
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
@@ -256,14 +257,18 @@ def _measure(job, chunk, entry, record):
     """Returns {set: {metric: value}} of one round, on the rows without padding."""
     # Of the rows of all processes, so that these stop after the same round.
     values: dict[str, dict[str, float]] = {}
-    for (name, real), scores in zip(job.real.items(), chunk.snapshots, strict=True):
+    sets = zip(
+        job.real.items(), (job.rows, *job.sets.values()), chunk.snapshots, strict=True
+    )
+    for (name, real), rows, scores in sets if job.metrics else ():
         score = scores[entry]
         score = gather_tables(score[0] if score.shape[0] == 1 else score.T)
         arguments = (score, *real)
+        groups = rows.data.groups
         values[name] = {}
         for metric, function in job.metrics.items():
             try:
-                values[name][metric] = evaluate_metric(function, arguments)
+                values[name][metric] = evaluate_metric(function, arguments, groups)
             except Exception as error:
                 number = record.num_rounds
                 raise TrainingError(

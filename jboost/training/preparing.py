@@ -6,7 +6,7 @@ validation sets, and a function that makes the :class:`jboost.training.chunks.Ru
 for such rows. What follows does not need to know where the rows are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jboost.boosting.grouping import check_first_group, find_widths, read_groups
 from jboost.boosting.method import make_method, refuse_sorting
 from jboost.boosting.settings import Settings
 from jboost.boosting.sharding import refuse_with_mesh
@@ -95,7 +96,7 @@ def prepare_rows(request: FitRequest) -> Prepared:
     else:
         training = bin_arrays(
             request.rows, request.settings, request.padded, request.model,
-            pad_columns=request.mesh is None, mesh=request.mesh,
+            pad_columns=request.mesh is None, mesh=request.mesh, loss=request.loss,
         )  # fmt: skip
     bins, rows, model = training.bins, training.rows, request.model
     num_scores = request.settings.num_scores
@@ -105,7 +106,7 @@ def prepare_rows(request: FitRequest) -> Prepared:
         model = replace(model, absent=bins.absent)
     sets = make_sets(
         request.sets, bins, training.schema._replace(names=names), rows, num_scores,
-        request.padded, training.with_offset,
+        request.padded, training.with_offset, request.loss,
     )  # fmt: skip
     named = {"y": rows}
     named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}
@@ -125,6 +126,7 @@ def bin_arrays(
     model: Ensemble | None = None,
     pad_columns: bool = False,
     mesh: Mesh | None = None,
+    loss: Any = None,
 ) -> TrainingRows:
     """Finds thresholds, and puts the rows on the device.
 
@@ -134,6 +136,7 @@ def bin_arrays(
       pad_columns: whether columns are, too, where the settings do not count or name
         them.
       mesh: whose devices hold the rows; None: one device.
+      loss: where it may be one of groups.
     """
     known = schema = None
     categorical = settings.categorical
@@ -161,10 +164,14 @@ def bin_arrays(
     columns = None
     if pad_columns and not isinstance(matrix, SparseMatrix):
         columns = _count_columns(settings, bins, matrix.shape)
+    groups, factors = read_groups(given.groups, loss, weights, matrix.shape[0])
     rows = make_rows(
-        bins, matrix, given.y, weights, given.offset, settings.num_scores, padded, "",
-        num_columns=columns, mesh=mesh,
+        bins, matrix, given.y, factors, given.offset, settings.num_scores, padded, "",
+        num_columns=columns, mesh=mesh, groups=groups,
     )  # fmt: skip
+    if groups is not None:
+        own = groups.weights is not None
+        check_first_group(loss, groups, rows.real[0], settings.num_scores, own)
     return TrainingRows(
         bins=bins,
         rows=rows.sorted() if sorts else rows,
@@ -228,10 +235,12 @@ def make_problem(
     feature_names: tuple[str, ...] | None,
     *,
     uniform: bool,
+    sets: Sequence[PaddedRows] = (),
 ) -> Problem:
     """Traces the loss for the rows, and sorts the settings.
 
     Args:
+      sets: the validation sets, whose groups may have other sizes.
       uniform: whether all rows weigh the same, or nothing.
 
     Raises:
@@ -241,9 +250,14 @@ def make_problem(
     targets = data.targets
     if spread is not None:  # a loss that estimates parameters sees all rows
         targets = jax.tree.map(spread.describe, targets)
+    widths = None
+    if data.groups is not None:
+        every = [part.data for part in (training.rows, *sets)]
+        widths = find_widths([(part.groups, len(part.weights)) for part in every])
     traced, constants = trace_loss_once(
-        loss, targets, settings.num_scores, settings.own_curvature
-    )
+        loss, targets, settings.num_scores, settings.own_curvature, widths,
+        data.groups is not None and data.groups.weights is not None,
+    )  # fmt: skip
     method, numbers = make_method(
         settings,
         traced,
@@ -270,12 +284,16 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
         prepared.training,
         prepared.feature_names,
         uniform=not prepared.training.weighted,
+        sets=tuple(sets.values()),
     )
     named = {"train": rows, **sets}
     with agree():
         for part in named.values():
             targets, weights = part.real
-            try_metrics(request.metrics, targets, weights, request.settings.num_scores)
+            try_metrics(
+                request.metrics, targets, weights, request.settings.num_scores,
+                part.data.groups is not None,
+            )  # fmt: skip
     named = named if request.metrics else {}
     real = {name: gather_tables(part.real) for name, part in named.items()}
     return Job(problem, request.rates, rows, sets, request.metrics, real)

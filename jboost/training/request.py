@@ -22,6 +22,7 @@ from jboost.entry import checks
 from jboost.entry.collectives import run_on_first, use_processes
 from jboost.entry.meshes import find_mesh
 from jboost.model.ensemble import Ensemble
+from jboost.objective.group_tracing import read_inputs
 from jboost.tables.frames import RowSource
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
@@ -37,6 +38,7 @@ class RawRows(NamedTuple):
     sample_weight: Any
     offset: Any
     feature_names: Any
+    groups: Any = None
 
 
 class FitRequest(NamedTuple):
@@ -77,8 +79,12 @@ class FitRequest(NamedTuple):
 
     @property
     def padded(self) -> bool:
-        """Whether rows may be padded: estimates of an adaptive loss see real rows."""
-        return not isinstance(self.loss, losses.Adaptive)
+        """Whether rows may be padded.
+
+        Estimates of an adaptive loss see real rows, and so does a loss of all rows that
+        takes no mask.
+        """
+        return may_pad_rows(self.loss, self.rows.groups)
 
     def name_columns(
         self, num_features: int, names: tuple[str, ...] | None
@@ -125,6 +131,11 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
     rows = RawRows(*(given[name] for name in RawRows._fields))
     if isinstance(rows.x, RowSource):
         _check_streamed(rows, settings)
+    if rows.groups is not None and mesh is not None:
+        raise ValueError(
+            "groups must be None with a mesh, got groups: the rows of a group must be "
+            "on one device"
+        )
     return FitRequest(
         rows=rows,
         loss=given["loss"],
@@ -157,12 +168,17 @@ def _read_metrics(given, settings, validated):
 
 def _check_streamed(rows, settings):
     """Refuses what the batches hold, and settings that streams do not support."""
-    for name in ("y", "sample_weight", "offset"):
+    for name in ("y", "sample_weight", "offset", "groups"):
         value = getattr(rows, name)
         if value is not None:
+            reason = (
+                "losses of groups need their rows in memory"
+                if name == "groups"
+                else "the batches of the stream hold it"
+            )
             raise ValueError(
-                f"{name} must not be given where x is a stream, because the batches "
-                f"of the stream hold it, got {type(value).__name__}"
+                f"{name} must not be given where x is a stream, because {reason}, got "
+                f"{type(value).__name__}"
             )
     only = {"candidates": "global", "candidate_weights": "samples"}
     for name, needed in {**only, "categorical": "auto"}.items():
@@ -172,6 +188,13 @@ def _check_streamed(rows, settings):
                 f"{name} must be {needed!r} where x is a stream, whose rows are dense "
                 f"numbers and whose thresholds are chosen once, got {value!r}"
             )
+
+
+def may_pad_rows(loss: Any, groups: Any) -> bool:
+    """Returns whether rows may be padded; see :attr:`FitRequest.padded`."""
+    if isinstance(loss, losses.Adaptive):
+        return False
+    return not (isinstance(groups, str) and not read_inputs(loss).where)
 
 
 def _check_callbacks(callbacks):

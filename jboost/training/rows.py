@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
+from jboost.boosting.grouping import match_groups, place_groups, read_groups
 from jboost.boosting.state import Data
 from jboost.codes.binning import bin_columns, bin_entries
 from jboost.codes.bins import Bins
@@ -30,6 +31,7 @@ from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import Schema, read_frame
+from jboost.tables.groups import RowGroups
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_targets, check_weights, match_targets
@@ -60,7 +62,10 @@ class PaddedRows(NamedTuple):
     @property
     def real(self) -> tuple[Any, np.ndarray]:
         """Targets and weights of this process without padding, on the host."""
-        return self.fetch((self.data.targets, self.data.weights))
+        weights, groups = self.data.weights, self.data.groups
+        if groups is not None and groups.weights is not None:
+            weights = groups.weights  # a loss that takes weights has them all
+        return self.fetch((self.data.targets, weights))
 
     def fetch(self, arrays: Any, axis: int = 0) -> Any:
         """Returns arrays of the rows of this process without padding, on the host."""
@@ -133,6 +138,7 @@ def make_rows(
     *,
     num_columns: int | None = None,
     mesh: Mesh | None = None,
+    groups: RowGroups | None = None,
 ) -> PaddedRows:
     """Checks one set of rows and puts it on the device, or on those of a mesh.
 
@@ -147,6 +153,7 @@ def make_rows(
       prefix: of the names of y and offset in errors.
       num_columns: of dense codes; those beyond the columns of the matrix hold nothing
         but missing values, by which no row can be told from another.
+      groups: of the rows, without padding.
     """
     size, spread = matrix.shape[0], None
     if mesh is not None:
@@ -167,7 +174,7 @@ def make_rows(
         codes = bin_entries(bins, matrix, total, entries)
     else:
         codes = bin_columns(*_add_columns(bins, matrix, num_columns), total)
-    data = rows.data._replace(codes=codes)
+    data = rows.data._replace(codes=codes, groups=place_groups(groups, total))
     return rows._replace(data=data, num_features=bins.num_features)
 
 
@@ -234,13 +241,14 @@ def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
                 f"validation must name its sets by strings other than 'train', got "
                 f"{name!r}"
             )
-        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 4:
+        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 5:
             raise ValueError(
-                f"{label} must be (x, y), (x, y, sample_weight) or (x, y, "
-                f"sample_weight, offset), got {type(parts).__name__}"
+                f"{label} must be (x, y), (x, y, sample_weight), (x, y, sample_weight, "
+                "offset) or jb.rows(x, y, ...), got "
+                f"{type(parts).__name__}"
                 + (f" of {len(parts)}" if isinstance(parts, tuple | list) else "")
             )
-        sets[name] = label, (*parts, None, None)[:4]
+        sets[name] = label, (*parts, None, None, None)[:5]
     return sets
 
 
@@ -252,6 +260,7 @@ def make_sets(
     num_scores: int,
     padded: bool,
     with_offset: bool,
+    loss: Any = None,
 ) -> dict[str, PaddedRows]:
     """Checks the validation sets; returns {name: rows}.
 
@@ -260,26 +269,34 @@ def make_sets(
       schema: of the training rows.
       training: the training rows.
       with_offset: whether the training rows have an offset.
+      loss: where it may be one of groups.
     """
     sets, codes = {}, training.data.codes
     num_columns = None if codes.is_sparse else codes.num_features
     for name, (label, values) in given.items():
         with agree():
-            parts = _read_set(label, values, bins, schema, training, with_offset)
-        if sum(gather_numbers(parts[0].shape[0])) == 0:
+            matrix, y, weights, offset, groups = _read_set(
+                label, values, bins, schema, training, with_offset
+            )
+            groups = match_groups(groups, training.data.groups, label)
+            size = matrix.shape[0]
+            groups, weights = read_groups(groups, loss, weights, size, f"{label} ")
+        if sum(gather_numbers(size)) == 0:
             raise ValueError(
                 f"{label} x must have a row on some process, got none on any"
             )
         sets[name] = make_rows(
-            bins, *parts, num_scores, padded, f"{label} ", num_columns=num_columns,
+            bins, matrix, y, weights, offset, num_scores, padded, f"{label} ",
+            num_columns=num_columns,
             mesh=None if training.spread is None else training.spread.mesh,
+            groups=groups,
         )  # fmt: skip
     return sets
 
 
 def _read_set(label, values, bins, schema, training, with_offset):
-    """Checks the rows of a validation set; returns matrix, y, weights and offset."""
-    x, y, weights, offset = values
+    """Checks the rows of a set; returns matrix, y, weights, offset and groups."""
+    x, y, weights, offset, groups = values
     if with_offset != (offset is not None):
         raise ValueError(
             f"{label} must be (x, y, sample_weight, offset) with an offset if and "
@@ -306,4 +323,4 @@ def _read_set(label, values, bins, schema, training, with_offset):
         weights = check_weights(weights, matrix.shape[0], name, all_rows=alone)
     y = check_targets(y, matrix.shape[0], weights, f"{label} y", warn=True)
     y = match_targets(y, training.data.targets, f"{label} y")
-    return matrix, y, weights, offset
+    return matrix, y, weights, offset, groups

@@ -16,9 +16,15 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost import losses, metrics
-from jboost.entry.arguments import hint_metric, is_mirrored, positional_names
+from jboost.entry.arguments import (
+    bound_keywords,
+    hint_metric,
+    is_mirrored,
+    positional_names,
+    takes_mask,
+)
 from jboost.entry.warning import warn_user
-from jboost.model.scores import transform_rows
+from jboost.training.metric_calls import GroupMetric, HostMetric
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
 By = str | tuple[str, str] | None
@@ -57,34 +63,6 @@ class Criterion(NamedTuple):
 BY_LOSS = Criterion()
 
 
-class HostMetric(NamedTuple):
-    """A metric with scikit-learn's signature, called like those of jboost.
-
-    Attributes:
-      function: f(y_true, y_pred) or f(y_true, y_pred, sample_weight=...).
-      inverse_link: turns scores into predictions; None: the scores are predictions.
-      weighs: whether the function takes ``sample_weight``.
-    """
-
-    function: Callable[..., Any]
-    inverse_link: Callable[..., Any] | None
-    weighs: bool
-
-    def __call__(self, scores, targets, weights) -> Any:
-        """Returns its value on the rows of positive weight."""
-        rows = np.asarray(weights) > 0
-        found = scores
-        if self.inverse_link is not None:
-            found = transform_rows(self.inverse_link, scores)
-        pair = jax.tree.map(lambda a: np.asarray(a)[rows], (targets, found))
-        weights = np.asarray(weights)[rows]
-        if self.weighs:
-            return self.function(*pair, sample_weight=weights)
-        if np.any(weights != weights[:1]):
-            raise ValueError("it has no argument sample_weight, but rows have weights")
-        return self.function(*pair)
-
-
 def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
     """Returns {name: function} of names, functions, a sequence of these, or a dict.
 
@@ -113,7 +91,8 @@ def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
             raise TypeError(
                 f"metrics[{name!r}] must be callable as {SIGNATURE}, got {function!r}"
             )
-        _check_signature(f"metrics[{name!r}]", function)
+        if not takes_mask(function):
+            _check_signature(f"metrics[{name!r}]", function)
         found[name] = function
     return found
 
@@ -201,10 +180,12 @@ def bind_metrics(
 
 
 def _bind(name, function, loss, num_scores, given):
+    if takes_mask(function):
+        return GroupMetric(function)
     implied = losses.inverse_link(loss) if isinstance(given, str) else given
     if _is_foreign(function):
         return HostMetric(function, implied, _takes_weights(function))
-    bound = _keywords(function)
+    bound = bound_keywords(function)
     bare = losses.bare_loss(function)
     if not _is_built_in(bare) or "inverse_link" in bound:
         return function
@@ -240,14 +221,6 @@ def _is_built_in(bare) -> bool:
     return _is_one(bare, metrics.METRICS.values())
 
 
-def _keywords(function) -> dict[str, Any]:
-    bound: dict[str, Any] = {}
-    while isinstance(function, partial):
-        bound = {**function.keywords, **bound}
-        function = function.func
-    return bound
-
-
 def _describe(loss):
     return getattr(losses.bare_loss(loss), "__name__", repr(loss))
 
@@ -259,18 +232,30 @@ def _with_link(function, link):
 
 
 def try_metrics(
-    found: dict[str, Callable[..., Any]], targets: Any, weights: Any, num_scores: int
+    found: dict[str, Callable[..., Any]],
+    targets: Any,
+    weights: Any,
+    num_scores: int,
+    grouped: bool = False,
 ) -> None:
     """Checks before training that metrics can be computed on the rows.
 
     Args:
       targets, weights: of the real rows, without padding.
+      grouped: whether the rows have groups.
 
     Raises:
       ValueError: shapes or labels do not fit a built-in metric, or the rows have
         different weights and a metric of scikit-learn's signature takes none.
     """
     for name, function in found.items():
+        if isinstance(function, GroupMetric):
+            if not grouped:
+                raise ValueError(
+                    f"metrics[{name!r}] takes where, as metrics of groups do, and "
+                    "needs groups, got None"
+                )
+            continue
         if isinstance(function, HostMetric) and not function.weighs:
             _check_equal_weights(name, function.function, weights)
         bare = losses.bare_loss(function)
@@ -370,16 +355,3 @@ def _find_direction(name, function):
             f" or ({name!r}, 'min'), got {name!r}"
         )
     return "min"
-
-
-def evaluate_metric(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
-    """Evaluates a metric: compiled if it is written in jax.numpy, else in NumPy."""
-    if isinstance(function, HostMetric):
-        return float(function(*arguments))
-    try:
-        # Not through the cache of programs: JAX releases the program together with
-        # the function of the caller, which may hold data.
-        value = jax.jit(function)(*arguments)
-    except (jax.errors.JAXTypeError, TypeError):
-        value = function(*jax.tree.map(np.asarray, arguments))
-    return float(value)

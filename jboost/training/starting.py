@@ -12,24 +12,30 @@ import numpy as np
 from jaxtyping import Array
 
 from jboost.boosting.first_sums import no_sizes
+from jboost.boosting.reports import weigh_losses
 from jboost.boosting.sharding import EVERYWHERE, rows_of
 from jboost.boosting.state import (
+    Arrays,
     BoostState,
     Problem,
     StartPoint,
+    Static,
+    bind_groups,
     bind_objective,
     start_state,
 )
 from jboost.entry.collectives import agree
-from jboost.entry.efforts import FEW
+from jboost.entry.efforts import FEW, FULL
 from jboost.entry.programs import Compiled, compiled
 from jboost.entry.stages import run_in_stages
+from jboost.objective.coupled import group_gradient
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
-from jboost.training.chunks import Job, Position
+from jboost.training.chunks import Job, Position, choose_effort
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
-from jboost.trees.initial import MedianStart, count_slopes, is_endless
+from jboost.trees.initial import MedianStart
+from jboost.trees.slopes import count_group_slopes, count_slopes, is_endless
 
 
 def start(
@@ -65,13 +71,16 @@ def start(
         with agree():
             _check_values(name, rows, values, state.init_score)
     if init_score is None:
-        return state, "fallback" if fell_back else "argmin"
+        other = "shift-invariant" if problem.loss.coupled else "fallback"
+        return state, other if fell_back else "argmin"
     return state, "median" if isinstance(init_score, MedianStart) else "given"
 
 
 def _start_together(job, begin):
     """Finds the start in stages, where all rows can be on one device."""
     rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
+    if loss.coupled:
+        return _start_apart(job, begin)
     num_scores = len(begin.offset)
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:
@@ -111,6 +120,11 @@ def _find_set_values(problem, rows, state):
     """Returns the loss of each row of a validation set at the start."""
     scores = start_scores(state, rows)
     loss, constants = problem.loss, problem.constants
+    if loss.coupled:
+        state = state._replace(scores=scores)
+        effort = choose_effort(problem, len(rows.data.weights))
+        run = compiled(_find_state_values, loss, effort=effort)
+        return run(constants, rows.data, state)
     if rows.spread is None:
         with run_in_stages():
             return _find_values(loss, constants, rows.data, scores, state.parameters)
@@ -138,7 +152,10 @@ def start_program(job: Job, start: StartPoint) -> tuple[Compiled, tuple[Any, ...
     loss, data, spread = job.problem.loss, job.problem.data, job.rows.spread
     operands = (job.problem.constants, data, start)
     if spread is None:
-        return compiled(_find_start, loss), operands
+        effort = choose_effort(job.problem, len(data.weights))
+        return compiled(
+            _find_start, loss, effort=effort if loss.coupled else FULL
+        ), operands
     # The start does not depend on the features.
     operands = (job.problem.constants, data._replace(codes=None), start)
     return compile_start(spread, _find_start, loss), operands
@@ -219,11 +236,33 @@ def refuse_endless() -> NoReturn:
 
 def _check_values(place, rows, values, init_score):
     """Raises for the first row of positive weight whose loss is not finite."""
+    if rows.data.groups is not None:
+        _check_group_values(place, rows, values)
+        return
     values, weights = rows.fetch((values, rows.data.weights))
     bad = ~np.isfinite(values) & (weights > 0)
     if bad.any():
         row = int(np.argmax(bad))
         refuse_value(place, rows, row, float(values[row]), init_score)
+
+
+def _check_group_values(place, rows, pair):
+    """Raises for the first group of positive weight whose loss is not finite."""
+    values, weights = map(np.asarray, pair)
+    bad = ~np.isfinite(values) & (weights > 0)
+    if not bad.any():
+        return
+    groups, at = rows.data.groups, int(np.argmax(bad))
+    which = "a group of random rows" if groups.kind == "random" else "all rows"
+    if groups.kind == "ids":
+        number = np.concatenate([np.asarray(table.number) for table in groups.tables])
+        members = np.flatnonzero(np.asarray(groups.number)[: rows.size] == number[at])
+        which = f"the group of rows {members[:8].tolist()}"
+    raise ValueError(
+        f"loss must be finite on {place}, got {values[at]} for {which}; a target may "
+        "lie outside what the loss is defined for, the arguments may be swapped (the "
+        "call is loss(scores, targets, *, where)), or init_score may be needed"
+    )
 
 
 def refuse_value(
@@ -242,6 +281,9 @@ def refuse_value(
 
 def _find_start(loss, constants, data, start):
     state, fell_back = start_state(loss, constants, data, start)
+    if loss.coupled:
+        values = _find_state_values(loss, constants, data, state)
+        return state, fell_back, values, False
     values = _find_values(loss, constants, data, state.scores, state.parameters)
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimizer
@@ -251,6 +293,10 @@ def _find_start(loss, constants, data, start):
 
 
 def _find_state_values(loss, constants, data, state):
+    if loss.coupled:
+        return weigh_losses(
+            loss, constants, state.parameters, data, state.scores, state.words
+        )
     return _find_values(loss, constants, data, state.scores, state.parameters)
 
 
@@ -266,6 +312,12 @@ def _find_slopes(loss, constants, data, state):
 
 
 def _idleness_program(loss, curvature, constants, data, state):
+    if loss.coupled:
+        none: Any = None
+        problem = Problem(Static(loss, none), Arrays(constants, none, data))
+        objective = bind_groups(problem, state, data.weights)
+        slopes = group_gradient(objective, state.scores)
+        return count_group_slopes(slopes, data.weights)
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimizer, state.kinks,
         state.coupling,

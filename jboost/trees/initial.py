@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Int32
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.collectives import (
     count_rows,
@@ -21,21 +21,17 @@ from jboost.entry.collectives import (
     first_row,
     gather,
     real_rows,
-    some,
-    total,
 )
-from jboost.entry.stages import branch, elementwise, map_points, repeat, stage
+from jboost.entry.stages import branch, elementwise, map_points, stage
 from jboost.kernels.sums_xla import split_weights
 from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessian_matrices,
-    hessians,
-    loss_values,
     weighted_mean,
 )
 from jboost.objective.moving_minima import locate_minimizers
-from jboost.trees.damped_newton import ROUNDING, move_scores
+from jboost.trees.damped_newton import move_scores
 from jboost.trees.joint_start import (
     begin_at,
     best_of,
@@ -45,10 +41,9 @@ from jboost.trees.joint_start import (
 )
 from jboost.trees.leaves import solve_groups
 from jboost.trees.order_statistics import find_medians, solve_at_kinks
+from jboost.trees.slopes import count_slopes
 
 _STARTS = 33  # where the search may begin
-_PROBES = 6  # distances, 1/16 to 16^4 times the score, at which losses are compared
-_BESIDE = 2.0**-10  # of 1 + |minimizer|: where the loss must be defined, too
 
 
 class MedianStart(NamedTuple):
@@ -232,124 +227,6 @@ def _take_strided(values, stride):
     usable = (rows < num_rows) & real_rows(num_rows)[jnp.minimum(rows, num_rows - 1)]
     taken = values[jnp.minimum(rows, num_rows - 1)]
     return gather(jnp.where(usable[:, None], taken, jnp.nan))
-
-
-class Slopes(NamedTuple):
-    """How many rows of positive weight a tree can learn from.
-
-    Attributes:
-      rows: of positive weight.
-      not_finite: of these, rows with a derivative that is not a finite number.
-      zero: rows whose derivatives are all zero.
-      settled: of ``zero``, rows that are at a minimum of their own loss.
-    """
-
-    rows: Int32[Array, ""]
-    not_finite: Int32[Array, ""]
-    zero: Int32[Array, ""]
-    settled: Int32[Array, ""]
-
-    def stuck(self) -> Bool[Array, ""]:
-        """Returns whether no row has a finite slope, and one is not at its minimum."""
-        return (self.not_finite + self.zero == self.rows) & (self.settled < self.rows)
-
-
-def count_slopes(
-    objective: Objective,
-    slopes: Float[Array, "K N"],
-    scores: Float[Array, "K N"],
-    weights: Float[Array, " N"],
-) -> Slopes:
-    """Counts the rows that ``slopes`` at some scores leave nothing to learn from."""
-    minimizer, known = objective.minimizer, None
-    here = loss_values(objective, scores)
-    settled = _is_lowest(objective, scores, here)
-    curved = minimizer is None or len(scores) > 1
-    curvature = hessians(objective, scores) if curved else None
-    if minimizer is not None:
-        known = (minimizer, loss_values(objective, minimizer))
-    return _count(slopes, weights, here, settled, curvature, known)
-
-
-@stage
-def _count(slopes, weights, here, settled, curvature, known):
-    counts = weights > 0
-    flat = jnp.all(slopes == 0, axis=0)
-    lost = ~jnp.all(jnp.isfinite(slopes), axis=0)
-    if curvature is not None:
-        settled |= jnp.all(curvature > 0, axis=0)
-    if known is not None:
-        minimizer, least = known
-        known = jnp.all(jnp.isfinite(minimizer), axis=0)
-        settled = jnp.where(known, here <= least + ROUNDING * jnp.abs(least), settled)
-    rows = jnp.stack([counts, counts & lost, counts & flat, counts & flat & settled])
-    return Slopes(*total(jnp.sum(rows, axis=1, dtype=jnp.int32)))
-
-
-def _is_lowest(objective, scores, here):
-    """Returns whether no score far or near gives a row a lower loss.
-
-    The loss of a row without a minimum may have reached its infimum in float32: the
-    logistic loss of a score of 150 is 0, and so are its derivatives.
-    """
-
-    def probe(number, lowest):
-        values = loss_values(objective, _distant_point(number, scores))
-        return _is_no_lower(lowest, values, here)
-
-    return repeat(2 * _PROBES * len(scores), probe, _every_row(scores))
-
-
-@stage
-def _every_row(scores):
-    return jnp.ones(scores.shape[1], bool)
-
-
-@stage
-def _distant_point(number, scores):
-    num_scores, size = len(scores), jnp.maximum(jnp.abs(scores), 1.0)
-    k, number = number % num_scores, number // num_scores
-    powers = jnp.asarray(16.0 ** np.arange(-1, _PROBES - 1), jnp.float32)
-    sign, distance = 1.0 - 2.0 * jnp.float32(number % 2), powers[number // 2]
-    along = (jnp.arange(num_scores) == k)[:, None]
-    return scores + jnp.where(along, sign * distance * size, 0.0)
-
-
-@stage
-def _is_no_lower(lowest, values, here):
-    return lowest & ~(values < here - ROUNDING * jnp.abs(here))
-
-
-def is_endless(
-    objective: Objective, scores: Float[Array, "K N"], weights: Float[Array, " N"]
-) -> Bool[ArrayLike, ""]:
-    """Returns whether a loss of constant curvature has slopes but no minima.
-
-    A loss that is NaN beside a point has no minimum there. Other losses may approach
-    their infimum at infinity (logistic) and are not judged.
-    """
-    if not objective.loss.quadratic:
-        return np.asarray(False)
-    slopes, minimizer = gradients(objective, scores), objective.minimizer
-    curvature, around = hessians(objective, scores), None
-    if minimizer is not None:
-        around = [loss_values(objective, point) for point in _around(minimizer)]
-    return _is_sloping_only(slopes, curvature, minimizer, around, weights)
-
-
-@stage
-def _around(minimizer):
-    side = _BESIDE * (1 + jnp.abs(minimizer))
-    return minimizer - side, minimizer + side
-
-
-@stage
-def _is_sloping_only(slopes, curvature, minimizer, around, weights):
-    counts, slopes, bounded = weights > 0, slopes[0], curvature[0] > 0
-    sloping = some(jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0)))
-    if minimizer is not None:
-        bounded |= jnp.isfinite(minimizer[0]) & ~jnp.isnan(around[0] + around[1])
-    return sloping & ~some(jnp.any(counts & bounded))
 
 
 def _avoid_plateau(objective, offset, weights, found):

@@ -35,7 +35,14 @@ from jboost.trees.leaf_operations import add_values, find_range
 from jboost.trees.order_statistics import find_medians, solve_at_kinks
 
 LeafSolver = Literal[
-    "auto", "newton", "hessian", "guarded", "exact", "line_search", "median_step"
+    "auto",
+    "newton",
+    "hessian",
+    "guarded",
+    "exact",
+    "line_search",
+    "median_step",
+    "joint",
 ]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces a loss that couples the rows of a group.
+
+In: any callable ``loss(scores, targets, *, where)`` of one group, and the widths of the
+tables that hold the groups. Out: a :class:`GroupLoss`, which compares by what it
+computes, as :class:`jboost.objective.tracing.TracedLoss` does, and the tuple of arrays
+that the loss closes over.
+"""
+
+import inspect
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jboost.entry.arguments import bound_keywords, takes_mask
+from jboost.losses import Adaptive
+from jboost.objective.jaxprs import Program, find_dependencies, trace_program
+from jboost.objective.tracing import estimate_shapes, explain_obstacle, name_of
+
+SIGNATURE = "loss(scores, targets, *, where)"
+_MASKED = 3  # rows that are added to check the mask
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class GroupInputs:
+    """Which arguments a loss of a group takes besides scores and targets."""
+
+    where: bool
+    weights: bool
+    key: bool
+    needs_weights: bool
+
+
+@dataclass(frozen=True)
+class GroupLoss:
+    """Holds the programs of a loss for one group of each width.
+
+    Attributes:
+      widths: of the tables, in order.
+      values, gradients: programs for one group of that width, which take (scores,
+        targets, where, weights, key, parameters).
+      estimate: a program that takes all rows, for :func:`jboost.losses.adaptive`;
+        otherwise None.
+      reports_first: whether an adaptive loss is reported at its first parameters.
+      inputs: which arguments the loss takes.
+      num_scores: K.
+      by_pairs: of each width, whether a group takes memory for each pair of rows.
+    """
+
+    widths: tuple[int, ...]
+    values: tuple[Program, ...]
+    gradients: tuple[Program, ...]
+    estimate: Program | None
+    reports_first: bool
+    inputs: GroupInputs
+    num_scores: int
+    by_pairs: tuple[bool, ...]
+
+    coupled = True  # not a field: see TracedLoss
+
+    def __hash__(self) -> int:
+        """Returns a hash that is computed once: programs are looked up by it."""
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+
+_known: weakref.WeakKeyDictionary[GroupLoss, Any] = weakref.WeakKeyDictionary()
+
+
+def read_inputs(loss: Any) -> GroupInputs:
+    """Returns which arguments a loss of a group takes; all that it names."""
+    function = loss.loss if isinstance(loss, Adaptive) else loss
+    named: set[str] = set()
+    anything = needs = False
+    for follow in (True, False):  # a decorator may add arguments to those it copies
+        try:
+            signature = inspect.signature(function, follow_wrapped=follow)
+        except (TypeError, ValueError):
+            continue
+        for each in signature.parameters.values():
+            anything |= each.kind is inspect.Parameter.VAR_KEYWORD
+            if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD):
+                named.add(each.name)
+                needs |= each.name == "weights" and each.default is each.empty
+    given = bound_keywords(function).keys()
+    return GroupInputs(
+        where="where" in named - given or (anything and "where" not in given),
+        weights="weights" in named - given,
+        key="key" in named - given,
+        needs_weights=needs and "weights" not in given,
+    )
+
+
+def takes_groups(loss: Any) -> bool:
+    """Returns whether a loss names the argument ``where``."""
+    return takes_mask(loss.loss if isinstance(loss, Adaptive) else loss)
+
+
+def call_estimate(
+    loss: Adaptive, scores: Any, targets: Any, weights: Any, groups: Any
+) -> Any:
+    """Returns the parameters of an adaptive loss; ``groups`` only if it takes them."""
+    named = inspect.signature(loss.estimate).parameters
+    more = {"groups": groups} if "groups" in named else {}
+    return loss.estimate(scores, targets, weights, **more)
+
+
+def trace_group_loss(
+    loss: Any,
+    targets: Any,
+    widths: Iterable[int],
+    num_scores: int = 1,
+    weighted: bool = False,
+) -> tuple[GroupLoss, tuple[Any, ...]]:
+    """Traces a loss for one group of each width.
+
+    Args:
+      loss: ``loss(scores, targets, *, where) -> scalar``, or the result of
+        ``adaptive``.
+      targets: a pytree of arrays (or shapes) whose first axis is N.
+      num_scores: K.
+      weighted: whether rows have weights; a loss gets them if it takes them.
+
+    Raises:
+      TypeError, ValueError: the loss does not accept a group, does not return a
+        floating-point scalar, or does not depend on the scores.
+    """
+    widths = tuple(sorted(set(widths)))
+    rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
+    constants: list[Any] = []
+    inputs, function = read_inputs(loss), loss
+    estimate, parameters = None, ()
+    if isinstance(loss, Adaptive):
+        function = loss.loss
+        estimate, parameters = _trace_estimate(loss, rows, num_scores, constants)
+    call = _make_call(function, inputs, isinstance(loss, Adaptive))
+    values, gradients, by_pairs = [], [], []
+    for width in widths:
+        group = _describe_group(rows, width, num_scores, inputs, weighted)
+        arguments = (*group, parameters)
+        _check_result(function, call, arguments)
+        values.append(trace_program(call, arguments, constants))
+        try:
+            gradient = trace_program(jax.grad(call), arguments, constants)
+        except Exception as error:
+            raise TypeError(
+                f"loss {name_of(function)} must be differentiable by JAX"
+                f"{explain_obstacle(values[-1].jaxpr)}: {type(error).__name__}: {error}"
+            ) from error
+        gradients.append(gradient)
+        by_pairs.append(_takes_pairs(gradient.jaxpr, width))
+    # A group of one row may have nothing to learn from.
+    _check_slope(function, gradients[-1])
+    traced = GroupLoss(
+        widths=widths,
+        values=tuple(values),
+        gradients=tuple(gradients),
+        estimate=estimate,
+        reports_first=isinstance(loss, Adaptive) and loss.report == "first",
+        inputs=inputs,
+        num_scores=num_scores,
+        by_pairs=tuple(by_pairs),
+    )
+    known = _known.setdefault(traced, weakref.ref(traced))()
+    return traced if known is None else known, tuple(constants)
+
+
+def _make_call(function, inputs, adaptive):
+    """Returns the loss as a function of all arguments by position."""
+
+    def call(scores, targets, where, weights, key, parameters):
+        named = dict(where=where, weights=weights, key=key)
+        named = {name: value for name, value in named.items() if value is not None}
+        if not inputs.where:
+            del named["where"]
+        rest = (parameters,) if adaptive else ()
+        return jnp.asarray(function(scores, targets, *rest, **named), jnp.float32)
+
+    return call
+
+
+def _describe_group(rows, width, num_scores, inputs, weighted):
+    """Returns the shapes of scores, targets, where, weights and key of a group."""
+    shape = (width,) if num_scores == 1 else (width, num_scores)
+    targets = jax.tree.map(
+        lambda t: jax.ShapeDtypeStruct((width, *t.shape[1:]), t.dtype), rows
+    )
+    weights = jax.ShapeDtypeStruct((width,), jnp.float32)
+    return (
+        jax.ShapeDtypeStruct(shape, jnp.float32),
+        targets,
+        jax.ShapeDtypeStruct((width,), jnp.bool_),
+        weights if inputs.weights and weighted else None,
+        jax.eval_shape(lambda: jax.random.key(0)) if inputs.key else None,
+    )
+
+
+def _trace_estimate(loss, rows, num_scores, constants):
+    """Traces the estimate of all rows; returns its program, and what it returns."""
+    (num_rows,) = {t.shape[0] for t in jax.tree.leaves(rows)}
+    shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
+    floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, (num_rows,))]
+    inputs = (floats[0], rows, floats[1], jax.ShapeDtypeStruct((num_rows,), jnp.int32))
+    function = partial(call_estimate, loss)
+    parameters = estimate_shapes(function, inputs)
+    return trace_program(function, inputs, constants), parameters
+
+
+def _check_result(function, call, arguments):
+    """Raises if the loss does not accept a group, or returns no scalar."""
+    name = name_of(function)
+    if not callable(function):
+        raise TypeError(
+            f"loss must be callable as {SIGNATURE} where groups are given, got "
+            f"{function!r}"
+        )
+    try:
+        result = jax.eval_shape(call, *arguments)
+    except Exception as error:
+        raise TypeError(
+            f"loss {name} failed on a group of {len(arguments[2])} rows; with groups "
+            f"it is called as {SIGNATURE}, for all rows of a group at once, and must "
+            "be written in jax.numpy (for a loss of one row leave out groups): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if result.shape != ():
+        raise ValueError(
+            f"loss {name} must return a scalar for a group, got shape {result.shape}; "
+            "if it is a loss of one row, leave out groups, else sum over the rows "
+            "where `where` is true"
+        )
+
+
+def _check_slope(function, gradient):
+    """Raises if the gradient is zero, or does not depend on the scores."""
+    name = name_of(function)
+    if gradient.zero:
+        raise ValueError(
+            f"loss {name} must have a nonzero gradient, got one that is zero at all "
+            "scores; the loss does not depend on its scores, or it rounds them"
+        )
+    if len(gradient.constants) not in find_dependencies(gradient.jaxpr):
+        raise ValueError(
+            f"loss {name} must have a minimum in the scores, got a loss that is linear "
+            f"in them and therefore unbounded below; it is called as {SIGNATURE}"
+        )
+
+
+def _takes_pairs(jaxpr, width):
+    """Returns whether a program holds an array with an entry for each pair of rows."""
+    if width < 16:
+        return False
+    sizes = (v.aval.size for e in jaxpr.eqns for v in e.outvars)
+    return any(size >= width**2 // 4 for size in sizes)
+
+
+def check_mask(
+    loss: Any, targets: Any, num_scores: int, parameters: Any, weighted: bool
+) -> None:
+    """Checks that rows outside ``where`` do not change the loss of a group.
+
+    Args:
+      targets: of the rows of one group, on the host.
+      parameters: of an adaptive loss.
+
+    Raises:
+      ValueError: they do.
+    """
+    inputs = read_inputs(loss)
+    if not inputs.where:
+        return
+    adaptive = isinstance(loss, Adaptive)
+    function = loss.loss if adaptive else loss
+    size = len(jax.tree.leaves(targets)[0])
+    shape = (size + _MASKED,) if num_scores == 1 else (size + _MASKED, num_scores)
+    scores = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    # The rows added are the last ones of the group, at scores that would matter.
+    index = np.append(np.arange(size), np.arange(_MASKED) % size)
+    scores[size:] = 3
+    call = _make_call(function, inputs, adaptive)
+
+    def evaluate(number):
+        group = jax.tree.map(lambda t: np.asarray(t)[index[:number]], targets)
+        where = np.arange(number) < size
+        weights = where.astype(np.float32) if inputs.weights and weighted else None
+        key = jax.random.key(0) if inputs.key else None
+        return float(
+            jax.jit(call)(scores[:number], group, where, weights, key, parameters)
+        )
+
+    plain, padded = evaluate(size), evaluate(size + _MASKED)
+    if not np.isfinite(plain) or inputs.key:  # draws depend on the number of rows
+        return
+    if not abs(padded - plain) <= _TOLERANCE * max(1.0, abs(plain)):
+        raise ValueError(
+            f"loss {name_of(function)} must not depend on rows outside where, got "
+            f"{plain:g} for a group of {size} rows and {padded:g} with {_MASKED} "
+            "masked rows added; leave them out of every sum, mean, maximum and sort, "
+            "for example with jnp.sum(jnp.where(where, values, 0.0)) and where.sum() "
+            "instead of len(scores)"
+        )

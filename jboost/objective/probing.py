@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates the curvature of a loss that couples rows, from products with its Hessian.
+
+In: a loss of groups bound to its data, scores, and what earlier rounds found. Out: the
+gradient and a positive curvature of every row. A product y = H z with random signs z
+costs about two gradients, and z y estimates the diagonal of H without bias
+(Hutchinson 1990; Bekas, Kokiopoulou and Saad 2007), with the variance sum_j H_ij^2 over
+the other rows of the group. One product a round is averaged over rounds, because scores
+move slowly.
+
+Where the Hessian says nothing (hinge losses, smoothed 0-1 losses), differences of
+gradients take its place, at a distance at which the gradient changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from jboost.numerics.random_bits import derive, hash_words
+from jboost.objective.coupled import GroupObjective, group_gradient
+from jboost.objective.evaluation import weighted_mean
+
+Product = Callable[[Float[Array, "K N"]], Float[Array, "K N"]]
+
+_MEMORY = 10  # rounds that the average remembers
+_FLOOR = 0.05  # least curvature of a row, relative to the mean
+_SMALL = 8  # rows of a group whose diagonal is found exactly
+_INTERVAL = 20  # rounds after which distance and choice of differences are renewed
+_DISTANCES = (-10, 10)  # powers of 4
+_CHANGE = 0.25  # of the gradient, at the distance of differences
+_LEAST_SHARE = 0.25  # of the curvature by differences, below which H is not used
+
+
+class Probe(NamedTuple):
+    """What rounds hand on.
+
+    Attributes:
+      curvature: the average estimate of each row.
+      distance: of differences of gradients, in units of the score.
+      differs: whether differences take the place of the Hessian.
+    """
+
+    curvature: Float[Array, "K N"]
+    distance: Float[Array, ""]
+    differs: Bool[Array, ""]
+
+
+def start_probe(scores: Float[Array, "K N"]) -> Probe:
+    """Returns the probe before the first round."""
+    return Probe(jnp.zeros_like(scores), jnp.float32(1), jnp.asarray(False))
+
+
+def linearize(
+    objective: GroupObjective, scores: Float[Array, "K N"], probe: Probe
+) -> Product:
+    """Returns a function that multiplies by the Hessian."""
+
+    def gradient_at(scores):
+        return group_gradient(objective, scores)
+
+    _, multiply = jax.linearize(gradient_at, scores)
+
+    def difference(direction):
+        size = _size(objective, direction)
+        size = jnp.where(size > 0, size, 1.0)
+        move = direction * (probe.distance / size)
+        # One after the other: the gradient is compiled once.
+        sides = jnp.stack([scores + move, scores - move])
+        above, below = jax.lax.map(gradient_at, sides)
+        return (above - below) * (size / (2 * probe.distance))
+
+    def product(direction):
+        return jax.lax.cond(probe.differs, difference, multiply, direction)
+
+    return product
+
+
+def renew_probe(
+    objective: GroupObjective,
+    scores: Float[Array, "K N"],
+    probe: Probe,
+    round_number: Int32[Array, ""],
+) -> tuple[Float[Array, "K N"], Probe]:
+    """Makes the probe of a round.
+
+    Args:
+      objective: its ``words`` seed the signs.
+      probe: of the round before.
+
+    Returns:
+      The gradient of every row, and the probe.
+    """
+    signs = _draw_signs(objective.words, scores)
+
+    def gradient_at(scores):
+        return group_gradient(objective, scores)
+
+    gradient, product = jax.jvp(gradient_at, (scores,), (signs,))
+    found, probe = _compare(
+        objective, scores, signs, gradient, product, probe,
+        round_number % _INTERVAL == 0,
+    )  # fmt: skip
+    found = jnp.where(jnp.isfinite(found), signs * found, 0.0)
+    share = 1 / jnp.minimum(round_number + 1, _MEMORY).astype(jnp.float32)
+    average = probe.curvature + (found - probe.curvature) * share
+    average = _replace_small(objective, scores, probe, average)
+    return gradient, probe._replace(curvature=average)
+
+
+class _Search(NamedTuple):
+    """The search for the distance of differences.
+
+    Attributes:
+      power: of 4, the distance.
+      turn: 0 while it is sought, 1 while the gradient below is missing, 2 at the end.
+      above: the gradient at that distance along the signs, and ``below`` against them.
+    """
+
+    power: Int32[Array, ""]
+    turn: Int32[Array, ""]
+    above: Float[Array, "K N"]
+    below: Float[Array, "K N"]
+
+
+def _compare(objective, scores, signs, gradient, product, probe, due):
+    """Returns the product to use, and the probe with what is known of differences.
+
+    The distance is the least power of 4 at which the gradient changes by a quarter.
+    The Hessian is not used if the curvature that it finds along the signs is below a
+    quarter of that of the differences.
+    """
+    wanted = _CHANGE * _size(objective, gradient)
+    first, last = _DISTANCES
+
+    def go_on(search):
+        return search.turn < 2
+
+    def evaluate(search):
+        """Evaluates one gradient: the only place, because it is compiled."""
+        distance = _power_of_four(search.power)
+        below = search.turn == 1
+        move = jnp.where(below, -distance, distance)
+        found = group_gradient(objective, scores + move * signs)
+        # A change that is not finite is no short one.
+        short = due & (search.power < last)
+        short &= _size(objective, found - gradient) < wanted
+        return _Search(
+            power=jnp.where(~below & short, search.power + 1, search.power),
+            turn=jnp.where(below, 2, jnp.where(short, 0, 1)),
+            above=jnp.where(below, search.above, found),
+            below=jnp.where(below, found, search.below),
+        )
+
+    known = jnp.round(jnp.log2(probe.distance) / 2).astype(jnp.int32)
+    search = _Search(
+        power=jnp.where(due, jnp.int32(first), known),
+        turn=jnp.where(due | probe.differs, 0, 2),
+        above=product, below=product,
+    )  # fmt: skip
+    search = jax.lax.while_loop(go_on, evaluate, search)
+    distance = _power_of_four(search.power)
+    difference = (search.above - search.below) / (2 * distance)
+    bends = [_mean(objective, signs * each) for each in (product, difference)]
+    enough = bends[0] >= _LEAST_SHARE * bends[1]
+    differs = jnp.where(due, ~enough & jnp.isfinite(bends[1]), probe.differs)
+    probe = probe._replace(distance=distance, differs=differs)
+    return jnp.where(differs, difference, product), probe
+
+
+def _mean(objective, values):
+    """Returns the sum over scores of the mean over rows that count."""
+    counted = (objective.weights > 0).astype(jnp.float32)
+    return jnp.sum(weighted_mean(values, counted))
+
+
+def _size(objective, values):
+    """Returns the root of the mean square."""
+    return jnp.sqrt(_mean(objective, jnp.square(values)))
+
+
+def raise_curvature(probe: Probe, weights: Float[Array, " N"]) -> Float[Array, "K N"]:
+    """Returns the curvature of every row, at least 1/20 of its mean positive part."""
+    positive = jnp.maximum(probe.curvature, 0.0)
+    mean = weighted_mean(positive, weights)
+    return jnp.maximum(positive, _FLOOR * mean[:, None])
+
+
+def _draw_signs(words, scores):
+    """Returns 1 or -1 for each score of each row, by the row's number."""
+    num_scores, num_rows = scores.shape
+    seeds = derive(words, jnp.arange(1, 1 + num_scores, dtype=jnp.int32))
+    row = jnp.arange(num_rows, dtype=jnp.uint32)
+    bits = jax.vmap(hash_words, (None, 0))(row, seeds)
+    return jnp.where(bits >> 31 == 0, jnp.float32(1), jnp.float32(-1))
+
+
+def _power_of_four(power):
+    return jnp.exp2(2 * power.astype(jnp.float32))
+
+
+def _replace_small(objective, scores, probe, average):
+    """Replaces the estimates in small groups by the diagonal of their Hessian."""
+    groups = objective.groups
+    if groups.kind != "ids":
+        return average
+    tables = tuple(t for t in groups.tables if t.rows.shape[1] <= _SMALL)
+    if not tables:
+        return average
+    # Tables are in the order of their widths, so that the small ones come first.
+    places = sum(table.rows.size for table in tables)
+    inside = (groups.slot >= 0) & (groups.slot < places)
+    slot = jnp.where(inside, groups.slot, -1)
+    part = objective._replace(groups=replace(groups, tables=tables, slot=slot))
+    product = linearize(part, scores, probe)
+    place = jnp.concatenate(
+        [jnp.arange(t.rows.size, dtype=jnp.int32) % t.rows.shape[1] for t in tables]
+    )
+    place = jnp.where(inside, place[jnp.maximum(slot, 0)], -1)
+    num_scores, width = scores.shape[0], tables[-1].rows.shape[1]
+
+    def add_entry(number, diagonal):
+        k, at = number // width, number % width
+        chosen = (place == at)[None] & (jnp.arange(num_scores) == k)[:, None]
+        direction = chosen.astype(jnp.float32)
+        return jnp.where(chosen, product(direction), diagonal)
+
+    exact = jax.lax.fori_loop(0, num_scores * width, add_entry, jnp.zeros_like(scores))
+    return jnp.where(inside[None] & jnp.isfinite(exact), exact, average)

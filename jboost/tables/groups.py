@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of rows, for losses of a group: queries, risk sets, bags, subjects.
+
+In: an id for each row, in any order. Out: :class:`RowGroups`: tables of row numbers,
+[groups, rows], in a few widths. A loss of a group is evaluated on all groups of a table
+at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int32
+
+from jboost.numerics.padding import padded_size
+
+_MOST_WIDTHS = 8  # tables, each of which is compiled
+_MOST_SIZES = 64  # of groups, for losses that take no padding
+_TABLE_COST = 1 << 14  # places that cost less than the compilation of another table
+_SMALL_WIDTHS = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8))
+
+Kind = Literal["ids", "all", "random"]
+
+
+class GroupTable(NamedTuple):
+    """Groups of at most G rows.
+
+    Attributes:
+      rows: row numbers; a group with fewer rows repeats its first one.
+      size: the number of rows of each group; 0 for padding.
+      number: of each group, from 0 to the number of groups - 1.
+    """
+
+    rows: Int32[Array, "n G"]
+    size: Int32[Array, " n"]
+    number: Int32[Array, " n"]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("tables", "slot", "number", "weights"),
+    meta_fields=("kind", "width", "num_groups"),
+)
+@dataclass(frozen=True)
+class RowGroups:
+    """The division of N rows into groups; see :func:`make_groups`.
+
+    Attributes:
+      tables: of the groups, for the kind "ids".
+      slot: where each row stands in the tables, one after another, flat; -1 where it is
+        in none.
+      number: the group of each row.
+      weights: of the rows, where the loss itself takes them.
+      kind: "ids"; "all" rows are one group; or "random" groups of ``width`` rows, new
+        ones in each round.
+      num_groups: of the kind "ids", without padding.
+    """
+
+    tables: tuple[GroupTable, ...]
+    slot: Int32[Array, " N"] | None
+    number: Int32[Array, " N"] | None
+    weights: Float[Array, " N"] | None
+    kind: Kind
+    width: int
+    num_groups: int
+
+    def __repr__(self) -> str:
+        """Shows what the groups are: their tables would fill pages."""
+        if self.kind == "all":
+            return "RowGroups(all rows)"
+        if self.kind == "random":
+            return f"RowGroups(random groups of {self.width} rows)"
+        widths = [table.rows.shape[1] for table in self.tables]
+        return f"RowGroups({self.num_groups} groups, tables of {widths} rows)"
+
+
+def random_groups(size: int) -> RowGroups:
+    """Returns groups of ``size`` random rows, others in each round.
+
+    For losses of pairs, contrasts or distributions of rows (contrastive losses, AUC,
+    MMD), whose cost would grow with the square of all rows. The last group has what is
+    left. Losses are reported on the groups of the first round.
+
+    Example:
+      >>> import jboost as jb
+      >>> jb.random_groups(256)
+      RowGroups(random groups of 256 rows)
+    """
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 2:
+        raise ValueError(f"size must be an integer >= 2, got {size!r}")
+    return RowGroups((), None, None, None, "random", int(size), 0)
+
+
+def make_groups(ids: Any, *, padded: bool = True) -> Any:
+    """Returns the groups that rows of equal ids form, for :func:`jboost.boost`.
+
+    Args:
+      ids: N ids of any kind (numbers, strings), in any order; or "all", for one group
+        of all rows.
+      padded: whether a table may hold groups of different sizes; False for losses that
+        do not take ``where``, where groups may have at most 64 different sizes.
+
+    Raises:
+      TypeError, ValueError: ids are missing, or not one for each row.
+
+    Example:
+      >>> import jboost as jb
+      >>> jb.make_groups([7, 7, 3, 7, 3])
+      RowGroups(2 groups, tables of [3] rows)
+    """
+    if isinstance(ids, RowGroups):
+        return ids
+    if isinstance(ids, str):
+        if ids != "all":
+            raise ValueError(
+                f"groups must be an id for each row, 'all' or jb.random_groups(n), got "
+                f"{ids!r}"
+            )
+        return RowGroups((), None, None, None, "all", 0, 1)
+    number: Any
+    number, count = _number_groups(_read_ids(ids))
+    sizes = np.bincount(number, minlength=count)
+    widths = _choose_widths(sizes) if padded else _list_sizes(sizes)
+    order = np.argsort(number, kind="stable")
+    first = np.cumsum(sizes) - sizes
+    slot: Any = np.full(len(number), -1, np.int32)
+    tables, start = [], 0
+    for least, width in zip((0, *widths), widths, strict=False):
+        chosen = np.flatnonzero((sizes > least) & (sizes <= width))
+        total = padded_size(len(chosen), least=1) if padded else len(chosen)
+        table: Any = np.zeros((total, width), np.int32)
+        size: Any = np.zeros(total, np.int32)
+        named: Any = np.zeros(total, np.int32)
+        column = np.arange(width)
+        size[: len(chosen)], named[: len(chosen)] = sizes[chosen], chosen
+        # Places beyond the rows of a group repeat its first row.
+        inside = column[None] < sizes[chosen][:, None]
+        at = first[chosen][:, None] + np.where(inside, column[None], 0)
+        table[: len(chosen)] = order[at]
+        flat = start + np.arange(len(chosen) * width).reshape(len(chosen), width)
+        slot[table[: len(chosen)][inside]] = flat[inside]
+        tables.append(GroupTable(table, size, named))
+        start += total * width
+    return RowGroups(
+        tuple(tables), slot, number.astype(np.int32), None, "ids", 0, count
+    )
+
+
+def check_groups(groups: Any, num_rows: int, name: str, padded: bool = True) -> Any:
+    """Returns the groups of ``num_rows`` rows; None for None.
+
+    Raises:
+      TypeError, ValueError: they are not those of so many rows.
+    """
+    if groups is None:
+        return None
+    found = make_groups(groups, padded=padded)
+    if found.number is not None and len(found.number) != num_rows:
+        raise ValueError(
+            f"{name} must be an id for each of the {num_rows} rows, got "
+            f"{len(found.number)}"
+        )
+    return found
+
+
+def pad_groups(groups: RowGroups | None, total: int) -> RowGroups | None:
+    """Adds rows that are in no group."""
+    if groups is None or groups.slot is None or groups.number is None:
+        return groups
+    more = (0, total - len(groups.slot))
+    return replace(
+        groups,
+        slot=np.pad(groups.slot, more, constant_values=-1),
+        number=np.pad(groups.number, more),
+    )
+
+
+def check_group_weights(groups: RowGroups, weights: Any, name: str) -> None:
+    """Raises for weights that differ within a group; rows of weight 0 are left out."""
+    if isinstance(weights, Tracer):
+        return
+    weights = np.asarray(weights)
+    if groups.number is None or groups.kind != "ids":
+        number, count = np.zeros(len(weights), np.int32), 1
+    else:
+        number, count = np.asarray(groups.number)[: len(weights)], groups.num_groups
+    inside = weights > 0
+    least, most = np.full(count, np.inf), np.zeros(count)
+    np.minimum.at(least, number[inside], weights[inside])
+    np.maximum.at(most, number[inside], weights[inside])
+    bad = np.flatnonzero(most > least)
+    if len(bad):
+        row = int(np.flatnonzero(inside & (number == bad[0]))[0])
+        raise ValueError(
+            f"{name} must be the same in all rows of a group, because the loss takes "
+            f"no argument weights, got {least[bad[0]]:g} and {most[bad[0]]:g} in the "
+            f"group of row {row}; write loss(scores, targets, *, where, weights) to "
+            "weigh rows"
+        )
+
+
+def _read_ids(ids):
+    """Returns ids as an array of one dimension without missing ones."""
+    if isinstance(ids, Tracer):
+        raise TypeError(
+            "groups must be concrete, because they determine shapes; make them with "
+            "jb.make_groups(ids) outside jit and pass the result"
+        )
+    array = np.asarray(ids)
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(
+            f"groups must be an id for each row, got an array of shape {array.shape}"
+        )
+    missing = np.zeros(len(array), bool)
+    if array.dtype.kind in "fMm":
+        missing = np.isnan(array) if array.dtype.kind == "f" else np.isnat(array)
+    elif array.dtype.kind == "O":  # NaN differs from itself, and pandas.NA says neither
+        missing = np.array(
+            [each is None or (each == each) is not True for each in array]
+        )
+    if missing.any():
+        row = int(np.argmax(missing))
+        raise ValueError(
+            f"groups must be an id for each row, got {array[row]!r} in row {row}"
+        )
+    return array
+
+
+def _number_groups(ids):
+    """Returns the number of each row's group, in order of appearance, and how many."""
+    if ids.dtype.kind == "O":
+        numbers: dict[Any, int] = {}
+        number = [numbers.setdefault(each, len(numbers)) for each in ids.tolist()]
+        return np.array(number), len(numbers)
+    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[number.reshape(-1)], len(first)
+
+
+def _list_sizes(sizes):
+    """Returns the different sizes, for tables without padding."""
+    found = np.unique(sizes)
+    if len(found) > _MOST_SIZES:
+        raise ValueError(
+            f"groups must have at most {_MOST_SIZES} different sizes where the loss "
+            f"does not take where, got {len(found)}; write loss(scores, targets, *, "
+            "where), where marks the real rows of a padded group"
+        )
+    return found.tolist()
+
+
+def _choose_widths(sizes: np.ndarray) -> Sequence[int]:
+    """Returns the widths, at most 8, of tables with few places in all.
+
+    From few candidates, so that other groups of similar sizes share programs.
+    """
+    ordered = np.sort(sizes)
+    candidates = [*_SMALL_WIDTHS]
+    while candidates[-1] < ordered[-1]:
+        candidates.append(padded_size(candidates[-1] + 1))
+    counts = np.searchsorted(ordered, candidates, side="right").tolist()
+    last = int(np.searchsorted(candidates, ordered[-1]))
+    # best[j]: cost and widths for the groups of at most candidates[j] rows.
+    pairs = list(zip(candidates, counts, strict=True))[: last + 1]
+    best = [
+        (width * count + _TABLE_COST, (width,)) if count else (0, ())
+        for width, count in pairs
+    ]
+    for _ in range(_MOST_WIDTHS - 1):
+        best = [
+            min([best[j], *_add_width(best[:j], pairs[: j + 1])])
+            for j in range(len(pairs))
+        ]
+    return best[last][1]
+
+
+def _add_width(best, pairs):
+    """Returns cost and widths after one more width, the last one, for each start."""
+    width, count = pairs[-1]
+    return [
+        (cost + width * (count - below) + _TABLE_COST, (*widths, width))
+        for (cost, widths), (_, below) in zip(best, pairs, strict=False)
+        if below < count
+    ]
