@@ -14,11 +14,35 @@ from .adapting import (
 from .adapting import (
     weighted_quantile as weighted_quantile,
 )
-from .rows import (
-    INVERSE_LINKS as INVERSE_LINKS,
+from .bags import (
+    bag as bag,
+)
+from .lambdas import (
+    lambda_rank as lambda_rank,
+)
+from .names import (
+    GROUP_LOSSES as GROUP_LOSSES,
+)
+from .names import (
+    LOSSES as LOSSES,
+)
+from .ranking import (
+    approx_ndcg as approx_ndcg,
+)
+from .ranking import (
+    list_mle as list_mle,
+)
+from .ranking import (
+    listwise_softmax as listwise_softmax,
+)
+from .ranking import (
+    pairwise_logistic as pairwise_logistic,
+)
+from .ranking import (
+    xendcg as xendcg,
 )
 from .rows import (
-    LOSSES as LOSSES,
+    INVERSE_LINKS as INVERSE_LINKS,
 )
 from .rows import (
     absolute_error as absolute_error,
@@ -79,4 +103,10 @@ from .rows import (
 )
 from .rows import (
     welsch as welsch,
+)
+from .survival import (
+    concordance as concordance,
+)
+from .survival import (
+    cox as cox,
 )

@@ -194,17 +194,6 @@ INVERSE_LINKS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyTyp
     }
 )
 
-LOSSES: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        loss.__name__: loss
-        for loss in (
-            squared_error, absolute_error, huber, pseudo_huber, log_cosh, quantile,
-            expectile, poisson, gamma, tweedie, logistic, softmax, exponential, focal,
-            hinge, hinge_squared, cauchy, welsch,
-        )
-    }
-)  # fmt: skip
-
 
 def inverse_link(loss: Any) -> Callable[..., Any] | None:
     """Returns the function that maps a score to a mean or to class probabilities.
