@@ -39,7 +39,7 @@ def bag(scores, targets, *, where=None):
       and 3 (noisy or).
     """
     real = weigh_rows(scores, where, None) > 0
-    positive = jnp.any((jnp.asarray(targets) > 0) & real)
+    positive = jnp.any((jnp.asarray(targets, jnp.float32) > 0) & real)
     negative_loss = jnp.sum(clear(softplus(clear(scores, real)), real))
     # P = 1 - e^-x. Each form is accurate where the other is not (Maechler 2012).
     small = negative_loss < math.log(2)

@@ -16,7 +16,7 @@ def weigh_rows(scores, where, weights):
     size = scores.shape[0]
     weights = jnp.ones(size, scores.dtype) if weights is None else weights
     weights = jnp.asarray(weights, scores.dtype)
-    return weights if where is None else jnp.where(where, weights, 0)
+    return weights if where is None else jnp.where(jnp.asarray(where), weights, 0)
 
 
 def clear(values, real):

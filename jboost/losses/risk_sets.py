@@ -53,7 +53,7 @@ def find_risk_sets(targets, weights, ties: Ties) -> RiskSets:
         raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
     real = weights > 0
     time = jnp.where(real, jnp.asarray(targets["time"], weights.dtype), jnp.inf)
-    event = (jnp.asarray(targets["event"]) > 0) & real
+    event = (jnp.asarray(targets["event"], jnp.float32) > 0) & real
     order = jnp.lexsort((~event, time)).astype(jnp.int32)
     valid = ~jnp.any(jnp.isnan(time))
     entry = None

@@ -106,7 +106,10 @@ def concordance(scores, targets, *, where=None, weights=None):
     """
     weights = weigh_rows(scores, where, weights)
     scores = clear(scores, weights > 0)
-    time, event = jnp.asarray(targets["time"]), jnp.asarray(targets["event"]) > 0
+    time, event = (
+        jnp.asarray(targets["time"]),
+        jnp.asarray(targets["event"], jnp.float32) > 0,
+    )
     last = ~event[None, :] & (time[:, None] == time[None, :])
     pairs = event[:, None] & ((time[:, None] < time[None, :]) | last)
     pairs = jnp.where(pairs, weights[:, None] * weights[None, :], 0)

@@ -16,6 +16,11 @@ predictions, which every loss provides. ``log_loss`` and ``brier`` need probabil
 ``accuracy`` and ``error`` need labels: from a bound link or a classification loss
 (``logistic``, ``focal``, ``exponential``, ``softmax``; for labels also ``hinge`` and
 ``hinge_squared``). Targets of two classes are 0 and 1, or -1 and 1.
+
+Metrics of groups, ``metric(scores, targets, *, where, weights)``, see the rows of one
+group: ``ndcg``, ``mean_average_precision`` and ``mrr`` the documents of a query,
+``concordance_index`` survival times. They are NaN for groups in which nothing can be
+compared; the mean over groups leaves these out.
 """
 
 import lazy_loader

@@ -14,6 +14,12 @@ from .classification import (
 from .classification import (
     second_class as second_class,
 )
+from .concordance import (
+    concordance_index as concordance_index,
+)
+from .names import (
+    GROUP_METRICS as GROUP_METRICS,
+)
 from .names import (
     LABELS as LABELS,
 )
@@ -28,6 +34,15 @@ from .names import (
 )
 from .names import (
     RANKS as RANKS,
+)
+from .ranking import (
+    mean_average_precision as mean_average_precision,
+)
+from .ranking import (
+    mrr as mrr,
+)
+from .ranking import (
+    ndcg as ndcg,
 )
 from .ranks import (
     auc as auc,

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the metrics by name, and what they need."""
+"""Lists the metrics by name, those of all rows and those of groups, and their needs."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from jboost.metrics.classification import accuracy, brier, error, log_loss
+from jboost.metrics.concordance import concordance_index
+from jboost.metrics.ranking import mean_average_precision, mrr, ndcg
 from jboost.metrics.ranks import auc, average_precision
 from jboost.metrics.regression import (
     gamma_deviance,
@@ -26,7 +28,14 @@ METRICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         )
     }
 )  # fmt: skip
-MAXIMIZED = (auc, average_precision, accuracy, r2)  # larger is better
+GROUP_METRICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        metric.__name__: metric
+        for metric in (ndcg, mean_average_precision, mrr, concordance_index)
+    }
+)
+# Larger is better.
+MAXIMIZED = (auc, average_precision, accuracy, r2, *GROUP_METRICS.values())
 RANKS = (auc, average_precision)
 PROBABILITIES = (log_loss, brier)
 LABELS = (accuracy, error)
