@@ -38,6 +38,9 @@ CASES = {
     "approx_ndcg": (L.approx_ndcg, RELEVANCE, True),
     "bag": (L.bag, (RELEVANCE > 2).astype(jnp.float32), False),
     "bag_negative": (L.bag, jnp.zeros(SIZE), False),
+    "random_intercept": (
+        partial(L.random_intercept, variances=(0.5, 2.0)), RELEVANCE, False,
+    ),
 }  # fmt: skip
 parametrize = pytest.mark.parametrize("name", CASES)
 
@@ -76,7 +79,7 @@ def measure(name, scores=SCORES, targets=None, where=True):
 
 def test_every_loss_has_a_case():
     functions = {getattr(case[0], "func", case[0]) for case in CASES.values()}
-    assert functions == {*L.GROUP_LOSSES.values()}
+    assert functions == {*L.GROUP_LOSSES.values(), L.random_intercept}
 
 
 @parametrize
@@ -100,7 +103,7 @@ def test_groups_without_rows_are_zero(name):
     [
         name
         for name in CASES  # the others draw equal documents together
-        if name not in ("bag", "bag_negative", "list_mle", "xendcg")
+        if name not in ("bag", "bag_negative", "list_mle", "xendcg", "random_intercept")
     ],
 )
 def test_groups_without_events_or_relevance_are_zero(name):

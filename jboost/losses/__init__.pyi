@@ -20,6 +20,21 @@ from .bags import (
 from .lambdas import (
     lambda_rank as lambda_rank,
 )
+from .mixed_effects import (
+    Variances as Variances,
+)
+from .mixed_effects import (
+    estimate_variances as estimate_variances,
+)
+from .mixed_effects import (
+    make_random_intercept as make_random_intercept,
+)
+from .mixed_effects import (
+    predict_intercepts as predict_intercepts,
+)
+from .mixed_effects import (
+    random_intercept as random_intercept,
+)
 from .names import (
     GROUP_LOSSES as GROUP_LOSSES,
 )

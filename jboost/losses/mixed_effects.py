@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed effects: a mean that trees fit, and a random intercept for each group.
+
+In: scores and targets of one group, or of all rows and the number of each row's group.
+Out: the loss, the variances that maximize the likelihood, and the intercepts.
+
+y = score + b_group + error, b ~ N(0, t^2), error ~ N(0, s^2). In a group of n rows the
+residuals r = y - score are N(0, s^2 I + t^2 1 1'). The inverse (Woodbury) and the
+determinant of this matrix need only n, the mean m of r, and the sum of (r - m)^2.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped
+
+from jboost.losses.adapting import Adaptive, adaptive
+from jboost.losses.groups import clear, weigh_rows
+
+STEPS = 24  # halve log(1e12) to 2e-6
+
+
+class Variances(NamedTuple):
+    """Holds the variances of a model with random intercepts."""
+
+    residual: Float[Array, ""]  # s^2
+    intercept: Float[Array, ""]  # t^2
+
+
+def random_intercept(scores, targets, variances, *, where=None, weights=None):
+    """Returns the negative log-likelihood of a group with a random intercept.
+
+    (sum_i (r_i - m)^2 / s^2 + n m^2 / (s^2 + n t^2) + n log s^2 + log(1 + n t^2 / s^2))
+    / 2, up to n log(2 pi) / 2, with r = target - score and m its mean. Its gradient
+    pulls the scores to the targets less the expected intercept of the group.
+
+    Args:
+      scores: [G].
+      targets: [G].
+      variances: s^2 and t^2, a :class:`Variances` or another pair.
+      where: bool [G], the real rows; all by default.
+      weights: [G]; a row of weight 2 counts as two rows.
+
+    Returns:
+      A scalar; 0 without real rows.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> variances = jb.losses.Variances(jnp.float32(1), jnp.float32(3))
+      >>> loss = jb.losses.random_intercept(jnp.zeros(1), jnp.ones(1), variances)
+      >>> float(loss - jnp.log(4.0) / 2)
+      0.125
+
+    References:
+      Laird and Ware 1982, "Random-effects models for longitudinal data"; Sigrist 2022,
+      "Gaussian process boosting", for trees.
+    """
+    residual, intercept = variances
+    weights = weigh_rows(scores, where, weights)
+    difference = jnp.asarray(targets, scores.dtype) - scores
+    difference = clear(difference, weights > 0)
+    size = jnp.sum(weights)
+    mean = jnp.sum(weights * difference) / jnp.where(size > 0, size, 1)
+    inside = jnp.sum(weights * jnp.square(difference - mean)) / residual
+    between = size * jnp.square(mean) / (residual + size * intercept)
+    spread = size * jnp.log(residual) + jnp.log1p(size * intercept / residual)
+    return (inside + between + spread) / 2
+
+
+def estimate_variances(scores, targets, weights, groups) -> Variances:
+    """Returns the variances that maximize the likelihood of the residuals.
+
+    With q = t^2 / s^2, the best s^2 is (sum (r - m_g)^2 + sum_g n_g m_g^2 / (1 + q
+    n_g)) / N. The derivative of the profile likelihood in q is bisected on a
+    logarithmic scale, 1e-6 <= q <= 1e6; t^2 is 0 if the likelihood falls from there.
+
+    Args:
+      scores: [N].
+      targets: [N].
+      weights: [N]; rows of weight 0 are ignored.
+      groups: int [N], the number of each row's group, from 0 to N - 1.
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> targets = jnp.array([2.0, 2.2, -2.0, -2.2])
+      >>> groups = jnp.array([0, 0, 1, 1])
+      >>> found = jb.losses.estimate_variances(
+      ...     jnp.zeros(4), targets, jnp.ones(4), groups)
+      >>> [float(each).__round__(3) for each in found]
+      [0.02, 4.4]
+    """
+    size, mean, inside = _summarize(scores, targets, weights, groups)
+    rows = jnp.sum(size)
+
+    def find_residual(ratio):
+        between = jnp.sum(size * jnp.square(mean) / (1 + ratio * size))
+        found = (inside + between) / jnp.where(rows > 0, rows, 1)
+        return jnp.maximum(found, jnp.finfo(jnp.float32).tiny)
+
+    def rises(log_ratio):
+        """Whether a larger ratio is more likely."""
+        share = size / (1 + jnp.exp(log_ratio) * size)
+        gain = jnp.sum(jnp.square(share * mean)) / find_residual(jnp.exp(log_ratio))
+        return gain > jnp.sum(share)
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) / 2
+        up = rises(middle)
+        return jnp.where(up, middle, low), jnp.where(up, high, middle)
+
+    edge = jnp.log(jnp.float32(1e6))
+    found = lax.fori_loop(0, STEPS, halve, (-edge, edge))[0]
+    ratio = jnp.where(rises(-edge), jnp.exp(found), 0)
+    residual = find_residual(ratio)
+    return Variances(residual, ratio * residual)
+
+
+def make_random_intercept() -> Adaptive:
+    """Returns :func:`random_intercept` with variances estimated in each round.
+
+    Train it with ``groups``: the subjects, stores or regions that have an intercept of
+    their own. Predictions are those of a new group, whose intercept is 0; for known
+    groups add :func:`predict_intercepts`. The variances of the model are in
+    ``history.parameters``.
+
+    Example:
+      >>> import jboost as jb
+      >>> loss = jb.losses.make_random_intercept()
+      >>> loss.report
+      'current'
+    """
+    return adaptive(random_intercept, estimate_variances)
+
+
+def predict_intercepts(
+    scores: Shaped[ArrayLike, " N"],
+    targets: Shaped[ArrayLike, " N"],
+    variances: tuple[Float[ArrayLike, ""], Float[ArrayLike, ""]],
+    groups: Int[ArrayLike, " N"],
+    *,
+    weights: Shaped[ArrayLike, " N"] | None = None,
+) -> Float[Array, " N"]:
+    """Returns the expected intercept of each row's group, given its targets.
+
+    t^2 n m / (s^2 + n t^2), with the mean m of the group's residuals: the best linear
+    unbiased prediction.
+
+    Args:
+      scores: [N].
+      targets: [N].
+      variances: s^2 and t^2.
+      groups: int [N], the number of each row's group, from 0 to N - 1.
+      weights: [N].
+
+    Example:
+      >>> import jboost as jb
+      >>> found = jb.losses.predict_intercepts(
+      ...     [0.0, 0.0, 1.0], [2.0, 4.0, 1.0], (1.0, 1.0), [0, 0, 1])
+      >>> [float(each) for each in found]
+      [2.0, 2.0, 0.0]
+
+    References:
+      Robinson 1991, "That BLUP is a good thing: the estimation of random effects".
+    """
+    residual, intercept = (jnp.asarray(each, jnp.float32) for each in variances)
+    scores = jnp.asarray(scores, jnp.float32)
+    groups = jnp.asarray(groups)
+    weights = weigh_rows(scores, None, weights)
+    size, mean, _ = _summarize(scores, targets, weights, groups)
+    return (intercept * size * mean / (residual + size * intercept))[groups]
+
+
+def _summarize(scores, targets, weights, groups):
+    """Returns the weight and mean residual of each group, and the squares within."""
+    difference = jnp.asarray(targets, scores.dtype) - scores
+    difference = clear(difference, weights > 0)
+
+    def total(values):
+        return jax.ops.segment_sum(values, groups, num_segments=len(scores))
+
+    size = total(weights)
+    mean = total(weights * difference) / jnp.where(size > 0, size, 1)
+    inside = jnp.sum(weights * jnp.square(difference - mean[groups]))
+    return size, mean, inside
