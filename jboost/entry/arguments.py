@@ -127,6 +127,10 @@ _METRICS = {
     "r2": "r2_score",
     "poisson_deviance": "poisson poisson-nloglik mean_poisson_deviance",
     "gamma_deviance": "gamma gamma-deviance mean_gamma_deviance",
+    "ndcg": "ndcg_score rank_ndcg",
+    "mean_average_precision": "map map@10 mean_ap",
+    "mrr": "mean_reciprocal_rank",
+    "concordance_index": "c_index cindex c-index harrell_c",
 }
 # Common names of the two arguments of a loss; jboost's order is (score, target).
 _TRUE = ("y_true", "true", "target", "targets", "label", "labels", "actual")

@@ -35,6 +35,9 @@ from .names import (
 from .names import (
     RANKS as RANKS,
 )
+from .names import (
+    find_metric as find_metric,
+)
 from .ranking import (
     mean_average_precision as mean_average_precision,
 )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the metrics by name, those of all rows and those of groups, and their needs."""
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +36,23 @@ GROUP_METRICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         for metric in (ndcg, mean_average_precision, mrr, concordance_index)
     }
 )
+
+
+def find_metric(name: str) -> Callable[..., Any] | None:
+    """Returns a metric by its name; None if there is none.
+
+    Of metrics of groups that look at the first ranks, "ndcg@10" is ``ndcg`` at 10.
+    """
+    base, cut, at = name.partition("@")
+    if not cut:
+        return METRICS.get(name) or GROUP_METRICS.get(name)
+    function = GROUP_METRICS.get(base)
+    known = function is not None and "at" in inspect.signature(function).parameters
+    if function is None or not known or not at.isdecimal() or int(at) < 1:
+        return None
+    return partial(function, at=int(at))
+
+
 # Larger is better.
 MAXIMIZED = (auc, average_precision, accuracy, r2, *GROUP_METRICS.values())
 RANKS = (auc, average_precision)

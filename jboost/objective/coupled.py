@@ -96,7 +96,7 @@ def group_gradient(
 
 def draw_groups(
     groups: RowGroups, weights: Float[Array, " N"], words: UInt32[Array, "2"]
-) -> tuple[tuple[GroupTable, ...], Int32[Array, " N"] | None]:
+) -> tuple[tuple[GroupTable, ...], Int32[Array, " S"] | None]:
     """Returns the tables, and the slot of each row in them.
 
     Random groups are drawn here: rows that count, in the order of their hashes.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jboost.entry.arguments import bound_keywords, takes_mask
+from jboost.entry.warning import warn_user
 from jboost.losses import Adaptive
 from jboost.objective.jaxprs import Program, find_dependencies, trace_program
 from jboost.objective.tracing import estimate_shapes, explain_obstacle, name_of
@@ -283,13 +284,15 @@ def check_mask(
     function = loss.loss if adaptive else loss
     size = len(jax.tree.leaves(targets)[0])
     shape = (size + _MASKED,) if num_scores == 1 else (size + _MASKED, num_scores)
-    scores = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    rng = np.random.default_rng(0)
+    draws = [rng.normal(size=shape).astype(np.float32) for _ in range(2)]
     # The rows added are the last ones of the group, at scores that would matter.
     index = np.append(np.arange(size), np.arange(_MASKED) % size)
-    scores[size:] = 3
+    for scores, masked in zip(draws, (3, -2), strict=True):
+        scores[size:] = masked
     call = _make_call(function, inputs, adaptive)
 
-    def evaluate(number):
+    def evaluate(scores, number):
         group = jax.tree.map(lambda t: np.asarray(t)[index[:number]], targets)
         where = np.arange(number) < size
         weights = where.astype(np.float32) if inputs.weights and weighted else None
@@ -298,10 +301,20 @@ def check_mask(
             jax.jit(call)(scores[:number], group, where, weights, key, parameters)
         )
 
-    plain, padded = evaluate(size), evaluate(size + _MASKED)
+    plain, other = (evaluate(scores, size) for scores in draws)
     if not np.isfinite(plain) or inputs.key:  # draws depend on the number of rows
         return
+    padded = evaluate(draws[0], size + _MASKED)
     if not abs(padded - plain) <= _TOLERANCE * max(1.0, abs(plain)):
+        both = plain * evaluate(draws[1], size + _MASKED), other * padded
+        if plain != 0 and np.isclose(*both, rtol=_TOLERANCE):
+            warn_user(
+                f"loss {name_of(function)} is multiplied by {padded / plain:g} where "
+                f"{_MASKED} masked rows are added to a group of {size}, so that groups "
+                "weigh more if they are padded more; use where.sum() instead of "
+                "len(scores)"
+            )
+            return
         raise ValueError(
             f"loss {name_of(function)} must not depend on rows outside where, got "
             f"{plain:g} for a group of {size} rows and {padded:g} with {_MASKED} "

@@ -19,6 +19,7 @@ except ImportError as error:
     ) from error
 
 from jboost.sklearn.classifier import JBoostClassifier
+from jboost.sklearn.ranker import JBoostRanker
 from jboost.sklearn.regressor import JBoostRegressor
 
-__all__ = ["JBoostClassifier", "JBoostRegressor"]
+__all__ = ["JBoostClassifier", "JBoostRanker", "JBoostRegressor"]

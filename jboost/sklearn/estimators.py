@@ -11,7 +11,7 @@ from typing import Annotated, Any, Unpack
 import numpy as np
 from jaxtyping import Array
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import GroupShuffleSplit, train_test_split
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -159,17 +159,19 @@ class Boosting(BaseEstimator):
         total = values.sum()
         return values / total if total > 0 else values
 
-    def _train(self, rows: Any, eval_set, loss, num_scores, labels):
+    def _train(self, rows: Any, eval_set, loss, num_scores, labels, groups=None):
         """Calls ``fit``; a random validation set is stratified by ``labels``.
 
         Args:
           rows: X, targets, weights and offset.
+          groups: of the rows, for a loss of groups, none of which is divided.
         """
         check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
         seed = self._draw_seed()
         validation = self._check_sets(eval_set)
         if validation is None and self.early_stopping_rounds is not None:
-            rows, validation = self._split_rows(rows, labels, seed)
+            rows, validation = self._split_rows((*rows, groups), labels, seed)
+            *rows, groups = rows
         X, targets, weights, offset = rows
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
@@ -178,7 +180,7 @@ class Boosting(BaseEstimator):
             link = self._link
         metrics = bind_metrics(metrics, self._loss, num_scores, link)
         self.model_, self.history_ = fit(
-            X, targets, loss, sample_weight=weights, offset=offset,
+            X, targets, loss, sample_weight=weights, offset=offset, groups=groups,
             validation=validation, num_scores=num_scores, seed=seed, metrics=metrics,
             **passed,
         )  # fmt: skip
@@ -190,15 +192,26 @@ class Boosting(BaseEstimator):
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _split_rows(self, rows, labels, seed):
-        """Splits rows at random into training and validation rows."""
+        """Splits rows at random into training and validation rows.
+
+        Args:
+          rows: X, targets, weights, offset and groups.
+        """
         check_number(
             "validation_fraction", self.validation_fraction, above=0.0, most=1 - 1e-9
         )
-        places = np.arange(len(rows[1]))
-        parts = train_test_split(
-            places, test_size=self.validation_fraction, random_state=seed,
-            stratify=labels,
-        )  # fmt: skip
+        places, *_, groups = np.arange(len(rows[1])), *rows
+        if groups is None:
+            parts = train_test_split(
+                places, test_size=self.validation_fraction, random_state=seed,
+                stratify=labels,
+            )  # fmt: skip
+        else:
+            splitter = GroupShuffleSplit(
+                1, test_size=self.validation_fraction, random_state=seed
+            )
+            ((kept, held),) = splitter.split(places, groups=groups)
+            parts = [kept, held]
         kept, held = (
             tuple(None if a is None else _safe_indexing(a, part) for a in rows)
             for part in parts
@@ -218,7 +231,7 @@ class Boosting(BaseEstimator):
         return {name: self._check_set(part) for name, part in sets.items()}
 
     def _check_set(self, part):
-        if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
+        if not isinstance(part, tuple) or not 2 <= len(part) <= 5:
             raise ValueError(
                 f"eval_set must be {_CONTAINERS}, a list of such or a dict of such by "
                 f"name, got {part!r}"
@@ -278,6 +291,18 @@ def is_one_of(loss: Any, known: Iterable[Any]) -> bool:
     """Returns whether a loss is one of the functions, parameters bound or not."""
     bare = losses.bare_loss(loss)
     return any(bare is each for each in known)
+
+
+def find_group_loss(loss: Any) -> Any:
+    """Returns a loss of groups from its name or itself."""
+    if not isinstance(loss, str):
+        return loss
+    if loss not in losses.GROUP_LOSSES:
+        raise ValueError(
+            f"loss must be 'auto', one of {tuple(losses.GROUP_LOSSES)}, or a function "
+            f"of the rows of a group, got {loss!r}"
+        )
+    return losses.GROUP_LOSSES[loss]
 
 
 def find_loss(loss: Any) -> Any:

@@ -32,6 +32,7 @@ SIGNATURE = (
     "f(scores, targets, weights) -> number, or f(y_true, y_pred, sample_weight=...) "
     "as in scikit-learn, with arguments of these names"
 )
+_NAMES = (*metrics.METRICS, *metrics.GROUP_METRICS)
 # Losses whose scores determine probabilities, and those that determine the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
 _MARGINS = (losses.hinge, losses.hinge_squared)
@@ -75,7 +76,7 @@ def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
         given = [given]
     if not isinstance(given, Mapping | list | tuple):
         raise TypeError(
-            f"metrics must be names out of {(*metrics.METRICS,)}, functions, or a dict "
+            f"metrics must be names out of {_NAMES}, functions, or a dict "
             f"{{name: {SIGNATURE}}}, got {type(given).__name__}"
         )
     pairs = given.items() if isinstance(given, Mapping) else map(_name, given)
@@ -91,7 +92,7 @@ def check_metrics(given: Any) -> dict[str, Callable[..., Any]]:
             raise TypeError(
                 f"metrics[{name!r}] must be callable as {SIGNATURE}, got {function!r}"
             )
-        if not takes_mask(function):
+        if not _is_grouped(function):
             _check_signature(f"metrics[{name!r}]", function)
         found[name] = function
     return found
@@ -111,12 +112,12 @@ def _name(metric):
 
 
 def _find(name):
-    if name not in metrics.METRICS:
+    found = metrics.find_metric(name)
+    if found is None:
         raise ValueError(
-            f"metrics must be out of {(*metrics.METRICS,)}, got "
-            f"{name!r}{hint_metric(name)}"
+            f"metrics must be out of {_NAMES}, got {name!r}{hint_metric(name)}"
         )
-    return metrics.METRICS[name]
+    return found
 
 
 def _check_signature(place, function):
@@ -144,6 +145,11 @@ def _check_signature(place, function):
             f"named {tuple(parameters[:2])}; name the first 'y_true' to be called as "
             "scikit-learn calls metrics, or exchange them"
         )
+
+
+def _is_grouped(function) -> bool:
+    """Whether a metric is one of groups."""
+    return isinstance(function, GroupMetric) or takes_mask(function)
 
 
 def _is_foreign(function) -> bool:
@@ -180,6 +186,8 @@ def bind_metrics(
 
 
 def _bind(name, function, loss, num_scores, given):
+    if isinstance(function, GroupMetric):  # bound by an estimator
+        return function
     if takes_mask(function):
         return GroupMetric(function)
     implied = losses.inverse_link(loss) if isinstance(given, str) else given
@@ -331,12 +339,13 @@ def read_by(
             raise ValueError("by must not maximize the loss, got ('loss', 'max')")
         return Criterion(), found
     if name not in found:
-        if name not in metrics.METRICS:
+        function = metrics.find_metric(name)
+        if function is None:
             raise ValueError(
                 f"by must be 'loss', one of metrics, {(*found,)}, or one of "
-                f"{(*metrics.METRICS,)}, got {name!r}{hint_metric(name)}"
+                f"{_NAMES}, got {name!r}{hint_metric(name)}"
             )
-        found = {**found, name: metrics.METRICS[name]}
+        found = {**found, name: function}
     if direction is None:
         direction = _find_direction(name, found[name])
     return Criterion(name, direction), found
@@ -344,12 +353,14 @@ def read_by(
 
 def _find_direction(name, function):
     """Returns the direction of built-in metrics, else "min"; refuses to guess."""
-    bare = losses.bare_loss(function)
-    if _is_built_in(bare):
+    inner = function.function if isinstance(function, GroupMetric) else function
+    bare = losses.bare_loss(inner)
+    if _is_built_in(bare) or _is_one(bare, metrics.GROUP_METRICS.values()):
         return "max" if bare in metrics.MAXIMIZED else "min"
     maximized = {metric.__name__ for metric in metrics.MAXIMIZED}
     own = str(getattr(bare, "__name__", ""))
-    if {name, own} & maximized or own.endswith("_score") or name.endswith("_score"):
+    known = {name, name.partition("@")[0], own} & maximized
+    if known or own.endswith("_score") or name.endswith("_score"):
         raise ValueError(
             f"by must say which values of metric {name!r} are better, ({name!r}, 'max')"
             f" or ({name!r}, 'min'), got {name!r}"

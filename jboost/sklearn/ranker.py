@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranker: orders the rows of each query.
+
+In: X, relevance y, and the query of each row. Out: scores, of which the greatest comes
+first.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.utils import column_or_1d
+
+from jboost.boosting.grouping import ValidationRows
+from jboost.entry.arguments import explain_arguments
+from jboost.metrics import ndcg
+from jboost.sklearn.estimators import Boosting, find_group_loss
+from jboost.tables.groups import make_groups
+from jboost.training.metric_calls import GroupMetric
+
+_DEFAULT_LOSS = "listwise_softmax"
+
+
+class JBoostRanker(Boosting):
+    """Gradient boosting of any loss of a group of rows, as a ranker.
+
+    The hyperparameters are those of :func:`jboost.fit`, which explains them at
+    length, and a few of scikit-learn's.
+
+    Args:
+      loss: "auto" (:func:`jboost.losses.listwise_softmax`), the name of a loss of
+        groups in :mod:`jboost.losses` ("lambda_rank", "pairwise_logistic", ...), or
+        ``loss(scores, targets, *, where)`` of the rows of one query.
+      {settings}
+
+    Attributes:
+      model_: the :class:`jboost.Ensemble`; ``get_booster()`` returns it as well.
+      history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
+      n_iter_, best_iteration_: rounds of the model; the best round, from 0.
+      feature_importances_: shares of the improvement in squared error.
+      n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    Example:
+      >>> import numpy as np
+      >>> from jboost.sklearn import JBoostRanker
+      >>> X = np.arange(40.0)[:, None] % 10
+      >>> y, qid = X[:, 0] // 4, np.arange(40) // 10
+      >>> ranker = JBoostRanker(num_rounds=20).fit(X, y, qid=qid)
+      >>> round(ranker.score(X, y, qid=qid), 3)
+      1.0
+    """
+
+    @explain_arguments
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        qid: Any = None,
+        group: Any = None,
+        offset: Any = None,
+        eval_set: Any = None,
+        eval_qid: Any = None,
+        eval_group: Any = None,
+    ) -> "JBoostRanker":
+        """Trains on rows X, whose relevance is y.
+
+        Args:
+          X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
+          y: [N], the greater the better.
+          sample_weight: of the rows [N], or of the queries in the order of their first
+            rows, as in XGBoost.
+          qid: the query of each row [N], in any order.
+          group: instead of ``qid``: the numbers of rows of consecutive queries, as in
+            LightGBM.
+          offset: [N], added to the score; to be given to ``predict`` as well.
+          eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset), or
+            a list of such, named "validation_0", ...; or a dict of such by name. Early
+            stopping looks at the first.
+          eval_qid, eval_group: of each set, in the container that ``eval_set`` is.
+
+        Returns:
+          The estimator.
+
+        Raises:
+          TypeError, ValueError: for bad arguments, before training.
+        """
+        X = self._read_table(X, reset=True)
+        targets = self._read_targets(y)
+        ids = read_queries(qid, group, len(targets), "")
+        weights = _expand_weights(sample_weight, ids)
+        auto = isinstance(self.loss, str) and self.loss == "auto"
+        self._loss = find_group_loss(_DEFAULT_LOSS if auto else self.loss)
+        sets = _join_queries(eval_set, eval_qid, eval_group)
+        rows = (X, targets, weights, offset)
+        return self._train(rows, sets, self._loss, 1, None, ids)
+
+    def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """Returns the scores of the rows, float32 [N]; they need no query.
+
+        Args:
+          X: as for ``fit``, with the same columns.
+          offset: as for ``fit``.
+        """
+        return self._score_rows(X, offset)
+
+    def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
+        """The scores after each round, one by one."""
+        yield from self._score_stages(X, offset)
+
+    def score(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        qid: Any = None,
+        group: Any = None,
+        offset: Any = None,
+    ) -> float:
+        """Returns the mean NDCG of the queries, those without relevant rows left out.
+
+        Args:
+          X, y, sample_weight, qid, group, offset: as for ``fit``.
+        """
+        targets = self._read_targets(y)
+        ids = read_queries(qid, group, len(targets), "")
+        weights = _expand_weights(sample_weight, ids)
+        weights = np.ones(len(targets)) if weights is None else np.asarray(weights)
+        scores = self.predict(X, offset=offset)
+        rows = (scores, targets.astype(np.float32), weights.astype(np.float32))
+        return GroupMetric(ndcg)(*rows, make_groups(ids))
+
+    def _read_targets(self, y):
+        if y is None:
+            raise ValueError("fit requires y to be passed, but the target y is None")
+        return column_or_1d(y, warn=True)
+
+
+def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray:
+    """Returns the query of each row.
+
+    Args:
+      qid: [N]; or None, and ``group`` the sizes of consecutive queries.
+      prefix: of the names of both in errors.
+
+    Raises:
+      ValueError: there are both or none, or sizes do not sum to the number of rows.
+    """
+    if (qid is None) == (group is None):
+        got = "none" if qid is None else "both"
+        raise ValueError(
+            f"{prefix}qid (the query of each row) or {prefix}group (the sizes of "
+            f"consecutive queries) must be given, got {got}"
+        )
+    if qid is not None:
+        return np.asarray(qid)
+    sizes = np.asarray(group)
+    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
+        raise ValueError(
+            f"{prefix}group must be the sizes of consecutive queries, integers >= 1, "
+            f"got {sizes!r}"
+        )
+    if sizes.sum() != num_rows:
+        raise ValueError(
+            f"{prefix}group must sum to the {num_rows} rows, got {sizes.sum()}"
+        )
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _expand_weights(weights, ids):
+    """Returns weights of rows, where they may be those of queries."""
+    if weights is None or len(weights) == len(ids):
+        return weights
+    names, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    if len(weights) != len(names):
+        raise ValueError(
+            f"sample_weight must have one entry for each of the {len(ids)} rows or of "
+            f"the {len(names)} queries, got {len(weights)}"
+        )
+    rank = np.argsort(np.argsort(first))
+    return np.asarray(weights)[rank[number.reshape(-1)]]
+
+
+def _join_queries(eval_set, qid, group):
+    """Returns validation sets with the queries of their rows as the fifth part."""
+    if eval_set is None:
+        return None
+    if isinstance(eval_set, dict):
+        return {
+            name: _join(part, _pick(qid, name), _pick(group, name))
+            for name, part in eval_set.items()
+        }
+    if isinstance(eval_set, list):
+        return [
+            _join(part, _pick(qid, at), _pick(group, at))
+            for at, part in enumerate(eval_set)
+        ]
+    return _join(eval_set, qid, group)
+
+
+def _pick(container, key):
+    return None if container is None else container[key]
+
+
+def _join(part, qid, group):
+    """Returns the parts of one set; a malformed one is refused by ``fit``."""
+    if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
+        return part
+    ids = read_queries(qid, group, len(part[1]), "eval_")
+    X, y, weights, offset = (*part, None, None)[:4]
+    return ValidationRows(X, y, _expand_weights(weights, ids), offset, ids)

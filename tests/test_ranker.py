@@ -1,0 +1,89 @@
+"""JBoostRanker, against fit(groups=) and with scikit-learn's tools."""
+
+import numpy as np
+import pytest
+import sklearn
+from sklearn.metrics import ndcg_score
+from sklearn.model_selection import GroupKFold, cross_validate
+
+import jboost as jb
+from jboost.sklearn import JBoostRanker
+
+RNG = np.random.default_rng(0)
+QUERIES = np.repeat(np.arange(40), 8)
+X = RNG.normal(size=(320, 4)).astype(np.float32)
+Y = np.digitize(X[:, 0] + 0.5 * RNG.normal(size=320), [-0.5, 0.5, 1.5])
+SMALL = dict(num_rounds=8, max_depth=2)
+
+
+def test_fit_is_fit_with_groups():
+    order = RNG.permutation(320)
+    model, _ = jb.fit(
+        X[order], Y[order], jb.losses.listwise_softmax, groups=QUERIES[order], **SMALL
+    )
+    ranker = JBoostRanker(**SMALL).fit(X[order], Y[order], qid=QUERIES[order])
+    np.testing.assert_array_equal(ranker.predict(X), jb.predict(model, X))
+    sizes = np.full(40, 8)
+    grouped = JBoostRanker(**SMALL).fit(X, Y, group=sizes)
+    named = JBoostRanker(**SMALL).fit(X, Y, qid=QUERIES)
+    np.testing.assert_array_equal(grouped.predict(X), named.predict(X))
+
+
+def test_score_is_the_mean_ndcg():
+    ranker = JBoostRanker("pairwise_logistic", **SMALL).fit(X, Y, qid=QUERIES)
+    scores = ranker.predict(X).reshape(40, 8)
+    gains = (2.0**Y - 1).reshape(40, 8)
+    relevant = gains.max(axis=1) > 0
+    expected = ndcg_score(gains[relevant], scores[relevant])
+    assert ranker.score(X, Y, qid=QUERIES) == pytest.approx(expected, abs=1e-5)
+
+
+def test_weights_may_be_those_of_queries():
+    by_query = RNG.integers(0, 3, 40).astype(np.float64)
+    shuffled = RNG.permutation(40)[QUERIES]  # another order of names
+    one, other = (
+        JBoostRanker(**SMALL).fit(X, Y, sample_weight=weights, qid=shuffled)
+        for weights in (by_query, np.repeat(by_query, 8))
+    )
+    np.testing.assert_array_equal(one.predict(X), other.predict(X))
+
+
+def test_early_stopping_holds_whole_queries_out():
+    settings = dict(num_rounds=60, max_depth=3, early_stopping_rounds=4)
+    ranker = JBoostRanker(**settings, metrics=["ndcg@3"], by="ndcg@3")
+    ranker.fit(X, Y, qid=QUERIES)
+    values = ranker.evals_result_["validation"]["ndcg@3"]
+    assert len(values) < 60 and ranker.best_iteration_ == np.argmax(values)
+    other = JBoostRanker(**settings, metrics=["ndcg@3"], by="ndcg@3").fit(
+        X, Y, qid=QUERIES, eval_set=[(X, Y), (X, Y)], eval_qid=[QUERIES, QUERIES]
+    )
+    curves = other.evals_result_
+    np.testing.assert_array_equal(
+        curves["validation_0"]["ndcg@3"], curves["train"]["ndcg@3"]
+    )
+
+
+def test_queries_are_routed():
+    with sklearn.config_context(enable_metadata_routing=True):
+        ranker = JBoostRanker(**SMALL).set_fit_request(qid=True)
+        ranker.set_score_request(qid=True)
+        found = cross_validate(
+            ranker, X, Y, cv=GroupKFold(3), params=dict(qid=QUERIES, groups=QUERIES)
+        )
+    assert (found["test_score"] > 0.7).all()
+
+
+@pytest.mark.parametrize(
+    "given, name",
+    [
+        ({}, "qid"),
+        (dict(qid=QUERIES, group=[320]), "both"),
+        (dict(group=[3, 4]), "sum to the 320 rows"),
+        (dict(group=[-1, 321]), "integers >= 1"),
+        (dict(qid=QUERIES, sample_weight=np.ones(7)), "sample_weight"),
+        (dict(qid=QUERIES, eval_set=[(X, Y)]), "eval_qid"),
+    ],
+)
+def test_bad_queries_are_refused(given, name):
+    with pytest.raises(ValueError, match=name):
+        JBoostRanker(**SMALL).fit(X, Y, **given)
