@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import jax
 import jax.export
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
@@ -346,7 +347,9 @@ def boost(
     operands += (seed_from_key(key),)
     if mesh is not None:
         return compiled(run_sharded_rounds, traced, method, mesh)(*operands)
-    return compiled(run_rounds, traced, method, program)(*operands)
+    share = chosen.subsample
+    sampled = groups is not None and (isinstance(share, Tracer) or share < 1)
+    return compiled(run_rounds, traced, method, program, bool(sampled))(*operands)
 
 
 def _init(loss, constants, data, *start):

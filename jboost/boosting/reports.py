@@ -121,7 +121,7 @@ def weigh_losses(
         assert rows.groups is not None
         objective = GroupObjective(
             loss, constants, rows.targets, rows.weights, rows.groups, parameters,
-            round_words(words, 0),
+            round_words(words, 0), rows.prepared,
         )  # fmt: skip
         return group_values(objective, scores)
     every = Objective(loss, constants, rows.targets, parameters, None)

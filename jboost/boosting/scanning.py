@@ -20,7 +20,14 @@ from jboost.boosting.sharding import (
     run_sharded,
     spec_of_data,
 )
-from jboost.boosting.state import Arrays, Problem, StartPoint, Static, start_state
+from jboost.boosting.state import (
+    Arrays,
+    Problem,
+    StartPoint,
+    Static,
+    prepare_groups,
+    start_state,
+)
 from jboost.codes.codes import pack_codes
 from jboost.trees.tree import BoostedTrees
 
@@ -30,18 +37,22 @@ def by_row(scores):
     return scores[0] if scores.shape[0] == 1 else scores.T
 
 
-def run_rounds(loss: Any, method: Any, program: Any, *operands: Any) -> Any:
+def run_rounds(
+    loss: Any, method: Any, program: Any, sampled: bool, *operands: Any
+) -> Any:
     """Runs all rounds.
 
     Args:
       loss, method: of :class:`jboost.boosting.state.Static`.
       program: of derivatives that are handed in; None: those of the loss.
+      sampled: whether rounds may leave rows out, where the loss is of groups.
       operands: constants, numbers, learning rates, data, offset, initial score, seed.
 
     Returns:
       The trees, and the scores of the rows.
     """
     constants, numbers, rates, data, offset, init_score, seed = operands
+    data = prepare_groups(loss, constants, data, sampled)
     start = StartPoint(offset, init_score, seed)
     state, _ = start_state(loss, constants, data, start)
     problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
@@ -64,7 +75,7 @@ def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any
     def run(constants, numbers, rates, data, offset, init_score, seed):
         data = data._replace(codes=pack_codes(data.codes, method.num_bins))
         rows = (data, offset, init_score, seed)
-        return run_rounds(loss, method, None, constants, numbers, rates, *rows)
+        return run_rounds(loss, method, None, False, constants, numbers, rates, *rows)
 
     everywhere = (EVERYWHERE,) * 3
     specs = (*everywhere, spec_of_data(shards), rows_of(shards, 1), *everywhere[:2])

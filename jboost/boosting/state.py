@@ -20,7 +20,7 @@ from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, gather_rows, some
 from jboost.entry.representation import show_fields
 from jboost.entry.stages import stage
-from jboost.objective.coupled import GroupObjective, number_groups
+from jboost.objective.coupled import GroupObjective, Prepared, number_groups, prepare
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import is_pointed
 from jboost.objective.evaluation import Coupling, Kinks, Objective
@@ -42,12 +42,14 @@ class Data(NamedTuple):
       targets: a pytree with the N rows in front.
       weights: 0 for rows that do not count, which may hold anything.
       groups: of the rows, where the loss is of groups.
+      prepared: see :class:`jboost.objective.coupled.GroupObjective`.
     """
 
     codes: Codes
     targets: Any
     weights: Float[Array, " N"]
     groups: RowGroups | None = None
+    prepared: Prepared | None = None
 
 
 class Static(NamedTuple):
@@ -230,7 +232,7 @@ def _start_groups(loss, constants, data, start):
         parameters = estimate_parameters(loss, constants, data, offset)
         objective = GroupObjective(
             loss, constants, data.targets, data.weights, data.groups, parameters,
-            round_words(words, number),
+            round_words(words, number), data.prepared,
         )  # fmt: skip
         known, fell_back = find_group_start(objective, offset)
     scores = move_scores(offset, known)
@@ -289,6 +291,29 @@ def find_minima(
     return objective
 
 
+def prepare_groups(
+    loss: TracedLoss | GroupLoss,
+    constants: tuple[Any, ...],
+    data: Data,
+    sampled: bool,
+) -> Data:
+    """Adds what all rounds share, where it is the same in all of them.
+
+    Args:
+      sampled: whether rounds leave rows out.
+    """
+    groups = data.groups
+    if groups is None or not isinstance(loss, GroupLoss) or groups.kind == "random":
+        return data
+    if groups.kind == "all" and sampled:  # rows leave their group
+        return data
+    words: Any = np.zeros(2, np.uint32)
+    objective = GroupObjective(
+        loss, constants, data.targets, data.weights, groups, (), words
+    )
+    return data._replace(prepared=prepare(objective))
+
+
 def bind_groups(
     problem: Problem, state: BoostState, weights: Float[Array, " N"]
 ) -> GroupObjective:
@@ -297,7 +322,7 @@ def bind_groups(
     assert data.groups is not None
     return GroupObjective(
         problem.loss, problem.constants, data.targets, weights, data.groups,
-        state.parameters, round_words(state.words, state.round),
+        state.parameters, round_words(state.words, state.round), data.prepared,
     )  # fmt: skip
 
 

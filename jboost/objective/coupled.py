@@ -6,6 +6,7 @@ the gradient of each row. The twin of :mod:`jboost.objective.evaluation`, for wh
 do not depend on each other.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,8 @@ class GroupObjective(NamedTuple):
       groups: of the rows.
       parameters: of an adaptive loss, otherwise ().
       words: a seed, for losses that draw random numbers and for random groups.
+      prepared: from :func:`prepare`, if rows keep their groups and count in the same
+        way; their weights may change.
     """
 
     loss: GroupLoss
@@ -41,34 +44,58 @@ class GroupObjective(NamedTuple):
     groups: RowGroups
     parameters: Any
     words: UInt32[Array, "2"]
+    prepared: "Prepared | None" = None
 
 
-class _Batch(NamedTuple):
-    """All groups of a table, as the programs of a width take them.
+class Batch(NamedTuple):
+    """All groups of a table, with what does not depend on the scores.
 
     Attributes:
       rows: of each group; None for all rows as they lie.
-      weight: of each group; 0 for padding.
-      inputs: targets, where, weights and key of each group.
+      where: the rows that count.
+      number: of each group.
+      inputs: targets, where, and weights for the loss, of each group.
+      values, gradients: what the early programs of the loss have found.
     """
 
     rows: Int32[Array, "n G"] | None
-    weight: Float[Array, " n"]
-    inputs: tuple[Any, Bool[Array, "n G"], Any, Any]
+    where: Bool[Array, "n G"]
+    number: Int32[Array, " n"]
+    inputs: tuple[Any, Bool[Array, "n G"], Any]
+    values: Any
+    gradients: Any
+
+
+class Prepared(NamedTuple):
+    """The groups of a set of rows, with what does not depend on the scores.
+
+    Attributes:
+      batches: one for each table.
+      slot: of each row in the tables; None for all rows as they lie.
+    """
+
+    batches: tuple[Batch, ...]
+    slot: Int32[Array, " N"] | None
+
+
+def prepare(objective: GroupObjective) -> Prepared:
+    """Gathers the targets of all groups, and computes what depends on them alone."""
+    tables, slot = draw_groups(objective.groups, objective.weights, objective.words)
+    return Prepared(tuple(_prepare(objective, table) for table in tables), slot)
 
 
 def group_values(
     objective: GroupObjective, scores: Float[Array, "K N"]
 ) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
     """Returns the loss of each group, and its weight, 0 for padding."""
-    batches, _ = _make_batches(objective)
-    values = [
-        _run(objective, objective.loss.values, batch, _take(scores, batch.rows))
-        for batch in batches
-    ]
-    weights = jnp.concatenate([batch.weight for batch in batches])
+    values, weights = [], []
+    for batch in _find_prepared(objective).batches:
+        rows = _take(scores, batch.rows)
+        values.append(_run(objective, objective.loss.values, batch, rows, batch.values))
+        weights.append(_weigh(objective, batch))
+    weight = jnp.concatenate(weights)
     # A group without rows that count may have no finite loss.
-    return jnp.where(weights > 0, jnp.concatenate(values), 0.0), weights
+    return jnp.where(weight > 0, jnp.concatenate(values), 0.0), weight
 
 
 def group_gradient(
@@ -78,20 +105,19 @@ def group_gradient(
 
     It is not multiplied by the weight of the group. 0 in rows that do not count.
     """
-    batches, slot = _make_batches(objective)
-    parts = []
-    for batch in batches:
+    prepared, parts = _find_prepared(objective), []
+    for batch in prepared.batches:
         rows = _take(scores, batch.rows)
-        found = _run(objective, objective.loss.gradients, batch, rows)
-        where = batch.inputs[1] & (batch.weight > 0)[:, None]
+        found = _run(objective, objective.loss.gradients, batch, rows, batch.gradients)
+        where = batch.where & (_weigh(objective, batch) > 0)[:, None]
         where = where.reshape(where.shape + (1,) * (found.ndim - 2))
         found = jnp.where(where, found, 0.0)
         parts.append(found.reshape(-1, *found.shape[2:]))
-    if slot is None:
+    if prepared.slot is None:
         return with_scores_first(parts[0])
     flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    found = flat[jnp.maximum(slot, 0)]
-    return jnp.where((slot >= 0)[None], with_scores_first(found), 0.0)
+    found = with_scores_first(flat[jnp.maximum(prepared.slot, 0)])
+    return jnp.where((prepared.slot >= 0)[None], found, 0.0)
 
 
 def draw_groups(
@@ -128,15 +154,12 @@ def number_groups(groups: RowGroups, weights: Float[Array, " N"]) -> Int32[Array
     return row // groups.width if groups.kind == "random" else jnp.zeros_like(row)
 
 
-def _make_batches(objective):
-    """Returns the groups of each table, and the slot of each row."""
-    groups, weights = objective.groups, objective.weights
-    tables, slot = draw_groups(groups, weights, objective.words)
-    return [_make_batch(objective, table) for table in tables], slot
+def _find_prepared(objective):
+    return prepare(objective) if objective.prepared is None else objective.prepared
 
 
-def _make_batch(objective, table):
-    groups, inputs = objective.groups, objective.loss.inputs
+def _prepare(objective, table):
+    groups, loss = objective.groups, objective.loss
     rows = None if groups.kind == "all" else table.rows
 
     def take(array):
@@ -144,17 +167,30 @@ def _make_batch(objective, table):
 
     width = table.rows.shape[1]
     inside = jnp.arange(width, dtype=jnp.int32)[None] < table.size[:, None]
-    weights = jnp.where(inside, take(objective.weights), 0.0)
-    weight = jnp.max(weights, axis=1)
+    counts = inside & (take(objective.weights) > 0)
     # A loss need not be finite for a group without rows.
-    where = inside & ((weights > 0) | (weight == 0)[:, None])
-    own = keys = None
-    if inputs.weights and groups.weights is not None:
+    where = inside & (counts | ~jnp.any(counts, axis=1)[:, None])
+    own = None
+    if loss.inputs.weights and groups.weights is not None:
         own = jnp.where(where, take(groups.weights), 0.0)
-    if inputs.key:
-        keys = _make_keys(objective.words, table.number)
-    targets = jax.tree.map(take, objective.targets)
-    return _Batch(rows, weight, (targets, where, own, keys))
+    inputs = (jax.tree.map(take, objective.targets), where, own)
+    index = loss.widths.index(width)
+
+    def find(programs):
+        run = partial(programs[index], objective.constants)
+        return _map_groups(lambda each: run(*each), inputs, width, loss.by_pairs[index])
+
+    return Batch(
+        rows, where, table.number, inputs, find(loss.early_values),
+        find(loss.early_gradients),
+    )  # fmt: skip
+
+
+def _weigh(objective, batch):
+    """Returns the weight of each group: that of its rows that count; 0 for padding."""
+    weights = objective.weights
+    weights = weights[None] if batch.rows is None else weights[batch.rows]
+    return jnp.max(jnp.where(batch.where, weights, 0.0), axis=1)
 
 
 def _make_keys(words, number) -> Key[Array, " n"]:
@@ -170,21 +206,30 @@ def _take(scores, rows):
     return by_row[None] if rows is None else by_row[rows]
 
 
-def _run(objective, programs, batch, scores):
+def _run(objective, programs, batch, scores, early):
     """Evaluates the program of the batch's width at all its groups."""
-    loss = objective.loss
-    index = loss.widths.index(scores.shape[1])
-    program, parameters = programs[index], objective.parameters
+    loss, keys = objective.loss, None
+    width = scores.shape[1]
+    index = loss.widths.index(width)
+    if loss.inputs.key:
+        keys = _make_keys(objective.words, batch.number)
+    run = partial(programs[index], objective.constants)
 
-    def one(inputs):
-        return program(objective.constants, *inputs, parameters)
+    def one(each):
+        score, key, inputs, early = each
+        return run(score, key, objective.parameters, *inputs, early)
 
-    count, width = scores.shape[:2]
-    size = scores[0].size * (width if loss.by_pairs[index] else 1)
-    chunk = max(1, _CHUNK // size)
+    operands = (scores, keys, batch.inputs, early)
+    return _map_groups(one, operands, scores[0].size, loss.by_pairs[index])
+
+
+def _map_groups(function, operands, size, by_pairs):
+    """Maps a function over groups of so many numbers, in chunks that fit the memory."""
+    count = len(jax.tree.leaves(operands)[0])
+    chunk = max(1, _CHUNK // (size**2 if by_pairs else size))
     if count == 1:
-        first = jax.tree.map(lambda array: array[0], (scores, *batch.inputs))
-        return one(first)[None]
+        found = function(jax.tree.map(lambda array: array[0], operands))
+        return jax.tree.map(lambda array: array[None], found)
     if count <= chunk:
-        return jax.vmap(one)((scores, *batch.inputs))
-    return jax.lax.map(one, (scores, *batch.inputs), batch_size=chunk)
+        return jax.vmap(function)(operands)
+    return jax.lax.map(function, operands, batch_size=chunk)

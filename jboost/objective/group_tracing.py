@@ -21,12 +21,18 @@ import numpy as np
 from jboost.entry.arguments import bound_keywords, takes_mask
 from jboost.entry.warning import warn_user
 from jboost.losses import Adaptive
-from jboost.objective.jaxprs import Program, find_dependencies, trace_program
+from jboost.objective.jaxprs import (
+    Program,
+    find_dependencies,
+    split_program,
+    trace_program,
+)
 from jboost.objective.tracing import estimate_shapes, explain_obstacle, name_of
 
 SIGNATURE = "loss(scores, targets, *, where)"
 _MASKED = 3  # rows that are added to check the mask
 _TOLERANCE = 1e-5
+_MOST_KEPT = 4  # numbers for each row of a group in a result that rounds share
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,10 @@ class GroupLoss:
 
     Attributes:
       widths: of the tables, in order.
-      values, gradients: programs for one group of that width, which take (scores,
-        targets, where, weights, key, parameters).
+      values, gradients: programs for one group of that width, which take (scores, key,
+        parameters, targets, where, weights) and the results of
+      early_values, early_gradients: programs of what does not depend on the scores,
+        which take (targets, where, weights): sorts of times, ideal gains.
       estimate: a program that takes all rows, for :func:`jboost.losses.adaptive`;
         otherwise None.
       reports_first: whether an adaptive loss is reported at its first parameters.
@@ -58,6 +66,8 @@ class GroupLoss:
     widths: tuple[int, ...]
     values: tuple[Program, ...]
     gradients: tuple[Program, ...]
+    early_values: tuple[Program, ...]
+    early_gradients: tuple[Program, ...]
     estimate: Program | None
     reports_first: bool
     inputs: GroupInputs
@@ -145,11 +155,12 @@ def trace_group_loss(
         function = loss.loss
         estimate, parameters = _trace_estimate(loss, rows, num_scores, constants)
     call = _make_call(function, inputs, isinstance(loss, Adaptive))
-    values, gradients, by_pairs = [], [], []
+    values, gradients, by_pairs, parts = [], [], [], []
     for width in widths:
-        group = _describe_group(rows, width, num_scores, inputs, weighted)
-        arguments = (*group, parameters)
-        _check_result(function, call, arguments)
+        late, early = _describe_group(rows, width, num_scores, inputs, weighted)
+        late = (*late, parameters)
+        arguments = (*late, *early)
+        _check_result(function, call, arguments, width)
         values.append(trace_program(call, arguments, constants))
         try:
             gradient = trace_program(jax.grad(call), arguments, constants)
@@ -160,12 +171,23 @@ def trace_group_loss(
             ) from error
         gradients.append(gradient)
         by_pairs.append(_takes_pairs(gradient.jaxpr, width))
+        parts.append(
+            [
+                split_program(p, late, early, _MOST_KEPT * width)
+                for p in (values[-1], gradient)
+            ]
+        )
     # A group of one row may have nothing to learn from.
     _check_slope(function, gradients[-1])
+    of_values, of_gradients = zip(*parts, strict=True)
+    early_values, late_values = zip(*of_values, strict=True)
+    early_gradients, late_gradients = zip(*of_gradients, strict=True)
     traced = GroupLoss(
         widths=widths,
-        values=tuple(values),
-        gradients=tuple(gradients),
+        values=late_values,
+        gradients=late_gradients,
+        early_values=early_values,
+        early_gradients=early_gradients,
         estimate=estimate,
         reports_first=isinstance(loss, Adaptive) and loss.report == "first",
         inputs=inputs,
@@ -179,7 +201,7 @@ def trace_group_loss(
 def _make_call(function, inputs, adaptive):
     """Returns the loss as a function of all arguments by position."""
 
-    def call(scores, targets, where, weights, key, parameters):
+    def call(scores, key, parameters, targets, where, weights):
         named = dict(where=where, weights=weights, key=key)
         named = {name: value for name, value in named.items() if value is not None}
         if not inputs.where:
@@ -191,19 +213,16 @@ def _make_call(function, inputs, adaptive):
 
 
 def _describe_group(rows, width, num_scores, inputs, weighted):
-    """Returns the shapes of scores, targets, where, weights and key of a group."""
+    """Returns the shapes of (scores, key), and of (targets, where, weights)."""
     shape = (width,) if num_scores == 1 else (width, num_scores)
     targets = jax.tree.map(
         lambda t: jax.ShapeDtypeStruct((width, *t.shape[1:]), t.dtype), rows
     )
     weights = jax.ShapeDtypeStruct((width,), jnp.float32)
-    return (
-        jax.ShapeDtypeStruct(shape, jnp.float32),
-        targets,
-        jax.ShapeDtypeStruct((width,), jnp.bool_),
-        weights if inputs.weights and weighted else None,
-        jax.eval_shape(lambda: jax.random.key(0)) if inputs.key else None,
-    )
+    key = jax.eval_shape(lambda: jax.random.key(0)) if inputs.key else None
+    where = jax.ShapeDtypeStruct((width,), jnp.bool_)
+    late = (jax.ShapeDtypeStruct(shape, jnp.float32), key)
+    return late, (targets, where, weights if inputs.weights and weighted else None)
 
 
 def _trace_estimate(loss, rows, num_scores, constants):
@@ -217,7 +236,7 @@ def _trace_estimate(loss, rows, num_scores, constants):
     return trace_program(function, inputs, constants), parameters
 
 
-def _check_result(function, call, arguments):
+def _check_result(function, call, arguments, width):
     """Raises if the loss does not accept a group, or returns no scalar."""
     name = name_of(function)
     if not callable(function):
@@ -229,7 +248,7 @@ def _check_result(function, call, arguments):
         result = jax.eval_shape(call, *arguments)
     except Exception as error:
         raise TypeError(
-            f"loss {name} failed on a group of {len(arguments[2])} rows; with groups "
+            f"loss {name} failed on a group of {width} rows; with groups "
             f"it is called as {SIGNATURE}, for all rows of a group at once, and must "
             "be written in jax.numpy (for a loss of one row leave out groups): "
             f"{type(error).__name__}: {error}"
@@ -298,7 +317,7 @@ def check_mask(
         weights = where.astype(np.float32) if inputs.weights and weighted else None
         key = jax.random.key(0) if inputs.key else None
         return float(
-            jax.jit(call)(scores[:number], group, where, weights, key, parameters)
+            jax.jit(call)(scores[:number], key, parameters, group, where, weights)
         )
 
     plain, other = (evaluate(scores, size) for scores in draws)

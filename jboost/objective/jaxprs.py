@@ -6,7 +6,8 @@ float literals replaced by inputs; which inputs its outputs depend on; which out
 always zero.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -73,6 +74,104 @@ def trace_program(function, arguments, constants):
         zero=_is_zero(closed.jaxpr),
         output=jax.tree.structure(jax.eval_shape(function, *arguments)),
     )
+
+
+def split_program(
+    program: Program, late: Sequence[Any], early: Sequence[Any], most: int
+) -> tuple[Program, Program]:
+    """Splits a program by what depends on its first arguments.
+
+    Args:
+      late: shapes of the arguments that change from call to call, and ``early`` of
+        those that do not; a program takes the late ones first.
+      most: numbers in an intermediate result that is kept; larger ones are computed
+        again.
+
+    Returns:
+      A program that takes the early arguments and returns intermediate results, and one
+      that takes all arguments and these results, and returns what the program does.
+    """
+    jaxpr = program.jaxpr
+    first = len(program.constants) + len(jax.tree.leaves(late))
+    num_constants = len(program.constants)
+    changing = set(jaxpr.invars[num_constants:first])
+    before, after = [], []
+    for equation in jaxpr.eqns:
+        depends = changing.intersection(_variables(equation.invars))
+        if depends or equation.effects:
+            changing.update(equation.outvars)
+            after.append(equation)
+        else:
+            before.append(equation)
+    # From the last one on: what is too large to keep is computed again, which may need
+    # results of earlier ones.
+    needed = {v for e in after for v in _variables(e.invars)}
+    needed.update(_variables(jaxpr.outvars))
+    kept_equations, again = [], []
+    for equation in reversed(before):
+        wanted = needed.intersection(equation.outvars)
+        if any(v.aval.size > most for v in wanted):
+            again.append(equation)
+            needed |= set(_variables(equation.invars))
+        else:
+            kept_equations.append(equation)
+    kept_equations.reverse()
+    made = {v for e in kept_equations for v in e.outvars}
+    used = [e.invars for e in (*again, *after)]
+    used.append(jaxpr.outvars)
+    kept = list(dict.fromkeys(v for vs in used for v in _variables(vs) if v in made))
+    return (
+        _cut_program(program, early, kept_equations, kept, first),
+        _rest_of_program(program, (late, early), [*reversed(again), *after], kept),
+    )
+
+
+def _cut_program(program, early, equations, results, first):
+    """Returns a program of the early arguments that makes the results."""
+    jaxpr, count = program.jaxpr, len(program.constants)
+    fixed = [*jaxpr.invars[:count], *jaxpr.invars[first:]]
+    inputs = [_shape_of(v) for v in fixed]
+
+    def run(*values):
+        return _run_equations(equations, dict(zip(fixed, values, strict=True)), results)
+
+    traced = jax.make_jaxpr(run)(*inputs).jaxpr
+    output = jax.tree.structure([0] * len(results))
+    return replace(
+        program, jaxpr=traced, structure=_structure(traced), zero=False, output=output
+    )
+
+
+def _rest_of_program(program, arguments, equations, kept):
+    """Returns a program of all arguments and the results that are kept."""
+    jaxpr = program.jaxpr
+    every = [*jaxpr.invars, *kept]
+
+    def run(*values):
+        values = dict(zip(every, values, strict=True))
+        return _run_equations(equations, values, jaxpr.outvars)
+
+    traced = jax.make_jaxpr(run)(*map(_shape_of, every)).jaxpr
+    return replace(program, jaxpr=traced, structure=_structure(traced))
+
+
+def _shape_of(variable):
+    return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+
+
+def _run_equations(equations, values, results):
+    def read(operand):
+        return operand.val if isinstance(operand, jex_core.Literal) else values[operand]
+
+    for equation in equations:
+        found = equation.primitive.bind(*map(read, equation.invars), **equation.params)
+        found = found if equation.primitive.multiple_results else [found]
+        values.update(zip(equation.outvars, found, strict=True))
+    return [read(result) for result in results]
+
+
+def _variables(operands):
+    return [v for v in operands if not isinstance(v, jex_core.Literal)]
 
 
 def _index_of(constant, constants):

@@ -132,14 +132,15 @@ class ArrayRunner:
         # Numbers that are on the device are cheaper to hand to a program.
         self._growth = Growth(
             put(arrays.numbers),
-            arrays.data._replace(targets=()),
-            tuple(rows.data for rows in job.sets.values()),
+            arrays.data._replace(targets=(), prepared=None),
+            tuple(rows.data._replace(prepared=None) for rows in job.sets.values()),
         )
         self._rows = Arrays(
             put(arrays.constants),
             self._growth.numbers,
             arrays.data._replace(codes=None),
         )
+        self._sets = tuple(rows.data for rows in job.sets.values())
         self._entries = [put(np.int32(i)) for i in range(MOST_ROUNDS)]
 
     def run(self, position: Position, first: int, count: int) -> Chunk:
@@ -174,7 +175,7 @@ class ArrayRunner:
             turn = Turn(state, set_scores, rate, entry)
             bare = turn._replace(state=without_loss(state))
             grown = extend(self._growth, bare, derived, words)
-            found, stored = end(self._rows, self._growth.sets, turn, grown, stored)
+            found, stored = end(self._rows, self._sets, turn, grown, stored)
             if options.finish.solve:
                 state, set_scores, words = found
             else:

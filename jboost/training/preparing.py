@@ -18,7 +18,7 @@ from jboost.boosting.grouping import check_first_group, find_widths, read_groups
 from jboost.boosting.method import make_method, refuse_sorting
 from jboost.boosting.settings import Settings
 from jboost.boosting.sharding import refuse_with_mesh
-from jboost.boosting.state import Arrays, Problem, Static
+from jboost.boosting.state import Arrays, Problem, Static, prepare_groups
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.codes.gathering import unite_frames
@@ -29,6 +29,8 @@ from jboost.entry.collectives import (
     gather_tables,
     num_processes,
 )
+from jboost.entry.efforts import QUICK
+from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble
 from jboost.objective.retracing import trace_loss_once
 from jboost.tables.collisions import warn_of_collisions
@@ -286,6 +288,8 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
         uniform=not prepared.training.weighted,
         sets=tuple(sets.values()),
     )
+    if problem.loss.coupled:
+        problem, sets = _prepare_groups(problem, sets, request.settings.subsample < 1)
     named = {"train": rows, **sets}
     with agree():
         for part in named.values():
@@ -297,3 +301,20 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
     named = named if request.metrics else {}
     real = {name: gather_tables(part.real) for name, part in named.items()}
     return Job(problem, request.rates, rows, sets, request.metrics, real)
+
+
+def _prepare_groups(problem, sets, sampled):
+    """Computes what all rounds share of the groups of all sets of rows."""
+
+    def prepare(data):
+        bare = data._replace(codes=None)
+        run = compiled(_run_prepare, problem.loss, sampled, effort=QUICK)
+        return data._replace(prepared=run(problem.constants, bare))
+
+    arrays = problem.arrays._replace(data=prepare(problem.data))
+    sets = {name: part._replace(data=prepare(part.data)) for name, part in sets.items()}
+    return problem._replace(arrays=arrays), sets
+
+
+def _run_prepare(loss, sampled, constants, data):
+    return prepare_groups(loss, constants, data, sampled).prepared
