@@ -20,7 +20,12 @@ from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, gather_rows, some
 from jboost.entry.representation import show_fields
 from jboost.entry.stages import stage
-from jboost.objective.coupled import GroupObjective, Prepared, number_groups, prepare
+from jboost.objective.coupled import (
+    GroupObjective,
+    PreparedGroups,
+    number_groups,
+    prepare,
+)
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import is_pointed
 from jboost.objective.evaluation import Coupling, Kinks, Objective
@@ -49,7 +54,7 @@ class Data(NamedTuple):
     targets: Any
     weights: Float[Array, " N"]
     groups: RowGroups | None = None
-    prepared: Prepared | None = None
+    prepared: PreparedGroups | None = None
 
 
 class Static(NamedTuple):
@@ -266,7 +271,7 @@ def _are_endless(minimizer, one, weights):
 
 
 def own_minimizers(
-    loss: TracedLoss, constants: tuple[Any, ...], data: Data
+    loss: TracedLoss | GroupLoss, constants: tuple[Any, ...], data: Data
 ) -> Float[Array, "K N"] | None:
     """Finds each row's own minimizer, where it depends on the row's target alone.
 
@@ -307,7 +312,7 @@ def prepare_groups(
         return data
     if groups.kind == "all" and sampled:  # rows leave their group
         return data
-    words: Any = np.zeros(2, np.uint32)
+    words = jnp.zeros(2, jnp.uint32)
     objective = GroupObjective(
         loss, constants, data.targets, data.weights, groups, (), words
     )

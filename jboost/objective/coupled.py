@@ -44,7 +44,7 @@ class GroupObjective(NamedTuple):
     groups: RowGroups
     parameters: Any
     words: UInt32[Array, "2"]
-    prepared: "Prepared | None" = None
+    prepared: "PreparedGroups | None" = None
 
 
 class Batch(NamedTuple):
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     gradients: Any
 
 
-class Prepared(NamedTuple):
+class PreparedGroups(NamedTuple):
     """The groups of a set of rows, with what does not depend on the scores.
 
     Attributes:
@@ -78,10 +78,10 @@ class Prepared(NamedTuple):
     slot: Int32[Array, " N"] | None
 
 
-def prepare(objective: GroupObjective) -> Prepared:
+def prepare(objective: GroupObjective) -> PreparedGroups:
     """Gathers the targets of all groups, and computes what depends on them alone."""
     tables, slot = draw_groups(objective.groups, objective.weights, objective.words)
-    return Prepared(tuple(_prepare(objective, table) for table in tables), slot)
+    return PreparedGroups(tuple(_prepare(objective, table) for table in tables), slot)
 
 
 def group_values(

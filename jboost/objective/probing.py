@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.numerics.random_bits import derive, hash_words
-from jboost.objective.coupled import GroupObjective, Prepared, group_gradient
+from jboost.objective.coupled import GroupObjective, PreparedGroups, group_gradient
 from jboost.objective.evaluation import weighted_mean
 
 Product = Callable[[Float[Array, "K N"]], Float[Array, "K N"]]
@@ -217,7 +217,7 @@ def _replace_small(objective, scores, probe, average):
     part = objective._replace(groups=replace(groups, tables=tables, slot=slot))
     if objective.prepared is not None:
         batches = objective.prepared.batches[: len(tables)]
-        part = part._replace(prepared=Prepared(batches, slot))
+        part = part._replace(prepared=PreparedGroups(batches, slot))
     product = linearize(part, scores, probe)
     place = jnp.concatenate(
         [jnp.arange(t.rows.size, dtype=jnp.int32) % t.rows.shape[1] for t in tables]

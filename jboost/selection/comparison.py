@@ -141,8 +141,10 @@ def _read_groups(request, bound):
             )
         return request, None
     rows = request.rows._replace(groups=request.groups)
-    if isinstance(request.groups, str | RowGroups):
-        request = request._replace(groups=None)
+    drawn = isinstance(request.folds, int | np.integer)
+    given = isinstance(request.groups, str | RowGroups)
+    if given or not (drawn or hasattr(request.folds, "split")):
+        request = request._replace(groups=None)  # they do not make the folds
     return request._replace(rows=rows), bound[0]
 
 

@@ -1,0 +1,221 @@
+"""Training with losses of groups: fit, boost, cross-validation and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jboost as jb
+
+RNG = np.random.default_rng(0)
+ROWS = 240
+IDS = np.repeat(np.arange(40), 6)
+X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+LATENT = (X[:, 0] + np.sin(2 * X[:, 1])).astype(np.float32)
+Y = np.digitize(LATENT + 0.3 * RNG.normal(size=ROWS), [-0.5, 0.5]).astype(np.float32)
+SMALL = dict(num_rounds=6, max_depth=2)
+ORDER = RNG.permutation(ROWS)
+
+
+def listwise(scores, targets, *, where):
+    """Cross-entropy of the relevances with a softmax over the group."""
+    masked = jnp.where(where, scores, -jnp.inf)
+    weights = jnp.where(where, targets, 0.0)
+    return jnp.sum(weights) * jax.nn.logsumexp(masked) - jnp.sum(weights * scores)
+
+
+def fair(scores, targets, *, where, penalty):
+    """Logistic loss and the squared gap of mean probability between two kinds."""
+    chance = jax.nn.sigmoid(scores)
+    loss = jnp.where(where, jb.losses.logistic(scores, targets["y"]), 0.0)
+
+    def mean(rows):
+        number = jnp.sum(rows, dtype=jnp.float32)
+        return jnp.sum(jnp.where(rows, chance, 0.0)) / number
+
+    gap = mean(where & (targets["kind"] > 0)) - mean(where & (targets["kind"] == 0))
+    return jnp.sum(loss) + penalty * jnp.sum(where, dtype=jnp.float32) * gap**2
+
+
+def leaves(model):
+    return jax.tree.map(np.asarray, jax.tree.leaves(model))
+
+
+def assert_same(one, other):
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return jb.fit(X, Y, listwise, groups=IDS, **SMALL)
+
+
+def test_fit_is_boost_and_steps(trained):
+    model, history = trained
+    codes = jb.apply_bins(jb.fit_bins(X), X)
+    groups, key = jb.make_groups(IDS), jax.random.key(0)
+    _, scores = jb.boost(codes, Y, listwise, key, groups=groups, **SMALL)
+    np.testing.assert_array_equal(scores, jb.predict(model, X))
+    state = jb.init(codes, Y, listwise, key, groups=groups)
+    state, _ = jb.boost_step(state, codes, Y, listwise, groups=groups, max_depth=2)
+    np.testing.assert_array_equal(state.scores, jb.predict(jb.truncate(model, 1), X))
+    assert history.choices["leaf_solver"] == "joint"
+    assert history.choices["init_score_rule"] == "shift-invariant"
+    assert (np.diff(history.train_loss) < 0).all()
+
+
+def test_order_and_names_of_groups_do_not_matter(trained):
+    names = np.array([f"query {i}" for i in RNG.permutation(40)])[IDS]
+    model, _ = jb.fit(X[ORDER], Y[ORDER], listwise, groups=names[ORDER], **SMALL)
+    expected = jb.predict(trained[0], X)
+    np.testing.assert_allclose(jb.predict(model, X), expected, atol=0.05)
+
+
+def test_sum_of_row_losses_is_the_loss_of_rows():
+    def total(scores, targets, *, where):
+        return jnp.sum(jnp.where(where, jb.losses.squared_error(scores, targets), 0.0))
+
+    model, _ = jb.fit(X, LATENT, total, groups=IDS, **SMALL)
+    rows, _ = jb.fit(X, LATENT, jb.losses.squared_error, **SMALL)
+    expected = jb.predict(rows, X)
+    np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
+
+
+def test_weight_two_is_a_second_group_and_zero_is_none():
+    weights = np.repeat(RNG.integers(0, 3, 40), 6).astype(np.float32)
+    weighted, _ = jb.fit(X, Y, listwise, groups=IDS, sample_weight=weights, **SMALL)
+    rows = np.concatenate([np.flatnonzero(weights > 0), np.flatnonzero(weights > 1)])
+    ids = IDS[rows] + 40 * (np.arange(len(rows)) >= np.sum(weights > 0))
+    repeated, _ = jb.fit(X[rows], Y[rows], listwise, groups=ids, **SMALL)
+    # The probes differ, and with them, a little, the trees.
+    one, other = (jb.predict(m, X[rows]) for m in (weighted, repeated))
+    assert np.corrcoef(one, other)[0, 1] > 0.95
+
+
+def test_loss_weighs_rows_itself():
+    def weighing(scores, targets, *, where, weights):
+        square = jnp.square(jnp.where(where, scores - targets, 0.0))
+        return jnp.sum(weights * square)
+
+    weights = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
+    weights[RNG.random(ROWS) < 0.2] = 0
+    settings = dict(sample_weight=weights, l2=0.0, **SMALL)
+    model, _ = jb.fit(X, LATENT, weighing, groups=IDS, **settings)
+    rows, _ = jb.fit(X, LATENT, jb.losses.squared_error, **settings)
+    expected = jb.predict(rows, X)
+    error = jb.predict(model, X) - expected
+    assert np.std(error) < 0.2 * np.std(expected)
+
+
+def test_a_run_continues_as_if_it_had_not_ended(trained, tmp_path):
+    first, _ = jb.fit(X, Y, listwise, groups=IDS, **SMALL | dict(num_rounds=4))
+    rest = SMALL | dict(num_rounds=2)
+    whole, _ = jb.fit(X, Y, listwise, groups=IDS, model=first, **rest)
+    assert_same(whole, trained[0])
+    path = tmp_path / "run"
+    kept = dict(checkpoint=path, checkpoint_rounds=4)
+    jb.fit(X, Y, listwise, groups=IDS, **kept, **SMALL | dict(num_rounds=4))
+    whole, _ = jb.fit(X, Y, listwise, groups=IDS, **kept, **SMALL)
+    assert_same(whole, trained[0])
+    with pytest.raises(ValueError, match="groups"):
+        jb.fit(X, Y, listwise, groups=np.roll(IDS, 1), **kept, **SMALL)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 100.0])
+def test_penalties_on_all_rows_train_monotonically(penalty):
+    targets = dict(y=(Y > 0).astype(np.float32), kind=(X[:, 0] > 0).astype(np.float32))
+
+    def loss(scores, targets, *, where):
+        return fair(scores, targets, where=where, penalty=penalty)
+
+    settings = dict(num_rounds=15, max_depth=2)
+    model, history = jb.fit(X, targets, loss, groups="all", **settings)
+    assert (np.diff(history.train_loss) <= 0).all()
+    chance = np.asarray(jax.nn.sigmoid(jb.predict(model, X)))
+    kind = targets["kind"] > 0
+    gap = chance[kind].mean() - chance[~kind].mean()
+    assert gap < 0.02 if penalty == 100 else gap > 0.05
+
+
+def test_early_stopping_by_a_metric_of_groups():
+    held = IDS >= 30
+    model, history = jb.fit(
+        X[~held], Y[~held], listwise, groups=IDS[~held],
+        validation=jb.rows(X[held], Y[held], groups=IDS[held]),
+        metrics="ndcg@3", by="ndcg@3", early_stopping_rounds=3,
+        **SMALL | dict(num_rounds=40),
+    )  # fmt: skip
+    values = history.metrics["validation"]["ndcg@3"]
+    assert history.best_round == np.argmax(values) and len(values) < 40
+    scores = np.asarray(jb.predict(model, X[held]))
+    by_hand = [
+        jb.metrics.ndcg(scores[IDS[held] == i], Y[i == IDS], at=3)
+        for i in range(30, 40)
+    ]
+    assert values.max() == pytest.approx(np.nanmean(by_hand), abs=1e-5)
+
+
+def test_folds_hold_whole_groups_out():
+    found = jb.cross_validate(X, Y, listwise, folds=2, groups=IDS, **SMALL)
+    fold = IDS % 2
+    pairs = [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in (0, 1)]
+    by_hand = jb.cross_validate(X, Y, listwise, folds=list(pairs), groups=IDS, **SMALL)
+    for number, (rows, held) in enumerate(pairs):
+        weights = np.zeros(ROWS, np.float32)
+        weights[rows] = 1
+        _, history = jb.fit(
+            X, Y, listwise, groups=IDS, sample_weight=weights,
+            validation=jb.rows(X[held], Y[held], groups=IDS[held]), **SMALL,
+        )  # fmt: skip
+        expected = np.asarray(history.validation_loss)[-1]
+        value = by_hand.validation_loss[number][-1]
+        assert value == pytest.approx(expected, rel=0.02)
+    assert found.mean[-1] == pytest.approx(by_hand.mean[-1], rel=0.2)
+    whole = jb.cross_validate(X, Y, listwise, folds=2, groups="all", **SMALL)
+    assert np.isfinite(whole.mean).all()
+    with pytest.raises(ValueError, match="divide"):
+        half = np.arange(ROWS) % 2
+        jb.cross_validate(X, Y, listwise, folds=half, groups=IDS, **SMALL)
+
+
+def no_mask(scores, targets, *, where):
+    return jnp.mean(jnp.square(scores - targets))
+
+
+UNEVEN = np.random.default_rng(1).uniform(1, 2, ROWS)
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (dict(groups=None), "groups"),
+        (dict(groups=IDS[:9]), "groups must be an id for each of the 240 rows"),
+        (dict(groups=np.where(IDS == 3, np.nan, IDS)), "nan.* in row 18"),
+        (dict(loss=no_mask), "must not depend on rows outside where"),
+        (dict(loss=jb.losses.squared_error), "scalar for a group"),
+        (dict(sample_weight=UNEVEN), "the same in all rows of a group"),
+        (dict(curvature="exact"), "curvature must be one of"),
+        (dict(leaf_solver="exact"), "leaf_solver must be one of"),
+        (dict(init_score="median"), "init_score"),
+        (dict(validation=(X, Y)), "validation must have groups"),
+        (dict(metrics="log_loss"), "log_loss"),
+        (dict(mesh=jax.make_mesh((1,), ("rows",))), "mesh"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, expected):
+    call = dict(loss=listwise, groups=IDS, **SMALL) | given
+    with pytest.raises((TypeError, ValueError), match=expected):
+        jb.fit(X, Y, **call)
+
+
+def test_losses_of_rows_refuse_what_is_for_groups():
+    with pytest.raises(ValueError, match="joint"):
+        jb.fit(X, LATENT, leaf_solver="joint", **SMALL)
+    with pytest.raises(ValueError, match="needs groups"):
+        jb.fit(X, LATENT, metrics="ndcg", **SMALL)
+    with pytest.raises(ValueError, match="where"):
+        jb.inspect_loss(listwise, Y)
+    with pytest.raises(ValueError, match="stream"):
+        batches = jb.stream(lambda: iter([(X, Y)]), memory="1GB")
+        jb.fit(batches, None, listwise, groups=IDS, **SMALL)
