@@ -14,7 +14,7 @@ from jboost.entry import processes as _processes
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _SUBMODULES = (
-    "cart", "explanation", "interchange", "parts", "sketches", "streams"
+    "cart", "explanation", "interchange", "parts", "sketches", "streams", "survival"
 )  # fmt: skip
 
 

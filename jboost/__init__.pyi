@@ -36,6 +36,9 @@ from . import (
 from . import (
     streams as streams,
 )
+from . import (
+    survival as survival,
+)
 from .boosting.grouping import rows as rows
 from .boosting.inspection import (
     LossReport as LossReport,

@@ -5,7 +5,9 @@ import inspect
 
 import jboost as jb
 
-SUBMODULES = ("cart", "explanation", "interchange", "parts", "sketches", "streams")
+SUBMODULES = (
+    "cart", "explanation", "interchange", "parts", "sketches", "streams", "survival",
+)  # fmt: skip
 
 
 def find_public_names():

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "jboost"
 
 # From left to right.
 BOXES = (
-    "entry", "kernels", "numerics", "losses", "metrics", "tables", "codes",
+    "entry", "kernels", "numerics", "losses", "metrics", "survival", "tables", "codes",
     "objective", "trees", "model", "boosting", "training", "refitting", "cart",
     "sketches", "streams", "selection", "explanation", "interchange", "plotting",
     "recipes", "sklearn", "parts",
