@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.numerics.cumulative import cumulate
+from jboost.numerics.cumulative import cumulate, cumulate_in_blocks
 
 Ties = Literal["efron", "breslow"]
 
@@ -123,8 +123,7 @@ def _sum_spans(values, begin, end):
 
     left, right = scatter(begin), scatter(end)
     total = left[0]
-    for each in range(levels):
-        half = (-1, 2**each)
-        total += cumulate(left[each + 1].reshape(half)).reshape(-1)
-        total += cumulate(right[each + 1].reshape(half), reverse=True).reshape(-1)
+    if levels:
+        total += jnp.sum(cumulate_in_blocks(left[1:]), axis=0)
+        total += jnp.sum(cumulate_in_blocks(right[1:], reverse=True), axis=0)
     return total[:size]

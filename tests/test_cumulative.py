@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cumulative sums equal NumPy's, also of numbers of very different sizes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jboost.numerics.cumulative import cumulate, cumulate_in_blocks
+
+RANDOM = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return np.exp(RANDOM.uniform(-60, 60, shape)).astype(np.float32)
+
+
+def sum_by_hand(values, reverse):
+    values = values.astype(np.float64)
+    flip = np.s_[..., ::-1] if reverse else np.s_[...]
+    return np.cumsum(values[flip], axis=-1)[flip]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (16,), (17,), (300,), (5000,), (3, 2, 40)])
+def test_cumulative_sums(shape, reverse):
+    values = draw(*shape)
+    found, pull = jax.vjp(lambda v: cumulate(v, reverse=reverse), values)
+    np.testing.assert_allclose(found, sum_by_hand(values, reverse), rtol=2e-6)
+    expected = sum_by_hand(values, not reverse)
+    np.testing.assert_allclose(pull(values)[0], expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("levels", [1, 3, 4, 5, 6, 10])
+def test_sums_start_anew(levels, reverse):
+    values = draw(levels, 2**levels)
+    found = cumulate_in_blocks(jnp.asarray(values), reverse=reverse)
+    for level, row in enumerate(values):
+        expected = sum_by_hand(row.reshape(-1, 2**level), reverse).ravel()
+        np.testing.assert_allclose(found[level], expected, rtol=2e-6)
