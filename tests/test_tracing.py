@@ -13,6 +13,7 @@ import pytest
 from tables import SMALL, make_regression
 
 import jboost as jb
+from jboost.objective.jaxprs import split_program, trace_program
 from jboost.objective.tracing import trace_loss
 
 TARGETS = np.zeros(5, np.float32)
@@ -304,3 +305,30 @@ def test_estimates_that_fail_are_named():
 
     with pytest.raises(TypeError, match=r"estimate sizes .*float"):
         trace(jb.losses.adaptive(lambda s, t, p: s * p, sizes))
+
+
+def test_split_programs_compute_what_the_whole_one_does():
+    """Sorted once; the table of all pairs is computed again, its sums are kept."""
+
+    def function(score, target):
+        order = jnp.argsort(target)
+        pairs = target[:, None] > target[None]
+        counts = jnp.sum(pairs.astype(jnp.float32), axis=1)
+        ranked = jnp.cumsum(score[order]) * counts
+        return jnp.sum(jnp.where(pairs, ranked[:, None] + score[None], 0.0))
+
+    score, target = (
+        jnp.asarray(np.random.default_rng(s).normal(size=9), "f4") for s in (0, 1)
+    )
+    constants: list = []
+    program = trace_program(jax.grad(function), (score, target), constants)
+    early, late = split_program(program, (score,), 18)
+    found = early(tuple(constants), target)
+    assert all(each.size <= 18 for each in found)
+    names = {equation.primitive.name for equation in late.jaxpr.eqns}
+    assert "sort" not in names and "sort" in {
+        equation.primitive.name for equation in early.jaxpr.eqns
+    }
+    expected = jax.grad(function)(score, target)
+    result = late(tuple(constants), score, target, found)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)

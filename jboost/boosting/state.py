@@ -280,6 +280,7 @@ def own_minimizers(
     """
     if loss.estimate is not None or not needs_minimizer(loss):
         return None
+    assert not isinstance(loss, GroupLoss)
     objective = Objective(loss, constants, data.targets, (), None)
     return find_minimizers(objective, data.weights.shape[0])
 

@@ -172,10 +172,7 @@ def trace_group_loss(
         gradients.append(gradient)
         by_pairs.append(_takes_pairs(gradient.jaxpr, width))
         parts.append(
-            [
-                split_program(p, late, early, _MOST_KEPT * width)
-                for p in (values[-1], gradient)
-            ]
+            [split_program(p, late, _MOST_KEPT * width) for p in (values[-1], gradient)]
         )
     # A group of one row may have nothing to learn from.
     _check_slope(function, gradients[-1])

@@ -77,13 +77,13 @@ def trace_program(function, arguments, constants):
 
 
 def split_program(
-    program: Program, late: Sequence[Any], early: Sequence[Any], most: int
+    program: Program, late: Sequence[Any], most: int
 ) -> tuple[Program, Program]:
-    """Splits a program by what depends on its first arguments.
+    """Splits a program by what depends on its first arguments, the late ones.
 
     Args:
-      late: shapes of the arguments that change from call to call, and ``early`` of
-        those that do not; a program takes the late ones first.
+      late: shapes of the first arguments, which change from call to call; the others
+        do not.
       most: numbers in an intermediate result that is kept; larger ones are computed
         again.
 
@@ -107,26 +107,26 @@ def split_program(
     # results of earlier ones.
     needed = {v for e in after for v in _variables(e.invars)}
     needed.update(_variables(jaxpr.outvars))
-    kept_equations, again = [], []
+    again = []
     for equation in reversed(before):
         wanted = needed.intersection(equation.outvars)
         if any(v.aval.size > most for v in wanted):
             again.append(equation)
-            needed |= set(_variables(equation.invars))
-        else:
-            kept_equations.append(equation)
-    kept_equations.reverse()
-    made = {v for e in kept_equations for v in e.outvars}
-    used = [e.invars for e in (*again, *after)]
-    used.append(jaxpr.outvars)
-    kept = list(dict.fromkeys(v for vs in used for v in _variables(vs) if v in made))
+            needed.update(_variables(equation.invars))
+    rest = [*reversed(again), *after]
+    made = {v for e in before for v in e.outvars} - {
+        v for e in again for v in e.outvars
+    }
+    used = [v for e in rest for v in _variables(e.invars)]
+    used += _variables(jaxpr.outvars)
+    kept = [v for v in dict.fromkeys(used) if v in made]
     return (
-        _cut_program(program, early, kept_equations, kept, first),
-        _rest_of_program(program, (late, early), [*reversed(again), *after], kept),
+        _cut_program(program, before, kept, first),
+        _rest_of_program(program, rest, kept),
     )
 
 
-def _cut_program(program, early, equations, results, first):
+def _cut_program(program, equations, results, first):
     """Returns a program of the early arguments that makes the results."""
     jaxpr, count = program.jaxpr, len(program.constants)
     fixed = [*jaxpr.invars[:count], *jaxpr.invars[first:]]
@@ -142,7 +142,7 @@ def _cut_program(program, early, equations, results, first):
     )
 
 
-def _rest_of_program(program, arguments, equations, kept):
+def _rest_of_program(program, equations, kept):
     """Returns a program of all arguments and the results that are kept."""
     jaxpr = program.jaxpr
     every = [*jaxpr.invars, *kept]
