@@ -292,3 +292,14 @@ def test_start_is_the_best_constant():
     assert np.argmin(losses) == 1
     start, flat = find_group_start(bind(pairs, ids, targets, weights), offset)
     assert flat and start[0] == 0
+
+
+def test_joint_leaves_do_not_leap_where_curvature_vanishes():
+    # Along (1, 1) the Hessian is almost 0, though not so its diagonal.
+    matrix = jnp.array([[1.0, -0.9999], [-0.9999, 1.0]])
+    gradient = -jnp.ones(2)
+    found = solve_jointly(
+        gradient, jnp.ones(2), jnp.float32(0), lambda values: matrix @ values,
+        lambda values: gradient + matrix @ values,
+    )  # fmt: skip
+    assert (found > 1).all() and (found < 25).all()

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 _STEPS = 5  # products with the Hessian
+_LEAST_BEND = 0.25  # least curvature along a direction, relative to the diagonal's
 _LEAST = 0.1  # share of a step that the slope check leaves
 _CHECKS = 3
 
@@ -51,6 +52,9 @@ def solve_jointly(
         along = along + penalty * direction
         bend = jnp.sum(direction * along)
         goes = (bend > 0) & (product > 0)  # NaN and directions without a minimum stop
+        # Far along a direction of little curvature the quadratic says nothing.
+        own = jnp.sum(jnp.where(jnp.isfinite(diagonal), diagonal, 0.0) * direction**2)
+        bend = jnp.maximum(bend, _LEAST_BEND * own)
         length = jnp.where(goes, product / jnp.where(goes, bend, 1.0), 0.0)
         values = values + length * direction
         residual = residual - length * along
