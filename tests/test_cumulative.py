@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.numerics.cumulative import cumulate, cumulate_in_blocks
+from jboost.numerics.cumulative import cumulate, cumulate_levels
 
 RANDOM = np.random.default_rng(0)
 
@@ -35,7 +35,15 @@ def test_cumulative_sums(shape, reverse):
 @pytest.mark.parametrize("levels", [1, 3, 4, 5, 6, 10])
 def test_sums_start_anew(levels, reverse):
     values = draw(levels, 2**levels)
-    found = cumulate_in_blocks(jnp.asarray(values), reverse=reverse)
+    found, pull = jax.vjp(
+        lambda v: cumulate_levels(v, reverse=reverse), jnp.asarray(values)
+    )
+    one = draw(2**levels)
+    slope = pull(one)[0]
+    expected = 0.0
     for level, row in enumerate(values):
-        expected = sum_by_hand(row.reshape(-1, 2**level), reverse).ravel()
-        np.testing.assert_allclose(found[level], expected, rtol=2e-6)
+        block = (-1, 2**level)
+        expected += sum_by_hand(row.reshape(block), reverse).ravel()
+        back = sum_by_hand(one.reshape(block), not reverse).ravel()
+        np.testing.assert_allclose(slope[level], back, rtol=2e-6)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.numerics.cumulative import cumulate, cumulate_in_blocks
+from jboost.numerics.cumulative import cumulate, cumulate_levels
 
 Ties = Literal["efron", "breslow"]
 
@@ -124,6 +124,5 @@ def _sum_spans(values, begin, end):
     left, right = scatter(begin), scatter(end)
     total = left[0]
     if levels:
-        total += jnp.sum(cumulate_in_blocks(left[1:]), axis=0)
-        total += jnp.sum(cumulate_in_blocks(right[1:], reverse=True), axis=0)
+        total += cumulate_levels(left[1:]) + cumulate_levels(right[1:], reverse=True)
     return total[:size]

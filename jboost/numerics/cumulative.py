@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 BLOCK = 16
+_WHOLE = 4  # BLOCK = 2^4: from this level on no sum starts inside a block
 
 
 def cumulate(
@@ -32,32 +33,54 @@ def cumulate(
     return summed.reshape(*values.shape[:-1], -1)[..., :size]
 
 
-def cumulate_in_blocks(
+def cumulate_levels(
     values: Float[Array, "K N"], *, reverse: bool = False
-) -> Float[Array, "K N"]:
-    """Returns cumulative sums of row k that start anew every 2^k places.
+) -> Float[Array, " N"]:
+    """Returns the sum of K cumulative sums, of which the k-th starts every 2^k places.
 
-    All rows are summed at once. N must be a power of two, at least 2^(K - 1).
+    N must be a power of two, at least 2^(K - 1).
     """
+    rows, matrices = _divide(values, reverse)
+    total = _add_rows(jnp.matmul(rows, matrices, precision=lax.Precision.HIGHEST))
+    if len(values) > _WHOLE:
+        before = _add_rows(_sums_before(rows, matrices, reverse))
+        total = (total.reshape(-1, BLOCK) + before[:, None]).reshape(-1)
+    return total
+
+
+def _add_rows(values):
+    """Returns the sum over the first axis; on CPU ``jnp.sum`` is many times slower."""
+    rows = values.reshape(len(values), -1)
+    ones = jnp.ones(len(values), values.dtype)
+    return jnp.matmul(ones, rows, precision=lax.Precision.HIGHEST)
+
+
+def _divide(values, reverse):
+    """Returns rows of a block [K, N / BLOCK, BLOCK], and matrices that sum them."""
     count, size = values.shape
     width = min(size, BLOCK)
-    whole = BLOCK.bit_length() - 1  # rows from here on never start inside a block
-    starts = np.arange(width) >> np.minimum(np.arange(count), whole)[:, None]
+    starts = np.arange(width) >> np.minimum(np.arange(count), _WHOLE)[:, None]
     same = starts[:, :, None] == starts[:, None, :]
     matrices = same & np.triu(np.ones((width, width), bool))
     matrices = matrices.transpose(0, 2, 1) if reverse else matrices
-    inside = jnp.matmul(
-        values.reshape(count, -1, width), jnp.asarray(matrices, values.dtype),
+    return values.reshape(count, -1, width), jnp.asarray(matrices, values.dtype)
+
+
+def _sums_before(rows, matrices, reverse):
+    """Returns for each sum that never starts inside a block what comes before each."""
+    totals = jnp.einsum(
+        "kbp,kp->kb", rows[_WHOLE:], matrices[_WHOLE:, :, 0 if reverse else -1],
         precision=lax.Precision.HIGHEST,
     )  # fmt: skip
-    if count > whole:
-        totals = inside[whole:, :, 0 if reverse else -1]
-        other = _shift(cumulate_in_blocks(totals, reverse=reverse), reverse)
-        places = np.arange(size // width)
-        places = places[::-1] if reverse else places
-        begun = places & ((1 << np.arange(count - whole)[:, None]) - 1) > 0
-        inside = inside.at[whole:].add(jnp.where(begun, other, 0)[:, :, None])
-    return inside.reshape(count, size)
+    count, size = totals.shape
+    inner, triangles = _divide(totals, reverse)
+    sums = jnp.matmul(inner, triangles, precision=lax.Precision.HIGHEST)
+    if count > _WHOLE:
+        before = _sums_before(inner, triangles, reverse)[:, :, None]
+        sums = jnp.concatenate([sums[:_WHOLE], sums[_WHOLE:] + before])
+    places = np.arange(size)[::-1] if reverse else np.arange(size)
+    begun = places & ((1 << np.arange(count)[:, None]) - 1) > 0
+    return jnp.where(begun, _shift(sums.reshape(count, size), reverse), 0)
 
 
 def _shift(sums, reverse):
