@@ -14,8 +14,8 @@ derivative of the loss with respect to the score F (Friedman's pseudo-responses 
 R_j are the rows of leaf j, and w_i are their weights.
 """
 
+import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from jboost.entry.checks import check_integer, check_number
@@ -304,7 +304,9 @@ def lambda_mart(*, at: int | None = 30, normalize: Normalize = "both") -> Recipe
       Burges 2010, From RankNet to LambdaRank to LambdaMART: an overview, section 7;
       Wu et al. 2010, Adapting boosting for information retrieval measures.
     """
-    return dict(loss=partial(lambda_rank, at=at, normalize=normalize), **_NEWTON)
+    return dict(
+        loss=functools.partial(lambda_rank, at=at, normalize=normalize), **_NEWTON
+    )
 
 
 def xendcg() -> Recipe:
@@ -355,7 +357,7 @@ def cox(*, ties: Ties = "efron") -> Recipe:
       Cox 1972, Regression models and life-tables; Ridgeway 1999, The state of boosting,
       section 4.
     """
-    return dict(loss=partial(cox_loss, ties=ties), groups="all")
+    return dict(loss=functools.partial(cox_loss, ties=ties), groups="all")
 
 
 def stochastic(recipe: Recipe, *, subsample: float = 0.5) -> Recipe:

@@ -67,7 +67,8 @@ def test_answers_name_arguments_that_exist():
     known = {name for function in FUNCTIONS for name in parameters(function)}
     assert arguments._NAMES.keys() <= known
     assert not {*arguments._PEERS} & {*parameters(jb.fit)}
-    assert arguments._METRICS.keys() == jb.metrics.METRICS.keys()
+    known = {*jb.metrics.METRICS, *jb.metrics.GROUP_METRICS}
+    assert arguments._METRICS.keys() == known
 
 
 def test_misspelt_arguments_are_answered_where_they_belong():

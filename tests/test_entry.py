@@ -45,8 +45,8 @@ def boost(loss=L.squared_error, **settings):
 
 # These run neither JAX nor anything that a traced value could enter.
 PLAIN = {
-    "array_batches", "implementations", "make_sketch", "merge_sketches",
-    "parquet_batches", "stream",
+    "array_batches", "implementations", "make_groups", "make_sketch",
+    "merge_sketches", "parquet_batches", "random_groups", "rows", "stream",
 }  # fmt: skip
 # These are safe in a forked process, because they run NumPy only.
 NUMPY = {

@@ -18,7 +18,7 @@ from jboost.objective.evaluation import with_scores_first
 from jboost.objective.group_tracing import GroupLoss
 from jboost.tables.groups import GroupTable, RowGroups
 
-_CHUNK = 1 << 24  # numbers of a chunk of groups that is evaluated at once
+_CHUNK = 1 << 19  # numbers of a chunk of groups: its buffers stay in the cache
 
 
 class GroupObjective(NamedTuple):

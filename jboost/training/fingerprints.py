@@ -217,9 +217,11 @@ def _describe_rows(prefix, rows: PaddedRows):
     leaves, structure = jax.tree.flatten(rows.data.targets)
     kinds = [f"{leaf.dtype.name}{[*leaf.shape[1:]]}" for leaf in leaves]
     groups = rows.data.groups
-    kind = "none" if groups is None else f"{groups.kind} {groups.width}"
+    named = {}
+    if groups is not None:
+        named[f"{prefix}groups"] = f"{groups.kind} {groups.width}"
     return {
-        f"{prefix}groups": kind,
+        **named,
         f"{prefix}number of rows": rows.division[1],
         f"{prefix}type of y": " ".join([*kinds, str(structure)]),
     }
