@@ -73,6 +73,11 @@ def decide_by_loss(
         return _decide_for_groups(
             curvature, leaf_solver, l2, min_child_samples, regularization
         )
+    if curvature == "probe":
+        raise ValueError(
+            "curvature='probe' needs a loss of groups (see groups), whose rows depend "
+            "on each other; the curvature of other losses is known"
+        )
     policy: Any = curvature if isinstance(curvature, str) else "function"
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
@@ -102,7 +107,7 @@ def decide_by_loss(
 def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):
     """Does what :func:`decide_by_loss` does, for a loss of groups."""
     allowed = {
-        "curvature": (curvature, ("auto", "unit")),
+        "curvature": (curvature, ("auto", "probe", "unit")),
         "leaf_solver": (leaf_solver, ("auto", "joint", "newton")),
     }
     for name, (value, words) in allowed.items():
@@ -114,7 +119,7 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
     if isinstance(min_child_samples, str):
         min_child_samples = 1 if regularization == "absolute" else 0
     return LossChoices(
-        curvature="probe" if curvature == "auto" else curvature,
+        curvature="unit" if curvature == "unit" else "probe",
         leaf_solver="joint" if leaf_solver == "auto" else leaf_solver,
         leaf_curvature="probe",
         l2=_L2[regularization] if isinstance(l2, str) else l2,

@@ -52,6 +52,10 @@ def run_rounds(
       The trees, and the scores of the rows.
     """
     constants, numbers, rates, data, offset, init_score, seed = operands
+    if loss.coupled:
+        constants, rates, data, offset = _refuse_derivatives(
+            (constants, rates, data, offset)
+        )
     data = prepare_groups(loss, constants, data, sampled)
     start = StartPoint(offset, init_score, seed)
     state, _ = start_state(loss, constants, data, start)
@@ -63,6 +67,18 @@ def run_rounds(
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), by_row(final.scores)
+
+
+@jax.custom_jvp
+def _refuse_derivatives(operands):
+    return operands
+
+
+@_refuse_derivatives.defjvp
+def _raise_refusal(primals, tangents):
+    raise NotImplementedError(
+        "derivatives of training are not supported for losses of groups"
+    )
 
 
 def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any:

@@ -26,9 +26,9 @@ from jboost.objective.evaluation import (
     weighted_mean,
 )
 
-Policy = Literal["auto", "exact", "secant", "absolute", "unit"]
+Policy = Literal["auto", "exact", "secant", "absolute", "unit", "probe"]
 Curvature = Policy | Callable[[Any, Any], Any]  # a function of one row
-Chosen = Policy | Literal["function", "probe"]  # what remains of it in programs
+Chosen = Policy | Literal["function"]  # what remains of it in compiled programs
 _FLOOR = 1e-6  # smallest curvature of a row, relative to the weighted mean
 _STRAIGHT = 2.0  # factor of the smoothing scale of piecewise linear losses
 _FLAT = 0.1  # a Hessian below this fraction of the secant weight counts as flat

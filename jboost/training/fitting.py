@@ -240,7 +240,8 @@ def fit(
         and XGBoost).
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
-        "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; or a
+        "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; for
+        losses of groups "probe" (which is "auto") or "unit"; or a
         function with the arguments of the loss that returns it: a number, for K > 1
         K numbers or a K x K matrix, of which the diagonal is used. It should be
         positive (the Fisher information of a likelihood, for example).
@@ -251,8 +252,9 @@ def fit(
         leaves if 75 % of the rows have almost no curvature; "line_search": the Newton
         steps times one multiplier per tree; "median_step": one step from the median of
         the rows' own minimizers, without l2 (for Huber's loss and similar ones);
+        "joint": the Newton step of all leaves together, for losses of groups;
         "auto": "exact" for piecewise linear losses, "newton" for quadratic ones
-        ("hessian" with unit curvature), else "guarded".
+        ("hessian" with unit curvature), "joint" for losses of groups, else "guarded".
       init_score: "auto" = argmin_c of the weighted loss (or, where no row has a
         gradient there, a point where the most rows have one; see
         ``history.choices``), "median" of the rows' own minimizers (the targets, where
