@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jboost.boosting.group_rounds import draw_bag, find_group_start
+from jboost.objective import coupled
 from jboost.objective.coupled import GroupObjective, group_gradient, group_values
 from jboost.objective.group_tracing import trace_group_loss
 from jboost.objective.probing import (
@@ -303,3 +304,17 @@ def test_joint_leaves_do_not_leap_where_curvature_vanishes():
         lambda values: gradient + matrix @ values,
     )  # fmt: skip
     assert (found > 1).all() and (found < 25).all()
+
+
+def test_chunks_of_groups_change_nothing(monkeypatch):
+    ids, targets, scores, weights = make_rows()
+    objective = bind(pairs, ids, targets, weights)
+    scores = jnp.asarray(scores)
+
+    def evaluate():
+        return jax.jvp(lambda s: group_gradient(objective, s), (scores,), (scores,))
+
+    whole = evaluate()
+    monkeypatch.setattr(coupled, "_CHUNK", 2 * 16**2)
+    for one, other in zip(whole, evaluate(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
