@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools of the experiments: command line, pictures, results, slopes.
+"""Tools of the experiments: command line, tables, pictures, results, slopes.
 
-In: a script's docstring, figures, numbers, timings. Out: a parser with ``--help`` and
-``--out``, PNG and JSON files in one style, and slopes with their noise.
+In: a script's docstring, a table's folder, figures, numbers, timings. Out: a parser
+with ``--help`` and ``--out``, data frames, PNG and JSON files in one style, differences
+and slopes with their noise.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 # Okabe and Ito's colors can be told apart by color-blind readers.
 BLACK, BLUE, ORANGE, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
@@ -77,6 +79,31 @@ def read_processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+# ---- tables -------------------------------------------------------------------------
+
+
+def read_table(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Returns the columns of a folder's ``data.parquet``, and its ``meta.json``.
+
+    Columns that ``meta.json`` lists under ``drop_columns`` are left out.
+    """
+    meta = json.loads((folder / "meta.json").read_text())
+    frame = pd.read_parquet(folder / "data.parquet")
+    return frame.drop(columns=meta.get("drop_columns", [])), meta
+
+
+def make_matrix(frame: pd.DataFrame) -> np.ndarray:
+    """Returns float32 [N, F]; categories become ranks of their sorted values."""
+    x = np.empty(frame.shape, np.float32)
+    for position, (_, column) in enumerate(frame.items()):
+        if pd.api.types.is_numeric_dtype(column):
+            x[:, position] = column.to_numpy(np.float32, na_value=np.nan)
+        else:
+            codes, _ = pd.factorize(column.astype(object), sort=True)
+            x[:, position] = np.where(codes < 0, np.nan, codes)
+    return x
+
+
 # ---- results ------------------------------------------------------------------------
 
 
@@ -117,6 +144,15 @@ def save_figure(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=160)
     pyplot.close(figure)
     print(f"written: {path}")
+
+
+def compare_pairs(
+    ours: Sequence[float], theirs: Sequence[float]
+) -> tuple[float, float]:
+    """Returns the mean difference of paired numbers, and its standard error."""
+    differences = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    error = np.std(differences, ddof=1) / np.sqrt(len(differences))
+    return float(np.mean(differences)), float(error)
 
 
 # ---- slopes -------------------------------------------------------------------------
