@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jboost as jb
 from jboost.boosting.group_rounds import draw_bag, find_group_start
 from jboost.objective import coupled
 from jboost.objective.coupled import GroupObjective, group_gradient, group_values
@@ -243,6 +244,20 @@ def test_losses_without_curvature_use_differences():
             _, probe = renew_probe(objective, at, start_probe(at), jnp.int32(0))
             assert bool(probe.differs) is expected
             assert (probe.curvature > 0).any()
+
+
+@pytest.mark.parametrize("normalize", ["none", "both"])
+def test_lambdas_that_jump_keep_their_hessian(normalize):
+    # At equal scores every move changes the order, and with it the weights of pairs.
+    def lambdas(scores, targets, *, where):
+        return jb.losses.lambda_rank(scores, targets, where=where, normalize=normalize)
+
+    ids, targets, _, weights = make_rows()
+    scores = jnp.zeros((1, NUM_ROWS))
+    objective = bind(lambdas, ids, targets, weights)
+    _, probe = renew_probe(objective, scores, start_probe(scores), jnp.int32(0))
+    assert not probe.differs
+    assert 0 < jnp.max(probe.curvature) < 10
 
 
 def test_joint_leaves_solve_the_dense_system():

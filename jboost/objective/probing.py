@@ -166,6 +166,9 @@ def _compare(objective, scores, signs, gradient, product, probe, due):
     difference = (search.above - search.below) / (2 * distance)
     bends = [_mean(objective, signs * each) for each in (product, difference)]
     enough = bends[0] >= _LEAST_SHARE * bends[1]
+    # A gradient that jumps at the least distance (lambdas, where documents change
+    # places) has no difference quotient to compare with.
+    enough |= (search.power == first) & (bends[0] > 0)
     differs = jnp.where(due, ~enough & jnp.isfinite(bends[1]), probe.differs)
     probe = probe._replace(distance=distance, differs=differs)
     return jnp.where(differs, difference, product), probe
