@@ -16,6 +16,7 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost import losses
 from jboost.boosting.reports import mean_loss
+from jboost.boosting.state import Data
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
@@ -247,12 +248,15 @@ def _make_measure(model, num_scores, matrix, y, loss, sample_weight, offset, met
         parameters = run(constants, scores(), targets, weights)
     run, size = compiled(mean_loss, traced), padded_size(num_rows)
     targets = jax.tree.map(partial(pad_rows, size=size), targets)
-    weights = np.pad(weights, (0, size - num_rows))
+    weights: Any = np.pad(weights, (0, size - num_rows))
+    none: Any = None
+    words = np.zeros(2, np.uint32)  # a loss of one row draws nothing
 
     def measure():
         padded = pad_rows(scores(), size)
         by_score = padded[None] if num_scores == 1 else padded.T
-        return float(run(constants, parameters, targets, weights, by_score))
+        rows = Data(none, targets, weights)
+        return float(run(constants, parameters, rows, by_score, words))
 
     return measure
 

@@ -227,7 +227,13 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
     if len(sets) > 1:
         raise ValueError(f"validation must be one set of rows, got {[*sets]}")
     parts = [train]
-    for label, given in sets.values():
+    for label, (*rows, groups) in sets.values():
+        given: Any = tuple(rows)
+        if groups is not None:
+            raise ValueError(
+                f"{label} must have no groups, because the loss is of one row, got "
+                f"{type(groups).__name__}"
+            )
         if (given[3] is None) != (offset is None):
             raise ValueError(
                 f"{label} must be (x, y, sample_weight, offset) with an offset if and "
