@@ -69,7 +69,7 @@ def test_order_and_names_of_groups_do_not_matter(trained):
     names = np.array([f"query {i}" for i in RNG.permutation(40)])[IDS]
     model, _ = jb.fit(X[ORDER], Y[ORDER], listwise, groups=names[ORDER], **SMALL)
     expected = jb.predict(trained[0], X)
-    np.testing.assert_allclose(jb.predict(model, X), expected, atol=0.05)
+    np.testing.assert_allclose(jb.predict(model, X), expected, atol=1e-5)
 
 
 def test_sum_of_row_losses_is_the_loss_of_rows():
@@ -88,9 +88,8 @@ def test_weight_two_is_a_second_group_and_zero_is_none():
     rows = np.concatenate([np.flatnonzero(weights > 0), np.flatnonzero(weights > 1)])
     ids = IDS[rows] + 40 * (np.arange(len(rows)) >= np.sum(weights > 0))
     repeated, _ = jb.fit(X[rows], Y[rows], listwise, groups=ids, **SMALL)
-    # The probes differ, and with them, a little, the trees.
     one, other = (jb.predict(m, X[rows]) for m in (weighted, repeated))
-    assert np.corrcoef(one, other)[0, 1] > 0.95
+    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_loss_weighs_rows_itself():

@@ -5,7 +5,7 @@ In: tables as scikit-learn passes them, and hyperparameters as attributes. Out:
 arguments of ``fit``, and the fitted attributes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Unpack
 
 import numpy as np
@@ -293,25 +293,17 @@ def is_one_of(loss: Any, known: Iterable[Any]) -> bool:
     return any(bare is each for each in known)
 
 
-def find_group_loss(loss: Any) -> Any:
-    """Returns a loss of groups from its name or itself."""
+def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
+    """Returns a loss function from its name or itself.
+
+    Args:
+      known: the losses that have names: of rows, or of groups.
+    """
     if not isinstance(loss, str):
         return loss
-    if loss not in losses.GROUP_LOSSES:
+    if loss not in known:
         raise ValueError(
-            f"loss must be 'auto', one of {tuple(losses.GROUP_LOSSES)}, or a function "
-            f"of the rows of a group, got {loss!r}"
+            f"loss must be 'auto', one of {tuple(known)}, or a function, got "
+            f"{loss!r}{hint_loss(loss, known, repr('{}'))}"
         )
-    return losses.GROUP_LOSSES[loss]
-
-
-def find_loss(loss: Any) -> Any:
-    """Returns a loss function from its name or itself."""
-    if not isinstance(loss, str):
-        return loss
-    if loss not in losses.LOSSES:
-        raise ValueError(
-            f"loss must be 'auto', one of {tuple(losses.LOSSES)}, or a function, got "
-            f"{loss!r}{hint_loss(loss, losses.LOSSES, repr('{}'))}"
-        )
-    return losses.LOSSES[loss]
+    return known[loss]

@@ -13,8 +13,9 @@ from sklearn.utils import column_or_1d
 
 from jboost.boosting.grouping import ValidationRows
 from jboost.entry.arguments import explain_arguments
+from jboost.losses import GROUP_LOSSES
 from jboost.metrics import ndcg
-from jboost.sklearn.estimators import Boosting, find_group_loss
+from jboost.sklearn.estimators import Boosting, find_loss
 from jboost.tables.groups import make_groups
 from jboost.training.metric_calls import GroupMetric
 
@@ -91,7 +92,8 @@ class JBoostRanker(Boosting):
         ids = read_queries(qid, group, len(targets), "")
         weights = _expand_weights(sample_weight, ids)
         auto = isinstance(self.loss, str) and self.loss == "auto"
-        self._loss = find_group_loss(_DEFAULT_LOSS if auto else self.loss)
+        loss = _DEFAULT_LOSS if auto else self.loss
+        self._loss = find_loss(loss, GROUP_LOSSES)
         sets = _join_queries(eval_set, eval_qid, eval_group)
         rows = (X, targets, weights, offset)
         return self._train(rows, sets, self._loss, 1, None, ids)
