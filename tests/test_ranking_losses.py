@@ -12,6 +12,7 @@ import pytest
 import xgboost
 
 import jboost as jb
+from jboost.losses import lambdas
 
 L = jb.losses
 SIZE = 12
@@ -114,7 +115,9 @@ def test_lambdas(at, normalize):
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
 
-def test_lambdas_of_equal_scores_follow_the_rows():
+@pytest.mark.parametrize("counted", [0, SIZE])
+def test_lambdas_of_equal_scores_follow_the_rows(counted, monkeypatch):
+    monkeypatch.setattr(lambdas, "_COUNTED", counted)  # ranks by sorting, by counting
     gradient = jax.grad(partial(L.lambda_rank, normalize="both"))(
         jnp.zeros(SIZE), jnp.asarray(RELEVANCE)
     )

@@ -16,6 +16,8 @@ from jboost.losses.ranking import discount, find_gains, find_ideal
 
 Normalize = Literal["none", "scores", "sum", "both"]
 
+_COUNTED = 256  # rows up to which counting is faster than sorting in XLA on a CPU
+
 
 def lambda_rank(
     scores, targets, *, where=None, at: int | None = 30, normalize: Normalize = "none"
@@ -71,7 +73,7 @@ def lambda_rank(
     ideal = find_ideal(gains, top)
     frozen = lax.stop_gradient(scores)
     places = jnp.arange(size, dtype=jnp.int32)
-    order = lax.sort((jnp.where(real, -frozen, jnp.inf), places), num_keys=1)[1]
+    order = _find_order(jnp.where(real, -frozen, jnp.inf))
     scores, real = clear(scores, real)[order], real[order]
     gains, targets = gains[order], targets[order]
     discounts = discount(places.astype(scores.dtype))
@@ -93,6 +95,22 @@ def lambda_rank(
     ahead = sign * (first - scores[None, :])
     weight = _normalize(change, lax.stop_gradient(ahead), normalize)
     return jnp.sum(weight * softplus(-ahead))
+
+
+def _find_order(keys):
+    """Returns the rows in increasing order of their keys; ties in order of the rows."""
+    size = len(keys)
+    row = jnp.arange(size, dtype=jnp.int32)
+    if size > _COUNTED:
+        return lax.sort((keys, row), num_keys=1)[1]
+
+    def count(other, place):
+        key = keys[other]
+        before = (key < keys) | ((key == keys) & (other < row))
+        return place + before.astype(jnp.int32)
+
+    place = lax.fori_loop(0, size, count, jnp.zeros_like(row))
+    return jnp.zeros_like(row).at[place].set(row, unique_indices=True)
 
 
 def _normalize(change, ahead, normalize):

@@ -232,4 +232,26 @@ def _map_groups(function, operands, size, by_pairs):
         return jax.tree.map(lambda array: array[None], found)
     if count <= chunk:
         return jax.vmap(function)(operands)
-    return jax.lax.map(function, operands, batch_size=chunk)
+    num_chunks = -(-count // chunk)
+    chunk = -(-count // num_chunks)
+
+    def cut(number):
+        first = jnp.minimum(number * chunk, count - chunk)  # the last two may overlap
+        return jax.tree.map(
+            lambda array: jax.lax.dynamic_slice_in_dim(array, first, chunk), operands
+        )
+
+    # A chunk is carried to the next step. Cut where it is used, it would be fused with
+    # all pairs of a group, whose loops XLA does not vectorize then.
+    def step(operands, number):
+        return cut(number + 1), jax.vmap(function)(operands)
+
+    number = jnp.arange(num_chunks, dtype=jnp.int32)
+    _, found = jax.lax.scan(step, cut(jnp.int32(0)), number)
+    again = num_chunks * chunk - count
+
+    def join(found):
+        first = found[:-1].reshape(-1, *found.shape[2:])
+        return jnp.concatenate([first, found[-1, again:]])
+
+    return jax.tree.map(join, found)

@@ -62,7 +62,14 @@ def linearize(
     def gradient_at(scores):
         return group_gradient(objective, scores)
 
-    _, multiply = jax.linearize(gradient_at, scores)
+    if any(objective.loss.by_pairs):
+        # What a linear function keeps of all pairs takes longer to write and read than
+        # to compute.
+        def multiply(direction):
+            return jax.jvp(gradient_at, (scores,), (direction,))[1]
+
+    else:
+        _, multiply = jax.linearize(gradient_at, scores)
 
     def difference(direction):
         size = _size(objective, direction)

@@ -8,8 +8,9 @@ the Hessian:
     minimize  b'w + w' A w / 2,    b = P'W g,    A = P'W H P + l2 I
 
 by conjugate gradients, preconditioned by the diagonal M = P'W h + l2 that a single
-Newton step divides by. A few steps are a truncated Newton method (Dembo and Steihaug
-1983). Leaves that are fitted one by one diverge where a loss couples many rows.
+Newton step divides by. They end when the residual, measured by 1 / M, is a third of the
+gradient: a truncated Newton method (Dembo and Steihaug 1983). Leaves that are fitted
+one by one diverge where a loss couples many rows.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-_STEPS = 5  # products with the Hessian
+_STEPS = 5  # products with the Hessian, at most
+_ENOUGH = 0.1  # of the squared residual, at which the steps end
 _LEAST_BEND = 0.25  # least curvature along a direction, relative to the diagonal's
 _LEAST = 0.1  # share of a step that the slope check leaves
 _CHECKS = 3
@@ -46,8 +48,12 @@ def solve_jointly(
     """
     diagonal = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
 
-    def step(state, _):
-        values, residual, direction, product = state
+    def goes_on(state):
+        *_, product, number = state
+        return (number < _STEPS) & (product > _ENOUGH * at_start)
+
+    def step(state):
+        values, residual, direction, product, number = state
         along = jnp.where(jnp.isfinite(diagonal), multiply(direction), 0.0)
         along = along + penalty * direction
         bend = jnp.sum(direction * along)
@@ -62,11 +68,12 @@ def solve_jointly(
         after = jnp.sum(residual * scaled)
         share = after / jnp.where(product > 0, product, 1.0)
         direction = jnp.where(goes, scaled + share * direction, 0.0)
-        return (values, residual, direction, jnp.where(goes, after, 0.0)), None
+        return values, residual, direction, jnp.where(goes, after, 0.0), number + 1
 
     first = -gradient / diagonal
-    start = (jnp.zeros_like(first), -gradient, first, -jnp.sum(gradient * first))
-    (values, *_), _ = jax.lax.scan(step, start, None, length=_STEPS)
+    at_start = -jnp.sum(gradient * first)
+    start = (jnp.zeros_like(first), -gradient, first, at_start, jnp.int32(0))
+    values, *_ = jax.lax.while_loop(goes_on, step, start)
     # Without a direction that bends upward, the step of the diagonal remains.
     values = jnp.where(jnp.any(values != 0), values, first)
     return _check_slope(values, gradient, slope_at)
