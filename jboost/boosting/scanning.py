@@ -29,6 +29,7 @@ from jboost.boosting.state import (
     start_state,
 )
 from jboost.codes.codes import pack_codes
+from jboost.numerics.derivatives import without_derivatives
 from jboost.trees.tree import BoostedTrees
 
 
@@ -53,8 +54,9 @@ def run_rounds(
     """
     constants, numbers, rates, data, offset, init_score, seed = operands
     if loss.coupled:
-        constants, rates, data, offset = _refuse_derivatives(
-            (constants, rates, data, offset)
+        constants, rates, data, offset = without_derivatives(
+            (constants, rates, data, offset),
+            "derivatives of training are not supported for losses of groups",
         )
     data = prepare_groups(loss, constants, data, sampled)
     start = StartPoint(offset, init_score, seed)
@@ -67,18 +69,6 @@ def run_rounds(
 
     final, trees = jax.lax.scan(one_round, state, rates)
     return BoostedTrees(trees, state.init_score), by_row(final.scores)
-
-
-@jax.custom_jvp
-def _refuse_derivatives(operands):
-    return operands
-
-
-@_refuse_derivatives.defjvp
-def _raise_refusal(primals, tangents):
-    raise NotImplementedError(
-        "derivatives of training are not supported for losses of groups"
-    )
 
 
 def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any:

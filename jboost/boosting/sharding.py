@@ -7,7 +7,6 @@ arrays of rows sharded, everything else the same on all devices.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jboost.boosting.state import BoostState, Data
 from jboost.codes.codes import SparseCodes
 from jboost.entry.collectives import Shards, use_shards
 from jboost.entry.stages import for_host
+from jboost.numerics.derivatives import without_derivatives
 from jboost.tables.sparse import SparseMatrix
 
 EVERYWHERE = P()  # the same on all devices
@@ -91,19 +91,12 @@ def run_sharded(
     call = jax.shard_map(
         run, mesh=mesh, in_specs=specs, out_specs=results, check_vma=False
     )
-    return _without_derivatives(call, operands)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _without_derivatives(call, operands):
-    return call(*operands)
-
-
-@_without_derivatives.defjvp
-def _refuse_derivatives(call, primals, tangents):
-    raise NotImplementedError(
-        "derivatives of training are not supported with a mesh; differentiate jb.boost "
-        "without mesh, on one device"
+    return call(
+        *without_derivatives(
+            operands,
+            "derivatives of training are not supported with a mesh; differentiate "
+            "jb.boost without mesh, on one device",
+        )
     )
 
 

@@ -51,6 +51,22 @@ def _derive(run, derive, primals, tangents):
     return result, derive(result, primals, tangents)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def without_derivatives(operands: Any, reason: str) -> Any:
+    """Returns the operands, which must not be differentiated.
+
+    Raises:
+      NotImplementedError: they are, with ``reason``.
+    """
+    del reason
+    return operands
+
+
+@without_derivatives.defjvp
+def _refuse(reason, primals, tangents):
+    raise NotImplementedError(reason)
+
+
 def weigh(
     weights: Float[Array, "*K N"], values: Float[Array, "*K N"]
 ) -> Float[Array, "*K N"]:
