@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much work the compiler spends on a program.
 
-In: one of four efforts. Out: options of XLA. Small programs are worth less work.
+In: one of six efforts. Out: options of XLA. Small programs are worth less work.
 """
 
 import os
@@ -15,13 +15,15 @@ import numpy as np
 class Effort(NamedTuple):
     """An effort of the compiler.
 
-    ``FULL`` is for programs on many rows: level 1 of LLVM. Its programs run as fast
-    and round as those of the default level, which unrolls the short loops over the rows
-    of a group, and takes up to three times as long. ``WHOLE`` does the same work in one
-    piece, instead of a piece for each thread, which takes two thirds of the time and
-    rounds alike. ``BRISK`` takes half the time, but may round a sum of two products in
-    another order. ``QUICK`` takes a sixth of the time, and is for programs without a
-    loss: it does not contract a * b + c into one rounding, as the others do.
+    ``FULL`` is for programs on many rows. ``WHOLE`` does the same work in one piece,
+    instead of a piece for each thread, which takes two thirds of the time and rounds
+    alike. ``BRISK`` takes half the time, but may round a sum of two products in another
+    order. ``QUICK`` takes a sixth of the time, and is for programs without a loss: it
+    does not contract a * b + c into one rounding, as the others do.
+
+    ``GROUPS`` and, for few rows, ``SMALL_GROUPS`` are for losses of groups, whose short
+    loops over the rows of a group the others unroll. They take a third of the time of
+    ``FULL``; the programs run as fast, but may round in another order.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -32,19 +34,17 @@ class Effort(NamedTuple):
         A level in the environment variable XLA_FLAGS is not raised.
         """
         options = self.options
-        if _LEVEL in os.environ.get("XLA_FLAGS", ""):
-            options = tuple(option for option in options if option != (_LEVEL, 1))
+        if GROUPS.options[0][0] in os.environ.get("XLA_FLAGS", ""):
+            options = tuple(each for each in options if each not in GROUPS.options)
         return options if _are_known(options) else ()
 
 
-_LEVEL = "xla_backend_optimization_level"
-_WHOLE = (("xla_cpu_parallel_codegen_split_count", 1),)
-_BRISK = (*_WHOLE, ("xla_cpu_use_fusion_emitters", False))
-
-FULL = Effort(((_LEVEL, 1),))
-WHOLE = Effort((*_WHOLE, (_LEVEL, 1)))
-BRISK = Effort((*_BRISK, (_LEVEL, 1)))
-QUICK = Effort((*_BRISK, (_LEVEL, 0)))
+FULL = Effort(())
+WHOLE = Effort((("xla_cpu_parallel_codegen_split_count", 1),))
+BRISK = Effort((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
+QUICK = Effort((*BRISK.options, ("xla_backend_optimization_level", 0)))
+GROUPS = Effort((("xla_backend_optimization_level", 1),))
+SMALL_GROUPS = Effort((*BRISK.options, *GROUPS.options))
 FEW = 2**15  # numbers in the largest operand, up to which a program runs so shortly
 
 

@@ -33,7 +33,16 @@ from jboost.boosting.round_programs import (
 )
 from jboost.boosting.row_derivatives import choose_scaling
 from jboost.boosting.state import Arrays, BoostState, Problem
-from jboost.entry.efforts import BRISK, FEW, FULL, QUICK, WHOLE, Effort
+from jboost.entry.efforts import (
+    BRISK,
+    FEW,
+    FULL,
+    GROUPS,
+    QUICK,
+    SMALL_GROUPS,
+    WHOLE,
+    Effort,
+)
 from jboost.entry.programs import compiled
 from jboost.numerics.packing import count_words, unpack
 from jboost.training.pacing import MOST_ROUNDS
@@ -262,9 +271,12 @@ def choose_effort(problem: Problem, num_rows: int) -> Effort:
     With one score, the bits of models do not depend on the number of rows.
     """
     num_scores = problem.loss.num_scores
-    if num_scores * num_rows > FEW:
+    many = num_scores * num_rows > FEW
+    if problem.loss.coupled:
+        return GROUPS if many else SMALL_GROUPS
+    if many:
         return FULL
-    return BRISK if num_scores > 1 or problem.loss.coupled else WHOLE
+    return BRISK if num_scores > 1 else WHOLE
 
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
