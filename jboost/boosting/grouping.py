@@ -16,10 +16,10 @@ import numpy as np
 from jboost.losses import Adaptive, bare_loss
 from jboost.objective.group_tracing import (
     call_estimate,
-    check_mask,
     read_inputs,
     takes_groups,
 )
+from jboost.objective.masks import check_loss_mask
 from jboost.tables.groups import (
     RowGroups,
     check_group_weights,
@@ -143,7 +143,7 @@ def check_first_group(
     num_scores: int,
     weighted: bool,
 ) -> None:
-    """Checks the mask of a loss on one group; see :func:`check_mask`.
+    """Checks the mask of a loss on one group; see :func:`check_loss_mask`.
 
     Args:
       targets: of all rows, on the host, without padding.
@@ -165,7 +165,7 @@ def check_first_group(
         zeros, ones = np.zeros(shape, np.float32), np.ones(len(index), np.float32)
         one = np.zeros(len(index), np.int32)
         parameters = call_estimate(loss, *jax.device_put((zeros, part, ones, one)))
-    check_mask(loss, part, num_scores, parameters, weighted)
+    check_loss_mask(loss, part, num_scores, parameters, weighted)
 
 
 def find_widths(sets: Iterable[tuple[RowGroups | None, int]]) -> list[int]:

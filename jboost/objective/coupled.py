@@ -6,8 +6,9 @@ the gradient of each row. The twin of :mod:`jboost.objective.evaluation`, for wh
 do not depend on each other.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jboost.objective.evaluation import with_scores_first
 from jboost.objective.group_tracing import GroupLoss
 from jboost.tables.groups import GroupTable, RowGroups
 
+_T = TypeVar("_T")
 _CHUNK = 1 << 19  # numbers of a chunk of groups: its buffers stay in the cache
 
 
@@ -146,6 +148,45 @@ def draw_groups(
     return (GroupTable(rows, size, number),), jnp.where(counted, slot, -1)
 
 
+def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
+    """Maps a function over groups, so many at a time.
+
+    Args:
+      function: takes the operands of one group.
+      operands: a pytree of arrays whose first axis is that of the groups.
+      chunk: the groups whose results are in memory together.
+    """
+    count = len(jax.tree.leaves(operands)[0])
+    if count == 1:
+        found = function(jax.tree.map(lambda array: array[0], operands))
+        return jax.tree.map(lambda array: array[None], found)
+    if count <= chunk:
+        return jax.vmap(function)(operands)
+    num_chunks = -(-count // chunk)
+    chunk = -(-count // num_chunks)
+
+    def cut(number):
+        first = jnp.minimum(number * chunk, count - chunk)  # the last two may overlap
+        return jax.tree.map(
+            lambda array: jax.lax.dynamic_slice_in_dim(array, first, chunk), operands
+        )
+
+    # A chunk is carried to the next step. Cut where it is used, it would be fused with
+    # all pairs of a group, whose loops XLA does not vectorize then.
+    def step(operands, number):
+        return cut(number + 1), jax.vmap(function)(operands)
+
+    number = jnp.arange(num_chunks, dtype=jnp.int32)
+    _, found = jax.lax.scan(step, cut(jnp.int32(0)), number)
+    again = num_chunks * chunk - count
+
+    def join(found):
+        first = found[:-1].reshape(-1, *found.shape[2:])
+        return jnp.concatenate([first, found[-1, again:]])
+
+    return jax.tree.map(join, found)
+
+
 def number_groups(groups: RowGroups, weights: Float[Array, " N"]) -> Int32[Array, " N"]:
     """Returns the number of each row's group, for estimates of parameters."""
     if groups.number is not None:
@@ -178,7 +219,7 @@ def _prepare(objective, table):
 
     def find(programs):
         run = partial(programs[index], objective.constants)
-        return _map_groups(lambda each: run(*each), inputs, width, loss.by_pairs[index])
+        return map_groups(lambda each: run(*each), inputs, _chunk(loss, index, width))
 
     return Batch(
         rows, where, table.number, inputs, find(loss.early_values),
@@ -220,38 +261,9 @@ def _run(objective, programs, batch, scores, early):
         return run(score, key, objective.parameters, *inputs, early)
 
     operands = (scores, keys, batch.inputs, early)
-    return _map_groups(one, operands, scores[0].size, loss.by_pairs[index])
+    return map_groups(one, operands, _chunk(loss, index, scores[0].size))
 
 
-def _map_groups(function, operands, size, by_pairs):
-    """Maps a function over groups of so many numbers, in chunks that fit the memory."""
-    count = len(jax.tree.leaves(operands)[0])
-    chunk = max(1, _CHUNK // (size**2 if by_pairs else size))
-    if count == 1:
-        found = function(jax.tree.map(lambda array: array[0], operands))
-        return jax.tree.map(lambda array: array[None], found)
-    if count <= chunk:
-        return jax.vmap(function)(operands)
-    num_chunks = -(-count // chunk)
-    chunk = -(-count // num_chunks)
-
-    def cut(number):
-        first = jnp.minimum(number * chunk, count - chunk)  # the last two may overlap
-        return jax.tree.map(
-            lambda array: jax.lax.dynamic_slice_in_dim(array, first, chunk), operands
-        )
-
-    # A chunk is carried to the next step. Cut where it is used, it would be fused with
-    # all pairs of a group, whose loops XLA does not vectorize then.
-    def step(operands, number):
-        return cut(number + 1), jax.vmap(function)(operands)
-
-    number = jnp.arange(num_chunks, dtype=jnp.int32)
-    _, found = jax.lax.scan(step, cut(jnp.int32(0)), number)
-    again = num_chunks * chunk - count
-
-    def join(found):
-        first = found[:-1].reshape(-1, *found.shape[2:])
-        return jnp.concatenate([first, found[-1, again:]])
-
-    return jax.tree.map(join, found)
+def _chunk(loss, index, size):
+    """Returns how many groups of so many numbers are evaluated together."""
+    return max(1, _CHUNK // (size**2 if loss.by_pairs[index] else size))

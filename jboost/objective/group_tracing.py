@@ -16,10 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jboost.entry.arguments import bound_keywords, takes_mask
-from jboost.entry.warning import warn_user
 from jboost.losses import Adaptive
 from jboost.objective.jaxprs import (
     Program,
@@ -30,8 +28,6 @@ from jboost.objective.jaxprs import (
 from jboost.objective.tracing import estimate_shapes, explain_obstacle, name_of
 
 SIGNATURE = "loss(scores, targets, *, where)"
-_MASKED = 3  # rows that are added to check the mask
-_TOLERANCE = 1e-5
 _MOST_KEPT = 4  # numbers for each row of a group in a result that rounds share
 
 
@@ -154,13 +150,13 @@ def trace_group_loss(
     if isinstance(loss, Adaptive):
         function = loss.loss
         estimate, parameters = _trace_estimate(loss, rows, num_scores, constants)
-    call = _make_call(function, inputs, isinstance(loss, Adaptive))
+    call = make_call(function, inputs, isinstance(loss, Adaptive))
     values, gradients, by_pairs, parts = [], [], [], []
     for width in widths:
-        late, early = _describe_group(rows, width, num_scores, inputs, weighted)
+        late, early = describe_group(rows, width, num_scores, inputs, weighted)
         late = (*late, parameters)
         arguments = (*late, *early)
-        _check_result(function, call, arguments, width)
+        check_result(function, call, arguments, width)
         values.append(trace_program(call, arguments, constants))
         try:
             gradient = trace_program(jax.grad(call), arguments, constants)
@@ -195,7 +191,7 @@ def trace_group_loss(
     return traced if known is None else known, tuple(constants)
 
 
-def _make_call(function, inputs, adaptive):
+def make_call(function, inputs, adaptive):
     """Returns the loss as a function of all arguments by position."""
 
     def call(scores, key, parameters, targets, where, weights):
@@ -209,7 +205,7 @@ def _make_call(function, inputs, adaptive):
     return call
 
 
-def _describe_group(rows, width, num_scores, inputs, weighted):
+def describe_group(rows, width, num_scores, inputs, weighted):
     """Returns the shapes of (scores, key), and of (targets, where, weights)."""
     shape = (width,) if num_scores == 1 else (width, num_scores)
     targets = jax.tree.map(
@@ -233,7 +229,7 @@ def _trace_estimate(loss, rows, num_scores, constants):
     return trace_program(function, inputs, constants), parameters
 
 
-def _check_result(function, call, arguments, width):
+def check_result(function, call, arguments, width):
     """Raises if the loss does not accept a group, or returns no scalar."""
     name = name_of(function)
     if not callable(function):
@@ -279,62 +275,3 @@ def _takes_pairs(jaxpr, width):
         return False
     sizes = (v.aval.size for e in jaxpr.eqns for v in e.outvars)
     return any(size >= width**2 // 4 for size in sizes)
-
-
-def check_mask(
-    loss: Any, targets: Any, num_scores: int, parameters: Any, weighted: bool
-) -> None:
-    """Checks that rows outside ``where`` do not change the loss of a group.
-
-    Args:
-      targets: of the rows of one group, on the host.
-      parameters: of an adaptive loss.
-
-    Raises:
-      ValueError: they do.
-    """
-    inputs = read_inputs(loss)
-    if not inputs.where:
-        return
-    adaptive = isinstance(loss, Adaptive)
-    function = loss.loss if adaptive else loss
-    size = len(jax.tree.leaves(targets)[0])
-    shape = (size + _MASKED,) if num_scores == 1 else (size + _MASKED, num_scores)
-    rng = np.random.default_rng(0)
-    draws = [rng.normal(size=shape).astype(np.float32) for _ in range(2)]
-    # The rows added are the last ones of the group, at scores that would matter.
-    index = np.append(np.arange(size), np.arange(_MASKED) % size)
-    for scores, masked in zip(draws, (3, -2), strict=True):
-        scores[size:] = masked
-    call = _make_call(function, inputs, adaptive)
-
-    def evaluate(scores, number):
-        group = jax.tree.map(lambda t: np.asarray(t)[index[:number]], targets)
-        where = np.arange(number) < size
-        weights = where.astype(np.float32) if inputs.weights and weighted else None
-        key = jax.random.key(0) if inputs.key else None
-        return float(
-            jax.jit(call)(scores[:number], key, parameters, group, where, weights)
-        )
-
-    plain, other = (evaluate(scores, size) for scores in draws)
-    if not np.isfinite(plain) or inputs.key:  # draws depend on the number of rows
-        return
-    padded = evaluate(draws[0], size + _MASKED)
-    if not abs(padded - plain) <= _TOLERANCE * max(1.0, abs(plain)):
-        both = plain * evaluate(draws[1], size + _MASKED), other * padded
-        if plain != 0 and np.isclose(*both, rtol=_TOLERANCE):
-            warn_user(
-                f"loss {name_of(function)} is multiplied by {padded / plain:g} where "
-                f"{_MASKED} masked rows are added to a group of {size}, so that groups "
-                "weigh more if they are padded more; use where.sum() instead of "
-                "len(scores)"
-            )
-            return
-        raise ValueError(
-            f"loss {name_of(function)} must not depend on rows outside where, got "
-            f"{plain:g} for a group of {size} rows and {padded:g} with {_MASKED} "
-            "masked rows added; leave them out of every sum, mean, maximum and sort, "
-            "for example with jnp.sum(jnp.where(where, values, 0.0)) and where.sum() "
-            "instead of len(scores)"
-        )

@@ -26,7 +26,7 @@ from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.tables.categories import Categories
 from jboost.tables.frames import RowSource, Schema
-from jboost.training.chunks import Job, Position
+from jboost.training.chunks import Job, Position, choose_effort
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows
 
@@ -161,10 +161,11 @@ def _replay_probes(model, job, state, x):
     """
     problem, rows = job.problem, job.rows
     arrays = problem.arrays._replace(data=problem.data._replace(codes=None))
-    replay = compiled(_replay_round, problem.static)
+    effort = choose_effort(problem, len(rows.data.weights))  # as for rounds
+    replay = compiled(_replay_round, problem.static, effort=effort)
     real = rows.fetch(rows.scores, axis=1) + np.asarray(model.init_score).reshape(-1, 1)
     start = rows.put_scores(real)
-    begin = compiled(_estimate_anew, problem.loss)
+    begin = compiled(_estimate_anew, problem.loss, effort=effort)
     at = state._replace(scores=start, round=np.int32(0))
     at = at._replace(parameters=begin(problem.constants, arrays.data, at))
     for _ in _each_round(model, x, real):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jboost.model.scores import transform_rows
-from jboost.objective.coupled import draw_groups
+from jboost.objective.coupled import draw_groups, map_groups
 from jboost.objective.group_tracing import read_inputs
 from jboost.tables.groups import RowGroups
 
@@ -99,7 +99,7 @@ def _evaluate(function, inputs, scores, targets, weights, group_weights, groups)
             return jnp.asarray(value, jnp.float32), weight
 
         chunk = max(1, _CHUNK // width**2)
-        return jax.lax.map(one, (table.rows, table.size), batch_size=chunk)
+        return map_groups(one, (table.rows, table.size), chunk)
 
     found = [evaluate(table) for table in tables]
     return tuple(jnp.concatenate(parts) for parts in zip(*found, strict=True))

@@ -24,6 +24,7 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.warning import warn_user
+from jboost.objective.masks import check_metric_mask
 from jboost.training.metric_calls import GroupMetric, HostMetric
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
@@ -32,6 +33,7 @@ SIGNATURE = (
     "f(scores, targets, weights) -> number, or f(y_true, y_pred, sample_weight=...) "
     "as in scikit-learn, with arguments of these names"
 )
+_FEW = 20  # rows on which the mask of a metric is checked
 _NAMES = (*metrics.METRICS, *metrics.GROUP_METRICS)
 # Losses whose scores determine probabilities, and those that determine the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
@@ -263,6 +265,10 @@ def try_metrics(
                     f"metrics[{name!r}] takes where, as metrics of groups do, and "
                     "needs groups, got None"
                 )
+            inner = losses.bare_loss(function.function)
+            if inner not in metrics.GROUP_METRICS.values():
+                few = jax.tree.map(lambda t: np.asarray(t)[:_FEW], targets)
+                check_metric_mask(name, function.function, few, num_scores)
             continue
         if isinstance(function, HostMetric) and not function.weighs:
             _check_equal_weights(name, function.function, weights)

@@ -216,11 +216,16 @@ def describe_idleness(
         ". A gradient is NaN beside a finite loss where a branch of jnp.where that is "
         "not taken has no derivative"
     )
+    advice = "look at the loss there with jb.inspect_loss, or pass another init_score"
+    if problem.loss.coupled:
+        advice = (
+            "a ranking needs rows of different relevance in one group, survival an "
+            "event with other rows at risk; else pass an offset or another init_score"
+        )
     return (
         f"of {found.rows} rows of positive weight, {found.not_finite} have a gradient "
         f"that is NaN or infinite and {found.zero} one that is zero (init_score "
-        f"{start}); look at the loss there with jb.inspect_loss, or pass another "
-        f"init_score{branch if found.not_finite else ''}"
+        f"{start}); {advice}{branch if found.not_finite else ''}"
     )
 
 
