@@ -37,6 +37,12 @@ def fair(scores, targets, *, where, penalty):
     return jnp.sum(loss) + penalty * jnp.sum(where, dtype=jnp.float32) * gap**2
 
 
+def weighing(scores, targets, *, where, weights=None):
+    """Squared error of a group, which weighs its rows."""
+    square = jnp.square(jnp.where(where, scores - targets, 0.0))
+    return jnp.sum(square if weights is None else weights * square)
+
+
 def leaves(model):
     return jax.tree.map(np.asarray, jax.tree.leaves(model))
 
@@ -93,10 +99,6 @@ def test_weight_two_is_a_second_group_and_zero_is_none():
 
 
 def test_loss_weighs_rows_itself():
-    def weighing(scores, targets, *, where, weights):
-        square = jnp.square(jnp.where(where, scores - targets, 0.0))
-        return jnp.sum(weights * square)
-
     weights = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
     weights[RNG.random(ROWS) < 0.2] = 0
     settings = dict(sample_weight=weights, l2=0.0, **SMALL)
@@ -105,6 +107,25 @@ def test_loss_weighs_rows_itself():
     expected = jb.predict(rows, X)
     error = jb.predict(model, X) - expected
     assert np.std(error) < 0.2 * np.std(expected)
+
+
+@pytest.mark.parametrize("in_training", [True, False])
+def test_missing_weights_are_one(in_training):
+    """A loss is traced once for training and validation rows."""
+    weights = RNG.uniform(0.5, 2, ROWS)
+
+    def train(ones):
+        own, other = (weights, ones) if in_training else (ones, weights)
+        sets = dict(a=jb.rows(X, LATENT, sample_weight=other), b=(X, LATENT))
+        return jb.fit(
+            X, LATENT, weighing, groups="all", sample_weight=own, validation=sets,
+            num_rounds=1,
+        )  # fmt: skip
+
+    (model, history), (same, other) = train(None), train(np.ones(ROWS))
+    assert_same(model, same)
+    assert_same(history.validation_loss, other.validation_loss)
+    assert history.train_loss[0] != history.validation_loss["a"][0]
 
 
 def test_a_run_continues_as_if_it_had_not_ended(trained, tmp_path):

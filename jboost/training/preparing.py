@@ -41,7 +41,13 @@ from jboost.tables.targets import check_weights
 from jboost.training.chunks import ArrayRunner, Job, Runner
 from jboost.training.continuing import match_categories
 from jboost.training.request import FitRequest, RawRows
-from jboost.training.rows import PaddedRows, make_rows, make_sets, padded_columns
+from jboost.training.rows import (
+    PaddedRows,
+    make_rows,
+    make_sets,
+    padded_columns,
+    unite_weights,
+)
 from jboost.training.scoring import try_metrics
 
 
@@ -110,6 +116,8 @@ def prepare_rows(request: FitRequest) -> Prepared:
         request.sets, bins, training.schema._replace(names=names), rows, num_scores,
         request.padded, training.with_offset, request.loss,
     )  # fmt: skip
+    rows, *others = unite_weights([rows, *sets.values()])
+    training, sets = training._replace(rows=rows), dict(zip(sets, others, strict=True))
     named = {"y": rows}
     named |= {f"{place} y": sets[name] for name, (place, _) in request.sets.items()}
     with agree():

@@ -5,7 +5,7 @@ In: a matrix, targets, weights and offset of the training rows or of a validatio
 set. Out: PaddedRows, which the compiled program takes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -111,6 +111,17 @@ class PaddedRows(NamedTuple):
         """Yields the dense codes without the padding, in one part."""
         codes: Any = self.data.codes
         yield self.fetch(codes.columns, axis=1)[: self.num_features]
+
+    def handing_weights(self) -> "PaddedRows":
+        """Returns the same for a loss of groups that is handed weights; 1 if unknown.
+
+        The weights of the rows are then 0 or 1.
+        """
+        groups = self.data.groups
+        if groups is None or groups.weights is not None:
+            return self
+        groups = replace(groups, weights=self.data.weights)
+        return self._replace(data=self.data._replace(groups=groups))
 
     def sorted(self) -> "PaddedRows":
         """Returns the same with the order of each feature, instead of codes by row."""
@@ -292,6 +303,17 @@ def make_sets(
             groups=groups,
         )  # fmt: skip
     return sets
+
+
+def unite_weights(parts: Sequence[PaddedRows]) -> list[PaddedRows]:
+    """Returns the same rows: a loss is handed the weights of all of them, or of none.
+
+    A loss of groups that takes weights is traced once for all sets of rows.
+    """
+    groups = [part.data.groups for part in parts]
+    if any(each is not None and each.weights is not None for each in groups):
+        return [part.handing_weights() for part in parts]
+    return [*parts]
 
 
 def _read_set(label, values, bins, schema, training, with_offset):
