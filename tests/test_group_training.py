@@ -199,6 +199,72 @@ def test_folds_hold_whole_groups_out():
         jb.cross_validate(X, Y, listwise, folds=half, groups=IDS, **SMALL)
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_folds_weigh_rows_in_losses_and_metrics(weighted):
+    """An index that a fold repeats multiplies the weight of its row."""
+    weights = RNG.uniform(0.5, 2, ROWS) if weighted else np.ones(ROWS)
+    given = dict(groups="all", num_rounds=1, max_depth=1)
+    rows = RNG.integers(0, ROWS, ROWS)
+    held, counts = (
+        np.setdiff1d(np.arange(ROWS), rows),
+        np.bincount(rows, minlength=ROWS),
+    )
+
+    def error(scores, targets, *, where, weights):
+        return weighing(scores, targets, where=where, weights=weights) / weights.sum()
+
+    table = np.round(X)  # or thresholds would depend on the rows of positive weight
+    found = jb.cross_validate(
+        table, LATENT, weighing, folds=[(rows, held)], metrics=dict(error=error),
+        sample_weight=weights if weighted else None, **given,
+    )  # fmt: skip
+    sets = (table[held], LATENT[held], weights[held])
+    _, history = jb.fit(
+        table, LATENT, weighing, sample_weight=counts * weights, validation=sets,
+        **given,
+    )  # fmt: skip
+    assert found.train_loss[0] == pytest.approx(history.train_loss, rel=1e-5)
+    assert found.validation_loss[0] == pytest.approx(history.validation_loss, rel=1e-5)
+    squares = np.square(found.scores[held] - LATENT[held])
+    expected = np.average(squares, weights=weights[held])
+    assert found.metrics["error"][0, 0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_counts_of_folds_suit_losses_without_weights():
+    once, held = np.arange(120), np.arange(120, ROWS)
+    given = dict(groups=IDS, num_rounds=1, max_depth=1)
+    twice = np.concatenate([once, once[IDS[once] == 3]])
+    weights = np.where(IDS == 3, 2.0, 1.0)
+    found, expected = (
+        jb.cross_validate(X, Y, listwise, folds=[(rows, held)], **given, **more)
+        for rows, more in [(twice, {}), (once, dict(sample_weight=weights))]
+    )
+    np.testing.assert_array_equal(found.train_loss, expected.train_loss)
+    with pytest.raises(ValueError, match=r"folds\[0\], how often .* got 1 and 2"):
+        jb.cross_validate(X, Y, listwise, folds=[([*once, 3], held)], **given)
+    with pytest.raises(ValueError, match="points must have losses that take weights"):
+        points = dict(loss=[weighing, listwise])
+        jb.sweep(
+            X, Y, None, points, folds=2, sample_weight=weights, by=("ndcg", "max"),
+            **given,
+        )  # fmt: skip
+
+
+def test_estimates_see_the_weights_that_the_loss_takes():
+    def loss(scores, targets, mean, *, where, weights):
+        return weighing(scores, targets - mean, where=where, weights=weights)
+
+    def estimate(scores, targets, weights):
+        return jnp.sum(weights * targets) / jnp.sum(weights)
+
+    weights = RNG.uniform(0, 2, ROWS).astype(np.float32)
+    state = jb.init(
+        jb.apply_bins(jb.fit_bins(X), X), LATENT, jb.losses.adaptive(loss, estimate),
+        jax.random.key(0), groups="all", sample_weight=weights, init_score=0.0,
+    )  # fmt: skip
+    assert state.parameters == pytest.approx(np.average(LATENT, weights=weights))
+
+
 def no_mask(scores, targets, *, where):
     return jnp.mean(jnp.square(scores - targets))
 

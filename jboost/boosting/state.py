@@ -357,6 +357,8 @@ def estimate_parameters(
     rows = (scores, data.targets, data.weights)
     if isinstance(loss, GroupLoss):
         assert data.groups is not None
+        if data.groups.weights is not None:  # a loss that weighs rows itself
+            rows = (*rows[:2], jnp.where(data.weights > 0, data.groups.weights, 0.0))
         rows += (number_groups(data.groups, data.weights),)
     return _estimate_parameters(loss, constants, *rows)
 

@@ -16,7 +16,7 @@ from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
-from jboost.objective.group_tracing import takes_groups
+from jboost.objective.group_tracing import read_inputs, takes_groups
 from jboost.selection.curves import Curve, Point, Study, same_loss
 from jboost.selection.folds import check_folds, check_whole_groups, make_folds
 from jboost.selection.host_loop import run_points
@@ -73,8 +73,8 @@ def compare(
     # padding would change them.
     padded = all(may_pad_rows(each, request.groups) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
-    request, folding = _read_groups(request, bound)
-    given, study = _make_study(request, settings, padded, by, tuple(metrics), folding)
+    request, grouped = _read_groups(request, bound)
+    given, study = _make_study(request, settings, padded, by, tuple(metrics), grouped)
     made = []
     for index, (each, point) in enumerate(zip(bound, points, strict=True)):
         own = settings.replace(**{name: point[name] for name in point if name in SWEPT})
@@ -125,7 +125,7 @@ def _read_groups(request, bound):
     """Gives the groups to the rows where losses are of groups.
 
     Returns:
-      The request, and a loss that all points resemble: of groups or of rows.
+      The request, and the losses that are of groups: all of them, or none.
     """
     grouped = [takes_groups(loss) for loss in bound]
     if any(grouped) != all(grouped):
@@ -139,17 +139,22 @@ def _read_groups(request, bound):
                 "groups must be labels of rows for a loss of rows, got "
                 f"{request.groups!r}"
             )
-        return request, None
+        return request, []
     rows = request.rows._replace(groups=request.groups)
     drawn = isinstance(request.folds, int | np.integer)
     given = isinstance(request.groups, str | RowGroups)
     if given or not (drawn or hasattr(request.folds, "split")):
         request = request._replace(groups=None)  # they do not make the folds
-    return request._replace(rows=rows), bound[0]
+    return request._replace(rows=rows), bound
 
 
-def _make_study(request, settings, padded, by, metrics, loss):
-    """Returns the binned rows and the study: rows on the device, folds, criterion."""
+def _make_study(request, settings, padded, by, metrics, grouped):
+    """Returns the binned rows and the study: rows on the device, folds, criterion.
+
+    Args:
+      grouped: the losses of the points where they are of groups.
+    """
+    loss = max(grouped, key=lambda each: read_inputs(each).needs_weights, default=None)
     given = bin_arrays(request.rows, settings, padded, loss=loss)
     rows, num_features = given.rows, given.bins.num_features
     targets = jax.tree.leaves(rows.data.targets)
@@ -159,8 +164,9 @@ def _make_study(request, settings, padded, by, metrics, loss):
         groups=request.groups, shuffle=request.shuffle, seed=settings.seed,
     )  # fmt: skip
     check_folds(folds, np.asarray(rows.data.weights)[: rows.size])
-    if rows.data.groups is not None:
-        check_whole_groups(folds, rows.data.groups)
+    if grouped:
+        rows = _weigh_groups(rows, folds, grouped, given.weighted)
+        given = given._replace(rows=rows)
     return given, Study(
         bins=given.bins,
         rows=rows,
@@ -175,6 +181,19 @@ def _make_study(request, settings, padded, by, metrics, loss):
         keeps_models=request.keeps_models,
         mesh=_check_mesh(request.mesh),
     )
+
+
+def _weigh_groups(rows, folds, losses, weighted):
+    """Checks the folds of losses of groups; hands these the counts of rows."""
+    takes = [read_inputs(loss).weights for loss in losses]
+    check_whole_groups(folds, rows.data.groups, all(takes))
+    weighted |= folds.repeated or rows.data.groups.weights is not None
+    if weighted and any(takes) != all(takes):
+        raise ValueError(
+            "points must have losses that take weights, or losses that do not, where "
+            "rows have weights, got both"
+        )
+    return rows.handing_weights() if folds.repeated and takes[0] else rows
 
 
 def _check_mesh(mesh):

@@ -212,8 +212,7 @@ def _measure(study, curve, scores):
         rows = np.flatnonzero(held_out)
         score = scores[fold, :, : len(rows)]
         score = score[0] if score.shape[0] == 1 else score.T
-        data = (study.rows.data.targets, study.rows.data.weights)
-        targets, weights = jax.tree.map(lambda a: np.asarray(a)[rows], data)  # noqa: B023
+        targets, weights = jax.tree.map(lambda a: a[rows], study.rows.real)  # noqa: B023
         arguments = (score, targets, weights * held_out[rows].astype(weights.dtype))
         groups = study.rows.data.groups
         whole = None if groups is None else _spread_rows(study, rows, arguments)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
 from jboost.tables.columns import find_gap
-from jboost.tables.groups import RowGroups
+from jboost.tables.groups import RowGroups, check_group_weights
 
 _EXPECTED = (
     "folds must be an integer, a fold number for each row, pairs (training rows, "
@@ -237,23 +237,34 @@ def _read_rows(name, rows, num_rows) -> Bool[np.ndarray, " N"] | Int[np.ndarray,
     return counts if counts.max() > 1 else counts > 0
 
 
-def check_whole_groups(folds: Folds, groups: RowGroups) -> None:
-    """Checks that no fold trains on a part of a group, or holds out a part."""
-    if groups.number is None:
-        return
+def check_whole_groups(folds: Folds, groups: RowGroups, weighed: bool) -> None:
+    """Checks that no fold trains on a part of a group, or holds out a part.
+
+    Args:
+      weighed: whether the loss weighs rows itself. If not, a fold must hold all rows of
+        a group equally often.
+    """
     for fold, masks in enumerate(zip(*folds, strict=True)):
-        for mask in masks:
-            number = np.asarray(groups.number)[: len(mask)]
-            least = np.full(groups.num_groups, np.inf)
-            most = np.zeros(groups.num_groups)
-            np.minimum.at(least, number, mask)
-            np.maximum.at(most, number, mask)
-            if (most > least).any():
-                row = int(np.flatnonzero(number == np.argmax(most > least))[0])
+        for name, mask in zip(("training", "held-out"), masks, strict=True):
+            row = _find_divided(mask > 0, groups)
+            if row is not None:
                 raise ValueError(
                     "folds must not divide a group of the loss, got the group of row "
                     f"{row} divided in fold {fold}"
                 )
+            if not weighed and mask.max() > 1:
+                whole = f"folds[{fold}], how often it holds each of its {name} rows,"
+                check_group_weights(groups, mask, whole)
+
+
+def _find_divided(mask, groups):
+    """Returns a row of a group of which only a part is in the mask; None without."""
+    if groups.number is None:
+        return None
+    number = np.asarray(groups.number)[: len(mask)]
+    count = np.bincount(number, mask, groups.num_groups)
+    divided = (count > 0) & (count < np.bincount(number, minlength=groups.num_groups))
+    return int(np.argmax(divided[number])) if divided.any() else None
 
 
 def check_folds(folds: Folds, weights: Shaped[np.ndarray, " N"]) -> None:

@@ -8,6 +8,7 @@ training set have weight 0 in it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -262,18 +263,17 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
     def make(run, rates, count, state):
         data, constants = data_of(shared, run), _constants_of(shared, run)
         problem = Problem(Static(loss, method), Arrays(constants, run.numbers, data))
-        held_out = _weigh(shared, -shared.counts[run.fold])
+        held_out = _repeat_rows(shared.data, -shared.counts[run.fold])
 
-        def measure(state, weights):
+        def measure(state, part):
             parameters = reported_parameters(loss, state)
-            part = data._replace(weights=weights)
             return mean_loss(
                 loss, constants, parameters, part, state.scores, state.words
             )
 
         def one_round(number, made):
             after, trees, _ = grow_round(problem, rates[number], made.state)
-            losses = [measure(after, w) for w in (data.weights, held_out)]
+            losses = [measure(after, part) for part in (data, held_out)]
 
             def store(buffer, value):
                 return jax.lax.dynamic_update_index_in_dim(buffer, value, number, 0)
@@ -315,12 +315,19 @@ def _no_rounds(method, keeps_trees, num_watched, state):
 
 def data_of(shared: Shared, run: Run) -> Data:
     """Returns the rows with a run's weights: 0 outside its training set."""
-    return shared.data._replace(weights=_weigh(shared, shared.counts[run.fold]))
+    return _repeat_rows(shared.data, shared.counts[run.fold])
 
 
-def _weigh(shared, counts):
+def _repeat_rows(data, counts):
     """Multiplies weights by counts; 0 for negative counts."""
-    return jnp.maximum(counts, 0).astype(jnp.float32) * shared.data.weights
+    groups = data.groups
+    if groups is None or groups.weights is None:
+        weights = jnp.maximum(counts, 0).astype(jnp.float32) * data.weights
+        return data._replace(weights=weights)
+    # The loss weighs rows, of which the core only says which ones count.
+    own = jnp.maximum(counts, 1).astype(jnp.float32) * groups.weights
+    weights = jnp.where(counts > 0, data.weights, 0.0)
+    return data._replace(weights=weights, groups=replace(groups, weights=own))
 
 
 def _constants_of(shared, run):
