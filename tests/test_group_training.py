@@ -295,6 +295,74 @@ def test_what_does_not_fit_is_refused(given, expected):
         jb.fit(X, Y, **call)
 
 
+def total(scores, targets):
+    """Squared error of a group, without a mask."""
+    return jnp.sum(jnp.square(scores - targets))
+
+
+ONE = IDS[:236]  # and one group of two rows
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (dict(groups=jb.make_groups(ONE)), "^groups must be ids, or jb.make_groups"),
+        (
+            dict(groups=jb.random_groups(50)),
+            "^groups must .* divides the 236 rows, .* size of 50",
+        ),
+        (dict(groups="all", subsample=0.5), "subsample must be 1"),
+        (dict(groups=jb.random_groups(59), subsample=0.5), "subsample must be 1"),
+    ],
+)
+def test_groups_of_losses_without_mask_are_full(given, expected):
+    x, y = X[: len(ONE)], LATENT[: len(ONE)]
+    codes, settings = jb.apply_bins(jb.fit_bins(x), x), dict(num_rounds=1) | given
+    with pytest.raises(ValueError, match=expected):
+        jb.fit(x, y, total, **settings)
+    with pytest.raises(ValueError, match=expected):
+        jax.jit(lambda y: jb.boost(codes, y, total, jax.random.key(0), **settings))(y)
+    if "subsample" in given:
+        state = jb.init(codes, y, total, jax.random.key(0), groups=given["groups"])
+        with pytest.raises(ValueError, match=expected):
+            jb.boost_step(state, codes, y, total, **given)
+        return
+    with pytest.raises(ValueError, match=expected):
+        jb.init(codes, y, total, jax.random.key(0), **given)
+    with pytest.raises(ValueError, match=f"validation {expected.lstrip('^')}"):
+        sets = jb.rows(x, y, **given)
+        jb.fit(X, LATENT, total, groups=IDS, validation=sets, num_rounds=1)
+
+
+def test_weights_of_losses_without_mask_may_be_traced():
+    def train(weights):
+        return jb.boost(
+            codes, LATENT, total, jax.random.key(0), groups=groups,
+            sample_weight=weights, num_rounds=1, max_depth=1,
+        )[1]  # fmt: skip
+
+    codes = jb.apply_bins(jb.fit_bins(X), X)
+    groups = jb.make_groups(IDS, padded=False)
+    assert jax.eval_shape(train, jnp.ones(ROWS)).shape == (ROWS,)
+
+
+@pytest.mark.parametrize(
+    "groups, held, numbers",
+    [("all", None, (1, 1)), (jb.make_groups("all"), None, (1, 1)),
+     (jb.random_groups(59), None, (4, 4)), (ONE, "all", (40, 1)),
+     (jb.make_groups(ONE, padded=False), ONE, (40, 40))],
+)  # fmt: skip
+def test_losses_without_mask_see_no_padding(groups, held, numbers):
+    x, y = X[: len(ONE)], LATENT[: len(ONE)]
+    _, history = jb.fit(
+        x, y, total, groups=groups, validation=jb.rows(x, y, groups=held),
+        num_rounds=1, max_depth=1, learning_rate=1e-6, init_score=0.0,
+    )  # fmt: skip
+    found = [history.train_loss[0], history.validation_loss[0]]
+    expected = [np.sum(np.square(y)) / number for number in numbers]
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_losses_of_rows_refuse_what_is_for_groups():
     with pytest.raises(ValueError, match="joint"):
         jb.fit(X, LATENT, leaf_solver="joint", **SMALL)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from jboost.losses import Adaptive, bare_loss
 from jboost.objective.group_tracing import (
@@ -22,6 +23,7 @@ from jboost.objective.group_tracing import (
 from jboost.objective.masks import check_loss_mask
 from jboost.tables.groups import (
     RowGroups,
+    check_full_groups,
     check_group_weights,
     check_groups,
     pad_groups,
@@ -73,7 +75,8 @@ def read_groups(
 
     Raises:
       TypeError, ValueError: there is not one id for each row, the loss is not one of
-        groups, or weights differ within a group and the loss does not take them.
+        groups, weights differ within a group and the loss does not take them, or groups
+        need padding and it does not take ``where``.
     """
     if groups is None:
         if takes_groups(loss):
@@ -85,6 +88,8 @@ def read_groups(
         return None, weights
     inputs = read_inputs(loss)
     found = check_groups(groups, num_rows, f"{prefix}groups", padded=inputs.where)
+    if not inputs.where:
+        check_full_groups(found, num_rows, f"{prefix}groups")
     if inputs.weights and (weights is not None or inputs.needs_weights):
         own = np.ones(num_rows, np.float32) if weights is None else weights
         own = np.asarray(own, np.float32)
@@ -93,12 +98,24 @@ def read_groups(
         return found, None
     name = f"{prefix}sample_weight"
     check_group_weights(found, weights, name)
-    if not inputs.where and (np.asarray(weights) == 0).any():
+    known = not isinstance(weights, Tracer)
+    if known and not inputs.where and (np.asarray(weights) == 0).any():
         raise ValueError(
             f"{name} must be positive where the loss does not take where, because no "
             "row of a group can be left out, got 0"
         )
     return found, weights
+
+
+def refuse_bags(loss: Any, groups: RowGroups | None, share: Any) -> None:
+    """Raises if rounds leave rows out of groups, for a traced loss without mask."""
+    if groups is None or groups.kind == "ids" or loss.inputs.where:
+        return
+    if isinstance(share, Tracer) or share < 1:
+        raise ValueError(
+            "subsample must be 1 where groups are not ids and the loss does not take "
+            f"where, because rows leave their groups, got {share}"
+        )
 
 
 def place_groups(groups: RowGroups | None, total: int) -> RowGroups | None:

@@ -19,6 +19,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.binding import RowArguments, bind_rows, put_arrays, read_codes
+from jboost.boosting.grouping import refuse_bags
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.round import grow_round
 from jboost.boosting.scanning import by_row, run_rounds, run_sharded_rounds
@@ -199,6 +200,7 @@ def boost_step(
     same = needs_minimizer(traced) == (state.minimizer is not None)
     if not same or traced.coupled != (state.probe is not None):
         raise ValueError("loss must be the one that the state was made with by init")
+    refuse_bags(traced, data.groups, chosen.subsample)
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None and given is None, max_bins=chosen.max_bins,
@@ -337,6 +339,7 @@ def boost(
         program, constants = own.trace_derivatives(
             derivatives, data.targets, data.weights, num_scores, constants
         )
+    refuse_bags(traced, data.groups, chosen.subsample)
     method, numbers = make_method(
         chosen, traced, codes, num_rows=len(data.weights),
         uniform=sample_weight is None and program is None, max_bins=chosen.max_bins,

@@ -185,6 +185,12 @@ def _make_study(request, settings, padded, by, metrics, grouped):
 
 def _weigh_groups(rows, folds, losses, weighted):
     """Checks the folds of losses of groups; hands these the counts of rows."""
+    masked = all(read_inputs(loss).where for loss in losses)
+    if rows.data.groups.kind != "ids" and not masked:
+        raise ValueError(
+            "groups must be an id for each row where the loss does not take where, "
+            f"because held-out rows leave other groups, got {rows.data.groups!r}"
+        )
     takes = [read_inputs(loss).weights for loss in losses]
     check_whole_groups(folds, rows.data.groups, all(takes))
     weighted |= folds.repeated or rows.data.groups.weights is not None

@@ -43,7 +43,7 @@ class GroupTable(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("tables", "slot", "number", "weights"),
-    meta_fields=("kind", "width", "num_groups"),
+    meta_fields=("kind", "width", "num_groups", "padded"),
 )
 @dataclass(frozen=True)
 class RowGroups:
@@ -58,6 +58,7 @@ class RowGroups:
       kind: "ids"; "all" rows are one group; or "random" groups of ``width`` rows, new
         ones in each round.
       num_groups: of the kind "ids", without padding.
+      padded: whether a group has fewer rows than its table is wide.
     """
 
     tables: tuple[GroupTable, ...]
@@ -67,6 +68,7 @@ class RowGroups:
     kind: Kind
     width: int
     num_groups: int
+    padded: bool = False
 
     def __repr__(self) -> str:
         """Shows what the groups are: their tables would fill pages."""
@@ -83,7 +85,8 @@ def random_groups(size: int) -> RowGroups:
 
     For losses of pairs, contrasts or distributions of rows (contrastive losses, AUC,
     MMD), whose cost would grow with the square of all rows. The last group has what is
-    left. Losses are reported on the groups of the first round.
+    left, so that ``size`` must divide the number of rows if the loss does not take
+    ``where``. Losses are reported on the groups of the first round.
 
     Example:
       >>> import jboost as jb
@@ -146,8 +149,9 @@ def make_groups(ids: Any, *, padded: bool = True) -> Any:
         tables.append(GroupTable(table, size, named))
         start += total * width
     return RowGroups(
-        tuple(tables), slot, number.astype(np.int32), None, "ids", 0, count
-    )
+        tuple(tables), slot, number.astype(np.int32), None, "ids", 0, count,
+        padded=not set(sizes.tolist()) <= set(widths),
+    )  # fmt: skip
 
 
 def check_groups(groups: Any, num_rows: int, name: str, padded: bool = True) -> Any:
@@ -165,6 +169,21 @@ def check_groups(groups: Any, num_rows: int, name: str, padded: bool = True) -> 
             f"{len(found.number)}"
         )
     return found
+
+
+def check_full_groups(groups: RowGroups, num_rows: int, name: str) -> None:
+    """Raises if a group is padded, for losses that take no mask."""
+    reason = "because the loss does not take where, which marks the real rows"
+    if groups.padded:
+        raise ValueError(
+            f"{name} must be ids, or jb.make_groups(ids, padded=False), {reason}, got "
+            "tables that hold groups of different sizes"
+        )
+    if groups.kind == "random" and num_rows % groups.width:
+        raise ValueError(
+            f"{name} must be random groups whose size divides the {num_rows} rows, "
+            f"{reason}, got a size of {groups.width}"
+        )
 
 
 def pad_groups(groups: RowGroups | None, total: int) -> RowGroups | None:

@@ -14,7 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jboost.boosting.grouping import check_first_group, find_widths, read_groups
+from jboost.boosting.grouping import (
+    check_first_group,
+    find_widths,
+    read_groups,
+    refuse_bags,
+)
 from jboost.boosting.method import make_method, refuse_sorting
 from jboost.boosting.settings import Settings
 from jboost.boosting.sharding import refuse_with_mesh
@@ -297,7 +302,9 @@ def make_job(request: FitRequest, prepared: Prepared) -> Job:
         sets=tuple(sets.values()),
     )
     if problem.loss.coupled:
-        problem, sets = _prepare_groups(problem, sets, request.settings.subsample < 1)
+        share = request.settings.subsample
+        refuse_bags(problem.loss, problem.data.groups, share)
+        problem, sets = _prepare_groups(problem, sets, share < 1)
     named = {"train": rows, **sets}
     with agree():
         for part in named.values():

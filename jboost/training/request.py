@@ -24,6 +24,7 @@ from jboost.entry.meshes import find_mesh
 from jboost.model.ensemble import Ensemble
 from jboost.objective.group_tracing import read_inputs
 from jboost.tables.frames import RowSource
+from jboost.tables.groups import RowGroups
 from jboost.training.continuing import check_start, match_columns
 from jboost.training.rows import name_sets
 from jboost.training.scoring import Criterion, bind_metrics, check_metrics, read_by
@@ -84,7 +85,8 @@ class FitRequest(NamedTuple):
         Estimates of an adaptive loss see real rows, and so does a loss of all rows that
         takes no mask.
         """
-        return may_pad_rows(self.loss, self.rows.groups)
+        every = [self.rows.groups, *(parts[-1] for _, parts in self.sets.values())]
+        return all(may_pad_rows(self.loss, groups) for groups in every)
 
     def name_columns(
         self, num_features: int, names: tuple[str, ...] | None
@@ -194,7 +196,9 @@ def may_pad_rows(loss: Any, groups: Any) -> bool:
     """Returns whether rows may be padded; see :attr:`FitRequest.padded`."""
     if isinstance(loss, losses.Adaptive):
         return False
-    return not (isinstance(groups, str) and not read_inputs(loss).where)
+    whole = isinstance(groups, str)
+    whole |= isinstance(groups, RowGroups) and groups.kind == "all"
+    return not (whole and not read_inputs(loss).where)
 
 
 def _check_callbacks(callbacks):
