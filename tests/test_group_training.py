@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
+from jboost.selection.kinds import is_of_groups
 
 RNG = np.random.default_rng(0)
 ROWS = 240
@@ -265,6 +266,69 @@ def test_estimates_see_the_weights_that_the_loss_takes():
     assert state.parameters == pytest.approx(np.average(LATENT, weights=weights))
 
 
+def centered(scores, targets):
+    """Accepts one row, too; the sum of its losses is not that of a group."""
+    error = scores - targets
+    return jnp.sum(jnp.square(error - jnp.mean(error))) + 1e-3 * jnp.sum(scores**2)
+
+
+def sized(scores, targets):
+    return centered(scores, targets) / len(scores)
+
+
+def adapted(score, target, mean):
+    return jnp.square(score - target - mean)
+
+
+def estimate(scores, targets, weights):
+    return jnp.mean(targets)
+
+
+def estimate_by_group(scores, targets, weights, groups):
+    return jnp.mean(targets)
+
+
+@pytest.mark.parametrize(
+    "loss, groups, expected",
+    [
+        (listwise, None, True),
+        (centered, None, False),
+        (centered, jb.make_groups(IDS, padded=False), True),
+        (sized, IDS, True),
+        (jb.losses.squared_error, IDS, False),
+        (lambda s, t: jnp.sum(jnp.square(s - t)), list(IDS), False),
+        (lambda s, t, *, key: jnp.sum(jnp.square(s - t)), IDS, True),
+        (jb.losses.adaptive(adapted, estimate), IDS, False),
+        (jb.losses.adaptive(adapted, estimate_by_group), IDS, True),
+        (jb.losses.squared_error, IDS[:9], False),
+    ],
+)
+def test_losses_of_a_row_and_of_a_group_are_told_apart(loss, groups, expected):
+    assert is_of_groups(loss, groups, LATENT, 1) == expected
+
+
+def test_losses_of_several_scores_are_told_apart():
+    targets = np.stack([LATENT, -LATENT], axis=1)
+    for loss in (lambda s, t: jnp.mean(jnp.square(s - t)), jb.losses.squared_error):
+        assert not is_of_groups(loss, IDS, targets, 2)
+    assert is_of_groups(lambda s, t: jnp.sum(s[:, 0] * t[:, 1]), IDS, targets, 2)
+    with pytest.raises(ValueError, match="accepts both"):
+        is_of_groups(lambda s, t: jnp.linalg.norm(s - t), IDS, targets, 2)
+
+
+def test_folds_of_losses_without_mask_need_ids():
+    given = dict(folds=2, num_rounds=0, init_score=0.0)
+    with pytest.raises(ValueError, match=r"if loss centered is of a group.*labels"):
+        jb.cross_validate(X, LATENT, centered, groups=IDS, **given)
+    for groups in ("all", jb.random_groups(60)):
+        with pytest.raises(ValueError, match="an id for each row"):
+            jb.cross_validate(X, LATENT, centered, groups=groups, **given)
+    tables = jb.make_groups(IDS, padded=False)
+    found = jb.cross_validate(X, LATENT, centered, groups=tables, **given)
+    held = found.held_out.reshape(2, 40, 6)
+    assert (held == held[:, :, :1]).all()
+
+
 def no_mask(scores, targets, *, where):
     return jnp.mean(jnp.square(scores - targets))
 
@@ -317,7 +381,7 @@ ONE = IDS[:236]  # and one group of two rows
 )
 def test_groups_of_losses_without_mask_are_full(given, expected):
     x, y = X[: len(ONE)], LATENT[: len(ONE)]
-    codes, settings = jb.apply_bins(jb.fit_bins(x), x), dict(num_rounds=1) | given
+    codes, settings = np.zeros((len(x), 1), np.uint8), dict(num_rounds=1) | given
     with pytest.raises(ValueError, match=expected):
         jb.fit(x, y, total, **settings)
     with pytest.raises(ValueError, match=expected):
@@ -341,8 +405,7 @@ def test_weights_of_losses_without_mask_may_be_traced():
             sample_weight=weights, num_rounds=1, max_depth=1,
         )[1]  # fmt: skip
 
-    codes = jb.apply_bins(jb.fit_bins(X), X)
-    groups = jb.make_groups(IDS, padded=False)
+    codes, groups = np.zeros((ROWS, 1), np.uint8), jb.make_groups(IDS, padded=False)
     assert jax.eval_shape(train, jnp.ones(ROWS)).shape == (ROWS,)
 
 

@@ -16,10 +16,11 @@ from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import checks
 from jboost.kernels.library import settle_implementation
-from jboost.objective.group_tracing import read_inputs, takes_groups
+from jboost.objective.group_tracing import read_inputs
 from jboost.selection.curves import Curve, Point, Study, same_loss
 from jboost.selection.folds import check_folds, check_whole_groups, make_folds
 from jboost.selection.host_loop import run_points
+from jboost.selection.kinds import is_of_groups
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
@@ -73,7 +74,7 @@ def compare(
     # padding would change them.
     padded = all(may_pad_rows(each, request.groups) for each in bound)
     by, metrics = read_by(request.by, check_metrics(request.metrics))
-    request, grouped = _read_groups(request, bound)
+    request, grouped = _read_groups(request, bound, settings.num_scores)
     given, study = _make_study(request, settings, padded, by, tuple(metrics), grouped)
     made = []
     for index, (each, point) in enumerate(zip(bound, points, strict=True)):
@@ -121,31 +122,27 @@ def _bind_loss(loss, point):
     return partial(loss, **own) if own else loss
 
 
-def _read_groups(request, bound):
+def _read_groups(request, bound, num_scores):
     """Gives the groups to the rows where losses are of groups.
 
     Returns:
       The request, and the losses that are of groups: all of them, or none.
     """
-    grouped = [takes_groups(loss) for loss in bound]
+    groups, y = request.groups, request.rows.y
+    grouped = [is_of_groups(loss, groups, y, num_scores) for loss in bound]
     if any(grouped) != all(grouped):
         raise ValueError(
             "points must have losses of groups, which take where, or losses of rows, "
             "got both"
         )
     if not grouped[0]:
-        if isinstance(request.groups, str | RowGroups):
-            raise ValueError(
-                "groups must be labels of rows for a loss of rows, got "
-                f"{request.groups!r}"
-            )
         return request, []
-    rows = request.rows._replace(groups=request.groups)
+    rows = request.rows._replace(groups=groups)
+    labels = groups.number if isinstance(groups, RowGroups) else groups
     drawn = isinstance(request.folds, int | np.integer)
-    given = isinstance(request.groups, str | RowGroups)
-    if given or not (drawn or hasattr(request.folds, "split")):
-        request = request._replace(groups=None)  # they do not make the folds
-    return request._replace(rows=rows), bound
+    if isinstance(groups, str) or not (drawn or hasattr(request.folds, "split")):
+        labels = None  # they do not make the folds
+    return request._replace(rows=rows, groups=labels), bound
 
 
 def _make_study(request, settings, padded, by, metrics, grouped):

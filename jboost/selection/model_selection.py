@@ -125,10 +125,16 @@ def cross_validate(
         one; or an integer per row, the fold that holds it out (negative: none does);
         or pairs (training rows, held-out rows) of indices or masks; or a splitter of
         scikit-learn, with ``split(x, y, groups)``. An index given c times, as in a
-        bootstrap, multiplies the weight of its row by c.
+        bootstrap, multiplies the weight of its row by c; c is the same in all rows of
+        a group if a loss of groups does not take ``weights``.
       stratify: labels [N], or True for y itself: each fold gets its share of every
         label.
-      groups: labels [N]: rows with the same label are held out together.
+      groups: labels [N]: rows with the same label are held out together. For a loss of
+        a group (see :func:`jboost.fit`) they are also its groups, and no fold divides
+        one. With "all" and :func:`jboost.random_groups` folds divide rows, and the
+        held-out rows of a fold form groups of their own. A loss of a group that does
+        not take ``where`` needs ``jb.make_groups(ids, padded=False)``, unless it fails
+        on a single row and so cannot be one of a row.
       shuffle: False: folds are contiguous blocks of rows.
       sample_weight: weights of both training and held-out losses.
       metrics: as for :func:`jboost.fit`, on the held-out rows of each fold.

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells losses of a group from losses of a row, where both may come with groups.
+
+In: a loss, the argument ``groups`` of a cross-validation, targets. Out: whether the
+loss is of a group. For a loss of a row, ``groups`` are labels that make folds.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jboost.losses import Adaptive
+from jboost.objective.group_tracing import call_estimate, read_inputs, takes_groups
+from jboost.objective.tracing import name_of
+from jboost.tables.groups import RowGroups, make_groups
+from jboost.tables.targets import check_targets
+
+_MOST = 256  # rows of the group that a loss is evaluated on
+_TOLERANCE = 1e-4
+
+
+def is_of_groups(loss: Any, groups: Any, y: Any, num_scores: int) -> bool:
+    """Returns whether a loss is one of a group.
+
+    It is if it takes ``where``, or if ``groups`` are no labels. With labels, a loss
+    without ``where`` is evaluated on all rows of one group: losses of a row fail or do
+    not return a scalar, or they return the sum over the rows.
+
+    Args:
+      loss: with its parameters bound.
+      groups: as given.
+      y: the targets, as given.
+
+    Raises:
+      ValueError: the loss may be of a group and of a row, and they differ.
+    """
+    if takes_groups(loss) or isinstance(groups, str | RowGroups):
+        return True
+    if groups is None:
+        return False
+    try:
+        part = _take_group(groups, y)
+        parameters = _estimate(loss, part, num_scores)
+    except Exception:  # refused later, by name
+        return False
+    return _compare(loss, part, parameters, num_scores)
+
+
+def _take_group(groups, y):
+    """Returns the targets of the first group of several rows."""
+    y = np.asarray(y) if isinstance(y, list) else y
+    number = np.asarray(make_groups(groups).number)
+    sizes = np.bincount(number)
+    usable = np.flatnonzero((sizes > 1) & (sizes <= _MOST))
+    index = np.flatnonzero(number == (usable[0] if len(usable) else 0))[:_MOST]
+    part = jax.tree.map(lambda leaf: np.asarray(leaf)[index], y)
+    return check_targets(part, len(index), np.zeros(len(index)), "y")
+
+
+def _estimate(loss, part, num_scores):
+    """Returns the parameters of an adaptive loss, as a tuple of one; () for others."""
+    if not isinstance(loss, Adaptive):
+        return ()
+    size = len(jax.tree.leaves(part)[0])
+    shape = (size,) if num_scores == 1 else (size, num_scores)
+    scores, ones = np.zeros(shape, np.float32), np.ones(size, np.float32)
+    one = np.zeros(size, np.int32)
+    return (call_estimate(loss, *jax.device_put((scores, part, ones, one))),)
+
+
+def _compare(loss, part, parameters, num_scores):
+    """Compares the loss of a group with the losses of its rows."""
+    inputs, size = read_inputs(loss), len(jax.tree.leaves(part)[0])
+    function = loss
+    if isinstance(loss, Adaptive):
+        function = loss.loss
+        if "groups" in inspect.signature(loss.estimate).parameters:
+            return True
+    shape = (size,) if num_scores == 1 else (size, num_scores)
+    scores = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    named = {"weights": jnp.ones(size)} if inputs.needs_weights else {}
+    named |= {"key": jax.random.key(0)} if inputs.key else {}
+
+    def of_group(scores, targets):
+        return jnp.asarray(function(scores, targets, *parameters, **named))
+
+    def of_row(score, target):
+        return jnp.asarray(function(score, target, *parameters))
+
+    if not _returns_scalar(of_group, scores, part):
+        return False
+    if not _returns_scalar(of_row, *jax.tree.map(lambda leaf: leaf[0], (scores, part))):
+        return True
+    whole = np.asarray(jax.jit(of_group)(scores, part))
+    rows = np.asarray(jax.jit(jax.vmap(of_row))(scores, part))
+    # A mean is one over the scores of a row, where there are several.
+    same = [rows.sum(), *([rows.mean()] if num_scores > 1 else [])]
+    slack = _TOLERANCE * np.abs(rows).sum()
+    if np.isclose(whole, same, rtol=_TOLERANCE, atol=slack, equal_nan=True).any():
+        return False
+    raise ValueError(
+        "groups must be jb.make_groups(ids, padded=False) if loss "
+        f"{name_of(function)} is of a group, and None if it is of a row (folds="
+        "[*GroupKFold(5).split(x, groups=ids)] of scikit-learn then hold labels out "
+        "together), because it accepts both and does not take where, got labels"
+    )
+
+
+def _returns_scalar(function, *arguments):
+    """Returns whether a call succeeds, and returns a number."""
+    try:
+        return jax.eval_shape(function, *arguments).shape == ()
+    except Exception:  # a loss may fail in any way
+        return False
