@@ -398,15 +398,18 @@ def test_groups_of_losses_without_mask_are_full(given, expected):
         jb.fit(X, LATENT, total, groups=IDS, validation=sets, num_rounds=1)
 
 
-def test_weights_of_losses_without_mask_may_be_traced():
-    def train(weights):
-        return jb.boost(
-            codes, LATENT, total, jax.random.key(0), groups=groups,
-            sample_weight=weights, num_rounds=1, max_depth=1,
-        )[1]  # fmt: skip
+@pytest.mark.parametrize("loss", [total, weighing])
+def test_weights_may_be_traced(loss):
+    def start(weights):
+        return jb.init(
+            codes, LATENT, loss, jax.random.key(0), groups=groups,
+            sample_weight=weights,
+        ).init_score  # fmt: skip
 
     codes, groups = np.zeros((ROWS, 1), np.uint8), jb.make_groups(IDS, padded=False)
-    assert jax.eval_shape(train, jnp.ones(ROWS)).shape == (ROWS,)
+    weights = np.repeat(RNG.uniform(0.5, 2, 40), 6)
+    found = jax.jit(start)(jnp.asarray(weights, jnp.float32))
+    assert found == pytest.approx(np.average(LATENT, weights=weights), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def read_groups(
         check_full_groups(found, num_rows, f"{prefix}groups")
     if inputs.weights and (weights is not None or inputs.needs_weights):
         own = np.ones(num_rows, np.float32) if weights is None else weights
-        own = np.asarray(own, np.float32)
+        own = own.astype(np.float32)
         return replace(found, weights=own), (own > 0).astype(np.float32)
     if weights is None:
         return found, None
