@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests strictly: no silent promotion, and annotated shapes are checked."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ from shape_checks import install
 # environment compiles everything as users do.
 QUICK = (
     "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
-    "--xla_cpu_parallel_codegen_split_count=1"  # the other cores run other tests
+    "--xla_cpu_parallel_codegen_split_count=1 "  # the other cores run other tests
+    "--xla_llvm_disable_expensive_passes=true"
 )
 if "XLA_FLAGS" not in os.environ:
     known = subprocess.run(
@@ -31,6 +33,11 @@ os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A tenth of the time goes into garbage collection, and some into names of source lines
+# in programs that nobody reads.
+gc.set_threshold(100_000, 50, 100)
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 install()  # before jboost is imported
 
