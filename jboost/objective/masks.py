@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jboost.entry.efforts import QUICK
 from jboost.entry.warning import warn_user
 from jboost.losses import Adaptive
 from jboost.objective.group_tracing import (
@@ -60,7 +61,7 @@ def check_loss_mask(
     late, early = describe_group(targets, size, num_scores, inputs, weighted)
     check_result(function, call, (*late, parameters, *early), size)
     key = jax.random.key(0) if inputs.key else None
-    run = jax.jit(call)
+    run = jax.jit(call, compiler_options=dict(QUICK.known()))
 
     def evaluate(scores, where, group):
         weights = where.astype(np.float32) if inputs.weights and weighted else None
