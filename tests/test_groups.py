@@ -126,12 +126,22 @@ def test_tables_hold_every_row_once():
 def test_ids_of_any_kind_are_the_same_groups():
     names = np.array(["b", "a", "b", "c"])
     kinds = [names, names.astype(object), [7, 2, 7, 1], np.array([2.0, 1, 2, 0])]
+    kinds.append(np.array([*map(np.int64, [7, 2, 7, 1]), None], object)[:4])
     for ids in kinds:
         np.testing.assert_array_equal(make_groups(ids).number, [0, 1, 0, 2])
 
 
 @pytest.mark.parametrize(
-    "ids", [[1, np.nan], [None, "a"], [[1, 2]], [], "every", np.array(["NaT"], "M8[s]")]
+    "ids",
+    [
+        [1, np.nan],
+        [None, "a"],
+        np.array([np.float64("nan"), 1], object),
+        [[1, 2]],
+        [],
+        "every",
+        np.array(["NaT"], "M8[s]"),
+    ],
 )
 def test_bad_ids_are_refused(ids):
     with pytest.raises(ValueError, match="groups"):

@@ -105,6 +105,27 @@ def test_intercepts_are_conditional_means():
         np.testing.assert_allclose(found[groups == group], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("names", [[100, 100, 7], [-1, -1, 0], ["b", "b", "a"]])
+def test_groups_may_have_any_ids(names):
+    rows = np.zeros(3), np.array([2.0, 4.0, 1.0])
+    found = L.predict_intercepts(*rows, (1.0, 1.0), names)
+    np.testing.assert_allclose(found, [2, 2, 0.5], rtol=1e-6)
+    traced = jax.jit(lambda ids: L.predict_intercepts(*rows, (1.0, 1.0), ids))
+    np.testing.assert_array_equal(traced(jnp.array([0, 0, 1])), found)
+    rows = map(jnp.float32, (*rows, np.ones(3)))
+    scores, targets, weights = rows
+    expected = L.estimate_variances(scores, targets, weights, jnp.array([0, 0, 1]))
+    np.testing.assert_array_equal(
+        L.estimate_variances(scores, targets, weights, names), expected
+    )
+
+
+@pytest.mark.parametrize("names", [[1, 2], [1, None, 2]])
+def test_bad_groups_are_refused(names):
+    with pytest.raises(ValueError, match="groups"):
+        L.predict_intercepts(np.zeros(3), np.ones(3), (1.0, 1.0), names)
+
+
 def test_loss_is_adaptive():
     loss = L.make_random_intercept()
     assert isinstance(loss, L.Adaptive)

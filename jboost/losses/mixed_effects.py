@@ -9,15 +9,18 @@ residuals r = y - score are N(0, s^2 I + t^2 1 1'). The inverse (Woodbury) and t
 determinant of this matrix need only n, the mean m of r, and the sum of (r - m)^2.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int, Shaped
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.losses.adapting import Adaptive, adaptive
 from jboost.losses.groups import clear, weigh_rows
+from jboost.numerics.ids import number_ids, read_ids
 
 STEPS = 24  # halve log(1e12) to 2e-6
 
@@ -80,7 +83,7 @@ def estimate_variances(scores, targets, weights, groups) -> Variances:
       scores: [N].
       targets: [N].
       weights: [N]; rows of weight 0 are ignored.
-      groups: int [N], the number of each row's group, from 0 to N - 1.
+      groups: N ids of any kind; if traced, numbers from 0 to N - 1.
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -91,7 +94,8 @@ def estimate_variances(scores, targets, weights, groups) -> Variances:
       >>> [float(each).__round__(3) for each in found]
       [0.02, 4.4]
     """
-    size, mean, inside = _summarize(scores, targets, weights, groups)
+    numbers = _number_groups(groups)
+    size, mean, inside = _summarize(scores, targets, weights, numbers)
     rows = jnp.sum(size)
 
     def find_residual(ratio):
@@ -139,7 +143,7 @@ def predict_intercepts(
     scores: Shaped[ArrayLike, " N"],
     targets: Shaped[ArrayLike, " N"],
     variances: tuple[Float[ArrayLike, ""], Float[ArrayLike, ""]],
-    groups: Int[ArrayLike, " N"],
+    groups: Shaped[ArrayLike, " N"] | Sequence[Any],
     *,
     weights: Shaped[ArrayLike, " N"] | None = None,
 ) -> Float[Array, " N"]:
@@ -152,13 +156,17 @@ def predict_intercepts(
       scores: [N].
       targets: [N].
       variances: s^2 and t^2.
-      groups: int [N], the number of each row's group, from 0 to N - 1.
+      groups: N ids of any kind, as for :func:`jboost.fit`; if traced, numbers from 0
+        to N - 1.
       weights: [N].
+
+    Raises:
+      ValueError: shapes differ, or an id is missing.
 
     Example:
       >>> import jboost as jb
       >>> found = jb.losses.predict_intercepts(
-      ...     [0.0, 0.0, 1.0], [2.0, 4.0, 1.0], (1.0, 1.0), [0, 0, 1])
+      ...     [0.0, 0.0, 1.0], [2.0, 4.0, 1.0], (1.0, 1.0), ["a", "a", "b"])
       >>> [float(each) for each in found]
       [2.0, 2.0, 0.0]
 
@@ -167,10 +175,22 @@ def predict_intercepts(
     """
     residual, intercept = (jnp.asarray(each, jnp.float32) for each in variances)
     scores = jnp.asarray(scores, jnp.float32)
-    groups = jnp.asarray(groups)
+    targets, groups = jnp.asarray(targets, jnp.float32), _number_groups(groups)
+    if not scores.shape == targets.shape == groups.shape or scores.ndim != 1:
+        raise ValueError(
+            f"scores, targets and groups must have shape [N], got {scores.shape}, "
+            f"{targets.shape} and {groups.shape}"
+        )
     weights = weigh_rows(scores, None, weights)
     size, mean, _ = _summarize(scores, targets, weights, groups)
     return (intercept * size * mean / (residual + size * intercept))[groups]
+
+
+def _number_groups(groups):
+    """Returns numbers from 0 to N - 1 for ids of any kind; traced ones are numbers."""
+    if isinstance(groups, Tracer):
+        return groups
+    return jnp.asarray(number_ids(read_ids(groups))[0], jnp.int32)
 
 
 def _summarize(scores, targets, weights, groups):

@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int32
 
+from jboost.numerics.ids import number_ids, read_ids
 from jboost.numerics.padding import padded_size
 
 _MOST_WIDTHS = 8  # tables, each of which is compiled
@@ -125,7 +126,8 @@ def make_groups(ids: Any, *, padded: bool = True) -> Any:
             )
         return RowGroups((), None, None, None, "all", 0, 1)
     number: Any
-    number, count = _number_groups(_read_ids(ids))
+    number, names = number_ids(read_ids(ids))
+    count = len(names)
     sizes = np.bincount(number, minlength=count)
     widths = _choose_widths(sizes) if padded else _list_sizes(sizes)
     order = np.argsort(number, kind="stable")
@@ -220,45 +222,6 @@ def check_group_weights(groups: RowGroups, weights: Any, name: str) -> None:
             f"group of row {row}; write loss(scores, targets, *, where, weights) to "
             "weigh rows"
         )
-
-
-def _read_ids(ids):
-    """Returns ids as an array of one dimension without missing ones."""
-    if isinstance(ids, Tracer):
-        raise TypeError(
-            "groups must be concrete, because they determine shapes; make them with "
-            "jb.make_groups(ids) outside jit and pass the result"
-        )
-    array = np.asarray(ids)
-    if array.ndim != 1 or len(array) == 0:
-        raise ValueError(
-            f"groups must be an id for each row, got an array of shape {array.shape}"
-        )
-    missing = np.zeros(len(array), bool)
-    if array.dtype.kind in "fMm":
-        missing = np.isnan(array) if array.dtype.kind == "f" else np.isnat(array)
-    elif array.dtype.kind == "O":  # NaN differs from itself, and pandas.NA says neither
-        missing = np.array(
-            [each is None or (each == each) is not True for each in array]
-        )
-    if missing.any():
-        row = int(np.argmax(missing))
-        raise ValueError(
-            f"groups must be an id for each row, got {array[row]!r} in row {row}"
-        )
-    return array
-
-
-def _number_groups(ids):
-    """Returns the number of each row's group, in order of appearance, and how many."""
-    if ids.dtype.kind == "O":
-        numbers: dict[Any, int] = {}
-        number = [numbers.setdefault(each, len(numbers)) for each in ids.tolist()]
-        return np.array(number), len(numbers)
-    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[number.reshape(-1)], len(first)
 
 
 def _list_sizes(sizes):
