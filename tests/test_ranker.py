@@ -13,6 +13,7 @@ RNG = np.random.default_rng(0)
 QUERIES = np.repeat(np.arange(40), 8)
 X = RNG.normal(size=(320, 4)).astype(np.float32)
 Y = np.digitize(X[:, 0] + 0.5 * RNG.normal(size=320), [-0.5, 0.5, 1.5])
+PAIR = dict(eval_set=[(X, Y), (X, Y)])
 SMALL = dict(num_rounds=8, max_depth=2)
 
 
@@ -82,8 +83,58 @@ def test_queries_are_routed():
         (dict(group=[-1, 321]), "integers >= 1"),
         (dict(qid=QUERIES, sample_weight=np.ones(7)), "sample_weight"),
         (dict(qid=QUERIES, eval_set=[(X, Y)]), "eval_qid"),
+        (dict(qid=QUERIES[1:]), "^qid .* 320 rows, got 319"),
+        (dict(qid=np.where(QUERIES > 3, None, QUERIES)), "^qid .* got None in row 32"),
+        (dict(qid=QUERIES, eval_qid=QUERIES), "eval_qid must be None without eval_set"),
+        (dict(qid=QUERIES, **PAIR, eval_qid=[QUERIES]), "eval_qid .* 2 sets .* got 1"),
+        (dict(qid=QUERIES, **PAIR, eval_qid={"a": QUERIES}), "eval_qid .* got dict"),
+        (dict(qid=QUERIES, eval_set=[(X, Y)], eval_qid=QUERIES), "eval_qid .*ndarray"),
+        (
+            dict(qid=QUERIES, eval_set=(X, Y), eval_qid=[QUERIES]),
+            r"eval_qid .*\(1, 320",
+        ),
+        (
+            dict(qid=QUERIES, eval_set={"v": (X, Y)}, eval_group={"w": [320]}),
+            r"eval_group .*\['v'\], got \['w'\]",
+        ),
     ],
 )
 def test_bad_queries_are_refused(given, name):
     with pytest.raises(ValueError, match=name):
         JBoostRanker(**SMALL).fit(X, Y, **given)
+
+
+@pytest.mark.parametrize(
+    "loss, hint",
+    [
+        ("cox", "times and events"),
+        ("concordance", "times and events"),
+        ("squared_error", "of one row; use JBoostRegressor"),
+        ("rank:ndcg", "did you mean 'lambda_rank'"),
+        ("nothing like it", "got 'nothing like it'; losses are 'pairwise_logistic', "),
+    ],
+)
+def test_unknown_losses_are_explained(loss, hint):
+    with pytest.raises(ValueError, match=hint) as caught:
+        JBoostRanker(loss).fit(X, Y, qid=QUERIES)
+    assert str(caught.value).count("'xendcg'") <= 1
+
+
+def test_early_stopping_needs_two_queries():
+    ranker = JBoostRanker(**SMALL, early_stopping_rounds=2)
+    with pytest.raises(ValueError, match="needs at least 2, got 1"):
+        ranker.fit(X, Y, group=[320])
+
+
+@pytest.mark.parametrize(
+    "given, name",
+    [
+        (dict(qid=QUERIES[1:]), "^qid .* 320 rows, got 319"),
+        (dict(qid=QUERIES, sample_weight=np.arange(320) % 3), "same in all rows"),
+        (dict(qid=QUERIES, sample_weight=np.arange(320) - 1.0), "sample_weight .*>= 0"),
+    ],
+)
+def test_score_checks_queries_and_weights(given, name):
+    ranker = JBoostRanker(num_rounds=1, max_depth=1).fit(X, Y, qid=QUERIES)
+    with pytest.raises(ValueError, match=name):
+        ranker.score(X, Y, **given)

@@ -111,6 +111,11 @@ _LOSSES = {
     "softmax": "multi:softmax multi:softprob multiclass multi_logloss "
     "multinomial_deviance categorical_crossentropy",
     "hinge": "binary:hinge",
+    "pairwise_logistic": "rank:pairwise pairlogit",
+    "listwise_softmax": "querysoftmax",
+    "lambda_rank": "rank:ndcg lambdarank",
+    "xendcg": "rank_xendcg xe_ndcg xe_ndcg_mart",
+    "cox": "survival:cox",
 }
 _METRICS = {
     "log_loss": "logloss mlogloss binary_logloss multi_logloss cross_entropy "
@@ -218,7 +223,9 @@ def hint_loss(name: str, known: Iterable[str], form: str) -> str:
       form: how to write a loss, such as "jb.losses.{}".
     """
     low = name.lower()
-    found = {**{own: own for own in known}, **_PEER_LOSSES}
+    known = [*known]
+    found = {own: own for own in known}
+    found |= {peer: own for peer, own in _PEER_LOSSES.items() if own in found}
     # CatBoost includes parameters in names: "Quantile:alpha=0.9".
     own = found.get(low) or found.get(low.split(":")[0])
     if own is None:

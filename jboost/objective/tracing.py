@@ -25,7 +25,7 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.warning import warn_user
-from jboost.losses import LOSSES, Adaptive, bare_loss, softmax
+from jboost.losses import GROUP_LOSSES, LOSSES, Adaptive, bare_loss, softmax
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
@@ -234,7 +234,7 @@ def explain_obstacle(jaxpr: Any) -> str:
 def _check_loss(loss, arguments, num_scores):
     if not callable(loss):
         text = isinstance(loss, str)
-        hint = hint_loss(loss, LOSSES, "jb.losses.{}") if text else ""
+        hint = hint_loss(loss, [*LOSSES, *GROUP_LOSSES], "jb.losses.{}") if text else ""
         raise TypeError(
             f"loss must be callable as loss(score, target), got {loss!r}{hint}"
         )

@@ -207,6 +207,11 @@ class Boosting(BaseEstimator):
                 stratify=labels,
             )  # fmt: skip
         else:
+            if np.all(groups == groups[0]):
+                raise ValueError(
+                    "early_stopping_rounds holds out whole queries and needs at least "
+                    "2, got 1; pass eval_set"
+                )
             splitter = GroupShuffleSplit(
                 1, test_size=self.validation_fraction, random_state=seed
             )
@@ -302,8 +307,19 @@ def find_loss(loss: Any, known: Mapping[str, Any] = losses.LOSSES) -> Any:
     if not isinstance(loss, str):
         return loss
     if loss not in known:
+        others = (
+            (losses.LOSSES, "of one row; use JBoostRegressor or JBoostClassifier"),
+            (
+                losses.GROUP_LOSSES,
+                "of groups; use JBoostRanker, or jboost.fit for times and events",
+            ),
+        )
+        hint = next(
+            (f"; it is a loss {text}" for named, text in others if loss in named),
+            hint_loss(loss, known, repr("{}")),
+        )
         raise ValueError(
-            f"loss must be 'auto', one of {tuple(known)}, or a function, got "
-            f"{loss!r}{hint_loss(loss, known, repr('{}'))}"
+            f"loss must be 'auto', the name of a loss, or a function, got {loss!r}"
+            f"{hint}"
         )
     return known[loss]

@@ -13,13 +13,19 @@ from sklearn.utils import column_or_1d
 
 from jboost.boosting.grouping import ValidationRows
 from jboost.entry.arguments import explain_arguments
-from jboost.losses import GROUP_LOSSES
+from jboost.losses import GROUP_LOSSES, concordance, cox
 from jboost.metrics import ndcg
+from jboost.numerics.ids import number_ids, read_ids
 from jboost.sklearn.estimators import Boosting, find_loss
-from jboost.tables.groups import make_groups
+from jboost.tables.groups import check_group_weights, make_groups
+from jboost.tables.targets import check_weights
 from jboost.training.metric_calls import GroupMetric
 
 _DEFAULT_LOSS = "listwise_softmax"
+# Those whose targets are one number for each row, not times and events.
+_LOSSES = {
+    name: loss for name, loss in GROUP_LOSSES.items() if loss not in (concordance, cox)
+}
 
 
 class JBoostRanker(Boosting):
@@ -89,14 +95,14 @@ class JBoostRanker(Boosting):
         """
         X = self._read_table(X, reset=True)
         targets = self._read_targets(y)
-        ids = read_queries(qid, group, len(targets), "")
-        weights = _expand_weights(sample_weight, ids)
+        queries = read_queries(qid, group, len(targets), "")
+        weights = _expand_weights(sample_weight, queries)
         auto = isinstance(self.loss, str) and self.loss == "auto"
         loss = _DEFAULT_LOSS if auto else self.loss
-        self._loss = find_loss(loss, GROUP_LOSSES)
+        self._loss = find_loss(loss, _LOSSES)
         sets = _join_queries(eval_set, eval_qid, eval_group)
         rows = (X, targets, weights, offset)
-        return self._train(rows, sets, self._loss, 1, None, ids)
+        return self._train(rows, sets, self._loss, 1, None, queries)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns the scores of the rows, float32 [N]; they need no query.
@@ -127,12 +133,14 @@ class JBoostRanker(Boosting):
           X, y, sample_weight, qid, group, offset: as for ``fit``.
         """
         targets = self._read_targets(y)
-        ids = read_queries(qid, group, len(targets), "")
-        weights = _expand_weights(sample_weight, ids)
-        weights = np.ones(len(targets)) if weights is None else np.asarray(weights)
+        queries = read_queries(qid, group, len(targets), "")
+        weights = _expand_weights(sample_weight, queries)
+        weights = np.ones(len(targets)) if weights is None else weights
+        weights = check_weights(weights, len(targets), "sample_weight")
+        groups = make_groups(queries)
+        check_group_weights(groups, weights, "sample_weight", "for a mean over queries")
         scores = self.predict(X, offset=offset)
-        rows = (scores, targets.astype(np.float32), weights.astype(np.float32))
-        return GroupMetric(ndcg)(*rows, make_groups(ids))
+        return GroupMetric(ndcg)(scores, targets.astype(np.float32), weights, groups)
 
     def _read_targets(self, y):
         if y is None:
@@ -141,14 +149,15 @@ class JBoostRanker(Boosting):
 
 
 def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray:
-    """Returns the query of each row.
+    """Returns the number of each row's query, in order of appearance.
 
     Args:
       qid: [N]; or None, and ``group`` the sizes of consecutive queries.
       prefix: of the names of both in errors.
 
     Raises:
-      ValueError: there are both or none, or sizes do not sum to the number of rows.
+      ValueError: there are both or none, they are missing or not one for each row, or
+        sizes do not sum to the number of rows.
     """
     if (qid is None) == (group is None):
         got = "none" if qid is None else "both"
@@ -157,7 +166,13 @@ def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray
             f"consecutive queries) must be given, got {got}"
         )
     if qid is not None:
-        return np.asarray(qid)
+        ids = read_ids(qid, f"{prefix}qid")
+        if len(ids) != num_rows:
+            raise ValueError(
+                f"{prefix}qid must be an id for each of the {num_rows} rows, got "
+                f"{len(ids)}"
+            )
+        return number_ids(ids)[0]
     sizes = np.asarray(group)
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
         raise ValueError(
@@ -171,45 +186,67 @@ def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _expand_weights(weights, ids):
+def _expand_weights(weights, queries):
     """Returns weights of rows, where they may be those of queries."""
-    if weights is None or len(weights) == len(ids):
+    if weights is None or len(weights) == len(queries):
         return weights
-    names, first, number = np.unique(ids, return_index=True, return_inverse=True)
-    if len(weights) != len(names):
+    count = queries.max() + 1
+    if len(weights) != count:
         raise ValueError(
-            f"sample_weight must have one entry for each of the {len(ids)} rows or of "
-            f"the {len(names)} queries, got {len(weights)}"
+            f"sample_weight must have one entry for each of the {len(queries)} rows or "
+            f"of the {count} queries, got {len(weights)}"
         )
-    rank = np.argsort(np.argsort(first))
-    return np.asarray(weights)[rank[number.reshape(-1)]]
+    return np.asarray(weights)[queries]
 
 
 def _join_queries(eval_set, qid, group):
     """Returns validation sets with the queries of their rows as the fifth part."""
+    given = {"eval_qid": qid, "eval_group": group}
     if eval_set is None:
+        for name, container in given.items():
+            if container is not None:
+                raise ValueError(f"{name} must be None without eval_set")
         return None
+    if not isinstance(eval_set, dict | list):
+        return _join(eval_set, qid, group)
+    for name, container in given.items():
+        _check_container(name, container, eval_set)
+    keys = eval_set if isinstance(eval_set, dict) else range(len(eval_set))
+    parts = {
+        key: _join(eval_set[key], *(each and each[key] for each in given.values()))
+        for key in keys
+    }
+    return parts if isinstance(eval_set, dict) else [*parts.values()]
+
+
+def _check_container(name, container, eval_set):
+    """Checks that queries are given as the sets of rows are."""
+    if container is None:
+        return
     if isinstance(eval_set, dict):
-        return {
-            name: _join(part, _pick(qid, name), _pick(group, name))
-            for name, part in eval_set.items()
-        }
-    if isinstance(eval_set, list):
-        return [
-            _join(part, _pick(qid, at), _pick(group, at))
-            for at, part in enumerate(eval_set)
-        ]
-    return _join(eval_set, qid, group)
-
-
-def _pick(container, key):
-    return None if container is None else container[key]
+        if not isinstance(container, dict) or container.keys() != eval_set.keys():
+            got = (
+                [*container]
+                if isinstance(container, dict)
+                else type(container).__name__
+            )
+            raise ValueError(
+                f"{name} must be a dict with the names of eval_set, {[*eval_set]}, got "
+                f"{got}"
+            )
+    elif not isinstance(container, list | tuple) or len(container) != len(eval_set):
+        sized = isinstance(container, list | tuple)
+        got = len(container) if sized else type(container).__name__
+        raise ValueError(
+            f"{name} must be a list with one entry for each of the {len(eval_set)} "
+            f"sets of eval_set, got {got}"
+        )
 
 
 def _join(part, qid, group):
     """Returns the parts of one set; a malformed one is refused by ``fit``."""
-    if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
+    if not isinstance(part, tuple) or not 2 <= len(part) <= 4 or part[1] is None:
         return part
-    ids = read_queries(qid, group, len(part[1]), "eval_")
+    queries = read_queries(qid, group, len(part[1]), "eval_")
     X, y, weights, offset = (*part, None, None)[:4]
-    return ValidationRows(X, y, _expand_weights(weights, ids), offset, ids)
+    return ValidationRows(X, y, _expand_weights(weights, queries), offset, queries)

@@ -22,6 +22,7 @@ from jboost.numerics.padding import padded_size
 _MOST_WIDTHS = 8  # tables, each of which is compiled
 _MOST_SIZES = 64  # of groups, for losses that take no padding
 _TABLE_COST = 1 << 14  # places that cost less than the compilation of another table
+_NO_WEIGHTS = "unless the loss takes weights, loss(scores, targets, *, where, weights)"
 _SMALL_WIDTHS = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8))
 
 Kind = Literal["ids", "all", "random"]
@@ -200,7 +201,9 @@ def pad_groups(groups: RowGroups | None, total: int) -> RowGroups | None:
     )
 
 
-def check_group_weights(groups: RowGroups, weights: Any, name: str) -> None:
+def check_group_weights(
+    groups: RowGroups, weights: Any, name: str, reason: str = _NO_WEIGHTS
+) -> None:
     """Raises for weights that differ within a group; rows of weight 0 are left out."""
     if isinstance(weights, Tracer):
         return
@@ -217,10 +220,8 @@ def check_group_weights(groups: RowGroups, weights: Any, name: str) -> None:
     if len(bad):
         row = int(np.flatnonzero(inside & (number == bad[0]))[0])
         raise ValueError(
-            f"{name} must be the same in all rows of a group, because the loss takes "
-            f"no argument weights, got {least[bad[0]]:g} and {most[bad[0]]:g} in the "
-            f"group of row {row}; write loss(scores, targets, *, where, weights) to "
-            "weigh rows"
+            f"{name} must be the same in all rows of a group {reason}, got "
+            f"{least[bad[0]]:g} and {most[bad[0]]:g} in the group of row {row}"
         )
 
 
