@@ -143,9 +143,37 @@ def test_the_order_of_the_rows_does_not_matter():
 
 
 def test_depths_are_checked():
-    for metric in (M.ndcg, M.mean_average_precision, M.mrr):
-        with pytest.raises(ValueError, match="0"):
+    for metric in (M.ndcg, M.mean_average_precision, M.mrr, jb.losses.lambda_rank):
+        with pytest.raises(ValueError, match=r"at .* got 0"):
             metric(jnp.zeros(2), jnp.zeros(2), at=0)
+        with pytest.raises(TypeError, match=r"at .* got 2.5"):
+            metric(jnp.zeros(2), jnp.zeros(2), at=2.5)
+
+
+@pytest.mark.parametrize("bad", [-1, 101, np.nan])
+def test_relevances_without_a_gain_are_refused(bad):
+    targets = np.array([bad, 0, 2])
+    with pytest.raises(ValueError, match=r"from 0 to 100, .* in row 0"):
+        M.ndcg([1.0, 2, 3], targets)
+    assert M.ndcg([1.0, 2, 3], targets, where=np.array([False, True, True])) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_and_shapes_are_checked(name):
+    metric, targets = CASES[name]
+    with pytest.raises(ValueError, match=r"\(23,\), .*\(1,\)"):
+        metric(SCORES["tied"], jax.tree.map(lambda t: t[:1], targets))
+    with pytest.raises(ValueError, match=r"\(1, 23\)"):
+        metric(SCORES["tied"][None], targets)
+    with pytest.raises(ValueError, match="NaN, got it in row 0"):
+        metric(np.full(SIZE, np.nan), jax.tree.map(np.zeros_like, targets))
+
+
+def test_times_of_concordance_are_checked():
+    with pytest.raises(ValueError, match=r"\['time'\] must not be NaN.* row 1"):
+        M.concordance_index([1.0, 2], dict(time=[1.0, np.nan], event=[1, 1]))
+    with pytest.raises(ValueError, match="got 2 in row 0"):
+        M.concordance_index([1.0, 2], dict(time=[1.0, 2], event=[2, 1]))
 
 
 def test_every_metric_is_tested():

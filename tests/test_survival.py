@@ -18,6 +18,7 @@ TARGETS = dict(
     event=(RANDOM.random(SIZE) < 0.6).astype(np.float32),
 )
 ENTRY = np.minimum(RANDOM.integers(0, 9, SIZE), TARGETS["time"] - 1).astype("f")
+PLAIN = S.BaselineHazard(jnp.ones(1), jnp.zeros(1))
 STRATA = np.array(["a", "b", "c"])[RANDOM.integers(0, 3, SIZE)]
 
 
@@ -48,6 +49,33 @@ def test_baseline_hazard(ties, truncated, shift):
         found.hazards, expected[1] * np.exp(-float(shift)), rtol=2e-5
     )
     assert found.groups is None
+
+
+@pytest.mark.parametrize("shift", [-95, 95, 300])
+def test_survival_does_not_depend_on_a_common_shift(shift):
+    """The hazard itself is beyond float32."""
+    targets = dict(time=[1.0, 2.0, 3.0], event=[1, 1, 1])
+    scores = np.full(3, shift, np.float32)
+    baseline = S.baseline_hazard(scores, targets)
+    curve = S.survival_curves(baseline, scores[:1], [1, 2, 3])[0]
+    expected = np.exp(-np.cumsum([1 / 3, 1 / 2, 1]))
+    np.testing.assert_allclose(curve, expected, rtol=1e-4)
+
+
+def test_structured_arrays_are_explained():
+    kinds = [("event", bool), ("time", float)]
+    array = np.array([(True, 1.0), (False, 2.0)], kinds)
+    for call in (S.kaplan_meier, lambda y: S.baseline_hazard(np.zeros(2), y)):
+        with pytest.raises(TypeError, match="fields of the array"):
+            call(array)
+
+
+def test_strata_of_different_types():
+    names = np.array([1, "a", 1, "a"], object)
+    targets = dict(time=np.arange(1.0, 5), event=np.ones(4))
+    baseline = S.baseline_hazard(np.zeros(4), targets, groups=names)
+    assert baseline.groups == (1, "a")
+    np.testing.assert_allclose(baseline.hazards, [[0.5, 1.5], [0.5, 1.5]], rtol=1e-6)
 
 
 def test_the_hazard_is_the_gradient_of_the_loss():
@@ -121,6 +149,17 @@ def test_kaplan_meier(outcome):
         np.testing.assert_allclose(curve.probabilities[place], expected, atol=1e-6)
 
 
+def test_kaplan_meier_of_rows_that_enter_late():
+    curve = S.kaplan_meier(TARGETS | dict(entry=ENTRY), weights=WEIGHTS)
+    time, event = TARGETS.values()
+    expected = 1.0
+    for t in np.unique(time):
+        dead = WEIGHTS[(time == t) & (event > 0)].sum()
+        expected *= 1 - dead / WEIGHTS[(t > ENTRY) & (t <= time)].sum()
+        place = np.searchsorted(curve.times, t, side="right") - 1
+        np.testing.assert_allclose(curve.probabilities[place], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["own", "other"])
 def test_brier_scores(own):
     time, event = TARGETS.values()
@@ -161,10 +200,25 @@ def test_brier_score_without_censoring_is_the_squared_error():
 @pytest.mark.parametrize(("call", "words"), [
     (lambda: S.baseline_hazard(SCORES[1:], TARGETS), r"time.*\(39,\)"),
     (lambda: S.baseline_hazard(SCORES, TARGETS | dict(event=0 * SCORES)), "event"),
-    (lambda: S.baseline_hazard(SCORES, TARGETS | dict(entry=TARGETS["time"])), "later"),
+    (lambda: S.baseline_hazard(SCORES, TARGETS | dict(entry=TARGETS["time"])), "entry"),
     (lambda: S.baseline_hazard(SCORES, TARGETS, groups=[1]), "groups"),
     (lambda: S.kaplan_meier(TARGETS, outcome="death"), "death"),
     (lambda: S.brier_scores(np.ones((SIZE, 2)), [1.0], TARGETS), "probabilities"),
+    (lambda: S.baseline_hazard(np.full(SIZE, np.nan), TARGETS), "scores .* nan"),
+    (lambda: S.baseline_hazard(SCORES, TARGETS, weights=-WEIGHTS), "weights .*>= 0"),
+    (lambda: S.baseline_hazard(SCORES, TARGETS, groups=[None] * SIZE), "groups .*None"),
+    (lambda: S.baseline_hazard(SCORES, TARGETS, groups=[np.nan] * SIZE), "groups.*nan"),
+    (lambda: S.kaplan_meier(TARGETS | dict(time=np.full(SIZE, np.nan))), "time.* NaN"),
+    (lambda: S.kaplan_meier(TARGETS | dict(event=2 * TARGETS["event"])), "got 2.0"),
+    (lambda: S.kaplan_meier(TARGETS, weights=WEIGHTS - 1), "weights .*>= 0"),
+    (lambda: S.kaplan_meier(dict(time=SCORES)), r"event, got \['time'\]"),
+    (lambda: S.kaplan_meier(TARGETS | dict(entry=ENTRY), outcome="censoring"), "entry"),
+    (lambda: S.brier_scores(np.ones((SIZE, 1)), [1.0], TARGETS | dict(entry=ENTRY)),
+     "entry"),
+    (lambda: S.brier_scores(np.ones((SIZE, 1)), [np.nan], TARGETS), "times .* NaN"),
+    (lambda: S.survival_curves(PLAIN, SCORES, 1.0), r"times .*\(\)"),
+    (lambda: S.survival_curves(PLAIN, SCORES[None], [1.0]), r"scores .*\(1, 40\)"),
+    (lambda: S.survival_curves(PLAIN, SCORES, [np.nan]), "times .* NaN"),
 ])  # fmt: skip
 def test_arguments(call, words):
     with pytest.raises(ValueError, match=words):

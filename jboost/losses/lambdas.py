@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jax import lax, nn
 
+from jboost.entry.checks import check_integer
 from jboost.losses.groups import clear, softplus, weigh_rows
 from jboost.losses.ranking import discount, find_gains, find_ideal
 
@@ -35,7 +36,7 @@ def lambda_rank(
 
     Args:
       scores: [G].
-      targets: [G], relevances >= 0.
+      targets: [G], relevances from 0 to 100.
       where: bool [G], the real rows; all by default.
       at: the truncation level; None for all ranks. Cost and memory are at x G.
       normalize: "scores" divides each weight by 0.01 + |s_i - s_j| (unless all scores
@@ -64,8 +65,8 @@ def lambda_rank(
     if normalize not in get_args(Normalize):
         wanted = get_args(Normalize)
         raise ValueError(f"normalize must be one of {wanted}, got {normalize!r}")
-    if at is not None and at < 1:
-        raise ValueError(f"at must be at least 1 or None, got {at!r}")
+    if at is not None:
+        check_integer("at", at, least=1)
     size = len(scores)
     top = size if at is None else min(at, size)
     real = weigh_rows(scores, where, None) > 0

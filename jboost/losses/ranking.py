@@ -46,7 +46,7 @@ def listwise_softmax(scores, targets, *, where=None):
 
     Args:
       scores: [G].
-      targets: [G], relevances >= 0; the gain is 2^target - 1.
+      targets: [G], relevances from 0 to 100; the gain is 2^target - 1.
       where: bool [G], the real rows; all by default.
 
     Returns:
@@ -75,7 +75,7 @@ def xendcg(scores, targets, *, key, where=None):
 
     Args:
       scores: [G].
-      targets: [G], relevances >= 0.
+      targets: [G], relevances from 0 to 100.
       key: the PRNG key of the group; training passes a new one in each round.
       where: bool [G], the real rows; all by default.
 
@@ -139,7 +139,7 @@ def approx_ndcg(scores, targets, *, where=None, temperature=0.1):
 
     Args:
       scores: [G].
-      targets: [G], relevances >= 0; the gain is 2^target - 1.
+      targets: [G], relevances from 0 to 100; the gain is 2^target - 1.
       where: bool [G], the real rows; all by default.
       temperature: the difference of scores that counts as certain, in their units.
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from jboost.losses.group_targets import check_names
 from jboost.numerics.cumulative import cumulate, cumulate_levels
 
 Ties = Literal["efron", "breslow"]
@@ -51,6 +52,7 @@ def find_risk_sets(targets, weights, ties: Ties) -> RiskSets:
     """
     if ties not in get_args(Ties):
         raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
+    check_names(targets)
     real = weights > 0
     time = jnp.where(real, jnp.asarray(targets["time"], weights.dtype), jnp.inf)
     event = (jnp.asarray(targets["event"], jnp.float32) > 0) & real
@@ -89,14 +91,24 @@ def sum_risks(sets: RiskSets, risks: Float[Array, " G"]) -> Float[Array, " G"]:
     Args:
       risks: positive numbers in the order of the sets, 0 for masked rows.
     """
+    whole, rest = sum_at_risk(sets, risks)
+    return sets.share * whole + (1 - sets.share) * rest
+
+
+def sum_at_risk(
+    sets: RiskSets, risks: Float[Array, " G"]
+) -> tuple[Float[Array, " G"], Float[Array, " G"]]:
+    """Returns R and R - E at each place.
+
+    Args:
+      risks: positive numbers in the order of the sets, 0 for masked rows.
+    """
     if sets.span is None:
         later = cumulate(risks, reverse=True)
         later = jnp.concatenate([later, jnp.zeros(1, risks.dtype)])
-        whole, rest = later[sets.first], later[sets.after]
-    else:
-        rest = _sum_spans(risks, *sets.span)[sets.first]
-        whole = rest + _sum_ties(jnp.where(sets.event, risks, 0), sets.first)
-    return sets.share * whole + (1 - sets.share) * rest
+        return later[sets.first], later[sets.after]
+    rest = _sum_spans(risks, *sets.span)[sets.first]
+    return rest + _sum_ties(jnp.where(sets.event, risks, 0), sets.first), rest
 
 
 def _sum_ties(values, first):

@@ -12,6 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jboost.losses.group_targets import check_names
 from jboost.losses.groups import clear, log, softplus, weigh_rows
 from jboost.losses.risk_sets import Ties, find_risk_sets, sum_risks
 
@@ -87,7 +88,7 @@ def concordance(scores, targets, *, where=None, weights=None):
     Args:
       scores: [G]; larger scores mean higher risk.
       targets: a mapping with ``time`` [G] and ``event`` [G] (1 or 0). Of rows with the
-        same time, events come before censored rows.
+        same time, events come before censored rows. Times of entry do not matter.
       where: bool [G], the real rows; all by default.
       weights: [G], row weights.
 
@@ -104,6 +105,7 @@ def concordance(scores, targets, *, where=None, weights=None):
       Raykar et al. 2007, "On ranking in survival analysis: bounds on the concordance
       index", section 4.1 (log-sigmoid bound).
     """
+    check_names(targets)
     weights = weigh_rows(scores, where, weights)
     scores = clear(scores, weights > 0)
     time, event = (

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
-from jboost.losses.groups import clear, weigh_rows
+from jboost.losses.group_targets import check_names, check_times
+from jboost.losses.groups import clear
+from jboost.metrics.reading import read_group
 from jboost.numerics.cumulative import cumulate
 
 
@@ -31,12 +33,17 @@ def concordance_index(
 
     Args:
       scores: [G]; larger scores mean higher risk. Negate predicted times.
-      targets: a mapping with ``time`` [G] and ``event`` [G] (1 or 0).
+      targets: a mapping with ``time`` [G] and ``event`` [G] (1 or 0). Times of entry do
+        not matter.
       where: bool [G], the real rows; all by default.
       weights: [G], row weights.
 
     Returns:
       A scalar from 0 to 1, or NaN if no pair can be compared.
+
+    Raises:
+      TypeError, ValueError: shapes differ, a score or time is NaN, or an event is
+        neither 0 nor 1. Traced values are not checked.
 
     Example:
       >>> import jboost as jb
@@ -48,9 +55,11 @@ def concordance_index(
       Harrell et al. 1982, "Evaluating the yield of medical tests"; Harrell, Lee and
       Mark 1996, section 5.5.
     """
-    scores = jnp.asarray(scores, jnp.float32)
-    weights = weigh_rows(scores, where, weights)
+    check_names(targets)
+    named = {name: targets[name] for name in ("time", "event")}
+    scores, weights = read_group(scores, named, where, weights)
     real = weights > 0
+    check_times(named, real, "targets")
     scores = clear(scores, real)
     time = clear(jnp.asarray(targets["time"], jnp.float32), real)
     event = (jnp.asarray(targets["event"], jnp.float32) > 0) & real

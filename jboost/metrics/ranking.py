@@ -5,6 +5,7 @@ In: scores [G] and relevances [G] of the documents, and which rows are real. Out
 number; larger is better. It is NaN if no document is relevant; the mean over queries
 leaves such queries out. Documents of equal score share their ranks, so that the order
 of the rows does not matter. Rows of weight 0 are left out; other weights do not matter.
+Shapes that differ are refused; NaN scores and bad targets are, unless traced.
 """
 
 from typing import NamedTuple
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped
 
-from jboost.losses.groups import weigh_rows
+from jboost.entry.checks import check_integer
+from jboost.losses.group_targets import check_relevances
 from jboost.losses.ranking import discount, find_gains, find_ideal
+from jboost.metrics.reading import read_group
 
 
 class Ranking(NamedTuple):
@@ -43,7 +46,7 @@ def ndcg(
 
     Args:
       scores: [G].
-      targets: [G], relevances >= 0.
+      targets: [G], relevances from 0 to 100.
       where: bool [G], the real rows; all by default.
       weights: [G]; rows of weight 0 are left out.
       at: the number of ranks; None for all.
@@ -62,7 +65,8 @@ def ndcg(
       the presence of tied scores".
     """
     _check_depth(at)
-    ranking = _sort(scores, where, weights)
+    ranking = _sort(scores, targets, where, weights)
+    check_relevances(targets, ranking.real, "targets")
     size = len(ranking.order)
     at = size if at is None else min(at, size)
     ranks = jnp.arange(size, dtype=jnp.float32)
@@ -111,7 +115,7 @@ def mean_average_precision(
       eq. 8.8.
     """
     _check_depth(at)
-    ranking = _sort(scores, where, weights)
+    ranking = _sort(scores, targets, where, weights)
     hits = _find_hits(targets, ranking)
     found = jnp.cumsum(hits)[ranking.last]
     rank = (ranking.last + 1).astype(jnp.float32)
@@ -152,7 +156,7 @@ def mrr(
       Voorhees 1999, "The TREC-8 question answering track report".
     """
     _check_depth(at)
-    ranking = _sort(scores, where, weights)
+    ranking = _sort(scores, targets, where, weights)
     hits = _find_hits(targets, ranking)
     rank = (ranking.last + 1).astype(jnp.float32)
     best = jnp.min(jnp.where(hits > 0, rank, jnp.inf))
@@ -160,9 +164,9 @@ def mrr(
     return jnp.where(jnp.isfinite(best), value, jnp.nan)
 
 
-def _sort(scores, where, weights):
-    scores = jnp.asarray(scores, jnp.float32)
-    real = weigh_rows(scores, where, weights) > 0
+def _sort(scores, targets, where, weights):
+    scores, weights = read_group(scores, {"targets": targets}, where, weights)
+    real = weights > 0
     key = jnp.where(real, -scores, jnp.inf)
     order = jnp.argsort(key).astype(jnp.int32)
     key, places = key[order], jnp.arange(len(scores), dtype=jnp.int32)
@@ -184,5 +188,5 @@ def _divide(total, count):
 
 
 def _check_depth(at):
-    if at is not None and at < 1:
-        raise ValueError(f"at must be at least 1 or None, got {at!r}")
+    if at is not None:
+        check_integer("at", at, least=1)

@@ -10,7 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
+from jboost.losses.groups import weigh_rows
 from jboost.numerics.sums import sum_rows
 
 Link = Callable[..., Any] | None
@@ -35,6 +38,30 @@ def read_rows(scores, targets, weights):
     targets = targets.astype(jnp.float32)
     counted = (weights > 0).reshape(-1, *(1,) * (targets.ndim - 1))
     return scores.astype(jnp.float32), jnp.where(counted, targets, 0), weights
+
+
+def read_group(scores, targets, where, weights):
+    """Converts the rows of one group to float32; weights are 0 for masked rows.
+
+    Args:
+      targets: {name in errors: array}, [G] each.
+
+    Raises:
+      ValueError: shapes differ, or a score of a real row is NaN.
+    """
+    given = {"scores": scores, **targets, "where": where, "weights": weights}
+    shapes = {name: np.shape(a) for name, a in given.items() if a is not None}
+    if len({*shapes.values()}) > 1 or len(shapes["scores"]) != 1:
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"scores and targets of a group must have shape [G], got {found}"
+        )
+    scores = jnp.asarray(scores, jnp.float32)
+    weights = weigh_rows(scores, where, weights)
+    broken = jnp.isnan(scores) & (weights > 0)
+    if not isinstance(broken, Tracer) and broken.any():
+        raise ValueError(f"scores must not be NaN, got it in row {jnp.argmax(broken)}")
+    return scores, weights
 
 
 def check_shape(targets, found, name):

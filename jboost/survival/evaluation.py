@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import traceable
-from jboost.losses.groups import weigh_rows
-from jboost.losses.risk_sets import find_risk_sets
+from jboost.losses.risk_sets import find_risk_sets, sum_at_risk
 from jboost.numerics.cumulative import cumulate
+from jboost.survival.reading import read_rows, read_times
 
 Outcome = Literal["event", "censoring"]
 
@@ -40,12 +40,17 @@ def kaplan_meier(
     being censored then.
 
     Args:
-      targets: a mapping with ``time`` and ``event``, [N] each.
+      targets: a mapping with ``time``, ``event`` (1 or 0) and, for the outcome "event",
+        optionally ``entry``, [N] each; a row is at risk from its entry on.
       weights: [N], row weights; rows of weight 0 are ignored.
       outcome: "event" or "censoring".
 
     Returns:
       The curve at the N times in increasing order.
+
+    Raises:
+      TypeError, ValueError: shapes differ, a time is NaN or not after its entry, an
+        event is neither 0 nor 1, or a weight is negative.
 
     Example:
       >>> import jboost as jb
@@ -60,16 +65,16 @@ def kaplan_meier(
     if outcome not in get_args(Outcome):
         wanted = get_args(Outcome)
         raise ValueError(f"outcome must be one of {wanted}, got {outcome!r}")
-    time, event = _read(targets)
-    kept = weigh_rows(time, None, weights)
-    sets = find_risk_sets(dict(time=time, event=event), kept, "breslow")
-    # The rows at risk at the time, after its events, and after the time itself.
-    left = jnp.pad(cumulate(sets.weight, reverse=True), (0, 1))
-    end = jnp.searchsorted(sets.time, sets.time, side="right")
-    places = (sets.first, sets.after) if outcome == "event" else (sets.after, end)
-    before, after = (left[place] for place in places)
+    rows = read_rows(targets, weights, entries=outcome == "event")
+    sets = find_risk_sets(rows, jnp.asarray(rows["weights"]), "breslow")
+    if outcome == "event":
+        before, after = sum_at_risk(sets, sets.weight)
+    else:  # the rows at risk after the events of the time, and after the time itself
+        left = jnp.pad(cumulate(sets.weight, reverse=True), (0, 1))
+        end = jnp.searchsorted(sets.time, sets.time, side="right")
+        before, after = left[sets.after], left[end]
     factor = jnp.where(before > 0, after / jnp.where(before > 0, before, 1), 1)
-    once = jnp.arange(len(time), dtype=jnp.int32) == sets.first
+    once = jnp.arange(len(sets.time), dtype=jnp.int32) == sets.first
     return SurvivalCurve(sets.time, jnp.cumprod(jnp.where(once, factor, 1)))
 
 
@@ -99,6 +104,10 @@ def brier_scores(
     Returns:
       The scores [T]; infinite or NaN where G is 0.
 
+    Raises:
+      TypeError, ValueError: shapes differ, a time is NaN, an event is neither 0 nor 1,
+        targets have times of entry, or a weight is negative.
+
     Example:
       >>> import jboost as jb
       >>> targets = dict(time=[1.0, 2.0, 3.0], event=[1, 1, 1])
@@ -111,35 +120,25 @@ def brier_scores(
       for survival data", section 4; G(t-) as in Gerds and Schumacher 2006.
     """
     found = jnp.asarray(probabilities, jnp.float32)
-    times = jnp.asarray(times, jnp.float32)
-    time, event = _read(targets)
-    if found.shape != (len(time), len(times)):
+    moments = read_times(times)
+    rows = read_rows(targets, weights, entries=False)
+    time, event, weight = (jnp.asarray(values) for values in rows.values())
+    event = event > 0
+    if found.shape != (len(time), len(moments)):
         raise ValueError(
             "probabilities must have one row for each target and one column for each "
-            f"time, {(len(time), len(times))}, got shape {found.shape}"
+            f"time, {(len(time), len(moments))}, got shape {found.shape}"
         )
-    weights = weigh_rows(time, None, weights)
     if censoring is None:
         kept = dict(time=time, event=event)
-        censoring = kaplan_meier(kept, weights=weights, outcome="censoring")
+        censoring = kaplan_meier(kept, weights=weight, outcome="censoring")
     known = jnp.pad(censoring.probabilities, (1, 0), constant_values=1)
     own = known[jnp.searchsorted(censoring.times, time, side="left")][:, None]
-    then = known[jnp.searchsorted(censoring.times, times, side="right")][None, :]
-    later = time[:, None] > times[None, :]
+    then = known[jnp.searchsorted(censoring.times, moments, side="right")][None, :]
+    later = time[:, None] > moments[None, :]
     happened = event[:, None] & ~later
     loss = jnp.where(happened, jnp.square(found) / own, 0)
     loss = jnp.where(later, jnp.square(1 - found) / then, loss)
-    kept = (weights > 0)[:, None]
-    total = jnp.sum(jnp.where(kept, loss, 0) * weights[:, None], axis=0)
-    return total / jnp.sum(weights)
-
-
-def _read(targets):
-    """Returns times and events [N]."""
-    time = jnp.asarray(targets["time"], jnp.float32)
-    event = jnp.asarray(targets["event"], jnp.float32) > 0
-    if time.ndim != 1 or event.shape != time.shape:
-        raise ValueError(
-            f"time and event must have shape [N], got {time.shape} and {event.shape}"
-        )
-    return time, event
+    kept = (weight > 0)[:, None]
+    total = jnp.sum(jnp.where(kept, loss, 0) * weight[:, None], axis=0)
+    return total / jnp.sum(weight)

@@ -13,17 +13,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import on_host, traceable
 from jboost.losses.groups import log
 from jboost.losses.risk_sets import Ties, find_risk_sets, sum_risks
 from jboost.losses.survival import ROOT, scale_risks
+from jboost.numerics.ids import number_ids, read_ids
+from jboost.survival.reading import read_rows, read_times
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["times", "hazards"], meta_fields=["groups"],
+    data_fields=["times", "log_hazards"], meta_fields=["groups"],
 )  # fmt: skip
 @dataclass(frozen=True)
 class BaselineHazard:
@@ -32,13 +35,19 @@ class BaselineHazard:
     Attributes:
       times: [T], the times of events, increasing; for strata [S, T], each row filled
         up with infinity.
-      hazards: [T] or [S, T], the cumulative hazard at each of them and until the next.
+      log_hazards: [T] or [S, T], the logarithm of the cumulative hazard at each of them
+        and until the next, which float32 can hold at all scores.
       groups: the S strata; None without strata.
     """
 
     times: Float[Array, "*S T"]
-    hazards: Float[Array, "*S T"]
+    log_hazards: Float[Array, "*S T"]
     groups: tuple[Any, ...] | None = None
+
+    @property
+    def hazards(self) -> Float[Array, "*S T"]:
+        """The cumulative hazard at each time; 0 or inf where float32 cannot hold it."""
+        return jnp.exp(self.log_hazards)
 
 
 @on_host("call it on concrete arrays")
@@ -67,8 +76,9 @@ def baseline_hazard(
       The hazard at the distinct times of events.
 
     Raises:
-      ValueError: if shapes differ, no event has happened, or a time is NaN or not after
-        its entry.
+      TypeError, ValueError: shapes differ, no event has happened, a score or time is
+        NaN, an event is neither 0 nor 1, a row does not enter before its time, a weight
+        is negative, or the id of a stratum is missing.
 
     Example:
       >>> import jboost as jb
@@ -82,32 +92,31 @@ def baseline_hazard(
       ``survfit(coxph(...))``, which centers covariates.
     """
     scores = np.asarray(scores, np.float32)
-    rows = {name: np.asarray(values, np.float32) for name, values in targets.items()}
-    rows["weights"] = np.ones_like(scores) if weights is None else np.asarray(weights)
-    for name, values in rows.items():
-        if values.shape != scores.shape or scores.ndim != 1:
-            raise ValueError(
-                f"scores and {name} must have shape [N], got {scores.shape} and "
-                f"{values.shape}"
-            )
+    rows = read_rows(targets, weights, entries=True)
+    if scores.shape != rows["time"].shape:
+        raise ValueError(
+            f"scores and time must have shape [N], got {scores.shape} and "
+            f"{rows['time'].shape}"
+        )
+    bad = np.flatnonzero(~np.isfinite(scores) & (rows["weights"] > 0))
+    if len(bad):
+        raise ValueError(f"scores must be finite, got {scores[bad[0]]} in row {bad[0]}")
     rows["scores"] = scores
-    ids = np.zeros(len(scores), int) if groups is None else np.asarray(groups)
-    if ids.shape != scores.shape:
-        raise ValueError(f"groups must have shape {scores.shape}, got {ids.shape}")
-    strata, numbers = np.unique(ids, return_inverse=True)
+    strata, numbers = _find_strata(groups, len(scores))
     steps = [_find_steps(rows, numbers == each, ties) for each in range(len(strata))]
-    longest = max((len(times) for times, _ in steps), default=0)
+    longest = max(len(found) for found, _ in steps)
     if longest == 0:
         raise ValueError("targets must contain an event, got none")
     times = np.full((len(strata), longest), np.inf, np.float32)
-    hazards = np.zeros((len(strata), longest), np.float32)
+    # A stratum without events has a hazard of 0.
+    hazards = np.full((len(strata), longest), -np.inf, np.float32)
     for row, (found, sums) in enumerate(steps):
         times[row, : len(found)] = found
-        hazards[row] = np.pad(sums, (0, longest - len(sums)), "edge")
+        if len(found):
+            hazards[row] = np.pad(sums, (0, longest - len(sums)), "edge")
     if groups is None:
         return BaselineHazard(jnp.asarray(times[0]), jnp.asarray(hazards[0]))
-    labels = tuple(strata.tolist())
-    return BaselineHazard(jnp.asarray(times), jnp.asarray(hazards), labels)
+    return BaselineHazard(jnp.asarray(times), jnp.asarray(hazards), strata)
 
 
 @traceable
@@ -132,7 +141,8 @@ def survival_curves(
       Probabilities [N, T].
 
     Raises:
-      ValueError: if groups are missing, or not among those of the baseline.
+      ValueError: scores or times do not have one dimension, a time is NaN, or groups
+        are missing or not among those of the baseline.
 
     Example:
       >>> import jboost as jb
@@ -146,14 +156,16 @@ def survival_curves(
       Cox 1972, eq. 13; Breslow 1972.
     """
     scores = jnp.asarray(scores, jnp.float32)
-    times = jnp.asarray(times, jnp.float32)
+    if scores.ndim != 1:
+        raise ValueError(f"scores must have shape [N], got {scores.shape}")
+    times = read_times(times)
     numbers = _number_groups(baseline, groups, scores.shape)
 
     def evaluate(steps, hazards):
         place = jnp.searchsorted(steps, times, side="right")
-        return jnp.log(jnp.pad(hazards, (1, 0)))[place]
+        return jnp.pad(hazards, (1, 0), constant_values=-jnp.inf)[place]
 
-    table = jnp.atleast_2d(baseline.times), jnp.atleast_2d(baseline.hazards)
+    table = jnp.atleast_2d(baseline.times), jnp.atleast_2d(baseline.log_hazards)
     logs = jax.vmap(evaluate)(*table)[numbers]
     return jnp.exp(-jnp.exp(logs + scores[:, None]))
 
@@ -180,28 +192,41 @@ def _number_groups(baseline, groups, shape):
     return np.array([known[each] for each in ids.tolist()], np.int32)
 
 
+def _find_strata(groups, size):
+    """Returns the strata, sorted where they can be, and the number of each row's."""
+    if groups is None:
+        return (None,), np.zeros(size, np.int32)
+    ids = read_ids(groups)
+    if len(ids) != size:
+        raise ValueError(
+            f"groups must be an id for each of the {size} rows, got {len(ids)}"
+        )
+    numbers, names = number_ids(ids)
+    try:
+        order = sorted(range(len(names)), key=names.__getitem__)
+    except TypeError:  # ids of different types
+        order = [*range(len(names))]
+    return tuple(names[each] for each in order), np.argsort(order)[numbers]
+
+
 def _find_steps(rows, inside, ties):
-    """Returns distinct times of events in a stratum, and the hazard until each."""
+    """Returns distinct times of events in a stratum, and the log hazard until each."""
     size = int(inside.sum())
     padding = (0, 2 ** (size - 1).bit_length() - size)  # few sizes to compile
     held = {name: np.pad(values[inside], padding) for name, values in rows.items()}
-    valid, times, hazards, ends = map(np.asarray, _accumulate(held, ties=ties))
-    if not valid:
-        raise ValueError("targets must have times later than entries, and not NaN")
-    # A stratum without events has a hazard of 0.
-    return times[ends], hazards[ends] if ends.any() else np.zeros(1, np.float32)
+    times, hazards, ends = map(np.asarray, _accumulate(held, ties=ties))
+    return times[ends], hazards[ends]
 
 
 @partial(jax.jit, static_argnames="ties")
 def _accumulate(rows, *, ties):
-    """Returns the cumulative hazard at each place by time, and where steps end."""
-    weights = jnp.asarray(rows["weights"], jnp.float32)
-    sets = find_risk_sets(rows, weights, ties)
+    """Returns the log of the hazard until each place by time, and where steps end."""
+    sets = find_risk_sets(rows, rows["weights"], ties)
     scores = rows["scores"][sets.order]
     relative, risks = scale_risks(scores, sets.weight)
     top = jnp.max(jnp.where(sets.weight > 0, scores - relative, -jnp.inf))
     sums = jnp.where(sets.event, sum_risks(sets, risks), 1)
-    steps = jnp.exp(-log(sums, ROOT) - top)
-    hazards = jnp.cumsum(jnp.where(sets.event, sets.event_weight * steps, 0))
+    weights = jnp.where(sets.event, sets.event_weight, 0)
+    hazards = lax.cumlogsumexp(jnp.log(weights) - log(sums, ROOT)) - top
     places = jnp.arange(len(scores), dtype=jnp.int32)
-    return sets.valid, sets.time, hazards, sets.event & (places == sets.after - 1)
+    return sets.time, hazards, sets.event & (places == sets.after - 1)

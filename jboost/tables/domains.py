@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost import losses
+from jboost.losses.group_targets import check_relevances, check_times
 
 
 class _Domain(NamedTuple):
@@ -42,6 +43,12 @@ _DOMAINS: tuple[tuple[Callable[..., Any], _Domain], ...] = (
     (losses.hinge_squared, _SIGNS),
 )  # fmt: skip
 
+_GROUP_CHECKS: tuple[tuple[Callable[..., Any], Callable[..., None]], ...] = (
+    (losses.cox, check_times), (losses.concordance, check_times),
+    (losses.listwise_softmax, check_relevances), (losses.xendcg, check_relevances),
+    (losses.lambda_rank, check_relevances), (losses.approx_ndcg, check_relevances),
+)  # fmt: skip
+
 
 def check_domain(
     loss: Any, targets: Any, weights: Any, num_scores: int, name: str
@@ -61,13 +68,16 @@ def check_domain(
       ValueError: names the first row whose target is outside the domain.
     """
     bare = losses.bare_loss(loss)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))):
+        return
+    check = next((check for known, check in _GROUP_CHECKS if known is bare), None)
     domain = next((domain for known, domain in _DOMAINS if known is bare), None)
-    if domain is None or any(
-        isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))
-    ):
+    if check is None and domain is None:
         return
     host, weights = jax.device_get((targets, weights))
-    if not isinstance(host, np.ndarray) or host.ndim != 1:
+    if check is not None:
+        check(host, weights > 0, name)
+    if domain is None or not isinstance(host, np.ndarray) or host.ndim != 1:
         return  # tracing the loss will raise a better error
     bad = ~domain.holds(host, num_scores) & (weights > 0)
     if bad.any():
