@@ -15,6 +15,7 @@ X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
 LATENT = (X[:, 0] + np.sin(2 * X[:, 1])).astype(np.float32)
 Y = np.digitize(LATENT + 0.3 * RNG.normal(size=ROWS), [-0.5, 0.5]).astype(np.float32)
 SMALL = dict(num_rounds=6, max_depth=2)
+ONCE = dict(num_rounds=1, max_depth=1)
 ORDER = RNG.permutation(ROWS)
 
 
@@ -427,6 +428,41 @@ def test_losses_without_mask_see_no_padding(groups, held, numbers):
     found = [history.train_loss[0], history.validation_loss[0]]
     expected = [np.sum(np.square(y)) / number for number in numbers]
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+TIME = np.arange(1.0, ROWS + 1)
+
+
+@pytest.mark.parametrize("step", [False, True], ids=["fit", "init"])
+@pytest.mark.parametrize(
+    "name, y, expected",
+    [
+        ("listwise_softmax", Y - 1.0, "y must contain relevances .* got -1"),
+        ("lambda_rank", 60.0 * Y, r"from 0 to 100, .* got 120\.0"),
+        ("cox", TIME, r"time and event, got an array of shape \("),
+        ("cox", dict(t=TIME, event=TIME), "must have time and event, got"),
+        ("cox", dict(time=TIME, event=1 + IDS % 2), r"y\['event'\] .* got 2 in row "),
+        ("concordance", dict(time=TIME, event=1 + IDS % 2), r"y\['event'\] .* got 2"),
+        (
+            "cox", dict(time=TIME, event=IDS % 2, entry=TIME - 3 * (TIME < 9)),
+            r"y\['entry'\] must be less .* entry 9\.0 and time 9\.0 in row 8",
+        ),
+    ],
+)  # fmt: skip
+def test_targets_of_built_in_losses_are_checked(name, y, expected, step):
+    loss = jb.losses.GROUP_LOSSES[name]
+    with pytest.raises((TypeError, ValueError), match=expected):
+        if step:
+            binned = jnp.zeros((ROWS, 1), jnp.uint8)
+            jb.init(binned, y, loss, jax.random.key(0), groups=IDS)
+        else:
+            jb.fit(X, y, loss, groups=IDS, **SMALL)
+
+
+def test_rows_of_weight_0_may_have_any_targets():
+    y = np.where(IDS == 3, -1, Y)
+    weights = (IDS != 3).astype(np.float32)
+    jb.fit(X, y, jb.losses.listwise_softmax, groups=IDS, sample_weight=weights, **ONCE)
 
 
 def test_losses_of_rows_refuse_what_is_for_groups():

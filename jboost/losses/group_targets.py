@@ -85,12 +85,15 @@ def check_names(targets: Any, name: str = "targets") -> None:
                 f"{name} must have time and event, got {[*targets.keys()]}"
             )
         return
-    form = "dict(time=times, event=events)"
+    got = type(targets).__name__
+    if hasattr(targets, "shape"):
+        got = f"an array of shape {targets.shape}"
+    form = "times, event=events)"
     if fields is not None:
-        form = "dict(time=y[...], event=y[...]) with the fields of the array"
+        form = "y[...], event=y[...]) with the fields of the array"
     raise TypeError(
-        f"{name} must be a mapping with time and event, got {type(targets).__name__}; "
-        f"write {form}"
+        f"{name} must be a mapping with time and event, got {got}; write dict(time="
+        f"{form}"
     )
 
 
