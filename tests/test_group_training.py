@@ -334,6 +334,14 @@ def no_mask(scores, targets, *, where):
     return jnp.mean(jnp.square(scores - targets))
 
 
+def of_first(scores, targets, *, where):
+    return listwise(scores, targets[0], where=where)
+
+
+def own_metric(scores, targets, *, where):
+    return {}["missing"]
+
+
 UNEVEN = np.random.default_rng(1).uniform(1, 2, ROWS)
 
 
@@ -351,13 +359,26 @@ UNEVEN = np.random.default_rng(1).uniform(1, 2, ROWS)
         (dict(init_score="median"), "init_score"),
         (dict(validation=(X, Y)), "validation must have groups"),
         (dict(metrics="log_loss"), "log_loss"),
+        (dict(by="map@5"), "did you mean 'mean_average_precision@5'"),
+        (dict(by="ndgc@10"), "did you mean 'ndcg@10'"),
+        (dict(metrics="auc@5"), "or 'ndcg@10' .* did you mean 'auc'"),
+        (dict(metrics="concordance_index"), "concordance_index.* time and event"),
+        (dict(metrics="ndcg", y=(Y, Y), loss=of_first), "ndcg.* one array, got"),
+        (
+            dict(metrics="ndcg", y=Y - 1, loss=jb.losses.pairwise_logistic),
+            r"ndcg.* relevances from 0 to 100, .* got -1\.0",
+        ),
+        (
+            dict(metrics={"own": own_metric}),
+            r"KeyError.*called as metric\(scores, targets, \*, where\)",
+        ),
         (dict(mesh=jax.make_mesh((1,), ("rows",))), "mesh"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, expected):
-    call = dict(loss=listwise, groups=IDS, **SMALL) | given
-    with pytest.raises((TypeError, ValueError), match=expected):
-        jb.fit(X, Y, **call)
+    call = dict(y=Y, loss=listwise, groups=IDS, **ONCE) | given
+    with pytest.raises((TypeError, ValueError, jb.TrainingError), match=expected):
+        jb.fit(X, **call)
 
 
 def total(scores, targets):

@@ -133,7 +133,7 @@ _METRICS = {
     "poisson_deviance": "poisson poisson-nloglik mean_poisson_deviance",
     "gamma_deviance": "gamma gamma-deviance mean_gamma_deviance",
     "ndcg": "ndcg_score rank_ndcg",
-    "mean_average_precision": "map map@10 mean_ap",
+    "mean_average_precision": "map mean_ap",
     "mrr": "mean_reciprocal_rank",
     "concordance_index": "c_index cindex c-index harrell_c",
 }
@@ -237,10 +237,23 @@ def hint_loss(name: str, known: Iterable[str], form: str) -> str:
     return f"; did you mean {form.format(own)}{classes}?"
 
 
-def hint_metric(name: str) -> str:
-    """Suggests the built-in metric that a name of another library means."""
-    own = _PEER_METRICS.get(name.lower())
-    return f"; did you mean {own!r}?" if own else ""
+def hint_metric(name: str, known: Iterable[str], truncated: Iterable[str]) -> str:
+    """Suggests the built-in metric that an unknown name means.
+
+    Args:
+      name: a misspelled metric, or one of another library, such as "map@5".
+      known: the names of the metrics.
+      truncated: those of which "name@5" looks at the first 5 ranks.
+    """
+    base, _, at = name.lower().partition("@")
+    found = {own: own for own in known} | _PEER_METRICS
+    close = difflib.get_close_matches(base, found, n=1)
+    own = _PEER_METRICS.get(name.lower()) or (found[close[0]] if close else None)
+    if own is None:
+        return ""
+    if own in truncated and at:
+        own += f"@{at}" if at.isdecimal() and int(at) > 0 else "@10"
+    return f"; did you mean {own!r}?"
 
 
 def positional_names(function) -> list[str] | None:

@@ -31,10 +31,10 @@ from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame
 from jboost.tables.targets import check_targets, check_weights
 from jboost.training.metric_calls import evaluate_metric
+from jboost.training.metric_checks import try_metrics
 from jboost.training.scoring import (
     bind_metrics,
     check_metrics,
-    try_metrics,
 )
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]

@@ -36,6 +36,9 @@ from .names import (
     RANKS as RANKS,
 )
 from .names import (
+    TRUNCATED as TRUNCATED,
+)
+from .names import (
     find_metric as find_metric,
 )
 from .ranking import (

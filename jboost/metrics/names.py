@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the metrics by name, those of all rows and those of groups, and their needs."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -46,13 +45,12 @@ def find_metric(name: str) -> Callable[..., Any] | None:
     base, cut, at = name.partition("@")
     if not cut:
         return METRICS.get(name) or GROUP_METRICS.get(name)
-    function = GROUP_METRICS.get(base)
-    known = function is not None and "at" in inspect.signature(function).parameters
-    if function is None or not known or not at.isdecimal() or int(at) < 1:
+    if base not in TRUNCATED or not at.isdecimal() or int(at) < 1:
         return None
-    return partial(function, at=int(at))
+    return partial(GROUP_METRICS[base], at=int(at))
 
 
+TRUNCATED = ("ndcg", "mean_average_precision", "mrr")  # take a number of ranks
 # Larger is better.
 MAXIMIZED = (auc, average_precision, accuracy, r2, *GROUP_METRICS.values())
 RANKS = (auc, average_precision)

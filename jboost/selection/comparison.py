@@ -24,9 +24,10 @@ from jboost.selection.kinds import is_of_groups
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
+from jboost.training.metric_checks import try_metrics
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
 from jboost.training.request import RawRows, may_pad_rows
-from jboost.training.scoring import bind_metrics, check_metrics, read_by, try_metrics
+from jboost.training.scoring import bind_metrics, check_metrics, read_by
 from jboost.training.spreading import spans_processes
 
 # All points share the codes, which these settings decide.

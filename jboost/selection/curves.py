@@ -29,7 +29,7 @@ from jboost.training.history import UNNAMED, Record, TrainingError, explain_dive
 from jboost.training.metric_calls import GroupMetric, evaluate_metric
 from jboost.training.pacing import advance
 from jboost.training.rows import PaddedRows
-from jboost.training.scoring import SIGNATURE, Criterion
+from jboost.training.scoring import Criterion, describe_call
 from jboost.trees.tree import Tree
 
 
@@ -224,7 +224,8 @@ def _measure(study, curve, scores):
             except Exception as error:
                 raise RuntimeError(
                     f"metrics[{name!r}] failed in round {number} on the held-out rows "
-                    f"of fold {fold}: {error!r}; expected a function {SIGNATURE}"
+                    f"of fold {fold}: {error!r}; it is called as "
+                    f"{describe_call(function)}"
                 ) from error
     return {name: np.array(column) for name, column in values.items()}
 

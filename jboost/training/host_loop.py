@@ -30,7 +30,7 @@ from jboost.training.chunks import Chunk, Job, Position, Runner
 from jboost.training.history import Record, TrainingError, explain_divergence
 from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
-from jboost.training.scoring import SIGNATURE
+from jboost.training.scoring import describe_call
 from jboost.training.starting import describe_idleness
 
 _SEEN = ("trees", "losses", "improvement", "parameters")
@@ -273,7 +273,7 @@ def _measure(job, chunk, entry, record):
                 number = record.num_rounds
                 raise TrainingError(
                     f"metrics[{metric!r}] failed in round {number} on set {name!r}: "
-                    f"{error!r}; it is called as {SIGNATURE}",
+                    f"{error!r}; it is called as {describe_call(function)}",
                     record,
                     number,
                 ) from error

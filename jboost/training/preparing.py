@@ -45,6 +45,7 @@ from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_weights
 from jboost.training.chunks import ArrayRunner, Job, Runner
 from jboost.training.continuing import match_categories
+from jboost.training.metric_checks import try_metrics
 from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import (
     PaddedRows,
@@ -53,7 +54,6 @@ from jboost.training.rows import (
     padded_columns,
     unite_weights,
 )
-from jboost.training.scoring import try_metrics
 
 
 class TrainingRows(NamedTuple):

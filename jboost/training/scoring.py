@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -24,7 +22,6 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.warning import warn_user
-from jboost.objective.masks import check_metric_mask
 from jboost.training.metric_calls import GroupMetric, HostMetric
 
 Metrics = str | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None
@@ -33,7 +30,7 @@ SIGNATURE = (
     "f(scores, targets, weights) -> number, or f(y_true, y_pred, sample_weight=...) "
     "as in scikit-learn, with arguments of these names"
 )
-_FEW = 20  # rows on which the mask of a metric is checked
+_GROUP_SIGNATURE = "metric(scores, targets, *, where) of the rows of one group"
 _NAMES = (*metrics.METRICS, *metrics.GROUP_METRICS)
 # Losses whose scores determine probabilities, and those that determine the class.
 _CHANCES = (losses.logistic, losses.focal, losses.exponential)
@@ -117,7 +114,8 @@ def _find(name):
     found = metrics.find_metric(name)
     if found is None:
         raise ValueError(
-            f"metrics must be out of {_NAMES}, got {name!r}{hint_metric(name)}"
+            f"metrics must be out of {_NAMES}, or 'ndcg@10' for the first 10 ranks, "
+            f"got {name!r}{hint_metric(name, _NAMES, metrics.TRUNCATED)}"
         )
     return found
 
@@ -147,6 +145,11 @@ def _check_signature(place, function):
             f"named {tuple(parameters[:2])}; name the first 'y_true' to be called as "
             "scikit-learn calls metrics, or exchange them"
         )
+
+
+def describe_call(function: Callable[..., Any]) -> str:
+    """Returns how a metric is called, for errors."""
+    return _GROUP_SIGNATURE if isinstance(function, GroupMetric) else SIGNATURE
 
 
 def _is_grouped(function) -> bool:
@@ -241,83 +244,6 @@ def _with_link(function, link):
     return partial(function, inverse_link=link)
 
 
-def try_metrics(
-    found: dict[str, Callable[..., Any]],
-    targets: Any,
-    weights: Any,
-    num_scores: int,
-    grouped: bool = False,
-) -> None:
-    """Checks before training that metrics can be computed on the rows.
-
-    Args:
-      targets, weights: of the real rows, without padding.
-      grouped: whether the rows have groups.
-
-    Raises:
-      ValueError: shapes or labels do not fit a built-in metric, or the rows have
-        different weights and a metric of scikit-learn's signature takes none.
-    """
-    for name, function in found.items():
-        if isinstance(function, GroupMetric):
-            if not grouped:
-                raise ValueError(
-                    f"metrics[{name!r}] takes where, as metrics of groups do, and "
-                    "needs groups, got None"
-                )
-            inner = losses.bare_loss(function.function)
-            if inner not in metrics.GROUP_METRICS.values():
-                few = jax.tree.map(lambda t: np.asarray(t)[:_FEW], targets)
-                check_metric_mask(name, function.function, few, num_scores)
-            continue
-        if isinstance(function, HostMetric) and not function.weighs:
-            _check_equal_weights(name, function.function, weights)
-        bare = losses.bare_loss(function)
-        if not _is_built_in(bare):
-            continue
-        leaves = jax.tree.leaves(targets)
-        if len(leaves) != 1 or leaves[0] is not targets:
-            raise ValueError(
-                f"metrics[{name!r}] needs targets that are one array, got "
-                f"{jax.tree.structure(targets)}"
-            )
-        size = len(weights)
-        shape = (size,) if num_scores == 1 else (size, num_scores)
-        scores = jax.ShapeDtypeStruct(shape, jnp.float32)
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (targets, weights)]
-        try:
-            jax.eval_shape(function, scores, *shapes)
-        except ValueError as error:
-            raise ValueError(f"metrics[{name!r}] cannot be computed: {error}") from None
-        if bare in (*metrics.RANKS, *metrics.LABELS):
-            _check_labels(name, targets, weights, num_scores)
-
-
-def _check_equal_weights(name, function, weights):
-    positive = np.unique(np.asarray(weights)[np.asarray(weights) > 0])
-    if len(positive) > 1:
-        raise ValueError(
-            f"metrics[{name!r}] must be callable as f(y_true, y_pred, "
-            "sample_weight=...) where rows have different weights, got "
-            f"{inspect.signature(function)} and weights {positive[0]:g} to "
-            f"{positive[-1]:g}"
-        )
-
-
-def _check_labels(name, targets, weights, num_scores):
-    """Checks that targets are classes."""
-    values = np.unique(np.asarray(targets)[np.asarray(weights) > 0])
-    ranges = [range(num_scores)] if num_scores > 1 else [(0, 1), (-1, 1)]
-    if not any(set(values.tolist()) <= {*labels} for labels in ranges):
-        expected = (
-            f"0 to {num_scores - 1}" if num_scores > 1 else "0 and 1, or -1 and 1"
-        )
-        raise ValueError(
-            f"metrics[{name!r}] needs targets that are classes, {expected}, got "
-            f"{values[:5].tolist()}{' ...' if len(values) > 5 else ''}"
-        )
-
-
 def read_by(
     by: Any, found: dict[str, Callable[..., Any]]
 ) -> tuple[Criterion, dict[str, Callable[..., Any]]]:
@@ -347,9 +273,10 @@ def read_by(
     if name not in found:
         function = metrics.find_metric(name)
         if function is None:
+            hint = hint_metric(name, (*found, *_NAMES), metrics.TRUNCATED)
             raise ValueError(
-                f"by must be 'loss', one of metrics, {(*found,)}, or one of "
-                f"{_NAMES}, got {name!r}{hint_metric(name)}"
+                f"by must be 'loss', one of metrics, {(*found,)}, or one of {_NAMES}, "
+                f"or 'ndcg@10' for the first 10 ranks, got {name!r}{hint}"
             )
         found = {**found, name: function}
     if direction is None:
