@@ -353,6 +353,8 @@ UNEVEN = np.random.default_rng(1).uniform(1, 2, ROWS)
         (dict(groups=np.where(IDS == 3, np.nan, IDS)), "nan.* in row 18"),
         (dict(loss=no_mask), "must not depend on rows outside where"),
         (dict(loss=jb.losses.squared_error), "scalar for a group"),
+        (dict(loss=lambda s, t, *, mask: s), "name the mask where, not mask"),
+        (dict(loss="rank:ndcg"), r"did you mean jb\.losses\.lambda_rank"),
         (dict(sample_weight=UNEVEN), "the same in all rows of a group"),
         (dict(curvature="exact"), "curvature must be one of"),
         (dict(leaf_solver="exact"), "leaf_solver must be one of"),

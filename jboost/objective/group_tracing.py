@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jboost.entry.arguments import bound_keywords, takes_mask
-from jboost.losses import Adaptive
+from jboost.entry.arguments import bound_keywords, hint_loss, takes_mask
+from jboost.losses import GROUP_LOSSES, Adaptive
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
@@ -233,18 +233,20 @@ def check_result(function, call, arguments, width):
     """Raises if the loss does not accept a group, or returns no scalar."""
     name = name_of(function)
     if not callable(function):
+        text = isinstance(function, str)
+        hint = hint_loss(function, [*GROUP_LOSSES], "jb.losses.{}") if text else ""
         raise TypeError(
             f"loss must be callable as {SIGNATURE} where groups are given, got "
-            f"{function!r}"
+            f"{function!r}{hint}"
         )
     try:
         result = jax.eval_shape(call, *arguments)
     except Exception as error:
         raise TypeError(
-            f"loss {name} failed on a group of {width} rows; with groups "
-            f"it is called as {SIGNATURE}, for all rows of a group at once, and must "
-            "be written in jax.numpy (for a loss of one row leave out groups): "
-            f"{type(error).__name__}: {error}"
+            f"loss {name} failed on a group of {width} rows; with groups it is called "
+            f"as {SIGNATURE}{_hint_mask(function)}, for all rows of a group at once, "
+            "and must be written in jax.numpy (for a loss of one row leave out "
+            f"groups): {type(error).__name__}: {error}"
         ) from error
     if result.shape != ():
         raise ValueError(
@@ -252,6 +254,16 @@ def check_result(function, call, arguments, width):
             "if it is a loss of one row, leave out groups, else sum over the rows "
             "where `where` is true"
         )
+
+
+def _hint_mask(function):
+    """Explains the name of the mask to a loss that calls it otherwise."""
+    try:
+        named = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ""
+    wrong = "mask" in named and "where" not in named
+    return " (name the mask where, not mask)" if wrong else ""
 
 
 def _check_slope(function, gradient):
