@@ -138,10 +138,7 @@ def match_groups(groups: Any, training: RowGroups | None, label: str) -> Any:
     """
     if training is None:
         if groups is not None:
-            raise ValueError(
-                f"{label} must have groups if and only if fit is given groups, got "
-                "groups here only"
-            )
+            raise ValueError(f"{label} must not have groups, because fit is given none")
         return None
     if groups is None and training.kind == "ids":
         raise ValueError(

@@ -42,9 +42,13 @@ def adaptive(
     of the returned model are in ``history.parameters``.
 
     Args:
-      loss: ``loss(score, target, parameters) -> scalar``, for one row.
+      loss: ``loss(score, target, parameters) -> scalar``, for one row; with ``groups``,
+        ``loss(scores, targets, parameters, *, where) -> scalar`` for the rows of one
+        group, of which the mask ``where`` [G] marks the real ones.
       estimate: ``estimate(scores, targets, weights) -> parameters`` (any pytree), for
-        all N training rows at once; it must ignore rows of weight 0.
+        all N training rows at once; it must ignore rows of weight 0. With ``groups`` it
+        may also take the argument ``groups``, int32 [N]: the number of each row's
+        group, from 0 to the number of groups - 1.
       report: the parameters used where losses are reported or compared: in the history,
         early stopping, ``cross_validate`` and ``sweep``. "current" uses those estimated
         after the same round; choose it if loss values at different parameters are

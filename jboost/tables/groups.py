@@ -32,7 +32,7 @@ class GroupTable(NamedTuple):
     """Groups of at most G rows.
 
     Attributes:
-      rows: row numbers; a group with fewer rows repeats its first one.
+      rows: row numbers; a group with fewer rows repeats its first row.
       size: the number of rows of each group; 0 for padding.
       number: of each group, from 0 to the number of groups - 1.
     """

@@ -126,7 +126,8 @@ def fit(
       y: targets: an array [N] or [N, ...], a series or a frame of one column, or a
         pytree of such; one row of it is what the loss gets. Rows are paired with those
         of x by their order, whatever their index.
-      loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, or what
+      loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, with ``groups``
+        ``loss(scores, targets, *, where)`` for the rows of a group; or what
         :func:`jboost.losses.adaptive` returns. See :mod:`jboost.losses`.
       sample_weight: >= 0; a row of weight 0 may hold NaN. XGBoost's scale_pos_weight=w
         is ``np.where(y == 1, w, 1.0)``.
@@ -241,10 +242,10 @@ def fit(
       num_scores: K. The loss then gets K scores, and each round grows K trees.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; for
-        losses of groups "probe" (which is "auto") or "unit"; or a
-        function with the arguments of the loss that returns it: a number, for K > 1
-        K numbers or a K x K matrix, of which the diagonal is used. It should be
-        positive (the Fisher information of a likelihood, for example).
+        losses of groups only "probe" (which is "auto") or "unit"; or, for losses of
+        one row, a function with the arguments of the loss that returns it: a number,
+        for K > 1 K numbers or a K x K matrix, of which the diagonal is used. It should
+        be positive (the Fisher information of a likelihood, for example).
       leaf_solver: "newton": -G / (H + l2), where H sums ``curvature``; "hessian": the
         same with the second derivatives of the loss, whatever ``curvature`` is;
         "exact": the argmin of the leaf's loss; "guarded": the Newton step, replaced by
