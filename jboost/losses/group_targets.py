@@ -29,7 +29,7 @@ def check_relevances(targets: Any, real: Any, name: str) -> None:
     """
     if not _is_concrete((targets, real)) or np.shape(targets) != np.shape(real):
         return
-    targets = np.asarray(targets)
+    targets, real = map(np.asarray, jax.device_get((targets, real)))
     row = _find_first(~((targets >= 0) & (targets <= MOST_RELEVANCE)) & real)
     if row is not None:
         raise ValueError(
@@ -55,7 +55,8 @@ def check_times(targets: Any, real: Any, name: str) -> None:
     shapes = {np.shape(values) for values in (*held.values(), real)}
     if not _is_concrete((held, real)) or len(shapes) > 1:
         return
-    time, event, *entries = map(np.asarray, held.values())
+    columns = jax.device_get([real, *held.values()])
+    real, time, event, *entries = map(np.asarray, columns)
     row = _find_first(np.isnan(time) & real)
     if row is not None:
         raise ValueError(f"{name}['time'] must not be NaN, got it in row {row}")

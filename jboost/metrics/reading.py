@@ -59,8 +59,10 @@ def read_group(scores, targets, where, weights):
     scores = jnp.asarray(scores, jnp.float32)
     weights = weigh_rows(scores, where, weights)
     broken = jnp.isnan(scores) & (weights > 0)
-    if not isinstance(broken, Tracer) and broken.any():
-        raise ValueError(f"scores must not be NaN, got it in row {jnp.argmax(broken)}")
+    if not isinstance(broken, Tracer):
+        rows = np.flatnonzero(jax.device_get(broken))
+        if len(rows):
+            raise ValueError(f"scores must not be NaN, got it in row {rows[0]}")
     return scores, weights
 
 
