@@ -256,6 +256,54 @@ def test_losses_without_curvature_use_differences():
             assert (probe.curvature > 0).any()
 
 
+def correlation(scores, targets, *, where, unit=1e-4):
+    """1 - correlation, where a spread of the scores far below the unit counts as 0."""
+
+    def center(values):
+        count = jnp.maximum(jnp.sum(where.astype(jnp.float32)), 1)
+        mean = jnp.sum(jnp.where(where, values, 0.0)) / count
+        return jnp.where(where, values - mean, 0.0)
+
+    scores, targets = center(scores), center(targets)
+    spreads = [jnp.sum(each**2) + unit**2 for each in (scores, targets)]
+    return 1 - jnp.sum(scores * targets) / jnp.sqrt(spreads[0] * spreads[1])
+
+
+def test_a_saddle_takes_steps_as_long_as_the_gradient_lasts():
+    # Equal scores: the loss bends neither up nor down. The unit of the scores is the
+    # only length there is.
+    ids, targets, _, weights = make_rows()
+    scores = jnp.zeros((1, NUM_ROWS))
+    for unit in (1e-4, 1.0):
+
+        def loss(scores, targets, *, where, unit=unit):
+            return correlation(scores, targets, where=where, unit=unit)
+
+        objective = bind(loss, ids, targets, weights)
+        gradient, probe = renew_probe(
+            objective, scores, start_probe(scores), jnp.int32(0)
+        )
+        counted = np.asarray(weights > 0)
+        steps = np.abs(gradient[0] / probe.curvature[0])[counted]
+        assert 0.1 * unit < np.sqrt(np.mean(steps**2)) < 10 * unit
+
+
+@pytest.mark.parametrize(("factor", "restarts"), [(3.0, False), (1e4, True)])
+def test_the_average_restarts_where_the_curvature_jumps(factor, restarts):
+    ids, targets, scores, weights = make_rows()
+    objective = bind(pairs, ids, targets, weights)
+    scores, number = jnp.asarray(scores), jnp.int32(19)
+    _, fresh = renew_probe(objective, scores, start_probe(scores), jnp.int32(0))
+    wide = np.isin(ids, np.flatnonzero(np.bincount(ids) > 8))  # not exact ones
+    for change in (factor, 1 / factor):
+        before = fresh._replace(curvature=fresh.curvature * change)
+        _, probe = renew_probe(objective, scores, before, number)
+        mixed = 0.9 * before.curvature + 0.1 * fresh.curvature
+        expected = fresh.curvature if restarts else mixed
+        found = (probe.curvature[0, wide], expected[0, wide])
+        np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("normalize", ["none", "both"])
 def test_lambdas_that_jump_keep_their_hessian(normalize):
     # At equal scores every move changes the order, and with it the weights of pairs.

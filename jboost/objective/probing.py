@@ -32,6 +32,8 @@ _SMALL = 8  # rows of a group whose diagonal is found exactly
 _INTERVAL = 20  # rounds after which distance and choice of differences are renewed
 _DISTANCES = (-10, 10)  # powers of 4
 _CHANGE = 0.25  # of the gradient, at the distance of differences
+_JUMP = 30  # between the mean curvatures of rounds, after which the average restarts
+_FLAT = 1e-4  # of the steepness of the gradient: no curvature
 _LEAST_SHARE = 0.25  # of the curvature by differences, below which H is not used
 
 
@@ -107,15 +109,27 @@ def renew_probe(
         return group_gradient(objective, scores)
 
     gradient, product = jax.jvp(gradient_at, (scores,), (signs,))
-    found, probe = _compare(
+    found, saddle, probe = _compare(
         objective, scores, signs, gradient, product, probe,
         round_number % _INTERVAL == 0,
     )  # fmt: skip
     found = jnp.where(jnp.isfinite(found), signs * found, 0.0)
     share = 1 / jnp.minimum(round_number + 1, _MEMORY).astype(jnp.float32)
     average = probe.curvature + (found - probe.curvature) * share
-    average = _replace_small(objective, scores, probe, average)
+    average = jnp.where(_jumps(objective, probe.curvature, found), found, average)
+    exact = _replace_small(objective, scores, probe, average)
+    average = jnp.where(saddle, average, exact)
     return gradient, probe._replace(curvature=average)
+
+
+def _jumps(objective, average, found):
+    """Returns whether the curvature is far from what earlier rounds have found.
+
+    Then their average says nothing any more, as for correlations, whose curvature falls
+    with the square of the scale of the scores.
+    """
+    new, old = _mean(objective, found), _mean(objective, jnp.maximum(average, 0.0))
+    return (new > _JUMP * old) | ((new > 0) & (_JUMP * new < old))
 
 
 class _Search(NamedTuple):
@@ -134,11 +148,12 @@ class _Search(NamedTuple):
 
 
 def _compare(objective, scores, signs, gradient, product, probe, due):
-    """Returns the product to use, and the probe with what is known of differences.
+    """Returns the product to use, whether the loss is at a saddle, and the probe.
 
     The distance is the least power of 4 at which the gradient changes by a quarter.
     The Hessian is not used if the curvature that it finds along the signs is below a
-    quarter of that of the differences.
+    quarter of that of the differences. At a saddle (correlations at equal scores)
+    neither bends upward: the distance is then the length of a step.
     """
     wanted = _CHANGE * _size(objective, gradient)
     first, last = _DISTANCES
@@ -175,10 +190,14 @@ def _compare(objective, scores, signs, gradient, product, probe, due):
     enough = bends[0] >= _LEAST_SHARE * bends[1]
     # A gradient that jumps at the least distance (lambdas, where documents change
     # places) has no difference quotient to compare with.
-    enough |= (search.power == first) & (bends[0] > 0)
+    jumps = (search.power == first) & (bends[0] > 0)
+    enough |= jumps
     differs = jnp.where(due, ~enough & jnp.isfinite(bends[1]), probe.differs)
     probe = probe._replace(distance=distance, differs=differs)
-    return jnp.where(differs, difference, product), probe
+    found = jnp.where(differs, difference, product)
+    steepness = _size(objective, search.above - gradient) / distance
+    saddle = due & ~jumps & (jnp.maximum(*bends) < _FLAT * steepness)
+    return jnp.where(saddle, steepness * signs, found), saddle, probe
 
 
 def _mean(objective, values):
