@@ -9,6 +9,11 @@ from jboost.codes.gathering import unite_frames
 from jboost.entry.collectives import use_processes
 from jboost.tables.frames import Frame, read_frame
 
+CASES = {
+    "numbers": dict(weighted=False),
+    "weights": dict(weighted=True),
+    "categories": dict(weighted=True, categorical=[3]),
+}
 SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.2, 0.0, 0.8)}
 
 
@@ -91,3 +96,14 @@ def unite(rank, count, num_rows, numbers_on=None):
     except ValueError as error:
         return str(error)
     return frame.matrix, frame.categories
+
+
+def run_all(rank, count):
+    """Returns what one of so many processes finds, by name; of two, also the errors."""
+    found = {case: fit(rank, count, 3000, CASES[case]) for case in CASES}
+    found["frames"] = unite(rank, count, 300)
+    if count == 2:
+        for what in ("columns", "weights", "categories"):
+            found["wrong " + what] = disagree(rank, what)
+        found["wrong frames"] = unite(rank, count, 300, 1)
+    return found

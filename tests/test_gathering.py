@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds of rows that are divided among processes are those of one process."""
 
+import functools
+
 import numpy as np
 import pytest
-from gathered_bins import disagree, fit, unite
+from gathered_bins import CASES, fit, run_all, unite
 from processes import run_processes
 
-CASES = {
-    "numbers": dict(weighted=False),
-    "weights": dict(weighted=True),
-    "categories": dict(weighted=True, categorical=[3]),
-}
+
+@functools.cache
+def run(count):
+    """Runs everything in one job; returns what each process found, by name."""
+    return run_processes(run_all, count, count)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -18,7 +20,7 @@ CASES = {
 def test_bins_are_those_of_one_process(case, count):
     expected = fit(0, 1, 3000, CASES[case])
     assert expected[1] == "missing"
-    for found in run_processes(fit, count, count, 3000, CASES[case]):
+    for found in (each[case] for each in run(count)):
         assert found[1] == expected[1]
         for array, wanted in zip(found[::2], expected[::2], strict=True):
             np.testing.assert_array_equal(array, wanted)
@@ -33,7 +35,7 @@ def test_bins_are_those_of_one_process(case, count):
     ],
 )
 def test_an_error_of_one_process_is_raised_on_all(what, message):
-    errors = run_processes(disagree, 2, what)
+    errors = [found["wrong " + what] for found in run(2)]
     assert all(message in error for error in errors)
     if what != "columns":
         assert errors[0] == f"process 1: {errors[1]}"
@@ -42,11 +44,11 @@ def test_an_error_of_one_process_is_raised_on_all(what, message):
 @pytest.mark.parametrize("count", [2, 3])
 def test_categories_of_data_frames_are_those_of_one_process(count):
     matrix, categories = unite(0, 1, 300)
-    found = run_processes(unite, count, count, 300)
+    found = [each["frames"] for each in run(count)]
     np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), matrix)
     assert all(values == categories for _, values in found)
 
 
 def test_a_column_of_numbers_and_categories_is_refused_on_all():
-    for error in run_processes(unite, 2, 2, 300, 1):
+    for error in (found["wrong frames"] for found in run(2)):
         assert "column 'words' of x" in error and "process 1: numbers" in error
