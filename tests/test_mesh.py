@@ -100,8 +100,9 @@ def test_fit(name):
     assert history.choices == other.choices
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("rows", [1, 2, 7, 65])
+@pytest.mark.parametrize(
+    ("rows", "count"), [(1, 1), (65, 1), (2, 2), (7, 2), (1, 3), (2, 3), (65, 3)]
+)
 def test_any_number_of_rows_on_any_number_of_devices(count, rows):
     """Devices may have no row at all."""
     run = partial(jb.fit, X[:rows], Y[:rows], losses.huber, **FEW, min_child_samples=1)
@@ -115,9 +116,13 @@ def test_boost(name):
     run = partial(jb.boost, binned, y, loss, jax.random.key(0), **FEW, **settings)
     expected, found = run(), run(mesh=MESH)
     chex.assert_trees_all_equal(expected, jax.device_get(found))
-    traced = jax.jit(lambda y: jb.boost(binned, y, loss, jax.random.key(0), mesh=MESH,
-                                        **FEW, **settings))  # fmt: skip
-    chex.assert_trees_all_equal(expected, jax.device_get(traced(y)))
+
+    @jax.jit
+    def traced(binned, y):
+        key = jax.random.key(0)
+        return jb.boost(binned, y, loss, key, mesh=MESH, **FEW, **settings)
+
+    chex.assert_trees_all_equal(expected, jax.device_get(traced(binned, y)))
 
 
 def test_sharded_rows_bring_their_mesh():
@@ -147,13 +152,12 @@ def test_training_goes_on_with_other_devices(tmp_path):
     """From a model, and from a checkpoint."""
     settings = dict(loss=losses.logistic, max_depth=3, subsample=0.7)
     whole, _ = jb.fit(X, LABELS, num_rounds=6, **settings)
-    part, _ = jb.fit(X, LABELS, num_rounds=3, mesh=MESH, **settings)
+    run = partial(jb.fit, X, LABELS, checkpoint=tmp_path / "run", **settings)
+    part, _ = run(num_rounds=3, mesh=MESH)
     found, _ = jb.fit(
         X, LABELS, num_rounds=3, mesh=make_mesh(2), model=part, **settings
     )
     assert_same_model(whole, found)
-    run = partial(jb.fit, X, LABELS, checkpoint=tmp_path / "run", **settings)
-    run(num_rounds=3, mesh=MESH)
     assert_same_model(whole, run(num_rounds=6)[0])
 
 
