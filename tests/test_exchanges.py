@@ -161,12 +161,12 @@ def test_first_sums_measure_what_scaled_derivatives_do(uniform, factor, raised):
 
 
 CASES = {
-    # The sums of the round, six levels, leaves, losses.
-    "squared": (losses.squared_error, 9),
+    # The sums of the round, three levels, leaves, losses.
+    "squared": (losses.squared_error, 6),
     # And whether rows have a minimum; the loss changes of the leaves.
-    "logistic": (losses.logistic, 12),
+    "logistic": (losses.logistic, 9),
     # And the smoothing scale; four digits of the medians.
-    "absolute": (losses.absolute_error, 14),
+    "absolute": (losses.absolute_error, 11),
 }
 
 
@@ -183,7 +183,7 @@ def test_number_of_exchanges_a_round(monkeypatch, name):
     def run(rounds):
         # Other tests make no programs of so many bins.
         jb.fit(
-            x, y, loss, num_rounds=rounds, max_depth=6, max_bins=23, mesh=MESH,
+            x, y, loss, num_rounds=rounds, max_depth=3, max_bins=23, mesh=MESH,
             validation=held, learning_rate=0.01,
         )  # fmt: skip
 
