@@ -41,10 +41,13 @@ CASES = {
     "one": (Y, jb.losses.squared_error, of_distance, {}),
     "weights": (Y, jb.losses.squared_error, of_distance, dict(sample_weight=HALF)),
     "absolute": (LABEL, jb.losses.logistic, of_logistic, ABSOLUTE),
-    "several": (PAIR, squared_distance, of_distance, dict(num_scores=2)),
+    "several": (
+        PAIR, squared_distance, of_distance,
+        dict(num_scores=2, init_score=np.array([0.5, -0.2], np.float32)),
+    ),
     "limits": (
         LABEL, jb.losses.logistic, of_logistic,
-        dict(l1=0.1, monotone={0: 1}, **ABSOLUTE),
+        dict(l1=0.1, monotone={0: 1}, init_score=0.25, **ABSOLUTE),
     ),
 }  # fmt: skip
 
@@ -63,7 +66,7 @@ def test_the_derivatives_of_a_loss_give_its_model(name):
     compare(jb.boost(CODES, y, None, KEY, **bare)[1], scores)
 
     start = {n: more.pop(n) for n in ("num_scores",) if n in more}
-    more.pop("num_rounds")
+    more = {n: more[n] for n in more if n not in ("num_rounds", "init_score")}
     weights = dict(sample_weight=more.pop("sample_weight", None))
     state = jb.init(
         CODES, None, None, KEY, init_score=known.init_score, **weights, **start
