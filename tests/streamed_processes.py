@@ -116,10 +116,15 @@ def go_on(rank, count, folder, path, last):
     )  # fmt: skip
 
 
-def fail(rank, what, folder):
-    """Does what fails on process 1; returns the error of each process."""
+def fail_in_turn(rank, folder):
+    """Does all that fails on process 1, one after the other; returns the errors."""
+    kinds = ("source", "columns", "memory", "block", "nothing")
+    return {what: fail(rank, what, Path(folder, what, str(rank))) for what in kinds}
+
+
+def fail(rank, what, own):
+    """Does what fails on process 1; returns the error of this process."""
     bins = jb.fit_bins(make_table()[0], max_bins=32)
-    own = Path(folder, str(rank))
     stream, settings = make_stream(rank, 2, "squared", bins, own)
     wrong = rank == 1
     if what == "source" and wrong:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from processes import run_processes
-from streamed_processes import fail, go_on, train
+from streamed_processes import fail_in_turn, go_on, train
 
 
 def assert_same(found, expected):
@@ -38,6 +38,13 @@ def test_a_run_goes_on_with_fewer_processes(tmp_path):
     assert_same(go_on(0, 1, tmp_path, path, None), expected)
 
 
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """The errors of two processes, and the folder of their blocks."""
+    folder = tmp_path_factory.mktemp("failures")
+    return run_processes(fail_in_turn, 2, folder), folder
+
+
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [
@@ -48,10 +55,11 @@ def test_a_run_goes_on_with_fewer_processes(tmp_path):
         ("nothing", "ValueError", "at least one batch on every process"),
     ],
 )
-def test_what_fails_on_one_process_is_raised_on_all(what, kind, message, tmp_path):
-    errors = run_processes(fail, 2, what, tmp_path)
+def test_what_fails_on_one_process_is_raised_on_all(what, kind, message, failures):
+    found, folder = failures
+    errors = [each[what] for each in found]
     assert [name for name, _ in errors] == [kind, kind]
     assert all(message in text for _, text in errors)
     if what != "columns":
         assert "process 1: " in errors[0][1]
-    assert not list(tmp_path.rglob(f"*{os.sep}*.block"))
+    assert not list(folder.rglob(f"*{os.sep}*.block"))
