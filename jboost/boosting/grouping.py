@@ -16,20 +16,20 @@ from jax.core import Tracer
 
 from jboost.losses import Adaptive, bare_loss
 from jboost.objective.group_tracing import (
-    call_estimate,
+    estimate_in_group,
     read_inputs,
     takes_groups,
 )
 from jboost.objective.masks import check_loss_mask
 from jboost.tables.groups import (
+    MOST_CHECKED,
     RowGroups,
     check_full_groups,
     check_group_weights,
     check_groups,
     pad_groups,
+    take_first_group,
 )
-
-_MOST_CHECKED = 256  # rows of the group on which the mask is checked
 
 
 class ValidationRows(NamedTuple):
@@ -164,21 +164,12 @@ def check_first_group(
     """
     size = len(jax.tree.leaves(targets)[0])
     if groups.kind != "ids" or groups.number is None:
-        most = min(size, groups.width or _MOST_CHECKED)
+        most = min(size, groups.width or MOST_CHECKED)
         index = np.unique(np.linspace(0, size - 1, most).astype(int))
     else:
-        number = np.asarray(groups.number)[:size]
-        sizes = np.bincount(number)
-        usable = np.flatnonzero((sizes > 1) & (sizes <= _MOST_CHECKED))
-        index = np.flatnonzero(number == (usable[0] if len(usable) else 0))
-        index = index[:_MOST_CHECKED]
+        index = take_first_group(np.asarray(groups.number)[:size])
     part = jax.tree.map(lambda t: np.asarray(t)[index], targets)
-    parameters: Any = ()
-    if isinstance(loss, Adaptive):
-        shape = (len(index),) if num_scores == 1 else (len(index), num_scores)
-        zeros, ones = np.zeros(shape, np.float32), np.ones(len(index), np.float32)
-        one = np.zeros(len(index), np.int32)
-        parameters = call_estimate(loss, *jax.device_put((zeros, part, ones, one)))
+    parameters = estimate_in_group(loss, part, num_scores)
     check_loss_mask(loss, part, num_scores, parameters, weighted)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jboost.entry.arguments import bound_keywords, hint_loss, takes_mask
 from jboost.losses import GROUP_LOSSES, Adaptive
@@ -120,6 +121,21 @@ def call_estimate(
     named = inspect.signature(loss.estimate).parameters
     more = {"groups": groups} if "groups" in named else {}
     return loss.estimate(scores, targets, weights, **more)
+
+
+def estimate_in_group(loss: Any, targets: Any, num_scores: int) -> Any:
+    """Returns the parameters of an adaptive loss in one group; () for other losses.
+
+    Args:
+      targets: of the rows of the group, which have scores of 0.
+    """
+    if not isinstance(loss, Adaptive):
+        return ()
+    size = len(jax.tree.leaves(targets)[0])
+    shape = (size,) if num_scores == 1 else (size, num_scores)
+    zeros, ones = np.zeros(shape, np.float32), np.ones(size, np.float32)
+    group = np.zeros(size, np.int32)
+    return call_estimate(loss, *jax.device_put((zeros, targets, ones, group)))
 
 
 def trace_group_loss(

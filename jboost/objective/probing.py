@@ -116,16 +116,16 @@ def renew_probe(
     found = jnp.where(jnp.isfinite(found), signs * found, 0.0)
     share = 1 / jnp.minimum(round_number + 1, _MEMORY).astype(jnp.float32)
     average = probe.curvature + (found - probe.curvature) * share
-    average = jnp.where(_jumps(objective, probe.curvature, found), found, average)
+    average = jnp.where(_is_outdated(objective, probe.curvature, found), found, average)
     exact = _replace_small(objective, scores, probe, average)
     average = jnp.where(saddle, average, exact)
     return gradient, probe._replace(curvature=average)
 
 
-def _jumps(objective, average, found):
-    """Returns whether the curvature is far from what earlier rounds have found.
+def _is_outdated(objective, average, found):
+    """Returns whether the curvature is far from the average of earlier rounds.
 
-    Then their average says nothing any more, as for correlations, whose curvature falls
+    The average then says nothing any more, as for correlations, whose curvature falls
     with the square of the scale of the scores.
     """
     new, old = _mean(objective, found), _mean(objective, jnp.maximum(average, 0.0))

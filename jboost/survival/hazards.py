@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry.decorators import on_host, traceable
@@ -214,19 +213,21 @@ def _find_steps(rows, inside, ties):
     size = int(inside.sum())
     padding = (0, 2 ** (size - 1).bit_length() - size)  # few sizes to compile
     held = {name: np.pad(values[inside], padding) for name, values in rows.items()}
-    times, hazards, ends = map(np.asarray, _accumulate(held, ties=ties))
-    return times[ends], hazards[ends]
+    times, rises, ends = map(np.asarray, _find_rises(held, ties=ties))
+    # On the host, in double precision: the sums of many rows keep their digits.
+    hazards = np.logaddexp.accumulate(rises.astype(np.float64))
+    return times[ends], hazards[ends].astype(np.float32)
 
 
 @partial(jax.jit, static_argnames="ties")
-def _accumulate(rows, *, ties):
-    """Returns the log of the hazard until each place by time, and where steps end."""
+def _find_rises(rows, *, ties):
+    """Returns the log of the rise of the hazard at each place, and where steps end."""
     sets = find_risk_sets(rows, rows["weights"], ties)
     scores = rows["scores"][sets.order]
     relative, risks = scale_risks(scores, sets.weight)
     top = jnp.max(jnp.where(sets.weight > 0, scores - relative, -jnp.inf))
     sums = jnp.where(sets.event, sum_risks(sets, risks), 1)
     weights = jnp.where(sets.event, sets.event_weight, 0)
-    hazards = lax.cumlogsumexp(jnp.log(weights) - log(sums, ROOT)) - top
+    rises = jnp.log(weights) - log(sums, ROOT) - top
     places = jnp.arange(len(scores), dtype=jnp.int32)
-    return sets.time, hazards, sets.event & (places == sets.after - 1)
+    return sets.time, rises, sets.event & (places == sets.after - 1)

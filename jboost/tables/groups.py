@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int32
 from jboost.numerics.ids import number_ids, read_ids
 from jboost.numerics.padding import padded_size
 
+MOST_CHECKED = 256  # rows of the group on which a loss is checked
 _MOST_WIDTHS = 8  # tables, each of which is compiled
 _MOST_SIZES = 64  # of groups, for losses that take no padding
 _TABLE_COST = 1 << 14  # places that cost less than the compilation of another table
@@ -172,6 +173,14 @@ def check_groups(groups: Any, num_rows: int, name: str, padded: bool = True) -> 
             f"{len(found.number)}"
         )
     return found
+
+
+def take_first_group(number: np.ndarray) -> np.ndarray:
+    """Returns rows of the first group of several rows, at most 256."""
+    sizes = np.bincount(number)
+    usable = np.flatnonzero((sizes > 1) & (sizes <= MOST_CHECKED))
+    chosen = usable[0] if len(usable) else 0
+    return np.flatnonzero(number == chosen)[:MOST_CHECKED]
 
 
 def check_full_groups(groups: RowGroups, num_rows: int, name: str) -> None:
