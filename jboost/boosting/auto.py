@@ -46,6 +46,7 @@ class LossChoices(NamedTuple):
         rows replaces its sum.
       order_statistics: whether leaf values are medians or quantiles, which no l1
         shrinks, and l2 only by rows at rest.
+      share_structure: whether one tree serves all scores of a round.
     """
 
     curvature: Chosen
@@ -55,6 +56,7 @@ class LossChoices(NamedTuple):
     min_child_samples: Any
     constant_curvature: bool
     order_statistics: bool
+    share_structure: bool
 
 
 def decide_by_loss(
@@ -64,6 +66,7 @@ def decide_by_loss(
     l2: Any = "auto",
     min_child_samples: Any = "auto",
     regularization: str = "relative",
+    share_structure: bool | str = "auto",
 ) -> LossChoices:
     """Replaces each "auto" by what it stands for with this loss.
 
@@ -72,7 +75,7 @@ def decide_by_loss(
     if isinstance(loss, GroupLoss):
         return _decide_for_groups(
             curvature, leaf_solver, l2, min_child_samples, regularization
-        )
+        )._replace(share_structure=_shares_trees(loss, share_structure))
     if curvature == "probe":
         raise ValueError(
             "curvature='probe' needs a loss of groups (see groups), whose rows depend "
@@ -81,7 +84,10 @@ def decide_by_loss(
     policy: Any = curvature if isinstance(curvature, str) else "function"
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
-    if leaf_solver == "auto" and loss.straight:
+    shared = _shares_trees(loss, share_structure)
+    if leaf_solver == "auto" and shared and policy != "function":
+        leaf_solver = "joint"  # the scores of a leaf depend on each other
+    elif leaf_solver == "auto" and loss.straight:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
     elif leaf_solver == "auto":
         step: LeafSolver = "hessian" if policy == "unit" else "newton"
@@ -101,7 +107,13 @@ def decide_by_loss(
         min_child_samples=min_child_samples,
         constant_curvature=policy == "unit" or (policy == "exact" and loss.uniform),
         order_statistics=order_statistics,
+        share_structure=shared,
     )
+
+
+def _shares_trees(loss, share_structure):
+    """Returns whether one tree serves all scores of a round."""
+    return loss.num_scores > 1 and share_structure is True
 
 
 def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):
@@ -126,6 +138,7 @@ def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regulariza
         min_child_samples=min_child_samples,
         constant_curvature=curvature == "unit",
         order_statistics=False,
+        share_structure=False,
     )
 
 
@@ -135,7 +148,7 @@ def _leaf_curvature(curvature: Chosen, leaf_solver: LeafSolver) -> Chosen:
         return "exact"
     # Unit curvature says nothing about the scale of the scores, and the steps of these
     # solvers are starting points that must have it.
-    scaled = leaf_solver in ("exact", "guarded", "median_step")
+    scaled = leaf_solver in ("exact", "guarded", "median_step", "joint")
     return "auto" if scaled and curvature == "unit" else curvature
 
 

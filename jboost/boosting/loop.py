@@ -252,6 +252,7 @@ def boost(
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
+    share_structure: bool | str = "auto",
     init_score: ArrayLike | str = "auto",
     mesh: Mesh | None = None,
     implementation: str | None = None,

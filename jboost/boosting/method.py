@@ -46,7 +46,7 @@ class Method:
     ``curvature``, ``leaf_solver``, ``leaf_curvature`` and ``order_statistics`` are
     those of :class:`jboost.boosting.auto.LossChoices`. ``uniform`` says that all rows
     weigh the same (or nothing) and have the same curvature; ``categorical`` that some
-    feature holds categories.
+    feature holds categories; ``shared`` that one tree serves all scores.
     """
 
     curvature: Chosen
@@ -62,6 +62,7 @@ class Method:
     categorical: bool
     candidates: Candidates
     candidate_weights: CandidateWeights
+    shared: bool = False
 
     @property
     def sorts_rows(self) -> bool:
@@ -104,7 +105,7 @@ def make_method(
     refuse_sorting(settings, codes)
     choices = decide_by_loss(
         loss, settings.curvature, settings.leaf_solver, settings.l2,
-        settings.min_child_samples, settings.regularization,
+        settings.min_child_samples, settings.regularization, settings.share_structure,
     )  # fmt: skip
     _check_solver(loss, choices)
     if categories is not None and not isinstance(categories, Categories):
@@ -127,6 +128,7 @@ def make_method(
         categorical=categories is not None,
         candidates=settings.candidates,
         candidate_weights=settings.candidate_weights,
+        shared=choices.share_structure,
     )
     _warn_of_no_steps(loss, method)
     _check_size(codes, method, num_devices)
@@ -187,10 +189,11 @@ def _check_solver(loss, choices: LossChoices):
     """Refuses a median step for quadratic losses, which have an exact solution."""
     if isinstance(loss, GroupLoss):
         return
-    if choices.leaf_solver == "joint":
+    if choices.leaf_solver == "joint" and not choices.share_structure:
         raise ValueError(
-            "leaf_solver='joint' needs a loss of groups (see groups), whose rows "
-            "depend on each other; leaves of other losses do not"
+            "leaf_solver='joint' needs a loss of groups (see groups), or scores that "
+            "share trees (see share_structure); otherwise no leaf value depends on "
+            "another one"
         )
     if choices.leaf_solver == "median_step" and loss.quadratic:
         better = "exact" if loss.straight else "newton"

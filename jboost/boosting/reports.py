@@ -153,6 +153,8 @@ def add_to_sets(
 
 
 def add_tree(tree: Tree, codes: Codes, scores: Float[Array, "K N"]):
-    """Returns the scores after adding the K trees of a round."""
-    leaf = jax.vmap(find_leaves, (0, None))(tree, codes)
+    """Returns the scores after adding the trees of a round."""
+    nothing: Any = None
+    structure = tree._replace(leaf_value=nothing, sums=None)
+    leaf = jax.vmap(find_leaves, (0, None))(structure, codes)
     return add_values(scores, tree.leaf_value, leaf, in_place=True)

@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.row_derivatives import choose_scaling, differentiate
 from jboost.boosting.row_sample import Round, start_round
+from jboost.boosting.shared_leaves import fit_shared_leaves, sum_shared_leaves
 from jboost.boosting.state import BoostState, Problem, estimate_parameters
 from jboost.boosting.structure import grow_structure
 from jboost.trees.leaf_operations import add_values
@@ -27,13 +28,18 @@ STRUCTURE = "structure of trees"  # what reverse mode keeps of a round besides t
 def grow_round(
     problem: Problem, learning_rate: Float[ArrayLike, ""], state: BoostState
 ) -> tuple[BoostState, Tree, Bool[Array, " N"]]:
-    """Makes one round: K trees, one for each score.
+    """Makes one round: K trees, one for each score, or one for all.
 
     Returns:
       The next state, the trees, and the rows that they learned from.
     """
     state, raw = differentiate(problem, state)
     now = start_round(problem, choose_scaling(problem), state, raw)
+    if problem.method.shared:
+        trees, leaf = grow_shared_tree(problem, now)
+        own = state.pointed
+        trees = fit_trees(problem, learning_rate, state, now, trees, leaf, own)
+        return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
 
     def grow(one):
         grown = grow_structure(problem, now, one)
@@ -45,12 +51,46 @@ def grow_round(
     return add_trees(problem, state, now, trees, leaf), trees, now.in_bag
 
 
+def grow_shared_tree(problem: Problem, now: Round) -> tuple[Tree, Int32[Array, "1 N"]]:
+    """Grows the tree of all scores, and sums the derivatives in its leaves."""
+    grown = grow_structure(problem, now, now.structure())
+    tree, leaf = checkpoint_name(grown, STRUCTURE)
+    return sum_shared_leaves(problem.data, now, tree, leaf), leaf[None]
+
+
+def fit_trees(
+    problem: Problem,
+    learning_rate: Float[ArrayLike, ""],
+    state: BoostState,
+    now: Round,
+    trees: Tree,
+    leaf: Int32[Array, "T N"],
+    pointed: Bool[ArrayLike, ""],
+) -> Tree:
+    """Returns the trees of a round with leaf values, times the learning rate.
+
+    Args:
+      trees: with the sums of their leaves, and ``leaf`` that of every row.
+      pointed: that of the state, if possible not traced.
+    """
+    if problem.method.shared:
+        return fit_shared_leaves(
+            problem, learning_rate, state, now, trees, leaf[0], pointed
+        )
+
+    def fit(parts):
+        one, tree, leaf = parts
+        return fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
+
+    return map_scores(fit, (now.trees(), trees, leaf))
+
+
 def add_trees(
     problem: Problem,
     state: BoostState,
     now: Round,
     trees: Tree,
-    leaf: Int32[Array, "K N"],
+    leaf: Int32[Array, "T N"],
 ) -> BoostState:
     """Returns the state after a round, whose trees put the rows into these leaves."""
     scores = add_values(state.scores, trees.leaf_value, leaf, in_place=True)

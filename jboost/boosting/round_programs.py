@@ -26,13 +26,20 @@ from jboost.boosting.first_sums import Sizes
 from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
 from jboost.boosting.method import Method, Numbers
 from jboost.boosting.reports import add_to_sets, report_round
-from jboost.boosting.round import advance, count_round, map_scores
+from jboost.boosting.round import (
+    advance,
+    count_round,
+    fit_trees,
+    grow_shared_tree,
+    map_scores,
+)
 from jboost.boosting.row_derivatives import (
     RawDerivatives,
     Scaling,
     differentiate,
 )
 from jboost.boosting.row_sample import Round, start_round
+from jboost.boosting.shared_leaves import are_shared_steps_kept
 from jboost.boosting.state import (
     Arrays,
     BoostState,
@@ -234,7 +241,12 @@ def grow(
             tree = fit_leaves(problem, rate, state, now, one, tree, leaf)
         return tree, leaf
 
-    trees, leaf = map_scores(grow_one, now.trees())
+    if method.shared:
+        trees, leaf = grow_shared_tree(problem, now)
+        if steps:
+            trees = fit_trees(problem, rate, state, now, trees, leaf, False)
+    else:
+        trees, leaf = map_scores(grow_one, now.trees())
     after, new_scores = None, None
     if steps:
         scores = add_values(state.scores, trees.leaf_value, leaf)
@@ -245,7 +257,7 @@ def grow(
         words = _store(words, pack(trees), entry)
     rest: Any = now.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
-    now = now._replace(shape=nothing, fitted=rest, first=None)
+    now = now._replace(shape=nothing, fitted=rest, first=None, line=None)
     return Grown(now, trees, leaf, after, new_scores, words, derived.regular)
 
 
@@ -262,12 +274,14 @@ class Finish(NamedTuple):
       bagged: whether rounds leave rows out.
       solve: whether leaf values are computed here; if not, they are Newton steps.
       kind: of the kinks of a piecewise linear loss, if it is known.
+      pointed: that of the state, if it decides how leaves are solved.
     """
 
     keep: bool
     bagged: bool
     solve: bool
     kind: int | None
+    pointed: bool
 
 
 class RoundOptions(NamedTuple):
@@ -309,7 +323,8 @@ def choose_stages(
     solve = method.leaf_solver not in ("newton", "hessian")
     if method.leaf_solver == "guarded":
         solve = whole.finish or bool(state.pointed)
-    return RoundOptions(smooth, Finish(*reports, solve, kind))
+    pointed = method.shared and bool(state.pointed)
+    return RoundOptions(smooth, Finish(*reports, solve, kind, pointed))
 
 
 @for_host
@@ -335,7 +350,7 @@ def finish(
     problem, now, before = Problem(static, arrays), grown.now, state
     trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
     if options.solve:
-        trees = _solve(problem, options.kind, rate, state, grown)
+        trees = _solve(problem, options, rate, state, grown)
         words = _store(words, pack(trees), entry)
         scores = add_values(state.scores, trees.leaf_value, grown.leaf)
         set_scores = add_to_sets(trees, sets, set_scores)
@@ -357,20 +372,20 @@ def finish(
     return (state, set_scores, words) if options.solve else state.parameters, stored
 
 
-def _solve(problem, kind, rate, state, grown):
+def _solve(problem, options, rate, state, grown):
     """Returns the trees with the values that the leaf solver finds."""
-    if kind is not None:
-        state = state._replace(kinks=state.kinks._replace(kind=kind))
-
-    def solve(one):
-        each, tree, leaf = one
-        return fit_leaves(problem, rate, state, grown.now, each, tree, leaf)
-
-    return map_scores(solve, (grown.now.trees(), grown.trees, grown.leaf))
+    if options.kind is not None:
+        state = state._replace(kinks=state.kinks._replace(kind=options.kind))
+    trees = grown.now, grown.trees, grown.leaf
+    return fit_trees(problem, rate, state, *trees, options.pointed)
 
 
 def _are_kept(problem, state, grown):
     """Returns whether all Newton steps are good enough."""
+    if problem.method.shared:
+        return are_shared_steps_kept(
+            problem, state, grown.now, grown.trees, grown.leaf[0]
+        )
 
     def check(one):
         each, tree, leaf = one

@@ -21,6 +21,7 @@ from jboost.boosting.row_derivatives import (
     round_seeds,
     scale_derivatives,
 )
+from jboost.boosting.shared_trees import Line, draw_line
 from jboost.boosting.state import BoostState, Data, Problem
 from jboost.trees.limits import TreeLimits
 
@@ -39,6 +40,7 @@ class Round(NamedTuple):
       first: sums over the shards, where rows are sharded; for trees whose leaves are
         fitted with the derivatives that shape them.
       sizes: for the next round.
+      line: what the tree is grown from where one serves all scores; None otherwise.
     """
 
     k: Int32[Array, " K"]
@@ -50,10 +52,17 @@ class Round(NamedTuple):
     limits: TreeLimits
     first: FirstSums | None
     sizes: Sizes | None
+    line: Line | None = None
 
     def trees(self) -> "OneTree":
-        """Returns what differs from tree to tree, to be mapped over."""
+        """Returns what differs from score to score, to be mapped over."""
         return OneTree(self.k, self.seeds, self.shape, self.fitted, self.first)
+
+    def structure(self) -> "OneTree":
+        """Returns what the splits of the tree of all scores are found with."""
+        assert self.line is not None
+        one = OneTree(self.k[:1], self.seeds[:1], *self.line, None)
+        return jax.tree.map(lambda array: array[0], one)
 
     def weights(self, data: Data) -> Float[Array, " N"]:
         """Returns the weights of the rows that the trees learn from, 0 for others.
@@ -102,7 +111,7 @@ def start_round(
         raised = scaling.policies[0].raised
         first, sizes = sum_first(*raw[0], weights, in_bag, raised, sizes)
     shape, fitted, first = scale_derivatives(scaling, weights, state, raw, first)
-    return Round(
+    now = Round(
         k=jnp.arange(num_scores, dtype=jnp.int32),
         seeds=seeds[1:],
         shape=shape,
@@ -113,3 +122,8 @@ def start_round(
         first=first,
         sizes=sizes,
     )
+    if not problem.method.shared:
+        return now
+    line = draw_line(seeds[1], shape, fitted, now.weights(problem.data))
+    # Only the sums of one score's tree are known before it grows.
+    return now._replace(line=line, first=None)

@@ -117,6 +117,15 @@ def _check_l2(name: str, value: Any) -> Any:
     return _PENALTY(name, value)
 
 
+def _check_sharing(name: str, value: Any) -> Any:
+    """Accepts "auto", True or False."""
+    if isinstance(value, str):
+        return checks.check_word(name, value, ("auto",))
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be 'auto', True or False, got {value!r}")
+    return bool(value)
+
+
 def _check_samples(name: str, value: Any) -> Any:
     """Accepts "auto", a traced number or a positive integer."""
     if isinstance(value, str):
@@ -192,6 +201,8 @@ class RoundSettings(TypedDict, total=False):
         "target")]
     leaf_solver: Annotated[LeafSolver, _static("auto", _one_of(LeafSolver),
         "how leaf values are computed")]
+    share_structure: Annotated[bool | str, _static("auto", _check_sharing,
+        "whether one tree serves all K scores of a round, with K values in each leaf")]
 
 
 class TableSettings(RoundSettings, total=False):

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 from jboost.boosting.first_sums import measure_first
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
+from jboost.boosting.shared_trees import free_limits
 from jboost.boosting.state import Data, Problem
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.derivatives import weigh
@@ -49,6 +50,8 @@ def grow_structure(
         shaping_derivatives(data, now, one.shape)
     )
     limits = jax.lax.stop_gradient(shaping_limits(now.limits, one))
+    if method.shared:
+        limits = free_limits(limits)
     parts = (gradient, curvature, in_bag)
     measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)
     rows: Any = (*parts, one.seed, limits)

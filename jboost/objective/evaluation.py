@@ -170,6 +170,29 @@ def _mean_hessian(objective, scores, weights):
     return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
 
 
+def hessian_products(
+    objective: Objective, scores: Float[Array, "K N"], directions: Float[Array, "K N"]
+) -> Float[Array, "K N"]:
+    """Returns the Hessian of each row times a direction of its own.
+
+    Each is the derivative of the gradient along that direction, so that no Hessian is
+    ever in memory.
+    """
+    objective = _without_minima(objective)
+    gradient = objective.loss.gradient
+
+    def product(constants, score, target, parameters):
+        target, direction = target
+
+        def slope(score):
+            return gradient(constants, score, target, parameters)
+
+        return jax.jvp(slope, (score,), (direction,))[1]
+
+    along = objective._replace(targets=(objective.targets, directions.T))
+    return _map_rows(along, product, scores, with_scores_first)
+
+
 def hessians(objective: Objective, scores: Float[Array, "K N"]):
     """Returns the diagonal of each row's Hessian, [K, N]."""
 

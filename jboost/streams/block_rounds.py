@@ -18,7 +18,7 @@ from jaxtyping import Array, Int32, Shaped
 from jboost.boosting.first_sums import measure_first
 from jboost.boosting.leaf_values import fit_leaves, sum_leaves
 from jboost.boosting.reports import Report, add_to_sets, report_round
-from jboost.boosting.round import add_trees
+from jboost.boosting.round import add_trees, fit_trees
 from jboost.boosting.row_derivatives import (
     RowDerivatives,
     choose_scaling,
@@ -31,6 +31,8 @@ from jboost.boosting.sharding import (
     spec_of_data,
     spec_of_state,
 )
+from jboost.boosting.shared_leaves import sum_shared_leaves
+from jboost.boosting.shared_trees import Line, free_limits
 from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
 from jboost.entry.implementation import current_implementation
@@ -62,10 +64,10 @@ class Programs(NamedTuple):
 
 
 class GrownTrees(NamedTuple):
-    """The trees of a round, and the leaf of each row."""
+    """The T trees of a round, and the leaf of each row."""
 
     trees: Tree
-    leaf: Int32[Array, "K N"]
+    leaf: Int32[Array, "T N"]
 
 
 def make_programs(job: Job) -> Programs:
@@ -96,6 +98,8 @@ def _describe_operands(shards, method):
     arrays = spec_of_arrays(shards)
     both = fill_spec(RowDerivatives, gradient=columns, curvature=columns)
     now = fill_spec(Round, shape=both, fitted=both, in_bag=rows)
+    if method.shared:
+        now = now._replace(line=Line(both, fill_spec(RowDerivatives)))
     once = method.leaf_curvature == method.curvature
     begun = now._replace(fitted=same) if once else now
     measured = fill_spec(Derivatives, gradient=rows, curvature=rows, in_bag=rows)
@@ -121,9 +125,9 @@ class BlockRunner:
     def __init__(self, job: Job, blocks: BlockSet):
         self.job, self.reader = job, BlockReader(blocks)
         self.programs = make_programs(job)
-        num_scores, num_rows = job.rows.scores.shape
+        num_rows, num_trees = job.rows.scores.shape[1], count_trees(job)
         own = num_rows if job.rows.spread is None else blocks.num_rows
-        self._leaf = aligned_empty((num_scores, own), np.int32)
+        self._leaf = aligned_empty((num_trees, own), np.int32)
         first, _ = job.rows.division
         self._grower = make_grower(job.problem.method, blocks, num_rows, first)
 
@@ -142,7 +146,7 @@ class BlockRunner:
         now = jax.block_until_ready(share_derivatives(now))
         rate = np.float32(job.rates[first])
         trees = [self._grow(k, rate, state, now) for k in range(len(self._leaf))]
-        trees = jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
+        trees = jax.tree.map(lambda *arrays: np.concatenate(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
         grown = GrownTrees(trees, self._put(self._leaf))
         state, set_scores, report = self.programs.end(
@@ -167,7 +171,7 @@ class BlockRunner:
         return (codes for _, codes in self.reader.read())
 
     def _grow(self, k, rate, state, now):
-        """Grows the tree of one score, and fits its leaves."""
+        """Grows the tree of one score, or of all, and fits its leaves."""
         problem, leaf, number = self.job.problem, self._leaf[k], np.int32(k)
         words = np.asarray(now.seeds)[k]
 
@@ -207,12 +211,17 @@ def share_derivatives(now: Any) -> Any:
     return now._replace(fitted=now.shape) if now.fitted is None else now
 
 
+def count_trees(job: Job) -> int:
+    """Returns the number of trees in a round."""
+    return 1 if job.problem.method.shared else job.rows.scores.shape[0]
+
+
 def _pick(now, k):
     return jax.tree.map(lambda array: array[k], now.trees())
 
 
 def _measure(method, native, data, now, k):
-    one = _pick(now, k)
+    one = now.structure() if method.shared else _pick(now, k)
     gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
     measure = None
     if not native:
@@ -220,13 +229,21 @@ def _measure(method, native, data, now, k):
         first = measure_first(one.first, one.shape.mean, *parts)
         measure = first or measure_rows(*parts)
     limits = shaping_limits(now.limits, one)
+    if method.shared:
+        limits = free_limits(limits)
     return Derivatives(gradient, curvature, in_bag, limits, measure)
 
 
 def _fit(static, arrays, rate, state, now, k, tree, leaf):
-    problem, one = Problem(static, arrays), _pick(now, k)
+    """Returns the trees that share this structure, with an axis of them in front."""
+    problem = Problem(static, arrays)
+    if static.method.shared:
+        trees = sum_shared_leaves(problem.data, now, tree, leaf)
+        return fit_trees(problem, rate, state, now, trees, leaf[None], state.pointed)
+    one = _pick(now, k)
     tree = sum_leaves(problem.data, now, one, tree, leaf)
-    return fit_leaves(problem, rate, state, now, one, tree, leaf)
+    tree = fit_leaves(problem, rate, state, now, one, tree, leaf)
+    return jax.tree.map(lambda array: array[None], tree)
 
 
 def _end(static, reports, arrays, sets, state, set_scores, now, grown):

@@ -13,7 +13,12 @@ import numpy as np
 
 from jboost.boosting.state import StartPoint
 from jboost.entry.collectives import agree
-from jboost.streams.block_rounds import GrownTrees, make_programs, share_derivatives
+from jboost.streams.block_rounds import (
+    GrownTrees,
+    count_trees,
+    make_programs,
+    share_derivatives,
+)
 from jboost.streams.block_trees import make_grower
 from jboost.streams.blocks import BlockSet
 from jboost.streams.heap import trim_heap
@@ -87,7 +92,7 @@ def _list_parts(plan):
 
 
 def _make_plan(job, blocks, init_score):
-    data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
+    data, num_rows = job.rows.data, job.rows.scores.shape[1]
     method, limits = job.problem.method, job.problem.arrays.numbers.limits
     begin = StartPoint(job.rows.scores, init_score, _WORDS)
     start, operands = start_program(job, begin)
@@ -115,7 +120,7 @@ def _make_plan(job, blocks, init_score):
         held + devices * need.fit,
         held + devices * need.end,
     )
-    leaves, kept = 4 * num_scores * num_rows, grower.kept_bytes() * num_rows
+    leaves, kept = 4 * count_trees(job) * num_rows, grower.kept_bytes() * num_rows
     leaves *= copies
     sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
     return Plan(
@@ -147,7 +152,7 @@ class _Need(NamedTuple):
 
 def _measure_round(job, state):
     """Compiles the programs of a round, for shapes alone."""
-    data, (num_scores, num_rows) = job.rows.data, job.rows.scores.shape
+    data, num_rows = job.rows.data, job.rows.scores.shape[1]
     programs, number, rate = make_programs(job), np.int32(0), np.float32(0)
     problem = job.problem
     begin = (problem.arrays, state)
@@ -160,7 +165,7 @@ def _measure_round(job, state):
     fit = (problem.arrays, rate, state, now, number, tree, leaf)
     sets = tuple(rows.data for rows in job.sets.values())
     scores = tuple(rows.scores for rows in job.sets.values())
-    leaves: Any = jax.ShapeDtypeStruct((num_scores, num_rows), np.int32)
+    leaves: Any = jax.ShapeDtypeStruct((count_trees(job), num_rows), np.int32)
     end = (problem.arrays, sets, state, scores, now, GrownTrees(trees, leaves))
     return _Need(
         state=state,

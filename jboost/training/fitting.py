@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Shaped
 from tqdm import tqdm
 
 from jboost import losses
-from jboost.boosting.auto import decide_by_data
 from jboost.boosting.settings import Regularization
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.collectives import (
@@ -33,7 +30,6 @@ from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
 from jboost.tables.sparse import Absent
 from jboost.training.checkpoints import Checkpoint, read_checkpoint, resume
-from jboost.training.chunks import no_trees
 from jboost.training.continuing import continue_from
 from jboost.training.fingerprints import (
     compare_processes,
@@ -41,14 +37,14 @@ from jboost.training.fingerprints import (
     describe_run,
     take_fingerprint,
 )
-from jboost.training.history import History, Record
+from jboost.training.history import History
 from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import FitRequest, read_request
 from jboost.training.scoring import By, Metrics
 from jboost.training.spreading import spans_processes
-from jboost.training.starting import start, start_position
+from jboost.training.starting import start, start_position, start_record
 from jboost.trees.candidates import Candidates, CandidateWeights
 from jboost.trees.leaves import LeafSolver
 
@@ -96,6 +92,7 @@ def fit(
     num_scores: int = 1,
     curvature: Curvature = "auto",
     leaf_solver: LeafSolver = "auto",
+    share_structure: bool | str = "auto",
     init_score: Any = "auto",
     early_stopping_rounds: int | None = None,
     seed: int = 0,
@@ -239,7 +236,8 @@ def fit(
       max_onehot: features of so many codes or fewer send one category left, the rest
         right, without ``category_l2`` and ``min_category_weight`` (as in LightGBM
         and XGBoost).
-      num_scores: K. The loss then gets K scores, and each round grows K trees.
+      num_scores: K. The loss then gets K scores, and each round grows K trees or, with
+        ``share_structure``, one.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; for
         losses of groups only "probe" (which is "auto") or "unit"; or, for losses of
@@ -253,9 +251,12 @@ def fit(
         leaves if 75 % of the rows have almost no curvature; "line_search": the Newton
         steps times one multiplier per tree; "median_step": one step from the median of
         the rows' own minimizers, without l2 (for Huber's loss and similar ones);
-        "joint": the Newton step of all leaves together, for losses of groups;
-        "auto": "exact" for piecewise linear losses, "newton" for quadratic ones
-        ("hessian" with unit curvature), "joint" for losses of groups, else "guarded".
+        "joint": one Newton step of all leaves for losses of groups, of the K values of
+        a leaf with ``share_structure``; "auto": "joint" for these, "exact" for
+        piecewise linear losses, "newton" for quadratic ones ("hessian" with unit
+        curvature), else "guarded".
+      share_structure: whether one tree serves all K scores of a round, with K values
+        in each leaf; see "Scores that share a tree". "auto": False.
       init_score: "auto" = argmin_c of the weighted loss (or, where no row has a
         gradient there, a point where the most rows have one; see
         ``history.choices``), "median" of the rows' own minimizers (the targets, where
@@ -349,7 +350,7 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     xs = [request.rows.x, *(parts[0] for _, parts in request.sets.values())]
     if prepared.model is not None and not found:
         position = continue_from(prepared.model, job, position, xs)
-    record = _start_record(request, prepared, job, position.state, rule)
+    record = start_record(request, prepared, job, position.state, rule)
     if found:
         position = resume(found, record, position, job, xs)
     return FitRun(
@@ -362,39 +363,4 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
         watched=sum(gather_numbers(len(request.watchers))) > 0,
         checkpoint=checkpoint,
         bar=bar,
-    )
-
-
-def _start_record(request, prepared, job, state, rule):
-    method, bins = job.problem.method, prepared.bins
-    limits = job.problem.arrays.numbers.limits
-    decided = decide_by_data(
-        np.asarray(state.pointed),
-        np.asarray(state.least_rows),
-        method.leaf_solver,
-        limits.min_child_samples,
-    )
-    init_score = np.asarray(state.init_score)
-    return Record(
-        bins=bins,
-        init_score=init_score,
-        set_names=tuple(job.sets),
-        named=request.named,
-        no_trees=no_trees(method, request.settings.num_scores),
-        choices=dict(
-            curvature=method.curvature,
-            leaf_solver="exact" if decided.exact_leaves else method.leaf_solver,
-            regularization=method.regularization,
-            l2=float(limits.l2),
-            min_child_samples=int(decided.min_child_samples),
-            init_score=init_score.tolist(),
-            init_score_rule=rule,
-            num_bins=bins.num_bins,
-        ),
-        feature_names=prepared.feature_names,
-        metric_names=tuple(job.metrics),
-        bagged=job.bagged,
-        before=prepared.model,
-        parameters=[jax.device_get(state.parameters)],
-        by=request.by,
     )

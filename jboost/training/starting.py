@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jboost.boosting.auto import decide_by_data
 from jboost.boosting.first_sums import no_sizes
 from jboost.boosting.reports import weigh_losses
 from jboost.boosting.sharding import EVERYWHERE, rows_of
@@ -31,7 +32,8 @@ from jboost.entry.stages import run_in_stages
 from jboost.objective.coupled import group_gradient
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
-from jboost.training.chunks import Job, Position, choose_effort
+from jboost.training.chunks import Job, Position, choose_effort, no_trees
+from jboost.training.history import Record
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import MedianStart
@@ -329,3 +331,40 @@ def _idleness_program(loss, curvature, constants, data, state):
     )  # fmt: skip
     slopes, _ = derivatives(objective, state.scores, data.weights, curvature)
     return count_slopes(objective, slopes, state.scores, data.weights)
+
+
+def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule: str):
+    """Returns the record of a run before its first round."""
+    method, bins = job.problem.method, prepared.bins
+    limits = job.problem.arrays.numbers.limits
+    decided = decide_by_data(
+        np.asarray(state.pointed),
+        np.asarray(state.least_rows),
+        method.leaf_solver,
+        limits.min_child_samples,
+    )
+    init_score = np.asarray(state.init_score)
+    return Record(
+        bins=bins,
+        init_score=init_score,
+        set_names=tuple(job.sets),
+        named=request.named,
+        no_trees=no_trees(method, request.settings.num_scores),
+        choices=dict(
+            curvature=method.curvature,
+            leaf_solver="exact" if decided.exact_leaves else method.leaf_solver,
+            regularization=method.regularization,
+            l2=float(limits.l2),
+            min_child_samples=int(decided.min_child_samples),
+            init_score=init_score.tolist(),
+            init_score_rule=rule,
+            num_bins=bins.num_bins,
+            share_structure=method.shared,
+        ),
+        feature_names=prepared.feature_names,
+        metric_names=tuple(job.metrics),
+        bagged=job.bagged,
+        before=prepared.model,
+        parameters=[jax.device_get(state.parameters)],
+        by=request.by,
+    )

@@ -20,15 +20,17 @@ from jboost.numerics.derivatives import differentiable
 def add_values(
     scores: Float[Array, "K N"],
     values: Float[Array, "K L"],
-    leaf: Int32[Array, "K N"],
+    leaf: Int32[Array, "T N"],
     *,
     in_place: bool = False,
 ) -> Float[Array, "K N"]:
     """Returns scores[k, i] + values[k, leaf[k, i]]; rows without a leaf keep theirs.
 
     Args:
+      leaf: in the tree of each score, or in the one of all.
       in_place: whether the memory of the scores may be reused.
     """
+    leaf = jnp.broadcast_to(leaf, scores.shape)
     cpu = partial(leaves_cpu.add_values, in_place=in_place)
     run = choose(cpu=cpu, xla=leaves_xla.add_values)
     return differentiable(run, _derive_added, scores, values, leaf)

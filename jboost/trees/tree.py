@@ -36,15 +36,17 @@ class LeafSums(NamedTuple):
 class Tree(NamedTuple):
     """A tree on codes; more axes in front for more trees.
 
+    Splits of a tree that K scores share have an axis of length 1, its leaves one of K.
+
     Attributes:
       feature: 0 where a node is not split.
       threshold: a code; ``1 <= code <= threshold`` goes left. The highest code where
         a node is not split, -1 where categories are.
-      missing_left: where code 0 goes. True where a node is not split.
+      missing_left: where code 0 goes; True if not split.
       leaf_value: what each leaf adds to the score.
       sums: what its leaves were fitted to; None in a tree that was only grown.
-      bounds: least and greatest value of each leaf; None where leaf values are not
-        limited, and in a tree that has its values.
+      bounds: least and greatest value of each leaf; None where they are not limited,
+        and in a tree that has its values.
       left_codes: bit c % 32 of word c // 32 says whether code c goes left, where
         categories are split; None where no feature holds categories.
     """
@@ -64,7 +66,7 @@ class Tree(NamedTuple):
     @property
     def max_depth(self) -> int:
         """Returns D, the number of levels of splits."""
-        return self.leaf_value.shape[-1].bit_length() - 1
+        return self.feature.shape[-1].bit_length()
 
 
 class BoostedTrees(NamedTuple):
