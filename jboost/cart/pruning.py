@@ -17,9 +17,10 @@ from jboost.cart.tree import check_known, check_table, check_tree, grow_tree, ma
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
-from jboost.model.nodes import LEAF, find_parents
+from jboost.model.nodes import LEAF
 from jboost.model.predicting import leaf_indices
 from jboost.model.regression_tree import RegressionTree, make_tree
+from jboost.model.sorting import find_parents
 from jboost.tables.collisions import warn_of_collisions
 
 _SAME = 1e-10  # relative: alphas closer than this differ only by rounding

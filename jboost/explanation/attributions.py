@@ -127,11 +127,11 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
     if trees.left_child is not None:
         cells = points.abscissa.size * trees.feature.shape[2]
     if pairs:
-        cells = max(cells, num_features**2 * trees.feature.shape[1])
+        cells = max(cells, num_features**2 * leaves[0].shape[1])
     size = max(1, min(rows.num_rows, _BLOCK_CELLS // cells))
     short = -rows.num_rows % size
     blocks = jnp.pad(columns, ((0, 0), (0, short))).reshape(num_features, -1, size)
-    num_rounds, num_scores = trees.feature.shape[:2]
+    num_rounds, num_scores = leaves[0].shape[:2]
 
     def explain_block(block):
         def add_tree(total, step):
@@ -141,7 +141,8 @@ def _explain_in_xla(rows, trees, leaves, points, *, max_depth, pairs):
 
         # A scan, not vmap over trees: vmap would turn the updates of single nodes
         # into scatters, which are slow.
-        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (trees, *leaves))
+        own = trees.of_scores(num_scores), *leaves
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), own)
         score = jnp.tile(jnp.arange(num_scores, dtype=jnp.int32), num_rounds)
         shape = (num_features,) * (2 if pairs else 1)
         start = vary(jnp.zeros((num_scores, *shape, size), jnp.float32), block)
@@ -171,6 +172,7 @@ def mean_values(
 
         return jax.lax.fori_loop(0, max_depth, gather, value)[0]
 
+    trees = trees.of_scores(leaf_value.shape[1])
     return jnp.sum(jax.vmap(jax.vmap(mean))(trees, leaf_value, cover), axis=0)
 
 

@@ -12,7 +12,8 @@ from jboost.entry.decorators import on_host
 from jboost.entry.representation import import_pandas
 from jboost.explanation.importance import measure_nodes
 from jboost.model.ensemble import Model, read_model
-from jboost.model.nodes import LEAF, take_tree
+from jboost.model.nodes import LEAF
+from jboost.model.sorting import take_tree
 
 _COLUMNS = (
     "Tree", "Node", "ID", "Feature", "Split", "Yes", "No", "Missing", "Gain", "Cover",

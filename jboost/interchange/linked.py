@@ -15,7 +15,8 @@ from jaxtyping import Float, Float32, UInt32
 from jboost.interchange.category_sets import CategorySplit, check_growth
 from jboost.model.ensemble import Ensemble, Links
 from jboost.model.files import check_contents
-from jboost.model.nodes import Nodes, sort_nodes, take_tree
+from jboost.model.nodes import Nodes
+from jboost.model.sorting import sort_nodes, take_tree
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import Absent
 from jboost.trees.tree import LeafSums

@@ -18,18 +18,26 @@ from jboost.kernels.library import call, call_on_host
 
 
 class Trees(NamedTuple):
-    """R rounds of K trees; see :class:`jboost.Ensemble`.
+    """R rounds of S trees; see :class:`jboost.Ensemble`.
 
     Attributes:
       left_codes: None where no feature is categorical.
       left_child: None where the trees are in heap order.
     """
 
-    feature: Int32[Array, "R K I"]
-    threshold: Float[Array, "R K I"]
-    missing_left: Bool[Array, "R K I"]
-    left_codes: UInt32[Array, "R K I W"] | None = None
-    left_child: Int32[Array, "R K I"] | None = None
+    feature: Int32[Array, "R S I"]
+    threshold: Float[Array, "R S I"]
+    missing_left: Bool[Array, "R S I"]
+    left_codes: UInt32[Array, "R S I W"] | None = None
+    left_child: Int32[Array, "R S I"] | None = None
+
+    def of_scores(self, num_scores: int) -> "Trees":
+        """Returns a tree for each score; one that all scores share is repeated."""
+
+        def repeat(array):
+            return jnp.broadcast_to(array, (len(array), num_scores, *array.shape[2:]))
+
+        return jax.tree.map(repeat, self)
 
 
 @jax.tree_util.register_dataclass
@@ -83,7 +91,7 @@ def predict(
     max_depth: int,
 ) -> Float[Array, "N K"] | Float[np.ndarray, "N K"]:
     """Computes the score of each row."""
-    shape = (rows.num_rows, trees.feature.shape[1])
+    shape = (rows.num_rows, leaf_value.shape[1])
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     return _call("predict", result, max_depth, rows, trees, leaf_value, init_score)
 
@@ -97,7 +105,7 @@ def staged_predict(
     max_depth: int,
 ) -> Float[Array, "R N K"] | Float[np.ndarray, "R N K"]:
     """Computes the scores after each round."""
-    num_rounds, num_scores = trees.feature.shape[:2]
+    num_rounds, num_scores = leaf_value.shape[:2]
     shape = (num_rounds, rows.num_rows, num_scores)
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     values = (leaf_value, init_score)
@@ -106,7 +114,7 @@ def staged_predict(
 
 def leaf_indices(
     rows: Rows, trees: Trees, *, max_depth: int
-) -> Int32[Array, "N R K"] | Int32[np.ndarray, "N R K"]:
+) -> Int32[Array, "N R S"] | Int32[np.ndarray, "N R S"]:
     """Finds the leaf of each row in each tree."""
     shape = (rows.num_rows, *trees.feature.shape[:2])
     result = jax.ShapeDtypeStruct(shape, jnp.int32)

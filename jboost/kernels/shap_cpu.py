@@ -31,7 +31,7 @@ def explain(
 
     ``place`` and ``weight`` are the points of a quadrature on [0, 1].
     """
-    num_features, num_scores = rows.num_features, trees.feature.shape[1]
+    num_features, num_scores = rows.num_features, leaf_value.shape[1]
     features = (num_features,) * (2 if pairs else 1)
     return choose_call(rows)(
         "shap",

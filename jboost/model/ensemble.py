@@ -61,7 +61,7 @@ class Links:
       max_depth: number of splits on the longest path.
     """
 
-    left_child: Int32[Array, "R K I"]
+    left_child: Int32[Array, "R S I"]
     max_depth: int = field(metadata=dict(static=True))
 
     def __repr__(self) -> str:
@@ -72,7 +72,10 @@ class Links:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)  # comparing arrays gives no single truth value
 class Ensemble(Model):
-    """A trained model: R rounds of K trees.
+    """A trained model for K scores: R rounds of S trees.
+
+    Either each score has trees of its own, S = K, or one tree per round serves all
+    scores, S = 1: its leaves hold K values.
 
     In heap order node i has the children 2i + 1 and 2i + 2; there are I = 2^max_depth
     - 1 inner nodes and L = I + 1 leaves. In linked trees leaves are nodes: L = I.
@@ -82,7 +85,7 @@ class Ensemble(Model):
       threshold: ``x <= threshold`` goes left; +inf if a node is not split; NaN if
         ``left_codes`` decides.
       missing_left: whether NaN goes left; True if a node is not split.
-      leaf_value: includes the learning rate.
+      leaf_value: of each score; includes the learning rate.
       init_score: [] for one score per row, else [K].
       num_features: the number of columns that ``predict`` expects.
       format_version: of this layout.
@@ -97,9 +100,9 @@ class Ensemble(Model):
       links: None for trees in heap order.
     """
 
-    feature: Int32[Array, "R K I"]
-    threshold: Float[Array, "R K I"]
-    missing_left: Bool[Array, "R K I"]
+    feature: Int32[Array, "R S I"]
+    threshold: Float[Array, "R S I"]
+    missing_left: Bool[Array, "R S I"]
     leaf_value: Float[Array, "R K L"]
     init_score: Float[Array, "*K"]
     num_features: int = field(metadata=dict(static=True))
@@ -109,7 +112,7 @@ class Ensemble(Model):
     )
     absent: Absent | None = field(default=None, metadata=dict(static=True))
     sums: LeafSums | None = None
-    left_codes: UInt32[Array, "R K I W"] | None = None
+    left_codes: UInt32[Array, "R S I W"] | None = None
     categories: Categories | None = None
     links: Links | None = None
 
@@ -133,7 +136,12 @@ class Ensemble(Model):
     @property
     def num_scores(self) -> int:
         """K, the number of scores per row."""
-        return self.feature.shape[1]
+        return self.leaf_value.shape[1]
+
+    @property
+    def shares_structure(self) -> bool:
+        """Whether one tree per round serves K > 1 scores."""
+        return self.feature.shape[1] < self.num_scores
 
     @property
     def max_depth(self) -> int:
@@ -153,11 +161,15 @@ class Ensemble(Model):
         return self
 
     def nodes(self, rounds: slice = slice(None)) -> Nodes:
-        """Returns the nodes of all trees, or of some rounds; T counts all K scores."""
+        """Returns the nodes of all trees, or of some rounds, T = R * K.
+
+        A tree that K scores share is listed K times, each time with the leaf values and
+        sums of one score.
+        """
         return list_nodes(self, rounds)
 
     @property
-    def is_split(self) -> Bool[Array, "R K I"]:
+    def is_split(self) -> Bool[Array, "R S I"]:
         """Which nodes are split; the others send all rows left, including NaN."""
         if isinstance(self.threshold, Tracer) or isinstance(self.missing_left, Tracer):
             return ~((self.threshold == np.inf) & self.missing_left)

@@ -9,9 +9,8 @@ pruning and files of other libraries read trees in this form.
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32, UInt32
+from jaxtyping import Bool, Float, Int32, UInt32
 
 LEAF = -1  # the child of a node that has no children
 
@@ -171,70 +170,3 @@ def _sum_linked(sums, left):
         below = sums[tree, child] + sums[tree, np.minimum(child + 1, left.shape[1] - 1)]
         sums[:, node] = np.where(child == LEAF, sums[:, node], below)
     return sums
-
-
-def take_tree(nodes: Nodes, number: int) -> Nodes:
-    """Returns one of several trees, sorted; see :func:`sort_nodes`.
-
-    Nodes that only pass rows on are left out.
-    """
-    tree = jax.tree.map(lambda array: array[number], nodes)
-    kept = tree.is_leaf | tree.is_split
-    target = np.where(kept, np.arange(len(kept)), tree.left)
-    while (target != target[target]).any():
-        target = target[target]
-    left = np.where(tree.is_leaf, LEAF, target[tree.left])
-    right = np.where(tree.is_leaf, LEAF, target[tree.right])
-    tree = tree._replace(left=left.astype(np.int32), right=right.astype(np.int32))
-    return sort_nodes(tree, int(target[0]))[0]
-
-
-def sort_nodes(tree: Nodes, root: int = 0) -> tuple[Nodes, int]:
-    """Sorts the nodes of one tree level by level, siblings side by side.
-
-    Nodes that the root does not lead to are dropped.
-
-    Returns:
-      The sorted tree and its depth.
-
-    Raises:
-      ValueError: the nodes do not form a tree.
-    """
-    levels, seen = [np.array([root])], 1
-    while True:
-        inner = levels[-1][~tree.is_leaf[levels[-1]]]
-        if not inner.size:
-            break
-        below = np.stack([tree.left[inner], tree.right[inner]], axis=1).reshape(-1)
-        seen += below.size
-        if below.min() < 0 or below.max() >= len(tree.left) or seen > len(tree.left):
-            raise ValueError(
-                "the nodes of a tree must form one, each child below one parent; these "
-                f"{len(tree.left)} do not"
-            )
-        levels.append(below)
-    order = np.concatenate(levels)
-    if len(np.unique(order)) < len(order):
-        raise ValueError("the nodes of a tree must each have one parent")
-    index = np.full(len(tree.left), LEAF, np.int32)
-    index[order] = np.arange(order.size)
-    tree = jax.tree.map(lambda array: array[order], tree)
-    left = np.where(tree.is_leaf, LEAF, index[tree.left])
-    right = np.where(tree.is_leaf, LEAF, left + 1).astype(np.int32)
-    return tree._replace(left=left, right=right), len(levels) - 1
-
-
-def find_parents(
-    left: Int[np.ndarray, " M"],
-) -> tuple[Int[np.ndarray, " M"], Int[np.ndarray, " M"]]:
-    """Returns the parent and the depth of each node of a sorted tree.
-
-    The right child follows the left one. The parent of the root is LEAF.
-    """
-    parent, depth = np.full(len(left), LEAF), np.zeros(len(left), np.int64)
-    level = np.zeros(1, np.int64)
-    while (inner := level[left[level] != LEAF]).size:
-        level = np.concatenate([left[inner], left[inner] + 1])
-        parent[level] = np.tile(inner, 2)
-        depth[level] = depth[parent[level]] + 1
-    return parent, depth

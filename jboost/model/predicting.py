@@ -158,6 +158,8 @@ def leaf_indices(
 ) -> Int32[Array, "N R *K"] | Int32[Array, " N"]:
     """Returns the leaf of each row in each tree, [N, R] or [N, R, K].
 
+    [N, R] also where the scores of a model share one tree per round.
+
     Leaves are numbered from 0 to 2^max_depth - 1, from left to right. In linked trees
     the number is the index of the node. For a tree from :func:`jboost.cart.fit_tree`
     the result is [N].
@@ -176,8 +178,7 @@ def leaf_indices(
         leaves = _find_leaves(ensemble, x)
     if not model.single_tree:
         return leaves
-    # The trees of several targets have the same structure: the first one tells all.
-    return take_part(leaves, (slice(None), *(0,) * (leaves.ndim - 1)))
+    return take_part(leaves, (slice(None), 0))
 
 
 def _find_leaves(model, x):

@@ -107,7 +107,7 @@ class RegressionTree(Model):
         return (self.num_nodes + 1) // 2
 
     def as_ensemble(self) -> Ensemble:
-        """Returns one round of linked trees, a tree for each target.
+        """Returns one round: a linked tree that all targets share.
 
         NumPy arrays stay NumPy arrays, so that another number of nodes compiles
         nothing.
@@ -117,19 +117,18 @@ class RegressionTree(Model):
         node = np.arange(self.num_nodes, dtype=np.int32)
         is_leaf = left == LEAF
 
-        def repeat(array: Any, dtype: Any) -> Any:
-            module = _namespace(array)
-            return module.tile(module.asarray(array, dtype), (1, num_scores, 1))
+        def convert(array: Any, dtype: Any) -> Any:
+            return _namespace(array).asarray(array, dtype)[None, None]
 
         module = _namespace(is_leaf, self.value, self.weight)
         value = module.asarray(self.value, np.float32).reshape(-1, num_scores).T
         leaf_value = module.where(is_leaf[None], value, np.float32(0))[None]
         weight = module.where(is_leaf, self.weight, 0)
-        cover = repeat(weight, np.float32)
+        cover = module.broadcast_to(convert(weight, np.float32), leaf_value.shape)
         return Ensemble(
-            feature=repeat(self.feature, np.int32),
-            threshold=repeat(self.threshold, np.float32),
-            missing_left=repeat(self.missing_left, bool),
+            feature=convert(self.feature, np.int32),
+            threshold=convert(self.threshold, np.float32),
+            missing_left=convert(self.missing_left, bool),
             leaf_value=leaf_value,
             init_score=np.zeros(self.value.shape[1:], np.float32),  # pyright: ignore[reportArgumentType]
             num_features=self.num_features,
@@ -142,7 +141,7 @@ class RegressionTree(Model):
                 l2=np.zeros((1, num_scores), np.float32),  # pyright: ignore[reportArgumentType]
             ),
             links=Links(
-                repeat(numpy.where(is_leaf, node, left), np.int32), self.max_depth
+                convert(numpy.where(is_leaf, node, left), np.int32), self.max_depth
             ),
         )
 

@@ -85,18 +85,18 @@ def _score_matrix(staged, model, rows, offset):
 
 
 def find_row_leaves(model: Any, rows: Any) -> Array | np.ndarray:
-    """Returns each row's leaf in each tree, [N, R] or [N, R, K]; see score_rows."""
+    """Returns each row's leaf in each tree, [N, R] or [N, R, S]; see score_rows."""
     if not isinstance(rows, Rows):
         return compiled(_find_matrix_leaves)(model, rows)
     rows, trees = read_trees(model, rows)
     leaves = predict_cpu.leaf_indices(rows, trees, max_depth=model.max_depth)
-    return leaves[..., 0] if model.init_score.ndim == 0 else leaves
+    return leaves[..., 0] if trees.feature.shape[1] == 1 else leaves
 
 
 def _find_matrix_leaves(model, rows):
     rows, trees = read_trees(model, rows)
     leaves = _choose_leaves(model.max_depth)(rows, trees)
-    return leaves[..., 0] if model.init_score.ndim == 0 else leaves
+    return leaves[..., 0] if trees.feature.shape[1] == 1 else leaves
 
 
 def transform_rows(
@@ -182,7 +182,7 @@ def code_columns(rows):
 
 
 def _choose_leaves(depth):
-    """Returns the function of rows and trees that finds the leaves [N, R, K]."""
+    """Returns the function of rows and trees that finds the leaves [N, R, S]."""
 
     def in_xla(rows, trees):
         columns = code_columns(rows)
@@ -239,7 +239,7 @@ def _scores_in_xla(staged, depth, values, trees, rows):
 
 
 def _add_rounds(staged, num_rows, values, steps, find, *varying):
-    """Adds leaf values round by round; ``find(step)`` returns the leaves [K, N].
+    """Adds leaf values round by round; ``find(step)`` returns the leaves [S, N].
 
     ``varying`` are the arrays that the leaves depend on.
     """
@@ -248,7 +248,11 @@ def _add_rounds(staged, num_rows, values, steps, find, *varying):
 
     def add_round(scores, step):
         value, step = step
-        scores += jax.vmap(lambda value, leaf: value[leaf])(value, find(step))
+        leaf = find(step)
+        if len(leaf) < len(value):  # all scores share the tree
+            scores += value[:, leaf[0]]
+        else:
+            scores += jax.vmap(lambda value, leaf: value[leaf])(value, leaf)
         return scores, scores if staged else None
 
     start = vary(jnp.broadcast_to(init_score[:, None], shape), leaf_value, *varying)
@@ -257,7 +261,7 @@ def _add_rounds(staged, num_rows, values, steps, find, *varying):
 
 
 def _round_leaves(trees, columns, depth):
-    """Finds the leaves [K, N] of raw values [F, N] in the trees of one round."""
+    """Finds the leaves [S, N] of raw values [F, N] in the trees of one round."""
     return jax.vmap(lambda tree: _tree_leaves(tree, columns, depth))(trees)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jboost.entry.checks import check_integer
 from jboost.model.ensemble import Model, read_model
-from jboost.model.nodes import take_tree
+from jboost.model.sorting import take_tree
 from jboost.plotting.canvas import label_features, shorten, write_number
 
 ROOT = -1  # the parent of the root

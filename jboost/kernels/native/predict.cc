@@ -228,8 +228,8 @@ void CodedEnsemble::PlaceSets() {
 // the thresholds in `offset_`. Returns false if there are too many thresholds.
 bool CodedEnsemble::Collect(const Ensemble& model, const Run& run,
                             std::vector<Looks>* looks) {
-  int64_t num_nodes = model.num_nodes, end = run.last_round * model.num_scores;
-  for (int64_t tree = run.first_round * model.num_scores; tree < end; ++tree) {
+  int64_t num_nodes = model.num_nodes, end = run.last_round * model.trees_per_round;
+  for (int64_t tree = run.first_round * model.trees_per_round; tree < end; ++tree) {
     int32_t* place = offset_.get() + (tree << max_depth_) + 1;
     for (int64_t node = 0; node < num_nodes; ++node) {
       int64_t at = tree * num_nodes + node;
@@ -301,8 +301,8 @@ bool CodedEnsemble::Cut(const Ensemble& model, int64_t num_features,
 // Assigns each node its plane, by number, and its threshold, as a code.
 void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
                               const std::vector<Looks>& looks) {
-  int64_t num_nodes = model.num_nodes, end = run.last_round * model.num_scores;
-  for (int64_t tree = run.first_round * model.num_scores; tree < end; ++tree) {
+  int64_t num_nodes = model.num_nodes, end = run.last_round * model.trees_per_round;
+  for (int64_t tree = run.first_round * model.trees_per_round; tree < end; ++tree) {
     int32_t* offset = offset_.get() + (tree << max_depth_) + 1;
     int8_t* threshold = threshold_.get() + (tree << max_depth_) + 1;
     int32_t sets = 0;
@@ -455,17 +455,18 @@ void StartScores(const Ensemble& model, float* scores) {
 void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
                 const CodedEnsemble& coded, const Block& block, const Answer& answer) {
   int64_t num_scores = model.num_scores, num_rows = block.matrix.num_rows;
+  int64_t together = model.scores_per_tree();
   float* scores = block.scores.get();
   StartScores(model, scores);
   for (const Run& run : coded.runs()) {
     CodeBlock(loops, coded, run, block);
     for (int64_t round = run.first_round; round < run.last_round; ++round) {
-      for (int64_t k = 0; k < num_scores; ++k) {
-        int64_t tree = round * num_scores + k;
+      for (int64_t k = 0; k < num_scores; k += together) {
+        int64_t first = round * num_scores + k;
         int8_t* codes = block.codes.get();
-        loops.add_tree(coded.Tree(loops, tree, block.rows, codes), codes, block.rows,
-                       model.leaf_value + (tree << model.max_depth),
-                       scores + k * kBlockRows);
+        loops.add_tree(coded.Tree(loops, first / together, block.rows, codes), codes,
+                       block.rows, model.leaf_value + (first << model.max_depth),
+                       together, scores + k * kBlockRows);
       }
       if (answer.stages == nullptr) continue;
       WriteScores(scores, block.count, num_scores,
@@ -481,8 +482,9 @@ void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
                      const CodedEnsemble& coded, const Block& block, int32_t* out) {
   for (const Run& run : coded.runs()) {
     CodeBlock(loops, coded, run, block);
-    int64_t end = run.last_round * model.num_scores;
-    for (int64_t tree = run.first_round * model.num_scores; tree < end; tree += kTile) {
+    int64_t end = run.last_round * model.trees_per_round;
+    for (int64_t tree = run.first_round * model.trees_per_round; tree < end;
+         tree += kTile) {
       int64_t used = std::min(kTile, end - tree);
       for (int64_t t = 0; t < used; ++t) {
         int8_t* codes = block.codes.get();
@@ -545,6 +547,7 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
                  categories.codes + g * categories.num_values, categories.num_values);
   }
   int64_t num_scores = model.num_scores, num_trees = model.num_trees();
+  int64_t together = model.scores_per_tree();
   float* scores = block->scores.data();
   if (answer.leaves == nullptr) StartScores(model, scores);
   for (int64_t tree = 0; tree < num_trees; tree += block->trees) {
@@ -556,11 +559,15 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
       continue;
     }
     for (int64_t t = tree; t < tree + used; ++t, leaves += count) {
-      const float* value = model.leaf_value + t * model.num_leaves();
-      float* own = scores + t % num_scores * kBlockRows;
-      for (int64_t i = 0; i < count; ++i) own[i] += value[leaves[i]];
-      if (answer.stages == nullptr || (t + 1) % num_scores != 0) continue;
-      int64_t round = t / num_scores;
+      const float* value = model.leaf_value + t * together * model.num_leaves();
+      float* own = scores + t % model.trees_per_round * kBlockRows;
+      for (int64_t k = 0; k < together; ++k, value += model.num_leaves()) {
+        for (int64_t i = 0; i < count; ++i) {
+          own[k * kBlockRows + i] += value[leaves[i]];
+        }
+      }
+      if (answer.stages == nullptr || (t + 1) % model.trees_per_round != 0) continue;
+      int64_t round = t / model.trees_per_round;
       WriteScores(scores, count, num_scores,
                   answer.stages + (round * matrix.num_rows + first) * num_scores);
     }
@@ -591,7 +598,8 @@ std::vector<PackedNode> PackNodes(const Pool& pool, const Ensemble& model,
 void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& matrix,
                       const Answer& answer) {
   const PredictLoops& loops = JBOOST_CHOOSE(PredictLoops);
-  int64_t work = matrix.num_rows * model.num_trees() * model.max_depth;
+  int64_t steps = model.max_depth + model.scores_per_tree() - 1;
+  int64_t work = matrix.num_rows * model.num_trees() * steps;
   const Pool& threads = Threads(pool, work);
   std::vector<PackedNode> packed = PackNodes(threads, model, matrix.num_rows);
   const PackedNode* nodes = packed.empty() ? nullptr : packed.data();

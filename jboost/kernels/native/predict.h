@@ -28,27 +28,29 @@ namespace jboost {
 
 constexpr int64_t kBlockRows = 256;  // at most; a multiple of 64
 
-// R rounds of K trees with I nodes each: in heap order with I = 2^max_depth - 1 and
-// L = I + 1 leaves, or linked, where leaves are nodes, L = I.
+// R rounds of S trees with I nodes each: in heap order with I = 2^max_depth - 1 and
+// L = I + 1 leaves, or linked, where leaves are nodes, L = I. S is 1, where a tree has
+// leaf values for all K scores, or K.
 struct Ensemble {
-  const int32_t* feature;  // [R, K, I]
+  const int32_t* feature;  // [R, S, I]
   const float* threshold;
   const uint8_t* missing_left;
   const float* leaf_value;  // [R, K, L]; null if only leaves are wanted
   const float* init_score;  // [K]; the same
-  int64_t num_rounds, num_scores, max_depth, num_nodes;
-  // [R, K, I, W], or null. Bit c % 32 of word c / 32 says whether code c goes left, if
+  int64_t num_rounds, trees_per_round, num_scores, max_depth, num_nodes;
+  // [R, S, I, W], or null. Bit c % 32 of word c / 32 says whether code c goes left, if
   // the threshold is NaN (a categorical split).
   const uint32_t* left_codes = nullptr;
   int64_t num_words = 0;
-  // [R, K, I]; null in heap order. The right child follows the left one. A leaf is its
+  // [R, S, I]; null in heap order. The right child follows the left one. A leaf is its
   // own left child.
   const int32_t* left_child = nullptr;
 
   int64_t num_leaves() const {
     return left_child == nullptr ? num_nodes + 1 : num_nodes;
   }
-  int64_t num_trees() const { return num_rounds * num_scores; }
+  int64_t num_trees() const { return num_rounds * trees_per_round; }
+  int64_t scores_per_tree() const { return num_scores / trees_per_round; }
 };
 
 // The categorical columns: the value v of column features[g] has the code codes[g, v].
@@ -74,7 +76,7 @@ struct Matrix {
 struct Answer {
   float* scores = nullptr;    // [N, K]
   float* stages = nullptr;    // [R, N, K]
-  int32_t* leaves = nullptr;  // [N, R, K]
+  int32_t* leaves = nullptr;  // [N, R, S]
 };
 
 // One tree on codes. Nodes count from 1, so that level d begins at 2^d.
@@ -121,9 +123,10 @@ struct PredictLoops {
   // second plane follows at distance `stride`.
   void (*mark)(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
                int64_t rows, int64_t stride, int8_t* codes);
-  // scores[i] += leaf_value[the leaf of row i]; `rows` is a multiple of 64.
+  // scores[k * kBlockRows + i] += leaf_value[k, the leaf of row i] for several scores;
+  // `rows` is a multiple of 64.
   void (*add_tree)(const CodedTree& tree, const int8_t* codes, int64_t rows,
-                   const float* leaf_value, float* scores);
+                   const float* leaf_value, int64_t num_scores, float* scores);
   // Writes the leaf of each row.
   void (*find_leaves)(const CodedTree& tree, const int8_t* codes, int64_t rows,
                       int32_t* leaf);

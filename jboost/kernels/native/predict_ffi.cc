@@ -18,22 +18,23 @@ void ReadModel(Buffers* buffers, int64_t num_features, bool by_column,
   categories.features = buffers->Operand<int32_t>("coded_features", {groups});
   *matrix = {x, num_features > 0 ? size / num_features : 0, num_features, by_column,
              categories};
-  auto [rounds, scores, nodes] = buffers->NextShape<3>(Access::kOperand, "feature");
-  Shape trees = {rounds, scores, nodes};
+  auto [rounds, number, nodes] = buffers->NextShape<3>(Access::kOperand, "feature");
+  Shape trees = {rounds, number, nodes};
   model->num_rounds = rounds;
-  model->num_scores = scores;
+  model->trees_per_round = model->num_scores = number;
   model->num_nodes = nodes;
   model->max_depth = max_depth;
   model->feature = buffers->Operand<int32_t>("feature", trees);
   model->threshold = buffers->Operand<float>("threshold", trees);
   model->missing_left = buffers->Operand<uint8_t>("missing_left", trees);
+  buffers->Check(number > 0, "rounds must have trees");
   // Sets and links have shape [0] where there are none.
   if (buffers->NextRank() == 1) {
     buffers->Operand<uint32_t>("left_codes", {0});
   } else {
     model->num_words = buffers->NextShape<4>(Access::kOperand, "left_codes")[3];
     model->left_codes = buffers->Operand<uint32_t>(
-        "left_codes", {rounds, scores, nodes, model->num_words});
+        "left_codes", {rounds, number, nodes, model->num_words});
     buffers->Check(model->num_words > 0, "left_codes must have words");
   }
   if (buffers->NextRank() == 1) {
@@ -64,11 +65,20 @@ ffi::Error FinishModel(Buffers* buffers, int64_t num_rows, Matrix* matrix,
   return ffi::Error::Success();
 }
 
+void ReadLeaves(Buffers* buffers, Ensemble* model) {
+  int64_t scores = buffers->NextShape<3>(Access::kOperand, "leaf_value")[1];
+  int64_t trees = model->trees_per_round;
+  buffers->Check(scores == trees || (trees == 1 && scores > 0),
+                 "rounds must have one tree, or one for each score");
+  model->num_scores = scores;
+  model->leaf_value = buffers->Operand<float>(
+      "leaf_value", {model->num_rounds, scores, model->num_leaves()});
+}
+
 namespace {
 
 void ReadValues(Buffers* buffers, Ensemble* model) {
-  model->leaf_value = buffers->Operand<float>(
-      "leaf_value", {model->num_rounds, model->num_scores, model->num_leaves()});
+  ReadLeaves(buffers, model);
   model->init_score = buffers->Operand<float>("init_score", {model->num_scores});
 }
 
@@ -114,8 +124,8 @@ ffi::Error LeafIndicesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   ReadModel(&buffers, num_features, by_column != 0, max_depth, &matrix, &model);
   int64_t num_rows = buffers.NextShape<3>(Access::kResult, "leaves")[0];
   Answer answer;
-  answer.leaves =
-      buffers.Result<int32_t>("leaves", {num_rows, model.num_rounds, model.num_scores});
+  answer.leaves = buffers.Result<int32_t>(
+      "leaves", {num_rows, model.num_rounds, model.trees_per_round});
   JBOOST_RETURN_IF_ERROR(FinishModel(&buffers, num_rows, &matrix, model));
   Predict(MakePool(threads), model, matrix, answer);
   return ffi::Error::Success();

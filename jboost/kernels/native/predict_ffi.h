@@ -14,6 +14,10 @@ namespace jboost {
 void ReadModel(Buffers* buffers, int64_t num_features, bool by_column,
                int64_t max_depth, Matrix* matrix, Ensemble* model);
 
+// Reads the leaf values, whose shape says how many scores there are; until then there
+// is one for each tree of a round.
+void ReadLeaves(Buffers* buffers, Ensemble* model);
+
 // Checks that the matrix has `num_rows` rows, and what the safety of walking through
 // the trees depends on. Calls Finish.
 ffi::Error FinishModel(Buffers* buffers, int64_t num_rows, Matrix* matrix,

@@ -238,46 +238,49 @@ void FindLeaves(const CodedTree& tree, const int8_t* codes, int64_t rows,
   DescendRows(tree, codes, rows, leaf);
 }
 
-// Adds the values of up to 64 leaves.
+// The leaves that the rows of one vector reach, of up to 64 leaves.
 #if defined(__AVX512VBMI__)
 
 template <int kLevels>
 struct Leaves {
   static constexpr int kTables = kLevels > 4 ? 1 << (kLevels - 4) : 1;
-  __m512 table[kTables];
+  __m512i leaf[4];
+  __mmask16 upper[4];  // the leaves from 32 on
 
-  explicit JBOOST_INLINE Leaves(const float* leaf_value) {
+  explicit JBOOST_INLINE Leaves(Vector path) {
+    leaf[0] = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(path));
+    leaf[1] = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, 1));
+    leaf[2] = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, 2));
+    leaf[3] = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, 3));
+    for (int part = 0; part < 4; ++part) {
+      upper[part] = _mm512_test_epi32_mask(leaf[part], _mm512_set1_epi32(32));
+    }
+  }
+
+  JBOOST_INLINE __m512 Find(const __m512* table, int part) const {
+    if constexpr (kTables == 1) {
+      return _mm512_permutexvar_ps(leaf[part], table[0]);
+    } else if constexpr (kTables == 2) {
+      return _mm512_permutex2var_ps(table[0], leaf[part], table[1]);
+    } else {
+      __m512 low = _mm512_permutex2var_ps(table[0], leaf[part], table[1]);
+      __m512 high = _mm512_permutex2var_ps(table[2], leaf[part], table[3]);
+      return _mm512_mask_blend_ps(upper[part], low, high);
+    }
+  }
+
+  // Adds the leaf values of one score.
+  JBOOST_INLINE void Add(const float* leaf_value, float* scores) const {
+    __m512 table[kTables];
     __mmask16 used = kLevels < 4 ? (1 << (1 << kLevels)) - 1 : 0xffff;
     for (int t = 0; t < kTables; ++t) {
       table[t] = _mm512_maskz_loadu_ps(used, leaf_value + 16 * t);
     }
-  }
-
-  JBOOST_INLINE __m512 Find(__m512i leaf) const {
-    if constexpr (kTables == 1) {
-      return _mm512_permutexvar_ps(leaf, table[0]);
-    } else if constexpr (kTables == 2) {
-      return _mm512_permutex2var_ps(table[0], leaf, table[1]);
-    } else {
-      __m512 low = _mm512_permutex2var_ps(table[0], leaf, table[1]);
-      __m512 high = _mm512_permutex2var_ps(table[2], leaf, table[3]);
-      __mmask16 upper = _mm512_test_epi32_mask(leaf, _mm512_set1_epi32(32));
-      return _mm512_mask_blend_ps(upper, low, high);
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; ++part) {
+      float* at = scores + 16 * part;
+      _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), Find(table, part)));
     }
-  }
-
-  JBOOST_INLINE void Add(Vector path, float* scores) const {
-    AddPart<0>(path, scores);
-    AddPart<1>(path, scores);
-    AddPart<2>(path, scores);
-    AddPart<3>(path, scores);
-  }
-
-  template <int kPart>
-  JBOOST_INLINE void AddPart(Vector path, float* scores) const {
-    __m512i leaf = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, kPart));
-    float* at = scores + 16 * kPart;
-    _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), Find(leaf)));
   }
 };
 
@@ -285,13 +288,12 @@ struct Leaves {
 
 template <int kLevels>
 struct Leaves {
-  const float* leaf_value;
+  alignas(64) uint8_t places[Lanes::kRows];
 
-  explicit JBOOST_INLINE Leaves(const float* values) : leaf_value(values) {}
+  explicit JBOOST_INLINE Leaves(Vector path) { Lanes::Store(path, places); }
 
-  JBOOST_INLINE void Add(Vector path, float* scores) const {
-    alignas(64) uint8_t places[Lanes::kRows];
-    Lanes::Store(path, places);
+  // Adds the leaf values of one score.
+  JBOOST_INLINE void Add(const float* leaf_value, float* scores) const {
 #if defined(__AVX2__)
     for (int64_t j = 0; j < Lanes::kRows; j += 8) {
       __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(places + j));
@@ -307,18 +309,25 @@ struct Leaves {
 #endif
 
 void AddTree(const CodedTree& tree, const int8_t* codes, int64_t rows,
-             const float* leaf_value, float* scores) {
+             const float* leaf_value, int64_t num_scores, float* scores) {
+  int64_t num_leaves = int64_t{1} << tree.max_depth;
   if (tree.max_depth > kMaxLevels) {
     int32_t leaf[kBlockRows];
     FindLeaves(tree, codes, rows, leaf);
-    for (int64_t i = 0; i < rows; ++i) scores[i] += leaf_value[leaf[i]];
+    for (int64_t k = 0; k < num_scores; ++k, leaf_value += num_leaves) {
+      float* own = scores + k * kBlockRows;
+      for (int64_t i = 0; i < rows; ++i) own[i] += leaf_value[leaf[i]];
+    }
     return;
   }
   Thresholds thresholds(tree);
   WithLevels(tree.max_depth, [&](auto levels) {
-    Leaves<levels.kLevels> leaves(leaf_value);
     for (int64_t i = 0; i < rows; i += Lanes::kRows) {
-      leaves.Add(Descend<levels.kLevels>(thresholds.tree(), codes + i), scores + i);
+      Leaves<levels.kLevels> leaves(
+          Descend<levels.kLevels>(thresholds.tree(), codes + i));
+      for (int64_t k = 0; k < num_scores; ++k) {
+        leaves.Add(leaf_value + k * num_leaves, scores + k * kBlockRows + i);
+      }
     }
   });
 }

@@ -18,14 +18,15 @@ constexpr int64_t kMostRows = 64;          // of a block at most
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One tree of the ensemble. In heap order, the numbers of leaves follow those of nodes.
+// The tree of one score in one round: its number is round * K + score. In heap order,
+// the numbers of leaves follow those of nodes.
 class TreeView {
  public:
-  TreeView(const ShapTrees& trees, int64_t tree)
-      : trees_(trees), inner_(trees.num_nodes), first_(tree * trees.num_nodes) {
-    leaves_ = linked() ? inner_ : inner_ + 1;
-    first_leaf_ = tree * leaves_;
-  }
+  TreeView(const ShapTrees& trees, int64_t number)
+      : trees_(trees),
+        inner_(trees.num_nodes),
+        first_(number / trees.scores_per_tree() * trees.num_nodes),
+        first_leaf_(number * trees.num_leaves()) {}
 
   bool linked() const { return trees_.left_child != nullptr; }
   int64_t num_nodes() const { return linked() ? inner_ : 2 * inner_ + 1; }
@@ -61,7 +62,7 @@ class TreeView {
   }
 
   const ShapTrees& trees_;
-  int64_t inner_, first_, leaves_, first_leaf_;
+  int64_t inner_, first_, first_leaf_;
 };
 
 // The features that the trees use, and the place of each feature among these.
@@ -70,7 +71,7 @@ struct Used {
 
   Used(const ShapTrees& trees, int64_t num_features) : place(num_features, -1) {
     for (int64_t tree = 0; tree < trees.num_trees(); ++tree) {
-      TreeView view(trees, tree);
+      TreeView view(trees, tree * trees.scores_per_tree());
       for (int64_t node = 0; node < trees.num_nodes; ++node) {
         if (!view.IsLeaf(node) && view.IsSplit(node)) place[view.Feature(node)] = 0;
       }
@@ -354,7 +355,7 @@ bool IsTree(const TreeView& view) {
 bool AreTrees(const ShapTrees& trees) {
   if (trees.left_child == nullptr) return true;
   for (int64_t tree = 0; tree < trees.num_trees(); ++tree) {
-    if (!IsTree(TreeView(trees, tree))) return false;
+    if (!IsTree(TreeView(trees, tree * trees.scores_per_tree()))) return false;
   }
   return true;
 }
@@ -371,8 +372,9 @@ void Explain(const Pool& pool, const ShapTrees& trees, const Matrix& matrix,
                     std::min<int64_t>(kMaxShapPoints, points.size - k)};
     int64_t bytes = sizeof(ShapNode) + ShapTableSize(some.size) * sizeof(float);
     int64_t batch = std::max<int64_t>(1, kPackedBytes / (trees.num_nodes * bytes));
-    for (int64_t first = 0; first < trees.num_trees(); first += batch) {
-      int64_t last = std::min(first + batch, trees.num_trees());
+    int64_t count = trees.num_rounds * trees.num_scores;
+    for (int64_t first = 0; first < count; first += batch) {
+      int64_t last = std::min(first + batch, count);
       ExplainBatch(pool, trees, matrix, used, some, first, last, answer);
     }
   }

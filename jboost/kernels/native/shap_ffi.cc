@@ -13,9 +13,9 @@ ffi::Error ShapImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   Matrix matrix;
   ShapTrees trees{};
   ReadModel(&buffers, num_features, by_column != 0, max_depth, &matrix, &trees);
-  Shape leaves = {trees.num_rounds, trees.num_scores, trees.num_leaves()};
-  trees.leaf_value = buffers.Operand<float>("leaf_value", leaves);
-  trees.cover = buffers.Operand<float>("cover", leaves);
+  ReadLeaves(&buffers, &trees);
+  trees.cover = buffers.Operand<float>(
+      "cover", {trees.num_rounds, trees.num_scores, trees.num_leaves()});
   ShapPoints points;
   points.size = buffers.NextShape<1>(Access::kOperand, "place")[0];
   points.place = buffers.Operand<float>("place", {points.size});

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores that share one tree per round equal those with trees of their own."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from shared_trees import KINDS, expand, make_model, make_rows, share
+
+import jboost as jb
+from jboost.kernels import library
+
+OPERATIONS = (jb.predict, jb.staged_predict)
+IMPLEMENTATIONS = ("xla", "cpu") if library.available() else ("xla",)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def assert_same(actual, expected):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_sizes_come_from_the_leaves():
+    model = make_model("shallow")
+    assert model.shares_structure and not expand(model).shares_structure
+    assert model.num_scores == expand(model).num_scores == 3
+    assert model.feature.shape[1] == 1 and model.max_depth == 4
+    assert repr(model) == repr(expand(model))
+    single, _ = jb.fit(make_rows(), np.arange(400.0), num_rounds=2)
+    assert not single.shares_structure
+
+
+@each_kind
+@pytest.mark.parametrize("num_rows", [0, 1, 9, 400, 3000])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_predictions_have_the_same_bits(kind, num_rows, implementation):
+    model, x = make_model(kind), make_rows(num_rows)
+    for rows in (x, np.asfortranarray(x)):
+        for operation in OPERATIONS:
+            found = operation(model, rows, implementation=implementation)
+            assert_same(found, operation(expand(model), rows, implementation="xla"))
+        leaves = jb.leaf_indices(model, rows, implementation=implementation)
+        assert leaves.shape == (num_rows, 6)
+        expected = jb.leaf_indices(expand(model), rows)
+        assert_same(jnp.broadcast_to(leaves[..., None], expected.shape), expected)
+
+
+@pytest.mark.skipif(not library.available(), reason="kernels not built")
+@pytest.mark.parametrize("isa", library.ISAS)
+@pytest.mark.parametrize("max_depth", [1, 3, 4, 5, 6, 7])
+def test_each_instruction_set_adds_all_scores(isa, max_depth):
+    if library.ISAS.index(isa) > library.ISAS.index(library.best_isa()):
+        pytest.skip("the processor lacks it")
+    x = make_rows(700)
+    y = np.nan_to_num(x[:, 0] * x[:, 1])
+    model = share(jb.fit(x, y, num_rounds=3, max_depth=max_depth)[0], 5)
+    expected = jb.predict(expand(model), x, implementation="xla")
+    before = library.current_isa()
+    library.set_isa(isa)
+    try:
+        assert_same(jb.predict(model, x), expected)
+        assert_same(jb.predict(model, x[:20]), expected[:20])
+    finally:
+        library.set_isa(before)
+
+
+def test_sparse_rows_offsets_and_links_of_losses():
+    from scipy import sparse
+
+    model, x = make_model("absent"), np.nan_to_num(make_rows(50))
+    offset = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    for run in (*OPERATIONS, jb.leaf_indices):
+        assert_same(run(model, sparse.csr_matrix(x)), run(model, x))
+    for options in ({"offset": offset}, {"inverse_link": jax.nn.softmax}):
+        for run in OPERATIONS:
+            assert_same(run(model, x, **options), run(expand(model), x, **options))
+
+
+def test_a_truncated_model_shares_trees():
+    model, x = make_model("linked"), make_rows(30)
+    short = jb.truncate(model, 2)
+    assert short.shares_structure and short.num_rounds == 2
+    assert_same(jb.predict(short, x), jb.staged_predict(model, x)[1])
+
+
+@each_kind
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_derivatives_in_leaf_values(kind, implementation):
+    model, x = make_model(kind), make_rows(300)
+    weights = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+
+    @jax.jit
+    def derive(model, value):
+        def run(value):
+            changed = replace(model, leaf_value=value)
+            return jb.predict(changed, x, implementation=implementation)
+
+        scores, change = jax.jvp(run, (value,), (value,))
+        return scores, change, *jax.vjp(run, value)[1](weights)
+
+    found = derive(model, model.leaf_value)
+    for own, other in zip(found, derive(expand(model), model.leaf_value), strict=True):
+        assert_same(own, other)
+
+
+def test_models_can_be_stacked():
+    model, x = make_model("shallow"), make_rows(40)
+    other = replace(model, leaf_value=2 * model.leaf_value)
+    many = jax.tree.map(lambda *arrays: jnp.stack(arrays), model, other)
+    for run in (*OPERATIONS, jb.leaf_indices):
+        found = jax.vmap(lambda model, run=run: run(model, x))(many)
+        assert_same(found[0], run(model, x))
+        assert_same(found[1], run(other, x))
+
+
+def test_sharded_rows():
+    model, x = make_model("categories"), make_rows(64)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=auto)
+    spec = jax.sharding.PartitionSpec("rows")
+    rows = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    assert_same(jb.predict(model, rows), jb.predict(model, x))
+
+
+def test_trees_of_targets_share_their_structure():
+    x = make_rows(200)[:, :4]
+    y = np.stack([np.nan_to_num(x[:, 0]), np.nan_to_num(x[:, 1] ** 2)], axis=1)
+    tree = jb.cart.fit_tree(x, y, max_depth=3)
+    model = tree.as_ensemble()
+    assert model.shares_structure and model.num_scores == 2
+    scores = jb.predict(tree, x)
+    for k in range(2):
+        single = replace(tree, value=tree.value[:, k])
+        assert_same(scores[:, k], jb.predict(single, x))
+    assert jb.leaf_indices(tree, x).shape == (200,)
+
+
+@pytest.mark.parametrize("kind", ["categories", "linked"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_shapley_values_and_interactions(kind, implementation):
+    model, x = make_model(kind), make_rows(20)
+    for run in (jb.shap_values, jb.explanation.shap_interactions):
+        found, expected = (
+            run(each, x, implementation=implementation)
+            for each in (model, expand(model))
+        )
+        jax.tree.map(assert_same, found, expected)
