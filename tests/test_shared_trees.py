@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores that share one tree per round equal those with trees of their own."""
 
+import io
 from dataclasses import replace
 
 import jax
@@ -11,6 +12,7 @@ from shared_trees import KINDS, expand, make_model, make_rows, share
 
 import jboost as jb
 from jboost.kernels import library
+from jboost.training.joining import append_rounds
 
 OPERATIONS = (jb.predict, jb.staged_predict)
 IMPLEMENTATIONS = ("xla", "cpu") if library.available() else ("xla",)
@@ -148,3 +150,49 @@ def test_shapley_values_and_interactions(kind, implementation):
             for each in (model, expand(model))
         )
         jax.tree.map(assert_same, found, expected)
+
+
+@each_kind
+def test_files(kind):
+    model, file = make_model(kind), io.BytesIO()
+    jb.save(model, file)
+    file.seek(0)
+    same = jb.load(file)
+    assert same.shares_structure
+    jax.tree.map(assert_same, same, model)
+
+
+def test_files_hold_one_tree_per_round_or_one_for_each_score():
+    model = make_model("shallow")
+    two = jnp.repeat(model.feature, 2, axis=1)
+    with pytest.raises(ValueError, match="threshold"):
+        jb.save(replace(model, feature=two), io.BytesIO())
+    bad = replace(model, feature=two, threshold=two * 1.0, missing_left=two > 0)
+    with pytest.raises(ValueError, match="one for each score"):
+        jb.save(bad, io.BytesIO())
+
+
+@pytest.mark.parametrize("first", ["shared", "own"])
+@pytest.mark.parametrize("kinds", [("shallow", "linked"), ("deep", "shallow")])
+def test_rounds_are_joined(kinds, first):
+    x = make_rows(200)
+    before, after = (share(make_model(kind), 3, seed=7) for kind in kinds)
+    after = replace(after, init_score=before.init_score)
+    expected = append_rounds(expand(before), expand(after))
+    assert append_rounds(before, after).shares_structure
+    assert_same(jb.predict(append_rounds(before, after), x), jb.predict(expected, x))
+    mixed = (before, expand(after)) if first == "shared" else (expand(before), after)
+    both = append_rounds(*mixed)
+    assert not both.shares_structure
+    jax.tree.map(assert_same, both, expected)
+
+
+def test_training_goes_on_from_the_scores():
+    model, x = make_model("categories"), make_rows(200)
+    y = np.arange(200) % 3
+    found, expected = (
+        jb.fit(x, y, jb.losses.softmax, num_scores=3, num_rounds=2, model=start)[0]
+        for start in (model, expand(model))
+    )
+    assert found.num_rounds == 8
+    assert_same(jb.predict(found, x), jb.predict(expected, x))

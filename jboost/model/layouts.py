@@ -29,18 +29,18 @@ _MOST_FEATURES = 2**27
 _SCALARS = (str, int, float, bool)  # types of categories
 
 ENSEMBLE: Layout = {
-    "feature": ("int32", "R K I"),
-    "threshold": ("float32", "R K I"),
-    "missing_left": ("bool", "R K I"),
+    "feature": ("int32", "R S I"),
+    "threshold": ("float32", "R S I"),
+    "missing_left": ("bool", "R S I"),
     "leaf_value": ("float32", "R K L"),
     "init_score": ("float32", "*K"),
     "sums.gradient": ("float32", "R K L"),
     "sums.curvature": ("float32", "R K L"),
     "sums.weight": ("float32", "R K L"),
     "sums.l2": ("float32", "R K"),
-    "left_codes": ("uint32", "R K I W"),
+    "left_codes": ("uint32", "R S I W"),
     "categories.codes": ("int32", "G V"),
-    "links.left_child": ("int32", "R K I"),
+    "links.left_child": ("int32", "R S I"),
 }
 REGRESSION_TREE: Layout = {
     "left": ("int32", "M"),
@@ -124,6 +124,11 @@ def _check_ensemble(static, arrays, sizes):
         raise ValueError(
             f"init_score must hold {sizes['K']} scores, got shape "
             f"{arrays['init_score'].shape}"
+        )
+    if sizes["S"] not in (1, sizes["K"]):
+        raise ValueError(
+            f"feature must hold 1 tree per round or {sizes['K']}, one for each score, "
+            f"got {sizes['S']}"
         )
     feature, threshold = arrays["feature"], arrays["threshold"]
     _check_range("feature", feature, num_features)

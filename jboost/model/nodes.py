@@ -60,13 +60,18 @@ class Nodes(NamedTuple):
 def list_nodes(model: Any, rounds: slice = slice(None)) -> Nodes:
     """Returns the nodes of all trees of an Ensemble, T = R * K, round by round.
 
+    A tree that K scores share is listed for each of them, with its leaves.
+
     Args:
       model: a :class:`jboost.Ensemble`.
       rounds: which rounds to list.
     """
 
+    num_scores = model.num_scores
+
     def flat(array: Any) -> np.ndarray:
-        array = np.asarray(array)[rounds]
+        array = np.asarray(array)[rounds]  # [R, K, ...], or [R, 1, ...]
+        array = np.broadcast_to(array, (len(array), num_scores, *array.shape[2:]))
         return array.reshape(-1, *array.shape[2:])
 
     threshold, missing_left = flat(model.threshold), flat(model.missing_left)

@@ -230,7 +230,8 @@ def _each_round(model, x, scores):
     for first in range(0, model.num_rounds, step):
         part = map_rounds(lambda array, f=first: array[f : f + step], model)
         leaves = np.asarray(leaf_indices(part, x))
-        leaves = leaves.reshape(num_rows, -1, num_scores)
+        leaves = leaves.reshape(num_rows, -1, model.feature.shape[1])
+        leaves = np.broadcast_to(leaves, (*leaves.shape[:2], num_scores))
         for number in range(leaves.shape[1]):
             for k in range(num_scores):
                 scores[k] += values[first + number, k][leaves[:, number, k]]

@@ -6,20 +6,24 @@ different depth are brought to one layout; no prediction changes by that.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jboost.model.ensemble import Ensemble, Links
+from jboost.model.ensemble import Ensemble, Links, repeat_structure
 
 
 def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
     """The rounds of ``before``, then those of ``after``, from the score of ``before``.
 
     Heaps become as deep as the deeper ones; beside linked trees they are linked, too.
+    Scores that share trees in one model only have trees of their own in the result.
     What the leaves were fitted to is kept if both models know it.
     """
+    if before.shares_structure != after.shares_structure:
+        before, after = repeat_structure(before), repeat_structure(after)
     linked = before.links is not None or after.links is not None
     if linked:
         before, after = _link(before), _link(after)
@@ -107,10 +111,13 @@ def _link(model: Ensemble) -> Ensemble:
     nodes = model.nodes()
     is_leaf = nodes.is_leaf
 
-    def by_round(array) -> Any:
-        return array.reshape(model.num_rounds, model.num_scores, *array.shape[1:])
+    def by_round(array, size=model.num_scores):
+        rounds = array.reshape(model.num_rounds, model.num_scores, *array.shape[1:])
+        return rounds[:, :size]
 
-    def of_leaves(values):
+    by_tree: Any = partial(by_round, size=model.feature.shape[1])
+
+    def of_leaves(values) -> Any:
         return by_round(np.where(is_leaf, values, 0).astype(np.float32))
 
     sums = model.sums
@@ -120,16 +127,16 @@ def _link(model: Ensemble) -> Ensemble:
             curvature=of_leaves(nodes.curvature),
             weight=of_leaves(nodes.weight),
         )
-    left_codes = None if nodes.left_codes is None else by_round(nodes.left_codes)
+    left_codes = None if nodes.left_codes is None else by_tree(nodes.left_codes)
     own = np.arange(nodes.left.shape[1], dtype=np.int32)
     left_child = np.where(is_leaf, own, nodes.left)
     return replace(
         model,
-        feature=by_round(nodes.feature),
-        threshold=by_round(nodes.threshold),
-        missing_left=by_round(nodes.missing_left),
+        feature=by_tree(nodes.feature),
+        threshold=by_tree(nodes.threshold),
+        missing_left=by_tree(nodes.missing_left),
         leaf_value=of_leaves(nodes.value),
         sums=sums,
         left_codes=left_codes,
-        links=Links(by_round(left_child), model.max_depth),
+        links=Links(by_tree(left_child), model.max_depth),
     )
