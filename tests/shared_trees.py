@@ -52,15 +52,15 @@ def link(model):
     node = np.arange(2 * num_nodes + 1, dtype=np.int32)
     left_child = np.where(node < num_nodes, 2 * node + 1, node)
     above, below = [*[(0, 0)] * 2, (0, num_nodes + 1)], [*[(0, 0)] * 2, (num_nodes, 0)]
-    sums = model.sums
     change = lambda array: jnp.pad(array, below)  # noqa: E731
+    gradient, curvature, weight, l2 = model.sums
     return replace(
         model,
         feature=jnp.pad(model.feature, above),
         threshold=jnp.pad(model.threshold, above, constant_values=jnp.inf),
         missing_left=jnp.pad(model.missing_left, above, constant_values=True),
         leaf_value=change(model.leaf_value),
-        sums=LeafSums(*map(change, sums[:3]), sums.l2),
+        sums=LeafSums(change(gradient), change(curvature), change(weight), l2),
         links=Links(
             jnp.broadcast_to(left_child, (model.num_rounds, 1, node.size)),
             model.max_depth,

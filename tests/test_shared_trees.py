@@ -3,6 +3,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -167,7 +168,9 @@ def test_files_hold_one_tree_per_round_or_one_for_each_score():
     two = jnp.repeat(model.feature, 2, axis=1)
     with pytest.raises(ValueError, match="threshold"):
         jb.save(replace(model, feature=two), io.BytesIO())
-    bad = replace(model, feature=two, threshold=two * 1.0, missing_left=two > 0)
+    bad = replace(
+        model, feature=two, threshold=two.astype(jnp.float32), missing_left=two > 0
+    )
     with pytest.raises(ValueError, match="one for each score"):
         jb.save(bad, io.BytesIO())
 
@@ -196,3 +199,75 @@ def test_training_goes_on_from_the_scores():
     )
     assert found.num_rounds == 8
     assert_same(jb.predict(found, x), jb.predict(expected, x))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_leaves_are_refitted(decay):
+    model, x = make_model("categories"), make_rows(200)
+    y = np.arange(200) % 3
+    found, expected = (
+        jb.refit(each, x, y, jb.losses.softmax, decay=decay)
+        for each in (model, expand(model))
+    )
+    assert found.shares_structure
+    assert_same(found.leaf_value, expected.leaf_value)
+    assert_same(jb.predict(found, x), jb.predict(expected, x))
+
+
+def test_leaves_are_refined():
+    model, x = make_model("linked"), make_rows(200)
+    y = np.arange(200) % 3
+    found, expected = (
+        jb.refine(each, x, y, jb.losses.softmax, num_epochs=3)[0]
+        for each in (model, expand(model))
+    )
+    assert found.shares_structure
+    assert_same(jb.predict(found, x), jb.predict(expected, x))
+
+
+@each_kind
+def test_importance_counts_a_split_once(kind):
+    model = make_model(kind)
+    for name, factor in (
+        ("splits", 1 / 3),
+        ("gain", 1),
+        ("cover", 1),
+        ("improvement", 3),
+    ):
+        found = jb.feature_importance(model, name).values
+        expected = jb.feature_importance(expand(model), name).values * factor
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    each = jb.feature_importance(model, "gain", per_split=True).values
+    counts = jb.feature_importance(model, "splits").values
+    total = jb.feature_importance(model, "gain").values
+    np.testing.assert_allclose(each * counts, total, rtol=1e-12)
+
+
+@each_kind
+def test_frames_and_dependence(kind):
+    model, x = make_model(kind), make_rows(50)
+    frames = map(jb.explanation.trees_to_dataframe, (model, expand(model)))
+    first, second = frames
+    assert first.equals(second)
+    found, expected = (
+        jb.explanation.partial_dependence(each, x, [0])
+        for each in (model, expand(model))
+    )
+    jax.tree.map(assert_same, found.average, expected.average)
+
+
+def test_pictures_show_the_values_of_all_scores():
+    model = make_model("shallow")
+    dots = [jb.plotting.tree_to_dot(model, 1, k) for k in range(3)]
+    assert dots == [jb.plotting.tree_to_dot(expand(model), 1, k) for k in range(3)]
+    values = [f"{value:.3g}" for value in np.asarray(model.leaf_value)[1, :, 0]]
+    together = jb.plotting.tree_to_dot(model, 1)
+    assert ", ".join(values) in together and "score" not in together
+    assert together.count("->") == dots[0].count("->")
+    wide = make_model("shallow", 9)
+    values = np.asarray(wide.leaf_value)[0, :, 0]
+    k = int(np.argmax(np.abs(values)))
+    assert f'"{k}: {values[k]:.3g}, ' in jb.plotting.tree_to_dot(wide)
+    ax = jb.plotting.tree(wide)
+    assert any(word.get_text().startswith(f"{k}: ") for word in ax.texts)
+    jb.plotting.tree(wide, score=3)

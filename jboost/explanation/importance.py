@@ -107,7 +107,8 @@ def feature_importance(
     ``"cover"``: the sum of curvature over the rows of the nodes (XGBoost's
     total_cover). ``"splits"``: the number of nodes.
 
-    For a RegressionTree, improvement equals gain, and curvature equals weight.
+    For a RegressionTree, improvement equals gain, and curvature equals weight. A split
+    that several scores share counts once, and its other values are summed over them.
 
     Args:
       model: from :func:`jboost.fit`, :func:`jboost.to_ensemble` or
@@ -132,13 +133,16 @@ def feature_importance(
     """
     ensemble = read_model(model)
     checks.check_word("kind", kind, KINDS)
-    nodes = model.nodes()
-    if model.single_tree:  # trees of several targets share their splits
+    nodes, together = model.nodes(), 1
+    if model.single_tree:  # a gain is that of all targets
         nodes = jax.tree.map(lambda array: array[:1], nodes)
-    split, features = nodes.is_split, nodes.feature
+    elif ensemble.shares_structure:
+        together = ensemble.num_scores
+    split, features = nodes.is_split[::together], nodes.feature[::together]
     values = split.astype(np.float64)
     if kind != "splits":
-        values = np.where(split, measure_nodes(nodes, kind), 0.0)
+        measured = np.where(nodes.is_split, measure_nodes(nodes, kind), 0.0)
+        values = measured.reshape(-1, together, split.shape[1]).sum(axis=1)
     total = _sum_by_feature(features, values, ensemble.num_features)
     if per_split:
         counts = _sum_by_feature(features, split, ensemble.num_features)

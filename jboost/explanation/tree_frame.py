@@ -25,7 +25,8 @@ _COLUMNS = (
 def trees_to_dataframe(model: Model) -> Any:
     """Returns all nodes of all trees, with the columns of XGBoost's data frames.
 
-    ``Tree`` is round * K + score, ``Node`` counts from the root level by level, and
+    ``Tree`` is round * K + score, also where the K scores share a tree, which is then
+    listed for each of them; ``Node`` counts from the root level by level, and
     ``ID`` combines both. Rows with ``Feature <= Split`` go to the node ``Yes``
     (XGBoost: ``<``); for a categorical feature, rows whose value is in ``Category``.
     Missing values go to ``Missing``. A leaf has the feature "Leaf" and its value as

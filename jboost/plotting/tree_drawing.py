@@ -40,7 +40,7 @@ class _Boxes(NamedTuple):
 def tree(
     model: Model,
     round: int = 0,
-    score: int = 0,
+    score: int | None = None,
     *,
     ax: "Axes | None" = None,
     orientation: Orientation = "horizontal",
@@ -54,11 +54,15 @@ def tree(
     Missing values follow the heavy line. Numbers in parentheses are the weight of the
     training rows in a node, or the cover stored in a model of another library. Leaves
     that raise the score are red, and leaves that lower it are blue. For a
-    RegressionTree, red and blue mean above and below the mean.
+    RegressionTree, red and blue mean above and below the mean. The leaves of a tree
+    that several scores share show the values of all, or of the three scores whose
+    values are largest, and have no color.
 
     Args:
       model: from :func:`jboost.fit`, :func:`jboost.cart.fit_tree` or a reader.
-      round, score: indices of the tree; negative rounds count from the end.
+      round: index of the round; negative ones count from the end.
+      score: which tree of the round, or which values of a tree that all scores share.
+        None draws the tree of score 0, or the shared one with the values of all scores.
       ax: the axes to draw on. None creates a figure of the size that the tree needs, up
         to 32 inches; larger trees shrink to fit.
       orientation: "horizontal" draws the root on the left, which leaves space for many
@@ -207,7 +211,10 @@ def _color_leaves(table: TreeTable) -> list[Any]:
     """Returns the fill colors: pale red for high values, pale blue for low ones."""
     from matplotlib import colormaps
 
-    distance = np.array([node.value for node in table.nodes]) - table.middle
+    values = [
+        node.values[0] if len(node.values) == 1 else np.nan for node in table.nodes
+    ]
+    distance = np.array(values) - table.middle
     largest = np.nanmax(np.abs(distance), initial=0.0)
     share = np.nan_to_num(distance) / (largest or 1.0)
     return list(colormaps[_COLORS](0.5 + 0.5 * _DARKEST * share))

@@ -19,6 +19,7 @@ ROOT = -1  # the parent of the root
 WEIGHT, CURVATURE = "weight of rows", "curvature of rows"  # kinds of cover
 _NAMED = 3  # categories that a condition lists; it counts the others
 _LONGEST = 16  # characters of a category
+_LISTED = 4  # values of a leaf that are all written; of more, the three largest
 
 
 class Node(NamedTuple):
@@ -30,7 +31,7 @@ class Node(NamedTuple):
       depth: 0 for the root.
       condition: rows that satisfy it go left; "" if the node is drawn without children.
       missing_left: whether missing values go left.
-      value: the value of a leaf; NaN for inner nodes.
+      values: of a leaf, one for each score that is drawn; none for inner nodes.
       cover: the sum over all rows that reach the node; NaN if unknown.
       num_leaves: the number of leaves in its subtree; 1 for a leaf.
     """
@@ -40,7 +41,7 @@ class Node(NamedTuple):
     depth: int
     condition: str
     missing_left: bool
-    value: float
+    values: tuple[float, ...]
     cover: float
     num_leaves: int
 
@@ -64,7 +65,7 @@ class TreeTable(NamedTuple):
 def tree_to_dot(
     model: Model,
     round: int = 0,
-    score: int = 0,
+    score: int | None = None,
     *,
     feature_names: Sequence[str] | None = None,
     max_depth: int | None = None,
@@ -116,7 +117,7 @@ def node_words(node: Node, precision: int) -> list[str]:
     elif node.num_leaves > 1:
         first = f"… {node.num_leaves} leaves"
     else:
-        first = write_number(node.value, precision)
+        first = _say_values(node.values, precision)
     if not np.isfinite(node.cover):
         return [first]
     whole = node.cover == round(node.cover)
@@ -124,10 +125,19 @@ def node_words(node: Node, precision: int) -> list[str]:
     return [first, f"({cover})"]
 
 
+def _say_values(values, precision):
+    """Lists the values of a leaf, or the largest ones with the numbers of scores."""
+    if len(values) <= _LISTED:
+        return ", ".join(write_number(value, precision) for value in values)
+    largest = np.argsort(-np.abs(values), kind="stable")[: _LISTED - 1].tolist()
+    words = [f"{k}: {write_number(values[k], precision)}" for k in largest]
+    return ", ".join([*words, "…"])
+
+
 def read_tree(
     model: Model,
     round: int,
-    score: int,
+    score: int | None,
     feature_names: Sequence[str] | None,
     max_depth: int | None,
     precision: int,
@@ -135,7 +145,9 @@ def read_tree(
     """Checks the arguments and converts one tree to a table."""
     ensemble = read_model(model)
     num_rounds, num_scores = ensemble.num_rounds, ensemble.num_scores
-    score = check_integer("score", score, least=0, most=num_scores - 1)
+    drawn = range(num_scores if ensemble.shares_structure else 1)
+    if score is not None:
+        drawn = [check_integer("score", score, least=0, most=num_scores - 1)]
     check_integer("precision", precision, least=1, most=17)
     if max_depth is not None:
         check_integer("max_depth", max_depth, least=0)
@@ -144,11 +156,13 @@ def read_tree(
         raise ValueError("model must have at least one round, got none")
     check_integer("round", round, least=-num_rounds, most=num_rounds - 1)
     round %= num_rounds
-    tree = take_tree(model.nodes(slice(round, round + 1)), score)
+    found = model.nodes(slice(round, round + 1))
+    trees = [take_tree(found, number) for number in drawn]
+    tree, values = trees[0], np.stack([tree.value for tree in trees], axis=1)
     cover, cover_name = _choose_cover(tree)
     title = [] if model.single_tree else [f"round {round} of {num_rounds}"]
-    if num_scores > 1:
-        title.append(f"score {score}")
+    if num_scores > 1 and len(drawn) == 1:
+        title.append(f"score {drawn[0]}")
     # Leaves of a boosted tree are changes of the score, so 0 is neutral. Leaves of a
     # single tree are predictions, so their mean (the value of the root) is neutral.
     middle = float(tree.value[0]) if model.single_tree else 0.0
@@ -156,7 +170,7 @@ def read_tree(
     def say(node):
         return _say_condition(ensemble, tree, node, names, precision)
 
-    nodes = _walk(tree, cover, max_depth, say)
+    nodes = _walk(tree, values, cover, max_depth, say)
     return TreeTable(nodes, ", ".join(title), cover_name, middle)
 
 
@@ -205,7 +219,7 @@ def _visit(left) -> list[_Visit]:
     return visits
 
 
-def _walk(tree, cover, max_depth, say) -> list[Node]:
+def _walk(tree, values, cover, max_depth, say) -> list[Node]:
     """Returns the nodes of the table, without those deeper than ``max_depth``."""
     visits = _visit(tree.left)
     leaves = tree.is_leaf.astype(int)
@@ -226,7 +240,7 @@ def _walk(tree, cover, max_depth, say) -> list[Node]:
                 depth=depth,
                 condition=say(node) if inside else "",
                 missing_left=bool(tree.missing_left[node]) if inside else True,
-                value=float(tree.value[node]) if leaves[node] == 1 else np.nan,
+                values=tuple(values[node].tolist()) if leaves[node] == 1 else (),
                 cover=float(cover[node]),
                 num_leaves=int(leaves[node]),
             )
