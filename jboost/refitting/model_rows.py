@@ -85,7 +85,7 @@ def count_rounds(model: Ensemble, rows: PaddedRows) -> int:
 def find_leaves(
     model: Ensemble, rows: ModelRows, step: int
 ) -> Iterator[Int32[np.ndarray, "R K N"]]:
-    """Yields the leaf of each row in each tree, for ``step`` rounds at a time.
+    """Yields the leaf of each row for each score, for ``step`` rounds at a time.
 
     Padding has the leaves of row 0.
     """
@@ -93,5 +93,7 @@ def find_leaves(
     for first in range(0, model.num_rounds, step):
         part = map_rounds(lambda array, f=first: array[f : f + step], model)
         found = np.asarray(leaf_indices(part, rows.x))
-        found = pad_rows(found.reshape(rows.rows.size, -1, model.num_scores), total)
-        yield np.ascontiguousarray(found.transpose(1, 2, 0))
+        found = found.reshape(rows.rows.size, -1, model.feature.shape[1])
+        found = pad_rows(found, total).transpose(1, 2, 0)
+        found = np.broadcast_to(found, (len(found), model.num_scores, total))
+        yield np.ascontiguousarray(found)
