@@ -257,6 +257,8 @@ def test_sklearn(table, name):
         expected = estimator.predict(x)
         expected = np.log(expected) if "poisson" in name else expected
     model = jb.interchange.read_sklearn(estimator)
+    shared = name in ("two outputs", "three classes", "classes of a tree")
+    assert model.shares_structure == shared
     np.testing.assert_allclose(jb.predict(model, x), expected, **CLOSE)
     sums = np.asarray(model.sums.weight).sum(axis=2)
     np.testing.assert_array_equal(sums, np.full_like(sums, ROWS))

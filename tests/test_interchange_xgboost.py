@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
+import shared_trees
 import xgboost
 from test_predict_categories import add_sets, link
 from test_predict_kernels import make_model, make_rows
@@ -118,7 +119,30 @@ def test_read_several_targets(table, strategy):
     data = xgboost.DMatrix(x[:, :2], np.stack([y, -y, y * y], axis=1))
     settings = dict(max_depth=3, multi_strategy=strategy, nthread=1)
     booster = xgboost.train(settings, data, 3)
-    assert_margins(jb.interchange.read_xgboost(booster), x[:, :2], booster, data)
+    model = jb.interchange.read_xgboost(booster)
+    assert model.shares_structure == (strategy == "multi_output_tree")
+    assert_margins(model, x[:, :2], booster, data)
+
+
+@pytest.mark.parametrize("suffix", ["json", "ubj"])
+@pytest.mark.parametrize("kind", ["deep", "linked", "categories"])
+def test_write_vector_leaves(kind, suffix, tmp_path):
+    model, x = shared_trees.make_model(kind), shared_trees.make_rows(300)
+    path = tmp_path / f"model.{suffix}"
+    for objective in "reg:squarederror", "multi:softprob":
+        jb.interchange.write_xgboost(model, path, objective=objective)
+        booster = xgboost.Booster(model_file=path)
+        types = ["float"] * 4 + ["c" if kind == "categories" else "float"]
+        data = xgboost.DMatrix(x, feature_types=types, enable_categorical=True)
+        assert_margins(model, x, booster, data)
+    for own, other, factor in ("gain", "total_gain", 2), ("cover", "total_cover", 1):
+        measured = jb.feature_importance(model, own).values * factor
+        found = booster.get_score(importance_type=other)
+        expected = [found.get(f"f{feature}", 0) for feature in range(5)]
+        np.testing.assert_allclose(measured, expected, rtol=1e-5)
+    again = jb.interchange.read_xgboost(path)
+    assert again.shares_structure
+    np.testing.assert_array_equal(jb.predict(again, x), jb.predict(model, x))
 
 
 def test_read_classes(table):

@@ -81,7 +81,8 @@ def place_sets(
 def list_trees(model: Ensemble) -> list[Nodes]:
     """Returns the trees of a model in the order of rounds, K per round.
 
-    Nodes are sorted, and unused ones are left out.
+    Nodes are sorted, and unused ones are left out. The K trees of a round have the same
+    splits where all scores share one.
     """
     nodes = model.nodes()
     return [take_tree(nodes, number) for number in range(len(nodes.left))]
@@ -95,6 +96,7 @@ def build_ensemble(
     absent: Absent,
     feature_names: tuple[str, ...] | None = None,
     categories: Categories | None = None,
+    shared: bool = False,
 ) -> Ensemble:
     """Builds a model from trees.
 
@@ -108,6 +110,8 @@ def build_ensemble(
       absent: how the other library reads entries that a sparse matrix does not store.
       feature_names: the names of the columns, if they are known.
       categories: the categories of the model; None if no feature is categorical.
+      shared: whether the K trees of each round have the same splits, which are then
+        stored once.
 
     Raises:
       ValueError: the nodes do not form a tree, or use a feature that does not exist;
@@ -136,6 +140,9 @@ def build_ensemble(
                 array[number, index[kept]] = own[kept]
     shape = (len(trees) // len(init_score), len(init_score))
     arrays = {key: a.reshape(*shape, *a.shape[1:]) for key, a in arrays.items()}
+    if shared:
+        for name in arrays.keys() - {*_OF_LEAVES}:
+            arrays[name] = arrays[name][:, :1]
     start: Any = np.float32(init_score if len(init_score) > 1 else init_score[0])
     # The readers do not know the l2 penalty that the leaves were trained with.
     unknown: Any = np.full(shape, np.nan, np.float32)

@@ -103,6 +103,7 @@ def read_sklearn(estimator: Any) -> Ensemble:
                 absent="zero",  # as scikit-learn reads sparse matrices
                 feature_names=None if names is None else tuple(map(str, names)),
                 categories=parts.categories,
+                shared=parts.shared,
             )
     raise TypeError(f"estimator must be one of {_READ}, got {type(estimator).__name__}")
 
@@ -113,6 +114,7 @@ class _Parts(NamedTuple):
     trees: list[Nodes]
     init_score: Any
     categories: Any = None
+    shared: bool = False
 
 
 def _read_tree(estimator):
@@ -143,7 +145,7 @@ def _average(members, estimator):
             values = values[:, :, 0]
         num_scores = values.shape[1]
         trees += [_make_nodes(member.tree_, v / len(members)) for v in values.T]
-    return _Parts(trees, np.zeros(num_scores))
+    return _Parts(trees, np.zeros(num_scores), shared=num_scores > 1)
 
 
 def _read_boosting(estimator):

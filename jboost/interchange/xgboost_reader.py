@@ -133,9 +133,9 @@ def _read_document(document):
     parameters = _read_parameters(learner, inner)
     num_scores = parameters.num_scores
     own = [[] for _ in range(num_scores)]
-    for number, tree in enumerate(inner["trees"]):
+    sizes = [_vector_size(tree) for tree in inner["trees"]]
+    for number, (tree, size) in enumerate(zip(inner["trees"], sizes, strict=True)):
         weight = 1.0 if dropped is None else float(dropped[number])
-        size = _vector_size(tree)
         if size not in (1, num_scores):
             raise ValueError(f"leaves must have 1 or {num_scores} values, got {size}")
         scores = range(num_scores) if size > 1 else [int(inner["tree_info"][number])]
@@ -166,6 +166,7 @@ def _read_document(document):
         absent="missing",  # as XGBoost reads sparse matrices
         feature_names=parameters.feature_names,
         categories=categories,
+        shared=num_scores > 1 and min(sizes, default=1) > 1,
     )
 
 
@@ -221,8 +222,8 @@ def link(objective: str, base: Float[np.ndarray, " K"]) -> Float32[np.ndarray, "
 def _read_tree(tree, score, size, weight):
     """Converts a tree to nodes.
 
-    jboost has one tree per score. A tree with several values per leaf is converted once
-    for each score, and ``score`` selects the value.
+    A tree with several values per leaf is converted once for each score, and ``score``
+    selects the value.
     """
     left = _read_array(tree, "left_children", np.int32)
     num_nodes = len(left)

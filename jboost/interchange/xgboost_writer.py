@@ -87,6 +87,9 @@ def write_xgboost(
     and gains, so SHAP values and importances work. Otherwise covers are row weights, or
     0 if those are unknown, too.
 
+    A model whose scores share one tree per round is written with vector leaves, as
+    XGBoost does with ``multi_strategy="multi_output_tree"``, for XGBoost 3.2 or later.
+
     Args:
       model: from :func:`jboost.fit` or a reader. K scores become the K classes of
         "multi:softprob" and "multi:softmax", and K targets for other objectives.
@@ -192,16 +195,19 @@ def _describe(model, trees, base, objective, names):
     l2 = np.zeros(len(trees))
     if model.sums is not None:
         l2 = np.nan_to_num(np.asarray(model.sums.l2, np.float64)).reshape(-1)
+    together = num_scores if model.shares_structure else 1  # scores of a tree
+    parts = [slice(i, i + together) for i in range(0, len(trees), together)]
     booster = {
         "cats": names,
         "gbtree_model_param": {
             "num_parallel_tree": "1",
-            "num_trees": str(len(trees)),
+            "num_trees": str(len(parts)),
         },
-        "iteration_indptr": list(range(0, len(trees) + 1, num_scores)),
-        "tree_info": [i % num_scores for i in range(len(trees))],
+        "iteration_indptr": list(range(0, len(parts) + 1, num_scores // together)),
+        "tree_info": [i * together % num_scores for i in range(len(parts))],
         "trees": [
-            _describe_tree(model, i, tree, l2[i]) for i, tree in enumerate(trees)
+            _describe_tree(model, i, trees[part], l2[part])
+            for i, part in enumerate(parts)
         ],
     }
     learner = {
@@ -221,7 +227,9 @@ def _describe(model, trees, base, objective, names):
     return {"learner": learner, "version": _VERSION}
 
 
-def _describe_tree(model, number, tree: Nodes, l2):
+def _describe_tree(model, number, trees: list[Nodes], l2):
+    """Describes a tree, given as often as scores share it."""
+    tree, num_scores = trees[0], len(trees)
     leaf = tree.is_leaf
     size = len(tree.left)
     parents = np.full(size, _NO_PARENT, np.int32)
@@ -229,7 +237,10 @@ def _describe_tree(model, number, tree: Nodes, l2):
         parents[children[~leaf]] = np.flatnonzero(~leaf)
     sets = _list_categories(model, tree)
     sizes = [len(values) for _, values in sets]
-    condition = np.where(leaf, tree.value, _float_above(tree.threshold))
+    several = num_scores > 1
+    condition = np.where(
+        leaf, 0 if several else tree.value, _float_above(tree.threshold)
+    )
     categorical = ~leaf & np.isnan(tree.threshold)
     coded = () if model.categories is None else model.categories.features
     if (np.isin(tree.feature, coded) & ~leaf & ~categorical).any():
@@ -239,9 +250,12 @@ def _describe_tree(model, number, tree: Nodes, l2):
         )
     # A placeholder: XGBoost uses only the set of such a node, and JSON has no NaN.
     condition = np.where(categorical, np.float32(_TINY), condition)
-    gain, weight = _measure(tree, l2)
-    return {
-        "base_weights": np.where(leaf, tree.value, weight).astype(np.float32),
+    gains, weights = zip(*map(_measure, trees, l2), strict=True)
+    values = np.stack([tree.value for tree in trees], axis=1).astype(np.float32)
+    described = {
+        "base_weights": np.where(leaf[:, None], values, np.stack(weights, axis=1))
+        .astype(np.float32)
+        .reshape(-1),
         "categories": _integers([v for _, values in sets for v in values]),
         "categories_nodes": _integers([node for node, _ in sets]),
         "categories_segments": np.cumsum([0, *sizes])[:-1].astype(np.int64),
@@ -249,20 +263,26 @@ def _describe_tree(model, number, tree: Nodes, l2):
         "default_left": (tree.missing_left & ~leaf).astype(np.uint8),
         "id": number,
         "left_children": tree.left,
-        "loss_changes": gain.astype(np.float32),
+        "loss_changes": np.sum(gains, axis=0).astype(np.float32),
         "parents": parents,
         "right_children": tree.right,
         "split_conditions": condition.astype(np.float32),
         "split_indices": np.where(leaf, 0, tree.feature).astype(np.int32),
         "split_type": categorical.astype(np.uint8),
-        "sum_hessian": _cover(tree).astype(np.float32),
+        "sum_hessian": np.sum([*map(_cover, trees)], axis=0).astype(np.float32),
         "tree_param": {
             "num_deleted": "0",
             "num_feature": str(model.num_features),
             "num_nodes": str(size),
-            "size_leaf_vector": "1",
+            "size_leaf_vector": str(num_scores),
         },
     }
+    if several:  # the right child of a leaf is the index of its values
+        described["leaf_weights"] = values[leaf].reshape(-1)
+        rows = np.cumsum(leaf, dtype=np.int32) - np.int32(1)
+        described["right_children"] = np.where(leaf, rows, tree.right)
+        described["parents"] = np.where(parents == _NO_PARENT, -1, parents)
+    return described
 
 
 def _float_above(threshold):
