@@ -21,14 +21,14 @@ from jboost.objective.minimum import find_minimum
 from jboost.objective.probing import Probe, linearize, raise_curvature, renew_probe
 from jboost.tables.groups import RowGroups
 from jboost.trees.damped_newton import move_scores
-from jboost.trees.joint_leaves import Effort, solve_jointly
+from jboost.trees.joint_leaves import Stopping, solve_jointly
 
 _STREAM = np.uint32(0x9E3779B9)  # keeps these random numbers apart from those of trees
 _NOISE = 1e-5  # of a sum of magnitudes: what float32 sums of a group cannot tell from 0
 _FIRST_STEP = 1e-3  # of the search for the initial score
 _PROBES = 10  # 16 times as far each: up to 7e7
 _SWEEPS = 4  # over K > 1 scores
-_EFFORT = Effort(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
+_STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
 
 
 def round_words(
@@ -149,4 +149,4 @@ def solve_group_leaves(
     def slope_at(values):
         return sum_leaves(group_gradient(objective, scores.at[k].add(values[leaf])))
 
-    return solve_jointly(gradient, curvature, penalty, multiply, slope_at, _EFFORT)
+    return solve_jointly(gradient, curvature, penalty, multiply, slope_at, _STOPPING)

@@ -46,7 +46,8 @@ class Method:
     ``curvature``, ``leaf_solver``, ``leaf_curvature`` and ``order_statistics`` are
     those of :class:`jboost.boosting.auto.LossChoices`. ``uniform`` says that all rows
     weigh the same (or nothing) and have the same curvature; ``categorical`` that some
-    feature holds categories; ``shared`` that one tree serves all scores.
+    feature holds categories; ``share_structure`` that one tree
+    serves all scores.
     """
 
     curvature: Chosen
@@ -62,7 +63,7 @@ class Method:
     categorical: bool
     candidates: Candidates
     candidate_weights: CandidateWeights
-    shared: bool = False
+    share_structure: bool = False
 
     @property
     def sorts_rows(self) -> bool:
@@ -128,7 +129,7 @@ def make_method(
         categorical=categories is not None,
         candidates=settings.candidates,
         candidate_weights=settings.candidate_weights,
-        shared=choices.share_structure,
+        share_structure=choices.share_structure,
     )
     _warn_of_no_steps(loss, method)
     _check_size(codes, method, num_devices)

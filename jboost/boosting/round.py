@@ -35,7 +35,7 @@ def grow_round(
     """
     state, raw = differentiate(problem, state)
     now = start_round(problem, choose_scaling(problem), state, raw)
-    if problem.method.shared:
+    if problem.method.share_structure:
         trees, leaf = grow_shared_tree(problem, now)
         own = state.pointed
         trees = fit_trees(problem, learning_rate, state, now, trees, leaf, own)
@@ -73,7 +73,7 @@ def fit_trees(
       trees: with the sums of their leaves, and ``leaf`` that of every row.
       pointed: that of the state, if possible not traced.
     """
-    if problem.method.shared:
+    if problem.method.share_structure:
         return fit_shared_leaves(
             problem, learning_rate, state, now, trees, leaf[0], pointed
         )

@@ -241,7 +241,7 @@ def grow(
             tree = fit_leaves(problem, rate, state, now, one, tree, leaf)
         return tree, leaf
 
-    if method.shared:
+    if method.share_structure:
         trees, leaf = grow_shared_tree(problem, now)
         if steps:
             trees = fit_trees(problem, rate, state, now, trees, leaf, False)
@@ -323,7 +323,7 @@ def choose_stages(
     solve = method.leaf_solver not in ("newton", "hessian")
     if method.leaf_solver == "guarded":
         solve = whole.finish or bool(state.pointed)
-    pointed = method.shared and bool(state.pointed)
+    pointed = method.share_structure and bool(state.pointed)
     return RoundOptions(smooth, Finish(*reports, solve, kind, pointed))
 
 
@@ -382,7 +382,7 @@ def _solve(problem, options, rate, state, grown):
 
 def _are_kept(problem, state, grown):
     """Returns whether all Newton steps are good enough."""
-    if problem.method.shared:
+    if problem.method.share_structure:
         return are_shared_steps_kept(
             problem, state, grown.now, grown.trees, grown.leaf[0]
         )

@@ -122,7 +122,7 @@ def start_round(
         first=first,
         sizes=sizes,
     )
-    if not problem.method.shared:
+    if not problem.method.share_structure:
         return now
     line = draw_line(seeds[1], shape, fitted, now.weights(problem.data))
     # Only the sums of one score's tree are known before it grows.

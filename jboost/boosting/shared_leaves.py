@@ -28,12 +28,12 @@ from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import round_alone, without_derivatives
 from jboost.numerics.sums import sum_channels
 from jboost.objective.evaluation import gradients, hessian_products
-from jboost.trees.joint_leaves import Effort, solve_jointly
+from jboost.trees.joint_leaves import Stopping, solve_jointly
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import LeafSums, Tree
 from jboost.trees.vector_bounds import bound_leaves
 
-_EFFORT = Effort(steps=10, residual=1e-8, least_bend=0.02, overshoot=0.5)
+_STOPPING = Stopping(steps=10, residual=1e-8, least_bend=0.02, overshoot=0.5)
 
 
 def sum_shared_leaves(
@@ -165,4 +165,6 @@ def _solve_vectors(problem, state, now, tree, leaf):
         every = jnp.broadcast_to(leaf, scores.shape)
         return sum_leaves(gradients(objective, add_values(scores, values, every)))
 
-    return solve_jointly(gradient, sums.curvature, penalty, multiply, slope_at, _EFFORT)
+    return solve_jointly(
+        gradient, sums.curvature, penalty, multiply, slope_at, _STOPPING
+    )

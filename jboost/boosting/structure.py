@@ -50,7 +50,7 @@ def grow_structure(
         shaping_derivatives(data, now, one.shape)
     )
     limits = jax.lax.stop_gradient(shaping_limits(now.limits, one))
-    if method.shared:
+    if method.share_structure:
         limits = free_limits(limits)
     parts = (gradient, curvature, in_bag)
     measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)

@@ -98,7 +98,7 @@ def _describe_operands(shards, method):
     arrays = spec_of_arrays(shards)
     both = fill_spec(RowDerivatives, gradient=columns, curvature=columns)
     now = fill_spec(Round, shape=both, fitted=both, in_bag=rows)
-    if method.shared:
+    if method.share_structure:
         now = now._replace(line=Line(both, fill_spec(RowDerivatives)))
     once = method.leaf_curvature == method.curvature
     begun = now._replace(fitted=same) if once else now
@@ -213,7 +213,7 @@ def share_derivatives(now: Any) -> Any:
 
 def count_trees(job: Job) -> int:
     """Returns the number of trees in a round."""
-    return 1 if job.problem.method.shared else job.rows.scores.shape[0]
+    return 1 if job.problem.method.share_structure else job.rows.scores.shape[0]
 
 
 def _pick(now, k):
@@ -221,7 +221,7 @@ def _pick(now, k):
 
 
 def _measure(method, native, data, now, k):
-    one = now.structure() if method.shared else _pick(now, k)
+    one = now.structure() if method.share_structure else _pick(now, k)
     gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
     measure = None
     if not native:
@@ -229,7 +229,7 @@ def _measure(method, native, data, now, k):
         first = measure_first(one.first, one.shape.mean, *parts)
         measure = first or measure_rows(*parts)
     limits = shaping_limits(now.limits, one)
-    if method.shared:
+    if method.share_structure:
         limits = free_limits(limits)
     return Derivatives(gradient, curvature, in_bag, limits, measure)
 
@@ -237,7 +237,7 @@ def _measure(method, native, data, now, k):
 def _fit(static, arrays, rate, state, now, k, tree, leaf):
     """Returns the trees that share this structure, with an axis of them in front."""
     problem = Problem(static, arrays)
-    if static.method.shared:
+    if static.method.share_structure:
         trees = sum_shared_leaves(problem.data, now, tree, leaf)
         return fit_trees(problem, rate, state, now, trees, leaf[None], state.pointed)
     one = _pick(now, k)

@@ -281,7 +281,10 @@ def choose_effort(problem: Problem, num_rows: int) -> Effort:
 
 def no_trees(method: Method, num_scores: int, rounds: int = 0) -> Tree:
     """Returns arrays for so many rounds of trees, in NumPy; empty for none."""
-    nodes, num_trees = 2**method.max_depth - 1, 1 if method.shared else num_scores
+    nodes, num_trees = (
+        2**method.max_depth - 1,
+        1 if method.share_structure else num_scores,
+    )
     shape, leaves = (rounds, num_trees, nodes), (rounds, num_scores, nodes + 1)
     values = np.zeros(leaves, np.float32)
     sums: Any = (values, values, values, np.zeros(leaves[:2], np.float32))

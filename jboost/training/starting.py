@@ -359,7 +359,7 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
             init_score=init_score.tolist(),
             init_score_rule=rule,
             num_bins=bins.num_bins,
-            share_structure=method.shared,
+            share_structure=method.share_structure,
         ),
         feature_names=prepared.feature_names,
         metric_names=tuple(job.metrics),

@@ -24,7 +24,7 @@ _LEAST = 0.1  # share of a step that the slope check leaves
 _CHECKS = 3
 
 
-class Effort(NamedTuple):
+class Stopping(NamedTuple):
     """How far the conjugate gradients go.
 
     Attributes:
@@ -47,7 +47,7 @@ def solve_jointly(
     penalty: Float[Array, "..."],
     multiply: Callable[[Float[Array, "C *L"]], Float[Array, "C *L"]],
     slope_at: Callable[[Float[Array, "C *L"]], Float[Array, "C *L"]],
-    effort: Effort,
+    stopping: Stopping,
 ) -> Float[Array, "C *L"]:
     """Returns leaf values; those along the first axis depend on each other.
 
@@ -60,14 +60,14 @@ def solve_jointly(
       penalty: l2, in the units of the curvature.
       multiply: multiplies values of leaves by P'W H P.
       slope_at: returns b after values have been added to the scores.
-      effort: how exactly to solve.
+      stopping: how exactly to solve.
     """
     diagonal = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
 
     def goes_on(state):
         *_, product, number = state
-        unsolved = jnp.any(product > effort.residual * at_start)
-        return (number < effort.steps) & unsolved
+        unsolved = jnp.any(product > stopping.residual * at_start)
+        return (number < stopping.steps) & unsolved
 
     def step(state):
         values, residual, direction, product, number = state
@@ -77,7 +77,7 @@ def solve_jointly(
         goes = (bend > 0) & (product > 0)  # NaN and directions without a minimum stop
         # Far along a direction of little curvature the quadratic says nothing.
         own = _dot(jnp.where(jnp.isfinite(diagonal), diagonal, 0.0), direction**2)
-        bend = jnp.maximum(bend, effort.least_bend * own)
+        bend = jnp.maximum(bend, stopping.least_bend * own)
         length = jnp.where(goes, product / jnp.where(goes, bend, 1.0), 0.0)
         values = values + length * direction
         residual = residual - length * along
@@ -93,7 +93,7 @@ def solve_jointly(
     values, *_ = jax.lax.while_loop(goes_on, step, start)
     # Without a direction that bends upward, the step of the diagonal remains.
     values = jnp.where(jnp.any(values != 0, axis=0), values, first)
-    return _check_slope(values, gradient, slope_at, effort.overshoot)
+    return _check_slope(values, gradient, slope_at, stopping.overshoot)
 
 
 def _dot(a, b):
