@@ -152,15 +152,43 @@ def test_trees_of_targets_share_their_structure():
 
 
 @pytest.mark.parametrize("kind", ["categories", "linked"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_shapley_values_and_interactions(kind, implementation):
+@pytest.mark.parametrize("cover", ["weight", "curvature"])
+def test_shapley_values_and_interactions(kind, cover):
     model, x = make_model(kind), make_rows(20)
     for run in (jb.shap_values, jb.explanation.shap_interactions):
-        found, expected = (
-            run(each, x, implementation=implementation)
-            for each in (model, expand(model))
-        )
+        found, expected = (run(each, x, cover=cover) for each in (model, expand(model)))
         jax.tree.map(assert_same, found, expected)
+
+
+def test_shapley_values_in_plain_xla_and_of_sparse_rows():
+    from scipy import sparse
+
+    model, x = make_model("absent"), np.nan_to_num(make_rows(20))
+    expected = jb.shap_values(expand(model), x, implementation="xla")
+    found = jb.shap_values(model, x, implementation="xla")
+    jax.tree.map(assert_same, found, expected)
+    jax.tree.map(
+        assert_same,
+        jb.shap_values(model, sparse.csr_matrix(x)),
+        jb.shap_values(model, x),
+    )
+
+
+def test_trees_on_codes_become_a_model():
+    x = make_rows(100)[:, :4]
+    y, bins = np.nan_to_num(x[:, 0]), jb.fit_bins(x)
+    trees, _ = jb.boost(
+        jb.apply_bins(bins, x), y, jb.losses.squared_error, jax.random.key(0),
+        num_rounds=3, max_depth=3,
+    )  # fmt: skip
+    single = jb.to_ensemble(trees, bins)
+    model = share(single)
+    together = trees._replace(
+        trees=trees.trees._replace(leaf_value=model.leaf_value, sums=model.sums),
+        init_score=model.init_score,
+    )
+    for run in (jb.to_ensemble, jax.jit(jb.to_ensemble)):
+        jax.tree.map(assert_same, run(together, bins), model)
 
 
 @each_kind
