@@ -7,6 +7,9 @@ from . import (
     cart as cart,
 )
 from . import (
+    distributions as distributions,
+)
+from . import (
     explanation as explanation,
 )
 from . import (

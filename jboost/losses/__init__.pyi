@@ -20,6 +20,12 @@ from .bags import (
 from .lambdas import (
     lambda_rank as lambda_rank,
 )
+from .likelihoods import (
+    Likelihood as Likelihood,
+)
+from .likelihoods import (
+    likelihood as likelihood,
+)
 from .mixed_effects import (
     Variances as Variances,
 )

@@ -54,7 +54,7 @@ def predict(
       offset: [N] or [N, K], added to the score, as in training; not for a single
         tree, nor for a stream, whose batches hold their own.
       inverse_link: ``inverse_link(score)`` of one row, in jax.numpy, a scalar or [K]:
-        what to return instead of the score, an array or a pytree of arrays.
+        what to return instead of the score, a pytree of arrays or a distribution.
         ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
         softmax, ``jnp.exp`` for means of poisson, gamma and tweedie;
         :func:`jboost.losses.inverse_link` returns the inverse link of a loss.

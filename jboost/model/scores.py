@@ -24,6 +24,7 @@ from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
+from jboost.model.slices import find_sharding
 from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
@@ -74,10 +75,8 @@ def _score_matrix(staged, model, rows, offset):
     if current_implementation() == "xla":  # the reference is differentiable itself
         scores = _scores_in_xla(staged, model.max_depth, values, trees, rows)
     else:
-        run, find = (
-            _choose_scores(staged, model.max_depth),
-            _choose_leaves(model.max_depth),
-        )
+        depth = model.max_depth
+        run, find = _choose_scores(staged, depth), _choose_leaves(depth)
         scores = _scores(run, find, staged, values, trees, rows)
     if offset is not None:
         scores += offset[None] if staged else offset
@@ -108,20 +107,33 @@ def transform_rows(
     """Applies ``inverse_link`` to the score of each row (and round)."""
     if inverse_link is None:
         return scores
+    axes, run = 2 if staged else 1, jax.vmap(inverse_link)
     if isinstance(scores, Tracer):
-        over_rows = jax.vmap(inverse_link)
-        return jax.vmap(over_rows)(scores) if staged else over_rows(scores)
-    axes = 2 if staged else 1
+        linked = jax.vmap(run)(scores) if staged else run(scores)
+        return _make_batch(inverse_link, scores, linked, axes)
     flat = np.asarray(scores).reshape(-1, *scores.shape[axes:])
-    sharding = None
-    if isinstance(scores, jax.Array) and scores.committed:
-        sharding = scores.sharding
+    sharding = find_sharding([scores] if isinstance(scores, jax.Array) else [])
 
     def place(linked):
         linked = linked.reshape(*scores.shape[:axes], *linked.shape[1:])
         return jax.device_put(linked, sharding)
 
-    return jax.tree.map(place, _transform_blocks(_link_rows(inverse_link), flat))
+    linked = jax.tree.map(place, _transform_blocks(_link_rows(inverse_link), flat))
+    return _make_batch(inverse_link, scores, linked, axes)
+
+
+def _make_batch(link, scores, linked, axes):
+    """Makes a distribution again whose ``batch_shape`` does not follow ``jax.vmap``."""
+    if not hasattr(linked, "batch_shape"):
+        return linked
+    batch = link(jnp.moveaxis(scores, -1, 0) if scores.ndim > axes else scores)
+    shapes = [[a.shape for a in jax.tree.leaves(each)] for each in (batch, linked)]
+    if shapes[0] == shapes[1]:
+        return batch
+    raise TypeError(
+        "inverse_link must return the parameters of a distribution with axes of its "
+        f"own, got {type(linked).__name__}"
+    )
 
 
 _linked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from jboost.entry.decorators import is_tracing
 from jboost.entry.identity import IdentityCache
-from jboost.losses import Adaptive
+from jboost.losses import Adaptive, Likelihood
 from jboost.objective.group_tracing import trace_group_loss
 from jboost.objective.tracing import trace_loss
 
@@ -86,6 +86,8 @@ def _describe(value: Any, seen: dict[int, Any]) -> Hashable:
     seen[id(value)] = len(seen)
     if isinstance(value, Adaptive):
         return _describe((value.loss, value.estimate, value.report), seen)
+    if isinstance(value, Likelihood):
+        return Likelihood, _describe(value.make_distribution, seen)
     if isinstance(value, partial):
         named = tuple(sorted(value.keywords.items()))
         return _describe((value.func, value.args, named), seen)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all distributions share: quantiles by bisection, and shapes.
+
+In: a distribution whose fields are arrays of one shape. Out: quantiles, and arrays of
+the right dtype.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jboost.numerics.floats import middle_float
+
+MOST = float(jnp.finfo(jnp.float32).max)
+_HALVINGS = 33
+
+
+class Distribution:
+    """Base class: a frozen dataclass, registered as a pytree of its parameters.
+
+    All parameters have the same shape. ``support`` is the interval of possible values.
+    """
+
+    support = (-MOST, MOST)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameters: [] for one row, [N] for N rows."""
+        return jax.tree.leaves(self)[0].shape
+
+    def cdf(self, value: Any) -> Array:
+        """Returns the probability of values up to ``value``."""
+        raise NotImplementedError
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws values, [*sample_shape, *shape]."""
+
+        def repeat(leaf):
+            return jnp.broadcast_to(leaf, (*sample_shape, *leaf.shape))
+
+        return jax.tree.map(repeat, self).draw(key)
+
+    def draw(self, key: Any) -> Array:
+        """Draws one value for each entry of the parameters."""
+        raise NotImplementedError
+
+    def icdf(self, q: Any) -> Array:
+        """Returns the q-quantile: the smallest number whose cdf is at least q.
+
+        Found by bisection of the ordered bit patterns of float32, unless it has a
+        closed form; then it has no derivative.
+
+        Args:
+          q: in (0, 1), of a shape that broadcasts with the parameters.
+        """
+        q = jnp.asarray(q, jnp.float32)
+        q = jnp.broadcast_to(q, jnp.broadcast_shapes(q.shape, self.shape))
+        low, high = (jnp.full(q.shape, end, jnp.float32) for end in self.support)
+
+        def halve(_, ends):
+            low, high = ends
+            middle = middle_float(low, high)
+            enough = self.cdf(middle) >= q
+            return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+
+        low, high = jax.lax.fori_loop(0, _HALVINGS, halve, (low, high))
+        return jnp.where(self.cdf(low) >= q, low, high)
+
+
+def like(parameter: Array, value: Any) -> Array:
+    """Returns the values in the dtype of a parameter."""
+    return jnp.asarray(value, parameter.dtype)
+
+
+def within(inside: Array, log_prob: Array) -> Array:
+    """Returns the log probability, -inf for values outside the support."""
+    return jnp.where(inside, log_prob, -jnp.inf)
+
+
+def matrix(first: Array, both: Array | float, second: Array) -> Array:
+    """Returns a symmetric matrix [2, 2, *shape] of arrays of one shape."""
+    both = jnp.broadcast_to(like(first, both), first.shape)
+    return jnp.stack([jnp.stack([first, both]), jnp.stack([both, second])])

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributions on the real line.
+
+In: a score [K] of one row. Out: a distribution; its fields are in the units of targets.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy import special
+from jaxtyping import Array, Float
+
+from jboost.distributions.distribution import Distribution, like, matrix
+from jboost.distributions.special import log_gamma_excess, trigamma
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Normal(Distribution):
+    """The normal distribution: mean ``loc``, standard deviation ``scale``."""
+
+    loc: Array
+    scale: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean, ``loc``."""
+        return self.loc
+
+    @property
+    def variance(self) -> Array:
+        """The variance, ``scale`` squared."""
+        return jnp.square(self.scale)
+
+    def log_prob(self, value: Any) -> Array:
+        """Returns the log density."""
+        z = (like(self.loc, value) - self.loc) / self.scale
+        return -jnp.square(z) / 2 - jnp.log(self.scale) - math.log(2 * math.pi) / 2
+
+    def cdf(self, value: Any) -> Array:
+        """Returns the probability of values up to ``value``."""
+        return special.ndtr((like(self.loc, value) - self.loc) / self.scale)
+
+    def icdf(self, q: Any) -> Array:
+        """Returns the q-quantile."""
+        return self.loc + self.scale * special.ndtri(like(self.loc, q))
+
+    def draw(self, key: Any) -> Array:
+        """Draws one value for each entry of the parameters."""
+        noise = jax.random.normal(key, self.shape, self.loc.dtype)
+        return self.loc + self.scale * noise
+
+    def fisher_information(self) -> Array:
+        """Returns the information of one value about (loc, scale), [2, 2, *shape]."""
+        precision = 1 / jnp.square(self.scale)
+        return matrix(precision, 0.0, 2 * precision)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Laplace(Distribution):
+    """The Laplace distribution: median ``loc``, mean absolute deviation ``scale``."""
+
+    loc: Array
+    scale: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean, ``loc``."""
+        return self.loc
+
+    @property
+    def variance(self) -> Array:
+        """The variance, 2 ``scale`` squared."""
+        return 2 * jnp.square(self.scale)
+
+    def log_prob(self, value: Any) -> Array:
+        """Returns the log density."""
+        distance = like(self.loc, value) - self.loc
+        # The gradient of jnp.abs at 0 is 1, not 0.
+        distance = jnp.sign(distance) * distance
+        return -distance / self.scale - jnp.log(2 * self.scale)
+
+    def cdf(self, value: Any) -> Array:
+        """Returns the probability of values up to ``value``."""
+        z = (like(self.loc, value) - self.loc) / self.scale
+        tail = jnp.exp(-jnp.abs(z)) / 2
+        return jnp.where(z < 0, tail, 1 - tail)
+
+    def icdf(self, q: Any) -> Array:
+        """Returns the q-quantile."""
+        away = like(self.loc, q) - 0.5
+        return self.loc - self.scale * jnp.sign(away) * jnp.log1p(-2 * jnp.abs(away))
+
+    def draw(self, key: Any) -> Array:
+        """Draws one value for each entry of the parameters."""
+        noise = jax.random.laplace(key, self.shape, self.loc.dtype)
+        return self.loc + self.scale * noise
+
+    def fisher_information(self) -> Array:
+        """Returns the information of one value about (loc, scale), [2, 2, *shape]."""
+        precision = 1 / jnp.square(self.scale)
+        return matrix(precision, 0.0, precision)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StudentT(Distribution):
+    """Student's t: center ``loc``, ``scale`` and degrees of freedom ``df``."""
+
+    loc: Array
+    scale: Array
+    df: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean, ``loc``; NaN for df <= 1."""
+        return jnp.where(self.df > 1, self.loc, jnp.nan)
+
+    @property
+    def variance(self) -> Array:
+        """The variance; inf for df <= 2, NaN for df <= 1."""
+        finite = self.df > 2
+        ratio = self.df / jnp.where(finite, self.df - 2, 1)
+        variance = jnp.where(finite, jnp.square(self.scale) * ratio, jnp.inf)
+        return jnp.where(self.df > 1, variance, jnp.nan)
+
+    def log_prob(self, value: Any) -> Array:
+        """Returns the log density."""
+        half = self.df / 2
+        z = (like(self.loc, value) - self.loc) / self.scale
+        tail = (half + 0.5) * jnp.log1p(jnp.square(z) / self.df)
+        # log Gamma(half + 1 / 2) - log Gamma(half) - log(half) / 2
+        ratio = (half + 0.5) * jnp.log1p(1 / self.df) - 0.5
+        ratio = ratio + log_gamma_excess(half + 0.5) - log_gamma_excess(half)
+        return ratio - math.log(2 * math.pi) / 2 - tail - jnp.log(self.scale)
+
+    def cdf(self, value: Any) -> Array:
+        """Returns the probability of values up to ``value``."""
+        z = (like(self.loc, value) - self.loc) / self.scale
+        square, df = jnp.square(z), jnp.broadcast_to(self.df, z.shape)
+        whole, half = df + square, jnp.full_like(z, 0.5)
+        # Each form is accurate where the other rounds its argument to 1.
+        outer = special.betainc(df / 2, half, df / whole)
+        inner = special.betainc(half, df / 2, square / whole)
+        tail = jnp.where(square > df, outer, 1 - inner) / 2
+        return jnp.where(z < 0, tail, 1 - tail)
+
+    def draw(self, key: Any) -> Array:
+        """Draws one value for each entry of the parameters."""
+        noise = jax.random.t(key, self.df, self.shape)
+        return self.loc + self.scale * noise
+
+    def fisher_information(self) -> Array:
+        """Returns the information of one value about the fields, [3, 3, *shape].
+
+        Lange, Little and Taylor 1989, "Robust statistical modeling using the t
+        distribution", appendix B.
+        """
+        df, scale = self.df, self.scale
+        ratio = 1 / (df + 3)
+        of_df = _information_of_df(df)
+        both = -2 * ratio / ((df + 1) * scale)
+        zero = jnp.zeros_like(df)
+        square = 1 / jnp.square(scale)
+        rows = [
+            [(df + 1) * ratio * square, zero, zero],
+            [zero, 2 * df * ratio * square, both],
+            [zero, both, of_df],
+        ]
+        return jnp.stack([jnp.stack(row) for row in rows])
+
+
+def _information_of_df(df):
+    """(psi'(df / 2) - psi'((df + 1) / 2)) / 4 - (df + 5) / (2 df (df + 1) (df + 3))."""
+    small = jnp.minimum(df, 8.0)
+    exact = (trigamma(small / 2) - trigamma((small + 1) / 2)) / 4
+    exact = exact - (small + 5) / (2 * small * (small + 1) * (small + 3))
+    # For many degrees of freedom the terms cancel: their asymptotic series in 1 / df.
+    u = 1 / jnp.maximum(df, 8.0)
+    series = (7 + 3 * u) / ((1 + u) * (1 + 3 * u)) - u + 3 * u**3 - 17 * u**5
+    return jnp.where(df > 8, u**4 / 2 * series, exact)
+
+
+def normal(score: Float[Array, "2"]) -> Normal:
+    """Makes a normal distribution: loc = score[0], scale = exp(score[1]).
+
+    Example:
+      >>> import jax.numpy as jnp, jboost as jb
+      >>> found = jb.distributions.normal(jnp.array([3.0, 0.0]))
+      >>> float(found.mean), float(found.scale)
+      (3.0, 1.0)
+    """
+    return Normal(score[0], jnp.exp(score[1]))
+
+
+def laplace(score: Float[Array, "2"]) -> Laplace:
+    """Makes a Laplace distribution: loc = score[0], scale = exp(score[1])."""
+    return Laplace(score[0], jnp.exp(score[1]))
+
+
+def student_t(score: Float[Array, "3"]) -> StudentT:
+    """Makes Student's t: loc = score[0], scale = exp(score[1]), df = 1 + exp(score[2]).
+
+    More than one degree of freedom: the mean exists.
+    """
+    return StudentT(score[0], jnp.exp(score[1]), 1 + jnp.exp(score[2]))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributions as losses: the built-in ones, NumPyro's, and a user's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats as st
+
+import jboost as jb
+
+D, L = jb.distributions, jb.losses
+RNG = np.random.default_rng(0)
+ROWS = 300
+X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+MEAN = X[:, 0] + np.sin(2 * X[:, 1])
+Y = (MEAN + np.exp(X[:, 2] / 2) * RNG.normal(size=ROWS)).astype(np.float32)
+SETTINGS = dict(num_rounds=6, max_depth=3)
+# Targets in the support of each family, and K.
+TRAINED = {
+    "normal": (Y, 2), "laplace": (Y, 2), "student_t": (Y, 3),
+    "log_normal": (np.exp(Y / 3), 2), "gamma": (np.exp(Y / 3), 2),
+    "weibull": (np.exp(Y / 3), 2), "beta": (1 / (1 + np.exp(-Y)), 2),
+    "negative_binomial": (RNG.poisson(np.exp(Y / 3)), 2),
+    "zero_inflated_poisson": (RNG.poisson(np.exp(Y / 3)), 2),
+    "normal_mixture": (np.where(X[:, 1] > 0, Y, Y + 6), 5),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def numpyro():
+    return pytest.importorskip("numpyro.distributions")
+
+
+def as_usual(function):
+    """Libraries promote dtypes and ranks as NumPy does."""
+
+    def run(*arguments):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return function(*arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_family_trains(name):
+    y, num_scores = TRAINED[name]
+    make = getattr(D, name)
+    loss = L.likelihood(make)
+    model, history = jb.fit(X, y, loss, num_scores=num_scores, **SETTINGS)
+    losses = np.asarray(history.train_loss)
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0] < -np.mean(
+        np.asarray(jax.vmap(lambda t: make(model.init_score).log_prob(t))(
+            jnp.asarray(y, jnp.float32)
+        ))
+    ) + 1e-5  # fmt: skip
+    found = jb.predict(model, X, inverse_link=make)
+    log_prob = found.log_prob(jnp.asarray(y, jnp.float32))
+    assert log_prob.shape == (ROWS,)
+    np.testing.assert_allclose(-np.mean(log_prob), losses[-1], rtol=1e-4, atol=1e-5)
+    assert found.sample(jax.random.key(0)).shape == found.mean.shape == (ROWS,)
+
+
+def test_equal_to_the_formula():
+    """The same model as that of a loss written by hand."""
+
+    def gaussian(s, t):
+        return (t - s[0]) ** 2 * jnp.exp(-2 * s[1]) / 2 + s[1] + np.log(2 * np.pi) / 2
+
+    settings = dict(num_scores=2, curvature="auto", **SETTINGS)
+    loss = L.likelihood(D.normal)
+    for y in (Y, Y.astype(np.float64), np.round(Y).astype(np.int32)):
+        expected = st.norm(0.3, np.exp(-0.4)).logpdf(y[:5])
+        found = jax.vmap(loss, (None, 0))(jnp.array([0.3, -0.4]), y[:5])
+        np.testing.assert_allclose(-found, expected, rtol=1e-5)
+    _, history = jb.fit(X, Y, loss, **settings)
+    _, other = jb.fit(X, Y, gaussian, **settings)
+    assert history.train_loss[-1] < other.train_loss[0]
+
+
+def test_numpyro_trains_the_same_model(numpyro):
+    @as_usual
+    def normal(score):
+        return numpyro.Normal(score[0], jnp.exp(score[1]))
+
+    with jax.numpy_dtype_promotion("standard"):
+        model, _ = jb.fit(X, Y, L.likelihood(normal), num_scores=2, **SETTINGS)
+        found = jb.predict(model, X, inverse_link=normal)
+    own, _ = jb.fit(X, Y, L.likelihood(D.normal), num_scores=2, **SETTINGS)
+    np.testing.assert_array_equal(model.feature, own.feature)
+    np.testing.assert_allclose(model.leaf_value, own.leaf_value, rtol=1e-3, atol=1e-5)
+    assert found.batch_shape == (ROWS,)
+    expected = jb.predict(own, X, inverse_link=D.normal)
+    np.testing.assert_allclose(
+        found.icdf(0.9), expected.icdf(0.9), rtol=1e-3, atol=1e-4
+    )
+    assert len(np.unique(found.sample(jax.random.key(0)) - found.mean)) > ROWS / 2
+
+
+def test_classes_are_cast_to_integers(numpyro):
+    """log_prob of a categorical distribution takes nothing else."""
+
+    @as_usual
+    def classes(score):
+        return numpyro.Categorical(logits=score)
+
+    loss = L.likelihood(classes)
+    score = jnp.array([0.1, 0.5, -1.0])
+    expected = jb.losses.softmax(score, 2)
+    for target in (2, 2.0, np.int8(2)):
+        found = as_usual(loss)(score, jnp.asarray(target))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.isnan(as_usual(loss)(score, jnp.asarray(1.5)))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        y = np.digitize(Y, [-1, 1]).astype(np.float64)
+        model, history = jb.fit(X, y, loss, num_scores=3, **SETTINGS)
+        assert history.train_loss[-1] < history.train_loss[0]
+        with pytest.raises(TypeError, match=r"inverse_link .*parameters.*Categorical"):
+            jb.predict(model, X, inverse_link=classes)
+
+
+class Exponential:
+    """A user's own distribution: only a density."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def log_prob(self, value):
+        return jnp.log(self.rate) - self.rate * value
+
+
+def test_a_density_is_enough():
+    y = np.exp(Y / 2)
+    loss = L.likelihood(lambda score: Exponential(jnp.exp(-score)))
+    model, history = jb.fit(X, y, loss, **SETTINGS)
+    assert history.train_loss[-1] < history.train_loss[0]
+    np.testing.assert_allclose(np.exp(model.init_score), y.mean(), rtol=1e-4)
+    with pytest.raises(TypeError, match=r"inverse_link .* not a valid JAX type"):
+        jb.predict(model, X, inverse_link=lambda s: Exponential(jnp.exp(-s)))
+
+
+def test_targets_may_be_pytrees():
+    """Censored times: what log_prob takes is up to the distribution."""
+
+    class Censored(Exponential):
+        def log_prob(self, value):
+            event = value["event"] * jnp.log(self.rate)
+            return event - self.rate * value["time"]
+
+    y = dict(time=np.exp(Y / 2), event=(X[:, 1] > 0).astype(np.float32))
+    loss = L.likelihood(lambda score: Censored(jnp.exp(-score)))
+    model, _ = jb.fit(X, y, loss, **SETTINGS)
+    expected = y["time"].sum() / y["event"].sum()
+    np.testing.assert_allclose(np.exp(model.init_score), expected, rtol=1e-4)
+
+
+def test_targets_outside_the_support_are_named():
+    y = np.exp(Y)
+    y[17] = -1
+    with pytest.raises(ValueError, match=r"\b17\b"):
+        jb.fit(X, y, L.likelihood(D.gamma), num_scores=2, **SETTINGS)
+
+
+def test_what_is_no_distribution_is_refused():
+    with pytest.raises(TypeError, match=r"make_distribution .* got 'normal'"):
+        L.likelihood("normal")
+    with pytest.raises(TypeError, match=r"likelihood\(softmax\).*log_prob"):
+        jb.fit(X, Y, L.likelihood(jax.nn.softmax), num_scores=2)
+    with pytest.raises(ValueError, match="num_scores must be 3 M - 1"):
+        D.normal_mixture(jnp.zeros(3))
