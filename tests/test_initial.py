@@ -179,10 +179,8 @@ def test_a_flat_argmin_falls_back_to_rows_with_gradients():
 
 
 def test_gradients_that_are_not_numbers_stop_training():
-    with pytest.raises(jb.TrainingError, match=rf"{ROWS} .* NaN .* 0 .* zero") as error:
+    with pytest.raises(ValueError, match=r"gradient .* NaN in row 0 .* jnp\.where"):
         fit(pick(ONE, 1), Z, 1, num_rounds=1)
-    assert "init_score" in str(error.value) and "jb.inspect_loss" in str(error.value)
-    assert error.value.model.num_rounds == 0
 
 
 def test_rows_that_are_at_their_minimum_are_no_error():
@@ -221,7 +219,7 @@ def test_a_start_without_gradients_stops_training():
 def test_streams_stop_without_gradients():
     rows, targets = X[:50], Z[:50].astype(np.float32)
     stream = jb.stream(jb.streams.array_batches(rows, targets), memory="256 MiB")
-    with pytest.raises(jb.TrainingError, match=r"round 0: of 50 .* 50 .* NaN"):
+    with pytest.raises(ValueError, match=r"gradient .* NaN in row 0"):
         jb.fit(stream, None, poisoned, num_rounds=1, max_depth=1)
 
 

@@ -307,12 +307,14 @@ def poisoned(s, t):
 
 
 def test_a_fold_that_learns_nothing_is_named():
-    with pytest.raises(jb.TrainingError, match=r"fold 0: of 150 .* NaN") as caught:
+    with pytest.raises(ValueError, match=r"gradient .* NaN in row 0"):
         validate(loss=poisoned)
-    assert caught.value.model.num_rounds == 0
     points = dict(init_score=[0.0, 1e4])  # far out, Welsch's loss is flat
-    with pytest.raises(jb.TrainingError, match=r"fold 0 of points\[1\].*10000.* zero"):
+    with pytest.raises(
+        jb.TrainingError, match=r"fold 0 of points\[1\].*10000.* zero"
+    ) as caught:
         sweep(points, jb.losses.welsch, num_rounds=1)
+    assert caught.value.model.num_rounds == 0
     equal = validate(y=np.ones(ROWS, np.float32), num_rounds=1)  # nothing to learn
     np.testing.assert_array_equal(equal.train_loss, 0)
     with pytest.raises(ValueError, match="swapped"):

@@ -17,6 +17,7 @@ from jboost.boosting.grouping import check_first_group, find_widths, read_groups
 from jboost.boosting.own_derivatives import no_loss
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import Data
+from jboost.boosting.target_gaps import refuse_gaps
 from jboost.codes.codes import Codes, DenseCodes
 from jboost.codes.preparing import arrange_codes, check_codes
 from jboost.entry.decorators import is_tracing
@@ -97,7 +98,9 @@ def bind_rows(
         start = check_offset(offset, num_rows, num_scores)
         warn_of_rounding(offset, "offset")
     targets, weights, start, groups = put_arrays((targets, weights, start, groups))
-    return Bound(traced, constants, Data(codes, targets, weights, groups), start)
+    data = Data(codes, targets, weights, groups)
+    refuse_gaps(traced, constants, data, start)
+    return Bound(traced, constants, data, start)
 
 
 def put_arrays(arrays: Any) -> Any:

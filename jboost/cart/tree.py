@@ -18,6 +18,7 @@ from jboost.entry.decorators import on_host
 from jboost.model.regression_tree import RegressionTree, make_tree
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.frames import read_frame, read_values
+from jboost.tables.offsets import check_finite
 from jboost.tables.targets import check_targets, check_weights
 
 _DEEPEST = 2**31 - 1  # the limit for max_depth=None
@@ -147,6 +148,7 @@ def check_table(
         )
     with np.errstate(over="ignore"):
         targets = check_targets(y, num_rows, weights, "y")
+    check_finite(targets, weights, "y", targets)
     if targets.ndim > 2 or 0 in targets.shape:
         raise ValueError(f"y must be [N] or [N, K], got shape {targets.shape}")
     # Checked in float32, the type of scores, but fitted in float64.

@@ -236,11 +236,15 @@ def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
 
 @stage
 def _start_at_target(targets, num_scores, num_rows):
-    """Returns the start of the search for F*: the target if it fits, otherwise 0."""
+    """Returns the start of the search for F*: the target if it fits and is finite.
+
+    Otherwise it is 0.
+    """
     leaves = jax.tree.leaves(targets)
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
     if len(leaves) == 1 and leaves[0].shape == shape and leaves[0].dtype != jnp.bool_:
-        return with_scores_first(leaves[0].astype(jnp.float32))
+        start = leaves[0].astype(jnp.float32)
+        return with_scores_first(jnp.where(jnp.isfinite(start), start, 0.0))
     # The barrier keeps XLA from constant-folding the loss of N rows at compile time.
     zeros = jnp.zeros((num_scores, num_rows), jnp.float32)
     return jax.lax.optimization_barrier(zeros)

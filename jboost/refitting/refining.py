@@ -241,7 +241,8 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
             )
         held = read_rows(model, given, loss, True, f"{label} ")
         data, known = held.rows.data, train.rows.data.targets
-        data = data._replace(targets=match_targets(data.targets, known, f"{label} y"))
+        targets = match_targets(data.targets, known, data.weights, f"{label} y")
+        data = data._replace(targets=targets)
         parts.append(held._replace(rows=held.rows._replace(data=data)))
     return parts
 

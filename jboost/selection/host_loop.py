@@ -35,11 +35,11 @@ from jboost.selection.runs import (
 )
 from jboost.training.history import TrainingError
 from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds
+from jboost.training.refusing import check_slopes, refuse_group, refuse_rows
 from jboost.training.starting import (
     check_minimizers,
     describe_idleness,
     refuse_endless,
-    refuse_value,
 )
 from jboost.trees.initial import MedianStart
 
@@ -191,9 +191,19 @@ def _check_start(study, points, curves, state, doubt):
         if doubt.endless[number]:
             refuse_endless()
         if doubt.found[number]:
-            row, value = int(doubt.row[number]), float(doubt.value[number])
-            start = curve.init_score[number % num_folds]
-            refuse_value("the data", study.rows, row, value, start)
+            own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
+            first, value = int(doubt.row[number]), float(doubt.value[number])
+            _refuse(point.problem, study.rows, own, first, value)
+    own = jax.tree.map(lambda a: a[0], state)
+    check_slopes(points[0].problem, study.rows, own)
+
+
+def _refuse(problem, rows, state, first, value):
+    """Raises for a row whose loss is not finite; ``first`` is the first such row."""
+    every = np.arange(rows.size)
+    if problem.loss.coupled:
+        refuse_group("the data", rows, every, value, f"the group of row {first}")
+    refuse_rows("the data", problem, rows, every >= first, state)
 
 
 def _check_first(study, points, curves, shared, runs, made):

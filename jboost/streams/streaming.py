@@ -22,11 +22,12 @@ from jboost.entry.collectives import process_number
 from jboost.kernels.library import settle_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
-from jboost.streams.block_tables import BlockTable, Names, load_rows, shape_rows
+from jboost.streams.block_tables import BlockTable, load_rows, shape_rows
 from jboost.streams.blocks import BlockSet
 from jboost.streams.memory import read_bytes
 from jboost.streams.plans import describe_plan, plan_memory
 from jboost.streams.writing import Options, write_table
+from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource, Schema
 from jboost.training.chunks import Job
 from jboost.training.preparing import TrainingRows, make_problem
@@ -81,15 +82,14 @@ class Stream(RowSource):
         self,
         max_bins: int,
         progress: bool = False,
-        check: Callable[[int, Names], None] = lambda num_features, names: None,
+        check: Callable[[RowBatch, int], None] = lambda batch, number: None,
         num_scores: int = 1,
         plan: Callable[[Bins, BlockSet, RowBatch], None] = lambda *rows: None,
     ) -> BlockTable:
         """Writes the blocks, unless they are written already.
 
         Args:
-          check: called with the number and the names of the features of the first
-            batch; may raise.
+          check: called with each batch of the first pass, and its number; may raise.
           num_scores: of the model that will be trained.
           plan: called with the bins, the blocks that will be written, and one row,
             before files are written; may raise. Not where ``bins`` were given: the
@@ -114,7 +114,7 @@ class Stream(RowSource):
         """Writes the rows to disk, and loads what stays in memory of each."""
         settings = request.settings
         table = self.prepare(
-            settings.max_bins, request.progress, request.check_columns,
+            settings.max_bins, request.progress, partial(_check_batch, request),
             settings.num_scores, partial(self._plan_ahead, request),
         )  # fmt: skip
         return TrainingRows(
@@ -155,6 +155,16 @@ class Stream(RowSource):
     def close(self) -> None:
         """Removes the files; they are written again when needed."""
         self._table = None
+
+
+def _check_batch(request, batch, number):
+    """Refuses columns and targets that do not suit a request."""
+    if number == 0:
+        request.check_columns(batch.x.shape[1], batch.names)
+    weights = np.ones(len(batch.x)) if batch.weights is None else batch.weights
+    num_scores = request.settings.num_scores
+    name = f"y of batch {number}"
+    check_domain(request.loss, batch.targets, weights, num_scores, name)
 
 
 def stream(

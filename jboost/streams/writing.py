@@ -31,7 +31,7 @@ from jboost.kernels.binning_cpu import code_dtype
 from jboost.numerics.padding import padded_size
 from jboost.sketches.ordered import OrderedSketch
 from jboost.streams.batches import RowBatch, checked_batches, first_row, hash_rows
-from jboost.streams.block_tables import BlockTable, Names
+from jboost.streams.block_tables import BlockTable
 from jboost.streams.blocks import (
     NUM_BUFFERS,
     Block,
@@ -66,8 +66,7 @@ class Options(NamedTuple):
       directories: where files go; none: the system's folder for temporary files.
       block_rows: rows of a block; None: as many as fit their share of the memory.
       progress: whether to show bars.
-      check: called with the number of features and their names before rows are read;
-        may refuse them.
+      check: called with each batch of the first pass, and its number; may refuse it.
       num_scores: of the model that will be trained.
       plan: called with the bins and the blocks that will be written, of which the first
         batch's first row shows the kind, once their number of rows is known; may refuse
@@ -78,7 +77,7 @@ class Options(NamedTuple):
     directories: Sequence[str | os.PathLike[str]] | None
     block_rows: int | None
     progress: bool
-    check: Callable[[int, Names], None]
+    check: Callable[[RowBatch, int], None]
     num_scores: int
     plan: Callable[[Bins, BlockSet, RowBatch], None]
 
@@ -145,9 +144,9 @@ def _sketch(source, max_bins, options):
     eps = min(1 / 64, 1 / (8 * max_bins))  # an eighth of the share of a bin
     first, known = _count_rows(source)
     with _bar("sketching", options.progress) as bar, agree(*_FAILURES):
-        for batch in checked_batches(source):
+        for number, batch in enumerate(checked_batches(source)):
+            options.check(batch, number)
             if sketch is None:
-                options.check(batch.x.shape[1], batch.names)
                 sketch = OrderedSketch(batch.x.shape[1], eps, first)
                 kind = first_row(batch)
             sketch.add(batch.x, batch.weights)
@@ -215,9 +214,9 @@ def _write(source, bins, max_bins, seen, options):
     """
     writer, num_rows, checksums, weight = None, 0, (), 0.0
     with _bar("writing", options.progress, seen and seen.num_rows) as bar:
-        for batch in checked_batches(source):
-            if writer is None and seen is None:
-                options.check(batch.x.shape[1], batch.names)
+        for number, batch in enumerate(checked_batches(source)):
+            if seen is None:
+                options.check(batch, number)
             if batch.x.shape[1] != bins.num_features:
                 raise ValueError(
                     f"x of the batches must have {bins.num_features} columns, as the "

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from jboost import losses
 from jboost.losses.group_targets import check_relevances, check_times
+from jboost.tables.offsets import check_finite
 
 
 class _Domain(NamedTuple):
@@ -55,7 +56,8 @@ def check_domain(
 ) -> None:
     """Checks that the targets are in the domain of a built-in loss.
 
-    Does not check custom losses, traced arrays, or rows of weight 0.
+    Does not check custom losses, traced arrays, or rows of weight 0. Targets [N, K] of
+    a loss of one score may hold NaN, which marks labels as missing.
 
     Args:
       loss: any loss.
@@ -71,18 +73,24 @@ def check_domain(
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((targets, weights))):
         return
     check = next((check for known, check in _GROUP_CHECKS if known is bare), None)
-    domain = next((domain for known, domain in _DOMAINS if known is bare), None)
-    if check is None and domain is None:
+    built_in = any(known is bare for known in losses.LOSSES.values())
+    if check is None and not built_in:
         return
     host, weights = jax.device_get((targets, weights))
     if check is not None:
         check(host, weights > 0, name)
-    if domain is None or not isinstance(host, np.ndarray) or host.ndim != 1:
+    if not built_in or not isinstance(host, np.ndarray) or host.ndim not in (1, 2):
         return  # tracing the loss will raise a better error
-    bad = ~domain.holds(host, num_scores) & (weights > 0)
+    given = host if host.ndim == 1 else np.where(np.isnan(host), np.float32(1), host)
+    check_finite(given, weights, name, host)
+    domain = next((domain for known, domain in _DOMAINS if known is bare), None)
+    if domain is None:
+        return
+    counts = (weights > 0).reshape(-1, *(1,) * (host.ndim - 1))
+    bad = ~domain.holds(given, num_scores) & counts
     if bad.any():
-        row = int(np.argmax(bad))
+        row, *column = np.argwhere(bad)[0].tolist()
         raise ValueError(
             f"{name} must contain {domain.description} for losses.{bare.__name__}, "
-            f"got {host[row]} in row {row}"
+            f"got {host[row, *column]} in row {row}"
         )

@@ -24,7 +24,7 @@ def check_targets(
 ) -> Any:
     """Returns targets as a pytree of arrays, with 64-bit numbers converted to 32 bits.
 
-    Only rows of positive weight must be finite.
+    Numbers may be infinite or NaN; the loss says whether it is defined for them.
 
     Args:
       y: the targets, a pytree of arrays with ``num_rows`` rows.
@@ -51,7 +51,7 @@ def check_targets(
             raise ValueError(
                 f"{name} must have {num_rows} rows, as x has, got shape {array.shape}"
             )
-        check_finite(array, weights, name, given)
+        _check_range(array, weights, name, given)
         if warn:
             warn_of_rounding(given, name)
         return array
@@ -59,8 +59,20 @@ def check_targets(
     return jax.tree.map(check, y)
 
 
-def match_targets(targets: Any, training: Any, name: str) -> Any:
-    """Converts targets of a validation set to the structure and dtypes of training."""
+def _check_range(array, weights, name, given):
+    """Refuses finite numbers that are infinite in float32."""
+    if isinstance(given, Tracer) or not jnp.issubdtype(given.dtype, np.floating):
+        return
+    if given.dtype.itemsize > array.dtype.itemsize:
+        known = np.where(np.isfinite(given), np.asarray(array), 0)
+        check_finite(known, weights, name, given)
+
+
+def match_targets(targets: Any, training: Any, weights: Any, name: str) -> Any:
+    """Converts targets of a validation set to the structure and dtypes of training.
+
+    In rows of weight 0 numbers may change.
+    """
     expected, got = jax.tree.structure(training), jax.tree.structure(targets)
     if expected != got:
         raise ValueError(f"{name} must have the structure of y, {expected}, got {got}")
@@ -76,7 +88,9 @@ def match_targets(targets: Any, training: Any, name: str) -> Any:
         host = np.asarray(array)
         with np.errstate(invalid="ignore"):
             cast = host.astype(like.dtype)
-        lost = np.isfinite(host) & (cast.astype(host.dtype) != host)
+        lost = (cast.astype(host.dtype) != host) & ~(np.isnan(host) & np.isnan(cast))
+        counts = np.ones(len(host), bool) if weights is None else np.asarray(weights)
+        lost &= (counts > 0).reshape(-1, *(1,) * (host.ndim - 1))
         if lost.any():
             raise ValueError(
                 f"{name} must contain values that {like.dtype}, the dtype of y, can "

@@ -344,5 +344,5 @@ def _read_set(label, values, bins, schema, training, with_offset):
         alone = num_processes() == 1
         weights = check_weights(weights, matrix.shape[0], name, all_rows=alone)
     y = check_targets(y, matrix.shape[0], weights, f"{label} y", warn=True)
-    y = match_targets(y, training.data.targets, f"{label} y")
+    y = match_targets(y, training.data.targets, weights, f"{label} y")
     return matrix, y, weights, offset, groups

@@ -2,7 +2,7 @@
 """Starts training: the state before the first round, and what must hold there.
 
 In: a training run, checked and on the device. Out: its state before the first round,
-or an error that names the first row whose loss cannot be used.
+or an error.
 """
 
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.training.chunks import Job, Position, choose_effort, no_trees
 from jboost.training.history import Record
+from jboost.training.refusing import check_slopes, check_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
 from jboost.trees.initial import MedianStart
@@ -67,11 +68,12 @@ def start(
     if problem.method.leaf_solver == "median_step":
         check_minimizers(problem, job.rows, state, "leaf_solver='median_step'")
     with agree():
-        _check_values("the data", job.rows, values, state.init_score)
+        check_values("the data", problem, job.rows, values, state)
+    check_slopes(problem, job.rows, state)
     for name, rows in job.sets.items():
         values = _find_set_values(problem, rows, state)
         with agree():
-            _check_values(name, rows, values, state.init_score)
+            check_values(name, problem, rows, values, state)
     if init_score is None:
         other = "shift-invariant" if problem.loss.coupled else "fallback"
         return state, other if fell_back else "argmin"
@@ -238,51 +240,6 @@ def refuse_endless() -> NoReturn:
         "of positive weight: it is linear or concave in the score, so unbounded below; "
         "its arguments may be swapped (the call is loss(score, target)), or its sign "
         "may be wrong"
-    )
-
-
-def _check_values(place, rows, values, init_score):
-    """Raises for the first row of positive weight whose loss is not finite."""
-    if rows.data.groups is not None:
-        _check_group_values(place, rows, values)
-        return
-    values, weights = rows.fetch((values, rows.data.weights))
-    bad = ~np.isfinite(values) & (weights > 0)
-    if bad.any():
-        row = int(np.argmax(bad))
-        refuse_value(place, rows, row, float(values[row]), init_score)
-
-
-def _check_group_values(place, rows, pair):
-    """Raises for the first group of positive weight whose loss is not finite."""
-    values, weights = map(np.asarray, pair)
-    bad = ~np.isfinite(values) & (weights > 0)
-    if not bad.any():
-        return
-    groups, at = rows.data.groups, int(np.argmax(bad))
-    which = "a group of random rows" if groups.kind == "random" else "all rows"
-    if groups.kind == "ids":
-        number = np.concatenate([np.asarray(table.number) for table in groups.tables])
-        members = np.flatnonzero(np.asarray(groups.number)[: rows.size] == number[at])
-        which = f"the group of rows {members[:8].tolist()}"
-    raise ValueError(
-        f"loss must be finite on {place}, got {values[at]} for {which}; a target may "
-        "lie outside what the loss is defined for, the arguments may be swapped (the "
-        "call is loss(scores, targets, *, where)), or init_score may be needed"
-    )
-
-
-def refuse_value(
-    place: str, rows: PaddedRows, row: int, value: float, init_score: Any
-) -> NoReturn:
-    """Raises for a row whose loss is not finite."""
-    target = jax.tree.map(lambda t: t[row].tolist(), rows.fetch(rows.data.targets))
-    score = (rows.fetch(rows.scores, axis=1)[:, row] + init_score).tolist()
-    raise ValueError(
-        f"loss must be finite on {place}, got {value} in row {row} "
-        f"for target {target} at score {score}; a target may lie outside what the "
-        "loss is defined for, the arguments of the loss may be swapped (the call is "
-        "loss(score, target)), or init_score may be needed"
     )
 
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds rows whose loss or gradient cannot be used.
+
+In: a loss bound to its data, and scores. Out: masks of rows, from which errors name the
+first one. Targets may be infinite or NaN where the loss is finite.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jboost.entry.stages import branch, elementwise, is_any, stage
+from jboost.objective.evaluation import Objective, gradients, loss_values
+
+_BESIDE = 2.0**-10  # of 1 + |score|: where a kink must have a gradient
+_TRIALS = (0.0, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)  # added to the offset
+
+
+def find_gaps(targets: Any, weights: Any) -> Bool[np.ndarray, " N"]:
+    """Returns which rows of positive weight have a target that is infinite or NaN."""
+    gaps = np.zeros(len(weights), bool)
+    for leaf in jax.tree.leaves(targets):
+        if jnp.issubdtype(leaf.dtype, np.floating):
+            host = np.asarray(leaf)
+            gaps |= ~np.isfinite(host).all(axis=tuple(range(1, host.ndim)))
+    return gaps & (np.asarray(weights) > 0)
+
+
+def describe_gap(name: str, target: Any, row: int) -> str:
+    """Says that a target must be finite.
+
+    Args:
+      name: of the targets.
+      target: the one of the row, a pytree of numbers.
+    """
+    return (
+        f"{name} must be finite in every row of positive weight, got {target} in row "
+        f"{row}; a custom loss may take infinities and NaN if it returns finite "
+        "numbers for them"
+    )
+
+
+def find_never_finite(
+    objective: Objective, offset: Float[np.ndarray, "K N"]
+) -> Bool[np.ndarray, " N"]:
+    """Returns which rows have no finite loss at the offset nor at scores beside it."""
+    objective = objective._replace(minimizer=None)
+    typical = [_middle(leaf) for leaf in jax.tree.leaves(objective.targets)]
+    never = np.ones(offset.shape[1], bool)
+    for step in (*_TRIALS, *typical):
+        values = loss_values(objective, jnp.asarray(offset + np.float32(step)))
+        never &= ~np.isfinite(values)
+    return never
+
+
+def _middle(leaf):
+    """Returns the median of the finite numbers of an array."""
+    values = np.asarray(leaf, np.float32)
+    values = values[np.isfinite(values)]
+    return np.median(values) if values.size else 0.0
+
+
+def find_lost_slopes(
+    objective: Objective, scores: Float[Array, "K N"]
+) -> Bool[Array, " N"]:
+    """Returns which rows have a gradient that is NaN, at the scores and beside them.
+
+    At a kink a gradient may be NaN, but not beside it.
+    """
+    objective = objective._replace(minimizer=None)
+    lost = _is_lost(gradients(objective, scores))
+
+    def look(lost):
+        for side in (_BESIDE, -_BESIDE):
+            lost = _both(lost, _is_lost(gradients(objective, _shift(scores, side))))
+        return lost
+
+    return branch(is_any(lost), look, _same, lost)
+
+
+@stage
+def _is_lost(slopes):
+    return jnp.any(jnp.isnan(slopes), axis=0)
+
+
+@stage
+def _shift(scores, side):
+    return scores + side * (1 + jnp.abs(scores))
+
+
+@elementwise
+def _both(numpy, first, second):
+    return first & second
+
+
+def _same(lost):
+    return lost
