@@ -93,7 +93,7 @@ def init(
       groups: for a loss of a group of rows; from :func:`jboost.make_groups`, "all", or
         :func:`jboost.random_groups`; see :func:`jboost.fit`. Ids are also taken where
         nothing is traced.
-      num_scores: K.
+      num_scores: K; see :func:`jboost.fit`.
       init_score: the initial score: ``"auto"`` for the constant that minimizes the
         weighted loss, ``"median"`` for the median of the rows' own minimizers, or a
         number or K numbers.
@@ -109,7 +109,7 @@ def init(
       >>> float(state.init_score)
       3.5
     """
-    chosen = read_settings(locals())
+    chosen = read_settings(locals()).with_scores(loss, y)
     traced, constants, data, offset = bind_rows(
         check_codes(binned, None), own.read_loss(loss, init_score),
         RowArguments(y, sample_weight, offset, groups), chosen.num_scores,
@@ -312,7 +312,7 @@ def boost(
       >>> scores.shape
       (2, 8)
     """
-    chosen = read_settings(locals())
+    chosen = read_settings(locals()).with_scores(loss, y)
     if check_mesh(mesh) is not None:
         refuse_with_mesh(chosen, binned)
         for name, value in (("derivatives", derivatives), ("groups", groups)):

@@ -32,6 +32,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost.entry import checks
+from jboost.losses.several import count_scores
 from jboost.objective.curvature import Curvature, Policy
 from jboost.tables.sparse import Absent
 from jboost.trees.candidates import Candidates, CandidateWeights
@@ -254,6 +255,10 @@ class Settings:
     def replace(self, **changes: Any) -> "Settings":
         """The settings with some values changed, and checked again."""
         return read_settings({**self.values, **changes})
+
+    def with_scores(self, loss: Any, y: Any) -> "Settings":
+        """The settings with the number of scores of a model of these targets."""
+        return self.replace(num_scores=count_scores(loss, y, self.num_scores))
 
     @property
     def own_curvature(self) -> Any:

@@ -125,6 +125,9 @@ from .rows import (
 from .rows import (
     welsch as welsch,
 )
+from .several import (
+    sum_targets as sum_targets,
+)
 from .survival import (
     concordance as concordance,
 )

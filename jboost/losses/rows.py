@@ -199,7 +199,8 @@ def inverse_link(loss: Any) -> Callable[..., Any] | None:
     """Returns the function that maps a score to a mean or to class probabilities.
 
     It is exp for ``poisson``, ``gamma`` and ``tweedie``; sigmoid for ``logistic`` and
-    ``focal``; sigmoid(2 score) for ``exponential``; softmax for ``softmax``.
+    ``focal``; sigmoid(2 score) for ``exponential``; softmax for ``softmax``. All but
+    the last also map the K scores of K targets.
 
     Args:
       loss: any loss; parameters may be bound with ``functools.partial``.

@@ -13,22 +13,32 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.losses.rows import INVERSE_LINKS, exponential
-from jboost.metrics.reading import Link, check_shape, link_rows, mean_rows, read_rows
+from jboost.metrics.reading import (
+    Link,
+    average_labels,
+    check_shape,
+    link_rows,
+    mean_rows,
+    read_rows,
+)
 
 
 def log_loss(
     scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, " N"],
+    targets: Shaped[ArrayLike, "N *K"],
     weights: Shaped[ArrayLike, " N"] | None = None,
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
     """Returns the mean of -log(predicted probability of the true class) (``log_loss``).
 
-    For two or K classes. Targets of two classes can be probabilities. With the links
+    For two or K classes, or the mean over K labels, of targets [N, K] with NaN where
+    unknown. Targets of two classes can be probabilities. With the links
     sigmoid and softmax it is computed from the scores; with any other link,
     probabilities are clipped to [e, 1 - e], e = 2^-23, as in scikit-learn for float32.
     """
+    if np.ndim(targets) == 2:
+        return average_labels(log_loss, scores, targets, weights, inverse_link)
     scores, targets, weights = read_rows(scores, targets, weights)
     logs = _log_probabilities(scores, inverse_link)
     if logs.ndim == 2 and scores.ndim == 2:
@@ -39,12 +49,17 @@ def log_loss(
 
 def brier(
     scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, " N"],
+    targets: Shaped[ArrayLike, "N *K"],
     weights: Shaped[ArrayLike, " N"] | None = None,
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
-    """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``)."""
+    """Returns the mean of (p - target)^2, summed over K > 2 (``brier_score_loss``).
+
+    Of targets [N, K], labels with NaN where unknown, it is the mean over the labels.
+    """
+    if np.ndim(targets) == 2:
+        return average_labels(brier, scores, targets, weights, inverse_link)
     scores, targets, weights = read_rows(scores, targets, weights)
     found = link_rows(scores, inverse_link)
     if found.ndim == 1:

@@ -7,34 +7,44 @@ scores counts.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jboost.metrics.reading import Link, check_shape, link_rows, read_rows
+from jboost.metrics.reading import (
+    Link,
+    average_labels,
+    check_shape,
+    link_rows,
+    read_rows,
+)
 from jboost.numerics.sums import sum_rows
 
 
 def auc(
     scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, " N"],
+    targets: Shaped[ArrayLike, "N *K"],
     weights: Shaped[ArrayLike, " N"] | None = None,
     *,
     inverse_link: Link = None,
 ) -> Float[Array, ""]:
     """Returns the area under the ROC curve (``roc_auc_score``); larger is better.
 
-    For K > 2 classes, it is the mean of one-vs-rest. NaN if a class has no rows.
+    For K > 2 classes, it is the mean of one-vs-rest; for targets [N, K], labels with
+    NaN where unknown, the mean over the labels. NaN if a class has no rows.
 
     Example:
       >>> import jboost as jb
       >>> float(jb.metrics.auc([0.1, 0.7, 0.4], [0, 1, 1]))
       1.0
     """
+    if np.ndim(targets) == 2:
+        return average_labels(auc, scores, targets, weights, inverse_link)
     return _rank("auc", scores, targets, weights, inverse_link)
 
 
 def average_precision(
     scores: Shaped[ArrayLike, "N *K"],
-    targets: Shaped[ArrayLike, " N"],
+    targets: Shaped[ArrayLike, "N *K"],
     weights: Shaped[ArrayLike, " N"] | None = None,
     *,
     inverse_link: Link = None,
@@ -42,8 +52,11 @@ def average_precision(
     """Returns sum_n (R_n - R_{n-1}) P_n (``average_precision_score``).
 
     Larger is better. P_n and R_n are precision and recall at the n-th threshold. For
-    K > 2 classes, it is the mean of one-vs-rest.
+    K > 2 classes, it is the mean of one-vs-rest; for targets [N, K], labels with NaN
+    where unknown, the mean over the labels.
     """
+    if np.ndim(targets) == 2:
+        return average_labels(average_precision, scores, targets, weights, inverse_link)
     return _rank("average_precision", scores, targets, weights, inverse_link)
 
 

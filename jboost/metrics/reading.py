@@ -75,6 +75,33 @@ def check_shape(targets, found, name):
         )
 
 
+def average_labels(metric, scores, targets, weights, inverse_link):
+    """Returns the mean over K labels of a metric of two classes.
+
+    Args:
+      metric: of one label.
+      scores, targets: [N, K]; targets may be NaN where they are unknown.
+    """
+    scores, targets, weights = read_rows(scores, targets, weights)
+    name = metric.__name__
+    check_shape(targets, scores, name)
+    if inverse_link is jax.nn.softmax:
+        raise ValueError(
+            f"{name} needs one class in each row with the link softmax, got targets of "
+            f"shape {targets.shape}"
+        )
+    known = ~jnp.isnan(targets)
+    targets, weights = (
+        jnp.where(known, targets, 0),
+        jnp.where(known, weights[:, None], 0),
+    )
+    values = [
+        metric(scores[:, k], targets[:, k], weights[:, k], inverse_link=inverse_link)
+        for k in range(scores.shape[1])
+    ]
+    return jnp.mean(jnp.stack(values))
+
+
 def mean_rows(values, weights):
     """Returns weighted means over the last axis, ignoring rows of weight 0."""
     each = jnp.broadcast_to(weights, values.shape)

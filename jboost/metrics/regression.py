@@ -122,9 +122,15 @@ def gamma_deviance(
 
 
 def _predict(name, scores, targets, weights, inverse_link):
-    """Returns predictions and targets [K, N], and weights; K is 1 for 1-D scores."""
+    """Returns predictions and targets [K, N], and weights; K is 1 for 1-D scores.
+
+    Of several targets, NaN marks missing ones: their weight is 0.
+    """
     scores, targets, weights = read_rows(scores, targets, weights)
     found = link_rows(scores, inverse_link)
     check_shape(targets, found, name)
     size = len(weights)
-    return found.reshape(size, -1).T, targets.reshape(size, -1).T, weights
+    found, targets = found.reshape(size, -1).T, targets.reshape(size, -1).T
+    if len(targets) > 1:
+        weights = jnp.where(jnp.isnan(targets), 0, weights[None])
+    return found, targets, weights

@@ -26,6 +26,7 @@ from jboost.entry.arguments import (
 )
 from jboost.entry.warning import warn_user
 from jboost.losses import GROUP_LOSSES, LOSSES, Adaptive, bare_loss, softmax
+from jboost.losses.several import widen_loss
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
@@ -97,6 +98,7 @@ def trace_loss(
         does not return a floating-point scalar, or is constant or linear in the score;
         or the curvature has another shape.
     """
+    loss = widen_loss(loss, targets, num_scores)
     rows = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype), targets)
     row = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), rows)
     score = jax.ShapeDtypeStruct((num_scores,) if num_scores > 1 else (), jnp.float32)

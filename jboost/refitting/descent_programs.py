@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jboost.losses.several import widen_loss
 from jboost.objective.jaxprs import Program, trace_program
 from jboost.objective.tracing import trace_loss
 
@@ -44,6 +45,7 @@ def trace_rows(
       TypeError, ValueError: it is not a loss.
     """
     with_parameters = bool(jax.tree.leaves(parameters))
+    loss = widen_loss(loss, targets, num_scores)
 
     def value(score, target, parameters):
         given = (parameters,) if with_parameters else ()

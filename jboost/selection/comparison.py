@@ -71,6 +71,8 @@ def compare(
     """
     _check_rows(request.rows.x)
     bound = [_bind_loss(loss, point) for point in points]
+    for each in bound:
+        settings = settings.with_scores(each, request.rows.y)
     # An adaptive loss estimates its parameters from all rows it is given, so that
     # padding would change them.
     padded = all(may_pad_rows(each, request.groups) for each in bound)

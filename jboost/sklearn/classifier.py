@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classifier: probabilities and a label for each row.
+"""The classifier: probabilities and a label, or K labels, for each row.
 
-In: X, and labels [N]. Out: labels, and probabilities where the loss implies them.
+In: X, and labels [N] or indicators [N, K]. Out: labels of the same shape, and
+probabilities where the loss implies them.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import ClassifierMixin
-from sklearn.utils import column_or_1d, compute_sample_weight
+from sklearn.utils import check_array, column_or_1d, compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
@@ -51,7 +53,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         classes, ``logistic``, ``focal``, ``exponential``, ``hinge`` and
         ``hinge_squared`` for two; or a function of your own, ``loss(score, target)`` of
         one row, where target is 0 or 1, and for K > 2 classes a number below K beside
-        K scores.
+        K scores. For several labels, a loss for two classes is summed over them; a
+        function of your own gets K scores and K indicators.
       class_weight: {label: weight}, or "balanced": N / (K rows of the class), by which
         ``sample_weight`` of the training rows is multiplied; sets of ``eval_set`` have
         weights of their own. {0: 1, 1: w} is XGBoost's ``scale_pos_weight=w``.
@@ -60,7 +63,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
     Without an ``inverse_link`` there is no ``predict_proba``.
 
     Attributes:
-      classes_: the labels, sorted.
+      classes_: the labels, sorted; 0 to K - 1 for indicators of K labels.
 
     Example:
       >>> import numpy as np
@@ -74,6 +77,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
     classes_: np.ndarray
     class_weight: Any
+    _several: bool  # whether a row has several labels
 
     @explain_arguments
     @takes_settings
@@ -101,7 +105,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
         Args:
           X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
-          y: labels [N] of at least two classes.
+          y: labels [N] of at least two classes; or several labels in a row, as
+            indicators [N, K] of 0 and 1 (also a sparse matrix), NaN where unknown.
           sample_weight, offset, eval_set: as for a regressor.
 
         Returns:
@@ -111,6 +116,9 @@ class JBoostClassifier(ClassifierMixin, Boosting):
           TypeError, ValueError: for bad arguments, before training.
         """
         X = self._read_table(X, reset=True)
+        self._several = _has_columns(y)
+        if self._several:
+            return self._fit_indicators(X, y, sample_weight, offset, eval_set)
         y = _check_labels(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         weights, counted = sample_weight, codes
@@ -127,12 +135,26 @@ class JBoostClassifier(ClassifierMixin, Boosting):
             factors = compute_sample_weight(self.class_weight, y)
             weights = factors if weights is None else factors * weights
         return self._train(
-            (X, self._code(codes), weights, offset), eval_set, self._loss,
-            self._num_scores, codes,
-        )  # fmt: skip
+            (X, self._code(codes), weights, offset), eval_set, self._num_scores, codes
+        )
+
+    def _fit_indicators(self, X, y, weights, offset, eval_set):
+        y = _check_indicators(y)
+        if self.class_weight is not None:
+            raise ValueError(
+                "class_weight must be None for several labels in a row, got "
+                f"{self.class_weight!r}; pass sample_weight"
+            )
+        self.classes_ = np.arange(y.shape[1])
+        self._loss = self._choose_loss()
+        rows = (X, self._code(y), weights, offset)
+        return self._train(rows, eval_set, y.shape[1], None)
 
     def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """The raw score: [N], above 0 for the second class, or [N, K]."""
+        """The raw score: [N], above 0 for the second class, or [N, K].
+
+        Of several labels in a row, the score of each is above 0 where it applies.
+        """
         return self._score_rows(X, offset)
 
     def staged_decision_function(
@@ -143,7 +165,11 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
     @available_if(_gives_probabilities)
     def predict_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
-        """Probabilities [N, classes], by the loss's link."""
+        """Probabilities [N, classes], by the loss's link.
+
+        Of several labels in a row, the probability of each, as from scikit-learn's
+        ``OneVsRestClassifier``.
+        """
         return _complete(self._score_rows(X, offset, self._link))
 
     @available_if(_gives_probabilities)
@@ -161,7 +187,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """The label of the largest score; of two classes, the second above 0.
 
-        With an ``inverse_link`` of your own, the label of the largest probability.
+        Of several labels in a row, indicators [N, K]. With an ``inverse_link`` of your
+        own, the label of the largest probability.
         """
         return self._find_labels(self._score_rows(X, offset, self._own_link))
 
@@ -176,21 +203,27 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
     def _find_labels(self, found):
         """Returns labels from scores, or from probabilities if the user gave a link."""
+        second = (found > (0 if self._own_link is None else 0.5)).astype(int)
+        if self._several:
+            return second
         if found.ndim == 2:
             return self.classes_[found.argmax(axis=1)]
-        return self.classes_[(found > (0 if self._own_link is None else 0.5)) * 1]
+        return self.classes_[second]
 
     def _choose_loss(self):
-        num_classes = len(self.classes_)
+        num_classes = 2 if self._several else len(self.classes_)
         if isinstance(self.loss, str) and self.loss == "auto":
             return losses.logistic if num_classes == 2 else losses.softmax
         loss = find_loss(self.loss)
         bare = losses.bare_loss(loss)
-        if bare is losses.softmax or not is_one_of(loss, losses.LOSSES.values()):
+        if not is_one_of(loss, losses.LOSSES.values()):
+            return loss
+        if bare is losses.softmax and not self._several:
             return loss
         if not is_one_of(loss, _BINARY):
+            softmax = "" if self._several else "'softmax' or "
             raise ValueError(
-                f"loss must be 'softmax' or one of {[*map(_name, _BINARY)]}, or a "
+                f"loss must be {softmax}one of {[*map(_name, _BINARY)]}, or a "
                 f"function of your own, got {_name(bare)!r}"
             )
         if num_classes > 2:
@@ -208,10 +241,12 @@ class JBoostClassifier(ClassifierMixin, Boosting):
 
     def _code(self, codes):
         """Returns classes as the loss expects them: 0, 1, ..., or -1 and 1."""
-        signed = is_one_of(self._loss, _SIGNED)
-        return (2 * codes - 1 if signed else codes).astype(np.int32)
+        codes = 2 * codes - 1 if is_one_of(self._loss, _SIGNED) else codes
+        return codes.astype(np.float32 if self._several else np.int32)
 
     def _read_targets(self, y):
+        if self._several:
+            return self._code(_check_indicators(y, "eval_set"))
         y = _check_labels(y, "eval_set")
         codes = np.searchsorted(self.classes_, y).clip(0, len(self.classes_) - 1)
         unknown = self.classes_[codes] != y
@@ -221,6 +256,35 @@ class JBoostClassifier(ClassifierMixin, Boosting):
                 f"{y[unknown][0]!r}"
             )
         return self._code(codes)
+
+    def __sklearn_tags__(self):
+        """Declares support for several labels in a row."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _has_columns(y):
+    """Returns whether labels are a table of several columns."""
+    if isinstance(y, list):
+        y = np.asarray(y)
+    shape = getattr(y, "shape", ())
+    return len(shape) == 2 and shape[1] > 1
+
+
+def _check_indicators(y, name="y"):
+    """Returns indicators as float32."""
+    given = check_array(y, accept_sparse=True, ensure_all_finite=False, input_name=name)
+    found = np.asarray(given.toarray() if issparse(given) else given, np.float32)
+    bad = ~(np.isnan(found) | (found == 0) | (found == 1))
+    if bad.any():
+        row = int(np.argmax(bad.any(axis=1)))
+        raise ValueError(
+            f"{name} of several columns must hold indicators of labels, 0 and 1 or NaN "
+            f"where unknown, got {found[row].tolist()} in row {row}; for several "
+            "targets of many classes use sklearn.multioutput.MultiOutputClassifier"
+        )
+    return found
 
 
 def _check_labels(y, name="y"):

@@ -82,7 +82,7 @@ class Boosting(BaseEstimator):
 
     model_: Ensemble
     history_: History
-    _loss: Any  # the loss function; with several outputs, the loss of one of them
+    _loss: Any  # the loss function
     loss: Any
     early_stopping_rounds: int | None
     validation_fraction: float
@@ -159,7 +159,7 @@ class Boosting(BaseEstimator):
         total = values.sum()
         return values / total if total > 0 else values
 
-    def _train(self, rows: Any, eval_set, loss, num_scores, labels, groups=None):
+    def _train(self, rows: Any, eval_set, num_scores, labels, groups=None):
         """Calls ``fit``; a random validation set is stratified by ``labels``.
 
         Args:
@@ -176,11 +176,9 @@ class Boosting(BaseEstimator):
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
         link = "auto" if isinstance(self.inverse_link, str) else self.inverse_link
-        if num_scores > 1 and loss is not self._loss:  # a sum over outputs
-            link = self._link
         metrics = bind_metrics(metrics, self._loss, num_scores, link)
         self.model_, self.history_ = fit(
-            X, targets, loss, sample_weight=weights, offset=offset, groups=groups,
+            X, targets, self._loss, sample_weight=weights, offset=offset, groups=groups,
             validation=validation, num_scores=num_scores, seed=seed, metrics=metrics,
             **passed,
         )  # fmt: skip

@@ -102,7 +102,7 @@ class JBoostRanker(Boosting):
         self._loss = find_loss(loss, _LOSSES)
         sets = _join_queries(eval_set, eval_qid, eval_group)
         rows = (X, targets, weights, offset)
-        return self._train(rows, sets, self._loss, 1, None, queries)
+        return self._train(rows, sets, 1, None, queries)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns the scores of the rows, float32 [N]; they need no query.

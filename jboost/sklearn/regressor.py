@@ -7,15 +7,12 @@ In: X, and targets [N] or [N, K]. Out: predictions of the same shape.
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, column_or_1d
 
-from jboost import losses
 from jboost.entry.arguments import explain_arguments
-from jboost.sklearn.estimators import Boosting, find_loss, is_one_of
+from jboost.sklearn.estimators import Boosting, find_loss
 
 
 class JBoostRegressor(RegressorMixin, Boosting):
@@ -28,8 +25,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
       loss: "auto" (squared error), the name of a function of :mod:`jboost.losses`, or
         ``loss(score, target)`` of one row; bind parameters by ``functools.partial``,
         ``partial(jb.losses.quantile, tau=0.9)``. For targets [N, K] a loss of
-        :mod:`jboost.losses` is summed over the K; a function of your own gets K
-        scores.
+        :mod:`jboost.losses` is summed over the K, where NaN marks a target as missing;
+        a function of your own gets K scores.
       {settings}
 
     Attributes:
@@ -80,10 +77,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
         targets = self._read_targets(y)
         self._loss = find_loss("squared_error" if self.loss == "auto" else self.loss)
         num_scores = 1 if targets.ndim == 1 else targets.shape[1]
-        known = is_one_of(self._loss, losses.LOSSES.values())
-        loss = _sum_outputs(self._loss) if num_scores > 1 and known else self._loss
         rows = (X, targets, sample_weight, offset)
-        return self._train(rows, eval_set, loss, num_scores, None)
+        return self._train(rows, eval_set, num_scores, None)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns predictions: float32 [N], or float64 [N, K] for K outputs.
@@ -101,19 +96,21 @@ class JBoostRegressor(RegressorMixin, Boosting):
     def _read_targets(self, y):
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
-        y = check_array(y, ensure_2d=False, input_name="y", estimator=self)
-        return column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
+        y = check_array(
+            y, ensure_2d=False, ensure_all_finite=False, input_name="y", estimator=self
+        )
+        if y.ndim == 2 and y.shape[1] > 1:
+            return y  # may hold NaN, and infinities for a custom loss
+        return check_array(
+            column_or_1d(y, warn=y.ndim == 2), ensure_2d=False, input_name="y",
+            estimator=self,
+        )  # fmt: skip
 
     def __sklearn_tags__(self):
         """Declares support for several outputs."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _sum_outputs(loss):
-    """Returns the sum of a loss over K outputs, which share nothing but the rounds."""
-    return lambda scores, targets: jnp.sum(jax.vmap(loss)(scores, targets))
 
 
 def _widen(predictions):

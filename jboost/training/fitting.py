@@ -120,9 +120,11 @@ def fit(
         cost then grows with its stored entries. Or rows that are not in memory, from
         :func:`jboost.stream`; then y, sample_weight and offset come with them and are
         not given here.
-      y: targets: an array [N] or [N, ...], a series or a frame of one column, or a
-        pytree of such; one row of it is what the loss gets. Rows are paired with those
-        of x by their order, whatever their index.
+      y: targets: an array [N] or [N, ...], a series, a frame, or a pytree of such; one
+        row of it is what the loss gets. Rows are paired with those of x by their order,
+        whatever their index. Of y [N, K] a built-in loss of one score is summed over
+        the K columns, where NaN is a missing target. A custom loss may take infinities
+        and NaN.
       loss: ``loss(score, target) -> scalar`` for one row, in jax.numpy, with ``groups``
         ``loss(scores, targets, *, where)`` for the rows of a group; or what
         :func:`jboost.losses.adaptive` returns. See :mod:`jboost.losses`.
@@ -222,9 +224,8 @@ def fit(
         1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
         (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
         each (fewer where all columns together would have more than 2^19 codes), the
-        others share one. What
-        training did not see is missing in prediction; what a node did not see goes
-        the way of its missing values.
+        others share one. What training did not see is missing in prediction; what a
+        node did not see goes the way of its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
       category_l2: added to ``l2`` in the gain of a split by a set of categories
         (LightGBM's cat_l2); it and the next two are counted like ``l2``.
@@ -237,7 +238,8 @@ def fit(
         right, without ``category_l2`` and ``min_category_weight`` (as in LightGBM
         and XGBoost).
       num_scores: K. The loss then gets K scores, and each round grows K trees or, with
-        ``share_structure``, one.
+        ``share_structure``, one. A built-in loss of one score has as many as y [N, K]
+        has columns.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; for
         losses of groups only "probe" (which is "auto") or "unit"; or, for losses of
@@ -265,12 +267,10 @@ def fit(
         says, has not improved for so many rounds; the model is then that of the best
         round.
       seed: of everything random.
-      progress: show a bar with time left and current losses; before the first round
-        it says that programs are being compiled.
+      progress: show a bar with time left, current losses, and what is compiled.
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
         every round; a true answer stops after that round.
-      feature_names: F different names, kept in the model; those of a data frame's
-        columns need not be given.
+      feature_names: F different names, kept in the model; a data frame has its own.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best where
         the program runs; all give the same model. See
         :func:`jboost.implementations`.

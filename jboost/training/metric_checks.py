@@ -106,8 +106,10 @@ def _check_equal_weights(name, function, weights):
 
 
 def _check_labels(name, targets, weights, num_scores):
-    """Checks that targets are classes."""
+    """Checks that targets are classes, or several labels in a row."""
     values = np.unique(np.asarray(targets)[np.asarray(weights) > 0])
+    if np.ndim(targets) == 2:
+        num_scores, values = 1, values[~np.isnan(values)]
     ranges = [range(num_scores)] if num_scores > 1 else [(0, 1), (-1, 1)]
     if not any(set(values.tolist()) <= {*labels} for labels in ranges):
         expected = (

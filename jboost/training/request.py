@@ -111,6 +111,7 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
       TypeError, ValueError: for bad arguments.
     """
     settings, model = read_settings(given), given["model"]
+    settings = settings.with_scores(given["loss"], given["y"])
     if model is not None:
         model = check_start(model, settings)
         settings = settings.replace(init_score=model.init_score, absent=model.absent)

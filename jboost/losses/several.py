@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums a loss of one score over several targets of a row.
+
+In: a loss ``loss(score, target)`` of numbers. Out: a loss of K scores and K targets,
+some of which may be missing.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jboost.losses.names import LOSSES
+from jboost.losses.rows import bare_loss, softmax
+
+_ANYTHING = 1.0  # is in the domain of every built-in loss of one score
+
+
+def sum_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the sum of a loss of one score over the K targets of a row.
+
+        L(F, y) = sum of l(F_k, y_k) over the k for which y_k is known
+
+    NaN marks a target as missing: it has no gradient in its score, whatever ``loss``
+    does with NaN. The scores share nothing but the rounds.
+
+    :func:`jboost.fit` and all that takes a loss do this for the built-in losses of one
+    score where y has shape [N, K].
+
+    Args:
+      loss: ``loss(score, target) -> scalar`` for numbers. Of a missing target it is
+        evaluated, without effect, at score 0 and target 1.
+
+    Returns:
+      A loss to pass to :func:`jboost.fit` with ``num_scores=K`` and y of shape [N, K].
+
+    Raises:
+      TypeError: the loss is not callable.
+      ValueError: the loss takes several scores.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> loss = jb.losses.sum_targets(jb.losses.squared_error)
+      >>> float(loss(np.float32([1, 5, 2]), np.float32([3, np.nan, 2])))
+      4.0
+    """
+    if not callable(loss):
+        raise TypeError(f"loss must be callable as loss(score, target), got {loss!r}")
+    if bare_loss(loss) is softmax:
+        raise ValueError(
+            "loss must be of one score, got losses.softmax, whose K scores are of one "
+            "target"
+        )
+    return partial(_sum_known, loss=loss)
+
+
+def _sum_known(scores, targets, *, loss):
+    targets = jnp.asarray(targets)
+    if not jnp.issubdtype(targets.dtype, jnp.floating):
+        return jnp.sum(jax.vmap(loss)(scores, targets))
+    known = ~jnp.isnan(targets)
+    # Replaced before the loss sees them: derivatives of a branch that is not taken
+    # must be finite, too.
+    scores = jnp.where(known, scores, 0)
+    targets = jnp.where(known, targets, jnp.asarray(_ANYTHING, targets.dtype))
+    return jnp.sum(jnp.where(known, jax.vmap(loss)(scores, targets), 0))
+
+
+def count_scores(loss: Any, y: Any, num_scores: int) -> int:
+    """Returns the number of scores of a model of these targets.
+
+    It is ``num_scores``, except that a built-in loss of one score has K scores where y
+    has shape [N, K], K > 1, and ``num_scores`` is 1, its default.
+    """
+    columns = _count_columns(y)
+    if num_scores == 1 and columns > 1 and _has_one_score(loss):
+        return columns
+    return num_scores
+
+
+def widen_loss(loss: Any, targets: Any, num_scores: int) -> Any:
+    """Returns the loss, summed over the targets of a row if it is of one score.
+
+    Args:
+      targets: arrays (or shapes) whose first axis is N.
+
+    Raises:
+      ValueError: there is not one score for each target, or one target for softmax.
+    """
+    columns = _count_columns(targets)
+    if columns > 1 and bare_loss(loss) is softmax:
+        raise ValueError(
+            f"y must hold one class in each row for losses.softmax, got {columns} "
+            "columns; for several labels in a row use losses.logistic"
+        )
+    if columns < 2 or not _has_one_score(loss):
+        return loss
+    if num_scores != columns:
+        raise ValueError(
+            f"num_scores must be {columns} for losses.{bare_loss(loss).__name__} and y "
+            f"of {columns} columns, got {num_scores}"
+        )
+    return sum_targets(loss)
+
+
+def _has_one_score(loss):
+    bare = bare_loss(loss)
+    return bare is not softmax and any(bare is each for each in LOSSES.values())
+
+
+def _count_columns(y):
+    """Returns K for targets [N, K]; 0 for all others."""
+    if isinstance(y, list):
+        try:
+            y = np.asarray(y)
+        except ValueError:  # refused later, by name
+            return 0
+    shape = getattr(y, "shape", ())
+    return shape[1] if len(shape) == 2 else 0

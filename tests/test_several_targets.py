@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets [N, K]: a built-in loss of one score is summed over the columns.
+
+The columns share nothing but the rounds, so that a model of K columns is K models of
+one column, up to rounding.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.sparse import csr_matrix
+from sklearn import metrics as reference
+from sklearn.multiclass import OneVsRestClassifier
+
+import jboost as jb
+from jboost.sklearn import JBoostClassifier, JBoostRegressor
+
+RNG = np.random.default_rng(11)
+ROWS = 300
+X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+Y = np.stack([X[:, 0], 1000 * np.exp(X[:, 1])], 1) + RNG.normal(size=(ROWS, 2))
+LABELS = (Y - np.median(Y, axis=0) > 0).astype(np.float32)
+KNOWN = RNG.uniform(size=Y.shape) < 0.7
+GAPPY = np.where(KNOWN, LABELS, np.nan)
+SETTINGS = dict(num_rounds=4, max_depth=2)
+LOGISTIC = jb.losses.logistic
+
+
+def fit_columns(targets, loss, **more):
+    models = [jb.fit(X, y, loss, **SETTINGS, **more)[0] for y in targets.T]
+    return np.stack([jb.predict(model, X) for model in models], 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"), [(jb.losses.squared_error, Y), (LOGISTIC, LABELS)]
+)
+def test_columns_share_nothing_but_the_rounds(loss, targets):
+    model, _ = jb.fit(X, targets, loss, **SETTINGS)
+    assert model.num_scores == 2
+    scale = targets.std(axis=0)
+    np.testing.assert_allclose(
+        np.asarray(jb.predict(model, X)) / scale,
+        fit_columns(targets, loss) / scale,
+        atol=2e-5,
+    )
+
+
+def test_the_inverse_link_maps_every_score():
+    model, _ = jb.fit(X, LABELS, LOGISTIC, **SETTINGS)
+    link = jb.losses.inverse_link(LOGISTIC)
+    np.testing.assert_allclose(
+        jb.predict(model, X, inverse_link=link),
+        1 / (1 + np.exp(-jb.predict(model, X))), rtol=1e-5,
+    )  # fmt: skip
+
+
+def test_every_way_to_train_counts_the_scores():
+    expected = np.asarray(jb.predict(jb.fit(X, Y, **SETTINGS)[0], X))
+    frame = pd.DataFrame(Y, columns=["small", "large"])
+    for targets in (frame, Y.tolist(), jnp.asarray(Y, jnp.float32)):
+        model, _ = jb.fit(X, targets, **SETTINGS)
+        np.testing.assert_array_equal(jb.predict(model, X), expected)
+    loss = jb.losses.squared_error
+    bins = jb.fit_bins(X)
+    codes = jb.apply_bins(bins, X)
+    key = jax.random.key(0)
+    assert jb.init(codes, Y, loss, key).scores.shape == (ROWS, 2)
+    _, scores = jb.boost(codes, Y, loss, key, max_bins=bins.num_bins, **SETTINGS)
+    np.testing.assert_allclose(
+        np.asarray(scores) / Y.std(axis=0), expected / Y.std(axis=0), atol=1e-5
+    )
+    assert jb.cross_validate(X, Y, folds=3, **SETTINGS).scores.shape == (ROWS, 2)
+    found = jb.sweep(X, LABELS, LOGISTIC, dict(l2=[1.0]), folds=3, **SETTINGS)
+    assert np.isfinite(found.mean).all()
+    refitted = jb.refit(model, X, Y)
+    assert jb.predict(refitted, X).shape == (ROWS, 2)
+    refined, _ = jb.refine(model, X, Y, num_epochs=2)
+    assert jb.predict(refined, X).shape == (ROWS, 2)
+
+
+def test_streams_are_told_the_number_of_scores():
+    def stream():
+        source = jb.streams.array_batches(X, Y, batch_rows=100)
+        return jb.stream(source, memory="256 MiB", bins=jb.fit_bins(X))
+
+    model, _ = jb.fit(stream(), num_scores=2, **SETTINGS)
+    expected = jb.predict(jb.fit(X, Y, **SETTINGS)[0], X)
+    np.testing.assert_allclose(jb.predict(model, X), expected, rtol=1e-4, atol=1e-3)
+    with pytest.raises(ValueError, match=r"num_scores must be 2 .* 2 columns, got 1"):
+        jb.fit(stream(), **SETTINGS)
+
+
+def test_missing_labels_have_no_gradient():
+    gradient = jax.grad(jb.losses.sum_targets(jb.losses.gamma))
+    found = gradient(jnp.float32([0.5, -200.0, 1.0]), jnp.float32([2, np.nan, 3]))
+    single = [jax.grad(jb.losses.gamma)(s, t) for s, t in ((0.5, 2.0), (1.0, 3.0))]
+    np.testing.assert_allclose(found, [single[0], 0, single[1]])
+
+
+def test_missing_labels_are_left_out():
+    """The start is the argmin of the known labels, and the loss is theirs."""
+    model, history = jb.fit(X, GAPPY, LOGISTIC, validation=(X, GAPPY), **SETTINGS)
+    share = np.nanmean(GAPPY, axis=0)
+    np.testing.assert_allclose(model.init_score, np.log(share / (1 - share)), rtol=1e-4)
+    scores = np.asarray(jb.predict(model, X), np.float64)
+    losses = np.logaddexp(0, scores) - np.where(KNOWN, GAPPY, 0) * scores
+    expected = np.sum(losses * KNOWN) / ROWS
+    np.testing.assert_allclose(history.validation_loss[-1], expected, rtol=1e-5)
+    filled = np.where(KNOWN, LABELS, 1 - LABELS)  # wrong, but of weight 0
+    for k in range(2):
+        other, _ = jb.fit(
+            X, filled[:, k], LOGISTIC, sample_weight=KNOWN[:, k] * 1.0, **SETTINGS
+        )
+        found, expected = scores[:, k], np.asarray(jb.predict(other, X))
+        assert np.corrcoef(found, expected)[0, 1] > 0.9
+
+
+PEERS = dict(
+    auc=reference.roc_auc_score, log_loss=reference.log_loss,
+    average_precision=reference.average_precision_score,
+    brier=reference.brier_score_loss,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_metrics_of_labels_are_means_over_columns(name):
+    scores = RNG.normal(size=Y.shape).astype(np.float32)
+    chances = 1 / (1 + np.exp(-scores))
+    function = PEERS[name]
+    weights = RNG.integers(1, 4, ROWS)
+    expected = np.mean(
+        [
+            function(LABELS[rows, k], chances[rows, k], sample_weight=weights[rows])
+            for k, rows in enumerate(KNOWN.T)
+        ]
+    )
+    found = jb.metrics.METRICS[name](
+        scores, GAPPY, weights, inverse_link=jax.nn.sigmoid
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    _, history = jb.fit(
+        X, GAPPY, LOGISTIC, metrics=name, by=name, validation=(X, GAPPY), **SETTINGS
+    )
+    assert np.isfinite(history.metrics["validation"][name]).all()
+
+
+def test_errors_of_missing_targets_are_left_out():
+    scores = RNG.normal(size=Y.shape).astype(np.float32)
+    targets = np.where(KNOWN, Y, np.nan)
+    for name, function in dict(
+        mae=reference.mean_absolute_error, r2=reference.r2_score,
+        rmse=reference.root_mean_squared_error,
+    ).items():  # fmt: skip
+        each = [function(Y[rows, k], scores[rows, k]) for k, rows in enumerate(KNOWN.T)]
+        found = jb.metrics.METRICS[name](scores, targets)
+        np.testing.assert_allclose(found, np.mean(each), rtol=1e-5)
+    assert np.isnan(jb.metrics.mae(scores[:, 0], targets[:, 0]))
+
+
+REFUSALS = {
+    "too many scores": (dict(num_scores=3), r"num_scores must be 2 .* got 3"),
+    "classes": (dict(loss=jb.losses.softmax), r"use losses\.logistic"),
+    "infinite": (dict(y=np.where(KNOWN, Y, np.inf)), r"y must be finite .* inf"),
+    "no label": (dict(y=2 * LABELS, loss=LOGISTIC), r"from 0 to 1 .* got 2"),
+    "a column": (dict(y=Y[:, :1]), r"pass y\[:, 0\]"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_other_targets_are_refused(name):
+    given, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=message):
+        jb.fit(**(dict(x=X, y=Y) | given), **SETTINGS)
+    with pytest.raises(ValueError, match=r"of one score, got losses\.softmax"):
+        jb.losses.sum_targets(jb.losses.softmax)
+
+
+def test_own_losses_get_what_they_are_given():
+    """A custom loss may take a target of several numbers beside one score."""
+
+    def interval(score, bounds):
+        return jnp.logaddexp(score - bounds[0], bounds[1] - score)
+
+    model, _ = jb.fit(X, LABELS, interval, **SETTINGS)
+    assert model.num_scores == 1
+    own = jb.losses.sum_targets(partial(jb.losses.huber, delta=2.0))
+    model, _ = jb.fit(X, LABELS, own, num_scores=2, **SETTINGS)
+    other, _ = jb.fit(X, LABELS, partial(jb.losses.huber, delta=2.0), **SETTINGS)
+    np.testing.assert_array_equal(jb.predict(model, X), jb.predict(other, X))
+
+
+# Estimators.
+
+
+def test_a_classifier_of_several_labels():
+    found = JBoostClassifier(**SETTINGS).fit(X, LABELS.astype(int))
+    one = OneVsRestClassifier(JBoostClassifier(**SETTINGS)).fit(X, LABELS)
+    np.testing.assert_allclose(found.predict_proba(X), one.predict_proba(X), atol=1e-5)
+    np.testing.assert_array_equal(found.predict(X), one.predict(X))
+    np.testing.assert_array_equal(found.predict(X), found.decision_function(X) > 0)
+    assert found.classes_.tolist() == [0, 1] and found.predict(X).dtype.kind == "i"
+    stored = JBoostClassifier(**SETTINGS).fit(X, csr_matrix(LABELS))
+    np.testing.assert_array_equal(stored.predict(X), found.predict(X))
+    assert found.score(X, LABELS) > 0.5
+    signed = JBoostClassifier(loss="hinge", **SETTINGS).fit(X, LABELS)
+    assert (signed.predict(X) == LABELS).mean() > 0.7
+
+
+def test_estimators_take_missing_labels():
+    classifier = JBoostClassifier(early_stopping_rounds=2, **SETTINGS).fit(
+        X, GAPPY, eval_set=(X, GAPPY)
+    )
+    assert (classifier.predict(X) == LABELS)[~KNOWN].mean() > 0.6
+    targets = np.where(KNOWN, Y, np.nan)
+    regressor = JBoostRegressor(**SETTINGS).fit(X, targets)
+    model, _ = jb.fit(X, targets, **SETTINGS)
+    np.testing.assert_array_equal(
+        regressor.predict(X), np.asarray(jb.predict(model, X), np.float64)
+    )
+    with pytest.raises(ValueError, match="NaN"):
+        JBoostRegressor(**SETTINGS).fit(X, targets[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "targets", "message"),
+    [
+        (dict(loss="softmax"), LABELS, "loss must be one of"),
+        (dict(class_weight="balanced"), LABELS, "class_weight must be None"),
+        ({}, 2 * LABELS, "MultiOutputClassifier"),
+    ],
+)
+def test_a_classifier_refuses_other_labels(settings, targets, message):
+    with pytest.raises(ValueError, match=message):
+        JBoostClassifier(**settings).fit(X, targets)
