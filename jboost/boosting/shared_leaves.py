@@ -33,7 +33,7 @@ from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import LeafSums, Tree
 from jboost.trees.vector_bounds import bound_leaves
 
-_STOPPING = Stopping(steps=10, residual=1e-8, least_bend=0.02, overshoot=0.5)
+_STOPPING = Stopping(steps=10, residual=1e-6, least_bend=0.02, overshoot=0.5)
 
 
 def sum_shared_leaves(

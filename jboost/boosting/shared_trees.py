@@ -7,31 +7,38 @@ for each score in each leaf.
 
 A round restricts all changes of scores to multiples of a direction u: a leaf may add
 c u to the scores of its rows. The objective of c has the gradient sum_k u_k g_k, the
-curvature sum_k u_k^2 h_k and the penalty sum_k u_k^2 l2_k. The direction is the Newton
-step of a random half of the rows against the other half:
+curvature sum_k u_k^2 h_k and the penalty sum_k u_k^2 l2_k. The direction is random, as
+in SketchBoost (Iosipoi and Vakhrushev 2022, section 3.3), whose trees of one random
+projection of the gradient are as good as those of all scores; other rounds take other
+directions, and leaves are fitted with all scores. With gradients in standard units,
+g~ik = g_ik / sqrt(m_k), m_k the mean curvature, and random signs z_i of the rows,
 
-    u_k = sum_i z_i w_i g_ik / m_k,    z_i = 1 or -1 at random, m_k the mean curvature,
+    u~ = C^-1/2 sum_i w_i z_i g~i,    C = sum_i w_i g~i g~i',    u_k = u~_k / sqrt(m_k),
 
-so that scores whose gradients differ most between rows count most. It does not depend
-on the units of the scores, and turns with them where they are rotated. The idea of
-growing vector trees from few random projections of the gradient is that of SketchBoost
-(Iosipoi and Vakhrushev 2022, section 3.3); leaves are fitted with all scores.
+has the covariance of a vector of independent standard normal numbers, within the space
+that gradients span. Unlike such numbers, it does not depend on the units of the scores,
+and turns with them where they are rotated.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from jboost.boosting.row_derivatives import RowDerivatives
-from jboost.entry.collectives import first_row
+from jboost.entry.collectives import count_rows, first_row, most
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_rows
 from jboost.trees.limits import TreeLimits
 
 _SIGNS = 1 << 30  # keeps signs apart from what else a tree's seed draws
+_MOST_ROWS = 4096  # that a direction is drawn from, and at least
+_LEAST_ROWS = 256
+_MOST_TERMS = 1 << 22  # of the products of gradients of all scores
+_LEAST_SPREAD = 1e-5  # of the largest eigenvalue: a direction that no gradient has
 
 
 class Line(NamedTuple):
@@ -85,14 +92,41 @@ def draw_line(
 
 
 def _draw_direction(seed, fitted, weights):
-    number = first_row() + jnp.arange(weights.shape[0], dtype=jnp.int32)
+    root = jnp.sqrt(fitted.mean)
+    rows, number, counted = _pick_rows(weights, len(root))
     bits = hash_words(number.astype(jnp.uint32), derive(seed, jnp.int32(_SIGNS)))
     signs = jnp.where(bits >> 31 == 0, jnp.float32(1), jnp.float32(-1))
-    known = jnp.where((weights > 0)[None, :], signs * fitted.gradient, 0.0)
-    step = sum_rows(known, weights) / fitted.mean
-    # Of length 1 in its largest entry, so that no square overflows.
-    largest = jnp.max(jnp.abs(step))
-    return step / jnp.where(largest > 0, largest, 1.0)
+    gradient = fitted.gradient[:, rows] / root[:, None]
+    upper = np.triu_indices(len(root))
+    products = round_alone(gradient[upper[0]] * gradient[upper[1]])
+    sums = sum_rows(jnp.concatenate([signs * gradient, products]), counted)
+    signed, products = sums[: len(root)], sums[len(root) :]
+    matrix = jnp.zeros((len(root), len(root)), jnp.float32).at[upper].set(products)
+    values, axes = jnp.linalg.eigh(matrix, symmetrize_input=False, UPLO="U")
+    spanned = values > _LEAST_SPREAD * values[-1]
+    spread = jnp.where(spanned, jnp.sqrt(jnp.where(spanned, values, 1.0)), jnp.inf)
+    step = axes @ ((axes.T @ signed) / spread)
+    # Rows that all weigh nothing say nothing: every score then counts alike.
+    step = jnp.where(jnp.any(step != 0), step, 1.0) / root
+    return step / jnp.max(jnp.abs(step))  # no square overflows
+
+
+def _pick_rows(weights, num_scores):
+    """Returns some rows, evenly spaced among all, their numbers and weights.
+
+    Padding does not change them: the last row that counts is the last one.
+    """
+    count = max(_LEAST_ROWS, _MOST_TERMS // num_scores**2)
+    count = min(count, _MOST_ROWS, count_rows(len(weights)))
+    own, step = (jnp.arange(n, dtype=jnp.int32) for n in (len(weights), count))
+    last = most(jnp.max(jnp.where(weights > 0, first_row() + own + 1, 0)))
+    whole, rest = jax.lax.div(last, count), jax.lax.rem(last, count)
+    spaced = step * whole + jax.lax.div(step * rest, count)
+    number = jnp.where(last > count, spaced, step)
+    row = number - first_row()
+    inside = (row >= 0) & (row < len(weights)) & (number < last)
+    row = jnp.where(inside, row, 0)
+    return row, number, jnp.where(inside, weights[row], 0.0)
 
 
 def _add_scores(factors, values):
