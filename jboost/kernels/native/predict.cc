@@ -345,11 +345,11 @@ void CopyRows(const Matrix& matrix, int64_t first, int64_t count, int64_t rows,
 
 // The memory of one task, for one block of rows at a time.
 struct Block {
-  Block(const CodedEnsemble& coded, const Matrix& matrix, int64_t num_scores)
+  Block(const CodedEnsemble& coded, const Matrix& matrix, int64_t width)
       : codes(coded.num_planes() * coded.block_rows()),
         columns(kTile * kBlockRows),
-        scores(num_scores * kBlockRows),
-        leaves(kTile * kBlockRows),
+        scores(width * kBlockRows),
+        leaves(std::max(kTile, kSharedTile) * kBlockRows),
         copy(0),
         matrix(matrix) {}
 
@@ -455,18 +455,17 @@ void StartScores(const Ensemble& model, float* scores) {
 void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
                 const CodedEnsemble& coded, const Block& block, const Answer& answer) {
   int64_t num_scores = model.num_scores, num_rows = block.matrix.num_rows;
-  int64_t together = model.scores_per_tree();
   float* scores = block.scores.get();
   StartScores(model, scores);
   for (const Run& run : coded.runs()) {
     CodeBlock(loops, coded, run, block);
     for (int64_t round = run.first_round; round < run.last_round; ++round) {
-      for (int64_t k = 0; k < num_scores; k += together) {
-        int64_t first = round * num_scores + k;
+      for (int64_t k = 0; k < num_scores; ++k) {
+        int64_t tree = round * num_scores + k;
         int8_t* codes = block.codes.get();
-        loops.add_tree(coded.Tree(loops, first / together, block.rows, codes), codes,
-                       block.rows, model.leaf_value + (first << model.max_depth),
-                       together, scores + k * kBlockRows);
+        loops.add_tree(coded.Tree(loops, tree, block.rows, codes), codes, block.rows,
+                       model.leaf_value + (tree << model.max_depth),
+                       scores + k * kBlockRows);
       }
       if (answer.stages == nullptr) continue;
       WriteScores(scores, block.count, num_scores,
@@ -476,6 +475,85 @@ void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
   if (answer.scores == nullptr) return;
   WriteScores(scores, block.count, num_scores,
               answer.scores + block.first * num_scores);
+}
+
+// The leaf values of trees that all scores share: those of a leaf lie side by side, so
+// that vectors add them.
+class SharedValues {
+ public:
+  SharedValues(const Pool& pool, const Ensemble& model)
+      : num_scores_(model.num_scores),
+        num_leaves_(model.num_leaves()),
+        width_(PaddedWidth(model)),
+        values_(model.num_rounds * num_leaves_ * width_) {
+    int64_t size = num_leaves_ * num_scores_;
+    const Pool& threads = Threads(pool, model.num_rounds * size);
+    ParallelFor(threads, model.num_rounds, [&](int64_t round) {
+      const float* from = model.leaf_value + round * size;
+      float* to = values_.get() + round * num_leaves_ * width_;
+      for (int64_t leaf = 0; leaf < num_leaves_; ++leaf, to += width_) {
+        for (int64_t k = 0; k < num_scores_; ++k) to[k] = from[k * num_leaves_ + leaf];
+        std::fill(to + num_scores_, to + width_, 0.0f);
+      }
+    });
+  }
+
+  // The numbers of a row or leaf, the padding included.
+  static int64_t PaddedWidth(const Ensemble& model) {
+    int64_t size = model.num_scores;
+    return size <= 4 ? 4 : size <= 8 ? 8 : (size + 15) / 16 * 16;
+  }
+
+  LeafRows Take(const int32_t* leaves, int64_t first_round, int64_t num_rounds) const {
+    const float* values = values_.get() + first_round * num_leaves_ * width_;
+    return {leaves, values, num_rounds, num_leaves_, width_};
+  }
+
+  // Writes the initial scores of a block, [rows, width].
+  void Start(const Ensemble& model, int64_t rows, float* scores) const {
+    for (int64_t i = 0; i < rows; ++i, scores += width_) {
+      std::copy_n(model.init_score, num_scores_, scores);
+      std::fill(scores + num_scores_, scores + width_, 0.0f);
+    }
+  }
+
+  // Copies the scores of a block to out [count, K].
+  void Write(const float* scores, int64_t count, float* out) const {
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(scores + i * width_, num_scores_, out + i * num_scores_);
+    }
+  }
+
+ private:
+  int64_t num_scores_, num_leaves_, width_;
+  Scratch<float> values_;
+};
+
+void ScoreSharedBlock(const PredictLoops& loops, const Ensemble& model,
+                      const CodedEnsemble& coded, const SharedValues& values,
+                      const Block& block, const Answer& answer) {
+  int64_t num_rows = block.matrix.num_rows;
+  int64_t most = answer.stages == nullptr ? kSharedTile : 1;
+  float* scores = block.scores.get();
+  int32_t* leaves = block.leaves.get();
+  values.Start(model, block.rows, scores);
+  for (const Run& run : coded.runs()) {
+    CodeBlock(loops, coded, run, block);
+    for (int64_t round = run.first_round; round < run.last_round; round += most) {
+      int64_t used = std::min(most, run.last_round - round);
+      for (int64_t t = 0; t < used; ++t) {
+        int8_t* codes = block.codes.get();
+        loops.find_leaves(coded.Tree(loops, round + t, block.rows, codes), codes,
+                          block.rows, leaves + t * kBlockRows);
+      }
+      loops.add_leaves(values.Take(leaves, round, used), block.rows, scores);
+      if (answer.stages == nullptr) continue;
+      int64_t at = round * num_rows + block.first;
+      values.Write(scores, block.count, answer.stages + at * model.num_scores);
+    }
+  }
+  if (answer.scores == nullptr) return;
+  values.Write(scores, block.count, answer.scores + block.first * model.num_scores);
 }
 
 void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
@@ -503,13 +581,19 @@ void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble
   int64_t block_rows = coded.block_rows(), num_rows = matrix.num_rows;
   int64_t task_rows = num_rows / (8 * pool.num_threads) / block_rows * block_rows;
   task_rows = std::max(block_rows, std::min(kTaskRows, task_rows));
+  bool shared = model.shares_trees() && answer.leaves == nullptr;
+  std::unique_ptr<SharedValues> values(shared ? new SharedValues(pool, model)
+                                              : nullptr);
+  int64_t width = shared ? SharedValues::PaddedWidth(model) : model.num_scores;
   auto run = [&](int64_t task) {
-    Block block(coded, matrix, model.num_scores);
+    Block block(coded, matrix, width);
     int64_t end = std::min((task + 1) * task_rows, num_rows);
     for (int64_t first = task * task_rows; first < end; first += block_rows) {
       block.Start(first, std::min(block_rows, end - first));
       if (answer.leaves != nullptr) {
         FindBlockLeaves(loops, model, coded, block, answer.leaves);
+      } else if (shared) {
+        ScoreSharedBlock(loops, model, coded, *values, block, answer);
       } else {
         ScoreBlock(loops, model, coded, block, answer);
       }

@@ -27,6 +27,7 @@
 namespace jboost {
 
 constexpr int64_t kBlockRows = 256;  // at most; a multiple of 64
+constexpr int64_t kSharedTile = 16;  // trees whose leaf values are added together
 
 // R rounds of S trees with I nodes each: in heap order with I = 2^max_depth - 1 and
 // L = I + 1 leaves, or linked, where leaves are nodes, L = I. S is 1, where a tree has
@@ -51,6 +52,7 @@ struct Ensemble {
   }
   int64_t num_trees() const { return num_rounds * trees_per_round; }
   int64_t scores_per_tree() const { return num_scores / trees_per_round; }
+  bool shares_trees() const { return trees_per_round < num_scores; }
 };
 
 // The categorical columns: the value v of column features[g] has the code codes[g, v].
@@ -84,6 +86,14 @@ struct CodedTree {
   const int32_t* offset;    // of the plane that a node reads
   const int8_t* threshold;  // a code above it goes right
   int64_t max_depth;
+};
+
+// The leaves of a block in up to kSharedTile trees that all scores share.
+struct LeafRows {
+  const int32_t* leaf;  // [trees, kBlockRows]
+  const float* values;  // [trees, L, width]
+  int64_t num_trees, num_leaves;
+  int64_t width;  // 4, 8 or a multiple of 16, at least K
 };
 
 // A node of a linked tree, in one place of memory.
@@ -123,10 +133,12 @@ struct PredictLoops {
   // second plane follows at distance `stride`.
   void (*mark)(const CategorySet* sets, int64_t num_sets, const uint32_t* words,
                int64_t rows, int64_t stride, int8_t* codes);
-  // scores[k * kBlockRows + i] += leaf_value[k, the leaf of row i] for several scores;
-  // `rows` is a multiple of 64.
+  // scores[i] += leaf_value[the leaf of row i]; `rows` is a multiple of 64.
   void (*add_tree)(const CodedTree& tree, const int8_t* codes, int64_t rows,
-                   const float* leaf_value, int64_t num_scores, float* scores);
+                   const float* leaf_value, float* scores);
+  // Adds the values of the leaves, tree by tree, to the scores [rows, width]; `rows` is
+  // a multiple of 64.
+  void (*add_leaves)(const LeafRows& leaves, int64_t rows, float* scores);
   // Writes the leaf of each row.
   void (*find_leaves)(const CodedTree& tree, const int8_t* codes, int64_t rows,
                       int32_t* leaf);

@@ -238,49 +238,46 @@ void FindLeaves(const CodedTree& tree, const int8_t* codes, int64_t rows,
   DescendRows(tree, codes, rows, leaf);
 }
 
-// The leaves that the rows of one vector reach, of up to 64 leaves.
+// Adds the values of up to 64 leaves.
 #if defined(__AVX512VBMI__)
 
 template <int kLevels>
 struct Leaves {
   static constexpr int kTables = kLevels > 4 ? 1 << (kLevels - 4) : 1;
-  __m512i leaf[4];
-  __mmask16 upper[4];  // the leaves from 32 on
+  __m512 table[kTables];
 
-  explicit JBOOST_INLINE Leaves(Vector path) {
-    leaf[0] = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(path));
-    leaf[1] = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, 1));
-    leaf[2] = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, 2));
-    leaf[3] = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, 3));
-    for (int part = 0; part < 4; ++part) {
-      upper[part] = _mm512_test_epi32_mask(leaf[part], _mm512_set1_epi32(32));
-    }
-  }
-
-  JBOOST_INLINE __m512 Find(const __m512* table, int part) const {
-    if constexpr (kTables == 1) {
-      return _mm512_permutexvar_ps(leaf[part], table[0]);
-    } else if constexpr (kTables == 2) {
-      return _mm512_permutex2var_ps(table[0], leaf[part], table[1]);
-    } else {
-      __m512 low = _mm512_permutex2var_ps(table[0], leaf[part], table[1]);
-      __m512 high = _mm512_permutex2var_ps(table[2], leaf[part], table[3]);
-      return _mm512_mask_blend_ps(upper[part], low, high);
-    }
-  }
-
-  // Adds the leaf values of one score.
-  JBOOST_INLINE void Add(const float* leaf_value, float* scores) const {
-    __m512 table[kTables];
+  explicit JBOOST_INLINE Leaves(const float* leaf_value) {
     __mmask16 used = kLevels < 4 ? (1 << (1 << kLevels)) - 1 : 0xffff;
     for (int t = 0; t < kTables; ++t) {
       table[t] = _mm512_maskz_loadu_ps(used, leaf_value + 16 * t);
     }
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; ++part) {
-      float* at = scores + 16 * part;
-      _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), Find(table, part)));
+  }
+
+  JBOOST_INLINE __m512 Find(__m512i leaf) const {
+    if constexpr (kTables == 1) {
+      return _mm512_permutexvar_ps(leaf, table[0]);
+    } else if constexpr (kTables == 2) {
+      return _mm512_permutex2var_ps(table[0], leaf, table[1]);
+    } else {
+      __m512 low = _mm512_permutex2var_ps(table[0], leaf, table[1]);
+      __m512 high = _mm512_permutex2var_ps(table[2], leaf, table[3]);
+      __mmask16 upper = _mm512_test_epi32_mask(leaf, _mm512_set1_epi32(32));
+      return _mm512_mask_blend_ps(upper, low, high);
     }
+  }
+
+  JBOOST_INLINE void Add(Vector path, float* scores) const {
+    AddPart<0>(path, scores);
+    AddPart<1>(path, scores);
+    AddPart<2>(path, scores);
+    AddPart<3>(path, scores);
+  }
+
+  template <int kPart>
+  JBOOST_INLINE void AddPart(Vector path, float* scores) const {
+    __m512i leaf = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(path, kPart));
+    float* at = scores + 16 * kPart;
+    _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), Find(leaf)));
   }
 };
 
@@ -288,12 +285,13 @@ struct Leaves {
 
 template <int kLevels>
 struct Leaves {
-  alignas(64) uint8_t places[Lanes::kRows];
+  const float* leaf_value;
 
-  explicit JBOOST_INLINE Leaves(Vector path) { Lanes::Store(path, places); }
+  explicit JBOOST_INLINE Leaves(const float* values) : leaf_value(values) {}
 
-  // Adds the leaf values of one score.
-  JBOOST_INLINE void Add(const float* leaf_value, float* scores) const {
+  JBOOST_INLINE void Add(Vector path, float* scores) const {
+    alignas(64) uint8_t places[Lanes::kRows];
+    Lanes::Store(path, places);
 #if defined(__AVX2__)
     for (int64_t j = 0; j < Lanes::kRows; j += 8) {
       __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(places + j));
@@ -309,27 +307,63 @@ struct Leaves {
 #endif
 
 void AddTree(const CodedTree& tree, const int8_t* codes, int64_t rows,
-             const float* leaf_value, int64_t num_scores, float* scores) {
-  int64_t num_leaves = int64_t{1} << tree.max_depth;
+             const float* leaf_value, float* scores) {
   if (tree.max_depth > kMaxLevels) {
     int32_t leaf[kBlockRows];
     FindLeaves(tree, codes, rows, leaf);
-    for (int64_t k = 0; k < num_scores; ++k, leaf_value += num_leaves) {
-      float* own = scores + k * kBlockRows;
-      for (int64_t i = 0; i < rows; ++i) own[i] += leaf_value[leaf[i]];
-    }
+    for (int64_t i = 0; i < rows; ++i) scores[i] += leaf_value[leaf[i]];
     return;
   }
   Thresholds thresholds(tree);
   WithLevels(tree.max_depth, [&](auto levels) {
+    Leaves<levels.kLevels> leaves(leaf_value);
     for (int64_t i = 0; i < rows; i += Lanes::kRows) {
-      Leaves<levels.kLevels> leaves(
-          Descend<levels.kLevels>(thresholds.tree(), codes + i));
-      for (int64_t k = 0; k < num_scores; ++k) {
-        leaves.Add(leaf_value + k * num_leaves, scores + k * kBlockRows + i);
-      }
+      leaves.Add(Descend<levels.kLevels>(thresholds.tree(), codes + i), scores + i);
     }
   });
+}
+
+// Adds kWidth numbers per row: those of its leaves, which begin at places[t *
+// kBlockRows
+// + i] of the values of tree t.
+template <int kWidth>
+JBOOST_INLINE void AddParts(const LeafRows& leaves, const uint32_t* places,
+                            int64_t rows, int64_t first, float* scores) {
+  typedef float Part __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+  constexpr int kGroup = 4;  // rows whose sums are independent
+  int64_t step = leaves.num_leaves * leaves.width;
+  for (int64_t i = 0; i < rows; i += kGroup) {
+    float* own = scores + i * leaves.width + first;
+    Part sum[kGroup];
+    for (int j = 0; j < kGroup; ++j) {
+      sum[j] = *reinterpret_cast<const Part*>(own + j * leaves.width);
+    }
+    const float* values = leaves.values + first;
+    const uint32_t* place = places + i;
+    for (int64_t t = 0; t < leaves.num_trees; ++t) {
+      for (int j = 0; j < kGroup; ++j) {
+        sum[j] += *reinterpret_cast<const Part*>(values + place[j]);
+      }
+      values += step;
+      place += kBlockRows;
+    }
+    for (int j = 0; j < kGroup; ++j) {
+      *reinterpret_cast<Part*>(own + j * leaves.width) = sum[j];
+    }
+  }
+}
+
+void AddLeaves(const LeafRows& leaves, int64_t rows, float* scores) {
+  uint32_t places[kSharedTile * kBlockRows];
+  auto width = static_cast<uint32_t>(leaves.width);
+  for (int64_t i = 0; i < leaves.num_trees * kBlockRows; ++i) {
+    places[i] = static_cast<uint32_t>(leaves.leaf[i]) * width;
+  }
+  if (width == 4) return AddParts<4>(leaves, places, rows, 0, scores);
+  if (width == 8) return AddParts<8>(leaves, places, rows, 0, scores);
+  for (int64_t first = 0; first < leaves.width; first += 16) {
+    AddParts<16>(leaves, places, rows, first, scores);
+  }
 }
 
 #if defined(__AVX512VBMI__)
@@ -834,7 +868,7 @@ void Walk(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
 }  // namespace
 
 extern const PredictLoops kPredictLoops;
-const PredictLoops kPredictLoops = {Transpose, Code,    Encode,     SplitCodes,
-                                    Mark,      AddTree, FindLeaves, Walk};
+const PredictLoops kPredictLoops = {Transpose, Code,      Encode,     SplitCodes, Mark,
+                                    AddTree,   AddLeaves, FindLeaves, Walk};
 
 }  // namespace jboost::JBOOST_ISA
