@@ -92,13 +92,13 @@ def solve_jointly(
     start = (jnp.zeros_like(first), -gradient, first, at_start, jnp.int32(0))
     values, *_ = jax.lax.while_loop(goes_on, step, start)
     # Without a direction that bends upward, the step of the diagonal remains.
-    values = jnp.where(jnp.any(values != 0, axis=0), values, first)
+    values = jnp.where(jnp.any(values != 0, axis=0, keepdims=True), values, first)
     return _check_slope(values, gradient, slope_at, stopping.overshoot)
 
 
 def _dot(a, b):
-    """Returns the product of vectors along the first axis, for each system."""
-    return jnp.sum(a * b, axis=0)
+    """Returns the product of vectors along the first axis, which keeps length 1."""
+    return jnp.sum(a * b, axis=0, keepdims=True)
 
 
 class _Check(NamedTuple):
