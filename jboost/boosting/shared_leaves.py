@@ -126,10 +126,15 @@ def _split_scores(problem, now, tree):
     if limits.values is not None:
         penalty = (limits.l2 * fitted.mean)[:, None]
         steps = tree.sums.gradient, tree.sums.curvature, penalty
-        bounds = bound_leaves(
-            tree, steps, limits.values.monotone, limits.values.bounds,
-            problem.method.num_bins,
-        )  # fmt: skip
+        if (
+            tree.feature is None
+        ):  # only the leaves of the rows are known, not the splits
+            bounds = jnp.broadcast_to(limits.values.bounds, (*steps[0].shape, 2))
+        else:
+            bounds = bound_leaves(
+                tree, steps, limits.values.monotone, limits.values.bounds,
+                problem.method.num_bins,
+            )  # fmt: skip
         bounds = bounds / fitted.value_unit[:, None, None]
     none: Any = None
     nothing: Any = fitted._replace(gradient=none, curvature=none)

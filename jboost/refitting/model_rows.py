@@ -84,8 +84,8 @@ def count_rounds(model: Ensemble, rows: PaddedRows) -> int:
 
 def find_leaves(
     model: Ensemble, rows: ModelRows, step: int
-) -> Iterator[Int32[np.ndarray, "R K N"]]:
-    """Yields the leaf of each row for each score, for ``step`` rounds at a time.
+) -> Iterator[Int32[np.ndarray, "R S N"]]:
+    """Yields the leaf of each row in each tree, for ``step`` rounds at a time.
 
     Padding has the leaves of row 0.
     """
@@ -94,6 +94,4 @@ def find_leaves(
         part = map_rounds(lambda array, f=first: array[f : f + step], model)
         found = np.asarray(leaf_indices(part, rows.x))
         found = found.reshape(rows.rows.size, -1, model.feature.shape[1])
-        found = pad_rows(found, total).transpose(1, 2, 0)
-        found = np.broadcast_to(found, (len(found), model.num_scores, total))
-        yield np.ascontiguousarray(found)
+        yield np.ascontiguousarray(pad_rows(found, total).transpose(1, 2, 0))

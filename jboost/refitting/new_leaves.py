@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int32, Shaped
 
 from jboost import losses
-from jboost.boosting.leaf_values import fit_leaves, sum_leaves
+from jboost.boosting.leaf_values import sum_leaves
 from jboost.boosting.method import initial_scores, make_method
-from jboost.boosting.round import add_trees, map_scores
+from jboost.boosting.round import add_trees, fit_trees, map_scores
 from jboost.boosting.row_derivatives import choose_scaling, differentiate
-from jboost.boosting.row_sample import start_round
+from jboost.boosting.row_sample import Round, start_round
 from jboost.boosting.settings import Regularization, Settings, read_settings
+from jboost.boosting.shared_leaves import sum_shared_leaves
 from jboost.boosting.state import Arrays, BoostState, Problem, Static
 from jboost.boosting.structure import shaping_limits
 from jboost.codes.codes import DenseCodes
@@ -126,8 +127,11 @@ def refit(
     decay = float(checks.check_number("decay", decay, least=0.0, most=1.0))
     # A tree of training whose root is lighter than min_child_weight adds nothing.
     settings = read_settings(
-        {**locals(), "num_scores": model.num_scores, "min_child_weight": 0.0}
-    )
+        {
+            **locals(), "num_scores": model.num_scores, "min_child_weight": 0.0,
+            "share_structure": model.shares_structure,
+        }
+    )  # fmt: skip
     rates = np.asarray(checks.learning_rates(learning_rate, model.num_rounds))
     begin = initial_scores(settings)
     padded = not isinstance(loss, losses.Adaptive)
@@ -250,26 +254,34 @@ def _refit_round(
     problem: Problem,
     decay: Float[Array, ""],
     learning_rate: Float[Array, ""],
-    leaf: Int32[Array, "K N"],
+    leaf: Int32[Array, "S N"],
     old: Float[Array, "K L"],
     state: BoostState,
 ) -> tuple[BoostState, Tree]:
     """Makes one round as training does, with the leaf of every row given."""
     state, raw = differentiate(problem, state)
     now = start_round(problem, choose_scaling(problem), state, raw)
+    trees = _sum_old_leaves(problem, now, leaf, old)
+    pointed = state.pointed
+    trees = fit_trees(problem, learning_rate, state, now, trees, leaf, pointed)
+    assert trees.sums is not None
+    mixed = _mix(decay, old, trees.leaf_value)
+    trees = trees._replace(leaf_value=jnp.where(trees.sums.weight > 0, mixed, old))
+    return add_trees(problem, state, now, trees, leaf), trees
 
-    def refit_tree(parts):
+
+def _sum_old_leaves(problem: Problem, now: Round, leaf: Any, old: Any) -> Tree:
+    """Returns the trees of a round with the sums of their leaves."""
+    if problem.method.share_structure:
+        tree = _bare_tree(old[0], now.limits._replace(values=None))
+        return sum_shared_leaves(problem.data, now, tree, leaf[0])
+
+    def sum_tree(parts):
         leaf, old, one = parts
         tree = _bare_tree(old, shaping_limits(now.limits, one))
-        tree = sum_leaves(problem.data, now, one, tree, leaf)
-        tree = fit_leaves(problem, learning_rate, state, now, one, tree, leaf)
-        mixed = _mix(decay, old, tree.leaf_value)
-        assert tree.sums is not None
-        reached = tree.sums.weight > 0
-        return tree._replace(leaf_value=jnp.where(reached, mixed, old))
+        return sum_leaves(problem.data, now, one, tree, leaf)
 
-    trees = map_scores(refit_tree, (leaf, old, now.trees()))
-    return add_trees(problem, state, now, trees, leaf), trees
+    return map_scores(sum_tree, (leaf, old, now.trees()))
 
 
 def _bare_tree(values, limits):
