@@ -59,6 +59,8 @@ from .boosting.loop import (
     init as init,
 )
 from .boosting.state import BoostState as BoostState
+from .calibration import Intervals as Intervals
+from .calibration import conformal as conformal
 from .codes.binning import (
     apply_bins as apply_bins,
 )

@@ -20,7 +20,7 @@ BOXES = (
     "entry", "kernels", "numerics", "distributions", "losses", "metrics", "survival",
     "tables", "codes", "objective", "trees", "model", "boosting", "training",
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
-    "interchange", "plotting", "recipes", "sklearn", "parts",
+    "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
 MODEL_LINES = 5050
 MODULE_LINES = 400
