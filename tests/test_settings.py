@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -39,6 +40,7 @@ OTHERS = dict(
     category_smoothing=2.0, min_category_weight=3.0, max_onehot=2,
     curvature="absolute", leaf_solver="guarded", num_rounds=1, init_score=1.0,
     absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
+    share_structure=True,
 )  # fmt: skip
 SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse l1
 
@@ -82,6 +84,8 @@ def test_every_setting_has_a_value_here():
 def test_every_setting_reaches_the_program(name):
     """Another value makes another Method, or other Numbers."""
     traced, _ = trace_loss(jb.losses.squared_error, Y)
+    if name == "share_structure":  # of a single score, nothing is shared
+        traced, _ = trace_loss(lambda s, t: jnp.sum((s - t) ** 2), Y, 2)
     categories = None
     if "categor" in name or name == "max_onehot":
         categories = jb.fit_bins(X, categorical=[1]).categories
@@ -122,7 +126,7 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
     """Names and values as they are in files of checkpoints."""
     known = {
         "absent": "zero", "curvature": "absolute", "leaf_solver": "guarded",
-        "regularization": "absolute", "max_depth": 3, "max_leaves": 3,
+        "share_structure": False, "regularization": "absolute", "max_depth": 3, "max_leaves": 3,
         "candidates": "global", "candidate_weights": "samples",
         "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
         "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),

@@ -99,7 +99,8 @@ def _draw_direction(seed, fitted, weights):
     gradient = fitted.gradient[:, rows] / root[:, None]
     upper = np.triu_indices(len(root))
     products = round_alone(gradient[upper[0]] * gradient[upper[1]])
-    sums = sum_rows(jnp.concatenate([signs * gradient, products]), counted)
+    signs = signs[None, :] * gradient
+    sums = sum_rows(jnp.concatenate([signs, products]), counted)
     signed, products = sums[: len(root)], sums[len(root) :]
     matrix = jnp.zeros((len(root), len(root)), jnp.float32).at[upper].set(products)
     values, axes = jnp.linalg.eigh(matrix, symmetrize_input=False, UPLO="U")
