@@ -321,3 +321,25 @@ def test_pictures_show_the_values_of_all_scores():
     ax = jb.plotting.tree(wide)
     assert any(word.get_text().startswith(f"{k}: ") for word in ax.texts)
     jb.plotting.tree(wide, score=3)
+
+
+def test_rows_are_looked_up_in_a_tree_on_codes():
+    x = make_rows(200)[:, :4]
+    y, bins = np.arange(200) % 3, jb.fit_bins(x)
+    codes = jb.apply_bins(bins, x)
+    state = jb.init(codes, y, jb.losses.softmax, jax.random.key(0), num_scores=3)
+    trees = []
+    for _ in range(2):
+        state, tree = jb.boost_step(
+            state, codes, y, jb.losses.softmax, share_structure=True, max_depth=3
+        )
+        trees.append(tree)
+    for tree in trees:
+        leaf = jb.parts.find_leaves(tree, codes)
+        assert leaf.shape == (200,)
+        values = jb.parts.predict_tree(tree, codes)
+        assert_same(values, np.asarray(tree.leaf_value)[:, leaf].T)
+    model = jb.to_ensemble(jb.parts.stack_trees(trees, np.zeros(3)), bins)
+    values = [jb.parts.predict_tree(tree, codes) for tree in trees]
+    assert_same(jb.predict(model, x), values[0] + values[1])
+    assert_same(jb.leaf_indices(model, x)[:, 1], leaf)

@@ -219,7 +219,7 @@ def find_leaves(
       implementation: as for :func:`jboost.parts.build_histogram`.
 
     Returns:
-      [N]; of K > 1 trees [N, K].
+      [N], also of one tree that K scores share; of K > 1 trees [N, K].
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -235,7 +235,8 @@ def find_leaves(
 
 
 def _find_leaves(tree, binned):
-    return _over_scores(lambda tree, leaf: leaf, tree, binned)
+    leaf = _find_rows(tree, binned)
+    return leaf[0] if len(leaf) == 1 else leaf.T
 
 
 @traceable
@@ -252,7 +253,7 @@ def predict_tree(
       tree, binned, implementation: as for :func:`jboost.parts.find_leaves`.
 
     Returns:
-      [N]; of K > 1 trees [N, K].
+      [N]; of K > 1 scores [N, K].
 
     Example:
       >>> import jax.numpy as jnp, jboost as jb
@@ -268,20 +269,20 @@ def predict_tree(
 
 
 def _predict_tree(tree, binned):
-    return _over_scores(lambda tree, leaf: tree.leaf_value[leaf], tree, binned)
-
-
-def _over_scores(look_up, tree, binned):
-    """Looks up rows in one tree, or in each of K trees."""
-    codes = DenseCodes(binned.T) if isinstance(binned, jax.Array) else binned
-
-    def find(tree):
-        return look_up(tree, growing.find_leaves(tree, codes))
-
-    if tree.feature.ndim == 1:
-        return find(tree)
-    found = jax.vmap(find)(tree)
+    values = jnp.atleast_2d(tree.leaf_value)
+    leaf = _find_rows(tree, binned)
+    leaf = jnp.broadcast_to(leaf, (len(values), leaf.shape[1]))
+    found = jax.vmap(lambda value, leaf: value[leaf])(values, leaf)
     return found[0] if len(found) == 1 else found.T
+
+
+def _find_rows(tree, binned):
+    """Returns the leaf of each row in each tree, [S, N]."""
+    codes = DenseCodes(binned.T) if isinstance(binned, jax.Array) else binned
+    splits = tree._replace(leaf_value=None, sums=None, bounds=None)
+    if splits.feature.ndim == 1:
+        return growing.find_leaves(splits, codes)[None]
+    return jax.vmap(lambda tree: growing.find_leaves(tree, codes))(splits)
 
 
 @traceable
