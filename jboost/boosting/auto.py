@@ -22,6 +22,7 @@ from jboost.entry.stages import elementwise, stage
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.evaluation import Kinks
 from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.information import EXPONENTS
 from jboost.objective.tracing import TracedLoss
 from jboost.trees.leaves import LeafSolver
 
@@ -82,6 +83,13 @@ def decide_by_loss(
             "on each other; the curvature of other losses is known"
         )
     policy: Any = curvature if isinstance(curvature, str) else "function"
+    if policy in EXPONENTS and loss.information is None:
+        raise ValueError(
+            f"curvature={policy!r} needs a loss from losses.likelihood whose "
+            "distribution has fisher_information, a KL divergence or samples"
+        )
+    if policy == "auto" and loss.information is not None:
+        policy = "standardized"  # docs/distributions.md tells how it was chosen
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
     shared = _shares_trees(loss, share_structure)

@@ -191,7 +191,8 @@ def _look_along(loss, k, policy, size, constants, targets, points, reach):
     weights = _normal_weights((points - center) / unit)
     coupling = find_coupling(objective, scores, weights)
     objective = objective._replace(coupling=coupling)
-    _, positive = derivatives(objective, scores, weights, policy)
+    seed = jnp.zeros(2, jnp.uint32)
+    _, positive = derivatives(objective, scores, weights, policy, seed=seed)
     values = (
         loss_values(objective, scores),
         gradients(objective, scores)[k],

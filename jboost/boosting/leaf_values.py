@@ -120,7 +120,7 @@ def _prepare(problem, state, now, one, tree, leaf):
     groups = Groups(
         k=one.k,
         scores=state.scores,
-        weights=now.weights(problem.data),
+        weights=_weigh_rows(problem.data, now, fitted),
         direction=None,
         group=leaf,
         penalty=jnp.broadcast_to(penalty, tree.leaf_value.shape[0]),
@@ -128,6 +128,12 @@ def _prepare(problem, state, now, one, tree, leaf):
         resting=_count_resting(method, limits),
     )
     return newton, groups, sums
+
+
+def _weigh_rows(data, now, fitted):
+    """Returns the weights of the rows in the loss of a leaf."""
+    weights = now.weights(data)
+    return weights if fitted.factor is None else weights * fitted.factor
 
 
 def _shrinkage(problem, limits, fitted):

@@ -22,6 +22,7 @@ from jboost.entry import checks
 from jboost.entry.warning import warn_user
 from jboost.objective.curvature import Chosen
 from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.information import EXPONENTS
 from jboost.objective.tracing import TracedLoss
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
@@ -109,6 +110,7 @@ def make_method(
         settings.min_child_samples, settings.regularization, settings.share_structure,
     )  # fmt: skip
     _check_solver(loss, choices)
+    _check_devices(loss, choices, num_devices)
     if categories is not None and not isinstance(categories, Categories):
         raise TypeError(
             "categories must be those of the bins (bins.categories) or None, got "
@@ -201,6 +203,19 @@ def _check_solver(loss, choices: LossChoices):
         raise ValueError(
             "leaf_solver='median_step' needs a loss whose second derivative changes "
             f"with the score, such as Huber's; this one has its minimum by {better!r}"
+        )
+
+
+def _check_devices(loss, choices, num_devices):
+    """Refuses draws on a mesh, whose last bits would differ from those of a device."""
+    if num_devices == 1 or choices.curvature not in EXPONENTS:
+        return
+    if loss.sampled:
+        raise ValueError(
+            f"mesh must be None with curvature={choices.curvature!r} where the "
+            "information of a distribution is estimated from samples; give it "
+            f"fisher_information, or use curvature='absolute', got {num_devices} "
+            "devices"
         )
 
 

@@ -32,6 +32,11 @@ from jboost.objective.curvature import (
     smoothing_scale,
 )
 from jboost.objective.evaluation import weighted_mean
+from jboost.objective.information import (
+    EXPONENTS,
+    informed_derivatives,
+    round_seed,
+)
 
 
 class RowDerivatives(NamedTuple):
@@ -44,6 +49,7 @@ class RowDerivatives(NamedTuple):
         not used.
       value_unit: the unit of leaf values fitted with these derivatives, in units of
         the values that the splits see.
+      factor: by which the derivatives of each row are multiplied already; None for 1.
     """
 
     gradient: Float[Array, "*K N"]
@@ -52,13 +58,19 @@ class RowDerivatives(NamedTuple):
     first_mean: Float[Array, "*K"]
     concentration: Float[Array, "*K"]
     value_unit: Float[Array, "*K"]
+    factor: Float[Array, "*K N"] | None = None
 
 
 class RawDerivatives(NamedTuple):
-    """Gradient and positive curvature of every row by one policy."""
+    """Gradient and positive curvature of every row by one policy.
+
+    Attributes:
+      factor: see :class:`RowDerivatives`.
+    """
 
     gradient: Float[Array, "K N"]
     curvature: Float[Array, "K N"]
+    factor: Float[Array, "K N"] | None = None
 
 
 class Policy(NamedTuple):
@@ -135,6 +147,12 @@ def differentiate(
         state = state._replace(sizes=sizes._replace(smoothing=found))
 
     def evaluate(curvature):
+        if curvature in EXPONENTS and problem.arrays.given is None:
+            seed = round_seed(state.words, state.round)
+            found = informed_derivatives(
+                objective, state.scores, weights, curvature, seed
+            )
+            return RawDerivatives(*found)
         found = problem.arrays.given or derivatives(
             objective, state.scores, weights, curvature, smooth, raised=False,
             delta=delta,
@@ -212,7 +230,7 @@ def scale_derivatives(
 
 def _scale(scaling, weights, state, policy, raw, first):
     """Returns a pair, and the first sums with whether they hold."""
-    gradient, positive = raw
+    gradient, positive, factor = raw
     if policy.raised:
         mean = mean_positive(positive, weights) if first is None else first.mean
         least = least_curvature(mean, state.coupling.start if policy.by_start else None)
@@ -221,7 +239,7 @@ def _scale(scaling, weights, state, policy, raw, first):
             first = first._replace(holds=first.least >= least)
     one = jnp.ones(state.scores.shape[0], jnp.float32)
     if policy.unit or not scaling.relative:
-        return RowDerivatives(gradient, positive, one, one, one, one), first
+        return RowDerivatives(gradient, positive, one, one, one, one, factor), first
     mean = _find_mean(positive, weights, first)
     flat = mean == 0  # no row has any curvature: all count alike
     positive = jnp.where(flat[:, None], 1.0, positive)
@@ -238,7 +256,9 @@ def _scale(scaling, weights, state, policy, raw, first):
             gradient, positive,
         )  # fmt: skip
     mean = concentration * _follow(mean, first_mean)
-    pair = RowDerivatives(gradient, positive, mean, first_mean, concentration, one)
+    pair = RowDerivatives(
+        gradient, positive, mean, first_mean, concentration, one, factor
+    )
     return pair, first
 
 

@@ -109,7 +109,8 @@ def start_round(
     first, sizes = None, state.sizes
     if len(scaling.policies) == 1:
         raised = scaling.policies[0].raised
-        first, sizes = sum_first(*raw[0], weights, in_bag, raised, sizes)
+        pair = raw[0].gradient, raw[0].curvature
+        first, sizes = sum_first(*pair, weights, in_bag, raised, sizes)
     shape, fitted, first = scale_derivatives(scaling, weights, state, raw, first)
     now = Round(
         k=jnp.arange(num_scores, dtype=jnp.int32),

@@ -22,6 +22,7 @@ from jboost.objective.evaluation import (
     mean_hessian,
     weighted_mean,
 )
+from jboost.objective.information import summarize_information
 
 _LEAST = float(np.finfo(np.float32).tiny)
 _ZERO = 1e-2  # of a sum of magnitudes: a sum that says nothing in float32
@@ -33,15 +34,31 @@ def find_coupling(
 ) -> Coupling | None:
     """Describes the interaction of K scores at the start; None for K = 1.
 
+    The Fisher information takes the place of the Hessian where there is one.
+
     Scores compete if moving them together in some direction changes no row's loss. The
     direction is an eigenvector of the mean Hessian, with eigenvalue 0, once each score
     is measured in units in which its mean curvature is 1.
     """
-    if scores.shape[0] == 1:
+    num_scores = scores.shape[0]
+    if num_scores == 1:
         return None
-    direction, along = _find_direction(mean_hessian(objective, scores, weights))
-    sums = map_hessians(objective, scores, _summarize, along)
-    return _conclude(weighted_mean(sums, weights), direction, along)
+    if objective.loss.information is None:
+        direction, along = _find_direction(mean_hessian(objective, scores, weights))
+        sums = map_hessians(objective, scores, _summarize, along)
+        return _conclude(weighted_mean(sums, weights), direction, along)
+    # A likelihood need not have second derivatives (Laplace).
+    rows = summarize_information(objective, scores, _flatten)
+    mean = weighted_mean(rows, weights).reshape(num_scores, num_scores)
+    direction, along = _find_direction(mean)
+    sums = summarize_information(objective, scores, _summarize, along)
+    found = _conclude(weighted_mean(sums, weights), direction, along)
+    own = jnp.where(found.competing, 0.0, jnp.diagonal(mean))
+    return found._replace(start=own)
+
+
+def _flatten(rows):
+    return rows.reshape(len(rows), -1).T
 
 
 @stage

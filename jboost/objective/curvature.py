@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, UInt32
 
 from jboost.entry.collectives import some
 from jboost.entry.stages import runs_in_stages, stage
@@ -25,8 +25,12 @@ from jboost.objective.evaluation import (
     own_curvatures,
     weighted_mean,
 )
+from jboost.objective.information import EXPONENTS, informed_derivatives
 
-Policy = Literal["auto", "exact", "secant", "absolute", "unit", "probe"]
+Policy = Literal[
+    "auto", "exact", "secant", "absolute", "unit", "probe",
+    "fisher", "natural", "standardized",
+]  # fmt: skip
 Curvature = Policy | Callable[[Any, Any], Any]  # a function of one row
 Chosen = Policy | Literal["function"]  # what remains of it in compiled programs
 _FLOOR = 1e-6  # smallest curvature of a row, relative to the weighted mean
@@ -115,6 +119,7 @@ def derivatives(
     *,
     raised: bool = True,
     delta: Float[Array, " K"] | None = None,
+    seed: UInt32[Array, "2"] | None = None,
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
     """Returns gradient and curvature of every row, not multiplied by weights.
 
@@ -127,6 +132,8 @@ def derivatives(
     quantiles of small data would overfit.
     ``"exact"``: h. ``"absolute"``: |h|. ``"unit"``: 1.
     ``"function"``: what the user's function returns.
+    ``"fisher"``, ``"natural"``, ``"standardized"``: see
+    :func:`jboost.objective.information.informed_derivatives`.
     ``"secant"``: |g| / sqrt(t^2 + delta^2), the smoothed majorize-minimize weight
     (Hunter and Lange 2004); |h| where F* does not exist.
 
@@ -147,8 +154,12 @@ def derivatives(
       raised: whether the curvature is raised to its least value; if not, that is left
         to :func:`least_curvature`.
       delta: the smoothing scale, if it is known.
+      seed: of what is drawn where information is estimated.
     """
     loss = objective.loss
+    if curvature in EXPONENTS:
+        assert seed is not None
+        return informed_derivatives(objective, scores, weights, curvature, seed)[:2]
     own = curvature == "function"
     gradient = gradients(objective, scores)
     hessian = (own_curvatures if own else hessians)(objective, scores)
@@ -212,7 +223,7 @@ def needs_smoothing(
     They are if some row has a minimum that the policy looks at, or a derivative that is
     not finite.
     """
-    if objective.minimizer is None:
+    if objective.minimizer is None or curvature in EXPONENTS:
         return jnp.asarray(False)
     if objective.loss.straight:
         return jnp.asarray(True)

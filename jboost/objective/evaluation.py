@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.entry.efforts import FEW
 from jboost.entry.stages import runs_in_stages, stage
@@ -246,6 +246,31 @@ def _map_hessians(objective, scores, finish, operands):
     return _map_rows(objective, objective.loss.hessian, scores, finish_block)
 
 
+def map_information(
+    objective: Objective,
+    scores: Float[Array, "K N"],
+    seeds: UInt32[Array, "N 2"],
+    finish: Callable[..., Float[Array, "... N"]],
+    *operands: Any,
+):
+    """Applies ``finish(rows, *operands)`` to the information of blocks of rows.
+
+    Args:
+      seeds: of what is drawn for each row.
+      finish: as for :func:`map_hessians`.
+    """
+    part = _without_minima(objective)._replace(targets=seeds, parameters=())
+    return _map_information(part, scores, finish, operands)
+
+
+@stage
+def _map_information(objective, scores, finish, operands):
+    def finish_block(rows):
+        return finish(rows, *operands)
+
+    return _map_rows(objective, objective.loss.information, scores, finish_block)
+
+
 def mean_of_rows(
     objective: Objective, values: Float[Array, "*K N"], weights: Float[Array, " N"]
 ) -> Float[Array, "*K"]:
@@ -297,7 +322,8 @@ def _map_rows(
     numbers per row, and even gradients would otherwise exist in two layouts.
     """
     num_scores, num_rows = scores.shape
-    entries = num_scores**2 if program is objective.loss.hessian else num_scores
+    square = program in (objective.loss.hessian, objective.loss.information)
+    entries = num_scores**2 if square else num_scores
     if num_scores == 1:
         return finish(_evaluate_rows(objective, program, scores))
     # XLA may round by the size of a block. Therefore all have one size, whatever the

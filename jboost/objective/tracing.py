@@ -25,7 +25,15 @@ from jboost.entry.arguments import (
     takes_mask,
 )
 from jboost.entry.warning import warn_user
-from jboost.losses import GROUP_LOSSES, LOSSES, Adaptive, bare_loss, softmax
+from jboost.losses import (
+    GROUP_LOSSES,
+    LOSSES,
+    Adaptive,
+    Likelihood,
+    bare_loss,
+    softmax,
+)
+from jboost.losses.likelihoods import find_information
 from jboost.losses.several import widen_loss
 from jboost.objective.jaxprs import (
     Program,
@@ -45,6 +53,9 @@ class TracedLoss:
         otherwise None.
       reports_first: whether an adaptive loss is reported at its first parameters.
       curvature: the user's own curvature of a row, K numbers; otherwise None.
+      information: a program that takes (score, seed, ()) and returns the Fisher
+        information of a likelihood; None for other losses.
+      sampled: whether the information is an estimate from draws.
       num_scores: K; a score is a scalar for K = 1, otherwise a vector.
       quadratic: whether the Hessian is independent of the score.
       uniform: whether the Hessian is independent of the score and the target.
@@ -62,6 +73,8 @@ class TracedLoss:
     straight: bool
     reports_first: bool = False
     curvature: Program | None = None
+    information: Program | None = None
+    sampled: bool = False
 
     coupled = False  # not a field: rows do not depend on each other
 
@@ -134,6 +147,7 @@ def trace_loss(
     own = None
     if curvature is not None:
         own = _trace_curvature(curvature, arguments, constants, num_scores)
+    information, sampled = _trace_information(loss, score, constants)
     depends = find_dependencies(hessian.jaxpr)
     start = len(hessian.constants)
     traced = TracedLoss(
@@ -147,9 +161,23 @@ def trace_loss(
         straight=num_scores == 1 and hessian.zero,
         reports_first=isinstance(loss, Adaptive) and loss.report == "first",
         curvature=own,
+        information=information,
+        sampled=sampled,
     )
     known = _known.setdefault(traced, weakref.ref(traced))()
     return traced if known is None else known, tuple(constants)
+
+
+def _trace_information(loss, score, constants):
+    """Traces the information of a likelihood; returns whether it is sampled, too."""
+    found = None
+    if isinstance(loss, Likelihood):
+        found = find_information(loss, score.size if score.shape else 1)
+    if found is None:
+        return None, False
+    seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    program = trace_program(found.evaluate, (score, seed), constants)
+    return program, found.sampled
 
 
 def _hessian(function, num_scores):

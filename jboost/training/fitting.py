@@ -242,6 +242,9 @@ def fit(
         has columns.
       curvature: the second-order weight of a row: "auto", "exact", "secant",
         "absolute" or "unit", see :func:`jboost.objective.curvature.derivatives`; for
+        :func:`jboost.losses.likelihood` also "fisher", "natural" or "standardized"
+        (which is "auto"), see
+        :func:`jboost.objective.information.informed_derivatives`; for
         losses of groups only "probe" (which is "auto") or "unit"; or, for losses of
         one row, a function with the arguments of the loss that returns it: a number,
         for K > 1 K numbers or a K x K matrix, of which the diagonal is used. It should

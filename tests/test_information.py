@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Curvatures from the Fisher information of a likelihood."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jboost as jb
+from jboost.losses.likelihoods import find_information
+from jboost.objective.coupling import find_coupling
+from jboost.objective.evaluation import Objective, loss_values
+from jboost.objective.information import information_diagonals, information_triangles
+from jboost.objective.tracing import trace_loss
+
+D, L = jb.distributions, jb.losses
+RNG = np.random.default_rng(0)
+ROWS = 300
+X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+NOISE = np.exp(X[:, 2] / 2) * RNG.normal(size=ROWS)
+Y = (X[:, 0] + np.sin(2 * X[:, 1]) + NOISE).astype(np.float32)
+FEW = dict(num_rounds=4, max_depth=3, num_scores=2)
+NORMAL = L.likelihood(D.normal)
+POLICIES = {"fisher": 1.0, "standardized": 0.5, "natural": 0.0}
+
+
+class Drawn:
+    """A normal distribution that has nothing but a density and samples."""
+
+    def __init__(self, score):
+        self.inner = D.normal(score)
+
+    def log_prob(self, value):
+        return self.inner.log_prob(value)
+
+    def sample(self, key, sample_shape=()):
+        return self.inner.sample(key, sample_shape)
+
+
+class Divergent(Drawn):
+    """It has a divergence, too, as a method."""
+
+    def kl_divergence(self, other):
+        one, two = self.inner, other.inner
+        ratio = jnp.square(one.scale / two.scale)
+        away = jnp.square((one.loc - two.loc) / two.scale)
+        return (ratio + away - 1 - jnp.log(ratio)) / 2
+
+
+class Seeded(Drawn):
+    """Samples are drawn as in distrax and TensorFlow Probability."""
+
+    def sample(self, *, seed, sample_shape=()):
+        return self.inner.sample(seed, sample_shape)
+
+
+class Bare(Drawn):
+    sample = None
+
+
+def bind(loss, y, num_scores):
+    targets = jnp.asarray(y)
+    traced, constants = trace_loss(loss, targets, num_scores)
+    return Objective(traced, constants, targets, (), None)
+
+
+@pytest.mark.parametrize("rows", [5, 5000])
+def test_of_many_rows(rows):
+    """The information of blocks of rows is that of each row."""
+    scores = jnp.asarray(RNG.normal(size=(3, rows)), jnp.float32)
+    loss = L.likelihood(D.student_t)
+    objective = bind(loss, np.zeros(rows, np.float32), 3)
+    seed = jnp.zeros(2, jnp.uint32)
+    found = np.asarray(information_triangles(objective, scores, seed))
+    diagonal = np.asarray(information_diagonals(objective, scores, seed))
+    one = find_information(loss, 3).evaluate
+    expected = np.asarray(jax.vmap(one, (1, None))(scores, seed))
+    first, second = np.triu_indices(3)
+    np.testing.assert_allclose(found, expected[:, first, second].T, rtol=1e-5)
+    np.testing.assert_allclose(diagonal, np.diagonal(expected, 0, 1, 2).T, rtol=1e-5)
+
+
+def test_of_one_score():
+    loss = L.likelihood(lambda s: D.Gamma(jnp.exp(s), jnp.float32(2) + 0 * s))
+    objective = bind(loss, np.ones(4, np.float32), 1)
+    found = information_triangles(
+        objective, jnp.zeros((1, 4)), jnp.zeros(2, jnp.uint32)
+    )
+    np.testing.assert_allclose(found, 2, rtol=1e-6)
+
+
+def test_order_of_preference():
+    """A formula, a divergence, samples, nothing."""
+    score, seed = jnp.array([0.5, 0.7]), jnp.zeros(2, jnp.uint32)
+    expected = np.diag([np.exp(-1.4), 2])
+    for make, sampled in ((D.normal, False), (Divergent, False)):
+        information = find_information(L.likelihood(make), 2)
+        assert information.sampled is sampled
+        np.testing.assert_allclose(
+            information.evaluate(score, seed), expected, atol=1e-6
+        )
+    words = jnp.arange(20_000, dtype=jnp.uint32).reshape(-1, 2)
+    for make in (Drawn, Seeded):
+        information = find_information(L.likelihood(make), 2)
+        assert information.sampled
+        found = jax.vmap(partial(information.evaluate, score))(words).mean(axis=0)
+        np.testing.assert_allclose(found, expected, atol=0.03)
+    assert find_information(L.likelihood(Bare), 2) is None
+
+
+def test_of_a_divergence_with_a_kink():
+    """That of Laplace has |loc - loc'|."""
+
+    class Kinked(Drawn):
+        def __init__(self, score):
+            self.inner = D.laplace(score)
+
+        def kl_divergence(self, other):
+            one, two = self.inner, other.inner
+            away = jnp.abs(one.loc - two.loc)
+            near = one.scale * jnp.exp(-away / one.scale)
+            return jnp.log(two.scale / one.scale) + (near + away) / two.scale - 1
+
+    information = find_information(L.likelihood(Kinked), 2)
+    assert not information.sampled
+    found = information.evaluate(jnp.array([0.5, 0.7]), jnp.zeros(2, jnp.uint32))
+    np.testing.assert_allclose(found, np.diag([np.exp(-1.4), 1]), atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_round_by_hand(policy):
+    """Leaves are G / (H + penalty) of reweighted rows."""
+    loss, exponent = NORMAL, POLICIES[policy]
+    scale = np.exp(X[:, 1] / 2)  # information differs from row to row
+    offset = np.stack([np.zeros(ROWS), np.log(scale)], axis=1).astype(np.float32)
+    weight = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
+    model, _ = jb.fit(
+        X, Y, loss, num_scores=2, num_rounds=1, max_depth=2, curvature=policy,
+        leaf_solver="newton", learning_rate=1.0, init_score=0.0, offset=offset, l2=0.5,
+        sample_weight=weight, regularization="absolute", min_child_weight=0.0,
+    )  # fmt: skip
+    leaf = np.asarray(jb.leaf_indices(model, X))[:, 0]
+    z = (Y - offset[:, 0]) / scale
+    gradient = np.stack([-z / scale, 1 - z**2], axis=1)
+    information = np.stack([scale**-2.0, np.full(ROWS, 2.0)], axis=1)
+    factor = weight[:, None] * information ** (exponent - 1)
+    for k in range(2):
+        for value in np.unique(leaf[:, k]):
+            rows = leaf[:, k] == value
+            top = (factor * gradient)[rows, k].sum()
+            bottom = (factor * information)[rows, k].sum() + 0.5
+            found = model.leaf_value[0, k, value]
+            np.testing.assert_allclose(found, -top / bottom, rtol=2e-4, atol=1e-5)
+
+
+def test_what_auto_chooses():
+    _, history = jb.fit(X, Y, NORMAL, **FEW)
+    assert history.choices["curvature"] == "standardized"
+    _, other = jb.fit(X, Y, NORMAL, curvature="standardized", **FEW)
+    np.testing.assert_array_equal(history.train_loss, other.train_loss)
+    _, bare = jb.fit(X, Y, L.likelihood(Bare), **FEW)
+    assert bare.choices["curvature"] == "auto"
+    assert bare.train_loss[-1] < bare.train_loss[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_needs_a_distribution(policy):
+    message = rf"curvature='{policy}' needs a loss from losses.likelihood"
+    for loss in (L.likelihood(Bare), lambda s, t: jnp.sum((s - t) ** 2)):
+        with pytest.raises(ValueError, match=message):
+            jb.fit(X, Y, loss, curvature=policy, **FEW)
+    with pytest.raises(ValueError, match="curvature must be one of"):
+        jb.fit(X, Y, L.list_mle, groups="all", curvature=policy, num_rounds=2)
+
+
+def test_coupling_is_that_of_the_information():
+    """The scores of a normal distribution are apart, those of classes compete."""
+    weights = jnp.ones(ROWS)
+    coupling = find_coupling(bind(NORMAL, Y, 2), jnp.zeros((2, ROWS)), weights)
+    assert not coupling.competing.any()
+    np.testing.assert_allclose(coupling.start, [1, 2])
+
+    class Classes(Drawn):
+        def __init__(self, score):
+            self.logits = jax.nn.log_softmax(score)
+
+        def log_prob(self, value):
+            return self.logits[jnp.asarray(value, jnp.int32)]
+
+        def sample(self, key, sample_shape=()):
+            drawn = jax.random.categorical(key, self.logits, shape=sample_shape)
+            return jnp.asarray(drawn, jnp.float32)
+
+    labels = np.digitize(Y, [-1, 1]).astype(np.float32)
+    coupling = find_coupling(
+        bind(L.likelihood(Classes), labels, 3), jnp.zeros((3, ROWS)), weights
+    )
+    assert coupling.competing.all()
+
+
+@pytest.mark.parametrize("name", ["normal", "student_t", "laplace"])
+@pytest.mark.parametrize("unit", [1024.0, 1000.0])
+def test_units_do_not_matter(name, unit):
+    num_scores = 3 if name == "student_t" else 2
+    loss = L.likelihood(getattr(D, name))
+    settings = FEW | dict(num_scores=num_scores)
+    start = np.array([0.25, 0.5, 1.5], np.float32)[:num_scores]
+    moved = start.copy()
+    moved[:2] = start[0] * unit, start[1] + np.log(unit)
+    model, history = jb.fit(X, Y, loss, init_score=start, **settings)
+    other, scaled = jb.fit(X, np.float32(unit) * Y, loss, init_score=moved, **settings)
+    np.testing.assert_array_equal(model.feature, other.feature)
+    np.testing.assert_array_equal(model.threshold, other.threshold)
+    size = np.array([unit, 1, 1], np.float32)[:num_scores]
+    expected = np.asarray(model.leaf_value) * size[None, :, None]
+    scale = np.abs(expected).max(axis=(0, 2), keepdims=True)
+    np.testing.assert_allclose(other.leaf_value / scale, expected / scale, atol=1e-4)
+    np.testing.assert_allclose(
+        scaled.train_loss - np.log(unit), history.train_loss, atol=1e-5
+    )
+
+
+def test_weights_count_rows():
+    """Weight 2 equals a row that stands there twice; of weight 0 it may be anything."""
+    weight = RNG.integers(0, 3, ROWS)
+    twice = np.repeat(np.arange(ROWS), weight)
+    y = np.where(weight > 0, Y, np.nan).astype(np.float32)
+    settings = FEW | dict(min_child_samples=5)
+    model, history = jb.fit(X, y, NORMAL, sample_weight=weight, **settings)
+    _, repeated = jb.fit(X[twice], Y[twice], NORMAL, **settings)
+    np.testing.assert_allclose(history.train_loss, repeated.train_loss, atol=0.02)
+    assert np.isfinite(jb.predict(model, X)).all()
+
+
+@pytest.mark.parametrize("make", [D.normal, Drawn])
+def test_rounds_can_be_continued(make):
+    """What is drawn depends on the seed and on the number of the round."""
+    loss = L.likelihood(make)
+    whole, _ = jb.fit(X, Y, loss, seed=3, **FEW)
+    half, _ = jb.fit(X, Y, loss, seed=3, **FEW | dict(num_rounds=2))
+    rest, _ = jb.fit(X, Y, loss, seed=3, model=half, **FEW | dict(num_rounds=2))
+    np.testing.assert_array_equal(whole.leaf_value, rest.leaf_value)
+    other, _ = jb.fit(X, Y, loss, seed=4, **FEW)
+    assert (make is Drawn) == bool((whole.leaf_value != other.leaf_value).any())
+
+
+def test_on_a_mesh():
+    mesh = jax.make_mesh(
+        (3,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:3],
+    )  # fmt: skip
+    settings = FEW | dict(num_rounds=2, subsample=0.8)
+    one, history = jb.fit(X, Y, NORMAL, **settings)
+    all_, shards = jb.fit(X, Y, NORMAL, mesh=mesh, **settings)
+    np.testing.assert_array_equal(one.leaf_value, all_.leaf_value)
+    np.testing.assert_array_equal(history.train_loss, shards.train_loss)
+    with pytest.raises(ValueError, match=r"mesh must be None .*samples.*3 devices"):
+        jb.fit(X, Y, L.likelihood(Drawn), mesh=mesh, **settings)
+    jb.fit(X, Y, L.likelihood(Drawn), mesh=mesh, curvature="absolute", **settings)
+
+
+@pytest.mark.parametrize("make", [D.normal, Drawn])
+def test_from_a_stream(make, tmp_path):
+    loss, bins = L.likelihood(make), jb.fit_bins(X)
+    source = jb.streams.array_batches(X, Y, batch_rows=100)
+    stream = jb.stream(
+        source, memory="1GB", directories=tmp_path, block_rows=128, bins=bins
+    )
+    _, history = jb.fit(stream, None, loss, **FEW)
+    _, expected = jb.fit(X, Y, loss, **FEW)
+    np.testing.assert_allclose(history.train_loss, expected.train_loss, atol=1e-5)
+
+
+def test_cross_validation_files_and_vmap(tmp_path):
+    found = jb.cross_validate(X, Y, NORMAL, folds=3, **FEW)
+    assert np.isfinite(found.validation_loss).all()
+    model, _ = jb.fit(X, Y, NORMAL, **FEW)
+    jb.save(model, tmp_path / "model")
+    loaded = jb.load(tmp_path / "model")
+    one, two = (jb.predict(m, X, inverse_link=D.normal) for m in (model, loaded))
+    np.testing.assert_array_equal(one.icdf(0.9), two.icdf(0.9))
+    bins = jb.fit_bins(X)
+    codes = jb.apply_bins(bins, X)
+
+    def train(rate):
+        settings = FEW | dict(learning_rate=rate)
+        return jb.boost(codes, Y, NORMAL, jax.random.key(0), **settings)[1]
+
+    rates = jnp.array([0.1, 0.3])
+    together = jax.tree.leaves(jax.vmap(train)(rates))[0]
+    apart = jnp.stack([jax.tree.leaves(train(rate))[0] for rate in rates])
+    np.testing.assert_allclose(together, apart, rtol=1e-5)
+
+
+def test_outliers_do_not_lead_to_infinity():
+    """Steps of a logarithm of a scale can be too long; the guard shortens them."""
+    y = Y.copy()
+    y[:3] = 1e6
+    for policy in POLICIES:
+        settings = FEW | dict(num_rounds=20, learning_rate=1.0, min_child_samples=1)
+        _, history = jb.fit(X, y, NORMAL, curvature=policy, **settings)
+        assert np.isfinite(history.train_loss).all()
+        assert history.train_loss[-1] < history.train_loss[0]
+
+
+def test_the_loss_falls_faster_than_by_second_derivatives():
+    """Those of a density are negative where a residual is small."""
+    objective = bind(NORMAL, Y, 2)
+    start = loss_values(objective, jnp.zeros((2, ROWS))).mean()
+    settings = FEW | dict(num_rounds=30)
+    by_information, by_hessian = (
+        jb.fit(X, Y, NORMAL, curvature=policy, **settings)[1].train_loss[-1]
+        for policy in ("auto", "absolute")
+    )
+    assert by_information < start
+    assert by_information < by_hessian + 0.1
