@@ -32,6 +32,7 @@ _L2 = {"relative": 3.0, "absolute": 1.0}
 _L2_OF_ORDER_STATISTICS = 1.0
 _ROWS_PER_SAMPLE = 50  # a leaf has a row for every so many of the table
 _MOST_SAMPLES = 20
+_BY_SCORE = ("function", "natural", "standardized")  # curvatures that are no matrices
 
 
 class LossChoices(NamedTuple):
@@ -93,8 +94,13 @@ def decide_by_loss(
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
     shared = _shares_trees(loss, share_structure)
-    if leaf_solver == "auto" and shared and policy != "function":
+    if leaf_solver == "auto" and shared and policy not in _BY_SCORE:
         leaf_solver = "joint"  # the scores of a leaf depend on each other
+    elif leaf_solver == "joint" and policy in _BY_SCORE:
+        raise ValueError(
+            "leaf_solver must be 'auto' or solve for each score by itself where "
+            f"curvature={curvature!r} weighs rows score by score, got 'joint'"
+        )
     elif leaf_solver == "auto" and loss.straight:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
     elif leaf_solver == "auto":

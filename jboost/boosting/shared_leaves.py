@@ -11,7 +11,8 @@ The K values of a leaf solve one system, with the sum of the Hessians of its row
 
 by conjugate gradients, which need products H_i v instead of N matrices of K x K; see
 :mod:`jboost.trees.joint_leaves`. A leaf whose Hessian is not positive along the steps
-takes the Newton step of each score.
+takes the Newton step of each score. With ``curvature="fisher"``, the Fisher information
+takes the place of the Hessian.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
@@ -28,6 +30,7 @@ from jboost.boosting.state import BoostState, Data, Problem, bind_objective
 from jboost.numerics.derivatives import round_alone, without_derivatives
 from jboost.numerics.sums import sum_channels
 from jboost.objective.evaluation import gradients, hessian_products
+from jboost.objective.information import information_triangles, round_seed
 from jboost.trees.joint_leaves import Stopping, solve_jointly
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import LeafSums, Tree
@@ -166,6 +169,11 @@ def _solve_vectors(problem, state, now, tree, leaf):
     def multiply(values):
         return sum_leaves(hessian_products(objective, scores, values[:, leaf]))
 
+    if problem.method.leaf_curvature == "fisher":
+        seed = round_seed(state.words, state.round)
+        triangles = information_triangles(objective, scores, seed)
+        multiply = _multiply_by(sum_leaves(triangles), len(scores))
+
     def slope_at(values):
         every = jnp.broadcast_to(leaf, scores.shape)
         return sum_leaves(gradients(objective, add_values(scores, values, every)))
@@ -173,3 +181,15 @@ def _solve_vectors(problem, state, now, tree, leaf):
     return solve_jointly(
         gradient, sums.curvature, penalty, multiply, slope_at, _STOPPING
     )
+
+
+def _multiply_by(triangles, num_scores):
+    """Returns a function that multiplies by matrices, of which these are halves."""
+    matrix = jnp.zeros((num_scores, num_scores, triangles.shape[1]), jnp.float32)
+    first, second = np.triu_indices(num_scores)
+    matrix = matrix.at[first, second].set(triangles).at[second, first].set(triangles)
+
+    def multiply(values):
+        return jnp.sum(round_alone(matrix * values[None, :, :]), axis=1)
+
+    return multiply
