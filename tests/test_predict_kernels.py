@@ -484,6 +484,7 @@ def call(how, **changes):
         ("x", (21,)), ("x", (5, 4)), ("feature", (2, 1, 7)),
         ("feature", (1, 2, 1, 3)), ("threshold", (2, 3)), ("missing_left", (1, 1, 3)),
         ("leaf_value", (2, 1, 3)), ("init_score", (2,)), ("init_score", ()),
+        ("leaf_value", (2, 0, 4)), ("leaf_value", (2, 2, 4)),
         ("scores", (5, 2)), ("scores", (6, 1)), ("scores", (5,)),
         ("codes", (1, 4)), ("coded_features", (1,)), ("left_codes", (2, 1, 3)),
         ("left_codes", (2, 1, 3, 0)), ("left_codes", (2, 1, 4, 1)),
@@ -495,6 +496,17 @@ def test_shapes_that_do_not_fit_are_refused(name, shape, how):
     assert call(how).shape == (5, 1)
     with pytest.raises(REFUSALS, match="jboost kernel"):
         call(how, **{name: shape})
+
+
+@pytest.mark.parametrize("how", [library.call, library.call_on_host])
+def test_rounds_have_one_tree_or_one_for_each_score(how):
+    sizes = dict(leaf_value=(2, 3, 4), init_score=(3,), scores=(5, 3))
+    assert call(how, **sizes).shape == (5, 3)
+    trees = dict.fromkeys(["feature", "threshold", "missing_left"], (2, 2, 3))
+    with pytest.raises(REFUSALS, match="one tree"):
+        call(how, **sizes, **trees)
+    with pytest.raises(REFUSALS, match="have trees"):
+        call(how, **dict.fromkeys(trees, (2, 0, 3)))
 
 
 def test_unknown_implementations_are_refused():
