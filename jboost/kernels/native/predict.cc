@@ -498,6 +498,11 @@ class SharedValues {
     });
   }
 
+  // Whether the places of a tree's values fit the 32 bits that the loops count them in.
+  static bool Fit(const Ensemble& model) {
+    return PaddedWidth(model) <= (int64_t{1} << 32) / model.num_leaves();
+  }
+
   // The numbers of a row or leaf, the padding included.
   static int64_t PaddedWidth(const Ensemble& model) {
     int64_t size = model.num_scores;
@@ -703,7 +708,8 @@ void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& mat
 // row.
 bool CodesPay(const Ensemble& model, int64_t num_rows) {
   return model.left_child == nullptr && model.max_depth <= kMaxCodedDepth &&
-         model.num_rounds > 0 && num_rows * model.max_depth > 10 * model.num_nodes;
+         model.num_rounds > 0 && num_rows * model.max_depth > 10 * model.num_nodes &&
+         (!model.shares_trees() || SharedValues::Fit(model));
 }
 
 }  // namespace

@@ -356,8 +356,10 @@ JBOOST_INLINE void AddParts(const LeafRows& leaves, const uint32_t* places,
 void AddLeaves(const LeafRows& leaves, int64_t rows, float* scores) {
   uint32_t places[kSharedTile * kBlockRows];
   auto width = static_cast<uint32_t>(leaves.width);
-  for (int64_t i = 0; i < leaves.num_trees * kBlockRows; ++i) {
-    places[i] = static_cast<uint32_t>(leaves.leaf[i]) * width;
+  for (int64_t t = 0; t < leaves.num_trees; ++t) {
+    for (int64_t i = t * kBlockRows; i < t * kBlockRows + rows; ++i) {
+      places[i] = static_cast<uint32_t>(leaves.leaf[i]) * width;
+    }
   }
   if (width == 4) return AddParts<4>(leaves, places, rows, 0, scores);
   if (width == 8) return AddParts<8>(leaves, places, rows, 0, scores);
