@@ -97,7 +97,8 @@ def fit_shared_leaves(
     def fit_jointly():
         value, own = _solve_vectors(problem, state, now, tree, leaf), each[1]
         if own.bounds is not None:
-            value = jnp.clip(value, *jnp.moveaxis(own.bounds, -1, 0))
+            bounds = own.bounds * now.fitted.value_unit[:, None, None]
+            value = jnp.clip(value, *jnp.moveaxis(bounds, -1, 0))
         return round_alone(learning_rate * value)
 
     if joint and isinstance(pointed, Tracer):

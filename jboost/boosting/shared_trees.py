@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, UInt32
 
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.entry.collectives import count_rows, first_row, most
+from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_rows
@@ -109,7 +110,8 @@ def _draw_direction(seed, fitted, weights):
     step = axes @ ((axes.T @ signed) / spread)
     # Rows that all weigh nothing say nothing: every score then counts alike.
     step = jnp.where(jnp.any(step != 0), step, 1.0) / root
-    return step / jnp.max(jnp.abs(step))  # no square overflows
+    # A power of two rounds nothing; divided by it, no square overflows.
+    return step * power_of_two(-exponent_above(jnp.max(jnp.abs(step))))
 
 
 def _pick_rows(weights, num_scores):

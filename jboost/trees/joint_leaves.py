@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from jboost.numerics.derivatives import round_alone
+
 _LEAST = 0.1  # share of a step that the slope check leaves
 _CHECKS = 3
 
@@ -72,19 +74,19 @@ def solve_jointly(
     def step(state):
         values, residual, direction, product, number = state
         along = jnp.where(jnp.isfinite(diagonal), multiply(direction), 0.0)
-        along = along + penalty * direction
+        along = along + round_alone(penalty * direction)
         bend = _dot(direction, along)
         goes = (bend > 0) & (product > 0)  # NaN and directions without a minimum stop
         # Far along a direction of little curvature the quadratic says nothing.
         own = _dot(jnp.where(jnp.isfinite(diagonal), diagonal, 0.0), direction**2)
         bend = jnp.maximum(bend, stopping.least_bend * own)
         length = jnp.where(goes, product / jnp.where(goes, bend, 1.0), 0.0)
-        values = values + length * direction
-        residual = residual - length * along
+        values = values + round_alone(length * direction)
+        residual = residual - round_alone(length * along)
         scaled = residual / diagonal
         after = _dot(residual, scaled)
         share = after / jnp.where(product > 0, product, 1.0)
-        direction = jnp.where(goes, scaled + share * direction, 0.0)
+        direction = jnp.where(goes, scaled + round_alone(share * direction), 0.0)
         return values, residual, direction, jnp.where(goes, after, 0.0), number + 1
 
     first = -gradient / diagonal
