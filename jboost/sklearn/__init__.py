@@ -19,7 +19,10 @@ except ImportError as error:
     ) from error
 
 from jboost.sklearn.classifier import JBoostClassifier
+from jboost.sklearn.distribution import JBoostDistribution
 from jboost.sklearn.ranker import JBoostRanker
 from jboost.sklearn.regressor import JBoostRegressor
 
-__all__ = ["JBoostClassifier", "JBoostRanker", "JBoostRegressor"]
+__all__ = [
+    "JBoostClassifier", "JBoostDistribution", "JBoostRanker", "JBoostRegressor",
+]  # fmt: skip

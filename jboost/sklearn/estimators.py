@@ -175,8 +175,7 @@ class Boosting(BaseEstimator):
         X, targets, weights, offset = rows
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
-        link = "auto" if isinstance(self.inverse_link, str) else self.inverse_link
-        metrics = bind_metrics(metrics, self._loss, num_scores, link)
+        metrics = bind_metrics(metrics, self._loss, num_scores, self._metric_link)
         self.model_, self.history_ = fit(
             X, targets, self._loss, sample_weight=weights, offset=offset, groups=groups,
             validation=validation, num_scores=num_scores, seed=seed, metrics=metrics,
@@ -281,6 +280,11 @@ class Boosting(BaseEstimator):
                 )
             return losses.inverse_link(getattr(self, "_loss", None))
         return self.inverse_link
+
+    @property
+    def _metric_link(self) -> Any:
+        """The inverse link for metrics, as :func:`jboost.fit` takes it."""
+        return "auto" if isinstance(self.inverse_link, str) else self.inverse_link
 
     def __sklearn_tags__(self):
         """Declares support for missing values and sparse matrices."""

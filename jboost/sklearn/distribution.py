@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimator of distributions: one for each row.
+
+In: X, and targets [N]. Out: distributions, their means and quantiles.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Unpack
+
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.validation import check_is_fitted
+
+from jboost import distributions, losses
+from jboost.boosting.settings import declared, takes_settings
+from jboost.entry.arguments import explain_arguments
+from jboost.entry.checks import check_integer
+from jboost.model.predicting import predict
+from jboost.sklearn.estimators import Boosting, EstimatorSettings
+
+# The built-in families, and their numbers of scores.
+FAMILIES: Mapping[str, int] = MappingProxyType(
+    dict(
+        normal=2, student_t=3, laplace=2, log_normal=2, gamma=2, weibull=2, beta=2,
+        negative_binomial=2, zero_inflated_poisson=2, normal_mixture=5,
+    )
+)  # fmt: skip
+
+
+class JBoostDistribution(RegressorMixin, Boosting):
+    """Gradient boosting of the parameters of a distribution.
+
+    The hyperparameters are those of :func:`jboost.fit`, which explains them at
+    length, and a few of scikit-learn's.
+
+    Args:
+      distribution: the name of a function of :mod:`jboost.distributions`, or a function
+        that makes a distribution of the score of one row, see
+        :func:`jboost.losses.likelihood`.
+      num_scores: K, the scores of a row; None: that of the named family (of
+        "normal_mixture", 5 for two components), or 1 for a function.
+      {settings}
+
+    Attributes:
+      model_: the :class:`jboost.Ensemble`; ``get_booster()`` returns it as well.
+      history_: the :class:`jboost.History`; ``evals_result_`` is the same as a dict.
+      n_iter_, best_iteration_: rounds of the model; the best round, from 0.
+      feature_importances_: shares of the improvement in likelihood.
+      n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    Example:
+      >>> import numpy as np
+      >>> from jboost.sklearn import JBoostDistribution
+      >>> rng = np.random.default_rng(0)
+      >>> X = rng.uniform(size=(200, 1))
+      >>> y = X[:, 0] * rng.normal(size=200)
+      >>> estimator = JBoostDistribution(num_rounds=20, max_depth=2).fit(X, y)
+      >>> estimator.predict_quantiles(X, [0.05, 0.5, 0.95]).shape
+      (200, 3)
+      >>> estimator.predict_dist(X).scale.shape
+      (200,)
+    """
+
+    distribution: str | Callable[..., Any]
+    num_scores: int | None
+
+    @explain_arguments
+    @takes_settings
+    def __init__(
+        self,
+        distribution: str | Callable[..., Any] = "normal",
+        num_scores: int | None = None,
+        **settings: Unpack[EstimatorSettings],
+    ):
+        self.distribution = distribution
+        self.num_scores = num_scores
+        for name, each in declared(EstimatorSettings).items():
+            setattr(self, name, settings.get(name, each.default))
+
+    @explain_arguments
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        eval_set: Any = None,
+    ) -> "JBoostDistribution":
+        """Trains on rows X and targets y [N]; see :meth:`JBoostRegressor.fit`.
+
+        Args:
+          offset: [N, K] (or [N] for K = 1), added to the scores.
+        """
+        X = self._read_table(X, reset=True)
+        targets = self._read_targets(y)
+        self._make, num_scores = self._read_distribution()
+        self._loss = losses.likelihood(self._make)
+        rows = (X, targets, sample_weight, offset)
+        return self._train(rows, eval_set, num_scores, None)
+
+    def predict_dist(self, X: Any, *, offset: Any = None) -> Any:
+        """Returns the distribution of each row, one object with an axis of rows.
+
+        Args:
+          X: as for ``fit``, with the same columns.
+          offset: as for ``fit``.
+        """
+        check_is_fitted(self)
+        X = self._read_table(X)
+        return predict(self.model_, X, offset=offset, inverse_link=self._make)
+
+    def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """Returns the mean of each row's distribution, [N].
+
+        Or what ``inverse_link`` says, if it is given.
+        """
+        return self._score_rows(X, offset, self._link)
+
+    def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
+        """The predictions after each round, one by one."""
+        yield from self._score_stages(X, offset, self._link)
+
+    def predict_quantiles(
+        self,
+        X: Any,
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        *,
+        offset: Any = None,
+    ) -> np.ndarray:
+        """Returns quantiles of each row's distribution, [N, Q].
+
+        Args:
+          X: as for ``fit``, with the same columns.
+          quantiles: Q numbers in (0, 1).
+          offset: as for ``fit``.
+
+        Raises:
+          ValueError: a number is not in (0, 1).
+        """
+        shares = np.atleast_1d(np.asarray(quantiles, np.float32))
+        if shares.ndim != 1 or not ((shares > 0) & (shares < 1)).all():
+            raise ValueError(f"quantiles must be numbers in (0, 1), got {quantiles!r}")
+        found = self.predict_dist(X, offset=offset)
+        find = getattr(found, "icdf", None) or found.quantile
+        return np.stack([np.asarray(find(jnp.float32(q))) for q in shares], axis=1)
+
+    def score(
+        self, X: Any, y: Any, sample_weight: Any = None, *, offset: Any = None
+    ) -> float:
+        """Returns the mean log-likelihood of the targets; larger is better."""
+        targets = jnp.asarray(self._read_targets(y), jnp.float32)
+        found = self.predict_dist(X, offset=offset).log_prob(targets)
+        return float(np.average(np.asarray(found, float), weights=sample_weight))
+
+    @property
+    def _link(self) -> Any:
+        if not isinstance(self.inverse_link, str) or self.inverse_link != "auto":
+            return super()._link
+        return self._find_mean
+
+    @property
+    def _metric_link(self) -> Any:
+        return self._link
+
+    def _find_mean(self, score):
+        mean = self._make(score).mean
+        return mean() if callable(mean) else mean
+
+    def _read_distribution(self):
+        """Returns the function that makes a distribution, and K."""
+        make, num_scores = self.distribution, self.num_scores
+        if isinstance(make, str):
+            if make not in FAMILIES:
+                raise ValueError(
+                    "distribution must be a function of a score, or one of "
+                    f"{', '.join(map(repr, FAMILIES))}, got {make!r}"
+                )
+            known = FAMILIES[make]
+            make = getattr(distributions, make)
+        else:
+            known = 1
+        if num_scores is None:
+            return make, known
+        return make, check_integer("num_scores", num_scores, least=1)
+
+    def _read_targets(self, y):
+        if y is None:
+            raise ValueError("fit requires y to be passed, but the target y is None")
+        y = check_array(y, ensure_2d=False, input_name="y", estimator=self)
+        return column_or_1d(y, warn=True)
+
+    def __sklearn_tags__(self):
+        """Declares that ``score`` is a log-likelihood, which may be negative."""
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True
+        return tags
