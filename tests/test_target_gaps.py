@@ -212,6 +212,19 @@ def test_gradients_lost_behind_a_branch_are_refused(name):
         ROUTES[name](GAPPY, single_where)
 
 
+def test_gradients_lost_in_groups_are_explained():
+    """A loss of groups is not evaluated row by row: the first round fails."""
+
+    def single(scores, targets, *, where):
+        known = where & ~jnp.isnan(targets)
+        return jnp.sum(jnp.where(known, (scores - targets) ** 4, 0.0))
+
+    with pytest.raises(
+        jb.TrainingError, match=r"round 0; .* branch of jnp\.where"
+    ):
+        jb.fit(X, GAPPY[:, 0], single, groups=np.arange(ROWS) // 10, num_rounds=1)
+
+
 def test_a_kink_without_a_gradient_is_no_fault():
     """The square root of a square has no derivative at 0, but one on both sides."""
     targets = np.round(FULL[:, 0]).astype(np.float32)

@@ -130,6 +130,11 @@ def explain_divergence(losses: Sequence[float], value: float) -> str:
             ", but the loss fell before, and may be unbounded below; arguments may be "
             "swapped (the call is loss(score, target)), or its sign be wrong"
         )
+    elif np.isnan(value) and not losses:
+        advice += (
+            ", or the gradient is NaN where the loss is finite: a branch of jnp.where "
+            "that is not taken must be finite, too"
+        )
     return advice
 
 
