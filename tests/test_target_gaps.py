@@ -219,9 +219,7 @@ def test_gradients_lost_in_groups_are_explained():
         known = where & ~jnp.isnan(targets)
         return jnp.sum(jnp.where(known, (scores - targets) ** 4, 0.0))
 
-    with pytest.raises(
-        jb.TrainingError, match=r"round 0; .* branch of jnp\.where"
-    ):
+    with pytest.raises(jb.TrainingError, match=r"round 0; .* branch of jnp\.where"):
         jb.fit(X, GAPPY[:, 0], single, groups=np.arange(ROWS) // 10, num_rounds=1)
 
 
