@@ -126,7 +126,8 @@ def test_fingerprints_name_what_fit_takes(fingerprint):
     """Names and values as they are in files of checkpoints."""
     known = {
         "absent": "zero", "curvature": "absolute", "leaf_solver": "guarded",
-        "share_structure": False, "regularization": "absolute", "max_depth": 3, "max_leaves": 3,
+        "share_structure": False, "regularization": "absolute", "max_depth": 3,
+        "max_leaves": 3,
         "candidates": "global", "candidate_weights": "samples",
         "implementation": "xla", "l2": 2.0, "min_gain": 0.5, "min_child_weight": 2.0,
         "min_child_samples": 2, "colsample_bytree": np.float32(0.6).item(),

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Problem
-from jboost.objective.evaluation import with_scores_first
 from jboost.objective.jaxprs import Program, trace_program
+from jboost.objective.row_programs import with_scores_first
 
 _SIGNATURE = "derivatives(scores, targets, key)"
 

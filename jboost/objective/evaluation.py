@@ -17,15 +17,16 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 from jboost.entry.efforts import FEW
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.numerics.derivatives import (
-    differentiable,
     replace_without_derivative,
 )
 from jboost.numerics.sums import sum_each, sum_guessed
+from jboost.objective.row_programs import (
+    block_size,
+    evaluate_rows,
+    map_rows,
+    with_scores_first,
+)
 from jboost.objective.tracing import TracedLoss
-
-BLOCK = 8192  # rows per block
-_FEW_ROWS = 2048  # rows per block, for K > 1
-_BLOCK_NUMBERS = 1 << 20  # largest number of results per block, for K > 1
 
 
 class Kinks(NamedTuple):
@@ -92,7 +93,7 @@ def loss_values(objective: Objective, scores: Float[Array, "K N"]):
 
 @stage
 def _loss_values(objective, scores):
-    return _map_rows(objective, objective.loss.value, scores)
+    return map_rows(objective, objective.loss.value, scores)
 
 
 def _without_minima(objective):
@@ -115,7 +116,7 @@ def gradients(objective: Objective, scores: Float[Array, "K N"]):
 
 @stage
 def _raw_gradients(objective, scores):
-    return _map_rows(objective, objective.loss.gradient, scores, with_scores_first)
+    return map_rows(objective, objective.loss.gradient, scores, with_scores_first)
 
 
 @stage
@@ -131,7 +132,7 @@ def hessian_matrices(objective: Objective, scores: Float[Array, "K N"]):
 
 
 def _hessian_matrices(objective, scores):
-    hessian = _evaluate_rows(objective, objective.loss.hessian, scores)
+    hessian = evaluate_rows(objective, objective.loss.hessian, scores)
     return hessian.reshape(scores.shape[1], scores.shape[0], scores.shape[0])
 
 
@@ -164,7 +165,7 @@ def _mean_hessian(objective, scores, weights):
 
     def mean_column(direction):
         along = objective._replace(constants=(*objective.constants, direction))
-        rows = _map_rows(along, column, scores, with_scores_first)
+        rows = map_rows(along, column, scores, with_scores_first)
         return mean_of_rows(objective, rows, weights)
 
     return jax.lax.map(mean_column, jnp.eye(scores.shape[0], dtype=scores.dtype))
@@ -190,7 +191,7 @@ def hessian_products(
         return jax.jvp(slope, (score,), (direction,))[1]
 
     along = objective._replace(targets=(objective.targets, directions.T))
-    return _map_rows(along, product, scores, with_scores_first)
+    return map_rows(along, product, scores, with_scores_first)
 
 
 def hessians(objective: Objective, scores: Float[Array, "K N"]):
@@ -211,7 +212,7 @@ def own_curvatures(objective: Objective, scores: Float[Array, "K N"]):
 
 @stage
 def _own_curvatures(objective, scores):
-    return _map_rows(objective, objective.loss.curvature, scores, with_scores_first)
+    return map_rows(objective, objective.loss.curvature, scores, with_scores_first)
 
 
 def map_hessians(
@@ -226,7 +227,7 @@ def map_hessians(
     no call makes anew.
     """
     num_scores, num_rows = scores.shape
-    few = scores.size <= FEW and num_rows <= _block_size(num_scores**2)
+    few = scores.size <= FEW and num_rows <= block_size(num_scores**2)
     if runs_in_stages() and num_scores > 1 and few:
         # The Hessians are a program that others share, the rest is one for all losses.
         return _finish_rows(hessian_matrices(objective, scores), finish, operands)
@@ -243,7 +244,7 @@ def _map_hessians(objective, scores, finish, operands):
     def finish_block(rows):
         return finish(rows, *operands)
 
-    return _map_rows(objective, objective.loss.hessian, scores, finish_block)
+    return map_rows(objective, objective.loss.hessian, scores, finish_block)
 
 
 def map_information(
@@ -268,7 +269,7 @@ def _map_information(objective, scores, finish, operands):
     def finish_block(rows):
         return finish(rows, *operands)
 
-    return _map_rows(objective, objective.loss.information, scores, finish_block)
+    return map_rows(objective, objective.loss.information, scores, finish_block)
 
 
 def mean_of_rows(
@@ -311,97 +312,3 @@ def weighted_means(
     found = sum_guessed(sums, list(guess))
     quotients = zip(found.sums[::2], found.sums[1::2], strict=True)
     return [above / below for above, below in quotients], jnp.stack(found.sizes)
-
-
-def _map_rows(
-    objective: Objective, program: Callable[..., Any], scores, finish=lambda rows: rows
-):
-    """Evaluates a program at all rows; ``finish`` moves rows to the last axis.
-
-    For K > 1 it evaluates one block of rows at a time to save memory: Hessians take K^2
-    numbers per row, and even gradients would otherwise exist in two layouts.
-    """
-    num_scores, num_rows = scores.shape
-    square = program in (objective.loss.hessian, objective.loss.information)
-    entries = num_scores**2 if square else num_scores
-    if num_scores == 1:
-        return finish(_evaluate_rows(objective, program, scores))
-    # XLA may round by the size of a block. Therefore all have one size, whatever the
-    # number of rows, and there are two at least: a single one would be no loop.
-    size = _block_size(entries)
-    short = max(0, size + 1 - num_rows)
-
-    def extend(array, axis=0):
-        edges = [(0, short if each == axis else 0) for each in range(array.ndim)]
-        return jnp.pad(array, edges, mode="edge") if short else array
-
-    targets = jax.tree.map(extend, objective.targets)
-    scores = extend(scores, 1)
-    last = num_rows + short - size
-
-    def evaluate(first):
-        def cut(array, axis=0):
-            return jax.lax.dynamic_slice_in_dim(array, first, size, axis)
-
-        part = objective._replace(targets=jax.tree.map(cut, targets))
-        return finish(_evaluate_rows(part, program, cut(scores, 1)))
-
-    def add_block(number, found):
-        first = jnp.minimum(number * size, last)  # the last two overlap
-        start = (*(0,) * (found.ndim - 1), first)
-        return jax.lax.dynamic_update_slice(found, evaluate(first), start)
-
-    block = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((), jnp.int32))
-    found = jnp.zeros((*block.shape[:-1], last + size), block.dtype)
-    number = -(-(last + size) // size)
-    return jax.lax.fori_loop(0, number, add_block, found)[..., :num_rows]
-
-
-def _block_size(entries):
-    """Returns the number of rows in a block, by the results of a row."""
-    return max(1, min(_FEW_ROWS, _BLOCK_NUMBERS // entries))
-
-
-def _evaluate_rows(objective, program, scores):
-    rows = scores[0] if scores.shape[0] == 1 else scores.T
-    return differentiable(
-        partial(_run_rows, program), partial(_derive_rows, program),
-        objective.constants, rows, objective.targets, objective.parameters,
-    )  # fmt: skip
-
-
-def _run_rows(program, constants, rows, targets, parameters):
-    def one(score, target):
-        return program(constants, score, target, parameters)
-
-    return jax.vmap(one)(rows, targets)
-
-
-def _derive_rows(program, found, operands, tangents):
-    """Returns what the results of a program change by; 0 where that is not finite.
-
-    Such rows are replaced by another one first: multiplied by 0, an infinite derivative
-    is NaN, which would reach the derivative in whatever the rows share.
-    """
-    constants, rows, targets, parameters = operands
-    _, slope = jax.jvp(
-        lambda rows: _run_rows(program, constants, rows, targets, parameters),
-        (rows,), (jnp.ones_like(rows),),
-    )  # fmt: skip
-    finite = jnp.isfinite(found) & jnp.isfinite(slope)
-    finite = jnp.all(finite.reshape(len(finite), -1), axis=1)
-    spare = jnp.argmax(finite)
-
-    def select(values, others):
-        shape = (-1,) + (1,) * (values.ndim - 1)
-        return jnp.where(finite.reshape(shape), values, others)
-
-    rows, targets = jax.tree.map(lambda a: select(a, a[spare]), (rows, targets))
-    inputs = (constants, rows, targets, parameters)
-    _, change = jax.jvp(partial(_run_rows, program), inputs, tangents)
-    return select(change, 0.0)
-
-
-def with_scores_first(rows):
-    """Moves the axis of scores to the front: [N] or [N, K] to [K, N]."""
-    return rows[None, :] if rows.ndim == 1 else rows.T

@@ -35,16 +35,16 @@ from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.sums import sum_rows
 from jboost.objective.bisection import bisect_minimum
 from jboost.objective.evaluation import (
-    BLOCK,
     Kinks,
     Objective,
     gradients,
     hessian_matrices,
-    with_scores_first,
 )
+from jboost.objective.row_programs import with_scores_first
 
 _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
+BLOCK = 8192  # rows per block
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
 _NONE = np.float32(0.0)
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int32, Key, Shaped
 
 from jboost.numerics.derivatives import weigh
 from jboost.numerics.sums import sum_channels, sum_rows
-from jboost.objective.evaluation import with_scores_first
 from jboost.objective.jaxprs import Program
+from jboost.objective.row_programs import with_scores_first
 from jboost.trees.leaf_operations import add_values
 
 
