@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.boosting.settings import Settings
+from jboost.entry import checks
 from jboost.entry.collectives import total
 from jboost.entry.stages import elementwise, stage
 from jboost.objective.curvature import Chosen, Curvature
@@ -32,6 +34,8 @@ _L2 = {"relative": 3.0, "absolute": 1.0}
 _L2_OF_ORDER_STATISTICS = 1.0
 _ROWS_PER_SAMPLE = 50  # a leaf has a row for every so many of the table
 _MOST_SAMPLES = 20
+_LEAST_SHARING = 3  # scores that share trees, and
+_LEAST_RATES = 30.0 - 1e-3  # the sum of learning rates, in float32
 _BY_SCORE = ("function", "natural", "standardized")  # curvatures that are no matrices
 
 
@@ -68,7 +72,7 @@ def decide_by_loss(
     l2: Any = "auto",
     min_child_samples: Any = "auto",
     regularization: str = "relative",
-    share_structure: bool | str = "auto",
+    share_structure: bool = False,
 ) -> LossChoices:
     """Replaces each "auto" by what it stands for with this loss.
 
@@ -77,7 +81,7 @@ def decide_by_loss(
     if isinstance(loss, GroupLoss):
         return _decide_for_groups(
             curvature, leaf_solver, l2, min_child_samples, regularization
-        )._replace(share_structure=_shares_trees(loss, share_structure))
+        )._replace(share_structure=share_structure)
     if curvature == "probe":
         raise ValueError(
             "curvature='probe' needs a loss of groups (see groups), whose rows depend "
@@ -93,8 +97,7 @@ def decide_by_loss(
         policy = "standardized"  # docs/distributions.md tells how it was chosen
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
-    shared = _shares_trees(loss, share_structure)
-    if leaf_solver == "auto" and shared and policy not in _BY_SCORE:
+    if leaf_solver == "auto" and share_structure and policy not in _BY_SCORE:
         leaf_solver = "joint"  # the scores of a leaf depend on each other
     elif leaf_solver == "joint" and policy in _BY_SCORE:
         raise ValueError(
@@ -121,13 +124,26 @@ def decide_by_loss(
         min_child_samples=min_child_samples,
         constant_curvature=policy == "unit" or (policy == "exact" and loss.uniform),
         order_statistics=order_statistics,
-        share_structure=shared,
+        share_structure=share_structure,
     )
 
 
-def _shares_trees(loss, share_structure):
-    """Returns whether one tree serves all scores of a round."""
-    return loss.num_scores > 1 and share_structure is True
+def decide_sharing(settings: Settings, num_scores: int) -> bool:
+    """Returns whether one tree serves all scores of a round.
+
+    "auto" shares trees of three scores or more if the learning rates of all rounds sum
+    to 30, such as 300 rounds at 0.1: a shared tree serves one direction of the scores,
+    so that models need about three times as many rounds, and then have a lower loss.
+    Models like those of other libraries, and with constraints that a search along one
+    direction cannot see, have a tree for each score.
+    """
+    if num_scores == 1 or settings.share_structure != "auto":
+        return num_scores > 1 and settings.share_structure is True
+    plain = settings.leaf_solver == "auto" and settings.regularization == "relative"
+    if num_scores < _LEAST_SHARING or not plain or settings.monotone is not None:
+        return False
+    rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
+    return isinstance(rates, np.ndarray) and bool(np.sum(rates) >= _LEAST_RATES)
 
 
 def _decide_for_groups(curvature, leaf_solver, l2, min_child_samples, regularization):

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jboost.boosting.auto import LossChoices, decide_by_loss
+from jboost.boosting.auto import LossChoices, decide_by_loss, decide_sharing
 from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import checks
@@ -107,7 +107,8 @@ def make_method(
     refuse_sorting(settings, codes)
     choices = decide_by_loss(
         loss, settings.curvature, settings.leaf_solver, settings.l2,
-        settings.min_child_samples, settings.regularization, settings.share_structure,
+        settings.min_child_samples, settings.regularization,
+        decide_sharing(settings, loss.num_scores),
     )  # fmt: skip
     _check_solver(loss, choices)
     _check_devices(loss, choices, num_devices)

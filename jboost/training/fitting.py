@@ -261,7 +261,9 @@ def fit(
         piecewise linear losses, "newton" for quadratic ones ("hessian" with unit
         curvature), else "guarded".
       share_structure: whether one tree serves all K scores of a round, with K values
-        in each leaf; see "Scores that share a tree". "auto": False.
+        in each leaf; see "Scores that share a tree". "auto": for three scores or more
+        whose learning rates sum to 30 over all rounds (300 rounds at 0.1), unless
+        ``leaf_solver``, ``monotone`` or absolute ``regularization`` is given.
       init_score: "auto" = argmin_c of the weighted loss (or, where no row has a
         gradient there, a point where the most rows have one; see
         ``history.choices``), "median" of the rows' own minimizers (the targets, where
