@@ -37,6 +37,7 @@ from jboost.boosting.row_derivatives import (
     RawDerivatives,
     Scaling,
     differentiate,
+    list_policies,
 )
 from jboost.boosting.row_sample import Round, start_round
 from jboost.boosting.shared_leaves import are_shared_steps_kept
@@ -200,11 +201,12 @@ def derive(
     """
     problem = Problem(static, arrays)
     new, raw = differentiate(problem, state, smooth)
-    regular, method = jnp.asarray(True), problem.method
+    regular = jnp.asarray(True)
     if smooth is False:
         objective, weights = bind_objective(problem, state), problem.data.weights
-        for policy in dict.fromkeys((method.curvature, method.leaf_curvature)):
-            regular &= ~needs_smoothing(objective, state.scores, weights, policy)
+        for policy, each in zip(list_policies(problem.method), raw, strict=True):
+            pair = each.gradient, each.curvature
+            regular &= ~needs_smoothing(objective, *pair, weights, policy)
     derived = Derived(raw, regular, new.sizes)
     changed = static.loss.coupled or static.loss.estimate is not None
     return new if changed else None, derived

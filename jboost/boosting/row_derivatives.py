@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.first_sums import FirstSums
 from jboost.boosting.group_rounds import draw_bag, probe_round
+from jboost.boosting.method import Method
 from jboost.boosting.state import (
     BoostState,
     Problem,
@@ -25,6 +26,7 @@ from jboost.boosting.state import (
 from jboost.entry.collectives import most
 from jboost.numerics.random_bits import derive
 from jboost.objective.curvature import (
+    Chosen,
     derivatives,
     is_raised,
     least_curvature,
@@ -115,7 +117,7 @@ def choose_scaling(problem: Problem) -> Scaling:
         varies = curvature != "unit" and not given and minima
         return Policy(curvature == "unit", raised, by_start, varies)
 
-    policies = tuple(describe(curvature) for curvature in _policies(method))
+    policies = tuple(describe(curvature) for curvature in list_policies(method))
     return Scaling(method.regularization == "relative", policies)
 
 
@@ -159,7 +161,7 @@ def differentiate(
         )  # fmt: skip
         return RawDerivatives(*found)
 
-    return state, tuple(evaluate(curvature) for curvature in _policies(method))
+    return state, tuple(evaluate(curvature) for curvature in list_policies(method))
 
 
 def _differentiate_groups(problem, state):
@@ -167,7 +169,7 @@ def _differentiate_groups(problem, state):
     if groups.kind != "ids":  # rows outside the bag leave their group
         weights = jnp.where(draw_rows(problem, state), weights, 0.0)
     objective = bind_groups(problem, state, weights)
-    policies = _policies(problem.method)
+    policies = list_policies(problem.method)
     probe, found = probe_round(
         objective, state.scores, state.probe, state.round, policies
     )
@@ -270,7 +272,7 @@ def _find_mean(positive, weights, first):
     )
 
 
-def _policies(method):
+def list_policies(method: Method) -> tuple[Chosen, ...]:
     """Returns the policies of the splits and, if it is another one, of the leaves."""
     if method.leaf_curvature == method.curvature:
         return (method.curvature,)

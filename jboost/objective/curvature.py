@@ -214,7 +214,8 @@ def _find_start(curvature, coupling):
 
 def needs_smoothing(
     objective: Objective,
-    scores: Float[Array, "K N"],
+    gradient: Float[Array, "K N"],
+    hessian: Float[Array, "K N"],
     weights: Float[Array, " N"],
     curvature: Chosen,
 ) -> Bool[Array, ""]:
@@ -222,13 +223,14 @@ def needs_smoothing(
 
     They are if some row has a minimum that the policy looks at, or a derivative that is
     not finite.
+
+    Args:
+      gradient, hessian: what :func:`derivatives` returns with ``smooth=False``.
     """
     if objective.minimizer is None or curvature in EXPONENTS:
         return jnp.asarray(False)
     if objective.loss.straight:
         return jnp.asarray(True)
-    find = own_curvatures if curvature == "function" else hessians
-    gradient, hessian = gradients(objective, scores), find(objective, scores)
     return _needs_smoothing(objective, gradient, hessian, weights, curvature)
 
 
