@@ -212,6 +212,13 @@ def test_gradients_lost_behind_a_branch_are_refused(name):
         ROUTES[name](GAPPY, single_where)
 
 
+def test_gradients_lost_in_refinement_are_refused():
+    model, _ = jb.fit(X, MASKED, of_mask, **SETTINGS)
+    row = int(np.argmin(KNOWN.all(1)))
+    with pytest.raises(ValueError, match=rf"NaN in row {row} .* jnp.where\(known"):
+        jb.refine(model, X, GAPPY, single_where, num_epochs=1)
+
+
 def test_gradients_lost_in_groups_are_explained():
     """A loss of groups is not evaluated row by row: the first round fails."""
 

@@ -43,6 +43,21 @@ def describe_gap(name: str, target: Any, row: int) -> str:
     )
 
 
+def describe_lost_slope(target: Any, row: int, place: str) -> str:
+    """Says that a gradient must be finite, and what to change.
+
+    Args:
+      target: the one of the row, a pytree of numbers.
+      place: a description of the score.
+    """
+    return (
+        f"loss must have a gradient wherever it is finite, got NaN in row {row} for "
+        f"target {target} at {place}; a branch of jnp.where that is not taken "
+        "must be finite, too: replace what it cannot take before, as in "
+        "jnp.where(known, f(score, jnp.where(known, target, 0.0)), 0.0)"
+    )
+
+
 def find_never_finite(
     objective: Objective, offset: Float[np.ndarray, "K N"]
 ) -> Bool[np.ndarray, " N"]:

@@ -265,12 +265,15 @@ def current_leaves(fixed: Fixed, values: Values) -> Float[Array, "R K L"]:
 
 def start_units(
     loss: Program, fixed: Fixed, parts: tuple[Part, ...], values: Values
-) -> tuple[Float[Array, " K"], Float[Array, " K"], list[Float[Array, " N"]]]:
+) -> tuple[
+    Float[Array, " K"], Float[Array, " K"], list[Float[Array, " N"]], Bool[Array, " N"]
+]:
     """Returns what the units are made of, and the losses of all rows at the start.
 
     Returns:
       The standard deviation of the scores of the training rows (1 where it is 0),
-      without their offset; the mean magnitude of the gradient; the losses of each part.
+      without their offset; the mean magnitude of the gradient; the losses of each part;
+      the training rows whose gradient is NaN.
     """
     train = parts[0]
     total = sum_rows(train.weights)
@@ -280,7 +283,8 @@ def start_units(
     found, (slopes, _) = _evaluate_rows(loss, fixed, train, values)
     steep = _mean(jnp.abs(slopes).T, train.weights, total)
     others = [_evaluate_rows(loss, fixed, part, values)[0] for part in parts[1:]]
-    return jnp.where(unit > 0, unit, 1.0), steep, [found, *others]
+    lost = jnp.any(jnp.isnan(slopes), axis=0)
+    return jnp.where(unit > 0, unit, 1.0), steep, [found, *others], lost
 
 
 def _score(fixed, part, values):

@@ -23,6 +23,7 @@ from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
 from jboost.kernels.library import settle_implementation, takes_implementation
 from jboost.model.ensemble import Ensemble, check_model
+from jboost.objective.faults import describe_lost_slope
 from jboost.refitting.descent import (
     Curves,
     DescentPrograms,
@@ -275,9 +276,10 @@ def _prepare(model, loss, parameters, plan, parts):
         key=jax.random.key(plan.seed),
     )
     start = compiled(start_units, row)
-    unit, steep, found = start(fixed, (train, *held), values)
+    unit, steep, found, lost = start(fixed, (train, *held), values)
     for part, name, rows in zip(parts, ("the data", "validation"), found, strict=False):
         _check_losses(part, name, np.asarray(rows))
+    _check_slopes(parts[0], np.asarray(lost))
     loss_unit = float(np.sum(np.asarray(unit) * np.asarray(steep)))
     rounds = max(1, model.num_rounds)
     counted = np.count_nonzero(np.asarray(train.weights))
@@ -320,6 +322,16 @@ def _check_losses(part, name, values):
             f"loss must be finite on {name} at the scores of the model, got "
             f"{values[row]} in row {row} for target {target}"
         )
+
+
+def _check_slopes(part, lost):
+    """Raises for the first row whose gradient is NaN."""
+    data = part.rows.data
+    bad = lost & (np.asarray(data.weights) > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        target = jax.tree.map(lambda t: np.asarray(t[row]).tolist(), data.targets)
+        raise ValueError(describe_lost_slope(target, row, "the scores of the model"))
 
 
 def _run(model, programs, fixed, values, plan):

@@ -17,6 +17,7 @@ from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import (
     describe_gap,
+    describe_lost_slope,
     find_gaps,
     find_lost_slopes,
     find_never_finite,
@@ -155,13 +156,7 @@ def _refuse_slopes(lost, targets, weights, scores):
         row = int(np.argmax(bad))
         target = jax.tree.map(lambda t: t[row].tolist(), targets)
         score = np.asarray(scores)[:, row].tolist()
-        raise ValueError(
-            f"loss must have a gradient wherever it is finite, got NaN in row {row} "
-            f"for target {target} at score {score}; a branch of "
-            "jnp.where that is not taken must be finite, too: replace what it cannot "
-            "take before, as in jnp.where(known, f(score, jnp.where(known, target, "
-            "0.0)), 0.0)"
-        )
+        raise ValueError(describe_lost_slope(target, row, f"score {score}"))
 
 
 def _find_lost(loss, constants, data, state):
