@@ -130,15 +130,12 @@ def _split_scores(problem, now, tree):
     if limits.values is not None:
         penalty = (limits.l2 * fitted.mean)[:, None]
         steps = tree.sums.gradient, tree.sums.curvature, penalty
-        if (
-            tree.feature is None
-        ):  # only the leaves of the rows are known, not the splits
-            bounds = jnp.broadcast_to(limits.values.bounds, (*steps[0].shape, 2))
+        most = limits.values.bounds
+        if tree.feature is None:  # the leaves of the rows are known, but no splits
+            bounds = jnp.broadcast_to(most, (*steps[0].shape, 2))
         else:
-            bounds = bound_leaves(
-                tree, steps, limits.values.monotone, limits.values.bounds,
-                problem.method.num_bins,
-            )  # fmt: skip
+            sizes = limits.values.monotone, most, problem.method.num_bins
+            bounds = bound_leaves(tree, steps, *sizes)
         bounds = bounds / fitted.value_unit[:, None, None]
     none: Any = None
     nothing: Any = fitted._replace(gradient=none, curvature=none)
