@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, UInt32
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.entry.collectives import count_rows, first_row, most
 from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.library import vary
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_rows
@@ -133,9 +134,17 @@ def _pick_rows(weights, num_scores):
 
 
 def _add_scores(factors, values):
-    """Returns sum_k factors[k] values[k], added in this order in every program."""
-    shape = (-1,) + (1,) * (values.ndim - 1)
-    return jnp.sum(round_alone(factors.reshape(shape) * values), axis=0)
+    """Returns sum_k factors[k] values[k], added in this order in every program.
+
+    Score by score: XLA's sum over the first axis takes ten times as long on a CPU.
+    """
+
+    def add(total, each):
+        factor, value = each
+        return total + round_alone(factor * value), None
+
+    start = vary(jnp.zeros_like(values[0]), values)
+    return jax.lax.scan(add, start, (factors, values))[0]
 
 
 def free_limits(limits: TreeLimits) -> TreeLimits:
