@@ -165,6 +165,30 @@ def test_what_auto_chooses():
     assert bare.train_loss[-1] < bare.train_loss[0]
 
 
+def test_leaves_by_the_hessian():
+    """Their penalty is in units of the loss, as the information is."""
+    settings = FEW | dict(leaf_solver="hessian")
+    _, history = jb.fit(X, Y, NORMAL, **settings)
+    assert history.choices["curvature"] == "fisher"
+    for policy in ("standardized", "natural"):
+        with pytest.raises(ValueError, match=r"leaf_solver must .*got 'hessian'"):
+            jb.fit(X, Y, NORMAL, curvature=policy, **settings)
+
+
+def test_derivatives_of_training():
+    """The leaf values of a round are linear in the learning rate."""
+    codes = jb.parts.prepare_codes(jb.apply_bins(jb.fit_bins(X), X))
+
+    def train(rate):
+        settings = FEW | dict(num_rounds=1, leaf_solver="newton", learning_rate=rate)
+        return jb.boost(codes, Y, NORMAL, jax.random.key(0), **settings)[
+            0
+        ].trees.leaf_value
+
+    value, slope = jax.jvp(train, (0.5,), (1.0,))
+    np.testing.assert_allclose(slope, 2 * value, rtol=1e-5)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_needs_a_distribution(policy):
     message = rf"curvature='{policy}' needs a loss from losses.likelihood"

@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_function_is_refused(tmp_path):
         (lambda s, t: jnp.ones(3), ValueError, r"curvature .*2 numbers.*\(3,\)"),
         (lambda s: s, TypeError, r"curvature .*failed.*\(score, target\)"),
         (3.0, TypeError, r"curvature .*function.*3\.0"),
-        ("fisher", ValueError, r"curvature .*'exact'.*'fisher'"),
+        ("expected", ValueError, r"curvature .*'exact'.*'expected'"),
     ],
 )
 def test_bad_curvatures_are_refused(curvature, kind, message):

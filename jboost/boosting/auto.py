@@ -37,6 +37,7 @@ _MOST_SAMPLES = 20
 _LEAST_SHARING = 3  # scores that share trees, and
 _LEAST_RATES = 30.0 - 1e-3  # the sum of learning rates, in float32
 _BY_SCORE = ("function", "natural", "standardized")  # curvatures that are no matrices
+_NOT_BY = {"joint": _BY_SCORE, "hessian": ("natural", "standardized")}
 
 
 class LossChoices(NamedTuple):
@@ -94,15 +95,16 @@ def decide_by_loss(
             "distribution has fisher_information, a KL divergence or samples"
         )
     if policy == "auto" and loss.information is not None:
-        policy = "standardized"  # docs/distributions.md tells how it was chosen
+        # docs/distributions.md tells how it was chosen.
+        policy = "fisher" if leaf_solver == "hessian" else "standardized"
     if policy == "auto" and loss.quadratic and not loss.straight:
         policy = "exact"  # the Hessian is constant: nothing to smooth
     if leaf_solver == "auto" and share_structure and policy not in _BY_SCORE:
         leaf_solver = "joint"  # the scores of a leaf depend on each other
-    elif leaf_solver == "joint" and policy in _BY_SCORE:
+    elif policy in _NOT_BY.get(leaf_solver, ()):
         raise ValueError(
-            "leaf_solver must be 'auto' or solve for each score by itself where "
-            f"curvature={curvature!r} weighs rows score by score, got 'joint'"
+            "leaf_solver must be 'auto', or one that weighs rows likewise, where "
+            f"curvature={curvature!r} weighs them score by score, got {leaf_solver!r}"
         )
     elif leaf_solver == "auto" and loss.straight:
         leaf_solver = "exact"  # a Newton step needs a second derivative; here it is 0
