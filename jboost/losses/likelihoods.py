@@ -53,7 +53,7 @@ def likelihood(make_distribution: Callable[..., Any]) -> Likelihood:
     parameters in the order of ``jax.tree.leaves(distribution)``; a KL divergence
     (``distribution.kl_divergence(other)``, or NumPyro's function), whose second
     derivative it is; ``sample(key, sample_shape)`` (or ``seed=key``), from which it is
-    estimated in each round and averaged over ten rounds.
+    estimated: in each round, from eight values drawn for each row.
 
     Args:
       make_distribution: a function of the score of one row, a scalar or [K], that
