@@ -132,9 +132,10 @@ def _from_parameters(make):
         slopes = jax.jacfwd(parameters)(score)
         slopes = slopes.reshape(len(slopes), -1)  # [P, K]
         own = make(score).fisher_information()
-        # Sums of products instead of small matrix products, which are slow for N rows.
-        inner = jnp.sum(own[:, :, None] * slopes[None], axis=1)
-        found = jnp.sum(inner[:, :, None] * slopes[:, None, :], axis=0)
+        # Terms one by one: for N rows, XLA's small products and sums are slow on a CPU.
+        terms = range(len(slopes))
+        inner = sum(own[:, p, None] * slopes[p][None, :] for p in terms)
+        found: Any = sum(inner[p][:, None] * slopes[p][None, :] for p in terms)
         return found.reshape(score.shape * 2)
 
     return evaluate
