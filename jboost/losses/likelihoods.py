@@ -134,7 +134,7 @@ def _from_parameters(make):
         own = make(score).fisher_information()
         # Terms one by one: for N rows, XLA's small products and sums are slow on a CPU.
         terms = range(len(slopes))
-        inner = sum(own[:, p, None] * slopes[p][None, :] for p in terms)
+        inner: Any = sum(own[:, p, None] * slopes[p][None, :] for p in terms)
         found: Any = sum(inner[p][:, None] * slopes[p][None, :] for p in terms)
         return found.reshape(score.shape * 2)
 
