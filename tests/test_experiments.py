@@ -374,3 +374,42 @@ def test_importance_keeps_columns_of_text(tmp_path, monkeypatch, capsys):
     for target in ("town", "z"):
         with pytest.raises(SystemExit, match=f"--target .*'{target}'"):
             importance.read_table(path, target)
+
+
+def test_shared_trees_are_compared_and_kept(tmp_path, monkeypatch, capsys):
+    """Fits that are kept are not repeated; tables of several runs are put together."""
+    script = importlib.import_module("shared_trees")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(200, 4)), columns=[*"abcd"])
+    frame["kind"] = np.where(frame["a"] > 0, "x", np.where(frame["b"] > 0, "y", "z"))
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    command = ["shared_trees.py", "--data", tmp_path / "table.csv", "--rounds", "5"]
+    command += ["--out", tmp_path, "--target"]
+    for targets in (["kind"], ["a", "c"]):
+        monkeypatch.setattr(sys, "argv", [*map(str, command), *targets])
+        script.main()
+    assert "over 2 tables" in capsys.readouterr().out
+    monkeypatch.setattr(script, "measure", None)
+    script.main()
+    result = json.loads((tmp_path / "shared_trees.json").read_text())
+    classes, several = result["tables"]
+    assert classes["fits"][script.SHARED]["scores"] == 3
+    assert several["fits"][script.SHARED]["scores"] == 2
+    ratios = [row["ratios"][script.OWN]["loss"] for row in result["tables"]]
+    mean = result["means"][script.OWN]["loss"]
+    assert mean == pytest.approx(np.sqrt(ratios[0] * ratios[1]))
+    assert (tmp_path / "shared_trees.png").stat().st_size > 0
+    sys.argv[-2:] = ["nosuch"]
+    with pytest.raises(SystemExit, match="'nosuch'"):
+        script.main()
+
+
+def test_losses_of_shared_trees_are_scikit_learns():
+    from sklearn import metrics
+
+    script = importlib.import_module("shared_trees")
+    rng = np.random.default_rng(0)
+    scores, kinds = rng.normal(size=(50, 4)), rng.integers(0, 4, 50)
+    chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    expected = metrics.log_loss(kinds, chances, labels=range(4))
+    assert script.held_out_loss(scores, kinds) == pytest.approx(expected)

@@ -215,3 +215,45 @@ def test_bad_values_are_named(value):
 def test_joint_leaves_need_something_to_join():
     with pytest.raises(ValueError, match="leaf_solver"):
         train(share_structure=False, leaf_solver="joint")
+
+
+def test_auto_is_decided_by_scores_and_rates():
+    """Programs that are mapped over learning rates do not know their sum."""
+    bins = jb.fit_bins(X)
+    binned = jb.apply_bins(bins, X)
+
+    def boost(rate, **changes):
+        settings = dict(num_scores=K, num_rounds=2, max_depth=2) | changes
+        trees, _ = jb.boost(
+            binned, LABELS, jb.losses.softmax, jax.random.key(0),
+            learning_rate=rate, **settings,
+        )  # fmt: skip
+        return jb.to_ensemble(trees, bins)
+
+    assert boost(15.0).shares_structure and not boost(14.0).shares_structure
+    assert not jax.jit(boost)(jnp.float32(15)).shares_structure
+    rates = jnp.array([0.1, 0.3], jnp.float32)
+    models = jax.vmap(lambda rate: boost(rate, share_structure=True))(rates)
+    for number, rate in enumerate(rates):
+        one = boost(rate, share_structure=True)
+        mapped = jax.tree.map(lambda array, n=number: array[n], models)
+        np.testing.assert_allclose(
+            jb.predict(mapped, X), jb.predict(one, X), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("kind", ["missing class", "constant", "few weights"])
+def test_odd_tables_are_trained_on(kind):
+    """Scores are finite; those of rows that look alike are the same."""
+    weights = np.ones(N, np.float32)
+    if kind == "few weights":
+        weights[10:] = 0
+    x = np.ones_like(X) if kind == "constant" else X
+    classes = K + 1 if kind == "missing class" else K
+    model = train(x=x, num_scores=classes, sample_weight=weights)
+    scores = np.asarray(jb.predict(model, x))
+    assert model.shares_structure and np.isfinite(scores).all()
+    if kind == "missing class":
+        assert (scores.argmax(axis=1) < K).all()
+    if kind == "constant":
+        assert (scores == scores[0]).all()
