@@ -91,7 +91,8 @@ def read_table(path, targets, most):
         y = frame[targets].to_numpy(np.float64)
     else:
         counts = frame[targets[0]].value_counts()
-        frame = frame[frame[targets[0]].map(counts) >= LEAST_ROWS]
+        frequent = counts.index[counts >= LEAST_ROWS]
+        frame = frame[frame[targets[0]].isin(frequent)]
         y = pd.factorize(frame[targets[0]], sort=True)[0]
     return make_matrix(frame.drop(columns=targets)), y
 
