@@ -150,7 +150,9 @@ def conformal(
         )
     _check_finite("y_cal", targets)
     number, scores = len(targets), _score_rows(targets, parts, score)
-    rank = ceil((number + 1) * (1 - Fraction(str(float(alpha)))))
+    # The fraction that was written or computed: 0.1, or 1 / 9, not its nearest float.
+    share = Fraction(str(float(alpha))).limit_denominator(10**12)
+    rank = ceil((number + 1) * (1 - share))
     if rank > number:
         raise ValueError(
             f"alpha must be at least 1 / {number + 1} with {number} calibration rows, "

@@ -127,6 +127,17 @@ def test_coverage_is_as_promised(kind, number):
     assert abs(error) < 4
 
 
+def test_shares_of_rows_count_as_the_fractions_that_they_stand_for():
+    """Of 8 rows, 1 / 9 allows one miss in nine, though its nearest float is smaller."""
+    for number in range(1, 60):
+        targets = RNG.permutation(number) + 1.0
+        for misses in range(1, number + 1):
+            intervals = jb.conformal(
+                np.zeros_like, targets, targets, alpha=misses / (number + 1)
+            )
+            assert intervals.margin == number + 1 - misses
+
+
 def test_any_model_and_table():
     table = pd.DataFrame(X, columns=["a", "b", "c"])
     model, _ = jb.fit(table[TRAIN], Y[TRAIN], **SETTINGS)
