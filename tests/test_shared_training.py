@@ -208,7 +208,9 @@ def test_derivatives_of_training():
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_bad_values_are_named(value):
-    with pytest.raises((TypeError, ValueError), match="share_structure"):
+    with pytest.raises(
+        (TypeError, ValueError), match="share_structure must be 'auto', True or False"
+    ):
         train(share_structure=value)
 
 

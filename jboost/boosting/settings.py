@@ -120,10 +120,11 @@ def _check_l2(name: str, value: Any) -> Any:
 
 def _check_sharing(name: str, value: Any) -> Any:
     """Accepts "auto", True or False."""
-    if isinstance(value, str):
-        return checks.check_word(name, value, ("auto",))
+    if isinstance(value, str) and value == "auto":
+        return value
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be 'auto', True or False, got {value!r}")
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(f"{name} must be 'auto', True or False, got {value!r}")
     return bool(value)
 
 
