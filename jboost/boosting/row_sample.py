@@ -125,6 +125,8 @@ def start_round(
     )
     if not problem.method.share_structure:
         return now
-    line = draw_line(seeds[1], shape, fitted, now.weights(problem.data))
+    coupling = state.coupling
+    competing = False if coupling is None else jnp.any(coupling.competing)
+    line = draw_line(seeds[1], shape, fitted, now.weights(problem.data), competing)
     # Only the sums of one score's tree are known before it grows.
     return now._replace(line=line, first=None)

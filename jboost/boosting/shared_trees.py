@@ -13,11 +13,13 @@ projection of the gradient are as good as those of all scores; other rounds take
 directions, and leaves are fitted with all scores. With gradients in standard units,
 g~ik = g_ik / sqrt(m_k), m_k the mean curvature, and random signs z_i of the rows,
 
-    u~ = C^-1/2 sum_i w_i z_i g~i,    C = sum_i w_i g~i g~i',    u_k = u~_k / sqrt(m_k),
+    u~ = C^-a sum_i w_i z_i g~i,    C = sum_i w_i g~i g~i',    u_k = u~_k / sqrt(m_k).
 
-has the covariance of a vector of independent standard normal numbers, within the space
-that gradients span. Unlike such numbers, it does not depend on the units of the scores,
-and turns with them where they are rotated.
+Where scores compete, as those of classes do, a = 1/2: u~ has the covariance of a vector
+of independent standard normal numbers, within the space that gradients span. Elsewhere
+a = 1, so that u'g~ has: targets of large numbers do not hide the others. Unlike
+independent numbers, the direction does not depend on the units of the scores, and turns
+with them where they are rotated.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.entry.collectives import count_rows, first_row, most
@@ -61,6 +63,7 @@ def draw_line(
     shape: RowDerivatives,
     fitted: RowDerivatives,
     weights: Float[Array, " N"],
+    competing: Bool[Array, ""] | bool,
 ) -> Line:
     """Draws the direction of a round; returns the derivatives along it.
 
@@ -68,9 +71,11 @@ def draw_line(
       shape: derivatives of the K scores that shape the tree, and
       fitted: those that its leaves are fitted with.
       weights: of the rows; 0 for rows that the tree does not learn from.
+      competing: whether some scores do; see
+        :class:`jboost.objective.evaluation.Coupling`.
     """
     shape, fitted, weights = jax.lax.stop_gradient((shape, fitted, weights))
-    direction = _draw_direction(seed, fitted, weights)
+    direction = _draw_direction(seed, fitted, weights, competing)
     size, magnitude = jnp.square(direction), jnp.abs(direction)
     one, nothing = jnp.ones(1, jnp.float32), None
 
@@ -93,7 +98,7 @@ def draw_line(
     )
 
 
-def _draw_direction(seed, fitted, weights):
+def _draw_direction(seed, fitted, weights, competing):
     root = jnp.sqrt(fitted.mean)
     rows, number, counted = _pick_rows(weights, len(root))
     bits = hash_words(number.astype(jnp.uint32), derive(seed, jnp.int32(_SIGNS)))
@@ -105,12 +110,18 @@ def _draw_direction(seed, fitted, weights):
     sums = sum_rows(jnp.concatenate([signs, products]), counted)
     signed, products = sums[: len(root)], sums[len(root) :]
     matrix = jnp.zeros((len(root), len(root)), jnp.float32).at[upper].set(products)
+    own = jnp.diagonal(matrix)
+    size = jnp.where(competing | (own == 0), 1.0, jnp.sqrt(own))
+    # In units of the gradients themselves, no score is lost in float32.
+    matrix, signed = matrix / (size[:, None] * size[None, :]), signed / size
     values, axes = jnp.linalg.eigh(matrix, symmetrize_input=False, UPLO="U")
     spanned = values > _LEAST_SPREAD * values[-1]
-    spread = jnp.where(spanned, jnp.sqrt(jnp.where(spanned, values, 1.0)), jnp.inf)
+    known = jnp.where(spanned, values, 1.0)
+    spread = jnp.where(competing, jnp.sqrt(known), known)
+    spread = jnp.where(spanned, spread, jnp.inf)
     step = axes @ ((axes.T @ signed) / spread)
     # Rows that all weigh nothing say nothing: every score then counts alike.
-    step = jnp.where(jnp.any(step != 0), step, 1.0) / root
+    step = jnp.where(jnp.any(step != 0), step, 1.0) / (size * root)
     # A power of two rounds nothing; divided by it, no square overflows.
     return step * power_of_two(-exponent_above(jnp.max(jnp.abs(step))))
 
