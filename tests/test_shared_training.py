@@ -259,3 +259,42 @@ def test_odd_tables_are_trained_on(kind):
         assert (scores.argmax(axis=1) < K).all()
     if kind == "constant":
         assert (scores == scores[0]).all()
+
+
+def test_units_of_targets_do_not_shape_the_trees():
+    """Squared error of targets in other units: the same splits, the same fit."""
+    units = np.array([1e-6, 1e5], np.float32)
+    plain = train(half_square, TARGETS, 2, init_score=0.0)
+    other = train(half_square, TARGETS * units, 2, init_score=0.0)
+    assert_same(plain.threshold, other.threshold)
+    values = np.asarray(other.leaf_value) / units[None, :, None]
+    np.testing.assert_allclose(values, plain.leaf_value, atol=1e-5)
+
+
+def test_auto_goes_on_as_the_run_that_it_continues(tmp_path):
+    settings = dict(num_scores=K, max_depth=2, max_bins=16)
+
+    def run(num_rounds, **changes):
+        return jb.fit(
+            X, LABELS, jb.losses.softmax, num_rounds=num_rounds, **settings | changes
+        )
+
+    path = tmp_path / "run"
+    first, _ = run(4, checkpoint=path)
+    assert not first.shares_structure
+    more, history = run(6, checkpoint=path, learning_rate=lambda number: 0.1)
+    assert more.num_rounds == 6 and not history.choices["share_structure"]
+    shared = train(num_rounds=3)
+    both, history = run(3, model=shared)
+    assert both.shares_structure and history.choices["share_structure"]
+
+
+def test_auto_keeps_separate_targets_separate():
+    targets = np.concatenate([TARGETS, TARGETS[:, :1]], axis=1)
+    _, history = jb.fit(X, targets, num_rounds=1, learning_rate=lambda number: 40.0)
+    assert not history.choices["share_structure"]
+    _, history = jb.fit(
+        X, LABELS, jb.losses.softmax, num_scores=K, num_rounds=1,
+        learning_rate=lambda number: 40.0,
+    )  # fmt: skip
+    assert history.choices["share_structure"]

@@ -130,19 +130,21 @@ def decide_by_loss(
     )
 
 
-def decide_sharing(settings: Settings, num_scores: int) -> bool:
+def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
     """Returns whether one tree serves all scores of a round.
 
     "auto" shares trees of three scores or more if the learning rates of all rounds sum
     to 30, such as 300 rounds at 0.1: a shared tree serves one direction of the scores,
-    so that models need about three times as many rounds, and then have a lower loss.
-    Models like those of other libraries, and with constraints that a search along one
-    direction cannot see, have a tree for each score.
+    so that models need two to three times as many rounds, and then have a lower loss.
+    Models like those of other libraries, with constraints that a search along one
+    direction cannot see, or of several targets, each with a score of its own, have a
+    tree for each score.
     """
-    if num_scores == 1 or settings.share_structure != "auto":
-        return num_scores > 1 and settings.share_structure is True
+    if loss.num_scores == 1 or settings.share_structure != "auto":
+        return loss.num_scores > 1 and settings.share_structure is True
     plain = settings.leaf_solver == "auto" and settings.regularization == "relative"
-    if num_scores < _LEAST_SHARING or not plain or settings.monotone is not None:
+    plain &= settings.monotone is None and not loss.separate
+    if loss.num_scores < _LEAST_SHARING or not plain:
         return False
     rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
     return isinstance(rates, np.ndarray) and bool(np.sum(rates) >= _LEAST_RATES)

@@ -108,7 +108,7 @@ def make_method(
     choices = decide_by_loss(
         loss, settings.curvature, settings.leaf_solver, settings.l2,
         settings.min_child_samples, settings.regularization,
-        decide_sharing(settings, loss.num_scores),
+        decide_sharing(settings, loss),
     )  # fmt: skip
     _check_solver(loss, choices)
     _check_devices(loss, choices, num_devices)

@@ -16,6 +16,8 @@ from jaxtyping import Array, Float
 from jboost.distributions.distribution import Distribution, like, matrix
 from jboost.distributions.special import log_gamma_excess, trigamma
 
+_LEAST_LOG_EXCESS = math.log(1e-4)  # of degrees of freedom above 1, for a mean
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def laplace(score: Float[Array, "2"]) -> Laplace:
 def student_t(score: Float[Array, "3"]) -> StudentT:
     """Makes Student's t: loc = score[0], scale = exp(score[1]), df = 1 + exp(score[2]).
 
-    More than one degree of freedom: the mean exists.
+    More than one degree of freedom, at least 1.0001: the mean exists.
     """
-    return StudentT(score[0], jnp.exp(score[1]), 1 + jnp.exp(score[2]))
+    df = 1 + jnp.exp(jnp.maximum(score[2], _LEAST_LOG_EXCESS))
+    return StudentT(score[0], jnp.exp(score[1]), df)

@@ -25,7 +25,8 @@ def sum_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
         L(F, y) = sum of l(F_k, y_k) over the k for which y_k is known
 
     NaN marks a target as missing: it has no gradient in its score, whatever ``loss``
-    does with NaN. The scores share nothing but the rounds.
+    does with NaN. The scores share nothing but the rounds, and trees with
+    ``share_structure=True``.
 
     :func:`jboost.fit` and all that takes a loss do this for the built-in losses of one
     score where y has shape [N, K].
@@ -55,6 +56,11 @@ def sum_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
             "target"
         )
     return partial(_sum_known, loss=loss)
+
+
+def is_sum(loss: Any) -> bool:
+    """Returns whether a loss is from :func:`sum_targets`."""
+    return isinstance(loss, partial) and loss.func is _sum_known
 
 
 def _sum_known(scores, targets, *, loss):

@@ -126,10 +126,12 @@ def _make_batch(link, scores, linked, axes):
     """Makes a distribution again whose ``batch_shape`` does not follow ``jax.vmap``."""
     if not hasattr(linked, "batch_shape"):
         return linked
-    batch = link(jnp.moveaxis(scores, -1, 0) if scores.ndim > axes else scores)
-    shapes = [[a.shape for a in jax.tree.leaves(each)] for each in (batch, linked)]
-    if shapes[0] == shapes[1]:
-        return batch
+    try:
+        batch = link(jnp.moveaxis(scores, -1, 0) if scores.ndim > axes else scores)
+        if batch.batch_shape == scores.shape[:axes]:
+            return batch
+    except Exception:  # whatever a library raises where shapes do not fit
+        pass
     raise TypeError(
         "inverse_link must return the parameters of a distribution with axes of its "
         f"own, got {type(linked).__name__}"

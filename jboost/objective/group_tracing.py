@@ -72,6 +72,7 @@ class GroupLoss:
     by_pairs: tuple[bool, ...]
 
     coupled = True  # not a field: see TracedLoss
+    separate = False
 
     def __hash__(self) -> int:
         """Returns a hash that is computed once: programs are looked up by it."""

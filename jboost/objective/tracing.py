@@ -34,7 +34,7 @@ from jboost.losses import (
     softmax,
 )
 from jboost.losses.likelihoods import find_information
-from jboost.losses.several import widen_loss
+from jboost.losses.several import is_sum, widen_loss
 from jboost.objective.jaxprs import (
     Program,
     find_dependencies,
@@ -61,6 +61,7 @@ class TracedLoss:
       uniform: whether the Hessian is independent of the score and the target.
       straight: whether the Hessian is identically zero, so that the loss is piecewise
         linear in the score.
+      separate: whether it is a sum of losses of one score each.
     """
 
     value: Program
@@ -75,6 +76,7 @@ class TracedLoss:
     curvature: Program | None = None
     information: Program | None = None
     sampled: bool = False
+    separate: bool = False
 
     coupled = False  # not a field: rows do not depend on each other
 
@@ -163,6 +165,7 @@ def trace_loss(
         curvature=own,
         information=information,
         sampled=sampled,
+        separate=is_sum(loss),
     )
     known = _known.setdefault(traced, weakref.ref(traced))()
     return traced if known is None else known, tuple(constants)

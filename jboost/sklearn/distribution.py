@@ -182,7 +182,10 @@ class JBoostDistribution(RegressorMixin, Boosting):
             known = FAMILIES[make]
             make = getattr(distributions, make)
         else:
-            known = 1
+            built_in = [
+                name for name in FAMILIES if make is getattr(distributions, name)
+            ]
+            known = FAMILIES[built_in[0]] if built_in else 1
         if num_scores is None:
             return make, known
         return make, check_integer("num_scores", num_scores, least=1)

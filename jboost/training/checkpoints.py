@@ -86,6 +86,24 @@ def _write(checkpoint, record, position) -> None:
     record.kept = record.num_rounds  # even if other processes are lost now
 
 
+def read_sharing(path: str | os.PathLike[str]) -> bool | None:
+    """Returns whether the scores share trees in a run; None if there is no file."""
+    container = _read_run(path)
+    if container is None:
+        return None
+    settings = container.fields.get("fingerprint")
+    return settings.get("share_structure") if isinstance(settings, dict) else None
+
+
+def _read_run(path):
+    content = run_on_first(partial(_read, path))
+    if content is None:
+        return None
+    file = io.BytesIO(content)
+    file.name = os.fspath(path)  # type: ignore[attr-defined]  # for errors
+    return read_container(file)
+
+
 def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
     """Reads the file, if it exists; it must be of this run.
 
@@ -93,12 +111,10 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
       FileError: the file is damaged, or is not a checkpoint.
       ValueError: the file is of another run.
     """
-    content = run_on_first(partial(_read, checkpoint.path))
-    if content is None:
+    container = _read_run(checkpoint.path)
+    if container is None:
         return None
-    name, file = repr(os.fspath(checkpoint.path)), io.BytesIO(content)
-    file.name = os.fspath(checkpoint.path)  # type: ignore[attr-defined]  # for errors
-    container = read_container(file)
+    name = repr(os.fspath(checkpoint.path))
     if container.type != "Checkpoint":
         raise FileError(f"checkpoint {name} holds {container.type}, not a checkpoint")
     settings = container.fields.get("fingerprint")

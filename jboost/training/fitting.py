@@ -29,7 +29,12 @@ from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource
 from jboost.tables.sparse import Absent
-from jboost.training.checkpoints import Checkpoint, read_checkpoint, resume
+from jboost.training.checkpoints import (
+    Checkpoint,
+    read_checkpoint,
+    read_sharing,
+    resume,
+)
 from jboost.training.continuing import continue_from
 from jboost.training.fingerprints import (
     compare_processes,
@@ -263,7 +268,9 @@ def fit(
       share_structure: whether one tree serves all K scores of a round, with K values
         in each leaf; see "Scores that share a tree". "auto": for three scores or more
         whose learning rates sum to 30 over all rounds (300 rounds at 0.1), unless
-        ``leaf_solver``, ``monotone`` or absolute ``regularization`` is given.
+        ``leaf_solver``, ``monotone`` or absolute ``regularization`` is given or y
+        [N, K] holds several targets; a run that continues a model or a checkpoint
+        goes on in its way.
       init_score: "auto" = argmin_c of the weighted loss (or, where no row has a
         gradient there, a point where the most rows have one; see
         ``history.choices``), "median" of the rows' own minimizers (the targets, where
@@ -338,6 +345,7 @@ def _train(request: FitRequest) -> tuple[Ensemble, History]:
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
     """Begins a run: fresh, from a model, or from a checkpoint."""
+    request = _keep_structure(request, prepared)
     job = make_job(request, prepared)
     if num_processes() > 1:
         compare_processes(describe_run(request, prepared, job))
@@ -369,3 +377,17 @@ def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:
         checkpoint=checkpoint,
         bar=bar,
     )
+
+
+def _keep_structure(request, prepared):
+    """Returns the request with scores that share trees as in the run it continues."""
+    settings, shares = request.settings, None
+    if settings.share_structure != "auto":
+        return request
+    if request.checkpoint is not None:
+        shares = read_sharing(request.checkpoint)
+    if shares is None and prepared.model is not None and prepared.model.num_rounds:
+        shares = prepared.model.shares_structure
+    if shares is None:
+        return request
+    return request._replace(settings=settings.replace(share_structure=shares))
