@@ -18,8 +18,9 @@ from jboost.objective.probing import (
     start_probe,
 )
 from jboost.tables.groups import make_groups, random_groups
-from jboost.trees.joint_leaves import solve_jointly
+from jboost.trees.joint_leaves import Stopping, solve_jointly
 
+STOPPING = Stopping(steps=5, residual=0.1, least_bend=0.25, overshoot=0.0)
 NUM_ROWS = 60
 WORDS = np.array([3, 5], np.uint32)
 
@@ -328,6 +329,7 @@ def test_joint_leaves_are_close_to_the_dense_solution(seed):
     found = solve_jointly(
         gradient, jnp.asarray(diagonal), jnp.asarray(penalty),
         lambda values: matrix @ values, lambda values: gradient + matrix @ values,
+        STOPPING,
     )  # fmt: skip
     system = np.asarray(matrix, float) + penalty * np.eye(5)
     expected = -np.linalg.solve(system, gradient)
@@ -349,7 +351,7 @@ def test_joint_leaves_without_coupling_are_newton_steps():
     gradient, curvature = jnp.array([3.0, -1.0, 0.0]), jnp.array([2.0, 0.5, 4.0])
     found = solve_jointly(
         gradient, curvature, jnp.float32(0.5), lambda values: curvature * values,
-        lambda values: gradient + curvature * values,
+        lambda values: gradient + curvature * values, STOPPING,
     )  # fmt: skip
     np.testing.assert_allclose(found, -gradient / (curvature + 0.5), rtol=1e-6)
 
@@ -360,7 +362,7 @@ def test_joint_leaves_stop_where_the_slope_rises():
     gradient, curvature = jnp.full(3, -1.0), jnp.full(3, 0.01)
     found = solve_jointly(
         gradient, curvature, jnp.float32(0), lambda values: 0.01 * values,
-        lambda values: values**3 / 3 - 1,
+        lambda values: values**3 / 3 - 1, STOPPING,
     )  # fmt: skip
     assert 0 < found[0] < 3
 
@@ -397,7 +399,7 @@ def test_joint_leaves_do_not_leap_where_curvature_vanishes():
     gradient = -jnp.ones(2)
     found = solve_jointly(
         gradient, jnp.ones(2), jnp.float32(0), lambda values: matrix @ values,
-        lambda values: gradient + matrix @ values,
+        lambda values: gradient + matrix @ values, STOPPING,
     )  # fmt: skip
     assert (found > 1).all() and (found < 25).all()
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
-import shared_trees
+import shared_models
 import xgboost
 from test_predict_categories import add_sets, link
 from test_predict_kernels import make_model, make_rows
@@ -127,7 +127,7 @@ def test_read_several_targets(table, strategy):
 @pytest.mark.parametrize("suffix", ["json", "ubj"])
 @pytest.mark.parametrize("kind", ["deep", "linked", "categories"])
 def test_write_vector_leaves(kind, suffix, tmp_path):
-    model, x = shared_trees.make_model(kind), shared_trees.make_rows(300)
+    model, x = shared_models.make_model(kind), shared_models.make_rows(300)
     path = tmp_path / f"model.{suffix}"
     for objective in "reg:squarederror", "multi:softprob":
         jb.interchange.write_xgboost(model, path, objective=objective)

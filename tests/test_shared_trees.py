@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared_trees import KINDS, expand, make_model, make_rows, share
+from shared_models import KINDS, expand, make_model, make_rows, share
 
 import jboost as jb
 from jboost.kernels import library
@@ -232,7 +232,15 @@ def test_training_goes_on_from_the_scores():
     model, x = make_model("categories"), make_rows(200)
     y = np.arange(200) % 3
     found, expected = (
-        jb.fit(x, y, jb.losses.softmax, num_scores=3, num_rounds=2, model=start)[0]
+        jb.fit(
+            x,
+            y,
+            jb.losses.softmax,
+            num_scores=3,
+            num_rounds=2,
+            model=start,
+            share_structure=False,
+        )[0]
         for start in (model, expand(model))
     )
     assert found.num_rounds == 8

@@ -266,7 +266,7 @@ def current_leaves(fixed: Fixed, values: Values) -> Float[Array, "R K L"]:
 def start_units(
     loss: Program, fixed: Fixed, parts: tuple[Part, ...], values: Values
 ) -> tuple[
-    Float[Array, " K"], Float[Array, " K"], list[Float[Array, " N"]], Bool[Array, " N"]
+    Float[Array, " K"], Float[Array, " K"], list[Float[Array, " _"]], Bool[Array, " N"]
 ]:
     """Returns what the units are made of, and the losses of all rows at the start.
 
