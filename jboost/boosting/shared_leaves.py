@@ -161,11 +161,10 @@ def _solve_vectors(problem, state, now, tree, leaf):
     num_leaves = gradient.shape[1]
 
     def sum_leaves(rows):
-        rows = jnp.where((weights > 0)[None, :], rows, 0.0)
         return sum_channels((*rows,), leaf, num_leaves, weights)
 
     def multiply(values):
-        return sum_leaves(hessian_products(objective, scores, values[:, leaf]))
+        return sum_leaves(hessian_products(objective, scores, values.T[leaf]))
 
     if problem.method.leaf_curvature == "fisher":
         seed = round_seed(state.words, state.round)

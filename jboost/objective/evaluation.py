@@ -172,7 +172,7 @@ def _mean_hessian(objective, scores, weights):
 
 
 def hessian_products(
-    objective: Objective, scores: Float[Array, "K N"], directions: Float[Array, "K N"]
+    objective: Objective, scores: Float[Array, "K N"], directions: Float[Array, "N K"]
 ) -> Float[Array, "K N"]:
     """Returns the Hessian of each row times a direction of its own.
 
@@ -190,7 +190,7 @@ def hessian_products(
 
         return jax.jvp(slope, (score,), (direction,))[1]
 
-    along = objective._replace(targets=(objective.targets, directions.T))
+    along = objective._replace(targets=(objective.targets, directions))
     return map_rows(along, product, scores, with_scores_first)
 
 
