@@ -68,15 +68,43 @@ def test_equal_to_the_formula():
     def gaussian(s, t):
         return (t - s[0]) ** 2 * jnp.exp(-2 * s[1]) / 2 + s[1] + np.log(2 * np.pi) / 2
 
-    settings = dict(num_scores=2, curvature="auto", **SETTINGS)
+    settings = dict(num_scores=2, curvature="absolute", **SETTINGS)
     loss = L.likelihood(D.normal)
     for y in (Y, Y.astype(np.float64), np.round(Y).astype(np.int32)):
         expected = st.norm(0.3, np.exp(-0.4)).logpdf(y[:5])
         found = jax.vmap(loss, (None, 0))(jnp.array([0.3, -0.4]), y[:5])
         np.testing.assert_allclose(-found, expected, rtol=1e-5)
-    _, history = jb.fit(X, Y, loss, **settings)
-    _, other = jb.fit(X, Y, gaussian, **settings)
-    assert history.train_loss[-1] < other.train_loss[0]
+    model, history = jb.fit(X, Y, loss, **settings)
+    other, expected = jb.fit(X, Y, gaussian, **settings)
+    np.testing.assert_array_equal(model.feature, other.feature)
+    np.testing.assert_allclose(model.leaf_value, other.leaf_value, atol=1e-4)
+    np.testing.assert_allclose(history.train_loss, expected.train_loss, rtol=1e-4)
+
+
+@jax.tree_util.register_pytree_node_class
+class Stale:
+    """Keeps its ``batch_shape`` under vmap, as NumPyro's, and holds a constant."""
+
+    def __init__(self, loc):
+        self.loc, self.inner = loc, jnp.ones(1)
+        self.batch_shape = jnp.shape(loc)
+
+    def tree_flatten(self):
+        return (self.loc, self.inner), self.batch_shape
+
+    @classmethod
+    def tree_unflatten(cls, batch_shape, children):
+        found = object.__new__(cls)
+        (found.loc, found.inner), found.batch_shape = children, batch_shape
+        return found
+
+
+def test_distributions_with_constants_are_made_again():
+    model, _ = jb.fit(X, Y, L.likelihood(D.normal), num_scores=2, **SETTINGS)
+    found = jb.predict(model, X, inverse_link=lambda score: Stale(score[0]))
+    assert found.batch_shape == found.loc.shape == (ROWS,)
+    with pytest.raises(TypeError, match="axes of its own"):
+        jb.predict(model, X, inverse_link=Stale)
 
 
 def test_numpyro_trains_the_same_model(numpyro):

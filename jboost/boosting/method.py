@@ -47,8 +47,7 @@ class Method:
     ``curvature``, ``leaf_solver``, ``leaf_curvature`` and ``order_statistics`` are
     those of :class:`jboost.boosting.auto.LossChoices`. ``uniform`` says that all rows
     weigh the same (or nothing) and have the same curvature; ``categorical`` that some
-    feature holds categories; ``share_structure`` that one tree
-    serves all scores.
+    feature holds categories; ``share_structure`` that one tree serves all scores.
     """
 
     curvature: Chosen
@@ -64,7 +63,7 @@ class Method:
     categorical: bool
     candidates: Candidates
     candidate_weights: CandidateWeights
-    share_structure: bool = False
+    share_structure: bool
 
     @property
     def sorts_rows(self) -> bool:

@@ -36,11 +36,9 @@ from jboost.kernels.library import vary
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_rows
-from jboost.trees.limits import TreeLimits
 
 _SIGNS = 1 << 30  # keeps signs apart from what else a tree's seed draws
-_MOST_ROWS = 4096  # that a direction is drawn from, and at least
-_LEAST_ROWS = 256
+_MOST_ROWS, _LEAST_ROWS = 4096, 256  # that a direction is drawn from
 _MOST_TERMS = 1 << 22  # of the products of gradients of all scores
 _LEAST_SPREAD = 1e-5  # of the largest eigenvalue: a direction that no gradient has
 
@@ -106,8 +104,8 @@ def _draw_direction(seed, fitted, weights, competing):
     gradient = fitted.gradient[:, rows] / root[:, None]
     upper = np.triu_indices(len(root))
     products = round_alone(gradient[upper[0]] * gradient[upper[1]])
-    signs = signs[None, :] * gradient
-    sums = sum_rows(jnp.concatenate([signs, products]), counted)
+    terms = jnp.concatenate([signs[None, :] * gradient, products])
+    sums = sum_rows(terms, counted)
     signed, products = sums[: len(root)], sums[len(root) :]
     matrix = jnp.zeros((len(root), len(root)), jnp.float32).at[upper].set(products)
     own = jnp.diagonal(matrix)
@@ -156,15 +154,3 @@ def _add_scores(factors, values):
 
     start = vary(jnp.zeros_like(values[0]), values)
     return jax.lax.scan(add, start, (factors, values))[0]
-
-
-def free_limits(limits: TreeLimits) -> TreeLimits:
-    """Returns limits without monotone constraints.
-
-    Those hold for each score, which a search along one direction cannot see; see
-    :func:`jboost.trees.vector_bounds.bound_leaves`.
-    """
-    if limits.values is None:
-        return limits
-    free = jnp.zeros_like(limits.values.monotone)
-    return limits._replace(values=limits.values._replace(monotone=free))

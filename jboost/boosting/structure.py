@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int32, UInt8
 from jboost.boosting.first_sums import measure_first
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
-from jboost.boosting.shared_trees import free_limits
 from jboost.boosting.state import Data, Problem
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.derivatives import weigh
@@ -49,9 +48,7 @@ def grow_structure(
     gradient, curvature, in_bag = jax.lax.stop_gradient(
         shaping_derivatives(data, now, one.shape)
     )
-    limits = jax.lax.stop_gradient(shaping_limits(now.limits, one))
-    if method.share_structure:
-        limits = free_limits(limits)
+    limits = jax.lax.stop_gradient(shaping_limits(now, one))
     parts = (gradient, curvature, in_bag)
     measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)
     rows: Any = (*parts, one.seed, limits)
@@ -85,15 +82,19 @@ def _measure_candidates(method, data, curvature, in_bag):
     return measure(values, in_bag)
 
 
-def shaping_limits(limits: TreeLimits, one: OneTree) -> TreeLimits:
+def shaping_limits(now: Round, one: OneTree) -> TreeLimits:
     """Returns the limits in the units of the derivatives that shape the tree.
 
     Leaves are fitted with derivatives in other units where the curvature of the splits
-    is "unit"; l1 and bounds are given in the units of the leaves.
+    is "unit"; l1 and bounds are given in the units of the leaves. Monotone constraints
+    hold for each score, which the search for a tree of all scores cannot see; see
+    :func:`jboost.trees.vector_bounds.bound_leaves`.
     """
-    values = limits.values
+    limits, values = now.limits, now.limits.values
     if values is None:
         return limits
+    if now.line is not None:
+        values = values._replace(monotone=jnp.zeros_like(values.monotone))
     l1 = values.l1 * (one.fitted.mean / one.shape.mean)
     bounds = jnp.clip(values.bounds / one.fitted.value_unit, -UNBOUNDED, UNBOUNDED)
     return limits._replace(values=values._replace(l1=l1, bounds=bounds))

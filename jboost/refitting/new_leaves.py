@@ -278,7 +278,7 @@ def _sum_old_leaves(problem: Problem, now: Round, leaf: Any, old: Any) -> Tree:
 
     def sum_tree(parts):
         leaf, old, one = parts
-        tree = _bare_tree(old, shaping_limits(now.limits, one))
+        tree = _bare_tree(old, shaping_limits(now, one))
         return sum_leaves(problem.data, now, one, tree, leaf)
 
     return map_scores(sum_tree, (leaf, old, now.trees()))

@@ -32,7 +32,7 @@ from jboost.boosting.sharding import (
     spec_of_state,
 )
 from jboost.boosting.shared_leaves import sum_shared_leaves
-from jboost.boosting.shared_trees import Line, free_limits
+from jboost.boosting.shared_trees import Line
 from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
 from jboost.entry.implementation import current_implementation
@@ -230,9 +230,7 @@ def _measure(method, native, data, now, k):
         parts = (gradient, curvature, in_bag, method.uniform)
         first = measure_first(one.first, one.shape.mean, *parts)
         measure = first or measure_rows(*parts)
-    limits = shaping_limits(now.limits, one)
-    if method.share_structure:
-        limits = free_limits(limits)
+    limits = shaping_limits(now, one)
     return Derivatives(gradient, curvature, in_bag, limits, measure)
 
 

@@ -53,8 +53,9 @@ def solve_jointly(
 ) -> Float[Array, "C *L"]:
     """Returns leaf values; those along the first axis depend on each other.
 
-    They end where the slope of the loss along them is not positive: a step after which
-    it rises is shortened to where a parabola through both slopes is least.
+    They end where the slope of the loss along them is not positive, or no more than
+    ``stopping`` allows: a longer step is shortened to where a parabola through both
+    slopes is least.
 
     Args:
       gradient: b, the sum of each leaf.
