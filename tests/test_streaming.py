@@ -661,13 +661,17 @@ rows = jb.stream(
 )
 settings = dict(num_rounds=2, max_depth=2)
 jb.fit(rows, **settings)  # compiles
-ctypes.CDLL(None).malloc_trim(0)
-before = read("RssAnon")
-open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
-jb.fit(rows, **settings)
-# Pages of libraries are not ours: the system drops and reads them as it likes.
-peak = read("VmHWM") - read("RssFile") - read("RssShmem")
-print((peak - before) / sum(rows.plan.values()), flush=True)
+ratios = []
+for _ in range(3):
+    ctypes.CDLL(None).malloc_trim(0)
+    before = read("RssAnon")
+    open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+    jb.fit(rows, **settings)
+    # Pages of libraries are not ours: the system drops and reads them as it likes.
+    peak = read("VmHWM") - read("RssFile") - read("RssShmem")
+    ratios.append((peak - before) / sum(rows.plan.values()))
+# What the allocator keeps from before differs by a tenth of the plan between runs.
+print(sorted(ratios)[1], flush=True)
 signal.pause()
 """
 
