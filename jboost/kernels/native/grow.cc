@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <type_traits>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace {
 
 constexpr int64_t kPartRows = 4096;  // the fewest rows that a task sums
 constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kGroupChunks = 8;      // whose codes the last cache holds
+constexpr int64_t kMostCells = 1 << 19;  // of the tables of all threads: 4 MB
 constexpr int64_t kNearestRows = 32768;  // more rows are rounded stochastically
 
 int64_t BlockFeatures(const Codes& codes, int64_t block) {
@@ -58,17 +61,33 @@ void PackRows(const Codes& codes, int64_t num_bins, int64_t block, int64_t begin
   }
 }
 
-// A part of the rows. Each task sums the rows of one node after another into a scratch
-// table. If it has only a part of a node's rows, it keeps the table as a Piece.
-struct Task {
-  int64_t first_node, first_chunk,
-      first_row;  // the row counts from the segment's begin
-  int64_t num_rows;
+// Rows of a node in a chunk.
+struct Run {
+  int32_t node, chunk, begin, count;
 };
 
-struct Piece {
-  int64_t node;
-  std::unique_ptr<int64_t[]> sums;
+// Sums of nodes whose rows several tasks share; null: none yet.
+using Tables = std::vector<std::unique_ptr<int64_t[]>>;
+
+// Tables for tasks that sum the same features: as many as there are threads at work.
+class TablePool {
+ public:
+  std::unique_ptr<Tables> Take(int64_t num_nodes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) return std::make_unique<Tables>(num_nodes);
+    std::unique_ptr<Tables> taken = std::move(free_.back());
+    free_.pop_back();
+    return taken;
+  }
+  void Return(std::unique_ptr<Tables> tables) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(tables));
+  }
+  const std::vector<std::unique_ptr<Tables>>& all() const { return free_; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Tables>> free_;
 };
 
 // Rows of each node over all chunks.
@@ -85,25 +104,36 @@ std::vector<int64_t> CountRows(const Rows& rows, const NodeSum* nodes,
   return counts;
 }
 
-// Divides the rows, in order of node and chunk, into tasks of equal size.
-std::vector<Task> CutTasks(const Rows& rows, const NodeSum* nodes, int64_t num_nodes,
-                           int64_t num_chunks, int64_t num_rows, int64_t num_tasks) {
-  std::vector<Task> tasks;
-  int64_t per_task = std::max<int64_t>(1, (num_rows + num_tasks - 1) / num_tasks);
-  tasks.push_back({0, 0, 0, 0});
-  for (int64_t node = 0; node < num_nodes; ++node) {
-    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      const Segment& segment = rows.segments[chunk * rows.num_slots + nodes[node].slot];
-      int64_t size = segment.end - segment.begin, used = 0;
-      while (used < size) {
-        if (tasks.back().num_rows == per_task) tasks.push_back({node, chunk, used, 0});
-        int64_t step = std::min(size - used, per_task - tasks.back().num_rows);
-        tasks.back().num_rows += step;
-        used += step;
+// Lists the rows in order of group of chunks, node and chunk, so that the codes of a
+// group are still in a cache when its next node needs the same lines. `ends`: where
+// tasks of equal size end in the list.
+std::vector<Run> ListRuns(const Rows& rows, const NodeSum* nodes, int64_t num_nodes,
+                          int64_t num_chunks, int64_t group_size, int64_t task_rows,
+                          std::vector<int64_t>* ends) {
+  std::vector<Run> runs;
+  int64_t room = task_rows;
+  for (int64_t group = 0; group < num_chunks; group += group_size) {
+    int64_t end = std::min(group + group_size, num_chunks);
+    for (int64_t node = 0; node < num_nodes; ++node) {
+      for (int64_t chunk = group; chunk < end; ++chunk) {
+        Segment left = rows.segments[chunk * rows.num_slots + nodes[node].slot];
+        while (left.begin < left.end) {
+          if (room == 0) {
+            ends->push_back(static_cast<int64_t>(runs.size()));
+            room = task_rows;
+          }
+          int32_t count =
+              static_cast<int32_t>(std::min<int64_t>(left.end - left.begin, room));
+          runs.push_back({static_cast<int32_t>(node), static_cast<int32_t>(chunk),
+                          left.begin, count});
+          left.begin += count;
+          room -= count;
+        }
       }
     }
   }
-  return tasks;
+  ends->push_back(static_cast<int64_t>(runs.size()));
+  return runs;
 }
 
 // Chooses a power of two that keeps the scaled sum of magnitudes below 2^30; `unit` is
@@ -362,64 +392,62 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
   int64_t wanted = threads.num_threads == 1 ? 1 : threads.num_threads * kTasksPerThread;
   int64_t least = std::max(kPartRows, codes.width * feature_cells / 4);
   int64_t num_parts = std::max<int64_t>(1, std::min(wanted, num_rows / least));
-  std::vector<Task> tasks =
-      CutTasks(rows, nodes, num_nodes, num_chunks, num_rows, num_parts);
-  // Of the first and the last node of each task, which other tasks may share.
-  std::vector<std::vector<Piece>> pieces(tasks.size() * codes.num_blocks);
+  int64_t task_rows = std::max<int64_t>(1, (num_rows + num_parts - 1) / num_parts);
+  int64_t held = threads.num_threads * num_nodes * codes.width * feature_cells;
+  int64_t group_size =
+      held <= kMostCells ? kGroupChunks : std::max<int64_t>(1, num_chunks);
+  std::vector<int64_t> ends;
+  std::vector<Run> runs =
+      ListRuns(rows, nodes, num_nodes, num_chunks, group_size, task_rows, &ends);
+  int64_t num_tasks = static_cast<int64_t>(ends.size());
+  std::vector<TablePool> pools(codes.num_blocks);
   std::atomic<bool> inside{true};
 
-  auto run = [&](int64_t number) {
-    int64_t block = number / static_cast<int64_t>(tasks.size());
-    const Task& task = tasks[number % tasks.size()];
+  auto run_task = [&](int64_t number) {
+    int64_t block = number / num_tasks, task = number % num_tasks;
     int64_t used = BlockFeatures(codes, block);
     int64_t cells = used * feature_cells;
-    auto scratch = std::make_unique<int64_t[]>(cells);  // zeros
-    int64_t left = task.num_rows;
-    int64_t chunk = task.first_chunk, skip = task.first_row;
-    for (int64_t node = task.first_node; node < num_nodes && left > 0; ++node) {
-      int64_t summed = 0;
-      for (; chunk < num_chunks && left > 0; ++chunk) {
-        const Segment& segment =
-            rows.segments[chunk * rows.num_slots + nodes[node].slot];
-        int64_t begin = segment.begin + skip;
-        int64_t count = std::min<int64_t>(segment.end - begin, left);
-        skip = 0;
-        if (count <= 0) continue;
-        if (chunk + 1 < num_chunks) {  // the hardware cannot predict the next segment
-          const Segment& next =
-              rows.segments[(chunk + 1) * rows.num_slots + nodes[node].slot];
-          __builtin_prefetch(rows.index + (chunk + 1) * kChunk + next.begin);
-          __builtin_prefetch(rows.words + (chunk + 1) * kChunk + next.begin);
-          __builtin_prefetch(rows.words + (chunk + 1) * kChunk + next.begin + 8);
+    std::unique_ptr<Tables> tables = pools[block].Take(num_nodes);
+    std::unique_ptr<int64_t[]> zeros;
+    int64_t at = task == 0 ? 0 : ends[task - 1], end = ends[task];
+    while (at < end) {
+      int64_t node = runs[at].node, summed = 0;
+      std::unique_ptr<int64_t[]>& table = (*tables)[node];
+      bool begun = table != nullptr;
+      if (!begun) table = zeros ? std::move(zeros) : std::make_unique<int64_t[]>(cells);
+      for (; at < end && runs[at].node == node; ++at) {
+        const Run& run = runs[at];
+        if (at + 1 < end) {  // the hardware cannot predict the next rows
+          const Run& next = runs[at + 1];
+          int64_t first = next.chunk * kChunk + next.begin;
+          __builtin_prefetch(rows.index + first);
+          __builtin_prefetch(rows.words + first);
+          __builtin_prefetch(rows.words + first + 8);
         }
-        int64_t first = chunk * kChunk;
-        const uint16_t* index = rows.index + first + begin;
-        if (!AreInChunk(index, count, std::min(kChunk, codes.num_rows - first))) {
+        int64_t first = run.chunk * kChunk;
+        const uint16_t* index = rows.index + first + run.begin;
+        if (!AreInChunk(index, run.count, std::min(kChunk, codes.num_rows - first))) {
           inside = false;
           return;
         }
         const char* packed =
             static_cast<const char*>(codes.packed) +
             (block * codes.num_rows + first) * codes.width * codes.code_size();
-        RowRange range{packed, index, rows.words + first + begin, count, codes.width,
-                       used,   stride};
-        sum(range, codes.wide, scratch.get());
-        summed += count;
-        left -= count;
+        RowRange range{packed,    index,       rows.words + first + run.begin,
+                       run.count, codes.width, used,
+                       stride};
+        sum(range, codes.wide, table.get());
+        summed += run.count;
       }
-      chunk = 0;
-      if (summed == 0) continue;
-      if (summed == counts[node]) {
-        FinishNode(scratch.get(), stride, histograms, nodes[node], block * codes.width,
-                   used, codes.num_features);
-        if (left > 0) std::fill(scratch.get(), scratch.get() + cells, 0);
-      } else {
-        pieces[number].push_back({node, std::move(scratch)});
-        scratch = std::make_unique<int64_t[]>(left > 0 ? cells : 1);
-      }
+      if (begun || summed < counts[node]) continue;
+      FinishNode(table.get(), stride, histograms, nodes[node], block * codes.width,
+                 used, codes.num_features);
+      zeros = std::move(table);
+      if (at < end) std::fill(zeros.get(), zeros.get() + cells, 0);
     }
+    pools[block].Return(std::move(tables));
   };
-  ParallelFor(threads, static_cast<int64_t>(pieces.size()), run);
+  ParallelFor(threads, num_tasks * codes.num_blocks, run_task);
   if (!inside) return false;
 
   // Nodes without rows, and nodes that several tasks share.
@@ -434,14 +462,13 @@ bool SumNodes(const Pool& pool, const Codes& codes, const Rows& rows,
       zeros = std::make_unique<int64_t[]>(cells);
       total = zeros.get();
     }
-    for (size_t part = 0; part < tasks.size(); ++part) {
-      for (Piece& piece : pieces[block * tasks.size() + part]) {
-        if (piece.node != node) continue;
-        if (total == nullptr) {
-          total = piece.sums.get();
-        } else {
-          for (int64_t i = 0; i < cells; ++i) total[i] += piece.sums[i];
-        }
+    for (const std::unique_ptr<Tables>& tables : pools[block].all()) {
+      int64_t* part = (*tables)[node].get();
+      if (part == nullptr) continue;
+      if (total == nullptr) {
+        total = part;
+      } else {
+        for (int64_t i = 0; i < cells; ++i) total[i] += part[i];
       }
     }
     if (total != nullptr) {

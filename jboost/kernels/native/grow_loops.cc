@@ -17,7 +17,7 @@
 namespace jboost::JBOOST_ISA {
 namespace {
 
-constexpr int64_t kAhead = 16;  // how many rows ahead to prefetch
+constexpr int64_t kAhead = 32;  // how many rows ahead to prefetch
 
 // Codes of uint8 always have a cell. Codes of uint16 have as many cells as there are
 // bins; those beyond count as the last one, so that no sum is written out of the table.
