@@ -11,12 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jboost.boosting.first_sums import measure_first
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.boosting.row_sample import OneTree, Round
 from jboost.boosting.state import Data, Problem
+from jboost.kernels import grow_cpu
+from jboost.kernels.library import choose
 from jboost.kernels.sums_xla import split_weights
 from jboost.numerics.derivatives import weigh
 from jboost.trees.candidates import measure, propose, restore_thresholds
@@ -35,9 +37,22 @@ def shaping_derivatives(
     And how many times each row counts, 0 for rows outside the bag; see
     :func:`jboost.kernels.sums_xla.split_weights`.
     """
-    in_bag, factors = split_weights(jnp.where(now.in_bag, data.weights, 0.0))
-    gradient = weigh(factors, shape.gradient) / shape.mean
-    return gradient, weigh(factors, shape.curvature) / shape.mean, in_bag
+    rows = now.in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
+    run = choose(cpu=grow_cpu.weigh_rows, xla=weigh_rows)
+    return run(*jax.lax.stop_gradient(rows))
+
+
+def weigh_rows(
+    in_bag: Bool[Array, " N"],
+    weights: Float[Array, " N"],
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    mean: Float[Array, ""],
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """Does what :func:`shaping_derivatives` does, in plain XLA: the definition."""
+    times, factors = split_weights(jnp.where(in_bag, weights, 0.0))
+    gradient = weigh(factors, gradient) / mean
+    return gradient, weigh(factors, curvature) / mean, times
 
 
 def grow_structure(
@@ -45,9 +60,7 @@ def grow_structure(
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the splits of a tree; returns it with the leaf of every row."""
     method, data = problem.method, problem.data
-    gradient, curvature, in_bag = jax.lax.stop_gradient(
-        shaping_derivatives(data, now, one.shape)
-    )
+    gradient, curvature, in_bag = shaping_derivatives(data, now, one.shape)
     limits = jax.lax.stop_gradient(shaping_limits(now, one))
     parts = (gradient, curvature, in_bag)
     measure = measure_first(one.first, one.shape.mean, *parts, method.uniform)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.kernels.code_operands import CodeOperands
 from jboost.kernels.library import call
@@ -54,6 +54,20 @@ class GrownTree(NamedTuple):
     leaf: Int32[Array, " N"]
     bounds: Float[Array, "L 2"] | None
     left_codes: UInt32[Array, "I W"] | None
+
+
+def weigh_rows(
+    in_bag: Bool[Array, " N"],
+    weights: Float[Array, " N"],
+    gradient: Float[Array, " N"],
+    curvature: Float[Array, " N"],
+    mean: Float[Array, ""],
+) -> tuple[Float[Array, " N"], Float[Array, " N"], UInt8[Array, " N"]]:
+    """See :func:`jboost.boosting.structure.weigh_rows`; equal to it bit for bit."""
+    shape = weights.shape
+    values = jax.ShapeDtypeStruct(shape, jnp.float32)
+    results = values, values, jax.ShapeDtypeStruct(shape, jnp.uint8)
+    return call("weigh_rows", results, in_bag, weights, gradient, curvature, mean)
 
 
 def histogram(

@@ -234,6 +234,14 @@ bool AreInChunk(const uint16_t* index, int64_t size, int64_t count) {
   return outside == 0;
 }
 
+void WeighRows(const Pool& pool, const WeighedRows& rows, int64_t num_rows) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+    int64_t first = chunk * kChunk;
+    loops.weigh_rows(rows, first, std::min(first + kChunk, num_rows));
+  });
+}
+
 void PlaceRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                const Rounding& rounding, int64_t first_row, const Rows& rows) {

@@ -88,6 +88,18 @@ struct ValueLimits {
   float l1, low, high;
 };
 
+// What WeighRows reads and writes, [N].
+struct WeighedRows {
+  const uint8_t* in_bag;
+  const float* weights;
+  const float* gradient;
+  const float* curvature;
+  float mean;
+  float* weighed_gradient;
+  float* weighed_curvature;
+  uint8_t* times;
+};
+
 struct GrowLoops {
   // scratch[f * stride + code] += word, for all rows and features.
   void (*sum_words)(const RowRange&, bool wide, int64_t* scratch);
@@ -105,6 +117,8 @@ struct GrowLoops {
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
+  // See WeighRows.
+  void (*weigh_rows)(const WeighedRows& rows, int64_t begin, int64_t end);
   // The bits of the greatest magnitude of the rows in the bag; and the sum of their
   // magnitudes times `in_bag`, in units (see exact_sum.h), added to high * 2^19 + low.
   uint32_t (*greatest_bits)(const float* values, const uint8_t* in_bag, int64_t count);
@@ -158,6 +172,10 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 
 // Whether a segment's rows, index[0 .. size), lie in a chunk of `count` rows.
 bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
+
+// Weighs the derivatives of the rows in the bag, divides them by `mean`, and tells how
+// many times each row counts. See weigh_rows of jboost.boosting.structure.
+void WeighRows(const Pool& pool, const WeighedRows& rows, int64_t num_rows);
 
 // How derivatives become integers; see jboost.numerics.fixed_point.
 struct Rounding {

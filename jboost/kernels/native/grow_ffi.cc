@@ -147,6 +147,25 @@ ffi::Error PackImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
+ffi::Error WeighRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                         ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  int64_t count = buffers.NextShape<1>(Access::kOperand, "in_bag")[0];
+  WeighedRows rows;
+  rows.in_bag = buffers.Operand<uint8_t>("in_bag", {count});
+  rows.weights = buffers.Operand<float>("weights", {count});
+  rows.gradient = buffers.Operand<float>("gradient", {count});
+  rows.curvature = buffers.Operand<float>("curvature", {count});
+  rows.mean = buffers.Scalar<float>("mean");
+  rows.weighed_gradient = buffers.Result<float>("weighed gradient", {count});
+  rows.weighed_curvature = buffers.Result<float>("weighed curvature", {count});
+  rows.times = static_cast<uint8_t*>(
+      buffers.Codes(Access::kResult, "times", {count}, /*wide=*/false));
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  WeighRows(MakePool(threads), rows, count);
+  return ffi::Error::Success();
+}
+
 ffi::Error HistogramImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                          ffi::RemainingRets results) {
   Buffers buffers(operands, results);
@@ -212,6 +231,7 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
 }  // namespace
 
 JBOOST_HANDLER(jboost_pack, PackImpl, Bind().Attr<int64_t>("num_bins"))
+JBOOST_HANDLER(jboost_weigh_rows, WeighRowsImpl, Bind())
 JBOOST_HANDLER(jboost_histogram, HistogramImpl, Bind())
 JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl<false>, Bind())
 JBOOST_HANDLER(jboost_find_category_leaves, FindLeavesImpl<true>, Bind())

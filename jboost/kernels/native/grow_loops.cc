@@ -507,6 +507,21 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
   TakeBest(find, missing, num_bins, feature, scratch, best);
 }
 
+void WeighRows(const WeighedRows& rows, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    float weight = rows.in_bag[i] ? rows.weights[i] : 0.0f;
+    float one = weight > 0.0f ? 1.0f : 0.0f;
+    // 2^23 added and subtracted rounds to a whole number.
+    bool whole = weight <= 255.0f && (weight + 8388608.0f) - 8388608.0f == weight;
+    float factor = whole ? one : weight;
+    bool counts = factor > 0.0f;
+    rows.times[i] = static_cast<uint8_t>(whole ? weight : one);
+    rows.weighed_gradient[i] = (counts ? factor * rows.gradient[i] : 0.0f) / rows.mean;
+    rows.weighed_curvature[i] =
+        (counts ? factor * rows.curvature[i] : 0.0f) / rows.mean;
+  }
+}
+
 int32_t GreatestGradient(const int64_t* words, int64_t count) {
   int32_t greatest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -531,9 +546,9 @@ void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {SumWords,         SumWordsAndCounts, Partition,
-                              WriteLeaves,      FindGreatestBits,  SumMagnitudes,
-                              Quantise,         SearchFeature,     SearchLimitedFeature,
-                              GreatestGradient, SumSquares};
+const GrowLoops kGrowLoops = {
+    SumWords,      SumWordsAndCounts,    Partition,        WriteLeaves,
+    WeighRows,     FindGreatestBits,     SumMagnitudes,    Quantise,
+    SearchFeature, SearchLimitedFeature, GreatestGradient, SumSquares};
 
 }  // namespace jboost::JBOOST_ISA
