@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from numbers import Real
 from typing import Any, NamedTuple
 
-import narwhals.stable.v2 as nw
 import numpy as np
 from jaxtyping import Float, Shaped
 
@@ -25,7 +24,6 @@ Values = tuple[Category, ...]
 _NUMBERS = (Real, Decimal, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 _KINDS = (str, int, float, bool)  # types of categories
-_NO_ARRAY = (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)  # cast to float first
 _MOST_LEVELS = 2**16  # unused levels are kept if a dtype declares at most this many
 _FEW_ROWS = 1000  # up to here, a Python loop is faster than calls to the library
 _OWN_SHARE = 0.9  # with more distinct strings per row, a column looks like an ID
@@ -176,6 +174,8 @@ def list_order(column: Column) -> list[Any] | None:
     """Returns the levels of an ordered dtype in their order; None for other dtypes."""
     if isinstance(column.cells, np.ndarray):
         return None
+    import narwhals.stable.v2 as nw  # takes long, and arrays do not need it
+
     arrow = getattr(column.cells.to_native(), "type", None)
     if isinstance(column.dtype, nw.Enum) or getattr(arrow, "ordered", False):
         levels = _list_levels(column.cells)
@@ -188,9 +188,11 @@ def _sort_out(column):
     cells, dtype = column.cells, column.dtype
     if isinstance(cells, np.ndarray):
         return _sort_out_array(column)
+    import narwhals.stable.v2 as nw
+
     if dtype.is_temporal():
         raise _refuse_dates(column, dtype)
-    if isinstance(dtype, _NO_ARRAY):
+    if isinstance(dtype, (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128)):
         has_gaps = isinstance(dtype, nw.Boolean) and not cells.is_null().any()
         return cells.to_numpy() if has_gaps else cells.cast(nw.Float64).to_numpy()
     if dtype.is_numeric():
@@ -261,6 +263,8 @@ class _NaNByDefault(dict):
 
 def _label_series(cells, levels):
     """Returns the same for a series, with operations of the data frame's library."""
+    import narwhals.stable.v2 as nw
+
     if cells.implementation.is_pyarrow() and levels is None:
         cells = cells.cast(nw.String)  # Arrow's string views support few operations
     found = cells.unique()

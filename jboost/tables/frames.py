@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import narwhals.stable.v2 as nw
 import numpy as np
 
 from jboost.tables.columns import Column, Values, list_order, read_cells, read_numbers
@@ -191,12 +190,10 @@ def read_values(values: Any, name: str) -> Any:
     """
     if isinstance(values, jax.Array):
         return values
-    arrow: Any = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(values, arrow.Array):
-        values = arrow.chunked_array(values)
-    series = nw.from_native(values, pass_through=True, allow_series=True)
-    if isinstance(series, nw.Series):
-        return read_numbers(Column(name, series))
+    if not isinstance(values, np.ndarray):
+        series = _find_series(values)
+        if series is not None:
+            return read_numbers(Column(name, series))
     table = _find_columns(values, name)
     if table is not None:
         columns = [
@@ -272,8 +269,21 @@ def _find_columns(x, name, least_rows=1) -> dict[Any, Any] | None:
     return columns
 
 
-def _find_frame(x, name) -> nw.DataFrame[Any] | None:
+def _find_series(values):
+    """Returns the values as a narwhals series, or None if they are no series."""
+    import narwhals.stable.v2 as nw  # takes long, and arrays do not need it
+
+    arrow: Any = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(values, arrow.Array):
+        values = arrow.chunked_array(values)
+    series = nw.from_native(values, pass_through=True, allow_series=True)
+    return series if isinstance(series, nw.Series) else None
+
+
+def _find_frame(x, name) -> Any:
     """Returns ``x`` as a narwhals data frame, or None if it is not a data frame."""
+    import narwhals.stable.v2 as nw
+
     if hasattr(x, "__arrow_c_stream__") and hasattr(x, "column_names"):
         x = sys.modules["pyarrow"].table(x)  # accepts record batches, too
     try:
