@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jboost.boosting.state import Problem
+from jboost.entry.programs import compiled
 from jboost.selection.curves import (
     Curve,
     Point,
@@ -186,16 +187,24 @@ def _check_start(study, points, curves, state, doubt):
             ("leaf_solver='median_step'", curve.method.leaf_solver == "median_step"),
         ):
             if wanted:
-                own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
+                own = _take_run(state, number)
                 check_minimizers(point.problem, study.rows, own, word)
         if doubt.endless[number]:
             refuse_endless()
         if doubt.found[number]:
-            own = jax.tree.map(lambda a: a[number], state)  # noqa: B023
+            own = _take_run(state, number)
             first, value = int(doubt.row[number]), float(doubt.value[number])
             _refuse(point.problem, study.rows, own, first, value)
-    own = jax.tree.map(lambda a: a[0], state)
-    check_slopes(points[0].problem, study.rows, own)
+    check_slopes(points[0].problem, study.rows, _take_run(state, 0))
+
+
+def _take_run(states, number):
+    """Returns the state of a run, by one program instead of one for every array."""
+    return compiled(_index, small=True)(states, np.int32(number))
+
+
+def _index(states, number):
+    return jax.tree.map(lambda array: array[number], states)
 
 
 def _refuse(problem, rows, state, first, value):
