@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 _LEVEL = "xla_backend_optimization_level"
+_LIGHT = (_LEVEL, 1)
 
 
 class Effort(NamedTuple):
@@ -31,33 +32,43 @@ class Effort(NamedTuple):
     options: tuple[tuple[str, Any], ...]
 
     def known(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the options, which are for CPUs; none if XLA lacks one of them.
+        """Returns the options that XLA knows; none of them where there is no CPU.
 
         A level in the environment variable XLA_FLAGS is not raised.
         """
-        options = self.options
+        names = _find_known()
         if _LEVEL in os.environ.get("XLA_FLAGS", ""):
-            options = tuple(each for each in options if each not in GROUPS.options)
-        return options if _are_known(options) else ()
+            options = [each for each in self.options if each != _LIGHT]
+        else:
+            options = [*self.options]
+        return tuple(each for each in options if each[0] in names)
 
 
-FULL = Effort(())
-WHOLE = Effort((("xla_cpu_parallel_codegen_split_count", 1),))
+# YNNPACK, which XLA calls for sums over an axis, takes several times as long as XLA
+# where the axis is short, as that of the scores.
+FULL = Effort((("xla_cpu_experimental_ynn_fusion_type", ""),))
+WHOLE = Effort((*FULL.options, ("xla_cpu_parallel_codegen_split_count", 1)))
 BRISK = Effort((*WHOLE.options, ("xla_cpu_use_fusion_emitters", False)))
 QUICK = Effort((*BRISK.options, (_LEVEL, 0)))
-GROUPS = Effort(((_LEVEL, 1),))
-SMALL_GROUPS = Effort((*BRISK.options, *GROUPS.options))
+GROUPS = Effort((*FULL.options, _LIGHT))
+SMALL_GROUPS = Effort((*BRISK.options, _LIGHT))
 FEW = 2**15  # numbers in the largest operand, up to which a program runs so shortly
 
 
 @cache
-def _are_known(options):
-    if not options:
-        return True
+def _find_known():
+    """Returns the names of the options of all efforts that XLA knows."""
     if jax.default_backend() != "cpu":
-        return False
+        return ()
+    every = dict(QUICK.options)
+    if _compiles(every):
+        return tuple(every)
+    return tuple(name for name, value in every.items() if _compiles({name: value}))
+
+
+def _compiles(options):
     try:
-        double = jax.jit(lambda number: number + number, compiler_options=dict(options))
+        double = jax.jit(lambda number: number + number, compiler_options=options)
         double.lower(np.float32(0)).compile()
     except Exception:  # the class of the error depends on the version
         return False

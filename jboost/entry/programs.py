@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jboost.entry.efforts import FULL
 from jboost.entry.implementation import current_implementation
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
@@ -72,7 +73,7 @@ class Compiled(NamedTuple):
 
     def _jit(self):
         bound = partial(self.function, *self.static)
-        options = dict(self.effort.known()) if self.effort else None
+        options = dict((self.effort or FULL).known())
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 
