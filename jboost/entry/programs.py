@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jboost.entry.efforts import FULL
 from jboost.entry.implementation import current_implementation
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
@@ -73,7 +72,7 @@ class Compiled(NamedTuple):
 
     def _jit(self):
         bound = partial(self.function, *self.static)
-        options = dict((self.effort or FULL).known())
+        options = dict(self.effort.known()) if self.effort else None
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 
@@ -90,7 +89,8 @@ def compiled(
       function: called as ``function(*static, *operands)``.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
-      effort: of :mod:`jboost.entry.efforts`; None for ``FULL``.
+      effort: of :mod:`jboost.entry.efforts`; None if the program may become part of
+        another, which is compiled with options of its own.
       small: whether the program is small, so that more such programs are kept.
 
     Returns:
