@@ -32,8 +32,8 @@ from jboost.boosting.state import (
     reported_parameters,
     start_state,
 )
-from jboost.entry.implementation import current_implementation
 from jboost.entry.efforts import FULL
+from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.numerics.padding import padded_size
 from jboost.objective.evaluation import Objective, loss_values
