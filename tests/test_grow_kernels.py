@@ -14,6 +14,7 @@ import pytest
 from by_column import find_leaves, grow_levels
 
 import jboost as jb
+from jboost.boosting.structure import weigh_rows
 from jboost.codes.codes import DenseCodes, pack_codes
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import code_operands, grow_cpu, library
@@ -80,6 +81,7 @@ TREES = {
     "one chunk": (3000, 9, 32, 5, DEFAULT, 0.0, 1.0, False),
     "exactly two chunks": (32768, 4, 64, 6, DEFAULT, 0.0, 1.0, True),
     "several chunks": (40001, 28, 256, 6, DEFAULT, 0.2, 1.0, False),
+    "two groups of chunks": (160_000, 3, 32, 5, DEFAULT, 0.1, 1.0, False),
     "half in the bag": (40001, 28, 256, 6, DEFAULT, 0.2, 0.5, False),
     "counts": (20000, 10, 64, 6, COUNTED, 0.1, 0.9, False),
     "hardly any in the bag": (20000, 10, 64, 6, DEFAULT, 0.2, 0.001, False),
@@ -110,6 +112,23 @@ def test_trees_are_those_of_plain_xla(name, isa):
     chex.assert_trees_all_equal(grown, expected)
     if name not in ("one row", "hardly any in the bag", "a feature of missing values"):
         assert len(np.unique(grown[1])) > 1  # there was something to compare
+
+
+@pytest.mark.parametrize("isa", ISAS, indirect=True)
+def test_rows_are_weighed_as_in_plain_xla(isa):
+    rng = np.random.default_rng(1)
+    odd = np.float32([0, 1, 3, 255, 256, 0.5, 1 - 2.0**-24, 254.5, 2.0**-126, 1e30])
+    weights = np.concatenate([odd, rng.exponential(size=40_003).astype(np.float32)])
+    gradient, curvature = rng.normal(size=(2, len(weights))).astype(np.float32)
+    gradient[:: len(odd)] = np.inf  # of rows of weight 0, too
+    in_bag = rng.random(len(weights)) < 0.9
+    rows = in_bag, weights, gradient, curvature, np.float32(0.3)
+    expected, found = (
+        jax.jit(run)(*map(jnp.asarray, rows))
+        for run in (weigh_rows, grow_cpu.weigh_rows)
+    )
+    chex.assert_trees_all_equal(found, expected)
+    assert set(np.asarray(found[2][: len(odd)])) <= {0, 1, 3, 255}
 
 
 def limit_values(l1, most, num_features):
