@@ -19,7 +19,7 @@ from jboost.boosting.method import Method, Numbers
 from jboost.codes.codes import Codes
 from jboost.entry.collectives import current_shards, gather_rows, some
 from jboost.entry.representation import show_fields
-from jboost.entry.stages import stage
+from jboost.entry.stages import elementwise, stage
 from jboost.objective.coupled import (
     GroupObjective,
     PreparedGroups,
@@ -255,12 +255,12 @@ def _start_groups(loss, constants, data, start):
     return state, fell_back
 
 
-@stage
-def _begin_rounds(init_score, words):
+@elementwise
+def _begin_rounds(numpy, init_score, words):
     """Returns init_score, ones, words and round of a state; see BoostState."""
-    one = jnp.ones(init_score.shape, jnp.float32)
+    one = numpy.ones(init_score.shape, np.float32)
     init_score = init_score if init_score.shape[0] > 1 else init_score[0]
-    return init_score, one, jnp.asarray(words), jnp.int32(0)
+    return init_score, one, numpy.asarray(words), numpy.int32(0)
 
 
 @stage

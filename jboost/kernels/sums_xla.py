@@ -13,8 +13,11 @@ int32. It travels as limbs of ``width`` bits, so few that their sum over N rows 
 bits, and the sums of limbs are joined by carrying.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, UInt8
 
@@ -30,18 +33,21 @@ _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 
 def split_weights(
-    weights: Float[Array, " N"],
+    weights: Float[Array, " N"], numpy: Any = jnp
 ) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
     """Splits each weight into a whole number and a factor, whose product it is.
 
     A term is multiplied by the factor, rounded to an integer, and the integer is
     multiplied by the whole number. So the factor is 1 where the weight is a whole
     number up to 255; otherwise the whole number is 1. Both are 0 for weight 0.
+
+    Args:
+      numpy: the module that computes, NumPy or ``jax.numpy``.
     """
-    counts = (weights <= _MOST_TIMES) & (jnp.floor(weights) == weights)
-    one = jnp.where(weights > 0, 1.0, 0.0)
-    times = jnp.where(counts, weights, one).astype(jnp.uint8)
-    return times, jnp.where(counts, one, weights)
+    counts = (weights <= _MOST_TIMES) & (numpy.floor(weights) == weights)
+    one = numpy.where(weights > 0, np.float32(1), np.float32(0))
+    times = numpy.where(counts, weights, one).astype(np.uint8)
+    return times, numpy.where(counts, one, weights)
 
 
 def _make_terms(values, weights):

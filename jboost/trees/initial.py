@@ -9,7 +9,6 @@ one group.
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
@@ -43,7 +42,7 @@ from jboost.trees.leaves import solve_groups
 from jboost.trees.order_statistics import find_medians, solve_at_kinks
 from jboost.trees.slopes import count_slopes
 
-_STARTS = 33  # where the search may begin
+_SHARES = np.linspace(0.0, 1.0, 32, dtype=np.float32)  # quantiles to begin from
 
 
 class MedianStart(NamedTuple):
@@ -194,24 +193,26 @@ def _best_start(objective, groups, k):
     return best_of(objective, groups, starts)
 
 
-@stage
-def _starting_points(minimizer, scores, k, weights):
+@elementwise
+def _starting_points(numpy, minimizer, scores, k, weights):
     """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows.
 
     Rows count as often as :func:`split_weights` says.
     """
     distance = minimizer[k] - scores[k]
-    usable = jnp.where(weights > 0, distance, jnp.nan)
+    usable = numpy.where(weights > 0, distance, np.float32(np.nan))
     stride = -(-count_rows(usable.shape[0]) // 8192)
-    times = split_weights(weights)[0].astype(jnp.float32)
-    rows = _take_strided(jnp.stack([usable, times], axis=1), stride)
-    ordered, times = jax.lax.sort((rows[:, 0], rows[:, 1]), num_keys=1)  # NaN last
-    below = jnp.cumsum(jnp.where(jnp.isfinite(ordered), times, 0).astype(jnp.int32))
-    share = jnp.linspace(0.0, 1.0, _STARTS - 1, dtype=jnp.float32)
-    wanted = jnp.round(share * jnp.maximum(below[-1] - 1, 0).astype(jnp.float32))
-    index = jnp.sum(below[None, :] <= wanted.astype(jnp.int32)[:, None], axis=1)
-    points = jnp.where(below[-1] > 0, ordered[index], 0.0)
-    return jnp.append(points, 0.0)
+    rows = _take_strided(numpy.stack([usable, weights], axis=1), stride)
+    rows = rows[numpy.argsort(rows[:, 0])]  # NaN last
+    ordered, (times, _) = rows[:, 0], split_weights(rows[:, 1], numpy)
+    times = numpy.where(numpy.isfinite(ordered), times.astype(np.int32), 0)
+    below = numpy.cumsum(times, dtype=np.int32)
+    most = numpy.maximum(below[-1] - 1, 0).astype(np.float32)
+    wanted = numpy.round(_SHARES * most).astype(np.int32)
+    index = numpy.searchsorted(below, wanted, side="right")
+    index = numpy.minimum(index, len(ordered) - 1)
+    points = numpy.where(below[-1] > 0, ordered[index], np.float32(0))
+    return numpy.append(points, np.float32(0))
 
 
 def _take_strided(values, stride):

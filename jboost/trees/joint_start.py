@@ -21,6 +21,7 @@ from jboost.entry.collectives import (
 )
 from jboost.entry.stages import (
     branch,
+    elementwise,
     for_branches,
     map_points,
     repeat,
@@ -66,10 +67,12 @@ def best_of(
     return _choose_least(starts, losses)
 
 
-@stage
-def _choose_least(starts, losses):
-    least = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
-    best = jnp.asarray(starts)[least]
+@elementwise
+def _choose_least(numpy, starts, losses):
+    least = numpy.argmin(numpy.where(numpy.isfinite(losses), losses, np.inf))
+    best = numpy.asarray(starts)[least]
+    if numpy is np:
+        return best
     return jax.lax.stop_gradient(best)  # where a search begins does not matter
 
 
