@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jboost.entry.decorators import is_tracing
+from jboost.entry.efforts import FULL, Effort
 from jboost.entry.implementation import current_implementation
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
@@ -40,7 +42,7 @@ class Compiled(NamedTuple):
     function: Callable[..., Any]
     static: tuple[Any, ...]
     donate: tuple[int, ...]
-    effort: Any
+    effort: Effort
     small: bool
 
     def __call__(self, *operands: Any) -> Any:
@@ -51,10 +53,13 @@ class Compiled(NamedTuple):
         """Returns the jitted function for operands (or shapes) like these."""
         leaves, structure = jax.tree.flatten(operands)
         described = tuple(map(_describe, leaves))
-        key = *self, structure, described, current_implementation()
+        # A part of another program is compiled with the options of the whole.
+        is_part = is_tracing()
+        key = *self, structure, described, current_implementation(), is_part
+        make = partial(self._jit, is_part)
         if self.small:
-            return _recall(_small_programs, SMALL * MOST_PROGRAMS, key, self._jit)
-        return _recall(_programs, MOST_PROGRAMS, key, self._jit)
+            return _recall(_small_programs, SMALL * MOST_PROGRAMS, key, make)
+        return _recall(_programs, MOST_PROGRAMS, key, make)
 
     def of_one_shape(self) -> Callable[..., Any]:
         """Returns the program for loops whose operands have the same shapes each time.
@@ -70,9 +75,9 @@ class Compiled(NamedTuple):
 
         return run
 
-    def _jit(self):
+    def _jit(self, is_part):
         bound = partial(self.function, *self.static)
-        options = dict(self.effort.known()) if self.effort else None
+        options = None if is_part else dict(self.effort.known())
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 
@@ -80,7 +85,7 @@ def compiled(
     function: Callable[..., Any],
     *static: Any,
     donate: tuple[int, ...] = (),
-    effort: Any = None,
+    effort: Effort = FULL,
     small: bool = False,
 ) -> Compiled:
     """Returns ``function`` compiled, with its static arguments bound.
@@ -89,8 +94,8 @@ def compiled(
       function: called as ``function(*static, *operands)``.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
-      effort: of :mod:`jboost.entry.efforts`; None if the program may become part of
-        another, which is compiled with options of its own.
+      effort: how much work the compiler spends, unless the program becomes part of
+        another one.
       small: whether the program is small, so that more such programs are kept.
 
     Returns:

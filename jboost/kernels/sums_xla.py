@@ -33,8 +33,8 @@ _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 
 def split_weights(
-    weights: Float[Array, " N"], numpy: Any = jnp
-) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
+    weights: Float[Array | np.ndarray, " N"], numpy: Any = jnp
+) -> tuple[UInt8[Array | np.ndarray, " N"], Float[Array | np.ndarray, " N"]]:
     """Splits each weight into a whole number and a factor, whose product it is.
 
     A term is multiplied by the factor, rounded to an integer, and the integer is
