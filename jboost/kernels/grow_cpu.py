@@ -45,6 +45,15 @@ class TreeSizes(NamedTuple):
     uniform: int
 
 
+class SortedSizes(NamedTuple):
+    """The same for the kernel that grows a tree on sorted rows."""
+
+    max_depth: int
+    max_leaves: int
+    num_slots: int
+    uniform: int
+
+
 class GrownTree(NamedTuple):
     """A tree in heap order, and the leaf of each row; None for what was not asked."""
 
@@ -155,6 +164,47 @@ def grow_tree(
     bounds = rest.pop(0) if values is not None else None
     left_codes = rest.pop(0) if categories is not None else None
     return GrownTree(feature, threshold, missing_left, leaf, bounds, left_codes)
+
+
+def grow_sorted_tree(
+    codes: tuple[Array, Array],
+    rows: tuple[Array, ...],
+    limits: SplitLimits,
+    values: Any,
+    groups: Bool[Array, "G F"] | None,
+    bins: tuple[Array, Array] | None,
+    *,
+    sizes: SortedSizes,
+) -> GrownTree:
+    """Grows a whole tree on sorted rows; see :mod:`jboost.trees.sorted_growth`.
+
+    Args:
+      codes: the columns, of any width, and the rows in order of each one.
+      rows, limits, values, groups: as for :func:`grow_tree`.
+      bins: the mass of each row, and how many bins a node's values are cut into; None
+        to try every value.
+    """
+    num_features, num_rows = codes[0].shape
+    nodes = 2**sizes.max_depth - 1
+    shapes: list[Any] = [
+        ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),
+        ((num_rows,), jnp.int32),
+    ]  # fmt: skip
+    shapes += [((nodes + 1, 2), jnp.float32)] if values is not None else []
+    used = len(shapes)
+    # Memory that the kernel needs.
+    shapes += [((num_rows, 2), jnp.int32)]
+    shapes += [((num_features, num_rows, 2), jnp.uint32)] * 2
+    optional = () if values is None else values
+    optional += () if groups is None else (groups,)
+    optional += () if bins is None else bins
+    found = call(
+        "grow_sorted", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes),
+        *codes, *rows, *limits, *optional, limited=int(values is not None),
+        grouped=int(groups is not None), local=int(bins is not None),
+        **sizes._asdict(),
+    )[:used]  # fmt: skip
+    return GrownTree(*found[:4], found[4] if values is not None else None, None)
 
 
 def _like(array):

@@ -18,13 +18,19 @@ sum and a scatter, no sort. The rows of a node that has stopped growing stay whe
 they are. A level costs O(F N), whatever the number of nodes.
 """
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.codes.codes import DenseCodes
+from jboost.kernels import grow_cpu
+from jboost.kernels.library import choose
 from jboost.trees.levels import (
+    column_fractions,
     count_sides,
     lookup,
     make_leaf,
@@ -36,6 +42,7 @@ from jboost.trees.levels import (
     write_splits,
 )
 from jboost.trees.limits import TreeLimits
+from jboost.trees.native_growth import kernel_limits
 from jboost.trees.rounding import make_rows
 from jboost.trees.sorted_splits import (
     RowMoves,
@@ -90,30 +97,62 @@ def grow_sorted_tree(
     num_rows = codes.num_rows
     most = min(max_nodes or num_rows, max_leaves or num_rows, num_rows)
     most = 1 << (max(1, most) - 1).bit_length()
-    slots = min(2 ** (max_depth - 1), most)
-
-    def grow(codes, gradient, curvature, in_bag, seed, limits, mass):
-        rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
-        path = start_paths(limits, max_leaves, slots, max_depth)
-        state = _make_root(codes.order, rows, max_depth, slots, path)
-
-        def grows_on(carry):
-            level, state = carry
-            return (level < max_depth) & jnp.any(state.position >= 0)
-
-        def grow_level(carry):
-            level, state = carry
-            order, split = find_sorted_splits(level, state, rows, seed, limits, mass)
-            state = _split_nodes(level, state, order, split, rows, max_depth)
-            return level + 1, state
-
-        level, state = jax.lax.while_loop(grows_on, grow_level, (jnp.int32(0), state))
-        # Where no node grew on, every row goes left down to its leaf.
-        return state.tree, state.row_position << (max_depth - level)
-
+    sizes: Any = dict(
+        max_depth=max_depth, slots=min(2 ** (max_depth - 1), most),
+        max_leaves=max_leaves, uniform=uniform,
+    )  # fmt: skip
     # A batch of trees is grown one by one: in lockstep their rows would be copied.
+    grow = choose(
+        cpu=sequential_vmap(partial(_grow_natively, **sizes)),
+        xla=sequential_vmap(partial(_grow_plainly, **sizes)),
+    )
     rows = (gradient, curvature, in_bag.astype(jnp.uint8))
-    return sequential_vmap(grow)(codes, *rows, seed, limits, mass)
+    return grow(codes, *rows, seed, limits, mass)
+
+
+def _grow_natively(
+    codes, gradient, curvature, in_bag, seed, limits, mass, *, max_depth, slots,
+    max_leaves, uniform,
+):  # fmt: skip
+    bins = mass
+    if mass is not None:
+        bins = mass, jnp.asarray(limits.max_bins, jnp.int32) - 1
+    found = grow_cpu.grow_sorted_tree(
+        (codes.columns, codes.order),
+        (gradient, curvature, in_bag, seed, column_fractions(limits)),
+        kernel_limits(limits._replace(num_features=None), codes.num_features),
+        limits.values,
+        limits.groups,
+        bins,
+        sizes=grow_cpu.SortedSizes(max_depth, max_leaves or 0, slots, int(uniform)),
+    )
+    nodes = found.feature, found.threshold, found.missing_left
+    leaf_value = jnp.zeros(2**max_depth, jnp.float32)
+    return Tree(*nodes, leaf_value=leaf_value, bounds=found.bounds), found.leaf
+
+
+def _grow_plainly(
+    codes, gradient, curvature, in_bag, seed, limits, mass, *, max_depth, slots,
+    max_leaves, uniform,
+):  # fmt: skip
+    rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
+    path = start_paths(limits, max_leaves, slots, max_depth)
+    state = _make_root(codes.order, rows, max_depth, slots, path)
+
+    def grows_on(carry):
+        level, state = carry
+        return (level < max_depth) & jnp.any(state.position >= 0)
+
+    def grow_level(carry):
+        level, state = carry
+        order, split = find_sorted_splits(level, state, rows, seed, limits, mass)
+        state = _split_nodes(level, state, order, split, rows, max_depth)
+        return level + 1, state
+
+    level, state = jax.lax.while_loop(grows_on, grow_level, (jnp.int32(0), state))
+    tree = state.tree._replace(bounds=state.paths.leaf_bounds)
+    # Where no node grew on, every row goes left down to its leaf.
+    return tree, state.row_position << (max_depth - level)
 
 
 def _make_root(order, rows, max_depth, slots, path):

@@ -319,8 +319,8 @@ void FindCategorySplits(const Pool& pool, const Search& search,
       } else {
         loops.search_limited_feature(ranked.sums[0].data(), ranked.sums[1].data(),
                                      ranked.sums[2].data(), size_of_search, all, parent,
-                                     of_children, of_slot, 0, feature, scratch.data(),
-                                     &best);
+                                     of_children, of_slot, 0, size_of_search, feature,
+                                     scratch.data(), &best);
       }
       if (best.feature == feature && best.feature != before.feature) {
         best.threshold += static_cast<int32_t>(ranked.first) - 1;

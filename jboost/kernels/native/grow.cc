@@ -314,15 +314,14 @@ void SumMagnitudes(const Pool& pool, int64_t num_rows, const float* values,
   sum.Write(digits);
 }
 
-void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
-               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
-               bool uniform, const Rows& rows, float units[2]) {
+Rounding ChooseRounding(const Pool& pool, int64_t num_rows, const float* gradient,
+                        const float* curvature, const uint8_t* in_bag, bool uniform,
+                        float units[2], int64_t* num_in_bag) {
   const float* channels[2] = {gradient, curvature};
   uint32_t bits[2];
-  int64_t num_in_bag;
   FindGreatestDerivatives(pool, num_rows, gradient, curvature, in_bag, bits,
-                          &num_in_bag);
-  Rounding rounding{{1.0f, 1.0f}, num_in_bag > kNearestRows, uniform};
+                          num_in_bag);
+  Rounding rounding{{1.0f, 1.0f}, *num_in_bag > kNearestRows, uniform};
   for (int channel = 0; channel < 2; ++channel) {
     if (channel == 1 && uniform) {
       std::memcpy(&units[1], &bits[1], sizeof bits[1]);  // the curvature of all rows
@@ -340,6 +339,15 @@ void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
     }
     ChooseScale(total, rounding.scale + channel, units + channel);
   }
+  return rounding;
+}
+
+void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
+               const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
+               bool uniform, const Rows& rows, float units[2]) {
+  int64_t num_in_bag;
+  Rounding rounding = ChooseRounding(pool, num_rows, gradient, curvature, in_bag,
+                                     uniform, units, &num_in_bag);
   PlaceRows(pool, num_rows, gradient, curvature, in_bag, seed, rounding, 0, rows);
 }
 
@@ -511,6 +519,34 @@ bool PlaceChildren(const Children& children, std::vector<NodeSum>* nodes) {
   return true;
 }
 
+NodeScore ScoreNode(const int32_t total[2], const SplitLimits& limits,
+                    const LimitsOfSlots* slots, int64_t slot) {
+  Sums whole = AddUnits(total, limits);
+  if (slots == nullptr) {
+    float score =
+        whole.weight > 0.0f ? whole.gradient * whole.gradient / whole.weight : 0.0f;
+    return {score, score, {}};
+  }
+  ValueLimits values{slots->l1, slots->bounds[2 * slot], slots->bounds[2 * slot + 1]};
+  float value;
+  return {LimitedScore(whole, values, &value), LimitedSize(whole, values), values};
+}
+
+void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
+                const int32_t total[2], bool is_missing, const NodeScore& node,
+                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+                const SplitOutput& splits) {
+  splits.feature[slot] = best.feature;
+  splits.threshold[slot] = best.threshold;
+  splits.missing_left[slot] = best.missing_left;
+  splits.gain[slot] = best.gain - min_gain;
+  // A gain below 1e-6 of the parent's score can be a rounding error.
+  splits.found[slot] = best.gain > min_gain && 2.0f * best.gain > 1e-6f * node.size;
+  if (slots == nullptr) return;
+  WriteChildBounds(left, total, limits, node.values, slots->monotone[best.feature],
+                   is_missing, slots->child_bounds + 4 * slot);
+}
+
 void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slots,
                 const SplitOutput& splits) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
@@ -536,16 +572,7 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
     const int32_t* count = histograms.num_channels == 3 ? curvature + plane : curvature;
     int32_t total[3] = {gradient[bins - 1], curvature[bins - 1], 0};
     if (limits.min_count > 0) total[2] = count[bins - 1];
-    Sums whole = AddUnits(total, limits);
-    float parent =
-        whole.weight > 0.0f ? whole.gradient * whole.gradient / whole.weight : 0.0f;
-    float size = parent, value;  // size: the magnitude of the score's terms
-    ValueLimits values{};
-    if (slots != nullptr) {
-      values = {slots->l1, slots->bounds[2 * slot], slots->bounds[2 * slot + 1]};
-      parent = LimitedScore(whole, values, &value);
-      size = LimitedSize(whole, values);
-    }
+    NodeScore node = ScoreNode(total, limits, slots, slot);
     std::unique_ptr<float[]> scratch(new float[bins]);
     BestSplit best{-__builtin_inff(), 0, 0, false};
     for (int64_t f = 0; f < num_features; ++f) {
@@ -553,29 +580,23 @@ void FindSplits(const Pool& pool, const Search& search, const LimitsOfSlots* slo
       int32_t feature = static_cast<int32_t>(f);
       if (slots == nullptr) {
         loops.search_feature(gradient + f * bins, curvature + f * bins,
-                             count + f * bins, bins, total, parent, limits, feature,
-                             scratch.get(), &best);
+                             count + f * bins, bins, total, node.parent, limits,
+                             feature, scratch.get(), &best);
       } else {
-        loops.search_limited_feature(
-            gradient + f * bins, curvature + f * bins, count + f * bins, bins, total,
-            parent, limits, values, slots->monotone[f], feature, scratch.get(), &best);
+        loops.search_limited_feature(gradient + f * bins, curvature + f * bins,
+                                     count + f * bins, bins, total, node.parent, limits,
+                                     node.values, slots->monotone[f], bins - 1, feature,
+                                     scratch.get(), &best);
       }
     }
-    splits.feature[slot] = best.feature;
-    splits.threshold[slot] = best.threshold;
-    splits.missing_left[slot] = best.missing_left;
-    splits.gain[slot] = best.gain - search.min_gain;
-    // A gain below 1e-6 of the parent's score can be a rounding error.
-    splits.found[slot] = best.gain > search.min_gain && 2.0f * best.gain > 1e-6f * size;
-    if (slots == nullptr) return;
     int64_t row = best.feature * bins, cut = row + best.threshold;
     int32_t left[2] = {gradient[cut], curvature[cut]};
     if (!best.missing_left) {
       left[0] -= gradient[row];
       left[1] -= curvature[row];
     }
-    WriteChildBounds(left, total, limits, values, slots->monotone[best.feature],
-                     best.threshold == bins - 1, slots->child_bounds + 4 * slot);
+    WriteSplit(slot, best, left, total, best.threshold == bins - 1, node, limits,
+               search.min_gain, slots, splits);
   };
   ParallelFor(Threads(pool, live * plane), histograms.num_slots, search_slot);
 }

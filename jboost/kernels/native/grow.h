@@ -136,13 +136,14 @@ struct GrowLoops {
                          float parent, const SplitLimits& limits, int32_t feature,
                          float* scratch, BestSplit* best);
   // The same where leaf values are limited; `sign`: 1 if they must not decrease with
-  // the feature, -1 if they must not increase, 0 if they are free.
+  // the feature, -1 if they must not increase, 0 if they are free, as they are from
+  // threshold `free_from` on, above which are only missing values.
   void (*search_limited_feature)(const int32_t* gradient, const int32_t* curvature,
                                  const int32_t* count, int64_t num_bins,
                                  const int32_t total[3], float parent,
                                  const SplitLimits& limits, const ValueLimits& values,
-                                 int32_t sign, int32_t feature, float* scratch,
-                                 BestSplit* best);
+                                 int32_t sign, int64_t free_from, int32_t feature,
+                                 float* scratch, BestSplit* best);
   // The greatest magnitude of the gradients in `words`, and the sum of their squares,
   // as multiples of 1 / `up`: high * 2^19 + low, see exact_sum.h.
   int32_t (*greatest_gradient)(const int64_t* words, int64_t count);
@@ -203,8 +204,13 @@ void FindGreatestDerivatives(const Pool& pool, int64_t num_rows, const float* gr
 void SumMagnitudes(const Pool& pool, int64_t num_rows, const float* values,
                    const uint8_t* in_bag, float up, int32_t digits[4]);
 
-// Starts a tree: chooses scales (see choose_scale) and places the rows. `units` are the
-// values of 1 in quantized gradients and curvatures.
+// Chooses scales (see choose_scale). `units` are the values of 1 in quantized gradients
+// and curvatures.
+Rounding ChooseRounding(const Pool& pool, int64_t num_rows, const float* gradient,
+                        const float* curvature, const uint8_t* in_bag, bool uniform,
+                        float units[2], int64_t* num_in_bag);
+
+// Starts a tree: chooses scales and places the rows.
 void StartRows(const Pool& pool, int64_t num_rows, const float* gradient,
                const float* curvature, const uint8_t* in_bag, const uint32_t* seed,
                bool uniform, const Rows& rows, float units[2]);
@@ -275,6 +281,23 @@ struct LimitsOfSlots {
   const int32_t* monotone;  // [F]
   float* child_bounds;      // [slots, 2, 2]
 };
+
+// What a split's gain is compared with.
+struct NodeScore {
+  float parent, size;  // the node's score, and the magnitude of its terms
+  ValueLimits values;  // where leaf values are limited
+};
+
+// The score of a slot's node, from its sums; `slots` may be null.
+NodeScore ScoreNode(const int32_t total[2], const SplitLimits& limits,
+                    const LimitsOfSlots* slots, int64_t slot);
+
+// Writes the best split of a slot, which has the sums `left` on its left; `is_missing`:
+// above the threshold are only missing values.
+void WriteSplit(int64_t slot, const BestSplit& best, const int32_t left[2],
+                const int32_t total[2], bool is_missing, const NodeScore& node,
+                const SplitLimits& limits, float min_gain, const LimitsOfSlots* slots,
+                const SplitOutput& splits);
 
 // The operands of a search for splits.
 struct Search {

@@ -492,17 +492,16 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
                           const int32_t* count, int64_t num_bins,
                           const int32_t total[3], float parent,
                           const SplitLimits& limits, const ValueLimits& values,
-                          int32_t sign, int32_t feature, float* scratch,
-                          BestSplit* best) {
+                          int32_t sign, int64_t free_from, int32_t feature,
+                          float* scratch, BestSplit* best) {
   bool counted = limits.min_count > 0;
   const int32_t missing[3] = {gradient[0], curvature[0], counted ? count[0] : 0};
   auto find_gains = counted ? FindLimitedGains<true> : FindLimitedGains<false>;
-  int64_t last = num_bins - 1;  // this threshold separates values from missing ones
   auto find = [&](const int32_t away[3]) {
-    find_gains(gradient, curvature, count, 0, last, total, away, parent, limits, values,
-               sign, scratch);
-    find_gains(gradient, curvature, count, last, num_bins, total, away, parent, limits,
-               values, 0, scratch);
+    find_gains(gradient, curvature, count, 0, free_from, total, away, parent, limits,
+               values, sign, scratch);
+    find_gains(gradient, curvature, count, free_from, num_bins, total, away, parent,
+               limits, values, 0, scratch);
   };
   TakeBest(find, missing, num_bins, feature, scratch, best);
 }

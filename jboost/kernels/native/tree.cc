@@ -32,21 +32,6 @@ void Restrict(const TreeLimits& limits, const TreeState& state, int64_t slot,
   for (int64_t f = 0; f < num_features; ++f) mask[f] &= allowed[f];
 }
 
-// Leaves as many splits as there may be leaves, those of the highest gain.
-void KeepBest(const TreeLimits& limits, const TreeState& state, LevelSplits* level) {
-  if (limits.max_leaves == 0) return;
-  std::vector<int64_t> order;
-  for (int64_t slot = 0; slot < state.histograms.num_slots; ++slot) {
-    if (level->found[slot]) order.push_back(slot);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return level->gain[a] > level->gain[b];
-  });
-  for (size_t rank = 0; rank < order.size(); ++rank) {
-    if (static_cast<int64_t>(rank) >= *state.free) level->found[order[rank]] = 0;
-  }
-}
-
 // Passes constraints to slots 2r and 2r + 1, the children of source[r].
 void Descend(const TreeLimits& limits, int64_t level, const LevelSplits& splits,
              const int32_t* source, const TreeState& state) {
@@ -175,11 +160,9 @@ void StartTree(const TreeLimits& limits, const TreeState& state) {
   }
 }
 
-LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
-                      const float* squares, const TreeState& state) {
+std::vector<uint8_t> MaskFeatures(const TreeLimits& limits, int64_t level,
+                                  const TreeState& state) {
   int64_t num_slots = state.histograms.num_slots, num_features = limits.num_features;
-  LevelSplits splits(num_slots, state.tree.num_words);
-  std::copy_n(state.position, num_slots, splits.position.begin());
   std::vector<uint8_t> masks(num_slots * num_features);
   SampleFeatures(limits.seed, static_cast<int32_t>(level), limits.fractions, num_slots,
                  num_features, masks.data());
@@ -187,6 +170,29 @@ LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
     if (state.position[slot] < 0) continue;
     Restrict(limits, state, slot, masks.data() + slot * num_features);
   }
+  return masks;
+}
+
+void KeepBest(const TreeLimits& limits, const TreeState& state, LevelSplits* level) {
+  if (limits.max_leaves == 0) return;
+  std::vector<int64_t> order;
+  for (int64_t slot = 0; slot < state.histograms.num_slots; ++slot) {
+    if (level->found[slot]) order.push_back(slot);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return level->gain[a] > level->gain[b];
+  });
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    if (static_cast<int64_t>(rank) >= *state.free) level->found[order[rank]] = 0;
+  }
+}
+
+LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,
+                      const float* squares, const TreeState& state) {
+  int64_t num_slots = state.histograms.num_slots, num_features = limits.num_features;
+  LevelSplits splits(num_slots, state.tree.num_words);
+  std::copy_n(state.position, num_slots, splits.position.begin());
+  std::vector<uint8_t> masks = MaskFeatures(limits, level, state);
   Search search{state.histograms, num_features,  state.place,    state.position,
                 masks.data(),     limits.limits, limits.min_gain};
   LimitsOfSlots values{limits.l1, state.bounds, limits.monotone,

@@ -66,6 +66,13 @@ struct LevelSplits {
 // Begins with a tree without a split, and the root in slot 0.
 void StartTree(const TreeLimits& limits, const TreeState& state);
 
+// The features that each slot may be split by, [slots, F].
+std::vector<uint8_t> MaskFeatures(const TreeLimits& limits, int64_t level,
+                                  const TreeState& state);
+
+// Leaves as many splits as there may be leaves, those of the highest gain.
+void KeepBest(const TreeLimits& limits, const TreeState& state, LevelSplits* splits);
+
 // Finds the splits of a level. `squares` [slots]: sums of the squares of the gradient's
 // integers, where there are categories.
 LevelSplits FindLevel(const Pool& pool, const TreeLimits& limits, int64_t level,

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Binding of tree.h.
+#include "tree_ffi.h"
+
 #include <algorithm>
 
 #include "grow_ffi.h"
 #include "tree.h"
 
 namespace jboost {
-namespace {
 
-// Seed, fractions, and the conditions of splits; then the number of columns that are
-// features, those beyond being padding.
 void ReadLimits(Buffers* buffers, TreeLimits* limits) {
   limits->seed = buffers->Operand<uint32_t>("seed", {2});
   limits->fractions = buffers->Operand<float>("fractions", {3});
@@ -23,12 +22,6 @@ void ReadLimits(Buffers* buffers, TreeLimits* limits) {
   limits->num_features = buffers->Scalar<int32_t>("num_features");
 }
 
-// What a call's attributes say of its operands and results.
-struct Options {
-  bool limited, grouped, categorical;
-};
-
-// The limits that not every tree has.
 void ReadOptions(Buffers* buffers, const Options& options, int64_t num_columns,
                  TreeLimits* limits, CategoryLimits* categories) {
   if (options.limited) {
@@ -68,7 +61,6 @@ ffi::Error CheckLimits(const TreeLimits& limits, int64_t num_columns, bool named
   return ffi::Error::Success();
 }
 
-// The nodes of a tree, its left_codes and leaf_bounds being the last ones.
 void ReadNodes(Buffers* buffers, Access access, int64_t num_nodes, TreeArrays* tree) {
   tree->feature = buffers->Read<int32_t>(access, "tree feature", {num_nodes});
   tree->threshold = buffers->Read<int32_t>(access, "tree threshold", {num_nodes});
@@ -95,6 +87,8 @@ ffi::Error CheckDepth(int64_t max_depth, int64_t num_slots) {
                "there must be 1 to 2^(max_depth - 1) slots");
   return ffi::Error::Success();
 }
+
+namespace {
 
 ffi::Error GrowImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                     ffi::RemainingRets results, int64_t categorical, int64_t grouped,

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sorted.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace jboost {
+namespace {
+
+uint32_t CodeOf(uint64_t entry) { return static_cast<uint32_t>(entry >> 32); }
+uint32_t RowOf(uint64_t entry) { return static_cast<uint32_t>(entry); }
+
+// The rows of a slot's node: positions among the entries, and sums (of gradient,
+// curvature, and what is compared with the least number of rows).
+struct Group {
+  int64_t begin = 0, size = 0;
+  int32_t total[3] = {0, 0, 0};
+};
+
+// The best split of a node by one feature.
+struct FeatureSplit {
+  BestSplit best{-__builtin_inff(), 0, 0, false};
+  int32_t left[2] = {0, 0};
+  bool is_missing = false;  // above the threshold are only missing values
+};
+
+// A tree while it grows.
+struct Growth {
+  const Pool& pool;
+  const SortedCodes& codes;
+  TreeLimits limits;  // with units
+  const SortedRows& rows;
+  const TreeState& state;
+  std::vector<Group> groups;        // [slots]
+  std::vector<uint8_t> goes_right;  // [N], of rows of split nodes
+  std::vector<FeatureSplit> best;   // [slots]
+  int64_t level = 0;
+
+  int64_t num_slots() const { return state.histograms.num_slots; }
+  // If all rows have the same curvature, its sum counts rows.
+  void CountRows(Group* group) const {
+    group->total[2] =
+        rows.uniform ? group->total[1] : static_cast<int32_t>(group->size);
+  }
+  const uint64_t* Entries(int64_t feature) const {
+    return rows.entries[level % 2] + feature * codes.num_rows;
+  }
+};
+
+// Writes the rows in the bag in order of each feature. Returns false if they are not
+// all there, each once: that they are keeps what follows within its memory.
+template <class Code>
+bool MakeEntries(const Growth& growth, int64_t num_in_bag) {
+  const SortedCodes& codes = growth.codes;
+  int64_t num_rows = codes.num_rows;
+  std::atomic<bool> whole{true};
+  ParallelFor(
+      Threads(growth.pool, num_rows * growth.limits.num_features),
+      growth.limits.num_features, [&](int64_t feature) {
+        const int32_t* order = codes.order + feature * num_rows;
+        const Code* column =
+            static_cast<const Code*>(codes.columns) + feature * num_rows;
+        uint64_t* entries = growth.rows.entries[0] + feature * num_rows;
+        bool inside = true;
+        for (int64_t i = 0; i < num_rows; ++i) {
+          inside &= static_cast<uint64_t>(order[i]) < static_cast<uint64_t>(num_rows);
+        }
+        int64_t kept = 0;
+        std::vector<uint8_t> waits(growth.rows.in_bag, growth.rows.in_bag + num_rows);
+        for (int64_t i = 0; i < num_rows && inside; ++i) {
+          uint32_t row = static_cast<uint32_t>(order[i]);
+          entries[kept] = static_cast<uint64_t>(column[row]) << 32 | row;
+          kept += waits[row] != 0;
+          waits[row] = 0;
+        }
+        if (kept != num_in_bag) whole = false;
+      });
+  return whole;
+}
+
+// Finds the best split of a slot by one feature.
+class FeatureSearch {
+ public:
+  FeatureSearch(const Growth& growth, int64_t feature)
+      : growth_(growth),
+        feature_(feature),
+        is_limited_(growth.limits.bounds != nullptr),
+        sums_(new ValueSums) {}
+
+  FeatureSplit Find(int64_t slot) {
+    const SortedLoops& loops = JBOOST_CHOOSE(SortedLoops);
+    const Group& group = growth_.groups[slot];
+    FeatureSplit found;
+    Sweep sweep{};
+    sweep.entries = growth_.Entries(feature_) + group.begin;
+    sweep.size = group.size;
+    sweep.words = growth_.rows.words;
+    sweep.bin = -1;
+    int64_t used = SumMissing(&sweep);
+    if (sweep.at == sweep.size) return found;
+    bool binned = growth_.rows.mass != nullptr;
+    if (binned) {
+      int32_t total = loops.sum_mass(sweep.entries + sweep.at, sweep.size - sweep.at,
+                                     growth_.rows.mass);
+      sweep.bins = {growth_.rows.mass, static_cast<float>(growth_.rows.num_bins),
+                    static_cast<float>(std::max(total, 1))};
+    }
+    LimitsOfSlots limited{growth_.limits.l1, growth_.state.bounds, nullptr, nullptr};
+    NodeScore node = ScoreNode(group.total, growth_.limits.limits,
+                               is_limited_ ? &limited : nullptr, slot);
+    for (bool last = false; !last;) {
+      auto sum = binned ? loops.sum_bins : loops.sum_values;
+      used = sum(&sweep, used, sums_.get());
+      last = sweep.at == sweep.size;
+      // The latest bin may still get values.
+      int64_t complete = used - (binned && !last), free_from = complete;
+      if (last && is_limited_) Copy(used - 1, complete++, kMostCodes - 1);
+      if (complete > 1) Search(group, node, complete, free_from, &found);
+      if (!binned) used = 1;
+      if (binned && used > 1) {
+        Copy(used - 1, 1, sums_->code[used - 1]);
+        used = 2;
+      }
+    }
+    return found;
+  }
+
+ private:
+  // Passes the missing values, which come first; returns the number of sums.
+  int64_t SumMissing(Sweep* sweep) {
+    while (sweep->at < sweep->size && CodeOf(sweep->entries[sweep->at]) == 0) {
+      sweep->word += sweep->words[RowOf(sweep->entries[sweep->at++])];
+    }
+    int32_t low = static_cast<int32_t>(sweep->word);
+    sums_->gradient[0] = low;
+    sums_->curvature[0] = static_cast<int32_t>((sweep->word - low) >> 32);
+    sums_->count[0] = static_cast<int32_t>(sweep->at);
+    sums_->code[0] = 0;
+    if (sweep->at == 0 || sweep->at == sweep->size ||
+        CodeOf(sweep->entries[sweep->at]) == 1) {
+      return 1;
+    }
+    Copy(0, 1, 1);  // all values may go right
+    return 2;
+  }
+
+  void Copy(int64_t from, int64_t to, uint32_t code) {
+    sums_->gradient[to] = sums_->gradient[from];
+    sums_->curvature[to] = sums_->curvature[from];
+    sums_->count[to] = sums_->count[from];
+    sums_->code[to] = code;
+  }
+
+  void Search(const Group& group, const NodeScore& node, int64_t size,
+              int64_t free_from, FeatureSplit* found) {
+    const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+    const ValueSums& sums = *sums_;
+    const SplitLimits& limits = growth_.limits.limits;
+    const int32_t* count = growth_.rows.uniform ? sums.curvature : sums.count;
+    int32_t feature = static_cast<int32_t>(feature_);
+    BestSplit best{-__builtin_inff(), feature, 0, false};
+    if (!is_limited_) {
+      loops.search_feature(sums.gradient, sums.curvature, count, size, group.total,
+                           node.parent, limits, feature, gains_, &best);
+    } else {
+      loops.search_limited_feature(sums.gradient, sums.curvature, count, size,
+                                   group.total, node.parent, limits, node.values,
+                                   growth_.limits.monotone[feature], free_from, feature,
+                                   gains_, &best);
+    }
+    // Of equal gains that of the lower threshold is kept.
+    if (!(best.gain > found->best.gain)) return;
+    int32_t at = best.threshold;
+    found->is_missing = at >= free_from;
+    found->left[0] = sums.gradient[at] - (best.missing_left ? 0 : sums.gradient[0]);
+    found->left[1] = sums.curvature[at] - (best.missing_left ? 0 : sums.curvature[0]);
+    best.threshold = static_cast<int32_t>(sums.code[at]);
+    found->best = best;
+  }
+
+  const Growth& growth_;
+  int64_t feature_;
+  bool is_limited_;
+  std::unique_ptr<ValueSums> sums_;
+  float gains_[ValueSums::kSize];
+};
+
+// Divides the entries of a feature among the children of the groups that `before` had.
+void DivideEntries(const Growth& growth, const std::vector<Group>& before,
+                   int64_t feature) {
+  const SortedLoops& loops = JBOOST_CHOOSE(SortedLoops);
+  const uint64_t* from =
+      growth.rows.entries[(growth.level + 1) % 2] + feature * growth.codes.num_rows;
+  uint64_t* to =
+      growth.rows.entries[growth.level % 2] + feature * growth.codes.num_rows;
+  for (size_t pair = 0; pair < before.size(); ++pair) {
+    loops.divide(from + before[pair].begin, before[pair].size, growth.goes_right.data(),
+                 to + growth.groups[2 * pair].begin,
+                 to + growth.groups[2 * pair + 1].begin);
+  }
+}
+
+// Finds the best split of each slot; `before` are the groups of the parents.
+void SearchLevel(Growth* growth, const std::vector<Group>& before) {
+  const TreeState& state = growth->state;
+  int64_t num_slots = growth->num_slots(), num_features = growth->limits.num_features;
+  std::vector<uint8_t> masks = MaskFeatures(growth->limits, growth->level, state);
+  std::vector<FeatureSplit> found(num_features * num_slots);
+  int64_t num_rows = 0;
+  for (const Group& group : growth->groups) num_rows += group.size;
+  ParallelFor(Threads(growth->pool, num_rows * num_features), num_features,
+              [&](int64_t feature) {
+                DivideEntries(*growth, before, feature);
+                FeatureSearch search(*growth, feature);
+                for (int64_t slot = 0; slot < num_slots; ++slot) {
+                  if (state.position[slot] < 0) continue;
+                  if (!masks[slot * num_features + feature]) continue;
+                  found[feature * num_slots + slot] = search.Find(slot);
+                }
+              });
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    FeatureSplit& best = growth->best[slot];
+    best = {};
+    for (int64_t feature = 0; feature < num_features; ++feature) {
+      const FeatureSplit& own = found[feature * num_slots + slot];
+      if (own.best.gain > best.best.gain) best = own;
+    }
+  }
+}
+
+// Writes the splits of a level.
+LevelSplits WriteLevel(const Growth& growth) {
+  const TreeLimits& limits = growth.limits;
+  LevelSplits splits(growth.num_slots(), 0);
+  std::copy_n(growth.state.position, growth.num_slots(), splits.position.begin());
+  LimitsOfSlots values{limits.l1, growth.state.bounds, limits.monotone,
+                       splits.child_bounds.data()};
+  const LimitsOfSlots* limited = limits.bounds == nullptr ? nullptr : &values;
+  for (int64_t slot = 0; slot < growth.num_slots(); ++slot) {
+    if (splits.position[slot] < 0) continue;
+    const FeatureSplit& best = growth.best[slot];
+    const int32_t* total = growth.groups[slot].total;
+    WriteSplit(slot, best.best, best.left, total, best.is_missing,
+               ScoreNode(total, limits.limits, limited, slot), limits.limits,
+               limits.min_gain, limited, splits.output());
+  }
+  KeepBest(limits, growth.state, &splits);
+  return splits;
+}
+
+// Sends the rows of split nodes down, on the last level to their leaves; and those of
+// the other nodes to their leaves. Returns what lies on either side.
+std::vector<Sides> RouteGroups(Growth* growth, const LevelSplits& splits) {
+  int64_t num_slots = growth->num_slots(), max_depth = growth->limits.max_depth;
+  bool last = growth->level == max_depth - 1;
+  std::vector<Sides> sides(num_slots);
+  ParallelFor(Threads(growth->pool, growth->codes.num_rows), num_slots,
+              [&](int64_t slot) {
+                if (splits.position[slot] < 0) return;
+                const Group& group = growth->groups[slot];
+                bool found = splits.found[slot] != 0;
+                const uint64_t* entries =
+                    growth->Entries(found ? splits.feature[slot] : 0) + group.begin;
+                int32_t* leaf = growth->rows.leaf;
+                if (!found) {
+                  int32_t value = splits.position[slot] << (max_depth - growth->level);
+                  for (int64_t i = 0; i < group.size; ++i)
+                    leaf[RowOf(entries[i])] = value;
+                  return;
+                }
+                uint32_t threshold = static_cast<uint32_t>(splits.threshold[slot]);
+                uint8_t missing_right = splits.missing_left[slot] ? 0 : 1;
+                Sides own;
+                for (int64_t i = 0; i < group.size; ++i) {
+                  uint32_t code = CodeOf(entries[i]), row = RowOf(entries[i]);
+                  uint8_t right = code == 0 ? missing_right : code > threshold;
+                  own.missing += code == 0;
+                  own.right += right;
+                  growth->goes_right[row] = right;
+                  if (last) leaf[row] = 2 * splits.position[slot] + right;
+                }
+                own.left = group.size - own.right;
+                sides[slot] = own;
+              });
+  return sides;
+}
+
+// Gives the children of the r-th split slots 2r and 2r + 1. Returns the groups of
+// their parents.
+std::vector<Group> DivideGroups(Growth* growth, const LevelSplits& splits,
+                                const std::vector<Sides>& sides) {
+  std::vector<Group> parents, children(growth->num_slots());
+  for (int64_t slot = 0; slot < growth->num_slots(); ++slot) {
+    if (!splits.found[slot]) continue;
+    const Group& parent = growth->groups[slot];
+    const int32_t* left = growth->best[slot].left;
+    Group* pair = children.data() + 2 * parents.size();
+    pair[0] = {parent.begin, sides[slot].left, {left[0], left[1], 0}};
+    pair[1] = {parent.begin + sides[slot].left,
+               sides[slot].right,
+               {parent.total[0] - left[0], parent.total[1] - left[1], 0}};
+    for (int side = 0; side < 2; ++side) growth->CountRows(pair + side);
+    parents.push_back(parent);
+  }
+  growth->groups = std::move(children);
+  return parents;
+}
+
+// Finds the leaves of the rows out of the bag.
+template <class Code>
+void FindOtherLeaves(const Growth& growth) {
+  const SortedCodes& codes = growth.codes;
+  const TreeArrays& tree = growth.state.tree;
+  const Code* columns = static_cast<const Code*>(codes.columns);
+  int64_t num_rows = codes.num_rows, max_depth = growth.limits.max_depth;
+  ParallelFor(Threads(growth.pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+    int64_t end = std::min((chunk + 1) * kChunk, num_rows);
+    for (int64_t row = chunk * kChunk; row < end; ++row) {
+      if (growth.rows.in_bag[row] != 0) continue;
+      int64_t node = 0;
+      for (int64_t level = 0; level < max_depth; ++level) {
+        uint32_t code = columns[tree.feature[node] * num_rows + row];
+        bool right = code == 0 ? !tree.missing_left[node]
+                               : code > static_cast<uint32_t>(tree.threshold[node]);
+        node = 2 * node + 1 + right;
+      }
+      growth.rows.leaf[row] =
+          static_cast<int32_t>(node - ((int64_t{1} << max_depth) - 1));
+    }
+  });
+}
+
+// Rounds the derivatives, and puts the rows in the bag into slot 0. Returns how many
+// there are.
+int64_t StartGroups(Growth* growth) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  const SortedRows& rows = growth->rows;
+  int64_t num_rows = growth->codes.num_rows, num_in_bag;
+  float units[2];
+  Rounding rounding =
+      ChooseRounding(growth->pool, num_rows, rows.gradient, rows.curvature, rows.in_bag,
+                     rows.uniform, units, &num_in_bag);
+  growth->limits.limits.gradient_unit = units[0];
+  growth->limits.limits.curvature_unit = units[1];
+  std::vector<int64_t> sums(NumChunks(num_rows));
+  ParallelFor(Threads(growth->pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+    int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
+    loops.quantise(rows.gradient + first, rows.curvature + first, first, count,
+                   rounding.scale, growth->limits.seed, rounding.stochastic,
+                   rounding.uniform, rows.in_bag + first, rows.words + first);
+    for (int64_t row = first; row < first + count; ++row) {
+      sums[chunk] += rows.in_bag[row] != 0 ? rows.words[row] : 0;
+    }
+  });
+  int64_t sum = 0;
+  for (int64_t part : sums) sum += part;
+  Group& root = growth->groups[0];
+  root.size = num_in_bag;
+  root.total[0] = static_cast<int32_t>(sum);
+  root.total[1] = static_cast<int32_t>((sum - root.total[0]) >> 32);
+  growth->CountRows(&root);
+  return num_in_bag;
+}
+
+template <class Code>
+bool Grow(Growth* growth) {
+  if (!MakeEntries<Code>(*growth, StartGroups(growth))) return false;
+  const TreeState& state = growth->state;
+  std::vector<Group> parents;
+  for (; growth->level < growth->limits.max_depth && state.position[0] >= 0;
+       ++growth->level) {
+    SearchLevel(growth, parents);
+    LevelSplits splits = WriteLevel(*growth);
+    std::vector<Sides> sides = RouteGroups(growth, splits);
+    FinishLevel(growth->limits, growth->level, splits, sides.data(), state);
+    if (growth->level + 1 < growth->limits.max_depth) {
+      parents = DivideGroups(growth, splits, sides);
+    }
+  }
+  FindOtherLeaves<Code>(*growth);
+  return true;
+}
+
+}  // namespace
+
+bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
+                    const TreeLimits& limits, const SortedRows& rows,
+                    const TreeState& nodes) {
+  int64_t num_slots = nodes.histograms.num_slots;
+  int32_t free;
+  std::vector<int32_t> position(num_slots), place(num_slots);
+  std::vector<float> bounds(limits.bounds == nullptr ? 0 : 2 * num_slots);
+  std::vector<uint8_t> used(limits.groups == nullptr ? 0
+                                                     : num_slots * limits.num_features);
+  TreeState state = nodes;
+  state.histograms.num_bins = kMostCodes;
+  state.free = &free;
+  state.position = position.data();
+  state.place = place.data();
+  state.bounds = bounds.empty() ? nullptr : bounds.data();
+  state.used = used.empty() ? nullptr : used.data();
+  StartTree(limits, state);
+  Growth growth{pool, codes, limits, rows, state, {}, {}, {}};
+  growth.groups.resize(num_slots);
+  growth.best.resize(num_slots);
+  growth.goes_right.resize(codes.num_rows);
+  switch (codes.code_size) {
+    case 1:
+      return Grow<uint8_t>(&growth);
+    case 2:
+      return Grow<uint16_t>(&growth);
+    default:
+      return Grow<uint32_t>(&growth);
+  }
+}
+
+}  // namespace jboost

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Growing one tree on rows sorted by each feature: any value may be a threshold.
+//
+// It equals jboost.trees.sorted_growth bit for bit. An entry is (code << 32) + row. The
+// entries of a feature are grouped by node and sorted by code within a node, so that
+// missing values (code 0) come first. The groups of all features lie at the same
+// positions, because they hold the same rows; see jboost.trees.sorted_growth.
+//
+// One sweep over a node's entries makes running sums at the ends of its values (or of
+// its bins of values). They are searched as the cumulative histograms of grow.h are.
+#ifndef JBOOST_SORTED_H_
+#define JBOOST_SORTED_H_
+
+#include <cstdint>
+
+#include "isa.h"
+#include "parallel.h"
+#include "tree.h"
+
+namespace jboost {
+
+constexpr int64_t kSweepRows = 1024;       // whose sums are searched while in cache
+constexpr int32_t kMostCodes = INT32_MAX;  // MOST_CODES of jboost.trees.sorted_growth
+
+// Sums at the ends of values: the missing value first, then up to kSweepRows values.
+// Two more may follow: code 1 without rows, and the last of all codes.
+struct ValueSums {
+  static constexpr int64_t kSize = kSweepRows + 3;
+  int32_t gradient[kSize], curvature[kSize], count[kSize];
+  uint32_t code[kSize];
+};
+
+// The bins of a node's values; see find_bins of jboost.trees.candidates.
+struct ValueBins {
+  const int32_t* mass;  // [N]; null: each value is a bin
+  float num_bins;
+  float total;  // mass of the node's rows that have a value
+};
+
+// One node's entries of a feature, and where a sweep over them is.
+struct Sweep {
+  const uint64_t* entries;
+  int64_t size;
+  const int64_t* words;  // [N]
+  ValueBins bins;
+  int64_t at;    // the next entry
+  int64_t word;  // sum so far
+  // Of the values so far: their mass, that before the value at hand, the latest bin.
+  int32_t mass, low, bin;
+};
+
+struct SortedLoops {
+  // Sums up to kSweepRows entries; values are written from `used` on. Returns the
+  // number of sums that are complete.
+  int64_t (*sum_values)(Sweep* sweep, int64_t used, ValueSums* sums);
+  // The same by bins: the sum before the one that is returned may still grow.
+  int64_t (*sum_bins)(Sweep* sweep, int64_t used, ValueSums* sums);
+  // The sum of the entries' masses.
+  int32_t (*sum_mass)(const uint64_t* entries, int64_t size, const int32_t* mass);
+  // Copies the entries of rows with right[row] == 0 to `left`, the others to `right`.
+  void (*divide)(const uint64_t* entries, int64_t size, const uint8_t* goes_right,
+                 uint64_t* left, uint64_t* right);
+};
+
+JBOOST_DECLARE_LOOPS(SortedLoops)
+
+// Codes by feature and the rows in order of each feature's codes.
+struct SortedCodes {
+  const void* columns;   // [F, N]
+  int64_t code_size;     // 1, 2 or 4 bytes
+  const int32_t* order;  // [F, N]
+  int64_t num_rows, num_columns;
+};
+
+// What a tree on sorted rows is grown from.
+struct SortedRows {
+  const float* gradient;   // [N]
+  const float* curvature;  // [N]
+  const uint8_t* in_bag;   // [N], how many times a row counts
+  bool uniform;            // all rows have the same curvature
+  const int32_t* mass;     // [N]; null: each value is a candidate
+  int32_t num_bins;        // of a node's values, where there is a mass
+  // Memory that growing the tree overwrites.
+  int64_t* words;        // [N]
+  uint64_t* entries[2];  // [F, N]
+  int32_t* leaf;         // [N], written
+};
+
+// Grows a tree; of `state`, the nodes have memory. The units of `limits` are not read.
+// Returns false if the order of a feature does not hold every row once.
+bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
+                    const TreeLimits& limits, const SortedRows& rows,
+                    const TreeState& state);
+
+}  // namespace jboost
+
+#endif  // JBOOST_SORTED_H_
