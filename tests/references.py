@@ -221,12 +221,15 @@ def find_bins(values, mass, num_bins):
     return bins
 
 
-def local_thresholds(codes, mass, num_bins):
-    """Highest codes of the bins of a node's values, and 1: all values may go right."""
+def local_thresholds(codes, mass, num_bins, last):
+    """Highest codes of the bins of a node's values, 1, and the last of all codes.
+
+    So all values may go right, and all may go left, whatever values other rows have.
+    """
     present = codes > 0
     bins = find_bins(codes[present].tolist(), mass[present].tolist(), num_bins)
     ends = {found: code for code, found in sorted(bins.items())}
-    return sorted({1, *ends.values()} if 1 not in bins else set(ends.values()))
+    return sorted({*ends.values(), last} | ({1} if 1 not in bins else set()))
 
 
 def find_split(
@@ -331,7 +334,7 @@ def grow_tree(
             if local is not None:
                 mass, bins = local
                 thresholds = [
-                    local_thresholds(column[learnt], mass[learnt], bins)
+                    local_thresholds(column[learnt], mass[learnt], bins, num_bins - 1)
                     for column in columns
                 ]
             cut = find_split(

@@ -20,11 +20,16 @@ from tables import make_regression
 import jboost as jb
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
+from jboost.entry.implementation import use_implementation
+from jboost.kernels import library
 from jboost.trees.candidates import measure, propose
 from jboost.trees.limits import TreeLimits
 from jboost.trees.sorted_growth import grow_sorted_tree
+from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 N = 256
+SEED = jnp.zeros(2, jnp.uint32)
+IMPLEMENTATIONS = ("xla", "cpu") if library.available() else ("xla",)
 
 
 def make_few(seed=0):
@@ -46,6 +51,7 @@ SETTINGS = {
     "priced": dict(min_gain=0.3, min_child_weight=7.5),
     "samples": dict(subsample=0.6),
     "constrained": dict(interactions=[[0, 1], [1, 2, 3], [4]], max_leaves=7),
+    "limited": dict(monotone=[0, 1, -1, 1, 0], l1=0.1, max_delta_step=0.5),
     "columns": dict(colsample_bytree=0.8, colsample_bylevel=0.7, colsample_bynode=0.6),
 }
 
@@ -93,13 +99,32 @@ def make_rows(seed, num_values=60, missing=0.15):
     return columns, gradient, curvature, in_bag
 
 
-@partial(jax.jit, static_argnames="max_depth")
-def grow_locally(columns, gradient, curvature, in_bag, mass, limits, max_depth=4):
+@partial(
+    jax.jit, static_argnames=("max_depth", "max_leaves", "uniform", "implementation")
+)
+def grow(
+    columns, gradient, curvature, in_bag, mass, seed, limits, implementation=None,
+    max_depth=4, **sizes,
+):  # fmt: skip
     codes = DenseCodes(columns, order=sort_rows(columns))
-    return grow_sorted_tree(
-        codes, gradient, curvature, in_bag, jnp.zeros(2, jnp.uint32), limits,
-        measure(mass, in_bag.astype(jnp.uint8)), max_depth=max_depth,
-    )  # fmt: skip
+    if mass is not None:
+        mass = measure(mass, in_bag.astype(jnp.uint8))
+    with use_implementation(implementation):
+        return grow_sorted_tree(
+            codes, gradient, curvature, in_bag, seed, limits, mass,
+            max_depth=max_depth, **sizes,
+        )  # fmt: skip
+
+
+def compare(tree, leaf, expected):
+    split = expected.threshold < 255
+    np.testing.assert_array_equal(leaf, expected.leaf)
+    np.testing.assert_array_equal(tree.feature, expected.feature)
+    # No code is as high as the last one.
+    found = np.where(split, np.minimum(tree.threshold, 255), 255)
+    np.testing.assert_array_equal(found, expected.threshold)
+    np.testing.assert_array_equal(tree.missing_left, expected.missing_left)
+    return np.sum(split)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.15])
@@ -110,20 +135,97 @@ def test_nodes_propose_from_their_own_rows(num_bins, missing, by_curvature):
     columns, gradient, curvature, in_bag = rows
     mass = curvature if by_curvature else np.ones(N, np.float32)
     limits = TreeLimits(max_bins=jnp.int32(num_bins + 1))
-    tree, leaf = grow_locally(*map(jnp.asarray, rows), jnp.asarray(mass), limits)
     expected = references.grow_tree(
         columns, gradient, curvature, in_bag, references.Limits(), 4, 256,
         local=(mass, num_bins),
     )  # fmt: skip
-    np.testing.assert_array_equal(leaf, expected.leaf)
-    np.testing.assert_array_equal(tree.feature, expected.feature)
-    split = expected.threshold < 255
-    np.testing.assert_array_equal(
-        np.where(split, tree.threshold, 255), expected.threshold
+    operands = (*map(jnp.asarray, (*rows, mass)), SEED, limits)
+    for implementation in IMPLEMENTATIONS:
+        found = grow(*operands, implementation=implementation)
+        assert compare(*found, expected) > 6 or num_bins == 1
+
+
+LIMITED = {
+    "l1": references.Constraints(l1=2.0),
+    "max_delta_step": references.Constraints(max_delta_step=0.1),
+    "monotone": references.Constraints(monotone=(1, -1, 0)),
+    "all": references.Constraints(0.5, 0.2, (-1, 1, 1), (), 9),
+}
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+@pytest.mark.parametrize("num_bins", [None, 9])
+@pytest.mark.parametrize("name", LIMITED)
+def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missing):
+    constraints, limits = LIMITED[name], references.Limits(0.5, 0.001, 1.25, 1)
+    # Exact sums: gains that are equal in the reference are equal here.
+    columns, gradient, curvature, in_bag = make_rows(len(name), 25, missing)
+    gradient = np.round(gradient * 2**10).astype(np.float32) / 2**12
+    gradient += (columns[0] > 9) * np.float32(0.5) - (columns[1] > 12) * 0.25
+    rows = columns, gradient.astype(np.float32), curvature, in_bag
+    ones = np.ones(N, np.float32)
+    expected = references.grow_tree(
+        *rows, limits, 5, 256, constraints, local=num_bins and (ones, num_bins)
     )
-    np.testing.assert_array_equal(tree.missing_left, expected.missing_left)
-    if num_bins > 1:
-        assert np.sum(split) > 6
+    most = np.minimum(constraints.max_delta_step, UNBOUNDED)
+    values = ValueLimits(
+        jnp.float32(constraints.l1),
+        jnp.array([-most, most], jnp.float32),
+        jnp.array(constraints.monotone or (0, 0, 0), jnp.int32),
+    )
+    operands = (*map(jnp.asarray, rows), num_bins and jnp.asarray(ones), SEED)
+    limits = TreeLimits(*limits, values=values, max_bins=jnp.int32((num_bins or 0) + 1))
+    leaves = min(constraints.max_leaves, 2**5)
+    for implementation in IMPLEMENTATIONS:
+        tree, leaf = grow(
+            *operands, limits, implementation=implementation, max_depth=5,
+            max_leaves=leaves if leaves < 2**5 else None,
+        )  # fmt: skip
+        assert compare(tree, leaf, expected) > 3
+        used = np.unique(leaf)
+        bounds = np.array([expected.bounds[number] for number in used])
+        bounds = np.clip(bounds, -UNBOUNDED, UNBOUNDED)
+        np.testing.assert_allclose(tree.bounds[used], bounds, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(len(IMPLEMENTATIONS) == 1, reason="the kernels were not built")
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint16, jnp.uint32])
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("limited", [False, True])
+def test_the_kernel_equals_plain_xla(dtype, local, limited):
+    """To the bit, also across blocks of a sweep, and for rows out of the bag."""
+    rng = np.random.default_rng(7)
+    uniform, rows = dtype == jnp.uint16, 3000
+    values = (7, 250, 200 if dtype == jnp.uint8 else 3000)
+    columns = np.stack([rng.integers(1, most + 1, rows) for most in values])
+    columns[rng.random(columns.shape) < [[0.3], [0.0], [0.02]]] = 0
+    gradient = rng.normal(size=rows) + columns[0] % 3 - np.cos(columns[2] / 60)
+    curvature = np.ones(rows) if uniform else rng.random(rows)
+    values = ValueLimits(
+        jnp.float32(3.0), jnp.array([-3.0, 2.5], jnp.float32),
+        jnp.array([1, 0, -1], jnp.int32),
+    )  # fmt: skip
+    for number, samples in enumerate((1, 1, 9)):
+        in_bag = np.ones(rows) if number == 1 else rng.integers(0, 3, rows)
+        operands = (
+            jnp.asarray(columns.astype(dtype)),
+            jnp.asarray(gradient, jnp.float32),
+            jnp.asarray(curvature, jnp.float32),
+            jnp.asarray(in_bag.astype(np.uint8)),
+            jnp.asarray(curvature, jnp.float32) if local else None,
+            jnp.array([number, 5], jnp.uint32),
+            TreeLimits(
+                l2=0.5, min_gain=0.1 * number, min_child_weight=2.0,
+                min_child_samples=jnp.int32(samples), max_bins=jnp.int32(40),
+                colsample_bynode=(1.0, 0.7, 0.7)[number],
+                values=values if limited else None,
+            ),
+        )  # fmt: skip
+        sizes = dict(max_depth=6, uniform=uniform)
+        expected = grow(*operands, implementation="xla", **sizes)
+        found = grow(*operands, implementation="cpu", **sizes)
+        chex.assert_trees_all_equal(found, expected)
+        assert len(np.unique(found[1])) > 8
 
 
 propose_compiled = jax.jit(propose, static_argnames="num_bins")
@@ -245,7 +347,19 @@ def test_a_tree_s_candidates_follow_the_curvature_of_its_round():
 # Against XGBoost.
 
 
-def test_trees_are_those_of_xgboost_s_exact_search():
+@pytest.mark.parametrize(
+    ("words", "theirs"),
+    [
+        ({}, {}),
+        (dict(l1=2.5), dict(alpha=2.5)),
+        (dict(max_delta_step=0.2), dict(max_delta_step=0.2)),
+        (
+            dict(monotone=(1, 0, -1, 1, -1)),
+            dict(monotone_constraints=(1, 0, -1, 1, -1)),
+        ),
+    ],
+)
+def test_trees_are_those_of_xgboost_s_exact_search(words, theirs):
     """Features are continuous; thresholds differ, in the gap between two rows."""
     x, y, _ = parity.make_data(missing=True)
     noise = np.random.default_rng(4).normal(0, 0.2, x.shape)
@@ -256,6 +370,7 @@ def test_trees_are_those_of_xgboost_s_exact_search():
         "objective": chosen.objective, "base_score": chosen.base_score,
         "tree_method": "exact", "max_depth": 4, "eta": parity.RATE, "lambda": l2,
         "gamma": 2 * min_gain, "min_child_weight": min_child_weight, "nthread": 1,
+        **theirs,
     }  # fmt: skip
     matrix = xgb.DMatrix(x, y)
     booster = xgb.train(parameters, matrix, 6)
@@ -264,7 +379,7 @@ def test_trees_are_those_of_xgboost_s_exact_search():
         x, y, chosen.loss, num_rounds=6, learning_rate=parity.RATE, max_depth=4, l2=l2,
         min_gain=min_gain, min_child_weight=min_child_weight, candidates="exact",
         regularization="absolute", curvature="exact", leaf_solver="newton",
-        init_score=chosen.init_score,
+        init_score=chosen.init_score, **words,
     )  # fmt: skip
     leaves = np.asarray(jb.leaf_indices(model, x))
     for number in range(6):
@@ -344,14 +459,6 @@ def test_rows_are_sorted_alike_on_the_host_and_by_jax(dtype):
         (
             dict(candidates="exact", candidate_weights="curvature"),
             "candidate_weights must be 'samples' with candidates='exact'.*'curvature'",
-        ),
-        (
-            dict(candidates="local", l1=0.5),
-            "candidates must be 'global' with l1, max_delta_step or monotone.*'local'",
-        ),
-        (
-            dict(candidates="exact", monotone=[1, 0, 0]),
-            "candidates must be 'global' with l1, max_delta_step or monotone.*'exact'",
         ),
     ],
 )

@@ -42,7 +42,7 @@ OTHERS = dict(
     absent="zero", categorical=[1], early_stopping_rounds=5, num_scores=1, seed=3,
     share_structure=True,
 )  # fmt: skip
-SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse l1
+SORTED = dict(candidates="local", candidate_weights="curvature")  # refuse categories
 
 
 def defaults(function):

@@ -35,7 +35,7 @@ from jboost.trees.limits import (
     limit_categories,
     limit_values,
 )
-from jboost.trees.sorted_growth import MOST_CODES
+from jboost.trees.sorted_splits import MOST_CODES
 
 _MOST_CELLS = 2**30  # in the histograms of one level of sparse data: 4 GiB
 
@@ -141,12 +141,6 @@ def make_method(
     limits = limits._replace(max_bins=np.int32(max_bins))
     if categories is not None:
         _check_categories(categories, codes, method, limits, num_features)
-    if settings.candidates != "global" and limits.values is not None:
-        raise ValueError(
-            "candidates must be 'global' with l1, max_delta_step or monotone, which "
-            "are not supported by searches of sorted rows, got "
-            f"{settings.candidates!r}"
-        )
     return method, Numbers(limits, as_float(settings.subsample))
 
 

@@ -268,8 +268,7 @@ def _scoring(total, unit, l2, child_l2, values):
     if values is None:
         return partial(cut_gain, node_score(total, unit, l2), unit, child_l2)
     parent, _, _ = limited_score(total, unit, l2, values)
-    free = values._replace(monotone=jnp.zeros(child_l2.shape[0], jnp.int32))
-    return partial(limited_gain, parent, unit, child_l2, free)
+    return partial(limited_gain, parent, unit, child_l2, values, jnp.int32(0))
 
 
 def _sides(ranked, group, rank, onehot, num_codes):

@@ -45,14 +45,13 @@ from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import kernel_limits
 from jboost.trees.rounding import make_rows
 from jboost.trees.sorted_splits import (
+    MOST_CODES,
     RowMoves,
     SortedGroups,
     SortedLevel,
     find_sorted_splits,
 )
 from jboost.trees.tree import Tree
-
-MOST_CODES = 2**31 - 1  # no table has one entry per code, so any number will do
 
 
 def grow_sorted_tree(
@@ -83,8 +82,7 @@ def grow_sorted_tree(
       codes: with ``order``.
       gradient, curvature, in_bag: as for :func:`jboost.trees.growing.grow_levels`.
       seed: of column sampling and stochastic rounding.
-      limits: numbers; may be traced. ``max_bins`` is that of each node. Leaf values
-        must not be limited.
+      limits: numbers; may be traced. ``max_bins`` is that of each node.
       mass: what each row counts in a node's quantiles, from
         :func:`jboost.trees.candidates.measure`; None for every value.
       max_depth: number of levels of splits.

@@ -25,11 +25,16 @@ from jboost.trees.splitting import (
     WEIGHT_SLACK,
     Split,
     are_large_enough,
+    bound_children,
     cut_gain,
     is_worth,
+    limited_gain,
+    limited_score,
     node_score,
 )
 from jboost.trees.tree import Tree
+
+MOST_CODES = 2**31 - 1  # no table has one entry per code, so any number will do
 
 
 class SortedGroups(NamedTuple):
@@ -63,11 +68,17 @@ class SortedLevel(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The best cut after each position, over the features looked at."""
+    """The best cut after each position, over the features looked at.
+
+    The last two are there where leaf values are limited: what goes left, and whether
+    only missing values go right, whatever values other rows have.
+    """
 
     gain: Float[Array, " N"]
     feature: Int32[Array, " N"]
     missing_left: Bool[Array, " N"]
+    left: Int32[Array, "2 N"] | None
+    apart: Bool[Array, " N"] | None
 
 
 class _NodeSums(NamedTuple):
@@ -78,6 +89,7 @@ class _NodeSums(NamedTuple):
     total: Int32[Array, "C N"]  # sums, and last the number of rows
     below: Int32[Array, "C N"]  # the same of all live positions before the node
     rank: Int32[Array, " N"]  # number of live positions up to this one
+    bounds: Float[Array, "2 N"] | None  # of leaf values
 
 
 def find_sorted_splits(level, state, rows, seed, limits, mass):
@@ -103,13 +115,16 @@ def find_sorted_splits(level, state, rows, seed, limits, mass):
         if mass is not None:
             allowed &= _is_candidate(sweep, summed[:, -1], nodes, limits)
         return _try_cuts(
-            best, feature, allowed, sweep, nodes, rows, limits.l2, least
+            best, feature, allowed, sweep, nodes, rows, limits, least
         ), order
 
+    limited = limits.values is not None
     nothing = _Best(
         gain=jnp.full(num_rows, -jnp.inf, jnp.float32),
         feature=jnp.zeros(num_rows, jnp.int32),
         missing_left=jnp.zeros(num_rows, bool),
+        left=jnp.zeros((2, num_rows), jnp.int32) if limited else None,
+        apart=jnp.zeros(num_rows, bool) if limited else None,
     )
     every = jnp.arange(num_features, dtype=jnp.int32)
     inputs = (every, rows.codes.columns, state.order, masks)
@@ -133,12 +148,14 @@ def _describe(state, channels):
     totals = xla.segment_sum(channels, state.row_slot, slots + 1)
     below = jnp.cumsum(totals, axis=0) - totals  # slots are in the order of positions
     live = slot < slots
+    bounds = state.paths.bounds
     return _NodeSums(
         live=live,
         last=jnp.append(slot[1:] != slot[:-1], True),
         total=totals[slot].T,
         below=below[slot].T,
         rank=accumulate(live.astype(jnp.int32)[:, None])[:, 0],
+        bounds=None if bounds is None else jnp.pad(bounds, ((0, 1), (0, 0)))[slot].T,
     )
 
 
@@ -199,38 +216,58 @@ def _is_candidate(sweep, mass, nodes, limits):
     return apart | (found != jnp.append(found[1:], found[:1]))
 
 
-def _try_cuts(best, feature, allowed, sweep, nodes, rows, l2, least):
+def _try_cuts(best, feature, allowed, sweep, nodes, rows, limits, least):
     """Keeps the better of the best cut so far and this feature's, per position."""
     counted = rows.channels.shape[1] == 3
     pick = jnp.array([0, 1, -1] if counted else [0, 1])
     left, total, missing = (
         sums[pick] for sums in (sweep.running - nodes.below, nodes.total, sweep.missing)
     )
-    parent = node_score(total, rows.unit, l2)
+    values, sign = limits.values, jnp.int32(0)
+    if values is None:
+        parent = node_score(total, rows.unit, limits.l2)
+    else:
+        values, sign = values._replace(bounds=nodes.bounds), values.monotone[feature]
+        parent = limited_score(total, rows.unit, limits.l2, values)[0]
 
-    def take(best, left, allowed, missing_left):
+    def take(best, left, allowed, missing_left, sign, apart=False):
         right = total - left
-        gain = cut_gain(parent, rows.unit, l2, left, right)
+        if values is None:
+            gain = cut_gain(parent, rows.unit, limits.l2, left, right)
+        else:
+            gain = limited_gain(parent, rows.unit, limits.l2, values, sign, left, right)
         admissible = allowed & are_large_enough(left, right, rows.unit, least)
         # Features come in ascending order: the lowest of equal gain is kept.
         better = admissible & (gain > best.gain)
-        return _Best(
-            gain=jnp.where(better, gain, best.gain),
-            feature=jnp.where(better, feature, best.feature),
-            missing_left=jnp.where(better, missing_left, best.missing_left),
+        new = _Best(
+            gain,
+            feature,
+            jnp.asarray(missing_left),
+            None if values is None else left[:2],
+            None if values is None else jnp.asarray(apart),
+        )
+        return jax.tree.map(
+            lambda new, old: jnp.where(jnp.broadcast_to(better, old.shape), new, old),
+            new,
+            best,
         )
 
     present = sweep.code != MISSING
-    best = take(best, left - missing, allowed & present, False)
+    best = take(best, left - missing, allowed & present, False, sign)
     # After the missing rows, threshold 1 leaves all values right unless some have
     # code 1: that split then is tried as "all values left, missing right".
     known = present | (sweep.following > 1)
-    return jax.lax.cond(
+    best = jax.lax.cond(
         jnp.all(present),
         lambda best: best,
-        lambda best: take(best, left, allowed & known, True),
+        lambda best: take(best, left, allowed & known, True, sign),
         best,
     )
+    if values is None:
+        return best
+    # Missing values obey no order, if all values go left, whatever they are.
+    ends = allowed & present & nodes.last
+    return take(best, left - missing, ends, False, jnp.int32(0), apart=True)
 
 
 def _choose(best, order, state, nodes, rows, limits):
@@ -251,13 +288,26 @@ def _choose(best, order, state, nodes, rows, limits):
     index = jnp.minimum(index, num_rows - 1)
     gain, feature = gain[:slots], best.feature[index]
     codes = rows.codes.columns[feature, order[feature, index]].astype(jnp.int32)
+    threshold = jnp.maximum(codes, 1)
     total = nodes.total[:2, state.groups.start]
-    parent = node_score(total, rows.unit, limits.l2)
-    found = is_worth(gain, parent, limits.min_gain) & (state.position >= 0)
+    if limits.values is None:
+        size, child_bounds = node_score(total, rows.unit, limits.l2), None
+    else:
+        apart, cut = best.apart[index], best.left[:, index]
+        threshold = jnp.where(apart, MOST_CODES - 1, threshold)
+        values = limits.values._replace(bounds=state.paths.bounds)
+        per_node = values._replace(bounds=values.bounds.T)
+        size = limited_score(total, rows.unit, limits.l2, per_node)[2]
+        axes = (1, 1, None, None, values._replace(l1=None, bounds=0, monotone=None))
+        child_bounds = jax.vmap(bound_children, (*axes, 0, 0))(
+            cut, total, rows.unit, limits.l2, values, feature, apart
+        )
+    found = is_worth(gain, size, limits.min_gain) & (state.position >= 0)
     return Split(
         feature=feature,
-        threshold=jnp.maximum(codes, 1),
+        threshold=threshold,
         missing_left=best.missing_left[index],
         gain=gain - limits.min_gain,
         found=paths.keep_best(state.paths, gain - limits.min_gain, found),
+        child_bounds=child_bounds,
     )

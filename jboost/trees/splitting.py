@@ -108,7 +108,10 @@ def search_split(
         gain_of = partial(cut_gain, node_score(total, unit, l2), unit, l2)
     else:
         parent, _, _ = limited_score(total, unit, l2, values)
-        gain_of = partial(limited_gain, parent, unit, l2, values)
+        # Above the last threshold are no values, only missing ones.
+        inside = (jnp.arange(num_bins) < num_bins - 1)[None, :]
+        sign = jnp.where(inside, values.monotone[:, None], 0)
+        gain_of = partial(limited_gain, parent, unit, l2, values, sign)
     # Code 0 is no threshold: "all values right" mirrors "all values left".
     allowed = features[:, None] & (jnp.arange(num_bins) > MISSING)[None, :]
 
@@ -125,12 +128,8 @@ def search_split(
         noise = limited_score(total, unit, l2, values)[2]
         cut = cumulative[:, feature, threshold]
         cut -= jnp.where(left, 0, missing[:, feature, 0])
-        child_bounds = _child_bounds(
-            limited_score(cut, unit, l2, values)[1],
-            limited_score(total[:, 0, 0] - cut, unit, l2, values)[1],
-            values.monotone[feature],
-            threshold == num_bins - 1,
-            values.bounds,
+        child_bounds = bound_children(
+            cut, total[:, 0, 0], unit, l2, values, feature, threshold == num_bins - 1
         )
     return Split(
         feature=feature,
@@ -220,16 +219,17 @@ def sums_in_units(sums, unit, l2):
     return gradient, (sums[1].astype(jnp.float32) + l2 / unit[1]) * unit[1]
 
 
-def limited_gain(parent, unit, l2, values, left, right):
-    """Returns the gain of every cut, with limits on leaf values."""
+def limited_gain(parent, unit, l2, values, sign, left, right):
+    """Returns the gain of every cut, with limits on leaf values.
+
+    ``sign`` is 1 where the right value must not be the lower one, -1 where it must
+    not be the higher one, else 0.
+    """
     left_score, left_value, _ = limited_score(left, unit, l2, values)
     right_score, right_value, _ = limited_score(right, unit, l2, values)
     gain = (left_score + right_score - parent) / 2
-    sign = values.monotone[:, None]
     wrong = (sign > 0) & (left_value > right_value)
     wrong |= (sign < 0) & (left_value < right_value)
-    # Above the last threshold are no values, only missing ones.
-    wrong &= (jnp.arange(left.shape[2]) < left.shape[2] - 1)[None, :]
     return jnp.where(wrong, -jnp.inf, gain)
 
 
@@ -253,10 +253,17 @@ def limited_score(sums, unit, l2, values):
     return jnp.maximum(score, -UNBOUNDED), value, size
 
 
-def _child_bounds(left, right, sign, is_missing, bounds):
-    """Bounds [2, 2] of the children whose leaf values would be ``left``, ``right``."""
+def bound_children(cut, total, unit, l2, values, feature, is_missing):
+    """Returns the bounds [2, 2] of the leaf values below the children of one node.
+
+    Args:
+      cut, total: sums of what goes left, and of the node.
+      is_missing: whether only missing values go right.
+    """
+    left = limited_score(cut, unit, l2, values)[1]
+    right = limited_score(total - cut, unit, l2, values)[1]
+    sign, (low, high) = values.monotone[feature], values.bounds
     middle = left / 2 + right / 2
-    low, high = bounds
     free, rising = sign == 0, jnp.where(is_missing, left <= right, sign > 0)
     return jnp.stack(
         [

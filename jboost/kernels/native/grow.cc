@@ -158,7 +158,7 @@ Sums AddUnits(const int32_t sums[2], const SplitLimits& limits) {
 }
 
 // Writes the bounds of both children's leaf values, from the sums of the left child and
-// of the node. See _child_bounds of jboost.trees.splitting.
+// of the node. See bound_children of jboost.trees.splitting.
 void WriteChildBounds(const int32_t left[2], const int32_t total[2],
                       const SplitLimits& limits, const ValueLimits& values,
                       int32_t sign, bool is_missing, float* bounds) {

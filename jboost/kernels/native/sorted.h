@@ -20,7 +20,7 @@
 namespace jboost {
 
 constexpr int64_t kSweepRows = 1024;       // whose sums are searched while in cache
-constexpr int32_t kMostCodes = INT32_MAX;  // MOST_CODES of jboost.trees.sorted_growth
+constexpr int32_t kMostCodes = INT32_MAX;  // MOST_CODES of jboost.trees.sorted_splits
 
 // Sums at the ends of values: the missing value first, then up to kSweepRows values.
 // Two more may follow: code 1 without rows, and the last of all codes.
