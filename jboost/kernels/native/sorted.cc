@@ -18,6 +18,7 @@ uint32_t RowOf(uint64_t entry) { return static_cast<uint32_t>(entry); }
 struct Group {
   int64_t begin = 0, size = 0;
   int32_t total[3] = {0, 0, 0};
+  int32_t mass = 0;  // where there is one
 };
 
 // The best split of a node by one feature.
@@ -37,6 +38,7 @@ struct Growth {
   std::vector<Group> groups;        // [slots]
   std::vector<uint8_t> goes_right;  // [N], of rows of split nodes
   std::vector<FeatureSplit> best;   // [slots]
+  int32_t mass_of_each = -1;        // row in the bag; -1: they differ
   int64_t level = 0;
 
   int64_t num_slots() const { return state.histograms.num_slots; }
@@ -94,34 +96,32 @@ class FeatureSearch {
     const SortedLoops& loops = JBOOST_CHOOSE(SortedLoops);
     const Group& group = growth_.groups[slot];
     FeatureSplit found;
-    Sweep sweep{};
-    sweep.entries = growth_.Entries(feature_) + group.begin;
-    sweep.size = group.size;
-    sweep.words = growth_.rows.words;
-    sweep.bin = -1;
-    int64_t used = SumMissing(&sweep);
-    if (sweep.at == sweep.size) return found;
+    sweep_ = {};
+    sweep_.entries = growth_.Entries(feature_) + group.begin;
+    sweep_.size = group.size;
+    sweep_.words = growth_.rows.words;
+    sweep_.bin = -1;
+    int64_t used = SumMissing();
+    if (sweep_.at == sweep_.size) return found;
     bool binned = growth_.rows.mass != nullptr;
+    ValueBins bins;
     if (binned) {
-      int32_t total = loops.sum_mass(sweep.entries + sweep.at, sweep.size - sweep.at,
-                                     growth_.rows.mass);
-      sweep.bins = {growth_.rows.mass, static_cast<float>(growth_.rows.num_bins),
-                    static_cast<float>(std::max(total, 1))};
+      bins = MakeBins(group);
+      sweep_.bins = &bins;
     }
     LimitsOfSlots limited{growth_.limits.l1, growth_.state.bounds, nullptr, nullptr};
     NodeScore node = ScoreNode(group.total, growth_.limits.limits,
                                is_limited_ ? &limited : nullptr, slot);
     for (bool last = false; !last;) {
-      auto sum = binned ? loops.sum_bins : loops.sum_values;
-      used = sum(&sweep, used, sums_.get());
-      last = sweep.at == sweep.size;
+      used = loops.sum_values(&sweep_, used, sums_.get());
+      last = sweep_.at == sweep_.size;
       // The latest bin may still get values.
       int64_t complete = used - (binned && !last), free_from = complete;
-      if (last && is_limited_) Copy(used - 1, complete++, kMostCodes - 1);
+      if (last && is_limited_) Copy(used - 1, complete++);
       if (complete > 1) Search(group, node, complete, free_from, &found);
       if (!binned) used = 1;
       if (binned && used > 1) {
-        Copy(used - 1, 1, sums_->code[used - 1]);
+        Copy(used - 1, 1);
         used = 2;
       }
     }
@@ -130,28 +130,51 @@ class FeatureSearch {
 
  private:
   // Passes the missing values, which come first; returns the number of sums.
-  int64_t SumMissing(Sweep* sweep) {
-    while (sweep->at < sweep->size && CodeOf(sweep->entries[sweep->at]) == 0) {
-      sweep->word += sweep->words[RowOf(sweep->entries[sweep->at++])];
+  int64_t SumMissing() {
+    Sweep& sweep = sweep_;
+    while (sweep.at < sweep.size && CodeOf(sweep.entries[sweep.at]) == 0) {
+      sweep.word += sweep.words[RowOf(sweep.entries[sweep.at++])];
     }
-    int32_t low = static_cast<int32_t>(sweep->word);
+    sweep.missing = sweep.at;
+    int32_t low = static_cast<int32_t>(sweep.word);
     sums_->gradient[0] = low;
-    sums_->curvature[0] = static_cast<int32_t>((sweep->word - low) >> 32);
-    sums_->count[0] = static_cast<int32_t>(sweep->at);
-    sums_->code[0] = 0;
-    if (sweep->at == 0 || sweep->at == sweep->size ||
-        CodeOf(sweep->entries[sweep->at]) == 1) {
+    sums_->curvature[0] = static_cast<int32_t>((sweep.word - low) >> 32);
+    sums_->count[0] = static_cast<int32_t>(sweep.at);
+    if (sweep.at == 0 || sweep.at == sweep.size ||
+        CodeOf(sweep.entries[sweep.at]) == 1) {
       return 1;
     }
-    Copy(0, 1, 1);  // all values may go right
+    Copy(0, 1);  // all values may go right
     return 2;
   }
 
-  void Copy(int64_t from, int64_t to, uint32_t code) {
+  ValueBins MakeBins(const Group& group) const {
+    const SortedRows& rows = growth_.rows;
+    float num_bins = static_cast<float>(rows.num_bins);
+    int32_t each = growth_.mass_of_each, known = group.mass;
+    if (each >= 0) {
+      known -= each * static_cast<int32_t>(sweep_.missing);
+    } else {
+      for (int64_t i = 0; i < sweep_.missing; ++i) {
+        known -= rows.mass[RowOf(sweep_.entries[i])];
+      }
+    }
+    return {each >= 0 ? nullptr : rows.mass, each, num_bins,
+            static_cast<float>(std::max(known, 1))};
+  }
+
+  void Copy(int64_t from, int64_t to) {
     sums_->gradient[to] = sums_->gradient[from];
     sums_->curvature[to] = sums_->curvature[from];
     sums_->count[to] = sums_->count[from];
-    sums_->code[to] = code;
+  }
+
+  // The code of a threshold: the highest among the rows on its left.
+  int32_t ThresholdOf(int64_t at, bool is_missing) const {
+    if (is_missing) return kMostCodes - 1;
+    int64_t count = sums_->count[at];
+    if (count == sweep_.missing) return 1;
+    return static_cast<int32_t>(CodeOf(sweep_.entries[count - 1]));
   }
 
   void Search(const Group& group, const NodeScore& node, int64_t size,
@@ -177,13 +200,14 @@ class FeatureSearch {
     found->is_missing = at >= free_from;
     found->left[0] = sums.gradient[at] - (best.missing_left ? 0 : sums.gradient[0]);
     found->left[1] = sums.curvature[at] - (best.missing_left ? 0 : sums.curvature[0]);
-    best.threshold = static_cast<int32_t>(sums.code[at]);
+    best.threshold = ThresholdOf(at, found->is_missing);
     found->best = best;
   }
 
   const Growth& growth_;
   int64_t feature_;
   bool is_limited_;
+  Sweep sweep_;
   std::unique_ptr<ValueSums> sums_;
   float gains_[ValueSums::kSize];
 };
@@ -198,8 +222,7 @@ void DivideEntries(const Growth& growth, const std::vector<Group>& before,
       growth.rows.entries[growth.level % 2] + feature * growth.codes.num_rows;
   for (size_t pair = 0; pair < before.size(); ++pair) {
     loops.divide(from + before[pair].begin, before[pair].size, growth.goes_right.data(),
-                 to + growth.groups[2 * pair].begin,
-                 to + growth.groups[2 * pair + 1].begin);
+                 growth.groups[2 * pair].begin, growth.groups[2 * pair + 1].begin, to);
   }
 }
 
@@ -288,6 +311,38 @@ std::vector<Sides> RouteGroups(Growth* growth, const LevelSplits& splits) {
   return sides;
 }
 
+// The mass of the rows of a split node that go left.
+int32_t SumLeftMass(const Growth& growth, const uint64_t* entries, int64_t size,
+                    int64_t num_left) {
+  if (growth.rows.mass == nullptr) return 0;
+  if (growth.mass_of_each >= 0) {
+    return growth.mass_of_each * static_cast<int32_t>(num_left);
+  }
+  int32_t sum = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    uint32_t row = RowOf(entries[i]);
+    sum += growth.goes_right[row] ? 0 : growth.rows.mass[row];
+  }
+  return sum;
+}
+
+// Finds the mass of all rows in the bag, and whether theirs are equal.
+void StartMass(Growth* growth) {
+  const SortedRows& rows = growth->rows;
+  if (rows.mass == nullptr) return;
+  uint32_t sum = 0;
+  int32_t least = INT32_MAX, most = 0;
+  for (int64_t row = 0; row < growth->codes.num_rows; ++row) {
+    if (rows.in_bag[row] == 0) continue;
+    int32_t mass = rows.mass[row];
+    sum += static_cast<uint32_t>(mass);
+    least = std::min(least, mass);
+    most = std::max(most, mass);
+  }
+  growth->groups[0].mass = static_cast<int32_t>(sum);
+  if (least == most) growth->mass_of_each = most;
+}
+
 // Gives the children of the r-th split slots 2r and 2r + 1. Returns the groups of
 // their parents.
 std::vector<Group> DivideGroups(Growth* growth, const LevelSplits& splits,
@@ -298,10 +353,14 @@ std::vector<Group> DivideGroups(Growth* growth, const LevelSplits& splits,
     const Group& parent = growth->groups[slot];
     const int32_t* left = growth->best[slot].left;
     Group* pair = children.data() + 2 * parents.size();
-    pair[0] = {parent.begin, sides[slot].left, {left[0], left[1], 0}};
+    int32_t mass =
+        SumLeftMass(*growth, growth->Entries(splits.feature[slot]) + parent.begin,
+                    parent.size, sides[slot].left);
+    pair[0] = {parent.begin, sides[slot].left, {left[0], left[1], 0}, mass};
     pair[1] = {parent.begin + sides[slot].left,
                sides[slot].right,
-               {parent.total[0] - left[0], parent.total[1] - left[1], 0}};
+               {parent.total[0] - left[0], parent.total[1] - left[1], 0},
+               parent.mass - mass};
     for (int side = 0; side < 2; ++side) growth->CountRows(pair + side);
     parents.push_back(parent);
   }
@@ -362,6 +421,7 @@ int64_t StartGroups(Growth* growth) {
   root.total[0] = static_cast<int32_t>(sum);
   root.total[1] = static_cast<int32_t>((sum - root.total[0]) >> 32);
   growth->CountRows(&root);
+  StartMass(growth);
   return num_in_bag;
 }
 
@@ -403,7 +463,7 @@ bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
   state.bounds = bounds.empty() ? nullptr : bounds.data();
   state.used = used.empty() ? nullptr : used.data();
   StartTree(limits, state);
-  Growth growth{pool, codes, limits, rows, state, {}, {}, {}};
+  Growth growth{pool, codes, limits, rows, state, {}, {}, {}, -1, 0};
   growth.groups.resize(num_slots);
   growth.best.resize(num_slots);
   growth.goes_right.resize(codes.num_rows);

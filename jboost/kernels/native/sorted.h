@@ -26,13 +26,17 @@ constexpr int32_t kMostCodes = INT32_MAX;  // MOST_CODES of jboost.trees.sorted_
 // Two more may follow: code 1 without rows, and the last of all codes.
 struct ValueSums {
   static constexpr int64_t kSize = kSweepRows + 3;
-  int32_t gradient[kSize], curvature[kSize], count[kSize];
-  uint32_t code[kSize];
+  int32_t gradient[kSize], curvature[kSize];
+  int32_t count[kSize];  // of entries up to here
+  // Of the values that a sweep has found last.
+  int64_t word[kSweepRows];
+  int32_t end[kSweepRows], mass[kSweepRows], bin[kSweepRows];
 };
 
 // The bins of a node's values; see find_bins of jboost.trees.candidates.
 struct ValueBins {
-  const int32_t* mass;  // [N]; null: each value is a bin
+  const int32_t* mass;  // [N]; null: that of each row is `each`
+  int32_t each;
   float num_bins;
   float total;  // mass of the node's rows that have a value
 };
@@ -41,25 +45,23 @@ struct ValueBins {
 struct Sweep {
   const uint64_t* entries;
   int64_t size;
-  const int64_t* words;  // [N]
-  ValueBins bins;
-  int64_t at;    // the next entry
-  int64_t word;  // sum so far
+  const int64_t* words;   // [N]
+  const ValueBins* bins;  // null: each value is a bin
+  int64_t missing;        // entries without a value, which come first
+  int64_t at;             // the next entry
+  int64_t word;           // sum so far
   // Of the values so far: their mass, that before the value at hand, the latest bin.
   int32_t mass, low, bin;
 };
 
 struct SortedLoops {
-  // Sums up to kSweepRows entries; values are written from `used` on. Returns the
-  // number of sums that are complete.
+  // Sums up to kSweepRows entries; values, or bins of values, are written from `used`
+  // on. Returns the number of sums. The last bin may still grow.
   int64_t (*sum_values)(Sweep* sweep, int64_t used, ValueSums* sums);
-  // The same by bins: the sum before the one that is returned may still grow.
-  int64_t (*sum_bins)(Sweep* sweep, int64_t used, ValueSums* sums);
-  // The sum of the entries' masses.
-  int32_t (*sum_mass)(const uint64_t* entries, int64_t size, const int32_t* mass);
-  // Copies the entries of rows with right[row] == 0 to `left`, the others to `right`.
+  // Copies the entries of rows with right[row] == 0 from `left` on, the others from
+  // `right` on.
   void (*divide)(const uint64_t* entries, int64_t size, const uint8_t* goes_right,
-                 uint64_t* left, uint64_t* right);
+                 int64_t left, int64_t right, uint64_t* out);
 };
 
 JBOOST_DECLARE_LOOPS(SortedLoops)
