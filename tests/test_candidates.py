@@ -228,7 +228,12 @@ def test_the_kernel_equals_plain_xla(dtype, local, limited):
         assert len(np.unique(found[1])) > 8
 
 
-propose_compiled = jax.jit(propose, static_argnames="num_bins")
+@partial(jax.jit, static_argnames=("num_bins", "implementation"))
+def propose_compiled(codes, mass, num_bins, implementation):
+    with use_implementation(implementation):
+        return propose(codes, mass, num_bins=num_bins)
+
+
 MASSES = {
     "equal": lambda rng: np.ones(N),
     "whole": lambda rng: rng.integers(0, 9, N),
@@ -241,7 +246,8 @@ MASSES = {
 
 @pytest.mark.parametrize("masses", MASSES)
 @pytest.mark.parametrize("num_bins", [3, 11, 32])
-def test_candidates_are_less_than_eps_apart(num_bins, masses):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_candidates_are_less_than_eps_apart(implementation, num_bins, masses):
     """Between candidates lies less than eps and half of the outermost values."""
     rng = np.random.default_rng(2)
     codes = np.stack([rng.permutation(N) // 2 + 1, rng.integers(0, 30, N)])
@@ -249,7 +255,7 @@ def test_candidates_are_less_than_eps_apart(num_bins, masses):
     columns = jnp.asarray(codes.astype(np.uint8))
     proposal = propose_compiled(
         DenseCodes(columns, order=sort_rows(columns)), jnp.asarray(mass),
-        num_bins=num_bins + 1,
+        num_bins=num_bins + 1, implementation=implementation,
     )  # fmt: skip
     for feature, (found, highest) in enumerate(
         zip(proposal.codes.columns, proposal.highest, strict=True)

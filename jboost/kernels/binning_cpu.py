@@ -9,7 +9,7 @@ rows take them (see ``code_operands.packed_shape``).
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Float64, Int32, UInt8, UInt16
+from jaxtyping import Array, Float, Float32, Float64, Int32, Shaped, UInt8, UInt16
 
 from jboost.kernels import library
 from jboost.kernels.code_operands import packed_shape
@@ -78,6 +78,19 @@ def find_columns(
     shape = packed_shape(num_features, num_rows)
     results = _results(thresholds, (num_features, num_rows), shape)
     return library.call_on_host("find_codes", results, matrix, thresholds)
+
+
+def propose(
+    columns: Shaped[Array, "F N"],
+    order: Int32[Array, "F N"],
+    mass: Int32[Array, " N"],
+    *,
+    num_bins: int,
+) -> tuple[UInt8[Array, "F N"] | UInt16[Array, "F N"], Int32[Array, "F B"]]:
+    """Cuts values into bins of equal mass; see `jboost.trees.candidates.propose`."""
+    codes = jax.ShapeDtypeStruct(columns.shape, code_dtype(num_bins))
+    highest = jax.ShapeDtypeStruct((columns.shape[0], num_bins), jnp.int32)
+    return library.call("propose", (codes, highest), columns, order, mass)
 
 
 def _results(thresholds, columns_shape, packed_shape):

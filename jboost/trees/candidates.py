@@ -17,7 +17,9 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import DenseCodes
+from jboost.kernels import binning_cpu
 from jboost.kernels.binning_cpu import code_dtype
+from jboost.kernels.library import choose
 from jboost.numerics.fixed_point import choose_scale, quantize
 
 Candidates = Literal["global", "local", "exact"]
@@ -140,6 +142,22 @@ def propose(
       mass: of each row, >= 0; its sum must fit 31 bits.
       num_bins: B, the missing code included.
     """
+    return Proposal(
+        *choose(
+            cpu=partial(_propose_natively, num_bins=num_bins),
+            xla=partial(_propose_plainly, num_bins=num_bins),
+        )(codes, mass)
+    )
+
+
+def _propose_natively(codes, mass, *, num_bins):
+    columns, highest = binning_cpu.propose(
+        codes.columns, codes.order, mass, num_bins=num_bins
+    )
+    return DenseCodes(columns), highest
+
+
+def _propose_plainly(codes, mass, *, num_bins):
     num_rows = mass.shape[0]
     last = jnp.arange(num_rows) == num_rows - 1
 
@@ -162,7 +180,7 @@ def propose(
         return by_row, jax.lax.cummax(highest)
 
     found = jax.lax.map(propose_feature, (codes.columns, codes.order))
-    return Proposal(DenseCodes(found[0]), found[1])
+    return DenseCodes(found[0]), found[1]
 
 
 def restore_thresholds(

@@ -477,4 +477,33 @@ bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
   }
 }
 
+bool Propose(const Pool& pool, const SortedCodes& codes, const int32_t* mass,
+             const Proposal& proposal) {
+  const SortedLoops& loops = JBOOST_CHOOSE(SortedLoops);
+  int64_t num_rows = codes.num_rows, num_bins = proposal.num_bins;
+  uint32_t total = 0;
+  bool equal = true;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    total += static_cast<uint32_t>(mass[row]);
+    equal &= mass[row] == mass[0];
+  }
+  std::atomic<bool> inside{true};
+  ParallelFor(Threads(pool, num_rows * codes.num_columns), codes.num_columns,
+              [&](int64_t feature) {
+                ColumnOrder column{static_cast<const char*>(codes.columns) +
+                                       feature * num_rows * codes.code_size,
+                                   codes.code_size, codes.order + feature * num_rows,
+                                   num_rows};
+                ValueBins bins{equal ? nullptr : mass, mass[0],
+                               static_cast<float>(num_bins - 1), 0.0f};
+                bool found = loops.propose(
+                    column, bins, static_cast<int32_t>(total), num_bins, proposal.wide,
+                    static_cast<char*>(proposal.codes) +
+                        feature * num_rows * (proposal.wide ? 2 : 1),
+                    proposal.highest + feature * num_bins);
+                if (!found) inside = false;
+              });
+  return inside;
+}
+
 }  // namespace jboost

@@ -54,10 +54,23 @@ struct Sweep {
   int32_t mass, low, bin;
 };
 
+// The codes of a feature, of 1, 2 or 4 bytes, and the rows in their order.
+struct ColumnOrder {
+  const void* codes;  // [N]
+  int64_t code_size;
+  const int32_t* order;  // [N]
+  int64_t num_rows;
+};
+
 struct SortedLoops {
   // Sums up to kSweepRows entries; values, or bins of values, are written from `used`
   // on. Returns the number of sums. The last bin may still grow.
   int64_t (*sum_values)(Sweep* sweep, int64_t used, ValueSums* sums);
+  // The bins of a feature's values, from its rows in order, which have that mass; see
+  // Proposal. `total` of the bins is not read. Returns false if a row is not below
+  // num_rows.
+  bool (*propose)(const ColumnOrder& column, const ValueBins& bins, int32_t mass,
+                  int64_t num_bins, bool wide, void* out, int32_t* highest);
   // Copies the entries of rows with right[row] == 0 from `left` on, the others from
   // `right` on.
   void (*divide)(const uint64_t* entries, int64_t size, const uint8_t* goes_right,
@@ -93,6 +106,20 @@ struct SortedRows {
 bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
                     const TreeLimits& limits, const SortedRows& rows,
                     const TreeState& state);
+
+// Bins of all values, proposed for a whole tree.
+struct Proposal {
+  int64_t num_bins;  // the missing one included
+  bool wide;         // codes are uint16 instead of uint8
+  void* codes;       // [F, N]: 0 for missing values, 1 for the lowest bin
+  int32_t*
+      highest;  // [F, num_bins]: the highest code of a value in the bins up to each
+};
+
+// Cuts the values of each feature into bins of about equal mass, which is [N]; see
+// jboost.trees.candidates.propose. Returns false if the order leads out of the rows.
+bool Propose(const Pool& pool, const SortedCodes& codes, const int32_t* mass,
+             const Proposal& proposal);
 
 }  // namespace jboost
 

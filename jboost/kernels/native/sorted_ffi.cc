@@ -66,8 +66,33 @@ ffi::Error GrowSortedImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
+ffi::Error ProposeImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                       ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  SortedCodes codes{};
+  ReadSorted(&buffers, &codes);
+  const int32_t* mass = buffers.Operand<int32_t>("mass", {codes.num_rows});
+  Proposal proposal{};
+  proposal.wide = buffers.NextIsWide(Access::kResult);
+  Shape shape = {codes.num_columns, codes.num_rows};
+  proposal.codes =
+      buffers.Codes(Access::kResult, "proposed codes", shape, proposal.wide);
+  proposal.num_bins = buffers.NextShape<2>(Access::kResult, "highest")[1];
+  proposal.highest =
+      buffers.Result<int32_t>("highest", {codes.num_columns, proposal.num_bins});
+  buffers.Check(codes.num_rows > 0, "there must be rows");
+  buffers.Check(1 < proposal.num_bins &&
+                    proposal.num_bins <= (proposal.wide ? 65536 : kByteStride),
+                "the bins must fit the type of the proposed codes");
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  JBOOST_CHECK(Propose(MakePool(threads), codes, mass, proposal),
+               "order must hold rows");
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
+JBOOST_HANDLER(jboost_propose, ProposeImpl, Bind())
 JBOOST_HANDLER(jboost_grow_sorted, GrowSortedImpl,
                Bind()
                    .Attr<int64_t>("grouped")
