@@ -116,6 +116,16 @@ def grow(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("value", [1.0, 0.3])
+def test_equal_masses_stay_equal(value):
+    """Also of so many rows that others are rounded stochastically."""
+    in_bag = jnp.arange(70_000, dtype=jnp.int32).astype(jnp.uint8) % 3
+    mass = jax.jit(measure)(jnp.full(70_000, value, jnp.float32), in_bag)
+    each = int(mass[1])
+    assert each > 1000
+    np.testing.assert_array_equal(mass, each * np.asarray(in_bag).astype(int))
+
+
 def compare(tree, leaf, expected):
     split = expected.threshold < 255
     np.testing.assert_array_equal(leaf, expected.leaf)

@@ -204,7 +204,10 @@ def grow_sorted_tree(
         grouped=int(groups is not None), local=int(bins is not None),
         **sizes._asdict(),
     )[:used]  # fmt: skip
-    return GrownTree(*found[:4], found[4] if values is not None else None, None)
+    feature, threshold, missing_left, leaf, *rest = found
+    return GrownTree(
+        feature, threshold, missing_left, leaf, rest[0] if rest else None, None
+    )
 
 
 def _like(array):

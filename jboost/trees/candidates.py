@@ -195,13 +195,17 @@ def restore_thresholds(
 def measure(
     values: Float[Array, " N"], in_bag: UInt8[Array, " N"]
 ) -> Int32[Array, " N"]:
-    """Returns masses as integers whose sum fits 31 bits.
+    """Returns masses as integers whose sum fits 31 bits; equal ones stay equal.
 
     Args:
       values: >= 0.
       in_bag: how many times each row counts; 0 for rows that do not.
     """
+    least = jnp.min(jnp.where(in_bag > 0, values, jnp.inf))
     values = jnp.where(in_bag > 0, values, 0.0)
     fixed = choose_scale(values[None, :], jnp.sum(in_bag > 0), in_bag)
+    # Rows of equal mass are rounded alike, which keeps their quantiles exact.
+    differs = least < jnp.max(values)
+    fixed = fixed._replace(stochastic=fixed.stochastic & differs)
     seed = jnp.zeros(2, jnp.uint32)
     return quantize(values[:, None], fixed, seed, times=in_bag)[:, 0]

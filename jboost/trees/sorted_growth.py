@@ -15,7 +15,8 @@ feature, because they hold the same rows:
 
 To split a node moves its rows to either side without changing their order: a running
 sum and a scatter, no sort. The rows of a node that has stopped growing stay where
-they are. A level costs O(F N), whatever the number of nodes.
+they are. A level costs O(F N), whatever the number of nodes. The CPU kernel (see
+native/sorted.h) does the same, and gives the same bits.
 """
 
 from functools import partial

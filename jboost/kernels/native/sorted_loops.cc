@@ -97,34 +97,92 @@ int64_t SumValues(Sweep* sweep, int64_t used, ValueSums* sums) {
   return used;
 }
 
+// The first position from `begin` on whose code is above `code`; codes ascend.
+template <class Code>
+int64_t FindEnd(const Code* codes, const int32_t* order, int64_t begin, int64_t end,
+                Code code) {
+  // Runs of equal codes are short or long: doubles the step, then halves it.
+  int64_t step = 1;
+  while (begin + step <= end && codes[order[begin + step - 1]] <= code) {
+    begin += step;
+    step *= 2;
+  }
+  for (; step > 0; step /= 2) {
+    if (begin + step <= end && codes[order[begin + step - 1]] <= code) begin += step;
+  }
+  return begin;
+}
+
+// A value's entries, or those of several values of one bin.
+struct Run {
+  int64_t begin, end;
+  int32_t bin;
+};
+
+template <class Code>
+struct BinnedColumn {
+  const Code* codes;
+  const int32_t* order;
+  int64_t num_rows, missing;
+  const ValueBins& bins;
+  int32_t high = 0;  // mass of the values so far, where masses differ
+
+  // The value from `begin` on.
+  Run NextValue(int64_t begin) {
+    int32_t low = high;
+    Code code = codes[order[begin]];
+    int64_t end = begin;
+    for (; end < num_rows && codes[order[end]] == code; ++end) {
+      high += bins.mass[order[end]];
+    }
+    return {begin, end, FindBin(low, high, bins.num_bins, bins.total)};
+  }
+
+  // The same where each row has one mass, and more values of the same bin: a value that
+  // ends before the middle of another one has no higher bin.
+  Run NextValues(int64_t begin) const {
+    int64_t end = FindEnd(codes, order, begin, num_rows, codes[order[begin]]);
+    int32_t bin = BinOf(begin, end);
+    double width = bins.each == 0
+                       ? static_cast<double>(num_rows)
+                       : static_cast<double>(bins.total) /
+                             (static_cast<double>(bins.num_bins) * bins.each);
+    int64_t last = missing + static_cast<int64_t>(width * (bin + 1)) - 2;
+    last = last < num_rows - 1 ? last : num_rows - 1;
+    if (last > end && BinOf(last, last + 1) == bin) {
+      Code code = codes[order[last]];
+      end = code == 0 ? end : FindEnd<Code>(codes, order, end, last, code - 1);
+    }
+    return {begin, end, bin};
+  }
+
+  int32_t BinOf(int64_t begin, int64_t end) const {
+    int32_t low = static_cast<int32_t>(begin - missing) * bins.each;
+    int32_t up = static_cast<int32_t>(end - missing) * bins.each;
+    return FindBin(low, up, bins.num_bins, bins.total);
+  }
+};
+
 template <class Code, class Bin>
-void ProposeColumn(const ColumnOrder& column, const ValueBins& bins, int32_t mass,
+void ProposeColumn(const ColumnOrder& column, ValueBins bins, int32_t mass,
                    int64_t num_bins, Bin* out, int32_t* highest) {
   const Code* codes = static_cast<const Code*>(column.codes);
   const int32_t* order = column.order;
   for (int64_t bin = 0; bin < num_bins; ++bin) highest[bin] = 0;
-  int64_t at = 0;
-  int32_t known = mass;
-  for (; at < column.num_rows && codes[order[at]] == 0; ++at) {
-    known -= bins.mass == nullptr ? bins.each : bins.mass[order[at]];
-    out[order[at]] = 0;
+  int64_t at = FindEnd<Code>(codes, order, 0, column.num_rows, 0);
+  for (int64_t i = 0; i < at; ++i) {
+    mass -= bins.mass == nullptr ? bins.each : bins.mass[order[i]];
+    out[order[i]] = 0;
   }
-  float total = static_cast<float>(known > 1 ? known : 1);
-  int32_t low = 0, high = 0, lowest = -1;
-  for (Code code = at < column.num_rows ? codes[order[at]] : 0; at < column.num_rows;) {
-    int64_t end = at;
-    Code next = code;
-    for (; end < column.num_rows && next == code; ++end) {
-      high += bins.mass == nullptr ? bins.each : bins.mass[order[end]];
-      next = end + 1 < column.num_rows ? codes[order[end + 1]] : code;
-    }
-    int32_t bin = FindBin(low, high, bins.num_bins, total);
-    lowest = lowest < 0 ? bin : lowest;
-    bin += 1 - lowest;
-    highest[bin] = static_cast<int32_t>(code);
-    for (; at < end; ++at) out[order[at]] = static_cast<Bin>(bin);
-    low = high;
-    code = next;
+  bins.total = static_cast<float>(mass > 1 ? mass : 1);
+  BinnedColumn<Code> values{codes, order, column.num_rows, at, bins};
+  int32_t lowest = -1;
+  while (at < column.num_rows) {
+    Run run = bins.mass == nullptr ? values.NextValues(at) : values.NextValue(at);
+    lowest = lowest < 0 ? run.bin : lowest;
+    int32_t bin = 1 + run.bin - lowest;
+    highest[bin] = static_cast<int32_t>(codes[order[run.end - 1]]);
+    for (; at < run.end; ++at) out[order[at]] = static_cast<Bin>(bin);
   }
   for (int64_t bin = 1; bin < num_bins; ++bin) {
     highest[bin] = highest[bin] > highest[bin - 1] ? highest[bin] : highest[bin - 1];
