@@ -3,13 +3,14 @@
 
 import os
 import sys
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.kernels import library
+from jboost.kernels import cart_cpu, library
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -246,12 +247,28 @@ def test_trees_are_grown_only_from_entries_that_are_there():
             grow(tuple((given | changed).values()), columns=columns)
 
 
-@pytest.mark.skipif(
+needs_limit = pytest.mark.skipif(
     SANITIZED or sys.platform != "linux", reason="needs a limit of address space"
 )
-def test_a_lack_of_memory_is_an_error_and_not_the_end():
+
+
+@contextmanager
+def address_space(more):
+    """Limits the process to its present address space and some bytes more."""
     import resource
 
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as sizes:
+        used = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@needs_limit
+def test_a_lack_of_memory_is_an_error_and_not_the_end():
     def find_cuts(num_rows):
         matrix = np.ones((num_rows, 2), np.float32)
         weight = np.ones(num_rows).view(np.uint32).reshape(num_rows, 2)
@@ -265,13 +282,23 @@ def test_a_lack_of_memory_is_an_error_and_not_the_end():
     small()  # compiles, and starts the threads
     # Each column takes a block of 40 MB, more than malloc keeps for later use.
     large = find_cuts(5_000_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as sizes:
-        used = int(sizes.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 12_000_000, hard))
-    try:
-        with pytest.raises(Exception, match="out of memory"):
-            large()
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with address_space(12_000_000), pytest.raises(Exception, match="out of memory"):
+        large()
     assert small()[2].tolist() == [0, 0]
+
+
+@needs_limit
+def test_a_lack_of_memory_for_a_single_tree_is_a_memory_error():
+    limits = dict(
+        max_depth=1, min_child_samples=1, min_split_samples=2, min_child_weight=0.0,
+        min_gain=0.0,
+    )  # fmt: skip
+
+    def grow_single(num_rows):
+        matrix, targets = np.ones((num_rows, 1), np.float32), np.ones((1, num_rows))
+        return lambda: cart_cpu.grow(matrix, targets, None, **limits)
+
+    large = grow_single(5_000_000)
+    with address_space(12_000_000), pytest.raises(MemoryError, match="5000000 rows"):
+        large()
+    assert grow_single(3)()["num_rows"].tolist() == [3]

@@ -9,11 +9,11 @@ contiguously and in sorted order, so that one cumulative sum serves all nodes:
     column 0, rows   | 3  0  7  |  5  1  9  2  | 8  4 |    ascending within a node,
     column 1, rows   | 7  3  0  |  9  5  2  1  | 4  8 |    missing values last
 
-See :mod:`jboost.cart.sorted_words` for the representation of a row.
+See :mod:`jboost.cart.sorted_words` for the representation of a row. A CPU kernel grows
+the same trees; the NumPy code here defines them, and runs where the kernels were not
+built.
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int, UInt64
 
 from jboost.cart.sorted_words import is_missing, row_indices, sort_words, value_changes
 from jboost.codes.thresholds import midpoints
+from jboost.kernels import cart_cpu, library
 from jboost.model.nodes import LEAF
 from jboost.numerics.floats import flush_denormals
 
@@ -124,21 +125,16 @@ def grow(
     rules: Rules,
 ) -> SplitNodes:
     """Grows a tree; each split is the one that reduces the squared error most."""
-    columns = np.ascontiguousarray(matrix.T)
-    columns = flush_denormals(columns)
+    if library.may_run():
+        return SplitNodes(**cart_cpu.grow(matrix, targets, weights, **rules._asdict()))
+    columns = flush_denormals(np.ascontiguousarray(matrix.T))
     excess = None if weights is None else np.zeros(len(weights))
     data = _Data(columns, targets, weights, np.zeros_like(targets), excess)
-    with ThreadPoolExecutor(_num_threads()) as pool:
-
-        def run(function, items):
-            return list((pool.map if len(items) > 1 else map)(function, items))
-
-        return _grow_levels(data, rules, run)
+    return _grow_levels(data, rules)
 
 
-def _grow_levels(data, rules, run):
-    words = [data.columns[block] for block in _blocks(*data.columns.shape)]
-    words = np.concatenate(run(sort_words, words))
+def _grow_levels(data, rules):
+    words = sort_words(data.columns)
     size = data.columns.shape[1]
     stats = _summarize(data, np.arange(size), np.array([size]))
     node, depth, num_nodes = np.zeros(1, np.int64), 0, 1
@@ -146,7 +142,7 @@ def _grow_levels(data, rules, run):
     may_grow = _may_grow(stats, rules, depth)
     while may_grow.any():
         level = _make_level(words, node[may_grow], _keep(stats, may_grow), rules)
-        split = _find_splits(data, level, rules, run)
+        split = _find_splits(data, level, rules)
         rows, right = _route(data, level, split)
         stats = _summarize(data, rows, _child_sizes(level, split, right))
         left = num_nodes + 2 * np.argsort(np.argsort(level.node[split.found]))
@@ -155,15 +151,8 @@ def _grow_levels(data, rules, run):
         made.append((node, stats))
         splits.append(_describe(level, split, stats, left))
         may_grow = _may_grow(stats, rules, depth)
-        words = _partition(level, split, right, may_grow, size, run)
+        words = _partition(level, split, right, may_grow, size)
     return _assemble(num_nodes, made, splits)
-
-
-def _num_threads():
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not available on every system
-        return os.cpu_count() or 1
 
 
 def _summarize(data, rows, sizes):
@@ -220,24 +209,26 @@ def _weigh_cuts(stats, slot, num_left, share, rules):
     return _Cuts(1 / np.where(allowed, share * (1 - share), 1), allowed)
 
 
-def _find_splits(data, level, rules, run):
+def _find_splits(data, level, rules):
     """Finds the best split of each node: first the column, then the cut in it."""
 
     def search(words):
         gains = _try_cuts(data, level, rules, words)
         return np.maximum.reduce([_largest(level, gain) for gain in gains])
 
-    words = [level.words[block] for block in _blocks(*level.words.shape)]
-    best = np.concatenate(run(search, words))
+    blocks = _blocks(*level.words.shape)
+    best = np.concatenate([search(level.words[block]) for block in blocks])
     top = best.max(axis=0)
     # Ties up to rounding go to the first feature, so that results are reproducible.
     enough = top * (1 - _TIE) - _NOISE
     feature = np.argmax(best >= enough, axis=0)
     words = level.words[feature[level.slot], np.arange(len(level.slot))][None]
-    indices = [
-        _first_place(level, gain[0] >= enough[level.slot])
-        for gain in _try_cuts(data, level, rules, words)
-    ]
+    gains = _try_cuts(data, level, rules, words)
+    # Rows of other columns come before those of a node now, so that sums differ by
+    # rounding, by more than a tie if weights differ by magnitudes.
+    again = np.maximum.reduce([_largest(level, gain)[0] for gain in gains])
+    enough = np.minimum(enough, again * (1 - _TIE) - _NOISE)[level.slot]
+    indices = [_first_place(level, gain[0] >= enough) for gain in gains]
     index = np.minimum.reduce(indices)
     gain = np.where(top > _NOISE, top, 0) * level.stats.squared_error
     found = (index < len(level.slot)) & (gain >= rules.min_gain * (1 - _TIE))
@@ -291,7 +282,9 @@ def _try_cuts(data, level, rules, words):
         ends = np.take_along_axis(np.broadcast_to(run, words.shape), end, axis=1)
         return run - np.take(ends, level.slot, axis=1)
 
-    num_left = level.num_left + np.take(num_missing, level.slot, axis=1)
+    missing_left = np.take(num_missing, level.slot, axis=1)
+    distinct &= missing_left > 0  # for other nodes only rounding would differ
+    num_left = level.num_left + missing_left
     cuts = _weigh_cuts(level.stats, level.slot, num_left, 1 + from_end(share), rules)
     return [*gains, _gain([from_end(one) for one in sums], cuts, distinct)]
 
@@ -350,7 +343,7 @@ def _describe(level, split, children, left):
     )
 
 
-def _partition(level, split, right, may_grow, num_rows, run):
+def _partition(level, split, right, may_grow, num_rows):
     """Returns the words of the children that may be split, left children first."""
     grows = np.zeros((2, len(level.node)), bool)
     grows[:, split.found] = may_grow.reshape(2, -1)
@@ -360,14 +353,11 @@ def _partition(level, split, right, may_grow, num_rows, run):
     side[row_indices(level.words[0])] = np.where(chosen, way, 2)
     sizes = [np.sum(chosen & ~right), np.sum(chosen & right)]
     words = np.empty((len(level.words), sum(sizes)), np.uint64)
-
-    def move(block):
+    for block in _blocks(*level.words.shape):
         old = level.words[block]
         sides = np.take(side, row_indices(old))
         words[block, : sizes[0]] = old[sides == 0].reshape(len(old), sizes[0])
         words[block, sizes[0] :] = old[sides == 1].reshape(len(old), sizes[1])
-
-    run(move, _blocks(*level.words.shape))
     return words
 
 

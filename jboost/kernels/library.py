@@ -276,7 +276,7 @@ def call_on_host(
         sources[number] if number in sources else _make_aligned(each.shape, each.dtype)
         for number, each in enumerate(shapes)
     ]
-    description = [_find_handler(name), len(inputs), len(outputs), len(attributes)]
+    description = [find_address(name), len(inputs), len(outputs), len(attributes)]
     for each in (*inputs, *outputs):
         address = each.__array_interface__["data"][0]
         description += (address, _TYPES[each.dtype.char], each.ndim, *each.shape)
@@ -340,10 +340,10 @@ def default_device() -> Any:
 
 
 @cache
-def _find_handler(name):
-    """Returns the address of a handler."""
-    handler = getattr(_library, f"jboost_{name}")
-    return ctypes.cast(handler, ctypes.c_void_p).value
+def find_address(name: str) -> Any:
+    """Returns the address of a function of the library."""
+    function = getattr(_library, f"jboost_{name}")
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 @cache

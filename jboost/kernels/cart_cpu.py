@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A least-squares tree by the CPU kernel of native/cart.h.
+
+In: a table in host memory, limits. Out: the arrays of
+``jboost.cart.least_squares.SplitNodes``, by name. The data are float64 and never on a
+device, so that the kernel is called directly rather than by XLA.
+"""
+
+import ctypes
+import os
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jboost.kernels.library import find_address
+
+_MOST = 2**32  # no limit on rows or levels is greater in effect
+
+
+def grow(
+    matrix: Float[np.ndarray, "N F"],
+    targets: Float[np.ndarray, "K N"],
+    weights: Float[np.ndarray, " N"] | None,
+    *,
+    max_depth: int,
+    min_child_samples: int,
+    min_split_samples: int,
+    min_child_weight: float,
+    min_gain: float,
+) -> dict[str, np.ndarray]:
+    """See :func:`jboost.cart.least_squares.grow`."""
+    matrix, targets = np.ascontiguousarray(matrix), np.ascontiguousarray(targets)
+    weights = None if weights is None else np.ascontiguousarray(weights)
+    num_leaves = max(1, len(matrix) // min_child_samples)
+    num_leaves = min(num_leaves, 2 ** min(max_depth, 62))
+    nodes = _make_nodes(len(targets), 2 * num_leaves - 1)
+    arrays = [matrix, targets, weights, *nodes.values()]
+    sizes = (*matrix.shape, *nodes["value"].shape, _count_threads())
+    limits = (max_depth, min_child_samples, min_split_samples)
+    limits = [min(limit, _MOST) for limit in limits]
+    num_nodes = _find_kernel()(
+        (ctypes.c_void_p * len(arrays))(
+            *(None if array is None else array.ctypes.data for array in arrays)
+        ),
+        (ctypes.c_int64 * len(sizes))(*sizes),
+        (ctypes.c_int64 * len(limits))(*limits),
+        (ctypes.c_double * 2)(min_child_weight, min_gain),
+    )
+    if num_nodes < 0:
+        raise MemoryError(f"a tree of {len(matrix)} rows does not fit into memory")
+    return {name: array[..., :num_nodes].copy() for name, array in nodes.items()}
+
+
+def _count_threads():
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not available on every system
+        return os.cpu_count() or 1
+
+
+def _make_nodes(num_targets, size) -> dict[str, Any]:
+    """Returns memory for nodes, in the order of CartNodes."""
+    return dict(
+        left=np.empty(size, np.int32),
+        feature=np.empty(size, np.int32),
+        threshold=np.empty(size, np.float32),
+        missing_left=np.empty(size, np.bool_),
+        value=np.empty((num_targets, size)),
+        gain=np.empty(size),
+        squared_error=np.empty(size),
+        weight=np.empty(size),
+        num_rows=np.empty(size, np.int32),
+    )
+
+
+@cache
+def _find_kernel():
+    """Returns the C function; other threads of Python run while it does."""
+    arguments = [ctypes.POINTER(kind) for kind in (
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_double
+    )]  # fmt: skip
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(find_address("grow_cart"))
