@@ -17,7 +17,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 import jboost as jb
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import cart_cpu, library
+from jboost.kernels import library
 
 NAMES = ("xla", "cpu") if library.available() else ("xla",)
 NAN, INF = float("nan"), float("inf")
@@ -103,68 +103,6 @@ def test_equals_exact_recursion_with_ties(
         tree = jb.cart.fit_tree(x, y, **given, **limits)
     reference = references.fit_cart(x, y.reshape(24, -1), weights, **limits)
     assert_equal_to_reference(tree, 0, reference)
-
-
-# ---- the kernel against NumPy --------------------------------------------------------
-
-
-def draw_table(seed):
-    """A random table and limits, with ties, missing values and corners."""
-    rng = np.random.default_rng(seed)
-    size = rng.choice([1, 2, 3, 24, 100, 1000]), rng.integers(1, 6)
-    x = rng.normal(size=size) if rng.random() < 0.5 else rng.integers(0, 9, size)
-    x = x.astype(np.float32)
-    x[rng.random(size) < rng.choice([0, 0.1, 0.6])] = np.nan
-    if rng.random() < 0.3:
-        x[:, rng.integers(size[1])] = rng.choice([5.0, np.nan])
-    if rng.random() < 0.3:
-        x[rng.random(size) < 0.1] = rng.choice([np.inf, -np.inf, 1e-40, -0.0])
-    shape = (size[0], rng.integers(2, 4)) if rng.random() < 0.3 else size[:1]
-    y = rng.normal(size=shape) if rng.random() < 0.5 else rng.integers(0, 4, shape)
-    y = y * 10.0 ** rng.integers(-3, 4) + rng.choice([0.0, 1e6])
-    weights = [None, rng.integers(0, 4, size[0]), 10 ** rng.uniform(-3, 3, size[0])]
-    return (
-        x,
-        y,
-        dict(
-            sample_weight=weights[0 if size[0] < 20 else rng.integers(3)],
-            max_depth=rng.choice([None, 0, 2, 6], p=[0.7, 0.1, 0.1, 0.1]),
-            min_child_samples=int(rng.choice([1, 1, 2, 7])),
-            min_split_samples=int(rng.choice([2, 2, 6])),
-            min_child_weight=rng.choice([0.0, 0.0, 3.0]),
-            min_gain=rng.choice([0.0, 0.0, 1.5]),
-        ),
-    )
-
-
-@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
-@pytest.mark.parametrize("first", range(0, 200, 40))
-def test_the_kernel_grows_the_same_trees(first):
-    for seed in range(first, first + 40):
-        x, y, settings = draw_table(seed)
-        tree = jb.cart.fit_tree(x, y, **settings)
-        with use_implementation("xla"):
-            other = jb.cart.fit_tree(x, y, **settings)
-        for name in ARRAYS:
-            found, expected = getattr(tree, name), getattr(other, name)
-            assert found.dtype == expected.dtype and found.shape == expected.shape
-            # NumPy is free to add in another order.
-            scale = other.squared_error[0] if name in ("gain", "squared_error") else 0
-            rtol = 1e-9 if found.dtype == np.float64 else 0
-            np.testing.assert_allclose(
-                found, expected, rtol, atol=1e-12 * scale, err_msg=f"{seed} {name}"
-            )
-
-
-@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
-@pytest.mark.parametrize("table", [{}, dict(missing=0.1), dict(outputs=2)])
-def test_threads_grow_the_same_trees(table, monkeypatch):
-    x, y = make_table(60_000, 4, **table)
-    trees = []
-    for num_threads in (1, 3):
-        monkeypatch.setattr(cart_cpu, "_count_threads", lambda n=num_threads: n)
-        trees.append(jb.cart.fit_tree(x, y))
-    assert_same_fields(*trees)
 
 
 # ---- against scikit-learn ------------------------------------------------------------

@@ -7,7 +7,6 @@ node: the smallest alpha at which the node becomes a leaf.
 """
 
 import heapq
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,14 +228,13 @@ def cross_validate_alpha(
     used = weights > 0
     labels = _draw_folds(folds, seed, used)
     matrix, targets, weights = matrix[used], targets[used], weights[used]
-    tree = grow_tree(matrix, targets, weights, rules)
-    tree = replace(tree, feature_names=names)
+    tree = grow_tree(matrix, targets, weights, names, rules)
     path = pruning_path(tree)
     alphas = np.append(np.sqrt(path.alphas[:-1] * path.alphas[1:]), np.inf)
     sums = np.zeros((3, len(alphas)))
     for label in range(labels.max() + 1):
         rest, held = labels != label, labels == label
-        other = grow_tree(matrix[rest], targets[rest], weights[rest], rules)
+        other = grow_tree(matrix[rest], targets[rest], weights[rest], names, rules)
         share = weights[rest].sum() / weights.sum()
         sums += _add_errors(
             other, alphas * share, matrix[held], targets[held], weights[held]

@@ -5,7 +5,6 @@ In: a matrix, targets, weights. Out: a :class:`jboost.cart.RegressionTree`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -91,8 +90,7 @@ def fit_tree(
     )
     table = check_table(x, y, sample_weight, feature_names)
     warn_of_collisions(x)
-    tree = grow_tree(table.matrix, table.targets, table.weights, rules)
-    return replace(tree, feature_names=table.names)
+    return grow_tree(*table, rules)
 
 
 def make_rules(
@@ -161,7 +159,11 @@ def check_table(
 
 
 def grow_tree(
-    matrix: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, rules: Rules
+    matrix: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray | None,
+    names: tuple[str, ...] | None,
+    rules: Rules,
 ) -> RegressionTree:
     """Fits a tree to a checked table."""
     num_features = matrix.shape[1]
@@ -175,7 +177,8 @@ def grow_tree(
     by_output = np.ascontiguousarray(targets.reshape(len(targets), -1).T)
     nodes = grow(matrix, by_output, weights, rules)
     value = nodes.value[0] if targets.ndim == 1 else nodes.value.T
-    return make_tree(**nodes._replace(value=value)._asdict(), num_features=num_features)
+    arrays = nodes._replace(value=value)._asdict()
+    return make_tree(**arrays, num_features=num_features, feature_names=names)
 
 
 def check_tree(tree: Any) -> None:
