@@ -637,8 +637,8 @@ class OwnThreads {
 
 int64_t GrowCart(const CartTable& table, const CartRules& rules, const CartNodes& nodes,
                  int64_t num_threads) {
-  bool small = table.num_rows * table.num_features < kParallelWork;
-  OwnThreads threads(small ? 1 : num_threads);
+  int64_t useful = 1 + table.num_rows * table.num_features / kParallelWork;
+  OwnThreads threads(std::min(num_threads, useful));
   return Grower(threads.pool(), table, rules, nodes).Grow();
 }
 
