@@ -1,5 +1,7 @@
 """Losses of groups: tables, derivatives, curvature, leaves, against brute force."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,18 @@ def two_scores(scores, targets, *, where):
     return jnp.sum(jnp.exp(-second) * residual**2 + second) + jnp.sum(second) ** 2
 
 
+def differentiate(objective, scores):
+    """Returns the gradient, from one program."""
+    return jax.jit(partial(group_gradient, objective))(scores)
+
+
+def renew(objective, scores, number=0, probe=None):
+    """Returns the gradient and the probe of a round, from one program."""
+    probe = start_probe(scores) if probe is None else probe
+    run = jax.jit(partial(renew_probe, objective))
+    return run(scores, probe, jnp.int32(number))
+
+
 def make_rows(seed=0, num_scores=1):
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, 7, NUM_ROWS)
@@ -89,20 +103,29 @@ def test_values_and_derivatives(loss, num_scores):
     ids, targets, scores, weights = make_rows(num_scores=num_scores)
     objective = bind(loss, ids, targets, weights, num_scores)
 
+    @jax.value_and_grad
     def by_hand(scores):
         return total_by_hand(loss, ids, targets, weights, scores)
 
+    @jax.jit
+    def along(scores, direction):
+        (total, slope), (_, product) = jax.jvp(by_hand, (scores,), (direction,))
+        return total, slope, product
+
+    @jax.jit
+    def multiply(scores, direction, differs):
+        probe = Probe(scores, jnp.float32(2**-6), differs)
+        return linearize(objective, scores, probe)(direction) * weights[None]
+
     scores = jnp.asarray(scores)
-    values, counts = group_values(objective, scores)
-    np.testing.assert_allclose(jnp.sum(values * counts), by_hand(scores), rtol=1e-5)
-    expected = jax.grad(by_hand)(scores)
-    gradient = group_gradient(objective, scores) * jnp.maximum(weights, 0)[None]
-    np.testing.assert_allclose(gradient, expected, atol=1e-5)
     direction = jnp.asarray(np.random.default_rng(1).normal(size=scores.shape), "f4")
-    expected = jax.jvp(jax.grad(by_hand), (scores,), (direction,))[1]
+    total, slope, expected = along(scores, direction)
+    values, counts = jax.jit(partial(group_values, objective))(scores)
+    np.testing.assert_allclose(jnp.sum(values * counts), total, rtol=1e-5)
+    gradient = differentiate(objective, scores)
+    np.testing.assert_allclose(gradient * weights[None], slope, atol=1e-5)
     for differs, tolerance in ((False, 1e-4), (True, 0.05)):
-        probe = Probe(scores, jnp.float32(2**-6), jnp.asarray(differs))
-        product = linearize(objective, scores, probe)(direction) * weights[None]
+        product = multiply(scores, direction, jnp.asarray(differs))
         error = np.abs(product - expected).max() / np.abs(expected).max()
         assert error < tolerance
 
@@ -162,11 +185,11 @@ def test_losses_without_mask_see_groups_of_their_size():
         traced, constants, jnp.asarray(targets), jnp.ones(NUM_ROWS),
         jax.device_put(groups), (), jnp.asarray(WORDS),
     )  # fmt: skip
-    expected = np.zeros(NUM_ROWS)
+    expected, slopes = np.zeros(NUM_ROWS), jax.jit(jax.grad(no_mask))
     for name in np.unique(ids):
         rows = ids == name
-        expected[rows] = jax.grad(no_mask)(scores[0][rows], targets[rows])
-    gradient = group_gradient(objective, jnp.asarray(scores))[0]
+        expected[rows] = slopes(scores[0][rows], targets[rows])
+    gradient = differentiate(objective, jnp.asarray(scores))[0]
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
     with pytest.raises(ValueError, match="different sizes"):
         make_groups(np.repeat(np.arange(65), np.arange(1, 66)), padded=False)
@@ -186,7 +209,7 @@ def test_random_groups_hold_every_row_that_counts_once():
             traced, constants, jnp.asarray(targets), jnp.asarray(weights),
             random_groups(8), (), jnp.asarray(words),
         )  # fmt: skip
-        gradient = np.asarray(group_gradient(objective, jnp.asarray(scores))[0])
+        gradient = np.asarray(differentiate(objective, jnp.asarray(scores))[0])
         # The gradient of a row is twice the sum of the scores of its group.
         assert (gradient[weights == 0] == 0).all()
         sums, sizes = np.unique(gradient[weights > 0], return_counts=True)
@@ -201,8 +224,8 @@ def test_random_groups_hold_every_row_that_counts_once():
 def test_probe_estimates_the_diagonal():
     ids, targets, scores, weights = make_rows(seed=1)
     objective, scores = bind(soft_rank, ids, targets, weights), jnp.asarray(scores)
-    hessian = jax.hessian(
-        lambda s: total_by_hand(soft_rank, ids, targets, weights, s[None])
+    hessian = jax.jit(
+        jax.hessian(lambda s: total_by_hand(soft_rank, ids, targets, weights, s[None]))
     )(scores[0])
     expected = np.where(weights > 0, np.diag(hessian) / np.maximum(weights, 1e-9), 0)
 
@@ -225,9 +248,10 @@ def test_small_groups_have_their_exact_diagonal():
     _, targets, scores, _ = make_rows(seed=2, num_scores=2)
     objective = bind(two_scores, ids, targets, np.ones(NUM_ROWS, np.float32), 2)
     scores = jnp.asarray(scores)
-    _, probe = renew_probe(objective, scores, start_probe(scores), jnp.int32(7))
-    hessian = jax.hessian(
-        lambda s: total_by_hand(two_scores, ids, targets, np.ones(NUM_ROWS), s)
+    _, probe = renew(objective, scores, 7)
+    whole = np.ones(NUM_ROWS)
+    hessian = jax.jit(
+        jax.hessian(lambda s: total_by_hand(two_scores, ids, targets, whole, s))
     )(scores)
     expected = [np.diag(hessian[k, :, k]) for k in range(2)]
     np.testing.assert_allclose(probe.curvature, expected, atol=1e-4)
@@ -252,7 +276,7 @@ def test_losses_without_curvature_use_differences():
                 return loss(scores / scale, targets, where=where)
 
             objective = bind(scaled, ids, targets, weights)
-            _, probe = renew_probe(objective, at, start_probe(at), jnp.int32(0))
+            _, probe = renew(objective, at)
             assert bool(probe.differs) is expected
             assert (probe.curvature > 0).any()
 
@@ -281,9 +305,7 @@ def test_a_saddle_takes_steps_as_long_as_the_gradient_lasts():
             return correlation(scores, targets, where=where, unit=unit)
 
         objective = bind(loss, ids, targets, weights)
-        gradient, probe = renew_probe(
-            objective, scores, start_probe(scores), jnp.int32(0)
-        )
+        gradient, probe = renew(objective, scores)
         counted = np.asarray(weights > 0)
         steps = np.abs(gradient[0] / probe.curvature[0])[counted]
         assert 0.1 * unit < np.sqrt(np.mean(steps**2)) < 10 * unit
@@ -293,12 +315,12 @@ def test_a_saddle_takes_steps_as_long_as_the_gradient_lasts():
 def test_the_average_restarts_where_the_curvature_jumps(factor, restarts):
     ids, targets, scores, weights = make_rows()
     objective = bind(pairs, ids, targets, weights)
-    scores, number = jnp.asarray(scores), jnp.int32(19)
-    _, fresh = renew_probe(objective, scores, start_probe(scores), jnp.int32(0))
+    scores = jnp.asarray(scores)
+    _, fresh = renew(objective, scores)
     wide = np.isin(ids, np.flatnonzero(np.bincount(ids) > 8))  # not exact ones
     for change in (factor, 1 / factor):
         before = fresh._replace(curvature=fresh.curvature * change)
-        _, probe = renew_probe(objective, scores, before, number)
+        _, probe = renew(objective, scores, 19, before)
         mixed = 0.9 * before.curvature + 0.1 * fresh.curvature
         expected = fresh.curvature if restarts else mixed
         found = (probe.curvature[0, wide], expected[0, wide])
@@ -314,7 +336,7 @@ def test_lambdas_that_jump_keep_their_hessian(normalize):
     ids, targets, _, weights = make_rows()
     scores = jnp.zeros((1, NUM_ROWS))
     objective = bind(lambdas, ids, targets, weights)
-    _, probe = renew_probe(objective, scores, start_probe(scores), jnp.int32(0))
+    _, probe = renew(objective, scores)
     assert not probe.differs
     assert 0 < jnp.max(probe.curvature) < 10
 
@@ -382,14 +404,16 @@ def test_start_is_the_best_constant():
     ids, targets, _, weights = make_rows()
     offset = jnp.asarray(np.random.default_rng(1).normal(size=(1, NUM_ROWS)), "f4")
     objective = bind(soft_rank, ids, targets, weights)
-    start, flat = find_group_start(objective, offset)
+    start, flat = jax.jit(partial(find_group_start, objective))(offset)
     assert not flat
+    total = jax.jit(partial(total_by_hand, soft_rank, ids, targets, weights))
     losses = [
-        total_by_hand(soft_rank, ids, targets, weights, offset + c)
+        total(offset + c)
         for c in np.asarray(start[0]) + np.array([-0.01, 0, 0.01], np.float32)
     ]
     assert np.argmin(losses) == 1
-    start, flat = find_group_start(bind(pairs, ids, targets, weights), offset)
+    objective = bind(pairs, ids, targets, weights)
+    start, flat = jax.jit(partial(find_group_start, objective))(offset)
     assert flat and start[0] == 0
 
 
@@ -410,7 +434,8 @@ def test_chunks_of_groups_change_nothing(monkeypatch):
     scores = jnp.asarray(scores)
 
     def evaluate():
-        return jax.jvp(lambda s: group_gradient(objective, s), (scores,), (scores,))
+        slope = jax.jit(partial(group_gradient, objective))
+        return jax.jvp(slope, (scores,), (scores,))
 
     whole = evaluate()
     for count in (1, 2, 3):  # groups of a chunk, which do not always divide all groups
