@@ -101,7 +101,7 @@ def test_list_mle_without_ties_is_the_likelihood_of_a_permutation():
     relevance = jnp.arange(SIZE, 0, -1, dtype=jnp.float32)
     scores = SCORES.astype(np.float64)[order]
     expected = -sum(log_softmax(scores[i:])[0] for i in range(SIZE))
-    found = L.list_mle(jnp.asarray(SCORES[order]), relevance)
+    found = jax.jit(L.list_mle)(jnp.asarray(SCORES[order]), relevance)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -118,9 +118,8 @@ def test_lambdas(at, normalize):
 @pytest.mark.parametrize("counted", [0, SIZE])
 def test_lambdas_of_equal_scores_follow_the_rows(counted, monkeypatch):
     monkeypatch.setattr(lambdas, "_COUNTED", counted)  # ranks by sorting, by counting
-    gradient = jax.grad(partial(L.lambda_rank, normalize="both"))(
-        jnp.zeros(SIZE), jnp.asarray(RELEVANCE)
-    )
+    slope = jax.jit(jax.grad(partial(L.lambda_rank, normalize="both")))
+    gradient = slope(jnp.zeros(SIZE), jnp.asarray(RELEVANCE))
     expected = lambdas_by_hand(np.zeros(SIZE), RELEVANCE, SIZE, "both")
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
@@ -138,7 +137,7 @@ FEATURE = np.arange(24, dtype=np.float32)[:, None]
 
 
 def find_lambdas(scores, relevance, **options):
-    loss = jax.grad(partial(L.lambda_rank, **options))
+    loss = jax.jit(jax.grad(partial(L.lambda_rank, **options)))
     parts = [
         loss(scores[q == QUERY], jnp.asarray(relevance[q == QUERY])) for q in range(3)
     ]
