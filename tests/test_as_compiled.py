@@ -3,7 +3,8 @@
 
 The tests compile with flags that make XLA quicker (see conftest.py). Whether a product
 is fused with a sum is the compiler's choice, and kernels promise the bits of plain XLA:
-so some of the tests that compare bits run again here without the flags.
+so some of the tests that compare bits run here without the flags. Where this file is
+among those that run, they run only here.
 """
 
 import os
@@ -44,28 +45,34 @@ CHOSEN = {
 }
 
 
+def find_chosen(items):
+    """Returns what ``CHOSEN`` lists of the items, and what of it is not there."""
+    chosen, missing = [], []
+    for file, entries in CHOSEN.items():
+        for function, *words in entries:
+            found = [
+                item
+                for item in items
+                if (item.path.name, getattr(item, "originalname", ""))
+                == (file, function)
+                and all(word in item.name for word in words)
+            ]
+            chosen += found
+            if not found:
+                missing.append((file, function, *words))
+    return chosen, missing
+
+
 class Selection:
     """A plugin of pytest: keeps what ``CHOSEN`` lists, all of which must be there."""
 
     def pytest_collection_modifyitems(self, config, items):
-        kept, missing = [], []
-        for file, entries in CHOSEN.items():
-            for function, *words in entries:
-                found = [
-                    item
-                    for item in items
-                    if (item.path.name, item.originalname) == (file, function)
-                    and all(word in item.name for word in words)
-                ]
-                kept += found
-                if not found:
-                    missing.append((file, function, *words))
+        chosen, missing = find_chosen(items)
         if missing:
             raise pytest.UsageError(f"no such tests: {missing}")
-        items[:] = kept
+        items[:] = chosen
 
 
-@pytest.mark.skipif(not os.environ.get("XLA_FLAGS"), reason="there are no flags")
 def test_bits_agree_without_the_flags_of_the_tests():
     done = subprocess.run(
         [sys.executable, __file__], env=os.environ | {"XLA_FLAGS": ""},

@@ -220,7 +220,7 @@ def predict_with_link(link):
     ],
     ids=["metric", "link", "model"],
 )
-def test_what_users_pass_is_released(make, use):
+def test_what_users_pass_is_released(make, use, young_heap):
     assert is_released(make, use)
 
 

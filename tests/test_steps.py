@@ -249,7 +249,7 @@ def test_a_loss_that_reads_what_may_change_in_place_is_traced_each_time():
     assert values == [1.0, 4.0]
 
 
-def test_a_remembered_loss_is_not_kept_alive():
+def test_a_remembered_loss_is_not_kept_alive(young_heap):
     def loss(score, target):
         return jnp.square(score - target)
 

@@ -197,7 +197,9 @@ def test_validation_metrics_and_callbacks_work(table):
     )
 
 
-def test_a_stream_is_written_once_and_removed_with_the_stream(table, tmp_path):
+def test_a_stream_is_written_once_and_removed_with_the_stream(
+    table, tmp_path, young_heap
+):
     x, y, _ = table
     passes = []
 
@@ -474,7 +476,9 @@ def test_a_block_is_tested_once_and_again_after_a_change(tmp_path, monkeypatch):
         list(BlockReader(blocks).read_for_kernels([]))
 
 
-def test_signal_handlers_stay_only_while_folders_exist(tmp_path, monkeypatch):
+def test_signal_handlers_stay_only_while_folders_exist(
+    tmp_path, monkeypatch, young_heap
+):
     numbers = (signal.SIGTERM, signal.SIGHUP)
     monkeypatch.setattr(folders, "_existing", weakref.WeakSet())
     before = [signal.getsignal(number) for number in numbers]
@@ -746,7 +750,9 @@ def test_the_plan_is_printed_before_training(table, capsys):
 
 
 @pytest.mark.parametrize("with_bins", [False, True])
-def test_too_many_rows_are_refused_before_blocks_are_written(tmp_path, with_bins):
+def test_too_many_rows_are_refused_before_blocks_are_written(
+    tmp_path, with_bins, young_heap
+):
     x = np.random.default_rng(0).random((1 << 14, 2), np.float32)
     bins = jb.fit_bins(x) if with_bins else None
     batches = [(x, x[:, 0])] * 40
@@ -829,7 +835,9 @@ def test_a_block_of_other_data_is_noticed(tmp_path):
         list(reader.read())
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(table, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_nothing(
+    table, tmp_path, monkeypatch, young_heap
+):
     x, y, _ = table
 
     def full(*_):

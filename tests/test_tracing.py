@@ -267,7 +267,7 @@ def test_an_adaptive_loss_traces_its_estimate():
     assert float(delta) == 2
 
 
-def test_the_closure_of_a_loss_can_be_freed_after_fit():
+def test_the_closure_of_a_loss_can_be_freed_after_fit(young_heap):
     x, y = make_regression()
     table = jnp.asarray(np.random.default_rng(0).normal(size=100_000), jnp.float32)
 
