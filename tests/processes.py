@@ -54,7 +54,7 @@ def run_processes(
         for rank in range(count):
             with Path(folder, f"errors.{rank}").open("wb") as errors:
                 environment = {
-                    **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _choose_flags()
+                    **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": choose_flags()
                 }  # fmt: skip
                 processes.append(
                     subprocess.Popen(
@@ -79,7 +79,7 @@ def run_processes(
         ]
 
 
-def _choose_flags():
+def choose_flags() -> str:
     """Returns the flags of the tests, which may change bits, for one device."""
     given = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in given if "device_count" not in flag]

@@ -59,7 +59,7 @@ def find_mesh(devices=None):
 
 def make_stream(rank, count, case, bins, folder, block_rows=517, batch_rows=400):
     """Returns the stream of a process, and settings of fit."""
-    settings: dict[str, Any] = dict(num_rounds=4, max_depth=4) | CASES[case]
+    settings: dict[str, Any] = dict(num_rounds=4, max_depth=3) | CASES[case]
     x, y, weights, offset = make_table()
     y = make_targets(settings, y)
     settings.pop("sketched", None)

@@ -38,6 +38,10 @@ CHOSEN = {
     "test_constraints.py": [("test_models_are_monotone", "squared")],
     "test_boosting.py": [("test_boost_equals_fit", "squared_error")],
     "test_mesh.py": [("test_padding_of_shards_changes_no_bit",)],
+    "test_sharded_growth.py": [
+        ("test_shards_grow_the_tree_of_one_device", "[bag]"),
+        ("test_shards_grow_the_tree_of_one_device", "constrained categories"),
+    ],
     "test_continue.py": [
         ("test_rounds_in_two_parts_are_the_rounds", "one"),
         ("test_plain_xla_keeps_every_bit",),

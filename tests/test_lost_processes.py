@@ -3,11 +3,11 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from processes import choose_flags, find_port
 from tables import SMALL, make_steps, same_bits, same_histories
 
 import jboost as jb
@@ -20,6 +20,7 @@ import jax
 jax.config.update("jax_enable_preemption_service", True)
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
 import jboost as jb
+from processes import choose_flags, find_port
 from tables import make_steps
 
 def watch(number, history, model):
@@ -43,12 +44,6 @@ except jb.TrainingError as error:
 """
 
 
-def find_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def run_both(script, *rest):
     """Runs two processes; returns what they printed and their exit codes."""
     command = [sys.executable, "-c", script]
@@ -57,7 +52,7 @@ def run_both(script, *rest):
         subprocess.Popen(
             [*command, str(rank), *rest], cwd=Path(__file__).parent, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": choose_flags()},
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -118,6 +113,7 @@ rank, port = int(sys.argv[1]), sys.argv[2]
 import jax
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=5)
 import jboost as jb
+from processes import choose_flags, find_port
 from tables import make_steps
 
 x, y = make_steps()
