@@ -222,7 +222,7 @@ CASES = {
     ),
     "poisson": Case(
         lambda p: lambda s, t: jnp.exp(p * s) - t * p * s,
-        POISSON, 1.2, COUNTS, {}, "guarded",
+        POISSON, 1.2, COUNTS, {}, "guarded", 0.3,
     ),
     "quantile": Case(
         lambda p: lambda s, t: jnp.maximum(p * (t - s), (1 - p) * (s - t)),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of parts of the rows, joined: the bits of the sums of all rows."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,14 @@ def join(digits):
     return np.asarray(digits).astype(object) @ np.array([1 << 19 * i for i in range(4)])
 
 
+@jax.jit
+def join_sums(digits, greatest):
+    return sums_xla.join_digits(sums_xla.carry(digits), greatest)
+
+
+choose_unit = jax.jit(sums_xla.choose_unit)
+
+
 @pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize("odd", ODD)
 def test_sums_of_rows(odd, repeated):
@@ -69,15 +79,15 @@ def test_sums_of_rows(odd, repeated):
     greatest = find_most(sizes)
     finite = np.where(np.isfinite(values), values, 0)
     np.testing.assert_array_equal(greatest, np.abs(finite).max(axis=1))
-    up = sums_xla.choose_unit(greatest)[0]
+    up = choose_unit(greatest)[0]
     wanted = [multiples(row, each, times) for row, each in zip(values, up, strict=True)]
     for kernels in (reduce_cpu, sums_xla):
         digits = sum(
-            kernels.sum_digits(part, greatest, own)
+            jax.jit(kernels.sum_digits)(part, greatest, own)
             for part, own in zip(parts, own_times, strict=True)
         )
         assert join(digits).tolist() == wanted
-    total = sums_xla.join_digits(sums_xla.carry(digits), greatest) + sum(others)
+    total = join_sums(digits, greatest) + sum(others)
     for name in library.IMPLEMENTATIONS:
         with use_implementation(name):
             expected = jax.jit(sum_rows)(jnp.asarray(values), as_weights(times))
@@ -95,7 +105,9 @@ def test_sums_by_group(odd, repeated):
     groups = [jnp.asarray(part) for part in split(group)]
     parts = [[jnp.asarray(row) for row in part] for part in split(values)]
     found = [
-        leaves_cpu.find_greatest(own, None, *part, num_groups=num_groups)
+        jax.jit(partial(leaves_cpu.find_greatest, num_groups=num_groups))(
+            own, None, *part
+        )
         for own, part in zip(groups, parts, strict=True)
     ]
     sizes, others = zip(*found, strict=True)
@@ -103,21 +115,20 @@ def test_sums_by_group(odd, repeated):
     inside = (group >= 0) & (group < num_groups) & np.isfinite(values)
     magnitudes = np.abs(np.where(inside, values, 0))
     np.testing.assert_array_equal(greatest, magnitudes.max(axis=1))
-    up = sums_xla.choose_unit(greatest)[0]
+    up = choose_unit(greatest)[0]
     chosen = [
         (group == g, None if times is None else times[group == g])
         for g in range(num_groups)
     ]
     for add in (leaves_cpu.sum_digits, sums_xla.sum_group_digits):
         digits = sum(
-            add(own, greatest, number, *part, num_groups=num_groups)
+            jax.jit(partial(add, num_groups=num_groups))(own, greatest, number, *part)
             for own, number, part in zip(groups, own_times, parts, strict=True)
         )
         for c in range(values.shape[0]):
             wanted = [multiples(values[c][rows], up[c], own) for rows, own in chosen]
             assert join(digits[c]).tolist() == wanted
-    total = sums_xla.join_digits(sums_xla.carry(digits), greatest[:, None])
-    total += sum(others)
+    total = join_sums(digits, greatest[:, None]) + sum(others)
     for name in library.IMPLEMENTATIONS:
         with use_implementation(name):
             expected = jax.jit(sum_channels, static_argnums=2)(
