@@ -1,51 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast is jboost compared with XGBoost, LightGBM and scikit-learn?
 
-    python experiments/benchmark.py --tables DIR --out DIR
-    python experiments/benchmark.py --quick
-    python experiments/benchmark.py --cases wide small --measures train fit
-    python experiments/benchmark.py --report FILE
+    python experiments/benchmark.py --out DIR
+    python experiments/benchmark.py --quick --only sparse "cold logistic"
+    python experiments/benchmark.py --report DIR/benchmark.json --out DIR
 
-All libraries get equal parameters and take turns; results are medians over repeats.
-LightGBM's quantized training is a separate contender, "lightgbm-q"; libraries that are
-not installed are left out. Measures:
+All libraries get equal parameters and take turns; results are ratios of medians over
+repeats, jboost's over the fastest peer's. LightGBM's quantized training is a contender
+of its own, "lightgbm-q"; "lightgbm-1" and "xgboost-1" use one thread, which is faster
+for little data; "xgboost-multi" grows trees with vectors of class scores. Libraries
+that are not installed are left out. Measures:
 
-- train: milliseconds per tree, as the slope between two numbers of rounds. Peers get
+- train: milliseconds per round, as the slope between two numbers of rounds. Peers get
   data sets built beforehand; what a fit does once (bins, copies) cancels in the slope.
-- binning: from a matrix of floats to the data that training starts from.
-- fit: from a matrix of floats to a model, warm.
-- cv: from a matrix of floats to the losses of five folds, warm: `jb.cross_validate`,
-  `xgboost.cv`, `lightgbm.cv`, scikit-learn's `cross_validate`; "jboost-loop" fits fold
-  by fold. sweep: the same at eight learning rates: `jb.sweep`, and the others in a
-  loop.
-- predict: raw scores of all training rows, from a matrix of floats, with 50 and 500
-  rounds; "jboost-avx2" is a process with JBOOST_ISA=avx2.
-- shap: SHAP values of all training rows, from a matrix of floats (TreeSHAP,
-  path-dependent; the peers' pred_contribs and pred_contrib).
-- cold: seconds of a whole process that imports, fits and predicts ("cold cv":
-  cross-validates instead); "jboost-cached" finds its programs in JAX's persistent
-  compilation cache.
-- compile: how many seconds longer the first fit of a process takes than the second,
-  compared with `import jax`.
-- memory: peak resident memory in MiB of a process that fits, and of one that predicts
-  as well.
-- loss: held-out loss on generated data, after the larger number of rounds of the slope.
-- tables: held-out loss on the larger tables of --tables (a folder per table, as for
-  compare_libraries.py), five splits; "jboost-xla" is jboost in plain XLA.
+- fit: from arrays to a model, warm.
+- tree: a single tree of unlimited depth.
+- many: models of many small tables, one after another; "jboost-vmap" bins them one
+  after another and trains them in one program.
+- cv: from arrays to the losses of five folds, warm: `jb.cross_validate`, `xgboost.cv`,
+  `lightgbm.cv`. sweep: the same at eight learning rates: `jb.sweep`, and the others in
+  a loop.
+- predict: raw scores of some rows; "jboost-avx2" is a process with JBOOST_ISA=avx2.
+- shap: SHAP values (TreeSHAP, path-dependent; the peers' pred_contribs and
+  pred_contrib).
+- cold: wall-clock and processor seconds of a whole process that imports, fits and
+  predicts ("cold cv": cross-validates instead); "jboost-cached" finds its programs in
+  JAX's persistent compilation cache.
+- memory: peak resident memory in MiB of a process after a fit, and after a prediction.
+- with --loss, held-out loss on the generated data after the larger number of rounds of
+  the slope (the script compare_libraries.py compares losses on real tables).
 
-Every library runs in a process of its own, which takes a reading when it is told to, so
-that libraries cannot disturb or crash each other; cold, compile and memory take a new
-process for each reading. The parameters are printed; benchmark_worker.py says what
-equal means. Data for speed are generated: sums of sines and products of normal
-features, plus noise. All libraries get --threads threads (where the system allows it,
-processes are confined to as many cores, because JAX uses all available ones).
+Every source runs in a process of its own, which takes a reading when it is told to, so
+that libraries cannot disturb or crash each other; cold and memory take a new process
+for each reading. benchmark_peers.py says what equal parameters are, benchmark_cases.py
+lists sizes, losses and targets. Data are generated: sums of sines and products of
+normal features, plus noise. All libraries get --threads threads (where the system
+allows it, processes are confined to as many cores, because JAX uses all available
+ones).
 
 Speed can be measured on a quiet machine only. With each reading, the processor time
-that other processes used is read from /proc/stat (Linux). Readings wait until the
-machine is quiet (at most --patience seconds in total). Those during which other
-processes used more than --most-load of the cores are discarded and repeated, a limited
-number of times; what could not be measured is listed. Written to --out: benchmark.json,
-which --report prints again.
+that other processes used is read from /proc/stat (Linux). Readings during which other
+processes used more than --most-load of the cores are discarded, and repeated once the
+machine is quiet (after at most --patience seconds of waiting in total), a limited
+number of times; what could not be measured is listed.
+
+Written to --out: benchmark.json, and a picture of all ratios, benchmark.png and .svg.
+The JSON is written after each step; a run with the same --out continues it and repeats
+only steps in which something was not measured. It is refused if machine, versions or
+arguments differ, unless --again starts anew. --report prints and draws a JSON;
+--markdown prints its ratios as a table.
 """
 
 import argparse
@@ -64,54 +67,25 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any
 
-from benchmark_report import print_report
-from benchmark_timing import Reading, read_busy, take, wait_for_quiet
-from benchmark_worker import LIBRARIES, VARIANTS, Case
+from benchmark_cases import FIGURES, MILLISECONDS, PEERS, PLAN, Case, Step
+from benchmark_report import draw, find_ratios, print_markdown, print_report
+from benchmark_timing import (
+    CHILDREN,
+    Reading,
+    read_busy,
+    read_own,
+    wait_for_quiet,
+    watch,
+)
 from experiment_tools import make_parser, read_processor, write_json
 from tqdm import tqdm
 
 WORKER = Path(__file__).with_name("benchmark_worker.py")
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
 TIMEOUT = 300.0  # seconds after which a process hangs
-SLOW = 4.0  # seconds: what takes longer is read three times at most
-LARGER = 10_000  # rows of a real table that is used
-SPLITS = 5
-TABLE_TASKS = ("squared_error", "logistic", "softmax", "poisson", "absolute_error")
-TABLE_ROUNDS = 100
-CASES = {
-    "large": Case(1_000_000, 28, rounds=50),
-    "large-logistic": Case(1_000_000, 28, "logistic"),
-    "large-absolute": Case(1_000_000, 28, "absolute_error"),
-    "large-quantile": Case(1_000_000, 28, "quantile"),
-    "large-own": Case(1_000_000, 28, "own"),
-    "large-deep": Case(1_000_000, 28, max_depth=10, low=3, high=12),
-    "folds": Case(100_000, 28, rounds=50),
-    "wide": Case(100_000, 100, low=10, high=40),
-    "classes": Case(100_000, 28, "softmax", low=2, high=10),
-    "medium": Case(20_000, 8, low=50, high=200, rounds=100),
-    "small": Case(1_000, 10, low=100, high=500, rounds=100),
-    "explained": Case(20_000, 28, rounds=100),
-}
-MEASURED = {  # beside "train" and "loss"
-    "large": ("binning", "fit", "predict 50", "predict 500", "memory fit", "memory"),
-    "wide": ("binning",),
-    "folds": ("cv", "cold cv"),
-    "medium": ("fit", "cv", "sweep", "cold cv"),
-    "small": ("fit", "cv", "sweep", "cold", "cold cv", "compile"),
-    "explained": ("shap",),
-}
-UNTRAINED = ("explained", "folds")  # cases without "train" and "loss"
-BESIDE = {"large-absolute": "large", "large-own": "large"}  # jboost's, read in turn
-COMPILED = ("squared_error", "logistic", "absolute_error", "softmax")
-MEASURES = (
-    "binning", "train", "fit", "cv", "sweep", "predict", "shap", "cold", "compile",
-    "memory", "loss",
-)  # fmt: skip
-UNITS = {"train": "ms a tree", "binning": "ms", "fit": "ms", "predict": "ms"}
-UNITS |= {"cv": "ms", "sweep": "ms", "shap": "ms"}
-UNITS |= {"cold": "s", "compile": "s", "memory": "MiB", "loss": "mean loss"}
+SLOW = 2.0  # seconds: what takes longer is read three times at most
 
 
 # ---- processes ----------------------------------------------------------------------
@@ -121,13 +95,13 @@ class FailedError(Exception):
     """A reading could not be taken."""
 
 
-def make_environment(library: str = "", cache: str = "") -> dict[str, str]:
+def make_environment(source: str = "", cache: str = "") -> dict[str, str]:
     """Returns the environment variables of a process that holds a library."""
     made = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"JAX_PLATFORMS": "cpu"}
-    if library == "jboost-avx2":
+    if source == "jboost-avx2":
         made["JBOOST_ISA"] = "avx2"
-    made["JAX_ENABLE_COMPILATION_CACHE"] = "true" if cache else "false"
-    if cache:
+    made.pop("JAX_COMPILATION_CACHE_DIR", None)
+    if source == "jboost-cached":
         made["JAX_COMPILATION_CACHE_DIR"] = cache
         made["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         made["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -137,11 +111,11 @@ def make_environment(library: str = "", cache: str = "") -> dict[str, str]:
 class Worker:
     """A process that holds one library and answers requests about it."""
 
-    def __init__(self, library: str, threads: int):
+    def __init__(self, source: str, threads: int):
         """The process starts with the first request."""
-        self.library, self.threads = library, threads
+        self.source, self.threads = source, threads
         self.process: subprocess.Popen[str] | None = None
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as self)
+        self.errors: IO[str] | None = None
 
     def ask(self, task: str, **arguments: Any) -> Any:
         """Returns the answer.
@@ -150,10 +124,11 @@ class Worker:
           FailedError: there is none, for the reason that it says.
         """
         if self.process is None:
-            command = [sys.executable, WORKER, "serve", self.library, str(self.threads)]
+            self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+            command = [sys.executable, WORKER, "serve", self.source, str(self.threads)]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=self.errors, text=True, env=make_environment(self.library),
+                stderr=self.errors, text=True, env=make_environment(self.source),
             )  # fmt: skip
         requests, answers = self.process.stdin, self.process.stdout
         assert requests and answers
@@ -163,22 +138,17 @@ class Worker:
         late = not select.select([answers], [], [], TIMEOUT)[0]
         line = "" if late else answers.readline()
         if not line:
+            said = "no answer in time" if late else self._last_error()
             self.close(kill=True)
-            raise FailedError("no answer in time" if late else self._last_error())
+            raise FailedError(said)
         answer = json.loads(line)
         if "value" not in answer:
-            reason, said = answer.popitem()
-            raise FailedError(f"{reason}: {said}")
+            raise FailedError(answer["failed"])
         return answer["value"]
-
-    def forget(self) -> None:
-        """Tells the process, if there is one, to drop models and data."""
-        if self.process is not None:
-            with contextlib.suppress(FailedError):
-                self.ask("forget")
 
     def _last_error(self) -> str:
         """Returns the last line that the process wrote."""
+        assert self.errors
         self.errors.seek(0)
         lines = [line for line in self.errors.read().splitlines() if line.strip()]
         return "the process ended: " + (lines[-1] if lines else "it said nothing")
@@ -190,6 +160,9 @@ class Worker:
                 self.process.kill()
             self.process.communicate()
             self.process = None
+        if self.errors is not None:
+            self.errors.close()
+            self.errors = None
 
 
 def run_fresh(arguments: list[Any], environment: dict[str, str]) -> list[float]:
@@ -208,94 +181,32 @@ def run_fresh(arguments: list[Any], environment: dict[str, str]) -> list[float]:
 
 
 def read_fresh(
-    measure: str, library: str, case: Case, threads: int, cache: str = ""
+    step: Step, source: str, case: Case, threads: int, cache: str
 ) -> Reading:
     """Takes a reading of a new process that does one thing and ends."""
-    printed: list[float] = []
-    task = measure.split()[0]
-    word = "cold-cv" if measure == "cold cv" else task
-    command = [WORKER, word, library, threads, json.dumps(case)]
-    environment = make_environment(library, cache)
-    reading = take(lambda: printed.extend(run_fresh(command, environment)))
-    if task == "compile":
-        return Reading(printed[0] - printed[1], reading.load)
-    if task == "memory":  # needs no quiet machine
-        return Reading(printed[measure == "memory"], None)
-    return reading
-
-
-# ---- the plan -----------------------------------------------------------------------
-
-
-class Step(NamedTuple):
-    """Readings that are taken in turn."""
-
-    name: str  # of the case
-    measure: str
-    sources: tuple[str, ...]
-    repeats: int
-
-
-def list_sources(name: str, measure: str, libraries: list[str]) -> tuple[str, ...]:
-    """Returns the sources of a step: libraries, and variants of jboost."""
-    # Quantized or not.
-    same = ("binning", "predict 50", "predict 500", "shap", "cold", "cold cv", "sweep")
-    sources = [n for n in libraries if n != "lightgbm-q" or measure not in same]
-    if "jboost" not in libraries:
-        return () if measure == "compile" else tuple(sources)
-    if measure == "compile":
-        return ("import jax", *COMPILED)
-    extra = {"predict 50": "jboost-avx2", "predict 500": "jboost-avx2"}
-    extra |= {"cold": "jboost-cached", "cold cv": "jboost-cached", "cv": "jboost-loop"}
-    if measure == "train" and name in BESIDE:
-        extra["train"] = f"jboost {CASES[BESIDE[name]].loss}"
-    if measure in extra:
-        sources.insert(sources.index("jboost") + 1, extra[measure])
-    return tuple(sources)
-
-
-def make_plan(options: argparse.Namespace) -> list[Step]:
-    """Returns the steps; new processes come first, before libraries are loaded."""
-    steps = []
-    for name in dict.fromkeys(options.cases):
-        measures = MEASURED.get(name, ())
-        if name not in UNTRAINED:
-            measures = ("train", *measures, "loss")
-        for measure in measures:
-            if measure.split()[0] not in options.measures:
-                continue
-            sources = list_sources(name, measure, options.libraries)
-            repeats = {"loss": 1, "memory": 2, "memory fit": 2, "compile": 3}
-            most = min(options.repeats, repeats.get(measure, options.repeats))
-            if sources:
-                steps.append(Step(name, measure, sources, most))
-    return sorted(steps, key=lambda step: not is_fresh(step))
-
-
-def is_fresh(step: Step) -> bool:
-    """Returns whether a step needs a new process for each reading."""
-    return step.measure.split()[0] in ("cold", "compile", "memory")
+    word = step.measure.replace(" ", "-")
+    command = [WORKER, word, source, threads, json.dumps(case)]
+    environment = make_environment(source, cache)
+    used, begin = read_own(CHILDREN), time.perf_counter()
+    printed, load = watch(lambda: run_fresh(command, environment))
+    if step.measure == "memory":  # needs no quiet machine
+        return Reading(tuple(printed), None)
+    seconds = time.perf_counter() - begin
+    return Reading((seconds, read_own(CHILDREN) - used), load)
 
 
 # ---- taking readings ----------------------------------------------------------------
 
 
 class Bench:
-    """The state of a run: options, cases, a process per library, patience, progress."""
+    """The state of a run: options, a process per source, patience, progress."""
 
     def __init__(self, options: argparse.Namespace, bar: tqdm):
         """No process is started yet."""
         self.options, self.bar = options, bar
-        self.cases = {
-            name: shrink(case) if options.quick else case
-            for name, case in CASES.items()
-        }
         self.patience = options.patience
         self.cache = tempfile.TemporaryDirectory()
-        self.workers = {
-            name: Worker(name, options.threads)
-            for name in (*options.libraries, *VARIANTS)
-        }
+        self.workers: dict[str, Worker] = {}
 
     def close(self) -> None:
         """Ends all processes."""
@@ -303,167 +214,158 @@ class Bench:
             worker.close()
         self.cache.cleanup()
 
+    def find_worker(self, source: str) -> Worker:
+        """Returns the process of a source."""
+        if source not in self.workers:
+            self.workers[source] = Worker(source, self.options.threads)
+        return self.workers[source]
+
     def run(self, step: Step) -> dict:
         """Returns the medians of one step, and what was odd."""
-        began = time.perf_counter()
-        sources: dict[str, Callable[[], Reading]] = {}
+        began, shown = time.perf_counter(), self.bar.n
+        case = shrink(step.case) if self.options.quick else step.case
+        if step.case.num_rows >= 1_000_000:  # they may need the memory of others
+            for source in {*self.workers} - {*step.sources}:
+                self.workers.pop(source).close()
+        readers: dict[str, Callable[[], Reading]] = {}
         notes: dict[str, str] = {}
+        losses: dict[str, float | None] = {}
         for source in step.sources:
             self.bar.set_description(f"{step.name}: warming up {source}")
             try:
-                sources[source] = self._prepare(step, source)
+                readers[source] = self._prepare(step, case, source)
+                if self.options.loss and step.measure == "train":
+                    losses[source] = self.find_worker(source).ask("loss", case=case)
             except FailedError as error:
                 notes[source] = str(error)
-                tqdm.write(f"  {step.name}, {step.measure}: {source}: {error}")
-        self.bar.set_description(f"{step.name}: {step.measure}")
-        begun = self.bar.n
-        summary = self._collect(sources, notes, step.repeats)
-        self.bar.update(begun + len(step.sources) * step.repeats - self.bar.n)
-        for worker in self.workers.values():
-            worker.forget()
-        return {
-            "case": step.name,
-            "measure": step.measure,
-            "unit": UNITS[step.measure.split()[0]],
-            "seconds": round(time.perf_counter() - began, 1),
-            "sources": {name: summary[name] for name in step.sources},
-        }
+                tqdm.write(f"  {step.name}: {source}: {error}")
+        self.bar.set_description(step.name)
+        sources = self._collect(step, readers, notes)
+        self.bar.update(shown + count_readings(step, self.options) - self.bar.n)
+        seconds = round(time.perf_counter() - began, 1)
+        return {"seconds": seconds, "sources": sources, "losses": losses}
 
-    def _prepare(self, step: Step, source: str) -> Callable[[], Reading]:
+    def _prepare(self, step: Step, case: Case, source: str) -> Callable[[], Reading]:
         """Warms up; returns what takes a reading."""
-        case, threads = self.cases[step.name], self.options.threads
-        if step.measure == "compile":
-            if source == "import jax":
-                return lambda: take(
-                    lambda: run_fresh(["-c", "import jax"], make_environment())
-                )
-            case = case._replace(loss=source, rounds=16)
-            return lambda: read_fresh("compile", "jboost", case, threads)
-        if is_fresh(step):
-            library, _, cached = source.partition("-cached")
-            cached = source.endswith("-cached")
-            cache = self.cache.name if cached else ""
-            if cached:
-                read_fresh(step.measure, library, case, threads, cache)  # fills it
-            return lambda: read_fresh(step.measure, library, case, threads, cache)
-        worker = self.workers[source.split()[0]]
-        if " " in source:
-            case = self.cases[BESIDE[step.name]]
-        shown = worker.ask("prepare", measure=step.measure, case=case)
-        if step.measure == "train":
-            tqdm.write(f"  {step.name}, {source}: {json.dumps(shown)}")
-        return lambda: Reading(*worker.ask("read", measure=step.measure, case=case))
+        if step.fresh:
+            threads, cache = self.options.threads, self.cache.name
+            if source == "jboost-cached":
+                read_fresh(step, source, case, threads, cache)  # fills it
+            return lambda: read_fresh(step, source, case, threads, cache)
+        worker = self.find_worker(source)
+        worker.ask("prepare", measure=step.measure, case=case)
+        return lambda: Reading(*worker.ask("read"))
 
     def _collect(
-        self, sources: dict[str, Callable[[], Reading]], notes: dict, repeats: int
+        self, step: Step, readers: dict[str, Callable[[], Reading]], notes: dict
     ) -> dict[str, dict]:
         """Reads in turn until each source has enough good values.
 
         A source is read at most twice as often as it would be on a quiet machine; a
         slow one, which wants three good values at most, at most five times.
         """
-        names = [*sources, *notes]
-        good: dict[str, list[float]] = {name: [] for name in names}
-        discarded = dict.fromkeys(names, 0)
-        enough, most = (
-            dict.fromkeys(sources, repeats),
-            dict.fromkeys(sources, 2 * repeats),
-        )
+        figures = [*FIGURES.get(step.measure, MILLISECONDS)]
+        good: dict[str, list[tuple]] = {name: [] for name in step.sources}
+        discarded = dict.fromkeys(step.sources, 0)
+        repeats = min(step.repeats, self.options.repeats)
+        enough = dict.fromkeys(readers, repeats)
+        most = dict.fromkeys(readers, 2 * repeats)
         for attempt in range(2 * repeats):
-            start = attempt % max(1, len(sources))  # nobody is always the first
-            order = [*sources][start:] + [*sources][:start]
-            for name in order:
+            start = attempt % max(1, len(readers))  # nobody is always the first
+            for name in [*readers][start:] + [*readers][:start]:
                 tried = len(good[name]) + discarded[name]
                 done = len(good[name]) >= enough[name] or tried >= most[name]
                 if name in notes or done:
                     continue
-                self._wait()
                 begin = time.perf_counter()
                 try:
-                    reading = sources[name]()
+                    reading = readers[name]()
                 except FailedError as error:
                     notes[name] = str(error)
-                    tqdm.write(f"  {name}: {error}")
+                    tqdm.write(f"  {step.name}: {name}: {error}")
                     continue
                 if time.perf_counter() - begin > SLOW:
                     enough[name], most[name] = min(3, repeats), min(5, 2 * repeats)
                 # Where fewer rounds took longer than more, somebody disturbed, too.
                 quiet = (reading.load or 0.0) <= self.options.most_load
-                if not quiet or reading.value <= 0:
-                    discarded[name] += 1
-                else:
-                    good[name].append(reading.value)
+                if quiet and min(reading.values) > 0:
+                    good[name].append(tuple(reading.values))
                     self.bar.update()
+                else:
+                    discarded[name] += 1
+                    self._wait()
         return {
-            name: {
-                "median": statistics.median(values) if values else None,
-                "values": values,
-                "discarded": discarded[name],
-                "note": notes.get(name, "" if values else "disturbed"),
-            }
+            name: summarize(figures, values, discarded[name], notes.get(name, ""))
             for name, values in good.items()
         }
 
     def _wait(self) -> None:
         """Waits for a quiet moment while there is patience."""
         most = min(10.0, self.patience)
-        waited = wait_for_quiet(self.options.most_load, most) if most > 0 else 0.0
-        self.patience -= waited if waited > 0.5 else 0.0  # a look costs nothing
-
-    def run_table(self, table: str, kind: str) -> dict:
-        """Returns the held-out losses of each split of a real table."""
-        libraries = [n for n in self.options.libraries if n != "lightgbm-q"]
-        if "jboost" in libraries:
-            libraries.append("jboost-xla")
-        losses: dict[str, list[float]] = {name: [] for name in libraries}
-        for split in range(self.options.splits):
-            for name in libraries:
-                self.bar.set_description(f"{table} {kind} {name}")
-                arguments = dict(folder=str(self.options.tables), table=table)
-                arguments |= dict(kind=kind, split=split, rounds=TABLE_ROUNDS)
-                try:
-                    losses[name].append(self.workers[name].ask("table", **arguments))
-                except FailedError as error:
-                    tqdm.write(f"  {table} {kind}, {name}: {error}")
-                self.bar.update()
-        return {"table": table, "kind": kind, "losses": losses}
+        if most > 0:
+            self.patience -= wait_for_quiet(self.options.most_load, most)
 
 
-def list_tables(folder: Path | None) -> list[tuple[str, str]]:
-    """Returns the larger tables with a suitable loss."""
-    if folder is None:
-        return []
-    from compare_tables import list_cases
-
-    cases = list_cases(TABLE_TASKS)
-    every = [(c.table, c.kind) for c in cases if c.table == c.folder]
-    sizes = {}
-    for table in {table for table, _ in every}:
-        path = folder / table / "meta.json"
-        sizes[table] = json.loads(path.read_text())["n_rows"] if path.exists() else 0
-    return [(table, kind) for table, kind in every if sizes[table] >= LARGER]
+def summarize(
+    figures: list[str], values: list[tuple], discarded: int, note: str
+) -> dict[str, Any]:
+    """Returns the readings of a source and their medians."""
+    readings = [dict(zip(figures, row, strict=True)) for row in values]
+    medians = {
+        name: statistics.median(reading[name] for reading in readings)
+        for name in figures
+        if readings
+    }
+    return {
+        "medians": medians,
+        "readings": readings,
+        "discarded": discarded,
+        "note": note or ("" if values else "disturbed"),
+    }
 
 
 # ---- the command line ---------------------------------------------------------------
 
 
+def make_plan(options: argparse.Namespace) -> list[Step]:
+    """Returns the chosen steps, without libraries that are not installed."""
+    missing = [
+        name
+        for name in ("xgboost", "lightgbm", "sklearn")
+        if not importlib.util.find_spec(name)
+    ]
+    for name in missing:
+        print(f"{name} is not installed: left out")
+    plan = []
+    for step in PLAN:
+        sources = [s for s in step.sources if s.split("-")[0] not in missing]
+        if all(word not in step.name for word in options.only or [""]):
+            continue
+        if {*sources} & {*PEERS}:
+            plan.append(step._replace(sources=tuple(sources)))
+    return plan
+
+
+def count_readings(step: Step, options: argparse.Namespace) -> int:
+    """Returns the readings of a step on a quiet machine."""
+    return len(step.sources) * min(step.repeats, options.repeats)
+
+
 def describe_machine(bench: Bench) -> dict:
     """Returns versions and device."""
     versions = {"python": platform.python_version()}
-    for name in ("jax", "jaxlib", "numpy", *bench.options.libraries):
-        found = DISTRIBUTIONS.get(name, name.removesuffix("-q"))
+    for name in ("jax", "jaxlib", "numpy", "jboost", "xgboost", "lightgbm", "sklearn"):
         try:
+            found = DISTRIBUTIONS.get(name, name)
             versions[name] = importlib.metadata.version(found)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "source"
-    described = {}
-    if "jboost" in bench.options.libraries:
-        try:
-            described = bench.workers["jboost"].ask("describe")
-        except FailedError as error:
-            raise SystemExit(f"jboost cannot be measured: {error}") from error
+    try:
+        described = bench.find_worker("jboost").ask("describe")
+    except FailedError as error:
+        raise SystemExit(f"jboost cannot be measured: {error}") from error
     return {
-        "versions": versions,
+        **versions,
         **described,
         "isa": os.environ.get("JBOOST_ISA", "the best"),
         "processor": read_processor(),
@@ -476,48 +378,38 @@ def parse_options() -> argparse.Namespace:
     """Returns the options of the command line, checked."""
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
-    add("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
-    add("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
-    add("--repeats", type=int, default=5, help="good readings per median")
+    add("--only", nargs="+", metavar="WORD", help="steps whose name contains a WORD")
+    add("--list", action="store_true", help="print the names of the steps, and end")
+    add("--repeats", type=int, default=5, help="most good readings per median")
     add("--threads", type=int, default=2)
-    add("--tables", type=Path, metavar="DIR", help="real tables, for accuracy")
-    add("--splits", type=int, default=SPLITS, help="of each real table")
+    add("--loss", action="store_true", help="held-out losses as well")
     add("--most-load", type=float, default=0.1, help="of others, as a share of cores")
-    add("--patience", type=float, default=300.0, help="seconds to wait for quiet")
-    add("--quick", action="store_true", help="a twentieth of the rows, two readings")
-    add("--report", type=Path, metavar="FILE", help="print a benchmark.json, and end")
+    add("--patience", type=float, default=120.0, help="seconds to wait for quiet")
+    add("--quick", action="store_true", help="small sizes, two readings, any load")
+    add("--again", action="store_true", help="start anew, even if DIR holds a run")
+    add("--report", type=Path, metavar="FILE", help="print and draw a JSON, and end")
+    add("--markdown", type=Path, metavar="FILE", help="print its ratios, and end")
     options = parser.parse_args()
-    if options.repeats < 1 or options.threads < 1 or options.splits < 1:
-        parser.error("--repeats, --threads and --splits must be at least 1")
-    if options.tables and not list_tables(options.tables):
-        parser.error(f"--tables must hold folders of tables, {options.tables} has none")
-    if not options.report and not (make_plan(options) or options.tables):
-        parser.error("--cases and --measures must leave something to measure")
+    if options.repeats < 1 or options.threads < 1:
+        parser.error("--repeats and --threads must be at least 1")
+    if not make_plan(options):
+        names = ", ".join(step.name for step in PLAN)
+        parser.error(f"--only {options.only} matches none of the steps: {names}")
     if options.quick:
         options.repeats = min(2, options.repeats)
-        options.splits = 1
-        options.patience = min(20.0, options.patience)
+        options.most_load, options.patience = 1.0, 0.0
     return options
-
-
-def leave_out_missing(options: argparse.Namespace) -> None:
-    """Removes libraries that are not installed from the list, and prints them."""
-    found = []
-    for name in dict.fromkeys(options.libraries):
-        if importlib.util.find_spec(name.removesuffix("-q")):
-            found.append(name)
-        else:
-            print(f"{name} is not installed: left out")
-    options.libraries = found
 
 
 def shrink(case: Case) -> Case:
     """Returns a case for a quick run, which only shows that everything works."""
     return case._replace(
-        num_rows=max(1000, case.num_rows // 20),
-        low=max(2, case.low // 5),
-        high=max(4, case.high // 5),
+        num_rows=min(case.num_rows, max(1000, case.num_rows // 40)),
+        low=2,
+        high=4,
+        rounds=min(20, case.rounds),
+        predicted=min(case.predicted, 1000),
+        num_models=min(10, case.num_models),
     )
 
 
@@ -527,44 +419,90 @@ def confine(threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
+# ---- runs that continue -------------------------------------------------------------
+
+
+def load_earlier(options: argparse.Namespace, result: dict) -> dict[str, dict]:
+    """Returns the steps of an earlier run into the same folder.
+
+    Ends the program if machine, versions or arguments of that run were others.
+    """
+    path = options.out / "benchmark.json"
+    if options.again or not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    for part in ("machine", "arguments"):
+        old, new = earlier[part], result[part]
+        for name in {*old, *new}:
+            if old.get(name) != new.get(name):
+                raise SystemExit(
+                    f"{path} holds a run with {name} {old.get(name)}, now it is "
+                    f"{new.get(name)}: choose another --out, or --again to start anew"
+                )
+    return earlier["steps"]
+
+
+def is_finished(step: Step, entry: dict | None) -> bool:
+    """Returns whether each source of a step was measured."""
+    return entry is not None and all(
+        entry["sources"].get(name, {}).get("readings") for name in step.sources
+    )
+
+
 def measure(options: argparse.Namespace) -> dict:
-    """Returns all measurements, as they are written to the JSON."""
-    steps, tables = make_plan(options), list_tables(options.tables)
-    tables = tables[:2] if options.quick else tables
-    total = sum(len(step.sources) * step.repeats for step in steps)
-    total += len(tables) * options.splits * (len(options.libraries) + 1)
-    result: dict[str, Any] = {"machine": {}, "rows": [], "tables": []}
-    begin = time.perf_counter()
-    with tqdm(total=total, unit="reading", smoothing=0) as bar:
+    """Returns all measurements, those of an earlier run included."""
+    names = ("repeats", "threads", "quick", "loss", "most_load")
+    arguments = {name: getattr(options, name) for name in names}
+    result: dict[str, Any] = {"machine": {}, "arguments": arguments, "steps": {}}
+    result["load was read"] = read_busy() is not None
+    plan = make_plan(options)
+    with tqdm(unit="reading", smoothing=0) as bar:
         bench = Bench(options, bar)
         try:
             result["machine"] = describe_machine(bench)
-            tqdm.write(json.dumps(result["machine"]))
-            result["rows"].extend(map(bench.run, steps))
-            result["tables"].extend(bench.run_table(*table) for table in tables)
+            result["steps"] = load_earlier(options, result)
+            todo = [s for s in plan if not is_finished(s, result["steps"].get(s.name))]
+            if len(todo) < len(plan):
+                tqdm.write(f"{len(plan) - len(todo)} steps were measured before")
+            bar.reset(sum(count_readings(step, options) for step in todo))
+            for step in todo:
+                result["steps"][step.name] = bench.run(step)
+                save(options.out / "benchmark.json", result)
         except KeyboardInterrupt:
-            tqdm.write("interrupted: the report holds what was measured until now")
+            tqdm.write("interrupted: the same command continues")
         finally:
             bench.close()
-    kept = {k: v for k, v in vars(options).items() if k not in ("out", "report")}
-    result["arguments"] = kept | {"tables": bool(options.tables)}
-    result["load was read"] = read_busy() is not None
-    result["seconds"] = round(time.perf_counter() - begin)
     return result
 
 
+def save(path: Path, result: dict) -> None:
+    """Writes the JSON, in one step: a killed run leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(path)
+
+
 def main() -> None:
-    """Measures, prints the tables, and writes the JSON."""
+    """Measures, prints the tables, draws the picture, and writes the JSON."""
     options = parse_options()
-    if options.report:
-        print_report(json.loads(options.report.read_text()))
+    if options.list:
+        print("\n".join(step.name for step in PLAN))
         return
-    leave_out_missing(options)
-    confine(options.threads)  # before JAX counts cores
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    result = measure(options)
-    verdicts = print_report(result)
-    write_json(options.out / "benchmark.json", {**result, "asked": verdicts})
+    if options.markdown:
+        print_markdown(json.loads(options.markdown.read_text()))
+        return
+    if options.report:
+        result = json.loads(options.report.read_text())
+    else:
+        confine(options.threads)  # before JAX counts cores
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        result = measure(options)
+        write_json(
+            options.out / "benchmark.json", {**result, "ratios": find_ratios(result)}
+        )
+    print_report(result)
+    draw(result, options.out)
 
 
 if __name__ == "__main__":

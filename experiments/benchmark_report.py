@@ -1,337 +1,253 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the result of ``benchmark.py``: medians, ratios, and targets.
+"""Prints and draws the result of ``benchmark.py``: medians, ratios, and targets.
 
-In: the result of a run. Out: tables in the terminal, and the target ratios with the
-measured ones.
+In: the result of a run, complete or not. Out: tables in the terminal, or as Markdown,
+and a picture of all ratios.
 """
 
 import json
-import math
-import statistics
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-PEERS = ("xgboost", "lightgbm", "lightgbm-q", "sklearn")
+from benchmark_cases import FIGURES, GROUPS, MILLISECONDS, PEERS, PLAN, Line, Step
+from experiment_tools import BLUE, GRAY, ORANGE, open_figure
+
 LOST = "not measured"
-
-
-class Ratio(NamedTuple):
-    """A median of jboost over another median, or the held-out loss of real tables."""
-
-    case: str
-    measure: str
-    over: str = "peers"  # the best of them, or a single source
-    subject: str = "jboost"
-
-
-class Asked(NamedTuple):
-    """A target of this library; lower is better."""
-
-    case: str
-    measure: str
-    reach: float
-    aim: float
-    ratios: tuple[Ratio, ...]
-
-
-ASKED = (
-    Asked(
-        "1M x 28 and 100k x 100, depth 6, squared error", "per tree / fastest peer",
-        0.6, 0.45, (Ratio("large", "train"), Ratio("wide", "train")),
-    ),
-    Asked(
-        "1M x 28, 50 rounds", "float matrix to model / fastest peer",
-        0.4, 0.3, (Ratio("large", "fit"),),
-    ),
-    Asked(
-        "1M x 28, absolute error, exact medians", "per tree / own squared error",
-        1.3, 1.1, (Ratio("large-absolute", "train", "jboost squared_error"),),
-    ),
-    Asked(
-        "the same", "per tree / fastest peer's absolute error",
-        0.6, 0.45, (Ratio("large-absolute", "train"),),
-    ),
-    Asked(
-        "logistic; 10 classes; depth 10", "per tree / fastest peer",
-        0.7, 0.5,
-        tuple(Ratio(n, "train") for n in ("large-logistic", "classes", "large-deep")),
-    ),
-    Asked(
-        "a custom loss", "per tree / the built-in it equals",
-        1.05, 1.0, (Ratio("large-own", "train", "jboost squared_error"),),
-    ),
-    Asked(
-        "predict 1M rows, 50 and 500 rounds of depth 6",
-        "time / XGBoost inplace_predict", 0.3, 0.1,
-        tuple(Ratio("large", f"predict {n}", "xgboost") for n in (50, 500)),
-    ),
-    Asked(
-        "the same with AVX-512 switched off", "time / XGBoost inplace_predict",
-        0.7, 0.4,
-        tuple(
-            Ratio("large", f"predict {n}", "xgboost", "jboost-avx2") for n in (50, 500)
-        ),
-    ),
-    Asked(
-        "20k x 28, 100 rounds of depth 6, SHAP values", "time / XGBoost pred_contribs",
-        0.2, 0.1, (Ratio("explained", "shap", "xgboost"),),
-    ),
-    Asked(
-        "20k x 8, 100 rounds, warm", "fit / fastest peer",
-        1.5, 0.7, (Ratio("medium", "fit"),),
-    ),
-    Asked(
-        "1k x 10, 100 rounds, warm", "fit / XGBoost",
-        1.0, 0.5, (Ratio("small", "fit", "xgboost"),),
-    ),
-    Asked(
-        "5 folds: 1k x 10, 20k x 8, 100k x 28", "cross-validation / fastest peer",
-        1.0, 0.5, tuple(Ratio(n, "cv") for n in ("small", "medium", "folds")),
-    ),
-    Asked(
-        "8 learning rates, 5 folds: 1k x 10, 20k x 8", "sweep / fastest peer's loop",
-        1.0, 0.5, tuple(Ratio(n, "sweep") for n in ("small", "medium")),
-    ),
-    Asked(
-        "cold process, 1k x 10: import, fit, predict", "wall / XGBoost's cold process",
-        1.5, 1.0, (Ratio("small", "cold", "xgboost"),),
-    ),
-    Asked(
-        "1M x 28", "peak memory / XGBoost's",
-        1.0, 0.7,
-        (Ratio("large", "memory fit", "xgboost"), Ratio("large", "memory", "xgboost")),
-    ),
-    Asked(
-        "held-out loss on real tables, five splits", "/ the pure-XLA core",
-        1.002, 1.0, (Ratio("tables", "mean"), Ratio("tables", "worst")),
-    ),
-)  # fmt: skip
 
 
 # ---- ratios -------------------------------------------------------------------------
 
 
-def find_median(result: dict, case: str, measure: str, source: str) -> float | None:
-    """Returns a median; None if it was not measured."""
-    for row in result["rows"]:
-        if (row["case"], row["measure"]) == (case, measure):
-            return row["sources"].get(source, {"median": None})["median"]
-    return None
+def find_median(entry: dict, source: str, figure: str) -> float | None:
+    """Returns a median of a step; None if it was not measured."""
+    return entry["sources"].get(source, {}).get("medians", {}).get(figure)
 
 
-def find_best(sources: dict[str, dict]) -> tuple[str, float] | None:
+def find_best(entry: dict, figure: str) -> tuple[str, float] | None:
     """Returns the peer with the lowest median."""
-    medians = {name: sources[name]["median"] for name in PEERS if name in sources}
+    medians = {name: find_median(entry, name, figure) for name in PEERS}
     known = {name: value for name, value in medians.items() if value}
     return min(known.items(), key=lambda item: item[1]) if known else None
 
 
-def find_lost(rows: list[dict[str, dict]]) -> list[str]:
-    """Returns the peers that were expected but not measured."""
-    return [
-        name
-        for sources in rows
-        for name, entry in sources.items()
-        if name in PEERS
-        and entry["median"] is None
-        and not entry["note"].startswith("unsupported")
+def find_ratios(result: dict) -> list[dict]:
+    """Returns all lines of the plan by group, with the ratios that were measured."""
+    found = [
+        find_ratio(result["steps"].get(step.name), step, line)
+        for step in PLAN
+        for line in step.lines
     ]
+    return sorted(found, key=lambda row: GROUPS.index(row["group"]))
 
 
-def compute_ratio(result: dict, ratio: Ratio) -> tuple[float | None, str]:
-    """Returns a ratio and its denominator."""
-    if ratio.case == "tables":
-        return compare_tables(result["tables"], ratio.measure)
-    subject = find_median(result, ratio.case, ratio.measure, ratio.subject)
-    base, name = find_median(result, ratio.case, ratio.measure, ratio.over), ratio.over
-    if ratio.over == "peers":
-        rows = [r for r in result["rows"] if r["case"] == ratio.case]
-        sources = [r["sources"] for r in rows if r["measure"] == ratio.measure]
-        best = find_best(sources[0]) if sources else None
-        name, base = best or ("peers", None)
-        name += "".join(f", {lost} {LOST}" for lost in find_lost(sources))
-    return (subject / base if subject and base else None), name
+def find_ratio(entry: dict | None, step: Step, line: Line) -> dict[str, Any]:
+    """Returns a line with its ratio, its denominator, and a verdict."""
+    measured, over = None, line.over or "peers"
+    if entry:
+        own = find_median(entry, line.subject, line.figure)
+        best = find_best(entry, line.figure)
+        if line.over:
+            best = line.over, find_median(entry, line.over, line.figure)
+        over, base = best or (over, None)
+        measured = own / base if own and base else None
+        lost = [
+            name
+            for name in entry["sources"]
+            if name in PEERS and find_median(entry, name, line.figure) is None
+        ]
+        if not line.over:
+            over += "".join(f", {name} {LOST}" for name in lost)
+    found = {**line._asdict(), "step": step.name, "measured": measured, "over": over}
+    return found | {"verdict": judge(line, measured, over)}
 
 
-def compare_tables(tables: list[dict], how: str) -> tuple[float | None, str]:
-    """Returns the mean or highest ratio of losses, and its table."""
-    ratios = {
-        f"{entry['table']} {entry['kind']}": mean_ratio(entry, "jboost-xla")
-        for entry in tables
-    }
-    known = {name: ratio for name, ratio in ratios.items() if ratio}
-    if not known:
-        return None, "tables"
-    if how == "worst":
-        name, value = max(known.items(), key=lambda item: item[1])
-        return value, f"worst of {len(known)}: {name}"
-    mean = math.exp(statistics.fmean(map(math.log, known.values())))
-    return mean, f"geometric mean of {len(known)} tables"
-
-
-def mean_ratio(entry: dict, name: str) -> float | None:
-    """Returns the mean over splits of jboost's loss over another one's."""
-    own, other = (entry["losses"].get(key, []) for key in ("jboost", name))
-    if not own or len(own) != len(other):
-        return None
-    return statistics.fmean(a / b for a, b in zip(own, other, strict=True))
-
-
-def judge(asked: Asked, value: float | None, base: str) -> str:
+def judge(line: Line, measured: float | None, over: str) -> str:
     """Returns in a word whether a ratio reaches its target."""
-    if value is None:
+    if measured is None:
         return LOST
-    if LOST in base:  # the fastest peer may be another one
+    if line.reach is None or line.aim is None:
+        return ""
+    if LOST in over:  # the fastest peer may be another one
         return "unsure"
-    if value <= asked.aim:
+    if measured <= line.aim:
         return "aim"
-    return "reached" if value <= asked.reach else "MISSED"
+    return "reached" if measured <= line.reach else "MISSED"
 
 
-# ---- printing -----------------------------------------------------------------------
+# ---- tables -------------------------------------------------------------------------
 
 
 def print_report(result: dict) -> list[dict]:
-    """Prints everything; returns the targets with what was measured."""
+    """Prints everything; returns the lines with what was measured."""
     print("\n" + json.dumps(result["machine"]))
-    print_rows([row for row in result["rows"] if row["measure"] != "compile"])
-    print_compile([row for row in result["rows"] if row["measure"] == "compile"])
-    print_tables(result["tables"])
-    verdicts = print_asked(result)
+    print_medians(result)
+    ratios = find_ratios(result)
+    print_ratios(result, ratios)
     print_disturbance(result)
-    print(f"\n{conclude(verdicts)}")
-    return verdicts
+    print(f"\n{conclude(ratios)}")
+    return ratios
 
 
-def conclude(verdicts: list[dict]) -> str:
-    """Returns the result in one sentence."""
-    measured = [entry for entry in verdicts if entry["measured"] is not None]
-    missed = [entry["case"] for entry in measured if entry["verdict"] == "MISSED"]
-    if not measured:
-        return f"Found: none of the {len(verdicts)} ratios was measured."
-    said = f"Found: {len(measured)} of {len(verdicts)} ratios were measured"
-    if missed:
-        return f"{said}; {len(missed)} miss their target: {'; '.join(missed)}."
-    return f"{said}; none misses its target."
+def print_medians(result: dict) -> None:
+    """Prints the medians of all sources."""
+    print("\nmedians, and the range of the readings in percent of them")
+    for step in PLAN:
+        entry = result["steps"].get(step.name)
+        for figure, unit in FIGURES.get(step.measure, MILLISECONDS).items():
+            if entry:
+                named = f"{step.name}, {figure}" if figure != "time" else step.name
+                cells = [
+                    f"{name} {format_median(entry['sources'][name], figure)}"
+                    for name in entry["sources"]
+                ]
+                print(f"{named:40}{unit:11} " + "; ".join(cells))
+                losses = entry.get("losses")
+                if losses:
+                    print(f"{'':40}{'loss':11} " + json.dumps(losses))
 
 
-def format_median(summary: dict | None) -> str:
-    """Returns a median, or why there is none."""
-    if summary is None:
-        return "-"
-    if summary["median"] is None:
-        return summary["note"].split(":")[0].split()[0]
-    return f"{summary['median']:.4g}"
+def format_median(source: dict, figure: str) -> str:
+    """Returns a median with the range of the readings, or why there is none."""
+    median = source["medians"].get(figure)
+    if median is None:
+        return source["note"]
+    values = [reading[figure] for reading in source["readings"]]
+    return f"{median:.4g} ({100 * (max(values) - min(values)) / median:.0f} %)"
 
 
-def print_rows(rows: list[dict]) -> None:
-    """Prints medians, their ratios to jboost's, and jboost's to the best peer's."""
-    if not rows:
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row["sources"]))
-    names = [name for name in names if name.split()[0] in (*PEERS, "jboost")]
-    print("\nmedians (in brackets: ratio to jboost); last column: jboost / best peer")
-    print(f"{'case':15}{'measure':23}" + "".join(f"{n:>21}" for n in names))
-    for row in rows:
-        sources = row["sources"]
-        own = sources.get("jboost", {"median": None})["median"]
-        line = f"{row['case']:15}{row['measure'] + ', ' + row['unit']:23}"
-        for name in names:
-            cell = format_median(sources.get(name))
-            value = sources.get(name, {"median": None})["median"]
-            if name != "jboost" and own and value:
-                cell += f" ({value / own:.2f})"
-            line += f"{cell:>21}"
-        best = find_best(sources)
-        print(line + (f"{own / best[1]:8.3f}" if own and best else f"{'-':>8}"))
-    print_variants(rows)
-
-
-def print_variants(rows: list[dict]) -> None:
-    """Prints the variants of jboost that only one measure has."""
-    for row in rows:
-        for name, summary in row["sources"].items():
-            if name.startswith("jboost-"):
-                cell = format_median(summary)
-                print(
-                    f"{row['case']:15}{row['measure']:23}{name}: {cell} {row['unit']}"
-                )
-
-
-def print_compile(rows: list[dict]) -> None:
-    """Prints seconds, and multiples of `import jax`."""
-    for row in rows:
-        imported = row["sources"]["import jax"]["median"]
-        print("\ncompiling the training program, seconds (first fit minus second)")
-        for name, entry in row["sources"].items():
-            ratio = "-"
-            if imported and entry["median"] is not None:
-                ratio = f"{entry['median'] / imported:.2f} x import jax"
-            print(f"  {name:16}{format_median(entry):>10}   {ratio}")
-
-
-def print_tables(tables: list[dict]) -> None:
-    """Prints mean held-out losses and their ratios, split by split."""
-    if not tables:
-        return
-    names = list(tables[0]["losses"])
-    print("\nheld-out loss on real tables, means over splits; jboost / others")
-    print(f"{'table':22}{'loss':16}" + "".join(f"{n:>12}" for n in names), end="")
-    print(f"{'/ xla':>9}{'/ best':>9}")
-    for entry in tables:
-        losses = entry["losses"]
-        means = {n: statistics.fmean(v) if v else None for n, v in losses.items()}
-        line = f"{entry['table']:22}{entry['kind']:16}"
-        line += "".join(f"{v:12.5g}" if v else f"{'-':>12}" for v in means.values())
-        known = {n: v for n, v in means.items() if n in PEERS and v}
-        best = min(known, key=lambda n: known[n]) if known else ""
-        for other in ("jboost-xla", best):
-            ratio = mean_ratio(entry, other)
-            line += f"{ratio:9.4f}" if ratio else f"{'-':>9}"
-        print(line)
-
-
-def print_asked(result: dict) -> list[dict]:
+def print_ratios(result: dict, ratios: list[dict]) -> None:
     """Prints the targets and the measured ratios side by side."""
-    print("\ntargets and measured ratios (lower is better)")
+    print("\nratios of medians and their targets (lower is better)")
     if result["arguments"]["quick"]:
-        print("a quick run: the sizes are not those of the targets")
-    print(f"{'case':49}{'measure':43}{'reach':>7}{'aim':>7}{'measured':>10}")
-    verdicts = []
-    for asked in ASKED:
-        begin = f"{asked.case:49}{asked.measure:43}{asked.reach:>7}{asked.aim:>7}"
-        for ratio in asked.ratios:
-            value, name = compute_ratio(result, ratio)
-            verdict = judge(asked, value, name)
-            shown = "-" if value is None else f"{value:.4g}"
-            where = f"{ratio.case}, {ratio.measure}: / {name}"
-            if ratio.case == "tables":
-                where = name
-            print(f"{begin}{shown:>10}  {verdict:13}{where}")
-            begin = " " * len(begin)
-            entry: dict[str, Any] = asked._asdict() | ratio._asdict()
-            entry = {**entry, "case": asked.case, "measure": asked.measure}
-            del entry["ratios"]
-            verdicts.append(
-                {**entry, "of": where, "measured": value, "verdict": verdict}
-            )
-    return verdicts
+        print("a quick run: the sizes are not those of the labels")
+    print(f"{'':66}{'reach':>7}{'aim':>7}{'measured':>10}")
+    group = ""
+    for row in ratios:
+        if row["group"] != group:
+            group = row["group"]
+            print(group)
+        asked = [f"{row[name] or '-':>7}" for name in ("reach", "aim")]
+        shown = "-" if row["measured"] is None else f"{row['measured']:.3g}"
+        verdict = f"{row['verdict']:13}{row['over']}"
+        print(f"  {row['label']:64}{asked[0]}{asked[1]}{shown:>10}  {verdict}")
+
+
+def print_markdown(result: dict) -> None:
+    """Prints the measured ratios as a table of the documentation."""
+    print("| measure | jboost / fastest peer | fastest peer |\n|---|---|---|")
+    group = ""
+    for row in find_ratios(result):
+        if row["measured"] is None:
+            continue
+        if row["group"] != group:
+            group = row["group"]
+            print(f"| **{group}** | | |")
+        label = row["label"].replace("%", " %")
+        print(f"| {label} | {row['measured']:.2g} | {row['over']} |")
 
 
 def print_disturbance(result: dict) -> None:
     """Prints how many readings were discarded, and what was not measured."""
-    print(f"\n{result['seconds']} seconds in total")
+    steps = result["steps"]
+    seconds = sum(entry["seconds"] for entry in steps.values())
+    print(f"\n{len(steps)} of {len(PLAN)} steps in {seconds:.0f} seconds")
     if not result["load was read"]:
         print("the load of other processes could not be read: times may be disturbed")
     entries = {
-        f"{row['case']}, {row['measure']}: {name}": entry
-        for row in result["rows"]
-        for name, entry in row["sources"].items()
+        f"{name}: {source}": entry
+        for name, step in steps.items()
+        for source, entry in step["sources"].items()
     }
-    kept = sum(len(entry["values"]) for entry in entries.values())
+    kept = sum(len(entry["readings"]) for entry in entries.values())
     lost = sum(entry["discarded"] for entry in entries.values())
     print(f"{kept} readings kept, {lost} discarded because of other processes")
     for name, entry in entries.items():
-        if entry["median"] is None:
+        if not entry["readings"]:
             print(f"not measured: {name} ({entry['note']})")
-        elif len(entry["values"]) < 2 and entry["discarded"]:
+        elif len(entry["readings"]) < 2 and entry["discarded"]:
             print(f"one reading only: {name}")
+
+
+def conclude(ratios: list[dict]) -> str:
+    """Returns the result in one sentence."""
+    measured = [row for row in ratios if row["measured"] is not None]
+    if not measured:
+        return f"Found: none of the {len(ratios)} ratios was measured."
+    slower = sum(row["measured"] > 1 for row in measured)
+    missed = [row["label"] for row in measured if row["verdict"] == "MISSED"]
+    said = f"Found: {len(measured)} of {len(ratios)} ratios were measured, {slower} of"
+    said += f" them are above 1; {len(missed)} miss their target"
+    return said + (f": {'; '.join(missed)}." if missed else ".")
+
+
+# ---- the picture --------------------------------------------------------------------
+
+
+def draw(result: dict, folder: Path) -> None:
+    """Writes a dot for each measured ratio, as PNG and as SVG."""
+    from matplotlib import pyplot
+
+    rows = [row for row in find_ratios(result) if row["measured"]]
+    if not rows:
+        return
+    halves = split_groups(rows)
+    height = 1.0 + 0.185 * max(len(half) for half in halves)
+    # A fixed salt, and no date: equal pictures give equal files.
+    style: Any = {"svg.hashsalt": "jboost", "figure.facecolor": "white", "font.size": 8}
+    with pyplot.rc_context(style):
+        figure, (panels,) = open_figure(1, len(halves), size=(11, height), sharex=True)
+        for axes, half in zip(panels, halves, strict=True):
+            draw_half(axes, half, max(map(len, halves)))
+        figure.supxlabel(
+            "jboost / fastest peer: ratio of medians (below 1, jboost needs less)",
+            fontsize=9,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder / "benchmark.png", folder / "benchmark.svg"):
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(path, dpi=160, metadata=metadata)
+            print(f"written: {path}")
+        pyplot.close(figure)
+
+
+def split_groups(rows: list[dict]) -> list[list[dict | str]]:
+    """Returns rows below the names of their groups, in two halves of similar height."""
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    blocks: list[list[dict | str]] = [[name, *part] for name, part in groups.items()]
+    total = sum(map(len, blocks))
+    halves: list[list[dict | str]] = [[], []]
+    for block in blocks:  # the right half begins where the left one has enough
+        halves[2 * len(halves[0]) + len(block) > total + 1].extend(block)
+    return [half for half in halves if half]
+
+
+def draw_half(axes: Any, lines: list[dict | str], height: int) -> None:
+    """Draws names of groups, labels, dots, and the line at 1, in so many rows."""
+    from matplotlib import ticker
+
+    axes.set(xscale="log", yticks=range(len(lines)), ylim=(height - 0.4, -0.6))
+    axes.set_yticklabels(
+        [line if isinstance(line, str) else line["label"] for line in lines]
+    )
+    for place, line in enumerate(lines):
+        label = axes.get_yticklabels()[place]
+        if isinstance(line, str):
+            label.set(fontweight="bold", fontsize=8.5)
+            continue
+        color = BLUE if line["measured"] <= 1 else ORANGE
+        axes.plot([line["measured"], 1], [place, place], color=color, lw=1, alpha=0.5)
+        axes.plot(line["measured"], place, "o", color=color, markersize=4.5)
+        axes.annotate(
+            f"{line['measured']:.2g}", (1.01, place), va="center", color=color,
+            xycoords=("axes fraction", "data"),
+        )  # fmt: skip
+    axes.axvline(1, color="0.2", linewidth=1)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.grid(axis="x", color=GRAY, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)

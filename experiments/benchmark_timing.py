@@ -5,20 +5,22 @@ In: a function. Out: a ``Reading``: how long it took, and which share of the cor
 it may use other processes used meanwhile, from /proc/stat (Linux).
 """
 
+import math
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BEFORE = 0.1  # seconds watched before a call
+LEAST = 0.2  # seconds of a reading: shorter calls are repeated
 WINDOW = 0.2  # seconds watched when waiting for a quiet moment
 
 
 class Reading(NamedTuple):
-    """A measured value and the share of the cores that others used; None: unknown."""
+    """Measured values and the share of the cores that others used; None: unknown."""
 
-    value: float
+    values: tuple[float, ...]
     load: float | None
 
 
@@ -39,30 +41,40 @@ def read_busy() -> tuple[float, int] | None:
     return (busy / os.sysconf("SC_CLK_TCK"), len(rows)) if busy else None
 
 
-def read_own() -> float:
+def read_own(*of: int) -> float:
     """Returns the processor seconds of this process and its finished children."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    used = map(resource.getrusage, of or (_SELF, CHILDREN))
+    return sum(part.ru_utime + part.ru_stime for part in used)
 
 
-def take(function: Callable[[], Any]) -> Reading:
-    """Times one call; the load includes a moment before it."""
-    before, own, start = read_busy(), read_own(), time.perf_counter()
-    time.sleep(BEFORE)
-    begin = time.perf_counter()
-    function()
-    end = time.perf_counter()
+_SELF, CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+
+
+def watch(function: Callable[[], Any]) -> tuple[Any, float | None]:
+    """Calls a function; returns its result and the load of others meanwhile."""
+    before, own, begin = read_busy(), read_own(), time.perf_counter()
+    result = function()
+    seconds = time.perf_counter() - begin
     after, own = read_busy(), read_own() - own
     if before is None or after is None:
-        return Reading(end - begin, None)
+        return result, None
     others = max(0.0, after[0] - before[0] - own)
-    return Reading(end - begin, others / ((end - start) * after[1]))
+    return result, others / (seconds * after[1])
 
 
-def worst(*readings: Reading) -> float | None:
-    """Returns the highest load of several readings."""
-    loads = [reading.load for reading in readings if reading.load is not None]
-    return max(loads, default=None)
+def time_call(function: Callable[[], Any], times: int = 1) -> float:
+    """Returns the mean seconds of so many calls, or of fewer if they are slow."""
+    begin = end = time.perf_counter()
+    done = 0
+    while done < times and end - begin < 10 * LEAST:
+        function()
+        end, done = time.perf_counter(), done + 1
+    return (end - begin) / done
+
+
+def choose_times(function: Callable[[], Any]) -> int:
+    """Returns how many calls make a reading, from two calls."""
+    return max(1, math.ceil(LEAST / max(1e-6, time_call(function, 2))))
 
 
 def wait_for_quiet(most_load: float, patience: float) -> float:
@@ -74,7 +86,7 @@ def wait_for_quiet(most_load: float, patience: float) -> float:
     """
     begin = time.perf_counter()
     while time.perf_counter() - begin < patience:
-        load = take(lambda: time.sleep(WINDOW - BEFORE)).load
+        load = watch(lambda: time.sleep(WINDOW))[1]
         if load is None or load <= most_load:
             break
     return time.perf_counter() - begin

@@ -13,8 +13,9 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 PARTS = (
-    "benchmark_report", "benchmark_timing", "benchmark_worker", "compare_fits",
-    "compare_report", "compare_tables", "experiment_tools",
+    "benchmark_cases", "benchmark_peers", "benchmark_report", "benchmark_timing",
+    "benchmark_worker", "compare_fits", "compare_report", "compare_tables",
+    "experiment_tools",
 )  # fmt: skip
 SCRIPTS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in PARTS)
 
@@ -413,3 +414,83 @@ def test_losses_of_shared_trees_are_scikit_learns():
     chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     expected = metrics.log_loss(kinds, chances, labels=range(4))
     assert script.held_out_loss(scores, kinds) == pytest.approx(expected)
+
+
+def make_entry(**values):
+    """One step of a benchmark as it is written: a reading of each source."""
+    sources = {
+        name: dict(medians={"time": value} if value else {}, discarded=0, note="",
+                   readings=[{"time": value}] if value else [])
+        for name, value in values.items()
+    }  # fmt: skip
+    return dict(seconds=1.0, sources=sources, losses={})
+
+
+def test_benchmark_compares_with_the_fastest_peer(tmp_path, capsys):
+    report = importlib.import_module("benchmark_report")
+    plan = {step.name: step for step in report.PLAN}
+    assert len(plan) == len(report.PLAN)
+    for step in report.PLAN:
+        known = {*importlib.import_module("benchmark_cases").PEERS}
+        assert {line.subject for line in step.lines} <= {*step.sources} - known
+        assert all((line.over or known & {*step.sources}) for line in step.lines)
+        assert all(line.group in report.GROUPS for line in step.lines)
+    ratios = report.find_ratios({"steps": {}})
+    assert len({(row["group"], row["label"]) for row in ratios}) == len(ratios)
+
+    def find(**values):
+        own = {name.replace("_", "-"): value for name, value in values.items()}
+        entry = make_entry(**own)
+        step = plan["train large"]._replace(sources=tuple(own))
+        row = report.find_ratio(entry, step, step.lines[0])
+        return row["measured"], row["over"].split(",")[0], row["verdict"]
+
+    assert find(jboost=2, xgboost=8, lightgbm=4) == (0.5, "lightgbm", "MISSED")
+    assert find(jboost=2, xgboost=5, lightgbm_q=10) == (0.4, "xgboost", "reached")
+    assert find(jboost=1, xgboost=5) == (0.2, "xgboost", "aim")
+    assert find(jboost=1, xgboost=5, lightgbm=0) == (0.2, "xgboost", "unsure")
+    assert find(jboost=0, xgboost=5) == (None, "xgboost", "not measured")
+    steps = {step.name: make_entry(**dict.fromkeys(step.sources, 1.0))
+             for step in report.PLAN}  # fmt: skip
+    steps["one full tree"] = make_entry(jboost=3.0, sklearn=1.5)
+    report.draw({"steps": steps}, tmp_path)
+    assert "<svg" in (tmp_path / "benchmark.svg").read_text()
+    report.print_markdown({"steps": steps})
+    assert "scikit-learn | 2 | sklearn |" in capsys.readouterr().out
+
+
+def test_benchmark_continues_a_killed_run(tmp_path, monkeypatch, capsys):
+    """A step is measured for real, the other one killed; nothing is measured twice."""
+    benchmark = importlib.import_module("benchmark")
+    for name in ("confine", "signal"):  # these would outlive the test
+        monkeypatch.setattr(
+            benchmark, name, importlib.import_module("unittest.mock").Mock()
+        )
+    measured, run_step = [], benchmark.Bench.run
+
+    def run_or_end(bench, step):
+        if step.name == "fit 1k x 10" and not measured.count("killed"):
+            measured.append("killed")
+            raise KeyboardInterrupt
+        measured.append(step.name)
+        if step.name == "one full tree":
+            return run_step(bench, step)
+        return make_entry(**dict.fromkeys(step.sources, 1.0))
+
+    monkeypatch.setattr(benchmark.Bench, "run", run_or_end)
+    command = ["benchmark.py", "--quick", "--out", str(tmp_path)]
+    command += ["--only", "fit 1k x 10", "one full"]
+    monkeypatch.setattr(sys, "argv", command)
+    benchmark.main()
+    assert "1 of 63 steps" in capsys.readouterr().out
+    benchmark.main()
+    assert measured == ["one full tree", "killed", "fit 1k x 10"]
+    result = json.loads((tmp_path / "benchmark.json").read_text())
+    for entry in result["steps"]["one full tree"]["sources"].values():
+        assert len(entry["readings"]) == 2 and entry["medians"]["time"] > 0
+    (ratio,) = [row for row in result["ratios"] if row["label"].startswith("fit 1k")]
+    assert ratio["measured"] == 1
+    monkeypatch.setattr(sys, "argv", [*command, "--repeats", "1"])
+    with pytest.raises(SystemExit, match=r"repeats 2, now it is 1.*--again"):
+        benchmark.main()
+    assert len(measured) == 3
