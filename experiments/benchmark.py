@@ -18,8 +18,7 @@ that are not installed are left out. Measures:
 - many: models of many small tables, one after another; "jboost-vmap" bins them one
   after another and trains them in one program.
 - cv: from arrays to the losses of five folds, warm: `jb.cross_validate`, `xgboost.cv`,
-  `lightgbm.cv`. sweep: the same at eight learning rates: `jb.sweep`, and the others in
-  a loop.
+  `lightgbm.cv`.
 - predict: raw scores of some rows; "jboost-avx2" is a process with JBOOST_ISA=avx2.
 - shap: SHAP values (TreeSHAP, path-dependent; the peers' pred_contribs and
   pred_contrib).
@@ -146,6 +145,12 @@ class Worker:
             raise FailedError(answer["failed"])
         return answer["value"]
 
+    def forget(self) -> None:
+        """Tells the process, if there is one, to drop models and data."""
+        if self.process is not None:
+            with contextlib.suppress(FailedError):
+                self.ask("forget")
+
     def _last_error(self) -> str:
         """Returns the last line that the process wrote."""
         assert self.errors
@@ -207,6 +212,7 @@ class Bench:
         self.patience = options.patience
         self.cache = tempfile.TemporaryDirectory()
         self.workers: dict[str, Worker] = {}
+        self.size: tuple = ()  # rows and columns of the last step
 
     def close(self) -> None:
         """Ends all processes."""
@@ -224,9 +230,10 @@ class Bench:
         """Returns the medians of one step, and what was odd."""
         began, shown = time.perf_counter(), self.bar.n
         case = shrink(step.case) if self.options.quick else step.case
-        if step.case.num_rows >= 1_000_000:  # they may need the memory of others
-            for source in {*self.workers} - {*step.sources}:
-                self.workers.pop(source).close()
+        if case[:2] != self.size:  # another table
+            for worker in self.workers.values():
+                worker.forget()
+            self.size = case[:2]
         readers: dict[str, Callable[[], Reading]] = {}
         notes: dict[str, str] = {}
         losses: dict[str, float | None] = {}

@@ -156,7 +156,7 @@ def time_candidates() -> list[Step]:
 def predict_few() -> list[Step]:
     """Returns a step for each small number of dense and of sparse rows."""
     steps = []
-    peers = ("jboost", "xgboost", "xgboost-1", "lightgbm", "lightgbm-1")
+    peers = (*BOOSTERS, "lightgbm-1")
     for trees in (100, 500):
         for rows in (1, 10, 100):
             case = FEW._replace(rounds=trees, predicted=rows)
@@ -196,7 +196,7 @@ def start_processes() -> list[Step]:
             Line(COLD, f"{title}, processor time", reach, aim, "processor"),
         )
         sources = ("jboost", "xgboost")
-        steps.append(Step(f"cold {title}", "cold", case, sources, lines, 4))
+        steps.append(Step(f"cold {title}", "cold", case, sources, lines, 3))
     lines = (
         Line(COLD, "cross-validation / xgboost.cv", 1.0, 0.7),
         Line(
@@ -204,7 +204,7 @@ def start_processes() -> list[Step]:
             figure="processor",
         ),
     )  # fmt: skip
-    steps.append(Step("cold cv", "cold cv", SMALL, ("jboost", "xgboost"), lines, 4))
+    steps.append(Step("cold cv", "cold cv", SMALL, ("jboost", "xgboost"), lines, 3))
     cached = (
         Line(COLD, "logistic, with JAX's compilation cache", subject="jboost-cached"),
         Line(
@@ -229,7 +229,7 @@ def time_small() -> list[Step]:
     many = Case(500, 10, rounds=50, num_models=200)
     medium = Case(20_000, 8, rounds=100)
     frame = Case(20_000, 16, rounds=100, predicted=1, categorical=True)
-    both = (*BOOSTERS, "xgboost-1", "lightgbm-1")
+    loops = (*BOOSTERS, "jboost-vmap", "xgboost-1", "lightgbm-1")
     return [
         make("one full tree", "tree", SMALL, ("jboost", "sklearn"),
              Line(WHOLE, "one full tree, 1k x 10 / scikit-learn", 1.0, 0.7)),
@@ -237,10 +237,7 @@ def time_small() -> list[Step]:
              Line(WHOLE, "fit 1k x 10, 100 rounds", 1.0, 0.5)),
         make("cv 1k x 10", "cv", SMALL, BOOSTERS,
              Line(WHOLE, "5 folds of 1k x 10, 100 rounds", 1.0, 0.5)),
-        make("sweep 1k x 10", "sweep", SMALL, BOOSTERS,
-             Line(WHOLE, "5 folds of 1k x 10 at 8 learning rates", 1.0, 0.5),
-             repeats=3),
-        make("many models", "many", many, (*both, "jboost-vmap"),
+        make("many models", "many", many, loops,
              Line(WHOLE, "200 models of 500 x 10, loop of fit", 0.5, 0.2),
              Line(WHOLE, "200 models of 500 x 10, vmap over boost", 0.5, 0.2,
                   subject="jboost-vmap"),
@@ -250,7 +247,7 @@ def time_small() -> list[Step]:
         make("cv 20k x 8", "cv", medium, BOOSTERS,
              Line(WHOLE, "5 folds of 20k x 8, 100 rounds", 1.0, 0.5), repeats=3),
         *predict_few(),
-        make("predict frame", "predict", frame, both,
+        make("predict frame", "predict", frame, (*BOOSTERS, "lightgbm-1"),
              Line(PREDICTION, "1 row, data frame, 16 categorical", 1.0, 0.7)),
         make("shap", "shap", Case(20_000, 28, rounds=100, predicted=4000), BOOSTERS,
              Line(PREDICTION, "SHAP values, 4k rows, 100 trees", 0.2, 0.1),

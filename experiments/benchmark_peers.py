@@ -20,7 +20,6 @@ import numpy as np
 from benchmark_cases import FOLDS, LOSSES, NUM_QUERY_ROWS, RANKING, TAU, Case
 
 HELD_OUT = 20_000  # rows beside the training rows
-RATES = tuple(np.geomspace(0.02, 0.5, 8).tolist())  # of the measure "sweep"
 
 
 # ---- data ---------------------------------------------------------------------------
@@ -75,6 +74,11 @@ def _make_frame(generator, size: tuple[int, int], y: np.ndarray) -> Table:
         for j, column in enumerate(codes.T)
     }
     return Table(pd.DataFrame(columns), y, {})
+
+
+def forget_table() -> None:
+    """Drops the last table."""
+    _make_table.cache_clear()
 
 
 def take_rows(x: Any, rows: slice) -> Any:
@@ -145,9 +149,8 @@ class Contender(NamedTuple):
     train: Callable[[int], Any]  # rounds -> model, from data built beforehand
     fit: Callable[[int], Any]  # the same from arrays
     predict: Callable[[Any, Any], Any]  # model, rows -> raw scores
-    validate: Callable[[int, float], Any]  # rounds, learning rate -> losses of folds
+    validate: Callable[[int], Any]  # rounds -> losses of folds
     explain: Callable[[Any, Any], Any]  # -> SHAP values and base
-    sweep: Callable[[int], Any]  # rounds -> losses of folds at all RATES
 
 
 def draw_folds(num_rows: int) -> np.ndarray:
@@ -233,21 +236,11 @@ def prepare_jboost(
     def explain(model, rows):
         return [np.asarray(part) for part in jb.shap_values(model, rows)]
 
-    def validate(num_rounds, rate):
-        chosen = parameters | {"learning_rate": rate, "num_rounds": num_rounds}
+    def validate(num_rounds):
+        chosen = parameters | {"num_rounds": num_rounds}
         return jb.cross_validate(x, y, loss, folds=draw_folds(len(y)), **chosen)
 
-    def sweep(num_rounds):
-        points = {"learning_rate": RATES}
-        chosen = parameters | {"num_rounds": num_rounds}
-        return jb.sweep(x, y, loss, points, folds=draw_folds(len(y)), **chosen)
-
-    return Contender(parameters, fit, fit, predict, validate, explain, sweep)
-
-
-def loop_over_rates(validate: Callable[[int, float], Any]) -> Callable[[int], Any]:
-    """Returns what cross-validates one learning rate after another."""
-    return lambda num_rounds: [validate(num_rounds, rate) for rate in RATES]
+    return Contender(parameters, fit, fit, predict, validate, explain)
 
 
 def list_xgboost(case: Case, threads: int, **choice: Any) -> dict[str, Any]:
@@ -318,12 +311,11 @@ def prepare_xgboost(
         )
         return found[..., :-1], found[..., -1]
 
-    def validate(num_rounds, rate):
-        data, chosen = xgboost.DMatrix(x, label), parameters | {"learning_rate": rate}
-        return xgboost.cv(chosen, data, num_rounds, folds=list_pairs(len(label)))
+    def validate(num_rounds):
+        data = xgboost.DMatrix(x, label)
+        return xgboost.cv(parameters, data, num_rounds, folds=list_pairs(len(label)))
 
-    sweep = loop_over_rates(validate)
-    return Contender(parameters, train, fit, predict, validate, explain, sweep)
+    return Contender(parameters, train, fit, predict, validate, explain)
 
 
 def list_lightgbm(case: Case, threads: int, **choice: Any) -> dict[str, Any]:
@@ -377,12 +369,11 @@ def prepare_lightgbm(
         found = model.predict(rows, pred_contrib=True, num_threads=threads)
         return found[..., :-1], found[..., -1]
 
-    def validate(num_rounds, rate):
-        data, chosen = lightgbm.Dataset(x, y), parameters | {"learning_rate": rate}
-        return lightgbm.cv(chosen, data, num_rounds, folds=list_pairs(len(y)))
+    def validate(num_rounds):
+        data = lightgbm.Dataset(x, y)
+        return lightgbm.cv(parameters, data, num_rounds, folds=list_pairs(len(y)))
 
-    sweep = loop_over_rates(validate)
-    return Contender(parameters, train, fit, predict, validate, explain, sweep)
+    return Contender(parameters, train, fit, predict, validate, explain)
 
 
 CONTENDERS: dict[str, Callable[..., Contender]] = {

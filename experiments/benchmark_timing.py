@@ -73,8 +73,11 @@ def time_call(function: Callable[[], Any], times: int = 1) -> float:
 
 
 def choose_times(function: Callable[[], Any]) -> int:
-    """Returns how many calls make a reading, from two calls."""
-    return max(1, math.ceil(LEAST / max(1e-6, time_call(function, 2))))
+    """Returns how many calls make a reading, from one call or, if it is short, two."""
+    seconds = time_call(function)
+    if seconds < LEAST:  # the first call may have been slower
+        seconds = time_call(function)
+    return math.ceil(LEAST / max(1e-6, seconds))
 
 
 def wait_for_quiet(most_load: float, patience: float) -> float:

@@ -19,7 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 from benchmark_cases import Case
 from benchmark_peers import (
     HELD_OUT,
+    forget_table,
     make_table,
     make_targets,
     prepare,
@@ -37,27 +38,28 @@ from benchmark_peers import (
 from benchmark_timing import Reading, choose_times, time_call, watch
 
 Reader = Callable[[], Reading]
-TRAINED = 100_000  # models that only predict are trained on that many rows at most
+TRAINED = 20_000  # models that only predict are trained on that many rows at most
+SLOW_ROWS = 1_000_000  # rows from which on fits are slow: they need no full warm-up
 
 
 # ---- the measures: each warms up and returns what takes a reading -------------------
 
 
+def read_once(function: Callable[[], Any], times: int = 1) -> Reading:
+    """Returns the milliseconds of a call, the mean of so many."""
+    seconds, load = watch(lambda: time_call(function, times))
+    return Reading((1e3 * seconds,), load)
+
+
 def read_call(function: Callable[[], Any]) -> Reader:
-    """Returns what times a call that is warm, in milliseconds."""
-    times = choose_times(function)
-
-    def read():
-        seconds, load = watch(lambda: time_call(function, times))
-        return Reading((1e3 * seconds,), load)
-
-    return read
+    """Returns what times a call: it is called once or twice before."""
+    return partial(read_once, function, choose_times(function))
 
 
 def prepare_train(source: str, case: Case, threads: int) -> Reader:
     """Milliseconds a round, as the slope between two numbers of rounds."""
     contender = prepare(source, case, threads)
-    contender.train(case.low)
+    contender.train(case.high)  # late rounds may compile what early ones do not need
     times = choose_times(lambda: contender.train(case.low))
 
     def read_both():
@@ -75,21 +77,17 @@ def prepare_fit(source: str, case: Case, threads: int) -> Reader:
     """Milliseconds from arrays to a model."""
     contender = prepare(source, case, threads)
     contender.fit(2)
-    return read_call(lambda: contender.fit(case.rounds))
+
+    def fit():
+        return contender.fit(case.rounds)
+
+    return read_call(fit) if case.num_rows < SLOW_ROWS else partial(read_once, fit)
 
 
 def prepare_cv(source: str, case: Case, threads: int) -> Reader:
     """Milliseconds from arrays to the losses of five folds."""
     contender = prepare(source, case, threads)
-    contender.validate(2, 0.1)
-    return read_call(lambda: contender.validate(case.rounds, 0.1))
-
-
-def prepare_sweep(source: str, case: Case, threads: int) -> Reader:
-    """Milliseconds for the losses of five folds at eight learning rates."""
-    contender = prepare(source, case, threads)
-    contender.sweep(2)
-    return read_call(lambda: contender.sweep(case.rounds))
+    return read_call(lambda: contender.validate(case.rounds))
 
 
 @lru_cache(maxsize=2)
@@ -129,20 +127,13 @@ def prepare_many_models(source: str, case: Case, threads: int) -> Reader:
     warm = case if source == "jboost-vmap" else case._replace(num_models=2)
     prepare_many(source, warm, threads)()
     function = prepare_many(source, case, threads)
-    return lambda: _read_once(function)
-
-
-def _read_once(function: Callable[[], Any]) -> Reading:
-    """Returns the milliseconds of one call."""
-    seconds, load = watch(lambda: time_call(function))
-    return Reading((1e3 * seconds,), load)
+    return partial(read_once, function)
 
 
 MEASURES: dict[str, Callable[[str, Case, int], Reader]] = {
     "train": prepare_train,
     "fit": prepare_fit,
     "cv": prepare_cv,
-    "sweep": prepare_sweep,
     "predict": prepare_predict,
     "shap": prepare_shap,
     "tree": prepare_tree,
@@ -180,7 +171,7 @@ def run_cold(source: str, case: Case, threads: int) -> None:
 
 def run_cold_cv(source: str, case: Case, threads: int) -> None:
     """Imports and cross-validates."""
-    prepare(source, case, threads).validate(case.rounds, 0.1)
+    prepare(source, case, threads).validate(case.rounds)
 
 
 def run_memory(source: str, case: Case, threads: int) -> None:
@@ -227,6 +218,12 @@ class Server:
         """Takes one reading."""
         assert self.reader
         return self.reader()
+
+    def forget(self) -> None:
+        """Drops data and models: those of the next step are others."""
+        self.reader = None
+        train_model.cache_clear()
+        forget_table()
 
     def loss(self, case: list) -> float | None:
         """Returns the loss of held-out rows."""
