@@ -30,7 +30,8 @@ LOSSES: dict[str, tuple[str | None, str | None]] = {  # XGBoost's, LightGBM's ob
     "own": ("a function", "a function"),
 }
 RANKING = ("lambda_rank", "xendcg", "pairwise_logistic")
-OTHERS = ("softmax", "own")  # losses with lines elsewhere
+GROUPED = ("cox", *RANKING)  # take longer: measured on fewer rows
+ELSEWHERE = ("squared_error", "softmax", "own")  # losses with lines of their own
 
 
 class Case(NamedTuple):
@@ -108,45 +109,38 @@ FEW = Case(20_000, 20)
 SMALL = Case(1_000, 10, rounds=100)
 SPARSE = Case(200_000, 100, low=5, high=25)
 GROUPS = TRAINING, PER_LOSS, SPLITS, WHOLE, COLD, MEMORY, PREDICTION, SPARSE_ROWS = (
-    "Training, per round", "Losses, 1M x 28, per round",
+    "Training, per round", "Training with other losses, 1M x 28, per round",
     "Split candidates, 100k x 10, per round", "From arrays to models, warm",
-    "Cold process: import, fit 100 rounds of 1k x 10, predict", "Peak memory",
+    "Cold process: import, fit 1k x 10, predict", "Peak memory / XGBoost's",
     "Prediction", "Prediction of sparse rows, 100 columns",
 )  # fmt: skip
 
 
-def time_losses() -> list[Step]:
-    """Returns a step for each loss that a peer has; queries come last."""
+def time_losses(case: Case, losses: tuple[str, ...]) -> list[Step]:
+    """Returns a step for each of the losses, with the peers that have it."""
     steps = []
-    for loss, objectives in LOSSES.items():
-        if loss in (*OTHERS, "squared_error"):
-            continue
-        peers = [None, *objectives, objectives[1]]
-        sources = [
-            name
-            for name, peer in zip(TRAINERS, peers, strict=True)
-            if name == "jboost" or peer
-        ]
-        case = LARGE._replace(loss=loss, low=2, high=8)
-        line = Line(PER_LOSS, loss.replace("_", " "), 0.45, 0.35)
-        steps.append(
-            Step(f"train {loss}", "train", case, tuple(sources), (line,), repeats=3)
-        )
+    for loss in losses:
+        theirs, other = LOSSES[loss]
+        peers = zip(TRAINERS, ("jboost", theirs, other, other), strict=True)
+        sources = tuple(name for name, objective in peers if objective)
+        label = loss.replace("_", " ") + ", 100k x 28" * (loss in GROUPED)
+        line = Line(PER_LOSS, label, 0.45, 0.35)
+        chosen = case._replace(loss=loss)
+        steps.append(Step(f"train {loss}", "train", chosen, sources, (line,), 3))
     return steps
 
 
 def time_candidates() -> list[Step]:
     """Returns a step for each kind of split candidates."""
     steps = []
-    for candidates, loss, peer in (
-        ("exact", "squared_error", "exact"), ("local", "squared_error", "approx"),
-        ("local curvature", "logistic", "approx"), ("curvature", "logistic", "approx"),
-    ):  # fmt: skip
+    for candidates, loss, label in (
+        ("exact", "squared_error", "exact / XGBoost exact"),
+        ("local", "squared_error", "local / XGBoost approx"),
+        ("curvature", "logistic", "global, weighted / approx, logistic"),
+        ("local curvature", "logistic", "local, weighted / approx, logistic"),
+    ):
         case = Case(100_000, 10, loss, candidates=candidates)
-        text = candidates.replace("curvature", "weighted by curvature")
-        line = Line(
-            SPLITS, f"{text}, {loss.replace('_', ' ')} / XGBoost {peer}", 0.7, 0.4
-        )
+        line = Line(SPLITS, label, 0.7, 0.4)
         steps.append(
             Step(f"train {candidates}", "train", case, ("jboost", "xgboost"), (line,))
         )
@@ -206,9 +200,9 @@ def start_processes() -> list[Step]:
     )  # fmt: skip
     steps.append(Step("cold cv", "cold cv", SMALL, ("jboost", "xgboost"), lines, 3))
     cached = (
-        Line(COLD, "logistic, with JAX's compilation cache", subject="jboost-cached"),
+        Line(COLD, "logistic, programs cached", subject="jboost-cached"),
         Line(
-            COLD, "logistic, with JAX's compilation cache, processor time",
+            COLD, "logistic, programs cached, processor time",
             figure="processor", subject="jboost-cached",
         ),
     )  # fmt: skip
@@ -216,8 +210,8 @@ def start_processes() -> list[Step]:
     steps.append(Step("cold cached", "cold", case, sources, cached, 3))
     for name, case in (("1M x 28", LARGE), ("100k x 28, 10 classes", CLASSES)):
         lines = (
-            Line(MEMORY, f"{name}, fit / XGBoost", 0.9, 0.7, "fit"),
-            Line(MEMORY, f"{name}, fit and predict / XGBoost", 0.9, 0.7, "predict"),
+            Line(MEMORY, f"{name}: fit", 0.9, 0.7, "fit"),
+            Line(MEMORY, f"{name}: fit and predict", 0.9, 0.7, "predict"),
         )
         sources = ("jboost", "xgboost")
         steps.append(Step(f"memory {name}", "memory", case, sources, lines, 2))
@@ -260,6 +254,14 @@ def time_medium() -> list[Step]:
     label = "100k x 28, 10 classes"
     six = (*TRAINERS, "jboost-shared", "xgboost-multi")
     return [
+        make("train wide", "train", Case(100_000, 100, low=5, high=25), TRAINERS,
+             Line(TRAINING, "100k x 100", 0.45, 0.3)),
+        make("train classes", "train", CLASSES, six,
+             Line(TRAINING, f"{label}, a tree each", 0.7, 0.4),
+             Line(TRAINING, f"{label}, shared trees", 0.7, 0.4,
+                  subject="jboost-shared"),
+             repeats=4),
+        *time_losses(CLASSES._replace(num_classes=0), GROUPED),
         *(
             make(f"train sparse {density:.0%}", "train",
                  SPARSE._replace(density=density), BOOSTERS,
@@ -268,13 +270,6 @@ def time_medium() -> list[Step]:
             for density in (0.01, 0.1)
         ),
         *time_candidates(),
-        make("train wide", "train", Case(100_000, 100, low=5, high=25), TRAINERS,
-             Line(TRAINING, "100k x 100", 0.45, 0.3)),
-        make("train classes", "train", CLASSES, six,
-             Line(TRAINING, f"{label}, a tree each", 0.7, 0.4),
-             Line(TRAINING, f"{label}, shared trees", 0.7, 0.4,
-                  subject="jboost-shared"),
-             repeats=4),
         make("cv 100k x 28", "cv", Case(100_000, 28, rounds=20), BOOSTERS,
              Line(WHOLE, "5 folds of 100k x 28, 20 rounds", 1.0, 0.5), repeats=3),
     ]  # fmt: skip
@@ -282,6 +277,7 @@ def time_medium() -> list[Step]:
 
 def time_large() -> list[Step]:
     """Returns the steps on a million rows."""
+    single = tuple(name for name in LOSSES if name not in (*GROUPED, *ELSEWHERE))
     deep = LARGE._replace(max_depth=10, low=2, high=6)
     return [
         make("train large", "train", LARGE, TRAINERS,
@@ -306,7 +302,7 @@ def time_large() -> list[Step]:
         ),
         make("fit 1M x 28", "fit", LARGE._replace(rounds=50), TRAINERS,
              Line(WHOLE, "fit 1M x 28, 50 rounds", 0.4, 0.3), repeats=3),
-        *time_losses(),
+        *time_losses(LARGE._replace(low=2, high=8), single),
     ]  # fmt: skip
 
 
@@ -319,4 +315,4 @@ def make(
 
 
 # New processes come first, while no other process holds much memory.
-PLAN = (*start_processes(), *time_small(), *time_medium(), *time_large())
+PLAN = (*start_processes(), *time_small(), *time_large(), *time_medium())

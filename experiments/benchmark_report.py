@@ -6,13 +6,16 @@ and a picture of all ratios.
 """
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchmark_cases import FIGURES, GROUPS, MILLISECONDS, PEERS, PLAN, Line, Step
 from experiment_tools import BLUE, GRAY, ORANGE, open_figure
 
 LOST = "not measured"
+LABELS = 180  # width of the labels of the picture, in points
 
 
 # ---- ratios -------------------------------------------------------------------------
@@ -143,7 +146,12 @@ def print_markdown(result: dict) -> None:
             group = row["group"]
             print(f"| **{group}** | | |")
         label = row["label"].replace("%", " %")
-        print(f"| {label} | {row['measured']:.2g} | {row['over']} |")
+        print(f"| {label} | {format_ratio(row['measured'])} | {row['over']} |")
+
+
+def format_ratio(ratio: float) -> str:
+    """Returns a ratio with two decimals, or two digits if it is small."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def print_disturbance(result: dict) -> None:
@@ -190,14 +198,16 @@ def draw(result: dict, folder: Path) -> None:
     rows = [row for row in find_ratios(result) if row["measured"]]
     if not rows:
         return
-    halves = split_groups(rows)
-    height = 1.0 + 0.185 * max(len(half) for half in halves)
+    halves, height = split_groups(rows)
     # A fixed salt, and no date: equal pictures give equal files.
     style: Any = {"svg.hashsalt": "jboost", "figure.facecolor": "white", "font.size": 8}
     with pyplot.rc_context(style):
-        figure, (panels,) = open_figure(1, len(halves), size=(11, height), sharex=True)
+        figure, (panels,) = open_figure(
+            1, len(halves), size=(10, 0.6 + 0.175 * height), sharex=True
+        )
+        figure.get_layout_engine().set(wspace=0.05)
         for axes, half in zip(panels, halves, strict=True):
-            draw_half(axes, half, max(map(len, halves)))
+            draw_half(axes, half, height)
         figure.supxlabel(
             "jboost / fastest peer: ratio of medians (below 1, jboost needs less)",
             fontsize=9,
@@ -210,37 +220,42 @@ def draw(result: dict, folder: Path) -> None:
         pyplot.close(figure)
 
 
-def split_groups(rows: list[dict]) -> list[list[dict | str]]:
-    """Returns rows below the names of their groups, in two halves of similar height."""
+def split_groups(rows: list[dict]) -> tuple[list[list[dict | str]], float]:
+    """Returns rows below the names of their groups, in two halves, and their height."""
     groups: dict[str, list[dict]] = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
     blocks: list[list[dict | str]] = [[name, *part] for name, part in groups.items()]
-    total = sum(map(len, blocks))
-    halves: list[list[dict | str]] = [[], []]
-    for block in blocks:  # the right half begins where the left one has enough
-        halves[2 * len(halves[0]) + len(block) > total + 1].extend(block)
-    return [half for half in halves if half]
+    sizes = [len(block) + 0.5 for block in blocks]
+
+    def height(cut: int) -> float:
+        return max(sum(sizes[:cut]), sum(sizes[cut:]))
+
+    cut = min(range(1, len(blocks) + 1), key=height)
+    halves = [list(chain(*part)) for part in (blocks[:cut], blocks[cut:]) if part]
+    return halves, height(cut)
 
 
-def draw_half(axes: Any, lines: list[dict | str], height: int) -> None:
+def draw_half(axes: Any, lines: list[dict | str], height: float) -> None:
     """Draws names of groups, labels, dots, and the line at 1, in so many rows."""
     from matplotlib import ticker
 
-    axes.set(xscale="log", yticks=range(len(lines)), ylim=(height - 0.4, -0.6))
+    headings = np.cumsum([isinstance(line, str) for line in lines])
+    places = np.arange(len(lines)) + 0.5 * (headings - 1)
+    axes.set(xscale="log", yticks=places, ylim=(height - 1, -0.6))
     axes.set_yticklabels(
-        [line if isinstance(line, str) else line["label"] for line in lines]
+        [line if isinstance(line, str) else line["label"] for line in lines], ha="left"
     )
-    for place, line in enumerate(lines):
-        label = axes.get_yticklabels()[place]
+    axes.tick_params(axis="y", length=0, pad=LABELS)
+    for place, line, label in zip(places, lines, axes.get_yticklabels(), strict=True):
         if isinstance(line, str):
-            label.set(fontweight="bold", fontsize=8.5)
+            label.set(fontweight="bold")
             continue
         color = BLUE if line["measured"] <= 1 else ORANGE
         axes.plot([line["measured"], 1], [place, place], color=color, lw=1, alpha=0.5)
         axes.plot(line["measured"], place, "o", color=color, markersize=4.5)
         axes.annotate(
-            f"{line['measured']:.2g}", (1.01, place), va="center", color=color,
+            format_ratio(line["measured"]), (1.01, place), va="center", color=color,
             xycoords=("axes fraction", "data"),
         )  # fmt: skip
     axes.axvline(1, color="0.2", linewidth=1)
@@ -250,4 +265,3 @@ def draw_half(axes: Any, lines: list[dict | str], height: int) -> None:
     axes.grid(axis="x", color=GRAY, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
