@@ -15,8 +15,9 @@ that are not installed are left out. Measures:
   data sets built beforehand; what a fit does once (bins, copies) cancels in the slope.
 - fit: from arrays to a model, warm.
 - tree: a single tree of unlimited depth.
-- many: models of many small tables, one after another; "jboost-vmap" bins them one
-  after another and trains them in one program.
+- many: models of many small tables, one after another (a quarter of them is measured,
+  and counts four times); "jboost-vmap" bins all tables one after another and trains
+  all models in one program.
 - cv: from arrays to the losses of five folds, warm: `jb.cross_validate`, `xgboost.cv`,
   `lightgbm.cv`.
 - predict: raw scores of some rows; "jboost-avx2" is a process with JBOOST_ISA=avx2.
@@ -84,7 +85,7 @@ from tqdm import tqdm
 WORKER = Path(__file__).with_name("benchmark_worker.py")
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
 TIMEOUT = 300.0  # seconds after which a process hangs
-SLOW = 2.0  # seconds: what takes longer is read three times at most
+SLOW = 1.0  # seconds: what takes longer is read three times at most
 
 
 # ---- processes ----------------------------------------------------------------------

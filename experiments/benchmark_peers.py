@@ -350,7 +350,8 @@ def prepare_lightgbm(
         parameters["objective"] = lambda score, _: (np.float32(score - y), ones)
 
     def build():
-        return lightgbm.Dataset(x, y, group=queries, params=parameters).construct()
+        chosen = {name: v for name, v in parameters.items() if name != "objective"}
+        return lightgbm.Dataset(x, y, group=queries, params=chosen).construct()
 
     def fit(num_rounds, data=None):
         data = build() if data is None else data
