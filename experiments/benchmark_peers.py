@@ -350,7 +350,7 @@ def prepare_lightgbm(
         parameters["objective"] = lambda score, _: (np.float32(score - y), ones)
 
     def build():
-        chosen = {name: v for name, v in parameters.items() if name != "objective"}
+        chosen = {name: v for name, v in parameters.items() if not callable(v)}
         return lightgbm.Dataset(x, y, group=queries, params=chosen).construct()
 
     def fit(num_rounds, data=None):

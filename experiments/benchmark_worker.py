@@ -253,7 +253,7 @@ class Server:
         return {
             "device": f"{device.platform}: {device.device_kind}",
             "implementations": str(jb.implementations()),
-            "files": digest.hexdigest()[:12],
+            "digest of jboost": digest.hexdigest()[:12],
         }
 
 
