@@ -15,6 +15,12 @@ from benchmark_cases import FIGURES, GROUPS, MILLISECONDS, PEERS, PLAN, Line, St
 from experiment_tools import BLUE, GRAY, ORANGE, open_figure
 
 LOST = "not measured"
+NAMES = {
+    "xgboost": "XGBoost", "xgboost-1": "XGBoost, one thread",
+    "xgboost-multi": "XGBoost, trees of vectors", "lightgbm": "LightGBM",
+    "lightgbm-1": "LightGBM, one thread", "lightgbm-q": "LightGBM, quantized",
+    "sklearn": "scikit-learn", "jboost-built-in": "jboost",
+}  # fmt: skip
 LABELS = 180  # width of the labels of the picture, in points
 
 
@@ -146,7 +152,8 @@ def print_markdown(result: dict) -> None:
             group = row["group"]
             print(f"| **{group}** | | |")
         label = row["label"].replace("%", " %")
-        print(f"| {label} | {format_ratio(row['measured'])} | {row['over']} |")
+        over = NAMES.get(row["over"], row["over"])
+        print(f"| {label} | {format_ratio(row['measured'])} | {over} |")
 
 
 def format_ratio(ratio: float) -> str:

@@ -15,6 +15,7 @@ cold, printing the peak memory after fit and after predict.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -245,7 +246,7 @@ class Server:
         import jboost as jb
 
         device = jax.devices()[0]
-        digest, root = hashlib.sha256(), Path(jb.__file__).parent
+        digest, root = hashlib.sha256(), Path(inspect.getfile(jb)).parent
         library = os.environ.get("JBOOST_LIBRARY")  # kernels from elsewhere
         files = [*root.rglob("*.py"), *root.rglob("*.so"), *filter(None, [library])]
         for path in sorted(map(Path, files)):

@@ -456,7 +456,7 @@ def test_benchmark_compares_with_the_fastest_peer(tmp_path, capsys):
     report.draw({"steps": steps}, tmp_path)
     assert "<svg" in (tmp_path / "benchmark.svg").read_text()
     report.print_markdown({"steps": steps})
-    assert "scikit-learn | 2.00 | sklearn |" in capsys.readouterr().out
+    assert "scikit-learn | 2.00 | scikit-learn |" in capsys.readouterr().out
 
 
 def test_benchmark_continues_a_killed_run(tmp_path, monkeypatch, capsys):
