@@ -271,7 +271,7 @@ def time_medium() -> list[Step]:
         ),
         *time_candidates(),
         make("cv 100k x 28", "cv", Case(100_000, 28, rounds=20), BOOSTERS,
-             Line(WHOLE, "5 folds of 100k x 28, 20 rounds", 1.0, 0.5), repeats=3),
+             Line(WHOLE, "5 folds of 100k x 28, 20 rounds", 1.0, 0.5), repeats=2),
     ]  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def time_large() -> list[Step]:
             for trees in (50, 500)
         ),
         make("fit 1M x 28", "fit", LARGE._replace(rounds=50), TRAINERS,
-             Line(WHOLE, "fit 1M x 28, 50 rounds", 0.4, 0.3), repeats=3),
+             Line(WHOLE, "fit 1M x 28, 50 rounds", 0.4, 0.3), repeats=2),
         *time_losses(LARGE._replace(low=2, high=8), single),
     ]  # fmt: skip
 
