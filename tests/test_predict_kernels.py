@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jboost as jb
-from jboost.kernels import library, predict_cpu
+from jboost.kernels import library, shap_cpu
 
 if not library.available():
     pytest.skip("the kernels were not built", allow_module_level=True)
@@ -231,7 +231,7 @@ def test_rows_begin_anywhere_in_a_line(offset, order, isa):
     flat = memory[start : start + rows.size]
     x = flat.reshape(rows.shape) if order == "C" else flat.reshape(3, -1).T
     x[:] = rows
-    borrowed = predict_cpu.borrow_rows(x)
+    borrowed = shap_cpu.borrow_rows(x)
     np.testing.assert_array_equal(borrowed.matrix(), rows)
     for operation in OPERATIONS:
         expected = operation(model, rows, implementation="xla")
@@ -241,7 +241,7 @@ def test_rows_begin_anywhere_in_a_line(offset, order, isa):
 @pytest.mark.parametrize("order", "CF")
 def test_large_memory_is_not_copied(order):
     x = np.asarray(make_rows(LARGE // 5, 5), order=order)
-    borrowed = predict_cpu.borrow_rows(x)
+    borrowed = shap_cpu.borrow_rows(x)
     assert np.shares_memory(borrowed.values, x)
     assert borrowed.values.ctypes.data == x.ctypes.data
 

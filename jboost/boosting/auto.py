@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings
-from jboost.entry import checks
 from jboost.entry.collectives import total
 from jboost.entry.stages import elementwise, stage
 from jboost.objective.curvature import Chosen, Curvature
@@ -146,7 +146,7 @@ def decide_sharing(settings: Settings, loss: TracedLoss | GroupLoss) -> bool:
     plain &= settings.monotone is None and not loss.separate
     if loss.num_scores < _LEAST_SHARING or not plain:
         return False
-    rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
+    rates = learning_rates(settings.learning_rate, settings.num_rounds)
     return isinstance(rates, np.ndarray) and bool(np.sum(rates) >= _LEAST_RATES)
 
 

@@ -21,6 +21,7 @@ from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.binding import RowArguments, bind_rows, put_arrays, read_codes
 from jboost.boosting.grouping import refuse_bags
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
+from jboost.boosting.rates import learning_rates
 from jboost.boosting.round import grow_round
 from jboost.boosting.scanning import by_row, run_rounds, run_sharded_rounds
 from jboost.boosting.settings import (
@@ -329,7 +330,7 @@ def boost(
         chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, init_score)
     refuse_sorting(chosen, binned)
     num_scores = chosen.num_scores
-    rates = put_arrays(checks.learning_rates(learning_rate, chosen.num_rounds))
+    rates = put_arrays(learning_rates(learning_rate, chosen.num_rounds))
     codes = read_codes(chosen, binned, mesh)
     traced, constants, data, offset = bind_rows(
         codes, loss, RowArguments(y, sample_weight, offset, groups), num_scores,

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from jboost.boosting.auto import LossChoices, decide_by_loss, decide_sharing
 from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
-from jboost.entry import checks
+from jboost.entry import checks, feature_checks
 from jboost.entry.warning import warn_user
 from jboost.objective.curvature import Chosen
 from jboost.objective.group_tracing import GroupLoss
@@ -146,10 +146,12 @@ def make_method(
 
 def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):
     """Returns the numbers that limit a tree."""
-    groups: Any = checks.check_interactions(
+    groups: Any = feature_checks.check_interactions(
         settings.interactions, num_features, feature_names
     )
-    signs: Any = checks.check_monotone(settings.monotone, num_features, feature_names)
+    signs: Any = feature_checks.check_monotone(
+        settings.monotone, num_features, feature_names
+    )
     return TreeLimits(
         l2=as_float(choices.l2),
         min_gain=as_float(settings.min_gain),

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost.cart.least_squares import Rules, grow
-from jboost.entry import checks
+from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
 from jboost.model.regression_tree import RegressionTree, make_tree
 from jboost.tables.collisions import warn_of_collisions
@@ -154,7 +154,7 @@ def check_table(
         matrix,
         np.asarray(y if isinstance(y, list) else read_values(y, "y"), np.float64),
         weights,
-        checks.check_names(feature_names, frame.names, matrix.shape[1]),
+        feature_checks.check_names(feature_names, frame.names, matrix.shape[1]),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jboost.entry.checks import check_feature
+from jboost.entry.feature_checks import check_feature
 from jboost.tables.categories import Categories, Category
 
 MOST_VALUES = 2**24  # integers that float32 tells apart

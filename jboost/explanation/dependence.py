@@ -13,14 +13,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float, Shaped
 
-from jboost.entry import checks
+from jboost.entry import checks, feature_checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
 from jboost.model.ensemble import Model, read_model
 from jboost.model.predicting import predict
 from jboost.tables.columns import is_gap
-from jboost.tables.frames import list_orders, read_frame
+from jboost.tables.frames import read_frame
 from jboost.tables.offsets import read_offset
+from jboost.tables.orders import list_orders
 from jboost.tables.targets import check_weights
 
 DependenceKind = Literal["average", "individual", "both"]
@@ -189,7 +190,9 @@ def _find_features(model, features):
     if len(given) not in (1, 2):
         raise ValueError(f"features must be one or two features, got {features!r}")
     indices = [
-        checks.check_feature("features", f, model.num_features, model.feature_names)
+        feature_checks.check_feature(
+            "features", f, model.num_features, model.feature_names
+        )
         for f in given
     ]
     if len({*indices}) < len(indices):

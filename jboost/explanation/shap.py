@@ -21,7 +21,8 @@ from jboost.entry.representation import show_fields
 from jboost.explanation.attributions import explain, make_points, mean_values
 from jboost.kernels import shap_cpu
 from jboost.kernels.library import takes_implementation
-from jboost.kernels.predict_cpu import Rows, Trees, as_rows, borrow_rows
+from jboost.kernels.predict_cpu import Trees, as_rows
+from jboost.kernels.shap_cpu import borrow_rows
 from jboost.model.ensemble import Model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import code_columns, read_trees, to_host
@@ -201,11 +202,10 @@ def _explain(model, x, *, pairs):
     if is_sparse(x):
         return _explain_sparse(model, x, pairs)
     task = prepare(model, x, explain=True)
-    if isinstance(task.rows, Rows) and model.max_depth <= shap_cpu.DEEPEST:
-        found = _explain_on_host(task.model, task.rows, pairs)
+    if task.on_host and model.max_depth <= shap_cpu.DEEPEST:
+        found = _explain_on_host(task.model, borrow_rows(task.rows), pairs)
     else:
-        matrix = task.rows.matrix() if isinstance(task.rows, Rows) else task.rows
-        found = compiled(_explain_matrix, pairs)(task.model, matrix)
+        found = compiled(_explain_matrix, pairs)(task.model, task.rows)
     return task.cut(found, rows_axis=0)
 
 

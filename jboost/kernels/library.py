@@ -254,6 +254,7 @@ def call_on_host(
     *operands: ArrayLike,
     aliases: dict[int, int] | None = None,
     into: Any = None,
+    keep: Any = None,
     **attributes: int,
 ) -> Any:
     """Calls a handler on arrays in host memory, and waits for its end.
@@ -265,6 +266,7 @@ def call_on_host(
       name, results, aliases, attributes: as for :func:`call`.
       operands: NumPy arrays, or arrays of JAX's on a CPU; not traced.
       into: NumPy arrays like the results, which are overwritten; None: new ones.
+      keep: other memory that the call uses.
 
     Returns:
       NumPy arrays, whose memory ``jax.device_put`` shares on a CPU.
@@ -273,7 +275,7 @@ def call_on_host(
     inputs = [_require(each) for each in operands]
     sources = {result: inputs[index] for index, result in (aliases or {}).items()}
     outputs = jax.tree.leaves(into) or [
-        sources[number] if number in sources else _make_aligned(each.shape, each.dtype)
+        sources[number] if number in sources else make_aligned(each.shape, each.dtype)
         for number, each in enumerate(shapes)
     ]
     description = [find_address(name), len(inputs), len(outputs), len(attributes)]
@@ -282,7 +284,7 @@ def call_on_host(
         description += (address, _TYPES[each.dtype.char], each.ndim, *each.shape)
     for key in sorted(attributes):
         description += (*_find_text(key), attributes[key])
-    _relay_and_wait(array("q", description), (inputs, outputs))
+    _relay_and_wait(array("q", description), (inputs, outputs, keep))
     return jax.tree.unflatten(structure, outputs)
 
 
@@ -347,6 +349,14 @@ def find_address(name: str) -> Any:
 
 
 @cache
+def find_function(name: str) -> Callable[[int], None]:
+    """Returns a C function that takes an address; it runs without XLA."""
+    function = getattr(_library, f"jboost_{name}")
+    function.argtypes, function.restype = [ctypes.c_int64], None
+    return function
+
+
+@cache
 def _find_text(name):
     """Returns the address and length of an attribute's name, which is kept."""
     text = ctypes.create_string_buffer(name.encode())
@@ -354,8 +364,8 @@ def _find_text(name):
     return ctypes.addressof(text), len(name)
 
 
-def _make_aligned(shape, dtype):
-    """Returns an array aligned so that XLA uses its memory without a copy."""
+def make_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns a new array aligned so that XLA uses its memory without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % _ALIGNMENT

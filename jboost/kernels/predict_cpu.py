@@ -5,7 +5,6 @@ In: the rows of a matrix as flat memory, trees on raw thresholds. Out: scores, s
 round, leaves; the same to the bit as those of ``jboost.model.ensemble`` in plain XLA.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32, Shaped, UInt32
 
-from jboost.kernels.library import call, call_on_host
+from jboost.kernels.library import call
 
 
 class Trees(NamedTuple):
@@ -74,14 +73,6 @@ def as_rows(matrix: Float[Array, "N F"]) -> Rows:
     return Rows(matrix.reshape(-1), num_rows, num_features)
 
 
-def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
-    """Rows in the memory of a NumPy array, if there are no gaps in it."""
-    by_column = matrix.flags.f_contiguous and not matrix.flags.c_contiguous
-    flat = np.require(matrix.T if by_column else matrix, requirements=["C", "A"])
-    num_rows, num_features = matrix.shape
-    return Rows(flat.reshape(-1), num_rows, num_features, by_column)
-
-
 def predict(
     rows: Rows,
     trees: Trees,
@@ -121,11 +112,6 @@ def leaf_indices(
     return _call("leaf_indices", result, max_depth, rows, trees)
 
 
-def choose_call(rows: Rows) -> Callable[..., Any]:
-    """Rows in NumPy's memory are looked at at once, others by a compiled program."""
-    return call_on_host if isinstance(rows.values, np.ndarray) else call
-
-
 def list_operands(rows: Rows, trees: Trees) -> tuple[ArrayLike, ...]:
     """Rows and trees as kernels take them: what is not there is empty."""
     codes, left_codes, left_child = rows.codes, trees.left_codes, trees.left_child
@@ -140,7 +126,7 @@ def list_operands(rows: Rows, trees: Trees) -> tuple[ArrayLike, ...]:
 
 
 def _call(name, result, max_depth, rows, trees, *values):
-    return choose_call(rows)(
+    return call(
         name,
         result,
         *list_operands(rows, trees),

@@ -11,9 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.kernels.predict_cpu import Rows, Trees, choose_call, list_operands
+from jboost.kernels.library import call, call_on_host
+from jboost.kernels.predict_cpu import Rows, Trees, list_operands
 
 DEEPEST = 255  # kMaxShapDepth
+
+
+def borrow_rows(matrix: Float[np.ndarray, "N F"]) -> Rows:
+    """Rows in the memory of a NumPy array, if there are no gaps in it."""
+    by_column = matrix.flags.f_contiguous and not matrix.flags.c_contiguous
+    flat = np.require(matrix.T if by_column else matrix, requirements=["C", "A"])
+    num_rows, num_features = matrix.shape
+    return Rows(flat.reshape(-1), num_rows, num_features, by_column)
 
 
 def explain(
@@ -33,7 +42,9 @@ def explain(
     """
     num_features, num_scores = rows.num_features, leaf_value.shape[1]
     features = (num_features,) * (2 if pairs else 1)
-    return choose_call(rows)(
+    # Rows in NumPy's memory are looked at at once, others by a compiled program.
+    run = call_on_host if isinstance(rows.values, np.ndarray) else call
+    return run(
         "shap",
         jax.ShapeDtypeStruct((rows.num_rows, *features, num_scores), jnp.float32),
         *list_operands(rows, trees),

@@ -22,7 +22,7 @@ from jboost.model.ensemble import Ensemble, Model, check_model, read_model
 from jboost.model.preparing import prepare
 from jboost.model.scores import find_row_leaves, score_rows, transform_rows
 from jboost.model.slices import take_part
-from jboost.model.sparse_blocks import run_in_blocks
+from jboost.model.sparse_blocks import prepare_sparse, run_in_blocks
 from jboost.tables.frames import RowSource
 from jboost.tables.sparse import is_sparse
 
@@ -89,10 +89,10 @@ def predict(
             f"offset must be None for a {type(model).__name__}, which is fitted "
             f"without one, got {type(offset).__name__}"
         )
-    if is_sparse(x):
+    task = _prepare(ensemble, x, offset)
+    if task is None:
         run = partial(predict, inverse_link=inverse_link)
         return run_in_blocks(run, ensemble, x, offset, rows_axis=0)
-    task = prepare(ensemble, x, offset)
     checks.check_link(inverse_link, ensemble.init_score.shape)
     base = task.pad_offset(offset, ensemble.num_scores)
     scores = score_rows(task.model, task.rows, base, staged=False)
@@ -137,10 +137,10 @@ def staged_predict(
       (20, 40)
     """
     check_model(model)
-    if is_sparse(x):
+    task = _prepare(model, x, offset)
+    if task is None:
         run = partial(staged_predict, inverse_link=inverse_link)
         return run_in_blocks(run, model, x, offset, rows_axis=1)
-    task = prepare(model, x, offset)
     checks.check_link(inverse_link, model.init_score.shape)
     base = task.pad_offset(offset, model.num_scores)
     stages = score_rows(task.model, task.rows, base, staged=True)
@@ -171,17 +171,19 @@ def leaf_indices(
       >>> jb.leaf_indices(model, x).shape
       (40, 20)
     """
-    ensemble = read_model(model)
-    if is_sparse(x):
-        leaves = run_in_blocks(_find_leaves, ensemble, x, None, rows_axis=0)
-    else:
-        leaves = _find_leaves(ensemble, x)
+    leaves = _find_leaves(read_model(model), x)
     if not model.single_tree:
         return leaves
     return take_part(leaves, (slice(None), 0))
 
 
 def _find_leaves(model, x):
-    task = prepare(model, x)
+    task = _prepare(model, x)
+    if task is None:
+        return run_in_blocks(_find_leaves, model, x, None, rows_axis=0)
     leaves = find_row_leaves(task.model, task.rows)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
+
+
+def _prepare(model, x, offset=None):
+    return (prepare_sparse if is_sparse(x) else prepare)(model, x, offset)

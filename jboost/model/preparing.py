@@ -2,7 +2,7 @@
 """Prepares a model and rows for the compiled programs and the kernels.
 
 In: a model and dense rows, as the user passed them. Out: a Task: both checked, and
-either borrowed by the CPU kernels, which need no compilation, or padded so that nearby
+either ready for the CPU kernels, which need no compilation, or padded so that nearby
 sizes share compiled programs.
 """
 
@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array
 
-from jboost.kernels.library import default_device, may_run
-from jboost.kernels.predict_cpu import Rows, borrow_rows
-from jboost.model.ensemble import Ensemble, Links, check_model, map_rounds
-from jboost.model.scores import to_host
-from jboost.model.slices import find_sharding, take_part
+from jboost.kernels.library import available, default_device, may_run
+from jboost.kernels.ready_cpu import ReadyModel
+from jboost.model.ensemble import Ensemble, Links, map_rounds
+from jboost.model.scores import make_ready
+from jboost.model.slices import find_sharding, place, take_part
 from jboost.numerics.padding import pad_rows, padded_size
 from jboost.tables.categories import check_values
 from jboost.tables.frames import read_frame
@@ -33,19 +32,22 @@ class Task(NamedTuple):
     """A checked call of prediction.
 
     Attributes:
-      model: without what prediction does not use; padded where it runs in XLA.
-      rows: the rows in NumPy's memory for the kernels, else a padded matrix.
+      model: without what prediction does not use: a ReadyModel for predictions by the
+        kernels; padded where it runs in XLA.
+      rows: what the ReadyModel takes; for XLA, a padded matrix.
       num_rows: the number of rows that the user passed.
       size: the number of rows, padding included.
       num_rounds: the model's rounds, without padding.
+      on_host: whether the kernels may read the rows at once, in NumPy memory.
       sharding: of results that are computed on the host; None for the default device.
     """
 
-    model: Ensemble
-    rows: Rows | Array | np.ndarray
+    model: Ensemble | ReadyModel
+    rows: Any
     num_rows: int
     size: int
     num_rounds: int
+    on_host: bool = False
     sharding: Any = None
 
     def pad_offset(self, offset: Any, num_scores: int) -> Any:
@@ -58,6 +60,8 @@ class Task(NamedTuple):
 
     def cut(self, result: Any, rows_axis: int, rounds_axis: int | None = None) -> Any:
         """Drops padded rows and rounds; returns a JAX array."""
+        if self.on_host:
+            return place(np.asarray(result), self.sharding)
         index = [slice(None)] * result.ndim
         index[rows_axis] = slice(self.num_rows)
         if rounds_axis is not None:
@@ -71,28 +75,24 @@ def prepare(
     """Checks the arguments, and pads or borrows the rows.
 
     Args:
-      model: an Ensemble.
+      model: an Ensemble, checked.
       x: dense rows.
       offset: decides, with the other arrays, on which device the program runs.
       explain: whether to keep the sums of the leaves, which explanations need.
     """
-    check_model(model)
     matrix = _read_matrix(model, x)
-    ready = _prepare_model(model, explain)
+    prepared = prepare_model(model, explain)
     num_rows, num_rounds = matrix.shape[0], model.num_rounds
-    operands = _find_arrays(matrix, offset)
-    on_host = ready.on_host
-    if may_run() and on_host and _runs_on_cpu(ready.devices, operands):
-        # Explanations of deep models run as a compiled program, on JAX arrays.
-        model = ready.model if explain else on_host
-        sharding = ready.sharding or find_sharding(operands)
-        borrowed = borrow_rows(np.asarray(matrix))
-        return Task(model, borrowed, num_rows, num_rows, num_rounds, sharding)
+    sharding = prepared.find_place(matrix, offset)
+    if sharding is not ON_DEVICE:
+        ready = prepared.ready or prepared.model
+        sizes = num_rows, num_rows, num_rounds
+        return Task(ready, np.asarray(matrix), *sizes, True, sharding)
     size = num_rows
     if not isinstance(matrix, Tracer):
         size = padded_size(num_rows)
         matrix = pad_rows(matrix, size)
-    model = _pad_model(ready.model, explain)
+    model = _pad_model(prepared.model, explain)
     return Task(model, matrix, num_rows, size, num_rounds)
 
 
@@ -127,30 +127,52 @@ def check_columns(model: Ensemble, num_columns: int) -> None:
         )
 
 
-class _Prepared(NamedTuple):
+ON_DEVICE: Any = object()  # in place of a sharding, for work that XLA does
+
+
+class PreparedModel(NamedTuple):
     """A model without what prediction does not use.
 
     Attributes:
       model: without names, which would compile another program.
-      on_host: the same in NumPy arrays; None unless all arrays are on CPU devices and
-        none is traced.
+      on_cpu: whether all arrays are on CPU devices and none is traced.
+      ready: the model for the CPU kernels; None for explanations, and if it is not on
+        CPU devices or the kernels were not built.
       devices: that the arrays are on.
       sharding: of results; None for the default device.
     """
 
     model: Ensemble
-    on_host: Ensemble | None
+    on_cpu: bool
+    ready: ReadyModel | None
     devices: frozenset[Any]
     sharding: Any
 
+    def find_place(self, x: Any, offset: Any) -> Any:
+        """Returns the sharding of results of the CPU kernels, or ON_DEVICE.
 
-_prepared: WeakKeyDictionary[Ensemble, _Prepared] = WeakKeyDictionary()
+        The kernels are called at once on arrays of one CPU device.
+        """
+        device = default_device()
+        if not self.on_cpu or device is None or device.platform != "cpu":
+            return ON_DEVICE
+        plain = offset is None and isinstance(x, np.ndarray)
+        operands = [] if plain else _find_arrays(x, offset)
+        if not may_run() or any(isinstance(array, Tracer) for array in operands):
+            return ON_DEVICE
+        devices = self.devices.union(*(array.devices() for array in operands))
+        if devices - {device}:
+            return ON_DEVICE
+        return self.sharding or find_sharding(operands)
 
 
-def _prepare_model(model, explain):
+_prepared: WeakKeyDictionary[Ensemble, PreparedModel] = WeakKeyDictionary()
+
+
+def prepare_model(model: Ensemble, explain: bool = False) -> PreparedModel:
     """Prepares a model for prediction, or with the sums of its leaves to ``explain``.
 
-    Models for prediction are kept, because preparing takes as long as predicting a row.
+    Models for prediction are kept, because preparing takes longer than predicting.
     """
     known = None if explain else _prepared.get(model)
     if known is not None:
@@ -161,25 +183,15 @@ def _prepare_model(model, explain):
         small = replace(small, categories=replace(small.categories, values=None))
     leaves, arrays = jax.tree.leaves(small), _find_arrays(small)
     if any(isinstance(array, Tracer) for array in arrays):
-        return _Prepared(small, None, frozenset(), None)
+        return PreparedModel(small, False, None, frozenset(), None)
     devices = frozenset(device for array in arrays for device in array.devices())
     on_cpu = all(device.platform == "cpu" for device in devices)
-    on_host = to_host(small) if on_cpu else None
-    ready = _Prepared(small, on_host, devices, find_sharding(arrays))
+    ready = make_ready(small) if on_cpu and available() and not explain else None
+    prepared = PreparedModel(small, on_cpu, ready, devices, find_sharding(arrays))
     # NumPy arrays may be written to, so that a model of them is prepared each time.
     if not explain and len(arrays) == len(leaves):
-        _prepared[model] = ready
-    return ready
-
-
-def _runs_on_cpu(devices, operands):
-    """Whether the kernels can be called at once, on arrays of one CPU device."""
-    device = default_device()
-    if device is None or device.platform != "cpu":
-        return False
-    if any(isinstance(array, Tracer) for array in operands):
-        return False
-    return devices.union(*(array.devices() for array in operands)) <= {device}
+        _prepared[model] = prepared
+    return prepared
 
 
 def _pad_model(model, explain):

@@ -2,8 +2,8 @@
 """Prediction: scores, scores by round, leaves.
 
 In: a checked model and rows. Out: arrays for all rows. Scores are linear in leaf
-values and initial scores, and differentiable in them. Rows in NumPy memory go directly
-to the CPU kernels, so that no number of rows triggers a compilation. Matrices go
+values and initial scores, and differentiable in them. Rows of a ReadyModel go directly
+to the CPU kernels, so that no number of rows triggers a compilation. Other rows go
 through compiled programs.
 """
 
@@ -24,6 +24,7 @@ from jboost.entry.programs import compiled
 from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
+from jboost.kernels.ready_cpu import ReadyModel
 from jboost.model.slices import find_sharding
 from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
@@ -41,21 +42,27 @@ def score_rows(
     """Returns scores of the rows, [N] or [N, K]; if ``staged``, of each round, R first.
 
     Args:
-      model: a :class:`jboost.Ensemble`; with Rows, from :func:`to_host`.
-      rows: Rows in NumPy memory, or a matrix [N, F].
+      model: a ReadyModel or a :class:`jboost.Ensemble`.
+      rows: what a ReadyModel takes, or a matrix [N, F].
 
     Returns:
-      A NumPy array for Rows, else a JAX array.
+      A NumPy array of a ReadyModel, else a JAX array.
     """
-    if not isinstance(rows, Rows):
+    if not isinstance(model, ReadyModel):
         return compiled(_score_matrix, staged)(model, rows, offset)
-    rows, trees = read_trees(model, rows)
-    values = model.leaf_value, model.init_score.reshape(-1)
-    kernel = predict_cpu.staged_predict if staged else predict_cpu.predict
-    scores = kernel(rows, trees, *values, max_depth=model.max_depth)
+    scores = model.run("stages" if staged else "scores", rows)
     if offset is not None:
-        scores += offset
-    return scores[..., 0] if model.init_score.ndim == 0 else scores
+        scores += offset.reshape(scores.shape[staged:])
+    return scores
+
+
+def make_ready(model: Any, **sparse: Any) -> ReadyModel:
+    """Prepares an Ensemble on CPU devices for the kernels; see ReadyModel."""
+    model = to_host(model)
+    rows = Rows(np.zeros(0, np.float32), 0, model.num_features)
+    rows, trees = read_trees(model, rows)
+    values = model.leaf_value, model.init_score
+    return ReadyModel(trees, *values, rows, model.max_depth, **sparse)
 
 
 def to_host(model: Any) -> Any:
@@ -85,11 +92,9 @@ def _score_matrix(staged, model, rows, offset):
 
 def find_row_leaves(model: Any, rows: Any) -> Array | np.ndarray:
     """Returns each row's leaf in each tree, [N, R] or [N, R, S]; see score_rows."""
-    if not isinstance(rows, Rows):
-        return compiled(_find_matrix_leaves)(model, rows)
-    rows, trees = read_trees(model, rows)
-    leaves = predict_cpu.leaf_indices(rows, trees, max_depth=model.max_depth)
-    return leaves[..., 0] if trees.feature.shape[1] == 1 else leaves
+    if isinstance(model, ReadyModel):
+        return model.run("leaves", rows)
+    return compiled(_find_matrix_leaves)(model, rows)
 
 
 def _find_matrix_leaves(model, rows):

@@ -31,10 +31,20 @@ def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
     part = np.asarray(array)[index]
     if 2 * part.nbytes < array.nbytes:
         part = part.copy()  # a view would keep the whole array alive
-    small = sharding is None and part.size <= _FEW
-    if small and next(_count(part.shape, part.dtype)) >= _OFTEN:
-        return _identity(part)
-    return jax.device_put(part, sharding)
+    return place(part, sharding)
+
+
+def place(array: np.ndarray, sharding: Any) -> jax.Array:
+    """Returns a NumPy array, which nobody else uses, as a JAX array.
+
+    Args:
+      array: shared with the result if it is large.
+      sharding: of the result; None for the default device.
+    """
+    small = sharding is None and array.size <= _FEW
+    if small and next(_count(array.shape, array.dtype)) >= _OFTEN:
+        return _identity(array)
+    return jax.device_put(array, sharding)
 
 
 def find_sharding(arrays: Sequence[Any]) -> Any:
@@ -48,7 +58,7 @@ def _identity(value):
     return value
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _count(shape, dtype):
     """Returns a counter of the recent results of a shape."""
     del shape, dtype

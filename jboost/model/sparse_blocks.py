@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts for sparse rows by making a block of them dense at a time.
+"""Predicts for sparse rows: by the CPU kernels, or a dense block at a time.
 
 In: a sparse matrix, and a function that takes dense rows. Out: its results for all
 rows. A block holds only the columns that the model uses, so that it stays small however
@@ -10,20 +10,46 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jboost.kernels.ready_cpu import ReadyModel
 from jboost.model.ensemble import Ensemble
-from jboost.model.preparing import check_columns
+from jboost.model.preparing import ON_DEVICE, Task, check_columns, prepare_model
+from jboost.model.scores import make_ready
 from jboost.numerics.padding import padded_size
 from jboost.tables.categories import Categories
 from jboost.tables.offsets import read_offset
 from jboost.tables.sparse import check_gaps, read_rows
 
 _BLOCK_CELLS = 2**21  # numbers in a block: 8 MiB
+
+
+_ready: WeakKeyDictionary[Ensemble, ReadyModel] = WeakKeyDictionary()
+
+
+def prepare_sparse(model: Ensemble, x: Any, offset: Any = None) -> Task | None:
+    """Checks the arguments, and returns the task for the CPU kernels.
+
+    Returns None where XLA predicts, for :func:`run_in_blocks`.
+    """
+    prepared = prepare_model(model)
+    sharding = prepared.find_place(None, offset)
+    if sharding is ON_DEVICE:
+        return None
+    matrix = _read_sparse(model, x)
+    ready = _ready.get(model)
+    if ready is None:
+        small, index, _ = keep_used_features(prepared.model)
+        ready = make_ready(small, index=index, absent=model.absent)
+        if prepare_model(model) is prepared:  # the model is kept
+            _ready[model] = ready
+    sizes = matrix.shape[0], matrix.shape[0], model.num_rounds
+    return Task(ready, matrix, *sizes, True, sharding)
 
 
 def run_in_blocks(
@@ -39,8 +65,16 @@ def run_in_blocks(
       offset: of all rows, or None.
       rows_axis: the axis of the rows in what ``run`` returns.
     """
-    matrix, offset = _read_sparse(model, x, offset)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
+        raise TypeError(
+            "model and offset must not be traced where x is sparse, because its rows "
+            "are read on the host; inside jit, vmap or grad pass a dense x"
+        )
+    matrix = _read_sparse(model, x)
     num_rows = matrix.shape[0]
+    if offset is not None:
+        offset = read_offset(offset, num_rows, model.num_scores)
+        offset = offset[:, 0] if model.num_scores == 1 else offset
     model, index, width = keep_used_features(model)
     size = padded_size(min(num_rows, max(1, _BLOCK_CELLS // width)))
     results = []
@@ -61,20 +95,12 @@ def run_in_blocks(
     return jax.tree.map(lambda *parts: jax.device_put(join(parts)), *results)
 
 
-def _read_sparse(model, x, offset):
-    """Checks the arguments; returns the matrix by row and the offset [N] or [N, K]."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((model, offset))):
-        raise TypeError(
-            "model and offset must not be traced where x is sparse, because its rows "
-            "are read on the host; inside jit, vmap or grad pass a dense x"
-        )
+def _read_sparse(model, x):
+    """Returns the matrix by row, checked."""
     matrix = read_rows(x, "x", least_rows=0)
     check_columns(model, matrix.shape[1])
     check_gaps(model.absent, matrix, "x")
-    if offset is not None:
-        offset = read_offset(offset, matrix.shape[0], model.num_scores)
-        offset = offset[:, 0] if model.num_scores == 1 else offset
-    return matrix, offset
+    return matrix
 
 
 def _dense_blocks(matrix, model, index, size):

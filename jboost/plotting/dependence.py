@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jboost.entry.checks import check_feature, check_integer
+from jboost.entry.checks import check_integer
+from jboost.entry.feature_checks import check_feature
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.model.ensemble import Model, describe_model, read_model

@@ -14,7 +14,8 @@ from jboost.entry.checks import check_integer, check_word
 from jboost.explanation.shap import ShapValues, shap_values
 from jboost.model.ensemble import Model, describe_model, read_model
 from jboost.plotting.canvas import colors, ink, label_features, open_axes, plain, tidy
-from jboost.tables.frames import Frame, list_orders, read_frame
+from jboost.tables.frames import Frame, read_frame
+from jboost.tables.orders import list_orders
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, Int32, Shaped
 from jboost import losses
 from jboost.boosting.leaf_values import sum_leaves
 from jboost.boosting.method import initial_scores, make_method
+from jboost.boosting.rates import learning_rates
 from jboost.boosting.round import add_trees, fit_trees, map_scores
 from jboost.boosting.row_derivatives import choose_scaling, differentiate
 from jboost.boosting.row_sample import Round, start_round
@@ -132,7 +133,7 @@ def refit(
             "share_structure": model.shares_structure,
         }
     )  # fmt: skip
-    rates = np.asarray(checks.learning_rates(learning_rate, model.num_rounds))
+    rates = np.asarray(learning_rates(learning_rate, model.num_rounds))
     begin = initial_scores(settings)
     padded = not isinstance(loss, losses.Adaptive)
     rows = read_rows(model, (x, y, sample_weight, offset), loss, padded)

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.boosting.method import initial_scores
+from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
-from jboost.entry import checks
+from jboost.entry import feature_checks
 from jboost.kernels.library import settle_implementation
 from jboost.objective.group_tracing import read_inputs
 from jboost.selection.curves import Curve, Point, Study, same_loss
@@ -98,7 +99,7 @@ def _make_point(
 ) -> Point:
     """Checks one point against the data, and traces its loss."""
     data, num_scores = study.rows.data, settings.num_scores
-    rates = checks.learning_rates(settings.learning_rate, settings.num_rounds)
+    rates = learning_rates(settings.learning_rate, settings.num_rounds)
     begin = initial_scores(settings)
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     uniform = not given.weighted and not study.folds.repeated
@@ -171,7 +172,7 @@ def _make_study(request, settings, padded, by, metrics, grouped):
         bins=given.bins,
         rows=rows,
         folds=folds,
-        names=checks.check_names(
+        names=feature_checks.check_names(
             request.rows.feature_names, given.schema.names, num_features
         ),
         metrics=metrics,

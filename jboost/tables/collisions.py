@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from jboost.entry.warning import warn_user
-from jboost.tables.frames import first_rows, read_values
+from jboost.tables.frames import read_values
+from jboost.tables.orders import first_rows
 from jboost.tables.sparse import is_sparse, sort_entries
 
 _ROWS = 100_000  # rows per column that are checked

@@ -170,19 +170,6 @@ def is_gap(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
-def list_order(column: Column) -> list[Any] | None:
-    """Returns the levels of an ordered dtype in their order; None for other dtypes."""
-    if isinstance(column.cells, np.ndarray):
-        return None
-    import narwhals.stable.v2 as nw  # takes long, and arrays do not need it
-
-    arrow = getattr(column.cells.to_native(), "type", None)
-    if isinstance(column.dtype, nw.Enum) or getattr(arrow, "ordered", False):
-        levels = _list_levels(column.cells)
-        return [v.item() if isinstance(v, np.generic) else v for v in levels]
-    return None
-
-
 def _sort_out(column):
     """Returns numbers [N], or _Labels."""
     cells, dtype = column.cells, column.dtype
@@ -199,7 +186,7 @@ def _sort_out(column):
         return cells.to_numpy()
     if isinstance(dtype, nw.String | nw.Categorical | nw.Enum):
         categorical = not isinstance(dtype, nw.String)
-        levels = partial(_list_levels, cells) if categorical else None
+        levels = partial(list_levels, cells) if categorical else None
         if len(cells) <= _FEW_ROWS:
             return _label_objects(cells.to_list(), levels)
         return _label_series(cells, levels)
@@ -284,7 +271,7 @@ def _is_date(kind):
     return issubclass(kind, _DATES if pandas is None else (*_DATES, pandas.Period))
 
 
-def _list_levels(cells):
+def list_levels(cells):
     """Returns the categories that a dtype declares."""
     try:
         return cells.cat.get_categories().to_list()

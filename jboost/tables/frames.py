@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.tables.columns import Column, Values, list_order, read_cells, read_numbers
+from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 
 _BLOCK_ROWS = 4096  # rows filled at a time, so that they stay in the CPU cache
@@ -136,7 +136,7 @@ def read_frame(
             f"{type(x).__name__}; fit, fit_bins, apply_bins, predict, staged_predict, "
             "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
-    table = _find_columns(x, name, least_rows)
+    table = find_columns(x, name, least_rows)
     if table is None:
         return Frame(_read_matrix(x, name, least_rows))
     names = _find_names(table, name)
@@ -194,7 +194,7 @@ def read_values(values: Any, name: str) -> Any:
         series = _find_series(values)
         if series is not None:
             return read_numbers(Column(name, series))
-    table = _find_columns(values, name)
+    table = find_columns(values, name)
     if table is not None:
         columns = [
             read_numbers(Column(f"column {label!r} of {name}", column))
@@ -219,35 +219,7 @@ def is_table(x: Any) -> bool:
     return not is_sparse(x) and _find_frame(x, "x") is not None
 
 
-def list_orders(x: Any) -> dict[int, list[Any]]:
-    """Maps the index of each column of an ordered dtype to its levels, in order."""
-    table = None if is_sparse(x) else _find_columns(x, "x")
-    columns = [] if table is None else table.items()
-    orders = {
-        feature: list_order(Column(f"column {label!r} of x", column))
-        for feature, (label, column) in enumerate(columns)
-    }
-    return {f: levels for f, levels in orders.items() if levels is not None}
-
-
-def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yields label and cells of each numeric column, before conversion to float32."""
-    table = _find_columns(x, "x")
-    if table is None:
-        yield from enumerate(np.asarray(x)[:num_rows].T)
-        return
-    for label, column in table.items():
-        head: Any = Column(f"column {label!r} of x", column[:num_rows])
-        numeric = (
-            head.dtype.kind in "fiu"
-            if isinstance(column, np.ndarray)
-            else head.dtype.is_numeric()
-        )
-        if numeric:
-            yield label, read_numbers(head)
-
-
-def _find_columns(x, name, least_rows=1) -> dict[Any, Any] | None:
+def find_columns(x: Any, name: str, least_rows: int = 1) -> dict[Any, Any] | None:
     """Returns columns by label of a data frame or structured array; None for others."""
     if isinstance(x, np.ndarray):
         if x.dtype.names is None:

@@ -27,7 +27,7 @@ from jboost.boosting.state import Arrays, Problem, Static, prepare_groups
 from jboost.codes.binning import fit_frame
 from jboost.codes.bins import Bins
 from jboost.codes.gathering import unite_frames
-from jboost.entry import checks
+from jboost.entry import feature_checks
 from jboost.entry.collectives import (
     agree,
     gather_numbers,
@@ -207,7 +207,9 @@ def _read_arrays(given, settings, model, mesh, schema, categorical):
     matrix, weights = frame.matrix, given.sample_weight
     if model is not None and isinstance(matrix, SparseMatrix):
         check_gaps(settings.absent, matrix, "x")
-    names = checks.check_names(given.feature_names, frame.names, matrix.shape[1])
+    names = feature_checks.check_names(
+        given.feature_names, frame.names, matrix.shape[1]
+    )
     if given.y is None:
         raise ValueError("y must be given where x is an array, got None")
     warn_of_collisions(given.x)

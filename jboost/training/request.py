@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 
 from jboost import losses
 from jboost.boosting.method import initial_scores
+from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings, read_settings
 from jboost.boosting.sharding import check_mesh
-from jboost.entry import checks
+from jboost.entry import checks, feature_checks
 from jboost.entry.collectives import run_on_first, use_processes
 from jboost.entry.meshes import find_mesh
 from jboost.model.ensemble import Ensemble
@@ -92,7 +93,7 @@ class FitRequest(NamedTuple):
         self, num_features: int, names: tuple[str, ...] | None
     ) -> tuple[str, ...] | None:
         """Checks the columns against the call and the model; returns their names."""
-        names = checks.check_names(self.rows.feature_names, names, num_features)
+        names = feature_checks.check_names(self.rows.feature_names, names, num_features)
         if self.model is None:
             return names
         return match_columns(self.model, num_features, names)
@@ -100,8 +101,10 @@ class FitRequest(NamedTuple):
     def check_columns(self, num_features: int, names: tuple[str, ...] | None) -> None:
         """Checks all that depends on the columns alone, before rows are read."""
         names = self.name_columns(num_features, names)
-        checks.check_monotone(self.settings.monotone, num_features, names)
-        checks.check_interactions(self.settings.interactions, num_features, names)
+        feature_checks.check_monotone(self.settings.monotone, num_features, names)
+        feature_checks.check_interactions(
+            self.settings.interactions, num_features, names
+        )
 
 
 def read_request(given: Mapping[str, Any]) -> FitRequest:
@@ -115,7 +118,7 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
     if model is not None:
         model = check_start(model, settings)
         settings = settings.replace(init_score=model.init_score, absent=model.absent)
-    rates = checks.learning_rates(
+    rates = learning_rates(
         settings.learning_rate,
         settings.num_rounds,
         first=0 if model is None else model.num_rounds,

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from jboost.codes.codes import Codes
 from jboost.codes.preparing import arrange_codes, check_codes
-from jboost.entry import checks
+from jboost.entry import checks, feature_checks
 from jboost.tables.categories import Categories
 from jboost.trees.limits import (
     TreeLimits,
@@ -91,8 +91,8 @@ def make_limits(
     )  # fmt: skip
     for name, value in shares.items():
         checks.check_number(name, value, above=0.0, most=1.0)
-    signs = checks.check_monotone(monotone, num_features)
-    groups: Any = checks.check_interactions(interactions, num_features)
+    signs = feature_checks.check_monotone(monotone, num_features)
+    groups: Any = feature_checks.check_interactions(interactions, num_features)
     return TreeLimits(
         l2=as_float(l2),
         min_gain=as_float(min_gain),

@@ -9,9 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#ifdef JBOOST_X86
-#include <immintrin.h>
-#endif
+#include "denormals.h"
 
 #include "sort_words.h"
 
@@ -38,28 +36,6 @@ constexpr int64_t kKeyStride = kCodeRows + kPad;
 constexpr int64_t kCodeBlocks = 8;      // blocks of a task
 constexpr int64_t kDiscreteShare = 64;  // of a sample
 constexpr int64_t kMaxRounds = 3;       // after these, all buckets are opened
-
-// Turns off the flushing of denormals, which XLA's threads may have turned on, and
-// which would change sums of weights.
-class KeepDenormals {
- public:
-#ifdef JBOOST_X86
-  KeepDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~0x8040u); }
-  ~KeepDenormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#elif defined(__aarch64__)
-  KeepDenormals() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(uint64_t{1} << 24)));
-  }
-  ~KeepDenormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
-
- private:
-  uint64_t saved_;
-#endif
-};
 
 // Writes the keys of rows [begin, end) of some features, `stride` apart. Rows beyond
 // the matrix repeat row 0.
@@ -273,7 +249,7 @@ void CutBySorting(const Pool& pool, const FloatRows& matrix, const double* weigh
   // A cache line holds 16 values of a row, so a task reads several features at once.
   int64_t group = std::clamp<int64_t>(num_features / (2 * threads.num_threads), 1, 8);
   ParallelFor(threads, (num_features + group - 1) / group, [&](int64_t task) {
-    KeepDenormals guard;
+    FlushDenormals guard(false);  // which would change sums of weights
     int64_t begin = task * group, size = std::min(group, num_features - begin);
     std::vector<int32_t> features(size), keys(size * num_rows);
     std::iota(features.begin(), features.end(), static_cast<int32_t>(begin));

@@ -23,6 +23,7 @@ constexpr int64_t kMaxCodedDepth = 14;
 constexpr int64_t kMaxSets = 256;       // of a tree: with more, walking is faster
 constexpr int64_t kPackedNodes = 2048;  // of a tree: with more, packing pays
 constexpr int64_t kNarrowWords = 8;     // of a set of codes that fit a byte
+constexpr int64_t kCodedRows = 12;      // fewer are taken down the trees one by one
 constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126, kInSet = -1;
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -328,12 +329,28 @@ void CodedEnsemble::CodeTrees(const Ensemble& model, const Run& run,
   }
 }
 
+// Writes the rows [first, first + count) of a sparse matrix with all their cells.
+void FillRows(const Matrix& matrix, int64_t first, int64_t count, float* out) {
+  const SparseRows& sparse = *matrix.sparse;
+  int64_t width = matrix.num_features;
+  std::fill(out, out + count * width, sparse.absent);
+  for (int64_t i = 0; i < count; ++i, out += width) {
+    for (int32_t at = sparse.starts[first + i]; at < sparse.starts[first + i + 1];
+         ++at) {
+      int32_t feature = sparse.index[sparse.places[at]];
+      if (feature < width) out[feature] = sparse.values[at];
+    }
+  }
+}
+
 // Copies the rows [first, first + count) of a matrix row by row; adds zeros up to
 // `rows`.
 void CopyRows(const Matrix& matrix, int64_t first, int64_t count, int64_t rows,
               float* out) {
   int64_t width = matrix.num_features;
-  if (matrix.by_column) {
+  if (matrix.sparse != nullptr) {
+    FillRows(matrix, first, count, out);
+  } else if (matrix.by_column) {
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t f = 0; f < width; ++f) out[i * width + f] = matrix.At(first + i, f);
     }
@@ -366,7 +383,7 @@ struct Block {
     first = first_row;
     count = num_rows;
     rows = (count + 63) / 64 * 64;
-    if (matrix.by_column || rows == count) {
+    if (matrix.sparse == nullptr && (matrix.by_column || rows == count)) {
       copy.clear();
     } else {
       copy.resize(rows * matrix.num_features);
@@ -581,14 +598,13 @@ void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
 }
 
 void PredictOnCodes(const Pool& pool, const Ensemble& model, const CodedEnsemble& coded,
-                    const Matrix& matrix, const Answer& answer) {
+                    const SharedValues* values, const Matrix& matrix,
+                    const Answer& answer) {
   const PredictLoops& loops = JBOOST_CHOOSE(PredictLoops);
   int64_t block_rows = coded.block_rows(), num_rows = matrix.num_rows;
   int64_t task_rows = num_rows / (8 * pool.num_threads) / block_rows * block_rows;
   task_rows = std::max(block_rows, std::min(kTaskRows, task_rows));
-  bool shared = model.shares_trees() && answer.leaves == nullptr;
-  std::unique_ptr<SharedValues> values(shared ? new SharedValues(pool, model)
-                                              : nullptr);
+  bool shared = values != nullptr && answer.leaves == nullptr;
   int64_t width = shared ? SharedValues::PaddedWidth(model) : model.num_scores;
   auto run = [&](int64_t task) {
     Block block(coded, matrix, width);
@@ -706,7 +722,7 @@ void PredictByWalking(const Pool& pool, const Ensemble& model, const Matrix& mat
 
 // Whether to code the ensemble: coding a node costs about as much as ten steps of a
 // row.
-bool CodesPay(const Ensemble& model, int64_t num_rows) {
+bool CodingPays(const Ensemble& model, int64_t num_rows) {
   return model.left_child == nullptr && model.max_depth <= kMaxCodedDepth &&
          model.num_rounds > 0 && num_rows * model.max_depth > 10 * model.num_nodes &&
          (!model.shares_trees() || SharedValues::Fit(model));
@@ -736,15 +752,65 @@ bool HasChildren(const Ensemble& model) {
   return inside;
 }
 
+// The codes of an ensemble, and its leaf values as they are added.
+class CodedModel {
+ public:
+  // Returns false if the ensemble cannot be coded.
+  bool Build(const Pool& pool, const Ensemble& model, const Matrix& matrix) {
+    if (!coded_.Build(model, matrix)) return false;
+    if (model.shares_trees()) values_.reset(new SharedValues(pool, model));
+    return true;
+  }
+
+  void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
+               const Answer& answer) const {
+    PredictOnCodes(pool, model, coded_, values_.get(), matrix, answer);
+  }
+
+ private:
+  CodedEnsemble coded_;
+  std::unique_ptr<SharedValues> values_;  // of trees that all scores share
+};
+
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
              const Answer& answer) {
   if (matrix.num_rows == 0) return;
-  CodedEnsemble coded;
-  if (CodesPay(model, matrix.num_rows) && coded.Build(model, matrix)) {
-    PredictOnCodes(pool, model, coded, matrix, answer);
+  CodedModel coded;
+  if (CodingPays(model, matrix.num_rows) && coded.Build(pool, model, matrix)) {
+    coded.Predict(pool, model, matrix, answer);
   } else {
     PredictByWalking(pool, model, matrix, answer);
   }
+}
+
+ReadyModel::ReadyModel(const Ensemble& model, int64_t num_features,
+                       const Categories& categories)
+    : model(model), num_features(num_features), categories(categories) {}
+
+ReadyModel::~ReadyModel() = default;
+
+void ReadyModel::Predict(const Pool& pool, const Matrix& matrix, const Answer& answer) {
+  if (matrix.num_rows == 0) return;
+  std::shared_ptr<const CodedModel> coded = FindCodes(pool, matrix);
+  if (coded != nullptr && matrix.num_rows >= kCodedRows) {
+    coded->Predict(pool, model, matrix, answer);
+  } else {
+    PredictByWalking(pool, model, matrix, answer);
+  }
+}
+
+std::shared_ptr<const CodedModel> ReadyModel::FindCodes(const Pool& pool,
+                                                        const Matrix& matrix) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!finished_ && matrix.num_rows >= kCodedRows) {
+    num_rows_ += matrix.num_rows;
+    if (CodingPays(model, num_rows_)) {
+      auto coded = std::make_shared<CodedModel>();
+      if (coded->Build(pool, model, matrix)) coded_ = std::move(coded);
+      finished_ = true;
+    }
+  }
+  return coded_;
 }
 
 }  // namespace jboost

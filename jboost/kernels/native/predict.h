@@ -20,6 +20,8 @@
 #define JBOOST_PREDICT_H_
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 
 #include "isa.h"
 #include "parallel.h"
@@ -62,12 +64,22 @@ struct Categories {
   int64_t num_features, num_values;
 };
 
-// A matrix [N, F], row by row or column by column.
+// The stored cells of a matrix, row by row (CSR).
+struct SparseRows {
+  const int32_t* starts;  // [N + 1]: of each row's cells, then E
+  const int32_t* places;  // [E]: the column of each cell
+  const float* values;    // [E]
+  const int32_t* index;   // of each column: its feature; none if it is too large
+  float absent;           // the value of cells that are not stored
+};
+
+// A matrix [N, F], row by row, column by column, or sparse.
 struct Matrix {
   const float* values;
   int64_t num_rows, num_features;
   bool by_column;
   Categories categories;
+  const SparseRows* sparse = nullptr;  // instead of values
 
   float At(int64_t row, int64_t column) const {
     return values[by_column ? column * num_rows + row : row * num_features + column];
@@ -152,6 +164,8 @@ struct PredictLoops {
 
 JBOOST_DECLARE_LOOPS(PredictLoops)
 
+class CodedModel;
+
 // Whether all features of the nodes are columns of the matrix.
 bool HasFeatures(const Ensemble& model, int64_t num_features);
 
@@ -160,6 +174,29 @@ bool HasChildren(const Ensemble& model);
 
 void Predict(const Pool& pool, const Ensemble& model, const Matrix& matrix,
              const Answer& answer);
+
+// The same for many calls: the codes of the ensemble are kept from the first call for
+// which, or call after which, they are worth their computation. Its arrays stay in the
+// memory of the caller. Calls may overlap.
+class ReadyModel {
+ public:
+  ReadyModel(const Ensemble& model, int64_t num_features, const Categories& categories);
+  ~ReadyModel();
+
+  void Predict(const Pool& pool, const Matrix& matrix, const Answer& answer);
+
+  const Ensemble model;
+  const int64_t num_features;
+  const Categories categories;
+
+ private:
+  std::shared_ptr<const CodedModel> FindCodes(const Pool& pool, const Matrix& matrix);
+
+  std::mutex mutex_;      // of the following
+  int64_t num_rows_ = 0;  // of all calls until the codes were computed
+  bool finished_ = false;
+  std::shared_ptr<const CodedModel> coded_;  // null: too many thresholds for codes
+};
 
 }  // namespace jboost
 

@@ -75,12 +75,12 @@ void ReadLeaves(Buffers* buffers, Ensemble* model) {
       "leaf_value", {model->num_rounds, scores, model->num_leaves()});
 }
 
-namespace {
-
 void ReadValues(Buffers* buffers, Ensemble* model) {
   ReadLeaves(buffers, model);
   model->init_score = buffers->Operand<float>("init_score", {model->num_scores});
 }
+
+namespace {
 
 ffi::Error PredictImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                        ffi::RemainingRets results, int64_t num_features,

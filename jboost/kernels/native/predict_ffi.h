@@ -18,6 +18,9 @@ void ReadModel(Buffers* buffers, int64_t num_features, bool by_column,
 // is one for each tree of a round.
 void ReadLeaves(Buffers* buffers, Ensemble* model);
 
+// Reads the leaf values and the initial scores.
+void ReadValues(Buffers* buffers, Ensemble* model);
+
 // Checks that the matrix has `num_rows` rows, and what the safety of walking through
 // the trees depends on. Calls Finish.
 ffi::Error FinishModel(Buffers* buffers, int64_t num_rows, Matrix* matrix,

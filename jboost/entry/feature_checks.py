@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks arguments that name features or list them.
+
+In: an argument as a user passes it. Out: indices, signs, a mask or names, or an error
+whose message names the argument, the expectation and the value.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+
+def check_feature(
+    name: str, feature: Any, num_features: int, feature_names: Any = None
+) -> int:
+    """Returns the index of a feature, given its index or its name."""
+    expected = f"{name} must list features by index, from 0 to {num_features - 1}"
+    if feature_names is not None:
+        expected += f", or by name, one of {tuple(feature_names)}"
+        if isinstance(feature, str) and feature in feature_names:
+            return list(feature_names).index(feature)
+    if isinstance(feature, bool) or not isinstance(feature, int | np.integer):
+        raise TypeError(f"{expected}, got {feature!r}")
+    if not 0 <= feature < num_features:
+        raise ValueError(f"{expected}, got {feature!r}")
+    return int(feature)
+
+
+def check_monotone(
+    monotone: Any, num_features: int, feature_names: Any = None
+) -> Array | np.ndarray | None:
+    """Returns signs [F], given {feature: sign} or a sequence; None if all are 0."""
+    if monotone is None:
+        return None
+    expected = (
+        f"monotone must be {{feature: sign}} or {num_features} signs, each of them "
+        "-1, 0 or 1"
+    )
+    if isinstance(monotone, dict):
+        signs = np.zeros(num_features, np.int32)
+        features = [
+            check_feature("monotone", key, num_features, feature_names)
+            for key in monotone
+        ]
+        if len({*features}) < len(features):
+            raise ValueError(
+                "monotone must list each feature once, by index or by name, got "
+                f"{monotone!r}"
+            )
+        values = [*monotone.values()]
+    else:
+        signs, features, values = np.zeros(0, np.int32), None, monotone
+    if not isinstance(values, jax.Array):
+        try:
+            values = np.asarray(values)
+        except (TypeError, ValueError):
+            raise TypeError(f"{expected}, got {monotone!r}") from None
+    if values.dtype.kind not in "fiu" and values.size:
+        raise TypeError(f"{expected}, got {monotone!r}")
+    if features is None and values.shape != (num_features,):
+        raise ValueError(f"{expected}, got shape {values.shape}")
+    if isinstance(values, Tracer):
+        return values.astype(jnp.int32)
+    values = np.asarray(values)
+    if not np.all(np.isin(values, (-1, 0, 1))):
+        raise ValueError(f"{expected}, got {monotone!r}")
+    if features is None:
+        signs = values.astype(np.int32)
+    else:
+        signs[features] = values
+    return signs if signs.any() else None
+
+
+def check_interactions(
+    interactions: Any, num_features: int, feature_names: Any = None
+) -> np.ndarray | None:
+    """Returns groups of features as a mask [G, F]."""
+    if interactions is None:
+        return None
+    kinds = list | tuple | set | frozenset | np.ndarray
+    expected = "interactions must be a sequence of groups of features"
+    if not isinstance(interactions, list | tuple):
+        raise TypeError(f"{expected}, got {interactions!r}")
+    if not interactions:
+        raise ValueError(f"{expected} with at least one group, got {interactions!r}")
+    mask = np.zeros((len(interactions), num_features), bool)
+    for number, group in enumerate(interactions):
+        name = f"interactions[{number}]"
+        if not isinstance(group, kinds):
+            raise TypeError(f"{name} must be a group of features, got {group!r}")
+        if len(group) == 0:
+            raise ValueError(f"{name} must have at least one feature, got {group!r}")
+        for feature in group:
+            index = check_feature(name, feature, num_features, feature_names)
+            if mask[number, index]:
+                raise ValueError(f"{name} must list each feature once, got {group!r}")
+            mask[number, index] = True
+    return mask
+
+
+def check_names(
+    feature_names: Any, names: tuple[str, ...] | None, num_features: int
+) -> tuple[str, ...] | None:
+    """Checks ``feature_names``; returns them, or else the names of a data frame."""
+    given = names if feature_names is None else feature_names
+    if given is None:
+        return None
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"feature_names must be a sequence of strings, got {given!r}")
+    if len(given) != num_features or len({*given}) < num_features:
+        raise ValueError(
+            f"feature_names must be {num_features} unique names, one per column of x, "
+            f"got {given!r}"
+        )
+    if names is not None and tuple(given) != names:
+        raise ValueError(
+            f"feature_names must be None or equal the column names of x, {names}, got "
+            f"{given!r}; rename the columns instead"
+        )
+    return tuple(given)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that the CPU kernels have checked and prepared, for many calls.
+
+In: a model in NumPy arrays, rows in NumPy memory. Out: scores, scores by round, leaves;
+the same to the bit as those of ``jboost.model.scores`` in plain XLA.
+"""
+
+from array import array
+from typing import Any
+from weakref import finalize
+
+import jax
+import numpy as np
+
+from jboost.kernels.library import call_on_host, find_function, make_aligned
+from jboost.kernels.predict_cpu import Rows, Trees, list_operands
+
+_KINDS = {"scores": 0, "stages": 1, "leaves": 2}
+_SERIAL = 2**18  # steps below which threads cost more than they save
+
+
+class ReadyModel:
+    """Holds a model in the memory of the kernels."""
+
+    def __init__(
+        self,
+        trees: Trees,
+        leaf_value: np.ndarray,
+        init_score: np.ndarray,
+        rows: Rows,
+        max_depth: int,
+        *,
+        index: np.ndarray | None = None,
+        absent: str | None = None,
+    ) -> None:
+        """Checks the arrays, and keeps them.
+
+        Args:
+          trees, leaf_value, max_depth: as for ``predict_cpu.predict``.
+          init_score: [] or [K].
+          rows: no rows, with the codes of the model's categories.
+          index: for sparse rows: the feature of each column, F or more if unused.
+          absent: for sparse rows: "missing" or "zero", the cells that are not stored.
+        """
+        values = leaf_value, init_score.reshape(-1)
+        operands = [_require(a) for a in (*list_operands(rows, trees), *values)]
+        address = call_on_host(
+            "open_model", jax.ShapeDtypeStruct((2,), np.uint32), *operands,
+            num_features=rows.num_features, max_depth=max_depth,
+        ).view(np.int64)[0]  # fmt: skip
+        self._address, self._memory = int(address), operands
+        finalize(self, find_function("close_model"), self._address).atexit = False
+        self._predict_here = find_function("predict_here")
+        num_rounds, num_trees = trees.feature.shape[:2]
+        self._rounds, self._steps = num_rounds, num_rounds * num_trees * (max_depth + 1)
+        self._scores = init_score.shape
+        self._trees = () if num_trees == 1 else (num_trees,)
+        self._index, self._absent_is_missing = index, absent == "missing"
+
+    def run(self, answer: str, rows: Any) -> np.ndarray:
+        """Returns scores [N, *K], stages [R, N, *K] or leaves [N, R, *S].
+
+        Args:
+          answer: "scores", "stages" or "leaves".
+          rows: float32 [N, F], or, if the model has an ``index``, a
+            :class:`jboost.tables.sparse.SparseMatrix` sorted by row.
+        """
+        if self._index is None:
+            flags = rows.flags
+            by_column = flags.f_contiguous and not flags.c_contiguous
+            if not (flags.aligned and (by_column or flags.c_contiguous)):
+                rows, by_column = _require(rows), False
+            words = _address(rows), by_column, 0, 0, 0, 0, 0, 0
+            return self._call(answer, len(rows), words, rows)
+        starts, places, values = memory = [_require(a) for a in rows[:3]]
+        words = (
+            _address(values), 0, _address(starts), _address(places),
+            _address(self._index), len(values), len(self._index),
+            self._absent_is_missing,
+        )  # fmt: skip
+        return self._call(answer, rows.shape[0], words, memory)
+
+    def _call(self, answer, num_rows, words, memory):
+        """Makes the call of native/ready.cc that the words describe."""
+        if answer == "leaves":
+            shape, dtype = (num_rows, self._rounds, *self._trees), np.int32
+        elif answer == "scores":
+            shape, dtype = (num_rows, *self._scores), np.float32
+        else:
+            shape, dtype = (self._rounds, num_rows, *self._scores), np.float32
+        few = num_rows * self._steps < _SERIAL
+        result = np.empty(shape, dtype) if few else make_aligned(shape, dtype)
+        kind = _KINDS[answer]
+        words = array("q", (self._address, _address(result), kind, num_rows, *words, 0))
+        address = words.buffer_info()[0]
+        if few:
+            self._predict_here(address)
+        else:
+            keep = self, words, memory, result
+            call_on_host("predict_ready", (), keep=keep, address=address)
+        if words[-1] == 1:
+            raise ValueError("x must store its entries in rows and columns that exist")
+        if words[-1] == 2:
+            raise MemoryError
+        return result
+
+
+def _require(array):
+    return np.require(array, requirements=("C", "A"))
+
+
+def _address(memory):
+    return memory.__array_interface__["data"][0]
