@@ -199,6 +199,25 @@ def test_categories_are_sorted_those_that_occur_first(name, few, monkeypatch):
     assert later.categories == schema.categories
 
 
+def test_few_rows_of_numbers_are_read_as_many_are():
+    table = pd.DataFrame(
+        {
+            "wide": np.array([2**60 + 2**36 + 1, -(2**24) - 1, 3]),
+            "byte": np.array([0, 255, 7], np.uint8),
+            "large": [1e300, np.nan, -1e-300],
+            "single": np.array([1e-42, np.inf, 0.1], np.float32),
+            "flag": [True, False, True],
+        }
+    )
+    known = Schema(tuple(table.columns))
+    found = read_frame(table, "x", schema=known)
+    expected = read_frame(table, "x")
+    assert found.names == expected.names and found.matrix.dtype == np.float32
+    np.testing.assert_array_equal(found.matrix, expected.matrix)
+    with pytest.raises(ValueError, match="in the same order"):
+        read_frame(table[table.columns[::-1]], "x", schema=known)
+
+
 @pytest.mark.parametrize(
     ("column", "values"),
     [

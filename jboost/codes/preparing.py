@@ -20,7 +20,8 @@ from jboost.entry.decorators import is_tracing, traceable
 from jboost.entry.identity import IdentityCache
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
-from jboost.kernels.library import settle_implementation, takes_implementation
+from jboost.kernels.library import takes_implementation
+from jboost.kernels.settling import settle_implementation
 
 _highest = IdentityCache()  # the highest code of an array
 _arranged = IdentityCache()  # the DenseCodes made of an array

@@ -8,6 +8,7 @@ the shape is checked, because their numbers are unknown.
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +85,8 @@ def check_link(
       score_shape: shape of the score of one row.
       single: whether it must return one array instead of a pytree.
     """
-    if inverse_link is None:
-        return None
+    if inverse_link is None or (score_shape, single) in _find_checked(inverse_link):
+        return inverse_link
     check_callable("inverse_link", inverse_link, "inverse_link(score)")
     try:
         found = jax.eval_shape(
@@ -102,4 +103,16 @@ def check_link(
         raise TypeError(
             f"inverse_link must return an array or a pytree of arrays, got {found!r}"
         )
+    _find_checked(inverse_link).add((score_shape, single))
     return inverse_link
+
+
+_checked: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+
+
+def _find_checked(link):
+    """Returns how a link has been checked, because tracing takes longer than a row."""
+    try:
+        return _checked.setdefault(link, set())
+    except TypeError:  # not hashable, or without weak references
+        return set()

@@ -49,35 +49,8 @@ def _show(value) -> str:
     return text if len(text) < 60 else f"<{type(value).__name__}>"
 
 
-def align(rows: list[list[str]]) -> list[str]:
-    """Formats a table, with the first column aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def cut(lines: list[str], most: int, what: str) -> list[str]:
     """Returns the first lines and a line with the number of the others."""
     if len(lines) <= most:
         return lines
     return [*lines[: most - 1], f"... {len(lines) - most + 1} more {what}"]
-
-
-def import_pandas(caller: str) -> Any:
-    """Imports pandas, which is not a dependency of jboost.
-
-    Raises:
-      ImportError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError:
-        raise ImportError(
-            f"{caller} needs pandas, which is not installed: pip install pandas"
-        ) from None
-    return pandas

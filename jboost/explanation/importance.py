@@ -19,8 +19,9 @@ from jboost.boosting.reports import mean_loss
 from jboost.boosting.state import Data
 from jboost.entry import checks
 from jboost.entry.decorators import on_host
+from jboost.entry.packages import import_pandas
 from jboost.entry.programs import compiled
-from jboost.entry.representation import MOST_LINES, cut, import_pandas
+from jboost.entry.representation import MOST_LINES, cut
 from jboost.metrics import MAXIMIZED
 from jboost.model.ensemble import Model, read_model
 from jboost.model.nodes import Nodes

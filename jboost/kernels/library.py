@@ -13,7 +13,7 @@ import os
 import sys
 from array import array
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -176,19 +176,6 @@ def may_run() -> bool:
     if implementation is None and _library is None:
         _warn_of_missing_kernels()
     return _library is not None and implementation != "xla"
-
-
-def settle_implementation(array: Array) -> AbstractContextManager[None]:
-    """Replaces None by the implementation that it stands for where ``array`` is.
-
-    Programs that are called at once are lowered for the platform of their operands
-    alone, so that only one implementation needs to be traced.
-    """
-    implementation = current_implementation()
-    if implementation is None:
-        on_cpu = all(device.platform == "cpu" for device in array.devices())
-        implementation = "cpu" if on_cpu and may_run() else "xla"
-    return use_implementation(implementation)
 
 
 def choose(cpu: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,18 +5,22 @@ In: a model in NumPy arrays, rows in NumPy memory. Out: scores, scores by round,
 the same to the bit as those of ``jboost.model.scores`` in plain XLA.
 """
 
+import math
 from array import array
+from functools import lru_cache
 from typing import Any
 from weakref import finalize
 
 import jax
 import numpy as np
 
-from jboost.kernels.library import call_on_host, find_function, make_aligned
+from jboost.kernels.library import call, call_on_host, find_function, make_aligned
 from jboost.kernels.predict_cpu import Rows, Trees, list_operands
 
 _KINDS = {"scores": 0, "stages": 1, "leaves": 2}
-_SERIAL = 2**18  # steps below which threads cost more than they save
+_FEW, _OFTEN = 2**12, 16  # cells of few rows; calls before a program is compiled
+_CODED_DEPTH = 8  # up to here, trees in heap order take rows in a single step
+_SERIAL = 2**17  # steps below which threads cost more than they save
 
 
 class ReadyModel:
@@ -49,10 +53,13 @@ class ReadyModel:
             num_features=rows.num_features, max_depth=max_depth,
         ).view(np.int64)[0]  # fmt: skip
         self._address, self._memory = int(address), operands
+        self._operand: Any = None  # the same for compiled programs
         finalize(self, find_function("close_model"), self._address).atexit = False
         self._predict_here = find_function("predict_here")
         num_rounds, num_trees = trees.feature.shape[:2]
-        self._rounds, self._steps = num_rounds, num_rounds * num_trees * (max_depth + 1)
+        coded = trees.left_child is None and max_depth <= _CODED_DEPTH
+        steps = num_trees * (1 if coded else max_depth + 1)
+        self._rounds, self._steps = num_rounds, num_rounds * steps
         self._scores = init_score.shape
         self._trees = () if num_trees == 1 else (num_trees,)
         self._index, self._absent_is_missing = index, absent == "missing"
@@ -70,7 +77,7 @@ class ReadyModel:
             by_column = flags.f_contiguous and not flags.c_contiguous
             if not (flags.aligned and (by_column or flags.c_contiguous)):
                 rows, by_column = _require(rows), False
-            words = _address(rows), by_column, 0, 0, 0, 0, 0, 0
+            words = _address(rows), by_column, *(0,) * 6
             return self._call(answer, len(rows), words, rows)
         starts, places, values = memory = [_require(a) for a in rows[:3]]
         words = (
@@ -79,6 +86,23 @@ class ReadyModel:
             self._absent_is_missing,
         )  # fmt: skip
         return self._call(answer, rows.shape[0], words, memory)
+
+    def predict_again(self, rows: np.ndarray) -> jax.Array | None:
+        """Returns scores of few rows of a shape that repeats; None for other rows.
+
+        A compiled program takes less time than making a JAX array afterwards.
+        """
+        if self._index is not None or rows.size > _FEW:
+            return None
+        kind = _find_kind(rows.shape, self._scores)
+        kind.num_calls += 1
+        if kind.num_calls <= _OFTEN:
+            return None
+        if self._operand is None:
+            words = np.array([self._address], np.int64).view(np.uint32)
+            self._operand = jax.device_put(words)
+        # The program must not outlive the model.
+        return kind.program(rows, self._operand).block_until_ready()
 
     def _call(self, answer, num_rows, words, memory):
         """Makes the call of native/ready.cc that the words describe."""
@@ -103,6 +127,24 @@ class ReadyModel:
         if words[-1] == 2:
             raise MemoryError
         return result
+
+
+class _Kind:
+    """Calls of one shape."""
+
+    def __init__(self, num_rows, scores):
+        size = num_rows * math.prod(scores)
+        result = jax.ShapeDtypeStruct((size,), np.float32)
+        shape = num_rows, *scores
+        self.num_calls = 0
+        self.program = jax.jit(
+            lambda *operands: call("predict_again", result, *operands).reshape(shape)
+        )
+
+
+@lru_cache(maxsize=64)
+def _find_kind(shape, scores):
+    return _Kind(shape[0], scores)
 
 
 def _require(array):

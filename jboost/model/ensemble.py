@@ -7,7 +7,6 @@ pytree of arrays.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -252,16 +251,6 @@ def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
     )  # fmt: skip
     parts = {name: getattr(model, name) for name in names}
     return replace(model, **jax.tree.map(change, parts))
-
-
-def repeat_structure(model: Ensemble) -> Ensemble:
-    """Returns the same model with a tree for each score, R rounds of K trees."""
-    if not model.shares_structure:
-        return model
-    names = ("feature", "threshold", "missing_left", "left_codes", "links")
-    parts = {name: getattr(model, name) for name in names}
-    repeat = partial(np.repeat, repeats=model.num_scores, axis=1)
-    return replace(model, **jax.tree.map(repeat, parts))
 
 
 def read_model(model: Any) -> Ensemble:

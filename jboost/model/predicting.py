@@ -94,9 +94,12 @@ def predict(
         run = partial(predict, inverse_link=inverse_link)
         return run_in_blocks(run, ensemble, x, offset, rows_axis=0)
     checks.check_link(inverse_link, ensemble.init_score.shape)
-    base = task.pad_offset(offset, ensemble.num_scores)
-    scores = score_rows(task.model, task.rows, base, staged=False)
-    return transform_rows(inverse_link, task.cut(scores, rows_axis=0))
+    scores = task.score_again() if offset is None else None
+    if scores is None:
+        base = task.pad_offset(offset, ensemble.num_scores)
+        scores = score_rows(task.model, task.rows, base, staged=False)
+        scores = task.cut(scores, rows_axis=0)
+    return transform_rows(inverse_link, scores)
 
 
 def _predict_batches(

@@ -58,6 +58,12 @@ class Task(NamedTuple):
         pad = jnp.pad if isinstance(offset, Tracer) else np.pad
         return pad(offset, ((0, self.size - self.num_rows), (0, 0)))
 
+    def score_again(self) -> Any:
+        """Returns the scores of few rows of a shape that repeats; None for others."""
+        if not isinstance(self.model, ReadyModel) or self.sharding is not None:
+            return None
+        return self.model.predict_again(self.rows)
+
     def cut(self, result: Any, rows_axis: int, rounds_axis: int | None = None) -> Any:
         """Drops padded rows and rounds; returns a JAX array."""
         if self.on_host:
@@ -154,14 +160,16 @@ class PreparedModel(NamedTuple):
         The kernels are called at once on arrays of one CPU device.
         """
         device = default_device()
-        if not self.on_cpu or device is None or device.platform != "cpu":
+        if device is None or device.platform != "cpu" or not self.on_cpu:
             return ON_DEVICE
-        plain = offset is None and isinstance(x, np.ndarray)
-        operands = [] if plain else _find_arrays(x, offset)
-        if not may_run() or any(isinstance(array, Tracer) for array in operands):
+        if not may_run() or not self.devices <= {device}:
             return ON_DEVICE
-        devices = self.devices.union(*(array.devices() for array in operands))
-        if devices - {device}:
+        if offset is None and isinstance(x, np.ndarray):
+            return self.sharding
+        operands = _find_arrays(x, offset)
+        if any(isinstance(array, Tracer) for array in operands):
+            return ON_DEVICE
+        if any(array.devices() - {device} for array in operands):
             return ON_DEVICE
         return self.sharding or find_sharding(operands)
 

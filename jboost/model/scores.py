@@ -25,7 +25,7 @@ from jboost.kernels import predict_cpu
 from jboost.kernels.library import choose, vary
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 from jboost.kernels.ready_cpu import ReadyModel
-from jboost.model.slices import find_sharding
+from jboost.model.slices import find_sharding, place
 from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
 from jboost.tables.categories import Categories, encode, goes_left
@@ -119,11 +119,10 @@ def transform_rows(
     flat = np.asarray(scores).reshape(-1, *scores.shape[axes:])
     sharding = find_sharding([scores] if isinstance(scores, jax.Array) else [])
 
-    def place(linked):
-        linked = linked.reshape(*scores.shape[:axes], *linked.shape[1:])
-        return jax.device_put(linked, sharding)
+    def shape(linked):
+        return place(linked.reshape(*scores.shape[:axes], *linked.shape[1:]), sharding)
 
-    linked = jax.tree.map(place, _transform_blocks(_link_rows(inverse_link), flat))
+    linked = jax.tree.map(shape, _transform_blocks(_link_rows(inverse_link), flat))
     return _make_batch(inverse_link, scores, linked, axes)
 
 
@@ -147,11 +146,12 @@ _linked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _link_rows(link):
-    """Returns the link mapped over rows; one compiled program if the link is jitted.
+    """Returns the link mapped over rows; a compiled one if it is jitted or JAX's own.
 
     Other links are not compiled, because callers may pass a new function each time.
     """
-    if not isinstance(link, jax.stages.Wrapped):
+    own = str(getattr(link, "__module__", None)).startswith("jax.")
+    if not own and not isinstance(link, jax.stages.Wrapped):
         return lambda scores: jax.vmap(link)(jax.device_put(scores))
     run = _linked.get(link)
     if run is None:

@@ -35,12 +35,7 @@ def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
 
 
 def place(array: np.ndarray, sharding: Any) -> jax.Array:
-    """Returns a NumPy array, which nobody else uses, as a JAX array.
-
-    Args:
-      array: shared with the result if it is large.
-      sharding: of the result; None for the default device.
-    """
+    """Returns a NumPy array, which nobody else uses, as a JAX array."""
     small = sharding is None and array.size <= _FEW
     if small and next(_count(array.shape, array.dtype)) >= _OFTEN:
         return _identity(array)

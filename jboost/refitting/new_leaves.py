@@ -30,7 +30,8 @@ from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
-from jboost.kernels.library import settle_implementation, takes_implementation
+from jboost.kernels.library import takes_implementation
+from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.curvature import Curvature
 from jboost.objective.tracing import trace_loss

@@ -21,7 +21,8 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
-from jboost.kernels.library import settle_implementation, takes_implementation
+from jboost.kernels.library import takes_implementation
+from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble, check_model
 from jboost.objective.faults import describe_lost_slope
 from jboost.refitting.descent import (

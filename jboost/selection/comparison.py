@@ -16,7 +16,7 @@ from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import RoundSettings, Settings, declared
 from jboost.boosting.sharding import check_mesh
 from jboost.entry import feature_checks
-from jboost.kernels.library import settle_implementation
+from jboost.kernels.settling import settle_implementation
 from jboost.objective.group_tracing import read_inputs
 from jboost.selection.curves import Curve, Point, Study, same_loss
 from jboost.selection.folds import check_folds, check_whole_groups, make_folds

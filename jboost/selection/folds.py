@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
-from jboost.tables.columns import find_gap
 from jboost.tables.groups import RowGroups, check_group_weights
+from jboost.tables.orders import find_gap
 
 _EXPECTED = (
     "folds must be an integer, a fold number for each row, pairs (training rows, "

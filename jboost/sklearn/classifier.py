@@ -24,7 +24,7 @@ from jboost.sklearn.estimators import (
     find_loss,
     is_one_of,
 )
-from jboost.tables.columns import find_gap
+from jboost.tables.orders import find_gap
 from jboost.tables.targets import check_weights
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1

@@ -28,7 +28,8 @@ from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
-from jboost.tables.frames import is_table, refuse_batches
+from jboost.tables.frames import refuse_batches
+from jboost.tables.orders import is_table
 from jboost.tables.sparse import Absent
 from jboost.training.fitting import fit
 from jboost.training.history import History

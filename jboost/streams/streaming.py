@@ -19,7 +19,7 @@ from tqdm import tqdm
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.collectives import process_number
-from jboost.kernels.library import settle_implementation
+from jboost.kernels.settling import settle_implementation
 from jboost.streams.batches import RowBatch, as_source, checked_batches
 from jboost.streams.block_rounds import BlockRunner
 from jboost.streams.block_tables import BlockTable, load_rows, shape_rows

@@ -154,14 +154,6 @@ def read_numbers(column: Column) -> Shaped[np.ndarray, " N"]:
     return cells.replace([])
 
 
-def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
-    """Returns the first row with None, NaN or NA; None if there is no such row."""
-    if values.dtype.kind == "O":
-        return next((row for row, v in enumerate(values.tolist()) if is_gap(v)), None)
-    gaps = np.flatnonzero(values != values)
-    return int(gaps[0]) if len(gaps) else None
-
-
 def is_gap(value: Any) -> bool:
     """Checks whether a value is None, NaN, or pandas.NA."""
     if isinstance(value, str):

@@ -136,6 +136,12 @@ def read_frame(
             f"{type(x).__name__}; fit, fit_bins, apply_bins, predict, staged_predict, "
             "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
+    if schema is not None and schema.categories is None and _holds_few_numbers(x):
+        names = _find_names(x.columns.tolist(), name)
+        check_shape(x.shape, name, least_rows)
+        _check_names(names, schema.names, name)
+        with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
+            return Frame(x.to_numpy(np.float32), names)
     table = find_columns(x, name, least_rows)
     if table is None:
         return Frame(_read_matrix(x, name, least_rows))
@@ -212,13 +218,6 @@ def read_values(values: Any, name: str) -> Any:
     return array
 
 
-def is_table(x: Any) -> bool:
-    """Checks whether ``x`` is a data frame or a structured array."""
-    if isinstance(x, np.ndarray):
-        return x.dtype.names is not None
-    return not is_sparse(x) and _find_frame(x, "x") is not None
-
-
 def find_columns(x: Any, name: str, least_rows: int = 1) -> dict[Any, Any] | None:
     """Returns columns by label of a data frame or structured array; None for others."""
     if isinstance(x, np.ndarray):
@@ -232,7 +231,7 @@ def find_columns(x: Any, name: str, least_rows: int = 1) -> dict[Any, Any] | Non
     elif isinstance(x, jax.Array):
         return None
     else:
-        frame = _find_frame(x, name)
+        frame = find_frame(x, name)
         if frame is None:
             return None
         pairs = zip(frame.columns, frame.iter_columns(), strict=True)
@@ -252,7 +251,19 @@ def _find_series(values):
     return series if isinstance(series, nw.Series) else None
 
 
-def _find_frame(x, name) -> Any:
+def _holds_few_numbers(x):
+    """Checks for a small pandas frame of numbers, which pandas converts at once.
+
+    Looking at its columns one by one takes longer than predicting its rows.
+    """
+    pandas: Any = sys.modules.get("pandas")
+    if pandas is None or type(x) is not pandas.DataFrame or len(x) > _BLOCK_ROWS:
+        return False
+    kinds = {each.kind if isinstance(each, np.dtype) else None for each in x.dtypes}
+    return kinds <= {*"fiub"} and x.columns.is_unique
+
+
+def find_frame(x: Any, name: str) -> Any:
     """Returns ``x`` as a narwhals data frame, or None if it is not a data frame."""
     import narwhals.stable.v2 as nw
 

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the columns of a table that has been checked, before they become float32.
+"""Answers questions about tables and columns before they become float32.
 
-In: a table of any supported type. Out: the levels of columns of an ordered dtype, the
-first cells of numeric columns.
+In: a table or a column of any supported type. Out: whether it is a table, the levels of
+columns of an ordered dtype, the first cells of numeric columns, the first gap.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 
-from jboost.tables.columns import Column, list_levels, read_numbers
-from jboost.tables.frames import find_columns
+from jboost.tables.columns import Column, is_gap, list_levels, read_numbers
+from jboost.tables.frames import find_columns, find_frame
 from jboost.tables.sparse import is_sparse
+
+
+def is_table(x: Any) -> bool:
+    """Checks whether ``x`` is a data frame or a structured array."""
+    if isinstance(x, np.ndarray):
+        return x.dtype.names is not None
+    return not is_sparse(x) and find_frame(x, "x") is not None
 
 
 def list_orders(x: Any) -> dict[int, list[Any]]:
@@ -54,3 +62,11 @@ def _list_order(column: Column) -> list[Any] | None:
         levels = list_levels(column.cells)
         return [v.item() if isinstance(v, np.generic) else v for v in levels]
     return None
+
+
+def find_gap(values: Shaped[np.ndarray, " N"]) -> int | None:
+    """Returns the first row with None, NaN or NA; None if there is no such row."""
+    if values.dtype.kind == "O":
+        return next((row for row, v in enumerate(values.tolist()) if is_gap(v)), None)
+    gaps = np.flatnonzero(values != values)
+    return int(gaps[0]) if len(gaps) else None

@@ -24,7 +24,8 @@ from jboost.entry.collectives import (
     use_processes,
 )
 from jboost.entry.decorators import on_host
-from jboost.kernels.library import settle_implementation, takes_implementation
+from jboost.kernels.library import takes_implementation
+from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble
 from jboost.objective.curvature import Curvature
 from jboost.tables.frames import RowSource

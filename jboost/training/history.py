@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jboost.codes.bins import Bins
-from jboost.entry.representation import MOST_LINES, align, cut, import_pandas
+from jboost.entry.packages import import_pandas
+from jboost.entry.representation import MOST_LINES, cut
 from jboost.model.ensemble import Ensemble, to_ensemble, truncate
 from jboost.training.joining import append_rounds
 from jboost.training.scoring import BY_LOSS, Criterion
@@ -67,7 +68,7 @@ class History:
         for name, values in self._curves().items():
             chosen = (values[0], values[best], values[-1])
             rows.append([name, *(f"{value:.5g}" for value in chosen)])
-        lines = cut(align(rows), MOST_LINES - 1, "curves")
+        lines = cut(_align(rows), MOST_LINES - 1, "curves")
         return "\n".join([title, *lines])
 
     def to_frame(self) -> Any:
@@ -269,3 +270,15 @@ class Record:
             parameters=self.parameters[num_rounds if kept is None else kept],
             by=self.by,
         )
+
+
+def _align(rows: list[list[str]]) -> list[str]:
+    """Formats a table, with the first column aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

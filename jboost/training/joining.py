@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jboost.model.ensemble import Ensemble, Links, repeat_structure
+from jboost.model.ensemble import Ensemble, Links
 
 
 def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
@@ -23,7 +23,7 @@ def append_rounds(before: Ensemble, after: Ensemble) -> Ensemble:
     What the leaves were fitted to is kept if both models know it.
     """
     if before.shares_structure != after.shares_structure:
-        before, after = repeat_structure(before), repeat_structure(after)
+        before, after = _repeat_structure(before), _repeat_structure(after)
     linked = before.links is not None or after.links is not None
     if linked:
         before, after = _link(before), _link(after)
@@ -140,3 +140,13 @@ def _link(model: Ensemble) -> Ensemble:
         left_codes=left_codes,
         links=Links(by_tree(left_child), model.max_depth),
     )
+
+
+def _repeat_structure(model: Ensemble) -> Ensemble:
+    """Returns the same model with a tree for each score, R rounds of K trees."""
+    if not model.shares_structure:
+        return model
+    names = ("feature", "threshold", "missing_left", "left_codes", "links")
+    parts = {name: getattr(model, name) for name in names}
+    repeat = partial(np.repeat, repeats=model.num_scores, axis=1)
+    return replace(model, **jax.tree.map(repeat, parts))

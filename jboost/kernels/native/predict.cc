@@ -23,7 +23,6 @@ constexpr int64_t kMaxCodedDepth = 14;
 constexpr int64_t kMaxSets = 256;       // of a tree: with more, walking is faster
 constexpr int64_t kPackedNodes = 2048;  // of a tree: with more, packing pays
 constexpr int64_t kNarrowWords = 8;     // of a set of codes that fit a byte
-constexpr int64_t kCodedRows = 12;      // fewer are taken down the trees one by one
 constexpr int8_t kAlwaysLeft = 127, kAllValuesLeft = 126, kInSet = -1;
 constexpr float kTiny = std::numeric_limits<float>::min();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -792,7 +791,7 @@ ReadyModel::~ReadyModel() = default;
 void ReadyModel::Predict(const Pool& pool, const Matrix& matrix, const Answer& answer) {
   if (matrix.num_rows == 0) return;
   std::shared_ptr<const CodedModel> coded = FindCodes(pool, matrix);
-  if (coded != nullptr && matrix.num_rows >= kCodedRows) {
+  if (coded != nullptr) {
     coded->Predict(pool, model, matrix, answer);
   } else {
     PredictByWalking(pool, model, matrix, answer);
@@ -801,8 +800,9 @@ void ReadyModel::Predict(const Pool& pool, const Matrix& matrix, const Answer& a
 
 std::shared_ptr<const CodedModel> ReadyModel::FindCodes(const Pool& pool,
                                                         const Matrix& matrix) {
+  if (matrix.num_rows < JBOOST_CHOOSE(PredictLoops).coded_rows) return nullptr;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!finished_ && matrix.num_rows >= kCodedRows) {
+  if (!finished_) {
     num_rows_ += matrix.num_rows;
     if (CodingPays(model, num_rows_)) {
       auto coded = std::make_shared<CodedModel>();

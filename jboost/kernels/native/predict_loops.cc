@@ -869,8 +869,18 @@ void Walk(const Ensemble& model, const PackedNode* packed, int64_t first_tree,
 
 }  // namespace
 
+// Measured on 100 and 500 trees of depth 6.
+#if defined(__AVX512VBMI__)
+constexpr int64_t kCodedRows = 5;
+#elif defined(__AVX2__)
+constexpr int64_t kCodedRows = 9;
+#else
+constexpr int64_t kCodedRows = 24;
+#endif
+
 extern const PredictLoops kPredictLoops;
-const PredictLoops kPredictLoops = {Transpose, Code,      Encode,     SplitCodes, Mark,
-                                    AddTree,   AddLeaves, FindLeaves, Walk};
+const PredictLoops kPredictLoops = {Transpose, Code,      Encode,    SplitCodes,
+                                    Mark,      AddTree,   AddLeaves, FindLeaves,
+                                    Walk,      kCodedRows};
 
 }  // namespace jboost::JBOOST_ISA

@@ -4,7 +4,8 @@
 //
 // `open_model` is called as an FFI handler. `predict_ready` does the work of a call on
 // XLA's threads; `jboost_predict_here` does the same on the calling thread. Both take
-// the address of a description of the call, a struct of 64-bit words.
+// the address of a description of the call, a struct of 64-bit words. `predict_again`
+// is part of programs that XLA compiles for sizes that repeat.
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -23,11 +24,11 @@ struct Call {
   void* result;
   int64_t kind, num_rows;
   const float* values;  // the matrix, or the stored cells
-  int64_t by_column;
+  int64_t by_column = 0;
   // The following describe sparse rows, as SparseRows does; `starts` is null otherwise.
-  const int32_t *starts, *places, *index;
-  int64_t num_entries, num_columns, absent_is_missing;
-  int64_t problem;  // written
+  const int32_t *starts = nullptr, *places = nullptr, *index = nullptr;
+  int64_t num_entries = 0, num_columns = 0, absent_is_missing = 0;
+  int64_t problem = kNone;  // written
 };
 
 // Whether the cells are in the memory that was passed.
@@ -86,10 +87,30 @@ ffi::Error PredictReadyImpl(ffi::ThreadPool threads, ffi::RemainingArgs,
   return ffi::Error::Success();
 }
 
+ffi::Error PredictAgainImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                            ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  auto [num_rows, num_features] = buffers.NextShape<2>(Access::kOperand, "x");
+  const float* x = buffers.Operand<float>("x", {num_rows, num_features});
+  const uint32_t* address = buffers.Operand<uint32_t>("address", {2});
+  auto [size] = buffers.NextShape<1>(Access::kResult, "scores");
+  float* scores = buffers.Result<float>("scores", {size});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  ReadyModel* model;
+  std::memcpy(&model, address, sizeof(model));
+  JBOOST_CHECK(
+      num_features == model->num_features && size == num_rows * model->model.num_scores,
+      "x and scores must have the sizes of the model");
+  Call call{model, scores, kScores, num_rows, x};
+  Run(MakePool(threads), call);
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 JBOOST_HANDLER(jboost_open_model, OpenModelImpl,
                Bind().Attr<int64_t>("num_features").Attr<int64_t>("max_depth"))
+JBOOST_HANDLER(jboost_predict_again, PredictAgainImpl, Bind())
 JBOOST_HANDLER(jboost_predict_ready, PredictReadyImpl, Bind().Attr<int64_t>("address"))
 
 extern "C" __attribute__((visibility("default"))) void jboost_close_model(
