@@ -111,14 +111,6 @@ def write_container(container: Container, target: Any) -> None:
     replace_file(path, _encode(container))
 
 
-def remove_parts(path: Path) -> None:
-    """Removes temporary files of killed processes that were writing to this path."""
-    path = Path(os.path.realpath(path))
-    for part in path.parent.glob(f".{_glob_escape(path.name)}.*.part"):
-        with suppress(OSError):
-            part.unlink()
-
-
 def read_container(source: Any) -> Container:
     """Reads a file; the arrays are read-only.
 
@@ -199,10 +191,6 @@ def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _glob_escape(name):
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _read(file: BinaryIO, name: str) -> Container:

@@ -169,14 +169,6 @@ class RegressionTree(Model):
         )
 
 
-def make_tree(**arrays: Any) -> RegressionTree:
-    """Returns a tree with read-only arrays."""
-    for array in arrays.values():
-        if isinstance(array, np.ndarray):
-            array.setflags(write=False)
-    return RegressionTree(**arrays)
-
-
 def _find_depth(is_split):
     """The number of levels of splits of a tree whose nodes stand level by level."""
     depth, first, size = 0, 0, 1

@@ -11,6 +11,7 @@ alone. Of several processes, process 0 reads and writes the file.
 
 import io
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from jboost.model.containers import (
     Container,
     FileError,
     read_container,
-    remove_parts,
     write_container,
 )
 from jboost.model.files import pack, unpack
@@ -137,7 +137,7 @@ def read_checkpoint(checkpoint: Checkpoint) -> Container | None:
 
 
 def _read(path) -> bytes | None:
-    remove_parts(path)
+    _remove_parts(path)
     return path.read_bytes() if path.exists() else None
 
 
@@ -221,3 +221,15 @@ def _like(array, template):
             f"{template.dtype}"
         )
     return array
+
+
+def _remove_parts(path: Path) -> None:
+    """Removes temporary files of killed processes that were writing to this path."""
+    path = Path(os.path.realpath(path))
+    for part in path.parent.glob(f".{_glob_escape(path.name)}.*.part"):
+        with suppress(OSError):
+            part.unlink()
+
+
+def _glob_escape(name):
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
