@@ -337,9 +337,11 @@ def test_numbers_and_folds_do_not_recompile(plain):
 def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):
     operands = {}
 
-    def keep(function, *static):
+    def keep(function, *static, **options):
         def run(*arguments):
-            jitted = executables.compiled(function, *static).jitted(*arguments)
+            jitted = executables.compiled(function, *static, **options).jitted(
+                *arguments
+            )
             operands[function.__name__] = (jitted, arguments)
             return jitted(*arguments)
 

@@ -260,6 +260,7 @@ def test_interrupted_calls_keep_their_memory(monkeypatch, where):
 
     monkeypatch.setattr(library, "_relay", relay)
     monkeypatch.setattr(library, "_abandoned", [])
+    many = np.tile(ROWS, (20, 1))  # few rows need no threads of JAX
     with pytest.raises(KeyboardInterrupt):
-        jb.predict(MODEL, ROWS[:5])
+        jb.predict(MODEL, many)
     assert len(waits) == 2 or len(library._abandoned) == 1

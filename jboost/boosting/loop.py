@@ -47,6 +47,7 @@ from jboost.codes.preparing import check_codes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import traceable
+from jboost.entry.efforts import FULL
 from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
 from jboost.losses import Adaptive
@@ -117,7 +118,7 @@ def init(
     )  # fmt: skip
     begin = initial_scores(chosen)
     data = data._replace(codes=None)  # the start does not depend on the features
-    run = compiled(_init, traced)
+    run = compiled(_init, traced, effort=FULL)
     return run(constants, data, offset, begin, seed_from_key(key))
 
 
@@ -208,7 +209,7 @@ def boost_step(
         num_features=codes.num_features, categories=categories,
     )  # fmt: skip
     rate = checks.check_number("learning_rate", chosen.learning_rate, least=0.0)
-    run = compiled(_step, traced, method)
+    run = compiled(_step, traced, method, effort=FULL)
     return run(constants, numbers, jnp.float32(rate), data, state, given)
 
 
@@ -351,10 +352,12 @@ def boost(
     operands: Any = (constants, numbers, rates, data, offset, initial_scores(chosen))
     operands += (seed_from_key(key),)
     if mesh is not None:
-        return compiled(run_sharded_rounds, traced, method, mesh)(*operands)
+        run = compiled(run_sharded_rounds, traced, method, mesh, effort=FULL)
+        return run(*operands)
     share = chosen.subsample
     sampled = groups is not None and (isinstance(share, Tracer) or share < 1)
-    return compiled(run_rounds, traced, method, program, bool(sampled))(*operands)
+    static = traced, method, program, bool(sampled)
+    return compiled(run_rounds, *static, effort=FULL)(*operands)
 
 
 def _init(loss, constants, data, *start):

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jboost.entry.decorators import is_tracing
-from jboost.entry.efforts import FULL, Effort
 from jboost.entry.implementation import current_implementation
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
@@ -42,7 +41,7 @@ class Compiled(NamedTuple):
     function: Callable[..., Any]
     static: tuple[Any, ...]
     donate: tuple[int, ...]
-    effort: Effort
+    effort: Any
     small: bool
 
     def __call__(self, *operands: Any) -> Any:
@@ -77,7 +76,8 @@ class Compiled(NamedTuple):
 
     def _jit(self, is_part):
         bound = partial(self.function, *self.static)
-        options = None if is_part else dict(self.effort.known())
+        effort = None if is_part else self.effort
+        options = None if effort is None else dict(effort.known())
         return jax.jit(bound, donate_argnums=self.donate, compiler_options=options)
 
 
@@ -85,7 +85,7 @@ def compiled(
     function: Callable[..., Any],
     *static: Any,
     donate: tuple[int, ...] = (),
-    effort: Effort = FULL,
+    effort: Any = None,
     small: bool = False,
 ) -> Compiled:
     """Returns ``function`` compiled, with its static arguments bound.
@@ -94,8 +94,8 @@ def compiled(
       function: called as ``function(*static, *operands)``.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
-      effort: how much work the compiler spends, unless the program becomes part of
-        another one.
+      effort: of :mod:`jboost.entry.efforts`, unless the program becomes part of
+        another one; None for programs without a loss.
       small: whether the program is small, so that more such programs are kept.
 
     Returns:

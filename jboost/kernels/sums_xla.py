@@ -33,21 +33,26 @@ _FINEST = 124  # the unit is at least 2^-124: denormal terms are 0 everywhere
 
 
 def split_weights(
-    weights: Float[Array | np.ndarray, " N"], numpy: Any = jnp
-) -> tuple[UInt8[Array | np.ndarray, " N"], Float[Array | np.ndarray, " N"]]:
+    weights: Float[Array, " N"],
+) -> tuple[UInt8[Array, " N"], Float[Array, " N"]]:
     """Splits each weight into a whole number and a factor, whose product it is.
 
     A term is multiplied by the factor, rounded to an integer, and the integer is
     multiplied by the whole number. So the factor is 1 where the weight is a whole
     number up to 255; otherwise the whole number is 1. Both are 0 for weight 0.
+    """
+    times, counts, one = count_times(jnp, weights)
+    return times, jnp.where(counts, one, weights)
 
-    Args:
-      numpy: the module that computes, NumPy or ``jax.numpy``.
+
+def count_times(numpy: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Returns the whole numbers of :func:`split_weights`, by NumPy or ``jax.numpy``.
+
+    And which weights are such numbers, and 1 for weights above 0, else 0.
     """
     counts = (weights <= _MOST_TIMES) & (numpy.floor(weights) == weights)
     one = numpy.where(weights > 0, np.float32(1), np.float32(0))
-    times = numpy.where(counts, weights, one).astype(np.uint8)
-    return times, numpy.where(counts, one, weights)
+    return numpy.where(counts, weights, one).astype(np.uint8), counts, one
 
 
 def _make_terms(values, weights):

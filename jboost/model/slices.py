@@ -4,7 +4,6 @@
 In: an array and an index. Out: the part, as a JAX array.
 """
 
-import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -31,14 +30,16 @@ def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
     part = np.asarray(array)[index]
     if 2 * part.nbytes < array.nbytes:
         part = part.copy()  # a view would keep the whole array alive
-    return place(part, sharding)
+    return jax.device_put(part, sharding)
 
 
 def place(array: np.ndarray, sharding: Any) -> jax.Array:
     """Returns a NumPy array, which nobody else uses, as a JAX array."""
-    small = sharding is None and array.size <= _FEW
-    if small and next(_count(array.shape, array.dtype)) >= _OFTEN:
-        return _identity(array)
+    if sharding is None and array.size <= _FEW:
+        found = _find_shape(array.shape, array.dtype)
+        found.num_results += 1
+        if found.num_results > _OFTEN:
+            return found.copy(array)
     return jax.device_put(array, sharding)
 
 
@@ -47,14 +48,16 @@ def find_sharding(arrays: Sequence[Any]) -> Any:
     return next((array.sharding for array in arrays if array.committed), None)
 
 
-@jax.jit
-def _identity(value):
-    """A compiled copy: faster than ``device_put`` for a shape that is used often."""
-    return value
+class _Shape:
+    """Results of one shape."""
+
+    def __init__(self):
+        self.num_results = 0
+        # For a shape that is used often a compiled copy is faster than `device_put`.
+        self.copy = jax.jit(lambda value: value)
 
 
 @lru_cache(maxsize=64)
-def _count(shape, dtype):
-    """Returns a counter of the recent results of a shape."""
+def _find_shape(shape, dtype):
     del shape, dtype
-    return itertools.count()
+    return _Shape()

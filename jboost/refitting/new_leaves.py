@@ -29,6 +29,7 @@ from jboost.codes.codes import DenseCodes
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
+from jboost.entry.efforts import FULL
 from jboost.entry.programs import compiled
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
@@ -170,7 +171,7 @@ def _make_problem(settings: Settings, loss: Any, rows: PaddedRows) -> Problem:
 def _refit_rounds(model, rows: ModelRows, job, state, decay, progress):
     """Returns the model with the leaf values of all its rounds."""
     step = count_rounds(model, rows.rows)
-    run = compiled(_refit_chunk, job.problem.static)
+    run = compiled(_refit_chunk, job.problem.static, effort=FULL)
     old: Any = np.asarray(model.leaf_value)
     parts, first = [_no_rounds(old)], 0
     with open_bar(model.num_rounds, progress) as bar:

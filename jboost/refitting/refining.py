@@ -19,6 +19,7 @@ from jboost import losses
 from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
+from jboost.entry.efforts import FULL
 from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
 from jboost.kernels.library import takes_implementation
@@ -348,7 +349,7 @@ def _run(model, programs, fixed, values, plan):
         best_epoch=jnp.int32(0),
         over=jnp.asarray(False),
     )
-    run = compiled(run_epochs, programs)
+    run = compiled(run_epochs, programs, effort=FULL)
     empty: Any = np.full(_MOST_EPOCHS, np.nan, np.float32)
     chunks: list[np.ndarray] = []
     total = plan.num_epochs + 1  # losses are evaluated before each epoch

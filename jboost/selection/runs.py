@@ -32,6 +32,7 @@ from jboost.boosting.state import (
     reported_parameters,
     start_state,
 )
+from jboost.entry.efforts import FULL
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.numerics.padding import padded_size
@@ -199,8 +200,8 @@ def run_rounds(
 def _compile(mesh, function, *static):
     """Compiles a function of what runs share, and of the runs."""
     if mesh is None:
-        return compiled(function, *static)
-    return compiled(_run_on_devices, mesh, function, static)
+        return compiled(function, *static, effort=FULL)
+    return compiled(_run_on_devices, mesh, function, static, effort=FULL)
 
 
 def _run_on_devices(mesh, function, static, shared, *runs):

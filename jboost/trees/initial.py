@@ -22,7 +22,7 @@ from jboost.entry.collectives import (
     real_rows,
 )
 from jboost.entry.stages import branch, elementwise, map_points, stage
-from jboost.kernels.sums_xla import split_weights
+from jboost.kernels.sums_xla import count_times
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -197,14 +197,14 @@ def _best_start(objective, groups, k):
 def _starting_points(numpy, minimizer, scores, k, weights):
     """Returns 0 and quantiles of the minimizers, by sorting at most 8,192 rows.
 
-    Rows count as often as :func:`split_weights` says.
+    Rows count as often as :func:`jboost.kernels.sums_xla.split_weights` says.
     """
     distance = minimizer[k] - scores[k]
     usable = numpy.where(weights > 0, distance, np.float32(np.nan))
     stride = -(-count_rows(usable.shape[0]) // 8192)
     rows = _take_strided(numpy.stack([usable, weights], axis=1), stride)
     rows = rows[numpy.argsort(rows[:, 0])]  # NaN last
-    ordered, (times, _) = rows[:, 0], split_weights(rows[:, 1], numpy)
+    ordered, times = rows[:, 0], count_times(numpy, rows[:, 1])[0]
     times = numpy.where(numpy.isfinite(ordered), times.astype(np.int32), 0)
     below = numpy.cumsum(times, dtype=np.int32)
     most = numpy.maximum(below[-1] - 1, 0).astype(np.float32)
