@@ -388,7 +388,7 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--only", nargs="+", metavar="WORD", help="steps whose name contains a WORD")
     add("--list", action="store_true", help="print the names of the steps, and end")
-    add("--repeats", type=int, default=5, help="most good readings per median")
+    add("--repeats", type=int, default=3, help="most good readings per median")
     add("--threads", type=int, default=2)
     add("--loss", action="store_true", help="held-out losses as well")
     add("--most-load", type=float, default=0.1, help="of others, as a share of cores")

@@ -35,6 +35,7 @@ from jboost.boosting.shared_leaves import sum_shared_leaves
 from jboost.boosting.shared_trees import Line
 from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
+from jboost.entry.efforts import FULL
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import Compiled, compiled
 from jboost.streams.block_trees import grow_blocks, make_grower
@@ -86,9 +87,11 @@ def make_programs(job: Job) -> Programs:
 
 def _compile(spread, method, function, *static, **options):
     if spread is None:
-        return compiled(function, *static, **options)
+        return compiled(function, *static, effort=FULL, **options)
     specs, results = _describe_operands(spread.shards, method)[function.__name__]
-    return compile_shards(function, static, spread, specs, results, **options)
+    return compile_shards(
+        function, static, spread, specs, results, effort=FULL, **options
+    )
 
 
 def _describe_operands(shards, method):
