@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "denormals.h"
-
 #include "sort_words.h"
 
 namespace jboost {
