@@ -266,7 +266,7 @@ def draw_half(axes: Any, lines: list[dict | str], height: float) -> None:
             xycoords=("axes fraction", "data"),
         )  # fmt: skip
     axes.axvline(1, color="0.2", linewidth=1)
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.grid(axis="x", color=GRAY, alpha=0.25, linewidth=0.6)

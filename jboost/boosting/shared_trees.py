@@ -145,7 +145,8 @@ def _pick_rows(weights, num_scores):
 def _add_scores(factors, values):
     """Returns sum_k factors[k] values[k], added in this order in every program.
 
-    Score by score: XLA's sum over the first axis takes ten times as long on a CPU.
+    Score by score: where XLA calls YNNPACK, a sum over the first axis takes ten times
+    as long on a CPU.
     """
 
     def add(total, each):

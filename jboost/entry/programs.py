@@ -5,11 +5,11 @@ In: a function, its static arguments, and operands. Out: the compiled program.
 
 All functions of the library are compiled here, except for functions of the user
 (metrics, inverse links), whose programs ``jax.jit`` keeps only as long as they exist,
-and the program that predicts a single row: looking up a key would take longer.
+and the few programs of small predictions, which looking up a key would delay.
 
 Key: the function, its static arguments, the arguments that it may overwrite, the
-structure, shapes and dtypes of the operands, and the implementation in force. Static
-arguments are compared by value, so that equal losses share programs.
+structure, shapes and dtypes of the operands, the implementation in force, and whether
+it becomes part of a program. Static arguments are compared by value.
 
 Bound: MOST_PROGRAMS, and SMALL times as many small ones (``jboost.entry.stages``). A
 program takes MiB and dozens of memory mappings, of which Linux allows a process 65,530;

@@ -215,7 +215,7 @@ def fit(
         weight apart (Chen and Guestrin 2016, section 3.2): "global" (chosen once,
         before training), "local" (chosen in each node from its own rows), or "exact"
         (every distinct value, whatever ``max_bins``). The last two sort the rows of
-        each feature once, and take about ten times as long as histograms. The order
+        each feature once, and take six to seven times as long as histograms. The order
         takes 4 bytes for each cell of x, and 16 more while a tree grows.
       candidate_weights: what rows weigh for candidates: "samples" (their
         sample_weight) or "curvature" (that of the loss, times it); "global" ones are

@@ -450,18 +450,9 @@ bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
                     const TreeLimits& limits, const SortedRows& rows,
                     const TreeState& nodes) {
   int64_t num_slots = nodes.histograms.num_slots;
-  int32_t free;
-  std::vector<int32_t> position(num_slots), place(num_slots);
-  std::vector<float> bounds(limits.bounds == nullptr ? 0 : 2 * num_slots);
-  std::vector<uint8_t> used(limits.groups == nullptr ? 0
-                                                     : num_slots * limits.num_features);
-  TreeState state = nodes;
+  GrowingTree growing(limits, nodes);
+  TreeState& state = growing.state;
   state.histograms.num_bins = kMostCodes;
-  state.free = &free;
-  state.position = position.data();
-  state.place = place.data();
-  state.bounds = bounds.empty() ? nullptr : bounds.data();
-  state.used = used.empty() ? nullptr : used.data();
   StartTree(limits, state);
   Growth growth{pool, codes, limits, rows, state, {}, {}, {}, -1, 0};
   growth.groups.resize(num_slots);

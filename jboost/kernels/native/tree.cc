@@ -136,6 +136,21 @@ Splits LevelSplits::splits() const {
   return splits;
 }
 
+GrowingTree::GrowingTree(const TreeLimits& limits, const TreeState& nodes)
+    : state(nodes),
+      position_(nodes.histograms.num_slots),
+      place_(nodes.histograms.num_slots),
+      bounds_(limits.bounds == nullptr ? 0 : 2 * nodes.histograms.num_slots),
+      used_(limits.groups == nullptr
+                ? 0
+                : nodes.histograms.num_slots * limits.num_features) {
+  state.free = &free_;
+  state.position = position_.data();
+  state.place = place_.data();
+  state.bounds = bounds_.empty() ? nullptr : bounds_.data();
+  state.used = used_.empty() ? nullptr : used_.data();
+}
+
 void StartTree(const TreeLimits& limits, const TreeState& state) {
   int64_t nodes = (int64_t{1} << limits.max_depth) - 1;
   int64_t num_slots = state.histograms.num_slots;
@@ -242,17 +257,8 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& input,
               const TreeRows& rows, const TreeState& nodes) {
   int64_t num_slots = nodes.histograms.num_slots, num_rows = codes.num_rows;
   TreeLimits limits = input;
-  TreeState state = nodes;
-  int32_t free;
-  std::vector<int32_t> position(num_slots), place(num_slots);
-  std::vector<float> bounds(limits.bounds == nullptr ? 0 : 2 * num_slots);
-  std::vector<uint8_t> used(limits.groups == nullptr ? 0
-                                                     : num_slots * limits.num_features);
-  state.free = &free;
-  state.position = position.data();
-  state.place = place.data();
-  state.bounds = bounds.empty() ? nullptr : bounds.data();
-  state.used = used.empty() ? nullptr : used.data();
+  GrowingTree growing(limits, nodes);
+  const TreeState& state = growing.state;
   StartTree(limits, state);
   std::fill_n(rows.leaf, num_rows, 0);
   float units[2];
@@ -268,7 +274,7 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& input,
   std::vector<float> squares(num_slots);
   std::vector<Sides> sides(num_slots);
   if (!Sum(pool, codes, rows, state.histograms, {{0, 0, -1}})) return false;
-  for (int64_t level = 0; level < limits.max_depth && position[0] >= 0; ++level) {
+  for (int64_t level = 0; level < limits.max_depth && state.position[0] >= 0; ++level) {
     if (limits.categories != nullptr) {
       SumSquares(pool, rows.rows, num_rows, greatest, num_slots, digits.data());
       for (int64_t slot = 0; slot < num_slots; ++slot) {
@@ -276,7 +282,7 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& input,
       }
     }
     LevelSplits splits = FindLevel(pool, limits, level, squares.data(), state);
-    if (!RouteRows(pool, codes, splits.splits(), position.data(), level,
+    if (!RouteRows(pool, codes, splits.splits(), state.position, level,
                    limits.max_depth, rows.rows, rows.leaf, sides.data())) {
       return false;
     }

@@ -48,6 +48,23 @@ struct TreeState {
   uint8_t* used;  // [slots, F]: features on the path; null without groups
 };
 
+// The state of a tree that one call grows, with memory for what nodes inherit.
+class GrowingTree {
+ public:
+  // `nodes`: where the tree and its histograms go.
+  GrowingTree(const TreeLimits& limits, const TreeState& nodes);
+  GrowingTree(const GrowingTree&) = delete;  // the state points to the members
+  GrowingTree& operator=(const GrowingTree&) = delete;
+
+  TreeState state;
+
+ private:
+  int32_t free_ = 0;
+  std::vector<int32_t> position_, place_;
+  std::vector<float> bounds_;
+  std::vector<uint8_t> used_;
+};
+
 // The splits of a level.
 struct LevelSplits {
   LevelSplits(int64_t num_slots, int64_t num_words);
