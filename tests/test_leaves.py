@@ -262,6 +262,42 @@ def total_loss(loss, targets, weights, c):
     return float(np.sum(weights * loss(c - targets)))
 
 
+@pytest.mark.parametrize("poor", ["few rows", "most rows"])
+def test_poor_steps_of_many_rows_are_solved_for(poor):
+    """Where few rows have a poor step, they are gathered; the minimum is the same."""
+    generator, num_leaves = np.random.default_rng(0), 12
+    # Ten leaves of about 100 rows, and two of the others.
+    leaf = generator.permutation(np.minimum(np.arange(40_000) // 100, 10 + 1))
+    leaf[leaf > 10] += generator.integers(0, 2, np.sum(leaf > 10)) - 1
+    far = leaf < 5 if poor == "few rows" else leaf != 11
+    # Far from its minimum, log cosh hardly curves: Newton steps go much too far.
+    targets = (generator.normal(size=leaf.size) + 6 * far).astype(np.float32)
+    weights = generator.integers(0, 3, leaf.size).astype(np.float32)
+    traced, constants = trace_loss(L.log_cosh, jnp.asarray(targets))
+
+    @jax.jit
+    def run(targets, leaf, weights):
+        objective = Objective(traced, constants, targets, (), None)
+        scores = jnp.zeros((1, leaf.size), jnp.float32)
+        channels = [d[0] for d in derivatives(objective, scores, weights, "exact")]
+        sums = sum_channels(channels, leaf, num_leaves, weights)
+        newton = partial(newton_step, *sums, jnp.float32(0))
+        penalty = jnp.zeros(num_leaves, jnp.float32)
+        groups = Groups(jnp.int32(0), scores, weights, None, leaf, penalty)
+        return solve_leaves(objective, groups, newton, "guarded"), newton()[0]
+
+    values, steps = run(targets, leaf.astype(np.int32), weights)
+    for each in range(num_leaves):
+        rows = leaf == each
+        minimum = minimise(by_hand_log_cosh, targets[rows], weights[rows], targets)
+        expected = minimum if np.any(far & rows) else steps[each]
+        np.testing.assert_allclose(values[each], expected, rtol=1e-5, atol=1e-6)
+
+
+def by_hand_log_cosh(residual):
+    return np.logaddexp(residual, -residual) - np.log(2)
+
+
 NOT_CONVEX = {
     "welsch": (L.welsch, lambda r: 1 - np.exp(-(r**2) / 2)),
     "cauchy": (L.cauchy, lambda r: np.log1p(r**2 / 2)),

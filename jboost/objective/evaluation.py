@@ -86,6 +86,15 @@ class Objective(NamedTuple):
     coupling: Coupling | None = None
 
 
+def take_objective(objective: Objective, rows: Int32[Array, " M"]) -> Objective:
+    """Returns the objective of some rows."""
+    minimizer = objective.minimizer
+    return objective._replace(
+        targets=jax.tree.map(lambda column: column[rows], objective.targets),
+        minimizer=None if minimizer is None else minimizer[:, rows],
+    )
+
+
 def loss_values(objective: Objective, scores: Float[Array, "K N"]):
     """Returns l(F_i, y_i) for every row, [N]."""
     return _loss_values(_without_minima(objective), scores)

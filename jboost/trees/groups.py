@@ -29,3 +29,14 @@ class Groups(NamedTuple):
     penalty: Float[Array, " G"]
     l1: Float[Array, ""] | None = None
     resting: Float[Array, ""] | None = None
+
+
+def take_rows(groups: Groups, rows: Int32[Array, " M"]) -> Groups:
+    """Returns the same problems with some of their rows."""
+    direction = groups.direction
+    return groups._replace(
+        scores=groups.scores[:, rows],
+        weights=groups.weights[rows],
+        direction=None if direction is None else direction[rows],
+        group=groups.group[rows],
+    )

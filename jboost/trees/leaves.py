@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
+from jboost.entry.collectives import current_shards
 from jboost.entry.stages import elementwise, stage
 from jboost.numerics.derivatives import differentiable, round_alone
 from jboost.numerics.sums import sum_channels
@@ -26,10 +27,11 @@ from jboost.objective.evaluation import (
     gradients,
     hessians,
     loss_values,
+    take_objective,
     weighted_mean,
 )
 from jboost.objective.minimum import Minimum, find_minimum
-from jboost.trees.groups import Groups
+from jboost.trees.groups import Groups, take_rows
 from jboost.trees.implicit import derive_solution
 from jboost.trees.leaf_operations import add_values, find_range
 from jboost.trees.order_statistics import find_medians, solve_at_kinks
@@ -45,6 +47,8 @@ LeafSolver = Literal[
     "joint",
 ]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
+_MANY_ROWS = 32_768  # from so many on, rows of poor leaves are gathered,
+_ROWS_PER_GATHERED = 16  # if they are no more than one in so many
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
 
@@ -131,9 +135,35 @@ def _solve_freely(objective, groups, newton, leaf_solver):
     kept = keeps_steps(objective, groups, step, promised)
 
     def solve(step):
-        return solve_groups(objective, groups, step, ~kept)
+        return _solve_some(objective, groups, step, ~kept)
 
     return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+
+
+def _solve_some(objective, groups, step, wanted):
+    """Does what :func:`solve_groups` does; other rows than the problems' do not count.
+
+    Leaves whose Newton step is poor are small as a rule, so that their rows are
+    gathered first. The bits are those without gathering.
+    """
+    counts = wanted[groups.group] & (groups.weights > 0)
+    groups = groups._replace(weights=jnp.where(counts, groups.weights, 0.0))
+    most = len(counts) // _ROWS_PER_GATHERED
+    if len(counts) < _MANY_ROWS or current_shards() is not None:
+        return solve_groups(objective, groups, step, wanted)
+
+    def solve_gathered():
+        (rows,) = jnp.nonzero(counts, size=most)
+        there = jnp.arange(most) < jnp.sum(counts, dtype=jnp.int32)
+        few = take_rows(groups, rows)
+        few = few._replace(weights=jnp.where(there, few.weights, 0.0))
+        return solve_groups(take_objective(objective, rows), few, step, wanted)
+
+    def solve_all():
+        return solve_groups(objective, groups, step, wanted)
+
+    few = jnp.sum(counts, dtype=jnp.int32) <= most
+    return jax.lax.cond(few, solve_gathered, solve_all)
 
 
 def keeps_steps(
