@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings
 from jboost.entry.collectives import total
-from jboost.entry.stages import elementwise, stage
+from jboost.entry.stages import elementwise
 from jboost.objective.curvature import Chosen, Curvature
 from jboost.objective.evaluation import Kinks
 from jboost.objective.group_tracing import GroupLoss
@@ -247,12 +247,11 @@ def count_least_rows(
     return _count_quantile_rows(kinks.kind, kinks.left, kinks.right)
 
 
-@stage
-def _count_rows(pointed, weights):
-    rows = total(jnp.sum(weights > 0, dtype=jnp.int32))
-    least = jax.lax.div(rows, jnp.int32(_ROWS_PER_SAMPLE))
-    least = jnp.clip(least, 1, _MOST_SAMPLES)
-    return jnp.where(pointed, _MOST_SAMPLES, least).astype(jnp.int32)
+@elementwise
+def _count_rows(numpy, pointed, weights):
+    rows = total(numpy.sum(weights > 0, dtype=np.int32))
+    least = numpy.clip(rows // np.int32(_ROWS_PER_SAMPLE), 1, _MOST_SAMPLES)
+    return numpy.where(pointed, _MOST_SAMPLES, least).astype(np.int32)
 
 
 @elementwise

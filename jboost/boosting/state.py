@@ -263,11 +263,12 @@ def _begin_rounds(numpy, init_score, words):
     return init_score, one, numpy.asarray(words), numpy.int32(0)
 
 
-@stage
-def _are_endless(minimizer, one, weights):
+@elementwise
+def _are_endless(numpy, minimizer, one, weights):
     if minimizer is None:  # a quadratic loss
         return one == 0
-    return ~some(jnp.any(jnp.isfinite(minimizer) & (weights > 0)[None, :], axis=1))
+    bounded = numpy.isfinite(minimizer) & (weights > 0)[None, :]
+    return ~some(numpy.any(bounded, axis=1))
 
 
 def own_minimizers(

@@ -28,7 +28,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int32, UInt64
+from jaxtyping import Array, ArrayLike, Bool, Int32, UInt64
 
 from jboost.entry.programs import compiled
 
@@ -118,15 +118,15 @@ def exchange(
     return sums, split_extremes(jnp.max(every, axis=0))
 
 
-def some(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
-    """Returns whether a condition holds on some shard, element by element."""
+def some(condition: Bool[ArrayLike, "*s"]) -> Any:
+    """Returns whether a condition holds on some shard, element by element: [*s]."""
     if current_shards() is None:
         return condition
-    return most(condition.astype(jnp.int32)) > 0
+    return most(jnp.asarray(condition).astype(jnp.int32)) > 0
 
 
-def every(condition: Bool[Array, "*s"]) -> Bool[Array, "*s"]:
-    """Returns whether a condition holds on every shard, element by element."""
+def every(condition: Bool[Array | np.ndarray | np.bool, "*s"]) -> Any:
+    """Returns whether a condition holds on every shard, element by element: [*s]."""
     return ~some(~condition)
 
 

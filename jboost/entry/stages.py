@@ -30,6 +30,7 @@ from jboost.entry.programs import compiled
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+MANY = 2**18  # numbers in an operand that NumPy takes longer over than XLA
 _ARRAY = "array"  # stands for an array among static operands
 _from_host: ContextVar[bool] = ContextVar("from_host", default=False)
 _for_host: ContextVar[bool] = ContextVar("for_host", default=False)
@@ -96,22 +97,38 @@ def stage(
     return run
 
 
-def elementwise(function: Callable[..., _T]) -> Callable[..., _T]:
+def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates ``function(numpy, *operands)``, which NumPy runs from the host.
 
-    It is for stages that take less time to run than to compile, and round alike
-    wherever they run.
+    It is for stages that round alike wherever they run. With MANY numbers, or on
+    another device than the CPU, compiling pays: they are a :func:`stage` there.
     """
 
     @functools.wraps(function)
-    def run(*operands: Any) -> _T:
+    def traced(*operands: Any) -> Any:
+        return function(jnp, *operands)
+
+    staged = stage(traced)
+
+    @functools.wraps(function)
+    def run(*operands: Any) -> Any:
         if not _from_host.get():
-            return function(jnp, *operands)
+            return traced(*operands)
+        if not all(map(_is_at_hand, jax.tree.leaves(operands))):
+            return staged(*operands)
         with np.errstate(all="ignore"):
             found = function(np, *jax.tree.map(np.asarray, operands))
         return jax.device_put(found)
 
     return run
+
+
+def _is_at_hand(leaf):
+    """Returns whether NumPy computes with an operand before XLA has compiled that."""
+    if not isinstance(leaf, jax.Array):
+        return True
+    platforms = {device.platform for device in leaf.devices()}
+    return leaf.size <= MANY and platforms == {"cpu"}
 
 
 def _choose_effort(arrays, static, any_rounding):

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the bits of float32.
 
-In: float32 or integers. Out: exponents, powers of two, and integers that sort like the
-floats.
+In: float32 or integers, arrays of NumPy or JAX. Out: exponents, powers of two, and
+integers that sort like the floats.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def power_of_two(exponent):
     """Returns 2^exponent for -126 <= exponent <= 127; exp2 is not exact everywhere."""
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+    return ((exponent + 127) << 23).view(np.float32)
 
 
 def exponent_above(value):
     """Returns the e with 2^(e-1) <= value < 2^e, for normal positive values."""
-    return (jax.lax.bitcast_convert_type(value, jnp.int32) >> 23) - 126
+    return (value.view(np.int32) >> 23) - 126
 
 
 def ordered_bits(x):
     """Maps float32 to uint32 of the same order; -0 comes just before 0."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return bits ^ jnp.where(bits >> 31 != 0, jnp.uint32(2**32 - 1), jnp.uint32(2**31))
+    bits = x.view(np.uint32)
+    flip = _module(x).where(bits >> 31 != 0, np.uint32(2**32 - 1), np.uint32(2**31))
+    return bits ^ flip
 
 
 def from_ordered_bits(ordered):
     """Inverts :func:`ordered_bits`."""
-    flip = jnp.where(ordered >> 31 != 0, jnp.uint32(2**31), jnp.uint32(2**32 - 1))
-    return jax.lax.bitcast_convert_type(ordered ^ flip, jnp.float32)
+    above = ordered >> 31 != 0
+    flip = _module(ordered).where(above, np.uint32(2**31), np.uint32(2**32 - 1))
+    return (ordered ^ flip).view(np.float32)
+
+
+def _module(x):
+    return jnp if isinstance(x, jax.Array) else np

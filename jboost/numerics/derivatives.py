@@ -114,10 +114,11 @@ def _derive_root(root, operands, tangents):
     return tangents[0] / jnp.where(root > 0, 2 * root, jnp.inf)
 
 
-def round_alone(product: Float[ArrayLike, "*n"]) -> Float[Array, "*n"]:
+def round_alone(product: Float[ArrayLike, "*n"]) -> Any:
     """Returns a product that XLA does not contract with a sum into one FMA.
 
     It does so in some programs and not in others, by where the other summand comes
     from. The clip changes no finite number.
     """
-    return jnp.clip(product, -_LARGEST, _LARGEST)
+    numpy: Any = np if isinstance(product, np.ndarray) else jnp
+    return numpy.clip(product, -_LARGEST, _LARGEST)

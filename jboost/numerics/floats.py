@@ -23,7 +23,9 @@ def flush_denormals(x: Floats) -> Floats:
     return numpy.where(numpy.abs(x) < _TINY, np.float32(0), x)
 
 
-def middle_float(low: Float[Array, "*n"], high: Float[Array, "*n"]):
+def middle_float(
+    low: Float[Array | np.ndarray, "*n"], high: Float[Array | np.ndarray, "*n"]
+) -> Any:
     """Returns the float32 halfway from low to high in the order of bit patterns.
 
     About 32 such halvings reach adjacent floats from any interval of any scale, while

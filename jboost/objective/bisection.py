@@ -9,7 +9,6 @@ are such problems: millions of them, independent of one another.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.stages import (
@@ -17,7 +16,6 @@ from jboost.entry.stages import (
     for_branches,
     is_any,
     repeat_while,
-    stage,
     unless_idle,
 )
 from jboost.numerics.floats import middle_float
@@ -199,19 +197,19 @@ def _bisect(slope, left, right):
     return ends
 
 
-@stage
-def _begin_bisection(left, right):
+@elementwise
+def _begin_bisection(numpy, left, right):
     """Returns a state: steps made, ends of both brackets, their middles."""
     middle = middle_float(left, right)
-    return jnp.int32(0), ((left, right), (left, right)), (middle, middle)
+    return numpy.int32(0), ((left, right), (left, right)), (middle, middle)
 
 
-@stage
-def _halve(state, slopes):
+@elementwise
+def _halve(numpy, state, slopes):
     count, ((a, b), (c, d)), (first, last) = state
     rising, falling = slopes[0] >= 0, slopes[1] <= 0
     ends = (
-        (jnp.where(rising, a, first), jnp.where(rising, first, b)),
-        (jnp.where(falling, last, c), jnp.where(falling, d, last)),
+        (numpy.where(rising, a, first), numpy.where(rising, first, b)),
+        (numpy.where(falling, last, c), numpy.where(falling, d, last)),
     )
     return count + 1, ends, (middle_float(*ends[0]), middle_float(*ends[1]))

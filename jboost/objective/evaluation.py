@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.entry.efforts import FEW
-from jboost.entry.stages import runs_in_stages, stage
+from jboost.entry.stages import elementwise, runs_in_stages, stage
 from jboost.numerics.derivatives import (
     replace_without_derivative,
 )
@@ -128,8 +129,10 @@ def _raw_gradients(objective, scores):
     return map_rows(objective, objective.loss.gradient, scores, with_scores_first)
 
 
-@stage
-def _rest_at_minima(raw, scores, minimizer):
+@elementwise
+def _rest_at_minima(numpy, raw, scores, minimizer):
+    if numpy is np:
+        return np.where(scores == minimizer, 0.0, raw)
     return replace_without_derivative(scores == minimizer, raw, 0.0)
 
 
@@ -205,8 +208,16 @@ def hessian_products(
 
 def hessians(objective: Objective, scores: Float[Array, "K N"]):
     """Returns the diagonal of each row's Hessian, [K, N]."""
-
+    if runs_in_stages() and scores.shape[0] == 1:
+        # From a program that others share.
+        return _take_entries(hessian_matrices(objective, scores))
     return map_hessians(objective, scores, _take_diagonal)
+
+
+@elementwise
+def _take_entries(numpy, matrices):
+    del numpy
+    return matrices.reshape(1, -1)
 
 
 def _take_diagonal(rows):

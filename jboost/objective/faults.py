@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jboost.entry.stages import branch, elementwise, is_any, stage
+from jboost.entry.stages import branch, elementwise, is_any
 from jboost.objective.evaluation import Objective, gradients, loss_values
 
 _BESIDE = 2.0**-10  # of 1 + |score|: where a kink must have a gradient
@@ -96,14 +96,14 @@ def find_lost_slopes(
     return branch(is_any(lost), look, _same, lost)
 
 
-@stage
-def _is_lost(slopes):
-    return jnp.any(jnp.isnan(slopes), axis=0)
+@elementwise
+def _is_lost(numpy, slopes):
+    return numpy.any(numpy.isnan(slopes), axis=0)
 
 
-@stage
-def _shift(scores, side):
-    return scores + side * (1 + jnp.abs(scores))
+@elementwise
+def _shift(numpy, scores, side):
+    return scores + side * (1 + numpy.abs(scores))
 
 
 @elementwise

@@ -234,20 +234,20 @@ def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
     return power_of_two(jnp.clip(39 - exponent_above(total), -126, 126))
 
 
-@stage
-def _start_at_target(targets, num_scores, num_rows):
+@elementwise
+def _start_at_target(numpy, targets, num_scores, num_rows):
     """Returns the start of the search for F*: the target if it fits and is finite.
 
     Otherwise it is 0.
     """
     leaves = jax.tree.leaves(targets)
     shape = (num_rows,) if num_scores == 1 else (num_rows, num_scores)
-    if len(leaves) == 1 and leaves[0].shape == shape and leaves[0].dtype != jnp.bool_:
-        start = leaves[0].astype(jnp.float32)
-        return with_scores_first(jnp.where(jnp.isfinite(start), start, 0.0))
+    if len(leaves) == 1 and leaves[0].shape == shape and leaves[0].dtype != np.bool_:
+        start = leaves[0].astype(np.float32)
+        return with_scores_first(numpy.where(numpy.isfinite(start), start, 0.0))
+    zeros = numpy.zeros((num_scores, num_rows), np.float32)
     # The barrier keeps XLA from constant-folding the loss of N rows at compile time.
-    zeros = jnp.zeros((num_scores, num_rows), jnp.float32)
-    return jax.lax.optimization_barrier(zeros)
+    return zeros if numpy is np else jax.lax.optimization_barrier(zeros)
 
 
 def _minimizers_from(objective, begin):
@@ -316,8 +316,8 @@ def _test_points(numpy, start):
     return start + 0.5, start - 1.5
 
 
-@stage
-def _are_diagonal(*hessians):
-    different = ~jnp.eye(hessians[0].shape[1], dtype=bool)
-    entries = [jnp.where(different[None], each, 0.0) == 0 for each in hessians]
-    return jnp.all(entries[0] & entries[1], axis=(1, 2))
+@elementwise
+def _are_diagonal(numpy, *hessians):
+    different = ~np.eye(hessians[0].shape[1], dtype=bool)
+    entries = [numpy.where(different[None], each, 0.0) == 0 for each in hessians]
+    return numpy.all(entries[0] & entries[1], axis=(1, 2))

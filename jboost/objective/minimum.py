@@ -19,10 +19,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int8, Int32
 
-from jboost.entry.stages import elementwise, for_branches, is_any, repeat_while, stage
+from jboost.entry.stages import elementwise, for_branches, is_any, repeat_while
+from jboost.kernels.float_bits import power_of_two
+from jboost.numerics.derivatives import round_alone
 from jboost.numerics.floats import middle_float
 
 GROWTH = 16.0  # factor from one probe to the next while bracketing
@@ -136,120 +138,135 @@ def _begin(numpy, start, step, wanted):
     )  # fmt: skip
 
 
-@stage
-def _advance(state, found, start, step, low, high, num_probes):
+@elementwise
+def _advance(numpy, state, found, start, step, low, high, num_probes):
     """Learns from a slope and its rounding error, and chooses the next point."""
     # The barriers keep XLA from recomputing the slopes for each use of them.
-    value, noise = jax.lax.optimization_barrier(found)
+    value, noise = _keep(numpy, found)
     # An infinite slope has a valid sign although its rounding error is infinite.
-    noise = jnp.where(jnp.isfinite(noise), noise, 0.0)
-    state = _learn(state, value, noise, low, high)
-    state = jax.lax.optimization_barrier(state)
-    farthest = step * jnp.float32(GROWTH**num_probes)
-    return _plan(state, noise, start, farthest, low, high)
+    noise = numpy.where(numpy.isfinite(noise), noise, 0.0)
+    state = _learn(numpy, state, value, noise, low, high)
+    state = _keep(numpy, state)
+    farthest = step * np.float32(GROWTH**num_probes)
+    return _plan(numpy, state, noise, start, farthest, low, high)
 
 
-def _learn(state, value, noise, low, high):
+def _keep(numpy, operands):
+    return operands if numpy is np else jax.lax.optimization_barrier(operands)
+
+
+def _learn(numpy, state, value, noise, low, high):
     """Updates the state with the slope at the current point."""
     point = state.point
-    value = jnp.where(jnp.abs(value) <= noise, 0.0, value)
-    size = jnp.where(jnp.isfinite(value), jnp.abs(value), 0.0)
-    bracketed = ~(jnp.isnan(state.left) | jnp.isnan(state.right))
+    value = numpy.where(numpy.abs(value) <= noise, 0.0, value)
+    size = numpy.where(numpy.isfinite(value), numpy.abs(value), 0.0)
+    bracketed = ~(numpy.isnan(state.left) | numpy.isnan(state.right))
     # Between slopes of opposite signs, NaN is treated like the slope at a kink.
-    flat = (value == 0) | (jnp.isnan(value) & bracketed)
+    flat = (value == 0) | (numpy.isnan(value) & bracketed)
     # A bound ends the search on its side: a minimum lies within.
     left = ((value < 0) | (point <= low)) & ~(point < state.left)
     right = ((value > 0) | (point >= high)) & ~(point > state.right)
     # A nonzero slope beyond a flat interval shows that it was a ledge, not a minimum.
     ledge = (value < 0) & (point > state.zero_left)
     ledge |= (value > 0) & (point < state.zero_right)
-    zero_left = jnp.where(ledge, jnp.nan, state.zero_left)
-    zero_right = jnp.where(ledge, jnp.nan, state.zero_right)
-    run = jnp.where(value > 0, jnp.maximum(state.run, 0) + 1, 0)
-    run = jnp.where(value < 0, jnp.minimum(state.run, 0) - 1, run)
+    zero_left = numpy.where(ledge, numpy.nan, state.zero_left)
+    zero_right = numpy.where(ledge, numpy.nan, state.zero_right)
+    run = numpy.where(value > 0, numpy.maximum(state.run, 0) + 1, 0)
+    run = numpy.where(value < 0, numpy.minimum(state.run, 0) - 1, run)
     return state._replace(
         turn=state.turn + 1,
-        left=jnp.where(left, point, state.left),
-        right=jnp.where(right, point, state.right),
-        left_slope=jnp.where(left, value, state.left_slope),
-        right_slope=jnp.where(right, value, state.right_slope),
-        zero_left=jnp.where(flat, jnp.fmin(zero_left, point), zero_left),
-        zero_right=jnp.where(flat, jnp.fmax(zero_right, point), zero_right),
-        fall=jnp.maximum(state.fall, jnp.where(value < 0, size, 0.0)),
-        rise=jnp.maximum(state.rise, jnp.where(value > 0, size, 0.0)),
-        first=jnp.where(state.turn == 0, value, state.first),
-        run=run.astype(jnp.int8),
-        near=jnp.where(ledge, jnp.int8(0), state.near),
+        left=numpy.where(left, point, state.left),
+        right=numpy.where(right, point, state.right),
+        left_slope=numpy.where(left, value, state.left_slope),
+        right_slope=numpy.where(right, value, state.right_slope),
+        zero_left=numpy.where(flat, numpy.fmin(zero_left, point), zero_left),
+        zero_right=numpy.where(flat, numpy.fmax(zero_right, point), zero_right),
+        fall=numpy.maximum(state.fall, numpy.where(value < 0, size, 0.0)),
+        rise=numpy.maximum(state.rise, numpy.where(value > 0, size, 0.0)),
+        first=numpy.where(state.turn == 0, value, state.first),
+        run=run.astype(np.int8),
+        near=numpy.where(ledge, np.int8(0), state.near),
     )
 
 
-def _plan(state, noise, start, farthest, low, high):
+def _plan(numpy, state, noise, start, farthest, low, high):
     """Chooses the next point of each problem, or marks the problem as done."""
-    no_left, no_right = jnp.isnan(state.left), jnp.isnan(state.right)
+    no_left, no_right = numpy.isnan(state.left), numpy.isnan(state.right)
     probing = (no_left | no_right) & (state.width < farthest)
     # While neither end is known, probe upward, downward, then farther out.
     up = no_right & (~no_left | ~(state.point > start))
-    width = _width(state, start)
-    probe = jnp.where(
-        up, jnp.minimum(start + width, high), jnp.maximum(start - width, low)
+    width = _width(numpy, state, start)
+    probe = numpy.where(
+        up, numpy.minimum(start + width, high), numpy.maximum(start - width, low)
     )
-    width = jnp.where(up & no_left, width, GROWTH * width)
-    inner, narrowed = _narrow(state, noise)
-    edge, near, edged = _edge(state, noise)
-    flat = ~jnp.isnan(state.zero_left)
-    point = jnp.where(probing, probe, jnp.where(flat, edge, inner))
-    finished = ~probing & jnp.where(flat, edged, no_left | no_right | narrowed)
+    width = numpy.where(up & no_left, width, GROWTH * width)
+    inner, narrowed = _narrow(numpy, state, noise)
+    edge, near, edged = _edge(numpy, state, noise)
+    flat = ~numpy.isnan(state.zero_left)
+    point = numpy.where(probing, probe, numpy.where(flat, edge, inner))
+    finished = ~probing & numpy.where(flat, edged, no_left | no_right | narrowed)
     done = state.done | finished
     return state._replace(
-        point=jnp.where(done, state.point, point),
-        width=jnp.where(probing, width, state.width),
-        near=jnp.where(probing | ~flat, state.near, near),
+        point=numpy.where(done, state.point, point),
+        width=numpy.where(probing, width, state.width),
+        near=numpy.where(probing | ~flat, state.near, near),
         done=done,
     )
 
 
-def _width(state, start):
+def _width(numpy, state, start):
     """Returns the distance of the next probe from the start.
 
     After the first two slopes, this is twice the distance of the zero of the line
     through them; otherwise it is 16 times the previous distance.
     """
-    end = jnp.where(jnp.isnan(state.left), state.right, state.left)
-    value = jnp.where(jnp.isnan(state.left), state.right_slope, state.left_slope)
-    root = jnp.abs(end - start) * (state.first / (state.first - value))
-    useful = (jnp.abs(state.run) == 2) & (root > 0)
-    width = jnp.clip(2 * root, state.width * (2 / GROWTH), state.width)
-    return jnp.where(useful, width, state.width)
+    end = numpy.where(numpy.isnan(state.left), state.right, state.left)
+    value = numpy.where(numpy.isnan(state.left), state.right_slope, state.left_slope)
+    root = numpy.abs(end - start) * (state.first / (state.first - value))
+    useful = (numpy.abs(state.run) == 2) & (root > 0)
+    width = numpy.clip(2 * root, state.width * (2 / GROWTH), state.width)
+    return numpy.where(useful, width, state.width)
 
 
-def _narrow(state, noise):
+def _narrow(numpy, state, noise):
     """Returns a point inside the bracket, and whether none is left.
 
     The point comes from regula falsi with the Illinois rule (Dowell and Jarratt 1971):
     the slope at the end that stays is halved with every move of the other end, because
     otherwise that end could stay forever.
     """
-    left, right, run = state.left, state.right, state.run.astype(jnp.float32)
-    fall = -state.left_slope * jnp.exp2(-jnp.maximum(run - 1, 0.0))
-    rise = state.right_slope * jnp.exp2(-jnp.maximum(-run - 1, 0.0))
-    falsi = left + (right - left) * (fall / (fall + rise))
+    left, right, run = state.left, state.right, state.run.astype(np.int32)
+    fall = -state.left_slope * _halve_often(numpy, run - 1)
+    rise = state.right_slope * _halve_often(numpy, -run - 1)
+    falsi = left + round_alone((right - left) * (fall / (fall + rise)))
     # Keep away from the ends: a point closer than this would gain almost nothing.
-    falsi = jnp.maximum(falsi, left + _CLOSE * jnp.abs(left))
-    falsi = jnp.minimum(falsi, right - _CLOSE * jnp.abs(right))
-    useful = (falsi > left) & (falsi < right) & (jnp.abs(run) < _PATIENCE)
+    falsi = numpy.maximum(falsi, left + _CLOSE * numpy.abs(left))
+    falsi = numpy.minimum(falsi, right - _CLOSE * numpy.abs(right))
+    useful = (falsi > left) & (falsi < right) & (numpy.abs(run) < _PATIENCE)
     middle = middle_float(left, right)
     # Near 0, float32 is finer than problems usually need, and bisecting bit patterns is
     # slow. Alternate with the arithmetic mean, in an aperiodic (Thue-Morse) order that
     # cannot synchronize with the behavior of a slope.
-    odd = jax.lax.population_count(state.turn) % 2 == 1
-    between = jnp.where(odd, left / 2 + right / 2, middle)
+    between = numpy.where(_is_odious(state.turn), left / 2 + right / 2, middle)
     faint = _FAINT * noise
     lost = (-state.left_slope <= faint) & (state.right_slope <= faint)
     none = (middle == left) | (middle == right) | lost
-    return jnp.where(useful, falsi, between), none
+    return numpy.where(useful, falsi, between), none
 
 
-def _edge(state, noise):
+def _halve_often(numpy, number):
+    """Returns 2^-number, 1 for negative ones."""
+    return power_of_two(-numpy.clip(number, 0, 126))
+
+
+def _is_odious(turn):
+    """Returns whether a number up to 255 has an odd number of ones."""
+    for shift in (4, 2, 1):
+        turn = turn ^ (turn >> shift)
+    return turn & 1 == 1
+
+
+def _edge(numpy, state, noise):
     """Returns a point outside the flat interval, and whether both edges are known.
 
     An edge is known if adjacent floats enclose it, or if the slope beyond it is too
@@ -261,25 +278,28 @@ def _edge(state, noise):
         (state.left, -state.left_slope, state.zero_left, state.fall),
         (state.right, state.right_slope, state.zero_right, state.rise),
     ):
-        one_sided = jnp.isnan(state.left) | jnp.isnan(state.right)
-        tiny = jnp.maximum(_FAINT * noise, jnp.where(one_sided, JUMP, _FADED) * most)
-        middle = middle_float(jnp.minimum(end, zero), jnp.maximum(end, zero))
-        near = zero + (end - zero) * (tiny / (2 * value))
+        one_sided = numpy.isnan(state.left) | numpy.isnan(state.right)
+        tiny = numpy.maximum(
+            _FAINT * noise, numpy.where(one_sided, JUMP, _FADED) * most
+        )
+        middle = middle_float(numpy.minimum(end, zero), numpy.maximum(end, zero))
+        near = zero + round_alone((end - zero) * (tiny / (2 * value)))
         # The second test uses the geometric mean of the distances.
         other = state.zero_right if not points else state.zero_left
-        halfway = jnp.sqrt(jnp.abs(end - other)) * jnp.sqrt(jnp.abs(zero - other))
-        halfway = other + jnp.copysign(halfway, end - other)
-        near = jnp.where(state.near <= len(points), near, halfway)
+        halfway = numpy.sqrt(numpy.abs(end - other))
+        halfway = round_alone(halfway * numpy.sqrt(numpy.abs(zero - other)))
+        halfway = other + numpy.copysign(halfway, end - other)
+        near = numpy.where(state.near <= len(points), near, halfway)
         useful = (near - zero) * (end - near) > 0
         closed.append(
-            jnp.isnan(end) | (middle == end) | (middle == zero) | (value <= tiny)
+            numpy.isnan(end) | (middle == end) | (middle == zero) | (value <= tiny)
         )
-        points.append(jnp.where(useful, near, middle))
+        points.append(numpy.where(useful, near, middle))
     # Test both edges close by before bisecting either.
     on_left = ~closed[0] & (closed[1] | (state.near != 1))
-    near = jnp.where(on_left, jnp.maximum(state.near, 1), 2)
-    near = jnp.where(on_left & (state.near > 0), 2, near).astype(jnp.int8)
-    return jnp.where(on_left, *points), near, closed[0] & closed[1]
+    near = numpy.where(on_left, numpy.maximum(state.near, 1), 2)
+    near = numpy.where(on_left & (state.near > 0), 2, near).astype(np.int8)
+    return numpy.where(on_left, *points), near, closed[0] & closed[1]
 
 
 @elementwise

@@ -7,10 +7,10 @@ minimum.
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.stages import elementwise, for_branches, repeat_while, stage
+from jboost.entry.stages import elementwise, for_branches, repeat_while
 from jboost.objective.evaluation import (
     gradients,
     loss_values,
@@ -86,69 +86,87 @@ class _NewtonStep(NamedTuple):
     convex: Bool[Array, ""]
 
 
-@stage
 def _begin_newton(start, values, weights, wanted) -> _Newton:
-    first = jnp.where(wanted, jnp.float32(1), 0.0)
-    loss = _finite_mean(values, weights)
-    damping = jnp.float32(1e-3)
-    return _Newton(jnp.int32(0), start, damping, loss, first, jnp.asarray(True))
+    return _begin(start, weighted_mean(values, weights), wanted)
 
 
-@stage
+@elementwise
+def _begin(numpy, start, loss, wanted) -> _Newton:
+    first, damping = numpy.where(wanted, np.float32(1), 0.0), numpy.float32(1e-3)
+    loss, yes = _or_infinite(numpy, loss), numpy.asarray(True)
+    return _Newton(numpy.int32(0), start, damping, loss, first, yes)
+
+
 def _propose(state, slopes, hessian, weights) -> _NewtonStep:
-    sizes = weighted_mean(jnp.abs(slopes), weights)
-    unit = _units(hessian, sizes)
+    sizes = weighted_mean(find_magnitudes(slopes), weights)
+    return _take_step(state, weighted_mean(slopes, weights), sizes, hessian)
+
+
+@elementwise
+def find_magnitudes(numpy, values):
+    """Returns absolute values."""
+    return numpy.abs(values)
+
+
+@elementwise
+def _take_step(numpy, state, slope, sizes, hessian) -> _NewtonStep:
+    unit = _units(numpy, hessian, sizes)
     hessian = hessian * unit[:, None] * unit[None, :]
-    size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
-    curvature, axes = jnp.linalg.eigh(hessian)
-    slope = (unit * weighted_mean(slopes, weights)) @ axes
+    size = numpy.maximum(numpy.max(numpy.abs(hessian)), np.float32(1e-30))
+    curvature, axes = numpy.linalg.eigh(hessian)
+    slope = (unit * slope) @ axes
     # What is left of a sum that should be 0 says nothing. Where there is no curvature
     # either (scores of softmax may all be shifted), it would be followed far away.
-    noise = ROUNDING * jnp.max(unit * sizes)
-    slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
-    step = -(axes @ (slope / (jnp.abs(curvature) + state.damping * size)))
-    length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
-    convex = jnp.min(curvature) >= -_CONCAVE * size
+    noise = ROUNDING * numpy.max(unit * sizes)
+    slope = numpy.where(numpy.abs(slope) > noise, slope, 0.0)
+    step = -(axes @ (slope / (numpy.abs(curvature) + state.damping * size)))
+    length = numpy.max(numpy.abs(step)) * numpy.maximum(1.0, numpy.sqrt(size))
+    convex = numpy.min(curvature) >= -_CONCAVE * size
     return _NewtonStep(state.point + unit * step, length, convex)
 
 
-@stage
 def _accept(state, proposal, values, weights) -> _Newton:
+    return _judge_step(state, proposal, weighted_mean(values, weights))
+
+
+@elementwise
+def _judge_step(numpy, state, proposal, loss) -> _Newton:
     """Takes the step if it lowers the loss, else damps the next one more."""
-    loss, damping = _finite_mean(values, weights), state.damping
+    loss, damping = _or_infinite(numpy, loss), state.damping
     # Close to the minimum the loss is flat to the last bits, the gradient is not.
-    better = loss <= state.loss + ROUNDING * jnp.abs(state.loss)
+    better = loss <= state.loss + ROUNDING * numpy.abs(state.loss)
+    less = numpy.maximum(damping / 10, np.float32(1e-6))
+    given_up = numpy.where(damping > 1e6, 0.0, state.moved)
     return _Newton(
         turn=state.turn + 1,
-        point=jnp.where(better, proposal.point, state.point),
-        damping=jnp.where(better, jnp.maximum(damping / 10, 1e-6), damping * 10),
-        loss=jnp.where(better, loss, state.loss),
-        moved=jnp.where(
-            better, proposal.length, jnp.where(damping > 1e6, 0.0, state.moved)
-        ),
+        point=numpy.where(better, proposal.point, state.point),
+        damping=numpy.where(better, less, damping * 10),
+        loss=numpy.where(better, loss, state.loss),
+        moved=numpy.where(better, proposal.length, given_up),
         convex=state.convex & proposal.convex,
     )
 
 
-@stage
-def _conclude_newton(state):
+@elementwise
+def _conclude_newton(numpy, state):
     settled = (state.turn < _NEWTON_STEPS) & (state.damping <= 1e-3)
-    return state.point, state.convex & settled & jnp.isfinite(state.loss)
+    return state.point, state.convex & settled & numpy.isfinite(state.loss)
 
 
-def _finite_mean(values, weights):
-    mean = weighted_mean(values, weights)
-    return jnp.where(jnp.isfinite(mean), mean, jnp.inf)
+def _or_infinite(numpy, loss):
+    return numpy.where(numpy.isfinite(loss), loss, np.inf)
 
 
-def _units(hessian, sizes):
+def _units(numpy, hessian, sizes):
     """Powers of two, by which scores of smaller curvature are multiplied.
 
     Scores without any curvature (the center of Laplace's distribution) are compared by
     the mean magnitudes of their gradients.
     """
-    curvature = jnp.abs(jnp.diagonal(hessian))
-    ratio = curvature / jnp.maximum(jnp.max(curvature), 1e-30)
-    steepness = sizes / jnp.maximum(jnp.max(sizes), 1e-30)
-    ratio = jnp.where(curvature > 0, jnp.sqrt(ratio), steepness)
-    return jnp.exp2(jnp.where(ratio > 0, jnp.round(-jnp.log2(ratio)), 0.0))
+    least = np.float32(1e-30)
+    curvature = numpy.abs(numpy.diagonal(hessian))
+    ratio = curvature / numpy.maximum(numpy.max(curvature), least)
+    steepness = sizes / numpy.maximum(numpy.max(sizes), least)
+    ratio = numpy.where(curvature > 0, numpy.sqrt(ratio), steepness)
+    exponent = numpy.round(-numpy.log2(ratio))
+    return numpy.exp2(numpy.where(ratio > 0, exponent, 0.0))

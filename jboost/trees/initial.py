@@ -21,7 +21,7 @@ from jboost.entry.collectives import (
     gather,
     real_rows,
 )
-from jboost.entry.stages import branch, elementwise, map_points, stage
+from jboost.entry.stages import branch, elementwise, for_branches, map_points, stage
 from jboost.kernels.sums_xla import count_times
 from jboost.objective.evaluation import (
     Objective,
@@ -108,9 +108,9 @@ def _flatten(numbers):
     return numbers.reshape(-1)
 
 
-@stage
-def _are_all_known(minimizer, weights):
-    return every(jnp.all(jnp.isfinite(minimizer) | (weights <= 0)[None, :]))
+@elementwise
+def _are_all_known(numpy, minimizer, weights):
+    return every(numpy.all(numpy.isfinite(minimizer) | (weights <= 0)[None, :]))
 
 
 def median_score(
@@ -159,11 +159,21 @@ def _initial_along(objective, offset, weights, k):
     return solve_at_kinks(objective, groups, objective.kinks, search)
 
 
-@stage
 def _step_down(start, slopes, matrices, weights):
-    gradient = weighted_mean(slopes[0], weights)
-    hessian = weighted_mean(matrices[:, 0, 0], weights)
-    return start - gradient / jnp.where(hessian > 0, hessian, jnp.inf)
+    slopes, curvature = _take_first(slopes, matrices)
+    means = weighted_mean(slopes, weights), weighted_mean(curvature, weights)
+    return _take_newton_step(start, *means)
+
+
+@elementwise
+def _take_first(numpy, slopes, matrices):
+    del numpy
+    return slopes[0], matrices[:, 0, 0]
+
+
+@elementwise
+def _take_newton_step(numpy, start, gradient, hessian):
+    return start - gradient / numpy.where(hessian > 0, hessian, np.inf)
 
 
 def _search_start(objective, groups, k):
@@ -251,27 +261,30 @@ def _avoid_plateau(objective, offset, weights, found):
     return branch(_has_slopes(slopes, weights), stay, move, found)
 
 
-@stage
 def _has_slopes(slopes, weights):
-    return _share(slopes, weights) > 0
+    return for_branches().asarray(_share(slopes, weights)) > 0
 
 
-@stage
 def _share(slopes, weights):
     """Returns the share of rows with a slope."""
-    usable = jnp.any(jnp.isfinite(slopes) & (slopes != 0), axis=0)
-    return weighted_mean(usable.astype(jnp.float32), weights)
+    return weighted_mean(_are_usable(slopes), weights)
 
 
-@stage
-def _move_if_stuck(counts, starts, shares, found):
-    moves = counts.stuck() & (jnp.max(shares) > 0)
-    return Start(jnp.where(moves, starts[jnp.argmax(shares)], found), moves)
+@elementwise
+def _are_usable(numpy, slopes):
+    usable = numpy.any(numpy.isfinite(slopes) & (slopes != 0), axis=0)
+    return usable.astype(np.float32)
 
 
-@stage
+@elementwise
+def _move_if_stuck(numpy, counts, starts, shares, found):
+    moves = counts.stuck() & (numpy.max(shares) > 0)
+    start = numpy.asarray(starts)[numpy.argmax(shares)]
+    return Start(numpy.where(moves, start, found), moves)
+
+
 def _plateau_exits(minimizer, offset, weights):
     """Points that training may start from instead of an argmin without slopes."""
     if offset.shape[0] > 1:
-        return jnp.zeros((1, offset.shape[0]), jnp.float32)
-    return _starting_points(minimizer, offset, 0, weights)[:, None]
+        return np.zeros((1, offset.shape[0]), np.float32)
+    return _starting_points(minimizer, offset, np.int32(0), weights)[:, None]

@@ -6,7 +6,7 @@ offset + c; and the search along one score, which a single score uses, too.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,12 @@ from jboost.objective.evaluation import (
     mean_of_rows,
     weighted_mean,
 )
-from jboost.trees.damped_newton import ROUNDING, damped_newton, move_scores
+from jboost.trees.damped_newton import (
+    ROUNDING,
+    damped_newton,
+    find_magnitudes,
+    move_scores,
+)
 from jboost.trees.groups import Groups
 from jboost.trees.implicit import derive_joint_start
 from jboost.trees.leaves import locate_minima
@@ -48,14 +53,18 @@ _TURNS = 6  # of searches and Newton's method
 _BALANCED = 1e-3  # |mean gradient| / mean |gradient| at a minimum
 
 
-@stage
+@elementwise
 def one_group(
-    offset: Float[Array, "K N"], weights: Float[Array, " N"], k: Int32[ArrayLike, ""]
+    numpy,
+    offset: Float[Array | np.ndarray, "K N"],
+    weights: Float[Array | np.ndarray, " N"],
+    k: Int32[ArrayLike, ""],
 ) -> Groups:
     """Puts all rows into one group: the problem of a constant added to score k."""
-    return Groups(
-        jnp.int32(k), offset, weights, None, jnp.zeros(offset.shape[1], jnp.int32),
-        jnp.zeros(1, jnp.float32),
+    make: Any = Groups  # of arrays of NumPy or JAX
+    return make(
+        numpy.asarray(k), offset, weights, None,
+        numpy.zeros(offset.shape[1], np.int32), numpy.zeros(1, np.float32),
     )  # fmt: skip
 
 
@@ -76,11 +85,11 @@ def _choose_least(numpy, starts, losses):
     return jax.lax.stop_gradient(best)  # where a search begins does not matter
 
 
-@stage
-def begin_at(groups, k, start):
+@elementwise
+def begin_at(numpy, groups, k, start):
     """Moves the problem to a start, with a small first step from there."""
-    moved = groups._replace(scores=groups.scores.at[k].add(start))
-    return moved, jnp.maximum(jnp.abs(start), 1.0)[None] * 2.0**-10
+    moved = groups._replace(scores=_move_one(numpy, groups.scores, k, start))
+    return moved, numpy.maximum(numpy.abs(start), np.float32(1))[None] * 2.0**-10
 
 
 def total_loss(
@@ -91,9 +100,18 @@ def total_loss(
     return mean_of_rows(objective, loss_values(objective, scores), groups.weights)
 
 
-@stage
-def _add_to_score(groups, c):
-    return groups.scores.at[groups.k].add(c)
+@elementwise
+def _add_to_score(numpy, groups, c):
+    return _move_one(numpy, groups.scores, groups.k, c)
+
+
+def _move_one(numpy, scores, k, c):
+    """Adds c to score k of every row."""
+    if numpy is not np:
+        return scores.at[k].add(c)
+    scores = scores.copy()
+    scores[k] += c
+    return scores
 
 
 def minimise_jointly(objective, offset, weights):
@@ -225,28 +243,28 @@ class _Descent(NamedTuple):
     zero: Float[Array, " K"]
 
 
-@stage
-def _begin_descent(offset) -> _Descent:
-    zero = jnp.zeros(offset.shape[0], jnp.float32)
-    nowhere = _Merit(zero, jnp.asarray(False), jnp.float32(jnp.inf))
-    return _Descent(jnp.int32(0), nowhere, jnp.asarray(False), zero)
+@elementwise
+def _begin_descent(numpy, offset) -> _Descent:
+    zero, no = numpy.zeros(offset.shape[0], np.float32), numpy.asarray(False)
+    nowhere = _Merit(zero, no, numpy.float32(np.inf))
+    return _Descent(numpy.int32(0), nowhere, no, zero)
 
 
-@stage
-def _find_last(state):
-    return jnp.where(state.turn == 1, state.zero, state.best.point)
+@elementwise
+def _find_last(numpy, state):
+    return numpy.where(state.turn == 1, state.zero, state.best.point)
 
 
-@stage
-def _is_wanted(state, start):
-    return (state.turn == 0) | _is_better(start, state.best)
+@elementwise
+def _is_wanted(numpy, state, start):
+    return (state.turn == 0) | _is_better(numpy, start, state.best)
 
 
-@stage
-def _conclude_turn(state, start, end, wanted, settled) -> _Descent:
-    end = _choose(_is_better(start, end), start, end)
-    done = jnp.where(state.turn == 0, settled, (state.turn > 1) & ~wanted)
-    best = _choose(wanted, end, state.best)
+@elementwise
+def _conclude_turn(numpy, state, start, end, wanted, settled) -> _Descent:
+    end = _choose(numpy, _is_better(numpy, start, end), start, end)
+    done = numpy.where(state.turn == 0, settled, (state.turn > 1) & ~wanted)
+    best = _choose(numpy, wanted, end, state.best)
     return _Descent(state.turn + 1, best, done, state.zero)
 
 
@@ -256,21 +274,24 @@ def _judge(objective, offset, weights, point):
     return _make_merit(point, slopes, values, weights)
 
 
-@stage
 def _make_merit(point, slopes, values, weights) -> _Merit:
-    sizes = weighted_mean(jnp.abs(slopes), weights)
-    sums = jnp.abs(weighted_mean(slopes, weights))
-    balanced = jnp.all((sums <= _BALANCED * sizes) & (sizes > 0))
-    loss = weighted_mean(values, weights)
-    return _Merit(point, balanced, jnp.where(jnp.isnan(loss), jnp.inf, loss))
+    sizes = weighted_mean(find_magnitudes(slopes), weights)
+    means = weighted_mean(slopes, weights), weighted_mean(values, weights)
+    return _conclude_merit(point, sizes, *means)
 
 
-def _is_better(one, other):
-    margin = jnp.where(jnp.isfinite(other.loss), ROUNDING * jnp.abs(other.loss), 0.0)
-    less = one.loss < other.loss - margin
+@elementwise
+def _conclude_merit(numpy, point, sizes, slopes, loss) -> _Merit:
+    balanced = numpy.all((numpy.abs(slopes) <= _BALANCED * sizes) & (sizes > 0))
+    return _Merit(point, balanced, numpy.where(numpy.isnan(loss), np.inf, loss))
+
+
+def _is_better(numpy, one, other):
+    size = numpy.where(numpy.isfinite(other.loss), numpy.abs(other.loss), 0.0)
+    less = one.loss < other.loss - ROUNDING * size
     same = one.balanced == other.balanced
-    return jnp.isfinite(one.loss) & jnp.where(same, less, one.balanced)
+    return numpy.isfinite(one.loss) & numpy.where(same, less, one.balanced)
 
 
-def _choose(condition, one, other):
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+def _choose(numpy, condition, one, other):
+    return jax.tree.map(lambda a, b: numpy.where(condition, a, b), one, other)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jboost.entry.collectives import current_shards
@@ -254,10 +255,18 @@ def _solve_groups(loss, arrays, groups, step, wanted):
     return _choose_least(changes, root, step, wanted)
 
 
-@stage
 def _first_probe(groups, step):
-    size = weighted_mean(jnp.abs(groups.scores[groups.k]), groups.weights)
-    return jnp.where(step == 0, 1e-3 * (1 + size), jnp.abs(step))
+    return _choose_probe(step, weighted_mean(_find_sizes(groups), groups.weights))
+
+
+@elementwise
+def _find_sizes(numpy, groups):
+    return numpy.abs(groups.scores[groups.k])
+
+
+@elementwise
+def _choose_probe(numpy, step, size):
+    return numpy.where(step == 0, 1e-3 * (1 + size), numpy.abs(step))
 
 
 @elementwise
@@ -266,14 +275,14 @@ def _take_roots(numpy, found, step, moves, wanted):
     return numpy.where(wanted & ~moves, 0.0, root)
 
 
-@stage
-def _choose_least(changes, root, step, wanted):
+@elementwise
+def _choose_least(numpy, changes, root, step, wanted):
     (of_root, noise), (of_step, _) = changes
-    of_step = jnp.where(jnp.isfinite(of_step), of_step, jnp.inf)
-    fallback = jnp.where(of_step <= 0, step, 0.0)
-    best = jnp.minimum(of_step, 0.0)
-    value = jnp.where(of_root <= best + noise, root, fallback)
-    return jnp.where(wanted, value, step)
+    of_step = numpy.where(numpy.isfinite(of_step), of_step, np.inf)
+    fallback = numpy.where(of_step <= 0, step, 0.0)
+    best = numpy.minimum(of_step, 0.0)
+    value = numpy.where(of_root <= best + noise, root, fallback)
+    return numpy.where(wanted, value, step)
 
 
 def locate_minima(

@@ -6,14 +6,14 @@ have no slope, and whether that is because they are at a minimum; whether the lo
 minimum at all.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
 from jboost.entry.collectives import some, total
-from jboost.entry.stages import repeat, stage
+from jboost.entry.stages import elementwise, repeat, stage
 from jboost.objective.evaluation import Objective, gradients, hessians, loss_values
 from jboost.trees.damped_newton import ROUNDING
 
@@ -36,7 +36,7 @@ class Slopes(NamedTuple):
     zero: Int32[Array, ""]
     settled: Int32[Array, ""]
 
-    def stuck(self) -> Bool[Array, ""]:
+    def stuck(self) -> Any:
         """Returns whether no row has a finite slope, and one is not at its minimum."""
         return (self.not_finite + self.zero == self.rows) & (self.settled < self.rows)
 
@@ -136,16 +136,17 @@ def is_endless(
     return _is_sloping_only(slopes, curvature, minimizer, around, weights)
 
 
-@stage
-def _around(minimizer):
-    side = _BESIDE * (1 + jnp.abs(minimizer))
+@elementwise
+def _around(numpy, minimizer):
+    side = _BESIDE * (1 + numpy.abs(minimizer))
     return minimizer - side, minimizer + side
 
 
-@stage
-def _is_sloping_only(slopes, curvature, minimizer, around, weights):
+@elementwise
+def _is_sloping_only(numpy, slopes, curvature, minimizer, around, weights):
     counts, slopes, bounded = weights > 0, slopes[0], curvature[0] > 0
-    sloping = some(jnp.any(counts & jnp.isfinite(slopes) & (slopes != 0)))
+    sloping = some(numpy.any(counts & numpy.isfinite(slopes) & (slopes != 0)))
     if minimizer is not None:
-        bounded |= jnp.isfinite(minimizer[0]) & ~jnp.isnan(around[0] + around[1])
-    return sloping & ~some(jnp.any(counts & bounded))
+        known = ~numpy.isnan(around[0] + around[1])
+        bounded = bounded | (numpy.isfinite(minimizer[0]) & known)
+    return sloping & ~some(numpy.any(counts & bounded))
