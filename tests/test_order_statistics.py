@@ -78,6 +78,33 @@ def test_a_row_at_rest_has_the_mean_slopes_of_rows_whose_slopes_differ():
         assert value == pytest.approx(middle_minimum(points, total), abs=1e-6)
 
 
+@pytest.mark.parametrize("l2", [0.0, 2.0])
+def test_leaves_of_a_hinge_loss_are_order_statistics(l2):
+    """Each row has one kink, on one side of which its loss is constant."""
+    x, _, weights = make_rows()
+    rng = np.random.default_rng(1)
+    y = np.where(x[:, 0] + rng.normal(size=ROWS) > 2.5, 1, -1).astype(np.float32)
+    offset = (rng.integers(-16, 16, ROWS) / 8).astype(np.float32)
+    model, history = jb.fit(
+        x, y, jb.losses.hinge, sample_weight=weights, offset=offset, num_rounds=1,
+        learning_rate=1.0, max_depth=3, init_score=0.0, l2=l2,
+    )  # fmt: skip
+    assert history.choices["min_child_samples"] == 20
+    share = np.average(y > 0, weights=weights)
+    leaf, values = np.asarray(jb.leaf_indices(model, x))[:, 0], model.leaf_value[0, 0]
+    assert len(np.unique(leaf)) > 2
+    for number in np.unique(leaf):
+        t, w, start = (each[leaf == number] for each in (y, weights, offset))
+
+        def total(c, t=t, w=w, start=start):
+            at_rest = (1 - share) * c if c > 0 else -share * c
+            return w @ np.maximum(0, 1 - t * (start + c)) + l2 * at_rest
+
+        points = np.append(t - start, 0.0)
+        value = float(values[number])
+        assert value == pytest.approx(middle_minimum(points, total), abs=1e-5)
+
+
 @pytest.mark.parametrize("settings", [dict(l1=2.0), dict(regularization="absolute")])
 def test_nothing_else_shrinks_a_median(settings):
     """Neither l1 nor, in units of the loss, l2, which is 0 for the others."""

@@ -237,7 +237,8 @@ def count_least_rows(
     One in 50 of the rows of positive weight, from 1 to 20. Where leaves are
     tau-quantiles, so many rows that with one row at rest (l2 = 1) two are beyond the
     quantile on average: 2 / min(tau, 1 - tau) - 1, at most 20; where the slopes differ
-    from row to row, those of a median. 20 where the loss is pointed.
+    from row to row, those of a median. 20 where the loss is pointed, or constant on one
+    side of the minimum of a row, as a hinge loss.
 
     Args:
       pointed, kinks: of the loss with its data, before the first round.
@@ -256,10 +257,11 @@ def _count_rows(numpy, pointed, weights):
 
 @elementwise
 def _count_quantile_rows(numpy, kind, left, right):
-    share = left / (left + right)
-    share = numpy.where(kind == 2, numpy.minimum(share, 1 - share), 0.5)
+    many = (kind == 0) | (left == 0) | (right == 0)
+    share = left / numpy.where(many, 1, left + right)
+    share = numpy.where((kind == 2) & ~many, numpy.minimum(share, 1 - share), 0.5)
     rows = numpy.minimum(numpy.round(2 / share) - 1, _MOST_SAMPLES)
-    return numpy.where(kind == 0, _MOST_SAMPLES, rows).astype(np.int32)
+    return numpy.where(many, _MOST_SAMPLES, rows).astype(np.int32)
 
 
 def describe_choices(choices: LossChoices) -> dict[str, Any]:

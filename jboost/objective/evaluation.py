@@ -36,7 +36,8 @@ class Kinks(NamedTuple):
     Attributes:
       kind: 0 if kinks can be anywhere; 1 if each row has exactly one, at its own
         minimizer; 2 if, in addition, the slopes are the same for all rows.
-      left, right: magnitudes of the slope on each side of the kink, for kind 2.
+      left, right: magnitudes of the slope on each side of the kink, the least of all
+        rows; 0 on a side where the loss of a row is constant.
       scale: a power of two; scale times the sum of the weighted slopes of all rows is
         less than 2^40.
     """

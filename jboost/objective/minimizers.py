@@ -176,7 +176,8 @@ def find_kinks(objective: Objective, weights: Float[Array, " N"]) -> Kinks:
     """Checks whether each row of positive weight has one kink, at its minimizer.
 
     For K = 1 and a piecewise linear loss. If the loss is also convex, then slopes that
-    agree near the minimizer and far away from it agree everywhere in between.
+    agree near the minimizer and far away from it agree everywhere in between. One of
+    the two may be 0, as that of a hinge loss.
     """
     assert objective.minimizer is not None
     minimizer = objective.minimizer
@@ -197,8 +198,8 @@ def _begin_kinks(minimizer, beside, weights):
     (left, right), minimizer, counts = beside, minimizer[0], weights > 0
     known = counts & jnp.isfinite(minimizer)
     size = most(jnp.max(jnp.where(known, jnp.abs(minimizer), 0.0)))
-    one = jnp.isfinite(minimizer) & (left > 0) & (right > 0)
-    return one & jnp.isfinite(left + right), size
+    one = jnp.isfinite(minimizer) & (left >= 0) & (right >= 0)
+    return one & (left + right > 0) & jnp.isfinite(left + right), size
 
 
 @stage
@@ -225,7 +226,7 @@ def _conclude_kinks(one, beside, weights):
     kind = jnp.where(every(jnp.all(one | ~counts)), jnp.where(same, 2, 1), 0)
     slopes = jnp.where(counts & one, weights * (left + right), 0.0)
     scale = exact_scale(sum_rows(slopes))
-    return Kinks(kind, ends[0][1], ends[1][1], scale)
+    return Kinks(kind, ends[0][0], ends[1][0], scale)
 
 
 def exact_scale(total: Float[Array, ""]) -> Float[Array, ""]:
