@@ -12,12 +12,14 @@ import jax.numpy as jnp
 from jax import lax, nn
 
 from jboost.entry.checks import check_integer
-from jboost.losses.groups import clear, softplus, weigh_rows
+from jboost.losses.groups import clear, weigh_rows
+from jboost.losses.pairs import find_lead, logistic_pairs, sum_once
 from jboost.losses.ranking import discount, find_gains, find_ideal
 
 Normalize = Literal["none", "scores", "sum", "both"]
 
 _COUNTED = 256  # rows up to which counting is faster than sorting in XLA on a CPU
+_MANY = 2  # times the truncation level: so many documents are sorted
 
 
 def lambda_rank(
@@ -70,32 +72,32 @@ def lambda_rank(
     size = len(scores)
     top = size if at is None else min(at, size)
     real = weigh_rows(scores, where, None) > 0
-    gains, targets = find_gains(targets, real), jnp.asarray(targets, jnp.float32)
+    gains = find_gains(targets, real)
     ideal = find_ideal(gains, top)
-    frozen = lax.stop_gradient(scores)
-    places = jnp.arange(size, dtype=jnp.int32)
-    order = _find_order(jnp.where(real, -frozen, jnp.inf))
-    scores, real = clear(scores, real)[order], real[order]
-    gains, targets = gains[order], targets[order]
-    discounts = discount(places.astype(scores.dtype))
-
-    def compare(values):
-        """Returns the differences [top, G] of the first documents to all."""
-        return values[:top, None] - values[None, :]
-
-    sign = jnp.sign(compare(targets))
-    pairs = (places[:top, None] < places[None, :]) & real[None, :] & (sign != 0)
-    change = jnp.abs(compare(gains)) * compare(discounts)
+    scores = clear(scores, real)
+    keys = jnp.where(real, -lax.stop_gradient(scores), jnp.inf)
+    ranks, first = jnp.arange(size, dtype=jnp.int32), size
+    if size <= _MANY * top:
+        ranks = _find_ranks(keys)
+    else:  # the first ``top`` documents come first
+        order, first = _find_order(keys), top
+        scores, real, gains = scores[order], real[order], gains[order]
+    discounts = discount(ranks.astype(scores.dtype))
+    counts = ranks < top
+    pairs = (counts[:first, None] | counts[None, :]) & real[:first, None] & real[None]
+    change = gains[:first, None] - gains[None, :]
+    change *= jnp.abs(discounts[:first, None] - discounts[None, :])
     change = clear(change / jnp.where(ideal > 0, ideal, 1), pairs & (ideal > 0))
-    # A product with ones, whose derivative is a product, too. XLA would fuse the sums
-    # over rows and columns and compute each pair several times, in twice the time.
-    first = jnp.matmul(
-        scores[:top, None], jnp.ones((1, size), scores.dtype),
-        precision=lax.Precision.HIGHEST,
-    )  # fmt: skip
-    ahead = sign * (first - scores[None, :])
-    weight = _normalize(change, lax.stop_gradient(ahead), normalize)
-    return jnp.sum(weight * softplus(-ahead))
+    lead = find_lead(lax.stop_gradient(scores), change)
+    return logistic_pairs(scores, _normalize(change, lead, normalize))
+
+
+def _find_ranks(keys):
+    """Returns how many rows come before each; ties in the order of the rows."""
+    row = jnp.arange(len(keys), dtype=jnp.int32)
+    key, other = keys[:, None], keys[None, :]
+    before = (other < key) | ((other == key) & (row[None, :] < row[:, None]))
+    return jnp.sum(before, axis=1, dtype=jnp.int32)
 
 
 def _find_order(keys):
@@ -104,23 +106,16 @@ def _find_order(keys):
     row = jnp.arange(size, dtype=jnp.int32)
     if size > _COUNTED:
         return lax.sort((keys, row), num_keys=1)[1]
-
-    def count(other, place):
-        key = keys[other]
-        before = (key < keys) | ((key == keys) & (other < row))
-        return place + before.astype(jnp.int32)
-
-    place = lax.fori_loop(0, size, count, jnp.zeros_like(row))
-    return jnp.zeros_like(row).at[place].set(row, unique_indices=True)
+    return jnp.zeros_like(row).at[_find_ranks(keys)].set(row, unique_indices=True)
 
 
-def _normalize(change, ahead, normalize):
-    """Returns the weights of the pairs [top, G]."""
+def _normalize(change, lead, normalize):
+    """Returns the weights of the pairs [T, G]; see :func:`logistic_pairs`."""
     if normalize in ("scores", "both"):
-        spread = jnp.any((ahead != 0) & (change > 0))
-        change = jnp.where(spread, change / (0.01 + jnp.abs(ahead)), change)
+        spread = jnp.any((lead != 0) & (change != 0))
+        change = jnp.where(spread, change / (0.01 + jnp.abs(lead)), change)
     if normalize in ("sum", "both"):
-        total = 2 * jnp.sum(change * nn.sigmoid(-ahead))
+        total = 2 * sum_once(jnp.abs(change) * nn.sigmoid(-lead))
         some = jnp.where(total > 0, total, 1)
         change *= jnp.where(total > 0, jnp.log2(1 + some) / some, 1)
     return change

@@ -8,7 +8,8 @@ better). Out: one number. The gain of a document is 2^relevance - 1.
 import jax
 import jax.numpy as jnp
 
-from jboost.losses.groups import clear, softplus, weigh_rows
+from jboost.losses.groups import clear, weigh_rows
+from jboost.losses.pairs import logistic_pairs
 from jboost.losses.risk_sets import Ties
 from jboost.losses.survival import cox
 
@@ -37,8 +38,10 @@ def pairwise_logistic(scores, targets, *, where=None):
     """
     real = weigh_rows(scores, where, None) > 0
     scores, targets = clear(scores, real), jnp.asarray(targets)
-    pairs = (targets[:, None] > targets[None, :]) & real[:, None] & real[None, :]
-    return jnp.sum(clear(softplus(scores[None, :] - scores[:, None]), pairs))
+    higher, lower = targets[:, None], targets[None, :]
+    order = jnp.where(higher > lower, 1.0, jnp.where(higher < lower, -1.0, 0.0))
+    order = clear(order.astype(scores.dtype), real[:, None] & real[None, :])
+    return logistic_pairs(scores, order)
 
 
 def listwise_softmax(scores, targets, *, where=None):

@@ -21,6 +21,7 @@ from jboost.tables.groups import GroupTable, RowGroups
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 19  # numbers of a chunk of groups: its buffers stay in the cache
+_MOST_KEPT = 1 << 23  # numbers that products with the Hessian share
 
 
 class GroupObjective(NamedTuple):
@@ -107,14 +108,63 @@ def group_gradient(
 
     It is not multiplied by the weight of the group. 0 in rows that do not count.
     """
-    prepared, parts = _find_prepared(objective), []
+    prepared = _find_prepared(objective)
+    found = []
     for batch in prepared.batches:
-        rows = _take(scores, batch.rows)
-        found = _run(objective, objective.loss.gradients, batch, rows, batch.gradients)
+        rows, programs = _take(scores, batch.rows), objective.loss.gradients
+        found.append(_run(objective, programs, batch, rows, batch.gradients))
+    return _place(objective, prepared, found)
+
+
+def linearize_by_group(
+    objective: GroupObjective, scores: Float[Array, "K N"]
+) -> Callable[[Float[Array, "K N"]], Float[Array, "K N"]] | None:
+    """Returns a function that multiplies by the Hessian; None if it keeps too much.
+
+    What :func:`jax.linearize` keeps of a loop over chunks is stored where it is made,
+    which keeps XLA from dividing the work among threads.
+    """
+    prepared = _find_prepared(objective)
+    parts, total = [], 0
+    for batch in prepared.batches:
+        rows, programs = _take(scores, batch.rows), objective.loss.gradients
+        one, operands, _ = _bind(objective, programs, batch, rows, batch.gradients)
+        structure: list[Any] = []
+
+        def keep(each, one=one, structure=structure):
+            score, *rest = each
+            product = jax.linearize(lambda score: one((score, *rest)), score)[1]
+            kept, found = jax.tree.flatten(product)
+            structure[:] = [found]
+            return kept
+
+        shapes = jax.eval_shape(jax.vmap(keep), operands)
+        total += sum(each.size for each in shapes)
+        parts.append((keep, operands, structure))
+    if total > _MOST_KEPT:
+        return None
+    kept = [jax.vmap(keep)(operands) for keep, operands, _ in parts]
+
+    def multiply(direction):
+        found = []
+        for batch, numbers, (*_, structure) in zip(
+            prepared.batches, kept, parts, strict=True
+        ):
+            product = jax.vmap(lambda n, d, s=structure[0]: s.unflatten(n)(d))
+            found.append(product(numbers, _take(direction, batch.rows)))
+        return _place(objective, prepared, found)
+
+    return multiply
+
+
+def _place(objective, prepared, found):
+    """Returns what was found for the rows of each batch by row, [K, N]."""
+    parts = []
+    for batch, values in zip(prepared.batches, found, strict=True):
         where = batch.where & (_weigh(objective, batch) > 0)[:, None]
-        where = where.reshape(where.shape + (1,) * (found.ndim - 2))
-        found = jnp.where(where, found, 0.0)
-        parts.append(found.reshape(-1, *found.shape[2:]))
+        where = where.reshape(where.shape + (1,) * (values.ndim - 2))
+        values = jnp.where(where, values, 0.0)
+        parts.append(values.reshape(-1, *values.shape[2:]))
     if prepared.slot is None:
         return with_scores_first(parts[0])
     flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
@@ -171,20 +221,25 @@ def map_groups(function: Callable[[Any], _T], operands: Any, chunk: int) -> _T:
             lambda array: jax.lax.dynamic_slice_in_dim(array, first, chunk), operands
         )
 
-    # A chunk is carried to the next step. Cut where it is used, it would be fused with
-    # all pairs of a group, whose loops XLA does not vectorize then.
-    def step(operands, number):
-        return cut(number + 1), jax.vmap(function)(operands)
+    # Operands are carried to the next step, and results from the last one. Cut where
+    # they are used, or stored where they are made, they would be fused with all pairs
+    # of a group, whose loops XLA then neither vectorizes nor divides among threads.
+    def step(carried, number):
+        operands, before = carried
+        return (cut(number + 1), jax.vmap(function)(operands)), before
 
+    first = cut(jnp.int32(0))
+    shapes = jax.eval_shape(jax.vmap(function), first)
+    nothing = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
     number = jnp.arange(num_chunks, dtype=jnp.int32)
-    _, found = jax.lax.scan(step, cut(jnp.int32(0)), number)
+    (_, last), found = jax.lax.scan(step, (first, nothing), number)
     again = num_chunks * chunk - count
 
-    def join(found):
-        first = found[:-1].reshape(-1, *found.shape[2:])
-        return jnp.concatenate([first, found[-1, again:]])
+    def join(found, last):
+        rest = found[1:].reshape(-1, *found.shape[2:])
+        return jnp.concatenate([rest, last[again:]])
 
-    return jax.tree.map(join, found)
+    return jax.tree.map(join, found, last)
 
 
 def number_groups(groups: RowGroups, weights: Float[Array, " N"]) -> Int32[Array, " N"]:
@@ -249,6 +304,11 @@ def _take(scores, rows):
 
 def _run(objective, programs, batch, scores, early):
     """Evaluates the program of the batch's width at all its groups."""
+    return map_groups(*_bind(objective, programs, batch, scores, early))
+
+
+def _bind(objective, programs, batch, scores, early):
+    """Returns the arguments of :func:`map_groups` for a program and a batch."""
     loss, keys = objective.loss, None
     width = scores.shape[1]
     index = loss.widths.index(width)
@@ -261,7 +321,7 @@ def _run(objective, programs, batch, scores, early):
         return run(score, key, objective.parameters, *inputs, early)
 
     operands = (scores, keys, batch.inputs, early)
-    return map_groups(one, operands, _chunk(loss, index, scores[0].size))
+    return one, operands, _chunk(loss, index, scores[0].size)
 
 
 def _chunk(loss, index, size):

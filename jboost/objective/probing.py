@@ -21,7 +21,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.numerics.random_bits import derive, hash_words
-from jboost.objective.coupled import GroupObjective, PreparedGroups, group_gradient
+from jboost.objective.coupled import (
+    GroupObjective,
+    PreparedGroups,
+    group_gradient,
+    linearize_by_group,
+)
 from jboost.objective.evaluation import weighted_mean
 
 Product = Callable[[Float[Array, "K N"]], Float[Array, "K N"]]
@@ -64,12 +69,13 @@ def linearize(
     def gradient_at(scores):
         return group_gradient(objective, scores)
 
-    if any(objective.loss.by_pairs):
-        # What a linear function keeps of all pairs takes longer to write and read than
-        # to compute.
-        def multiply(direction):
-            return jax.jvp(gradient_at, (scores,), (direction,))[1]
+    def multiply_again(direction):
+        return jax.jvp(gradient_at, (scores,), (direction,))[1]
 
+    if any(objective.loss.by_pairs):
+        # What a linear function keeps of many pairs takes longer to write and read
+        # than to compute.
+        multiply = linearize_by_group(objective, scores) or multiply_again
     else:
         _, multiply = jax.linearize(gradient_at, scores)
 
