@@ -18,6 +18,7 @@ from sklearn import metrics
 import jboost as jb
 from jboost.entry import arguments
 from jboost.losses import Adaptive, weighted_quantile
+from jboost.losses.groups import softplus
 
 L = jb.losses
 GRID = np.linspace(-4.1, 3.9, 33)  # misses the kinks at 0 and +-1
@@ -372,3 +373,14 @@ def test_names_of_other_libraries_are_answered(given, meant):
 
 def test_every_suggestion_exists():
     assert set(arguments._LOSSES) <= {*L.LOSSES, *L.GROUP_LOSSES}
+
+
+def test_softplus_is_exact_to_float32():
+    """At scores near 0, where the logarithm is of almost 1, and where it overflows."""
+    sizes = np.concatenate([np.geomspace(1e-30, 80, 2000), [0.0, np.inf]])
+    scores = np.concatenate([-sizes, sizes]).astype(np.float32)
+    expected = np.logaddexp(scores.astype(np.float64), 0.0)
+    found = jax.jit(softplus)(jnp.asarray(scores))
+    np.testing.assert_allclose(found, expected, rtol=5e-7)
+    slopes = jax.jit(jax.vmap(jax.grad(softplus)))(jnp.asarray(scores))
+    np.testing.assert_allclose(slopes, special.expit(scores), rtol=5e-7)

@@ -58,6 +58,9 @@ def softplus(x):
     log(1 + t) = 2 artanh(t / (2 + t)), by a series that is exact to float32 for t <= 1:
     XLA evaluates its own log1p number by number, in several times the time.
     """
+    x = jnp.asarray(x)
+    if x.dtype != jnp.float32:
+        return jnp.logaddexp(x, 0)
     small = jnp.exp(-jnp.abs(x))
     ratio = small / (2 + small)
     square, series = ratio * ratio, jnp.zeros_like(ratio)
