@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jboost.losses.groups import softplus
+
 
 def squared_error(score, target):
     """Returns r^2; minimized by the mean. The Hessian is 2, as in optax.
@@ -114,7 +116,7 @@ def logistic(score, target):
     The score is the logit; ``target`` is 0 or 1, or a probability (a soft label).
     """
     target = _like(score, target)
-    value = jax.nn.softplus(score) - target * score
+    value = softplus(score) - target * score
     return _defined((target >= 0) & (target <= 1), value)
 
 
