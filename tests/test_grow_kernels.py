@@ -17,7 +17,7 @@ import jboost as jb
 from jboost.boosting.structure import weigh_rows
 from jboost.codes.codes import DenseCodes, pack_codes
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import code_operands, grow_cpu, library
+from jboost.kernels import code_operands, grow_cpu, levels_cpu, library
 from jboost.numerics.fixed_point import choose_scale, quantize
 from jboost.numerics.sampling import sample
 from jboost.numerics.sums import sum_rows
@@ -219,20 +219,14 @@ def test_words_hold_the_rounded_rows(num_rows, uniform, isa):
         channels[:, 1] = in_bag
     chunk = grow_cpu.CHUNK
     columns = jnp.ones((1, num_rows), jnp.uint8)
-    shapes = [
-        ((1,), jnp.int32), ((1,), jnp.int32), ((1,), jnp.bool_),
-        ((num_rows,), jnp.int32), ((num_rows, 2), jnp.int32), ((num_rows,), jnp.uint16),
-        ((-(-num_rows // chunk), 1, 2), jnp.int32),
-        ((1, 2 if uniform else 3, 1, 2), jnp.int32),
-    ]  # fmt: skip
-    # A tree of one level leaves the words of the rows as they were at its root.
-    numbers = (jnp.ones(3), *jnp.float32([1, 0, 0]), *jnp.int32([2, 1]))
-    _, _, _, _, packed, order, _, sums = library.call(
-        "grow", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), columns,
-        code_operands.pack(columns, 2), gradient, curvature, times, words, *numbers,
-        categorical=0, grouped=0, limited=0, max_depth=1, max_leaves=0, num_bins=2,
-        num_slots=1, uniform=int(uniform),
+    rows = levels_cpu.start_rows(
+        gradient, curvature, times, words, fixed.scale, fixed.stochastic,
+        jnp.int32(0), num_slots=1, uniform=uniform,
     )  # fmt: skip
+    packed, order, _ = rows
+    sums = jnp.zeros((1, 2 if uniform else 3, 1, 2), jnp.int32)
+    codes, root = code_operands.pack(columns, 2), jnp.zeros(1, jnp.int32)
+    sums = levels_cpu.sum_slots(codes, rows, jnp.int32(1), root, sums)
     expected = channels[np.asarray(in_bag)].astype(np.int64)
     expected = (expected[:, 1] << 32) + expected[:, 0]
     for first in range(0, num_rows, chunk):

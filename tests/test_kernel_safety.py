@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jboost.kernels import cart_cpu, library
+from jboost.kernels import cart_cpu, grow_cpu, library
 
 pytestmark = pytest.mark.skipif(
     not library.available(), reason="the kernels were not built"
@@ -205,12 +205,9 @@ def grow(entries=(), more=(), **changed):
     operands = GROW | {k: v for k, v in changed.items() if k not in GROW_SIZES}
     if entries:
         operands.pop("packed")
-    slots, words = sizes["num_slots"], [((3, 1), np.uint32)] * sizes["categorical"]
+    words = [((3, 1), np.uint32)] * sizes["categorical"]
     shapes = [
         ((3,), np.int32), ((3,), np.int32), ((3,), bool), ((5,), np.int32), *words,
-        ((5, 2), np.int32), ((5,), np.uint16), ((1, slots, 2), np.int32),
-        ((slots, 3, 3, sizes["num_bins"]), np.int32),
-        *([((5, 4), np.int32)] if entries else []),
     ]  # fmt: skip
     results = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
     operands = (*operands.values(), *entries, *more)
@@ -285,6 +282,32 @@ def test_a_lack_of_memory_is_an_error_and_not_the_end():
     with address_space(12_000_000), pytest.raises(Exception, match="out of memory"):
         large()
     assert small()[2].tolist() == [0, 0]
+
+
+@needs_limit
+def test_scratch_memory_is_kept_for_the_next_call_and_then_freed():
+    num_rows = 10_000_000
+    operands = GROW | dict(
+        columns=np.ones((1, num_rows), np.uint8), num_features=np.int32(1),
+        packed=np.ones((1, num_rows, 8), np.uint8), in_bag=np.ones(num_rows, np.uint8),
+        gradient=np.ones(num_rows, np.float32), curvature=np.ones(num_rows, np.float32),
+    )  # fmt: skip
+    nodes = [np.empty(3, dtype) for dtype in (np.int32, np.int32, bool)]
+    into = (*nodes, np.empty(num_rows, np.int32))
+    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in into)
+
+    def grow_again():  # takes a block of 80 MB, more than malloc keeps
+        library.call_on_host(
+            "grow", shapes, *operands.values(), into=into, **GROW_SIZES
+        )
+
+    grow_again()  # starts the threads
+    with grow_cpu.keep_scratch():
+        grow_again()
+        with address_space(12_000_000):
+            grow_again()
+    with address_space(12_000_000), pytest.raises(Exception, match="out of memory"):
+        grow_again()
 
 
 @needs_limit

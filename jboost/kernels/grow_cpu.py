@@ -6,6 +6,8 @@ those of plain XLA bit for bit. :mod:`jboost.kernels.levels_cpu` grows trees fro
 of the rows.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
 
 from jboost.kernels.code_operands import CodeOperands
-from jboost.kernels.library import call
+from jboost.kernels.library import available, call, find_function
 
 CHUNK = 16384  # kChunk of native/grow.h
 WORD = 32  # kWordBits of native/categories.h
@@ -134,22 +136,13 @@ def grow_tree(
       categories: a :class:`jboost.trees.category_splits.CategoryLimits`, or None;
         not with sparse codes.
     """
-    num_rows, num_features = codes.shape[1], codes.shape[0]
     nodes, words = 2**sizes.max_depth - 1, -(-sizes.num_bins // WORD)
-    chunks, channels = -(-num_rows // CHUNK), 2 if sizes.uniform else 3
     shapes: list[Any] = [
         ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),
-        ((num_rows,), jnp.int32),
+        ((codes.shape[1],), jnp.int32),
     ]  # fmt: skip
     shapes += [((nodes + 1, 2), jnp.float32)] if values is not None else []
     shapes += [((nodes, words), jnp.uint32)] if categories is not None else []
-    used = len(shapes)
-    shapes += [  # memory that the kernel needs
-        ((num_rows, 2), jnp.int32), ((num_rows,), jnp.uint16),
-        ((chunks, sizes.num_slots, 2), jnp.int32),
-        ((sizes.num_slots, channels, num_features, sizes.num_bins), jnp.int32),
-    ]  # fmt: skip
-    shapes += [((num_rows, 4), jnp.int32)] if codes.entries else []
     layouts = (codes.codes,) if codes.entries else (codes.codes, codes.packed)
     optional = () if values is None else values
     optional += () if groups is None else (groups,)
@@ -159,7 +152,7 @@ def grow_tree(
         *layouts, *rows, *limits, *codes.entries, *optional,
         limited=int(values is not None), grouped=int(groups is not None),
         categorical=int(categories is not None), **sizes._asdict(),
-    )[:used]  # fmt: skip
+    )  # fmt: skip
     feature, threshold, missing_left, leaf, *rest = found
     bounds = rest.pop(0) if values is not None else None
     left_codes = rest.pop(0) if categories is not None else None
@@ -184,17 +177,12 @@ def grow_sorted_tree(
       bins: the mass of each row, and how many bins a node's values are cut into; None
         to try every value.
     """
-    num_features, num_rows = codes[0].shape
     nodes = 2**sizes.max_depth - 1
     shapes: list[Any] = [
         ((nodes,), jnp.int32), ((nodes,), jnp.int32), ((nodes,), jnp.bool_),
-        ((num_rows,), jnp.int32),
+        ((codes[0].shape[1],), jnp.int32),
     ]  # fmt: skip
     shapes += [((nodes + 1, 2), jnp.float32)] if values is not None else []
-    used = len(shapes)
-    # Memory that the kernel needs.
-    shapes += [((num_rows, 2), jnp.int32)]
-    shapes += [((num_features, num_rows, 2), jnp.uint32)] * 2
     optional = () if values is None else values
     optional += () if groups is None else (groups,)
     optional += () if bins is None else bins
@@ -203,11 +191,28 @@ def grow_sorted_tree(
         *codes, *rows, *limits, *optional, limited=int(values is not None),
         grouped=int(groups is not None), local=int(bins is not None),
         **sizes._asdict(),
-    )[:used]  # fmt: skip
+    )  # fmt: skip
     feature, threshold, missing_left, leaf, *rest = found
     return GrownTree(
         feature, threshold, missing_left, leaf, rest[0] if rest else None, None
     )
+
+
+@contextmanager
+def keep_scratch() -> Iterator[None]:
+    """Keeps the memory that a growing tree needs, for the next tree.
+
+    Within a ``with`` block, whoever grows it; at its end the memory is freed.
+    """
+    if not available():
+        yield
+        return
+    keep = find_function("keep_scratch")
+    keep(1)
+    try:
+        yield
+    finally:
+        keep(-1)
 
 
 def _like(array):

@@ -24,6 +24,7 @@ from jboost.entry.collectives import (
     use_processes,
 )
 from jboost.entry.decorators import on_host
+from jboost.kernels.grow_cpu import keep_scratch
 from jboost.kernels.library import takes_implementation
 from jboost.kernels.settling import settle_implementation
 from jboost.model.ensemble import Ensemble
@@ -336,6 +337,7 @@ def _train(request: FitRequest) -> tuple[Ensemble, History]:
     with (
         settle_implementation(rows.training.rows.data.weights),
         open_bar(len(request.rates), request.progress) as bar,
+        keep_scratch(),
     ):
         run = begin_run(request, rows, bar)
         kept = run_rounds(run)

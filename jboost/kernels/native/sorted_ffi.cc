@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Binding of sorted.h.
+#include "scratch.h"
 #include "sorted.h"
 #include "tree_ffi.h"
 
@@ -53,14 +54,13 @@ ffi::Error GrowSortedImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   ReadNodes(&buffers, Access::kResult, nodes, &state.tree);
   rows.leaf = buffers.Result<int32_t>("leaf", {num_rows});
   ReadOptionalNodes(&buffers, Access::kResult, nodes, 0, options, &state);
-  rows.words =
-      reinterpret_cast<int64_t*>(buffers.Result<int32_t>("words", {num_rows, 2}));
-  for (uint64_t*& entries : rows.entries) {
-    entries = reinterpret_cast<uint64_t*>(
-        buffers.Result<uint32_t>("entries", {num_columns, num_rows, 2}));
-  }
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
   JBOOST_RETURN_IF_ERROR(CheckLimits(limits, num_columns, false));
+  CallScratch<int64_t> words(num_rows);
+  CallScratch<uint64_t> before(num_columns * num_rows), after(num_columns * num_rows);
+  rows.words = words.get();
+  rows.entries[0] = before.get();
+  rows.entries[1] = after.get();
   JBOOST_CHECK(GrowSortedTree(MakePool(threads), codes, limits, rows, state),
                "order must hold every row once for each feature");
   return ffi::Error::Success();

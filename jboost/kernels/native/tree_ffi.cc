@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "grow_ffi.h"
+#include "scratch.h"
 #include "tree.h"
 
 namespace jboost {
@@ -140,17 +141,7 @@ ffi::Error GrowImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   ReadNodes(&buffers, Access::kResult, nodes, &state.tree);
   rows.leaf = buffers.Result<int32_t>("leaf", {num_rows});
   ReadOptionalNodes(&buffers, Access::kResult, nodes, num_bins, options, &state);
-  rows.rows = ReadRows(&buffers, Access::kResult, num_rows);
   int64_t channels = rows.uniform ? 2 : 3;
-  int32_t* sums =
-      buffers.Result<int32_t>("sums", {num_slots, channels, num_columns, num_bins});
-  state.histograms = {sums, num_slots, channels, num_bins,
-                      limits.limits.min_count > 0 && channels == 3};
-  if (!dense) {
-    rows.sparse_rows = reinterpret_cast<SparseRow*>(
-        buffers.Result<int32_t>("sparse rows", {num_rows, 4}));
-  }
-  buffers.Check(rows.rows.num_slots == num_slots, "segments must have slots");
   JBOOST_RETURN_IF_ERROR(buffers.Finish());
   JBOOST_RETURN_IF_ERROR(CheckEntries(source));
   JBOOST_RETURN_IF_ERROR(CheckLimits(limits, num_columns, !dense));
@@ -158,6 +149,15 @@ ffi::Error GrowImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
     codes.num_features = limits.num_features;
     codes.num_blocks = (limits.num_features + codes.width - 1) / codes.width;
   }
+  CallScratch<int64_t> words(num_rows);
+  CallScratch<uint16_t> index(num_rows);
+  CallScratch<Segment> segments(NumChunks(num_rows) * num_slots);
+  CallScratch<int32_t> sums(num_slots * channels * num_columns * num_bins);
+  CallScratch<SparseRow> sparse_rows(dense ? 0 : num_rows);
+  rows.rows = {words.get(), index.get(), segments.get(), num_slots};
+  rows.sparse_rows = sparse_rows.get();
+  state.histograms = {sums.get(), num_slots, channels, num_bins,
+                      limits.limits.min_count > 0 && channels == 3};
   JBOOST_CHECK(GrowTree(MakePool(threads), codes, limits, rows, state),
                "entries must hold ascending rows below N");
   return ffi::Error::Success();
