@@ -33,6 +33,7 @@ SMALL = 4
 _programs: OrderedDict[Any, Any] = OrderedDict()
 _small_programs: OrderedDict[Any, Any] = OrderedDict()
 _lock = Lock()
+num_made = [0]  # programs, so far
 
 
 class Compiled(NamedTuple):
@@ -88,18 +89,15 @@ def compiled(
     effort: Any = None,
     small: bool = False,
 ) -> Compiled:
-    """Returns ``function`` compiled, with its static arguments bound.
+    """Returns a program: ``function`` compiled, with its static arguments bound.
 
     Args:
-      function: called as ``function(*static, *operands)``.
+      function: called as ``function(*static, *operands)``; operands may be traced.
       static: hashable arguments.
       donate: which operands the program may overwrite with its results.
       effort: of :mod:`jboost.entry.efforts`, unless the program becomes part of
         another one; None for programs without a loss.
       small: whether the program is small, so that more such programs are kept.
-
-    Returns:
-      A program, to be called with the operands, which may be traced.
     """
     return Compiled(function, static, donate, effort, small)
 
@@ -116,6 +114,7 @@ def _recall(programs, most, key, make):
         if key in programs:
             programs.move_to_end(key)
             return programs[key]
+        num_made[0] += 1
         made = programs[key] = make()
         excess = max(0, len(programs) - most)
         released = [programs.popitem(last=False)[1] for _ in range(excess)]

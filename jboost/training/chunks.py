@@ -43,7 +43,8 @@ from jboost.entry.efforts import (
     WHOLE,
     Effort,
 )
-from jboost.entry.programs import compiled
+from jboost.entry.memory import release_free_memory
+from jboost.entry.programs import compiled, num_made
 from jboost.numerics.packing import count_words, unpack
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
@@ -133,6 +134,7 @@ class ArrayRunner:
         self.job = job
         self._programs: dict[Any, Any] = {}
         self._whole = Wholeness(derive=False, finish=False)
+        self._num_programs = num_made[0]
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
         self._sizes: Any = None
@@ -162,6 +164,7 @@ class ArrayRunner:
                 finish=self._whole.finish or not made.kept[:count].all(),
             )
             last, stored, trees, made = self._make_rounds(position, first, count)
+        self._tidy(position.state.scores)
         return Chunk(
             *last, trees, made.losses, stored.snapshots, made.improvement,
             stored.parameters,
@@ -172,18 +175,25 @@ class ArrayRunner:
         return self.job.rows.read_codes()
 
     def _make_rounds(self, position, first, count):
-        """Makes rounds, and waits only for the last one."""
+        """Makes rounds; of few rows, waits only for the last one."""
         state, set_scores = position
         options = choose_stages(self.job.problem, state, self.job.reports, self._whole)
         start, extend, end = self._find_programs(options, state.scores)
         rates = self.job.rates[first : first + count].astype(np.float32)
         words, stored = self._make_room(position)
+        grown, many = None, self._has_many(state.scores)
         for rate, entry in zip(rates, self._entries, strict=False):
+            self._tidy(state.scores)
             changed, derived = start(self._rows, state)
             state = state if changed is None else changed
             turn = Turn(state, set_scores, rate, entry)
             bare = turn._replace(state=without_loss(state))
+            self._tidy(state.scores)
+            if many and grown is not None:
+                # XLA gives memory to a program long before it can run: one at a time.
+                jax.block_until_ready(grown.regular)
             grown = extend(self._growth, bare, derived, words)
+            self._tidy(state.scores)
             found, stored = end(self._rows, self._sets, turn, grown, stored)
             if options.finish.solve:
                 state, set_scores, words = found
@@ -200,20 +210,35 @@ class ArrayRunner:
     def _find_programs(self, options, scores):
         """Returns the programs of a round."""
         static = self.job.problem.static
-        spread = self.job.rows.spread
-        # Devices that share rows compile as one that holds them all, for the same bits.
-        num_rows = scores.shape[1] if spread is None else spread.shards.padded
-        few = len(scores) * num_rows <= FEW
-        effort = choose_effort(self.job.problem, num_rows)
+        effort = choose_effort(self.job.problem, self._count_rows(scores))
         return (
             self._find(derive, for_derivatives(static), options.smooth, effort=effort),
             self._find(
                 grow, for_growth(static.method), choose_scaling(self.job.problem),
                 not options.finish.solve,
-                effort=QUICK if few else FULL,
+                effort=FULL if self._has_many(scores) else QUICK,
             ),
             self._find(finish, static, options.finish, donate=(4,), effort=effort),
         )  # fmt: skip
+
+    def _count_rows(self, scores):
+        """Returns the rows of all devices.
+
+        Devices that share rows compile as one that holds them all, for the same bits.
+        """
+        spread = self.job.rows.spread
+        return scores.shape[1] if spread is None else spread.shards.padded
+
+    def _has_many(self, scores):
+        """Returns whether running programs takes longer than starting them."""
+        return len(scores) * self._count_rows(scores) > FEW
+
+    def _tidy(self, scores):
+        """Releases what compiling left; for few rows the time would matter more."""
+        if self._num_programs != num_made[0]:
+            self._num_programs = num_made[0]
+            if self._has_many(scores):
+                release_free_memory()
 
     def _find(self, function, *static, **options):
         """Returns a program of the round."""
