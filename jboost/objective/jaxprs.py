@@ -189,12 +189,12 @@ def _read_constants(jaxpr, consts, found):
     for equation in jaxpr.eqns:
         inner = _inlined_body(equation)
         for operand in equation.invars:
-            if _is_float_literal(operand):
+            if _is_number(operand):
                 found.append(np.asarray(operand.val, operand.aval.dtype))
         if inner is not None:
             _read_constants(inner.jaxpr, inner.consts, found)
     for output in jaxpr.outvars:
-        if _is_float_literal(output):
+        if _is_number(output):
             found.append(np.asarray(output.val, output.aval.dtype))
 
 
@@ -203,7 +203,7 @@ def _evaluate(jaxpr, hoisted, arguments):
     values = {}
 
     def read(operand):
-        if _is_float_literal(operand):
+        if _is_number(operand):
             return next(hoisted)
         if isinstance(operand, jex_core.Literal):
             return operand.val
@@ -237,10 +237,18 @@ def _inlined_body(equation):
     return None
 
 
-def _is_float_literal(operand):
-    return isinstance(operand, jex_core.Literal) and jnp.issubdtype(
-        np.asarray(operand.val).dtype, jnp.floating
-    )
+def _is_number(operand):
+    """Returns whether an operand is a float literal that becomes an input.
+
+    0, infinities and NaN, to which rules of differentiation compare, stay part of the
+    program: XLA then removes what they leave without effect.
+    """
+    if not isinstance(operand, jex_core.Literal):
+        return False
+    value = np.asarray(operand.val)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return False
+    return bool(np.any(np.isfinite(value) & (value != 0)))
 
 
 def _structure(jaxpr):
