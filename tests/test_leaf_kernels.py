@@ -16,7 +16,7 @@ import pytest
 from jboost.entry.collectives import Shards, use_shards
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
-from jboost.numerics.sums import sum_channels
+from jboost.numerics.sums import sum_changes, sum_channels
 from jboost.trees.leaf_operations import add_values, find_range, middle_minimizers
 
 pytestmark = pytest.mark.skipif(
@@ -87,6 +87,24 @@ def test_sums(isa, num_rows, num_groups, num_channels):
         count = np.bincount(group[inside], minlength=num_groups)
         bound = count * 2.0**-38 * np.abs(channel).max() + 2.0**-23 * size
         assert np.all(np.abs(sum_of - exact) <= bound)
+
+
+@pytest.mark.parametrize(("num_rows", "num_groups"), SIZES)
+@pytest.mark.parametrize("odd", [0.0, np.inf])
+def test_sums_of_changes(isa, num_rows, num_groups, odd):
+    (before, after, _), group, rng = make(num_rows, num_groups)
+    weights = rng.choice(np.float32([0, 0.5, 1, 3]), num_rows)
+    before[0] += np.float32(odd)
+    add = partial(sum_changes, num_groups=num_groups)
+    sums = both(
+        lambda *rows: add(*rows[:3], weights=rows[3]), before, after, group, weights
+    )
+    channels = after - before, np.abs(after) + np.abs(before)
+    add = partial(sum_channels, num_groups=num_groups)
+    expected = both(
+        lambda *rows: add(*rows[:2], weights=rows[2]), channels, group, weights
+    )
+    np.testing.assert_array_equal(sums, expected)
 
 
 def test_a_row_of_whole_weight_adds_what_so_many_rows_add(isa):

@@ -28,6 +28,19 @@ def sum_channels(
     return sums[0] if len(sums) == 1 else jnp.concatenate(sums)
 
 
+def sum_changes(
+    group: Int32[Array, " N"],
+    weights: Float[Array, " N"] | None,
+    before: Float[Array, " N"],
+    after: Float[Array, " N"],
+    *,
+    num_groups: int,
+) -> Float[Array, "2 G"]:
+    """See :func:`jboost.kernels.sums_xla.sum_changes`; equal to it bit for bit."""
+    result = jax.ShapeDtypeStruct((2, num_groups), jnp.float32)
+    return call("sum_changes", result, group, before, after, *optional(weights))
+
+
 def find_greatest(
     group: Int32[Array, " N"],
     weights: Float[Array, " N"] | None,

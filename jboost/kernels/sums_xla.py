@@ -106,6 +106,17 @@ def sum_channels(group, weights, *channels, num_groups):
     return sequential_vmap(add)(group, weights, *channels)
 
 
+def sum_changes(group, weights, before, after, *, num_groups):
+    """See :func:`jboost.numerics.sums.sum_changes`."""
+    channels = list_changes(before, after)
+    return sum_channels(group, weights, *channels, num_groups=num_groups)
+
+
+def list_changes(before, after):
+    """Returns the channels of :func:`jboost.numerics.sums.sum_changes`."""
+    return after - before, jnp.abs(after) + jnp.abs(before)
+
+
 def find_group_greatest(group, weights, *channels, num_groups):
     """Returns the greatest finite magnitude of each channel [C] in any group.
 

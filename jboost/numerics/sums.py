@@ -66,6 +66,36 @@ def sum_channels(
     return differentiable(run, derive, group, weights, *channels)
 
 
+def sum_changes(
+    before: Float[Array, " N"],
+    after: Float[Array, " N"],
+    group: Int32[Array, " N"],
+    num_groups: int,
+    weights: Float[Array, " N"],
+) -> Float[Array, "2 G"]:
+    """Sums after - before, and |after| + |before|, by group.
+
+    These are the sums of :func:`sum_channels`; the channels are not stored.
+    """
+    if current_shards() is not None:
+        channels = sums_xla.list_changes(before, after)
+        return sum_channels(channels, group, num_groups, weights)
+    xla, cpu = (
+        partial(kernels.sum_changes, num_groups=num_groups)
+        for kernels in (sums_xla, leaves_cpu)
+    )
+    derive = partial(_derive_changes, num_groups)
+    run = choose(cpu=cpu, xla=xla)
+    return differentiable(run, derive, group, weights, before, after)
+
+
+def _derive_changes(num_groups, sums, operands, tangents):
+    (group, weights, *losses), (fixed, moved, *changes) = operands, tangents
+    channels, changes = jax.jvp(sums_xla.list_changes, tuple(losses), tuple(changes))
+    operands, tangents = (group, weights, *channels), (fixed, moved, *changes)
+    return _derive_weighted_channels(num_groups, sums, operands, tangents)
+
+
 def _derive_channels(num_groups, sums, operands, tangents):
     del sums
     group, channels = operands[0], jnp.stack(tangents[2:], axis=1)

@@ -2,6 +2,7 @@
 #include "leaves.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -97,40 +98,110 @@ class FiniteRows {
   std::vector<float> finite_[kMaxChannels];
 };
 
-// Sums finite rows as multiples of 1 / up[c]; [channels, groups].
-std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
-                                const float* up) {
-  const LeafLoops& loops = JBOOST_CHOOSE(LeafLoops);
-  // The rows of a block count at most 2^24 times, so that its sums fit 63 bits.
-  int64_t times = rows.weights == nullptr ? 1 : 255;
-  Blocks blocks(rows, (rows.num_rows * times >> 24) + 1);
-  // A task sums kLockstep blocks, the last of which may be empty.
-  int64_t num_channels = rows.channels.number, num_groups = rows.num_groups;
-  int64_t table = (num_groups + 1) * num_channels;
-  int64_t tasks = (blocks.number + kLockstep - 1) / kLockstep;
-  std::vector<uint64_t> tables(tasks * kLockstep * table);
-  ParallelFor(pool, tasks, [&](int64_t task) {
+// Tables of sums by group, one for each block of rows. A task sums kLockstep blocks,
+// the last of which may be empty.
+class BlockSums {
+ public:
+  explicit BlockSums(const GroupedRows& rows)
+      : rows_(rows),
+        // The rows of a block count at most 2^24 times, so that its sums fit 63 bits.
+        blocks_(rows, (rows.num_rows * (rows.weights == nullptr ? 1 : 255) >> 24) + 1),
+        table_((rows.num_groups + 1) * rows.channels.number),
+        tables_(tasks() * kLockstep * table_) {}
+
+  int64_t tasks() const { return (blocks_.number + kLockstep - 1) / kLockstep; }
+
+  // Raises bits[c] to those of the greatest magnitude of a task's rows.
+  void FindGreatest(int64_t task, uint32_t* bits) const {
+    int64_t last = task * kLockstep + kLockstep;
+    JBOOST_CHOOSE(LeafLoops).greatest_bits(
+        rows_.channels, rows_.weights, rows_.group, rows_.num_groups,
+        blocks_.begin(task * kLockstep), blocks_.begin(last), bits);
+  }
+
+  // Sums a task's rows, which must be finite, as multiples of 1 / up[c].
+  void Sum(int64_t task, const float* up) {
     int64_t first[kLockstep], end[kLockstep];
     uint64_t* sums_of[kLockstep];
     for (int64_t b = 0; b < kLockstep; ++b) {
       int64_t block = task * kLockstep + b;
-      first[b] = blocks.begin(block);
-      end[b] = blocks.begin(block + 1);
-      sums_of[b] = tables.data() + block * table;
+      first[b] = blocks_.begin(block);
+      end[b] = blocks_.begin(block + 1);
+      sums_of[b] = tables_.data() + block * table_;
+      std::fill_n(sums_of[b], table_, 0);
     }
-    loops.sum_blocks(rows.channels, rows.weights, rows.group, num_groups, up, first,
-                     end, sums_of);
-  });
-  std::vector<ExactSum> totals(num_channels * num_groups);
-  for (int64_t block = 0; block < blocks.number; ++block) {
-    for (int64_t g = 0; g < num_groups; ++g) {
-      for (int64_t c = 0; c < num_channels; ++c) {
-        uint64_t sum = tables[block * table + g * num_channels + c];
-        totals[c * num_groups + g].Add(static_cast<int64_t>(sum));
+    JBOOST_CHOOSE(LeafLoops).sum_blocks(rows_.channels, rows_.weights, rows_.group,
+                                        rows_.num_groups, up, first, end, sums_of);
+  }
+
+  // [channels, groups].
+  std::vector<ExactSum> Totals() const {
+    int64_t num_channels = rows_.channels.number, num_groups = rows_.num_groups;
+    std::vector<ExactSum> totals(num_channels * num_groups);
+    for (int64_t block = 0; block < blocks_.number; ++block) {
+      for (int64_t g = 0; g < num_groups; ++g) {
+        for (int64_t c = 0; c < num_channels; ++c) {
+          uint64_t sum = tables_[block * table_ + g * num_channels + c];
+          totals[c * num_groups + g].Add(static_cast<int64_t>(sum));
+        }
       }
     }
+    return totals;
   }
-  return totals;
+
+ private:
+  GroupedRows rows_;
+  Blocks blocks_;
+  int64_t table_;
+  std::vector<uint64_t> tables_;
+};
+
+// Sums finite rows as multiples of 1 / up[c]; [channels, groups].
+std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
+                                const float* up) {
+  BlockSums sums(rows);
+  ParallelFor(pool, sums.tasks(), [&](int64_t task) { sums.Sum(task, up); });
+  return sums.Totals();
+}
+
+// Sums rows by the units of their greatest magnitudes; false if a term is not finite.
+// Each task adds its rows, while they are in the cache, by the units of the greatest
+// magnitudes so far, which are mostly those of all rows; else it is made again.
+bool SumInOnePass(const Pool& pool, const GroupedRows& rows, Unit* units,
+                  std::vector<ExactSum>* totals) {
+  struct Ups {
+    float of[kMaxChannels];
+  };
+  int64_t num_channels = rows.channels.number;
+  BlockSums sums(rows);
+  std::vector<Ups> used(sums.tasks());
+  std::atomic<uint32_t> known[kMaxChannels] = {};
+  ParallelFor(pool, sums.tasks(), [&](int64_t task) {
+    uint32_t own[kMaxChannels] = {};
+    sums.FindGreatest(task, own);
+    bool finite = true;
+    for (int64_t c = 0; c < num_channels; ++c) {
+      uint32_t most = known[c].load(std::memory_order_relaxed);
+      while (most < own[c] && !known[c].compare_exchange_weak(most, own[c])) {
+      }
+      used[task].of[c] = ChooseUnit(std::max(most, own[c])).up;
+      finite &= own[c] < kInfinityBits;
+    }
+    if (finite) sums.Sum(task, used[task].of);
+  });
+  Ups up;
+  for (int64_t c = 0; c < num_channels; ++c) {
+    if (known[c] >= kInfinityBits) return false;
+    units[c] = ChooseUnit(known[c]);
+    up.of[c] = units[c].up;
+  }
+  std::vector<int64_t> again;
+  for (int64_t task = 0; task < sums.tasks(); ++task) {
+    if (!std::equal(up.of, up.of + num_channels, used[task].of)) again.push_back(task);
+  }
+  ParallelFor(pool, again.size(), [&](int64_t i) { sums.Sum(again[i], up.of); });
+  *totals = sums.Totals();
+  return true;
 }
 
 }  // namespace
@@ -138,18 +209,44 @@ std::vector<ExactSum> SumFinite(const Pool& pool, const GroupedRows& rows,
 void SumByGroup(const Pool& all, const GroupedRows& rows, float* sums) {
   const Pool& pool = Threads(all, rows.num_rows);
   std::fill_n(sums, rows.channels.number * rows.num_groups, 0.0f);
-  uint32_t bits[kMaxChannels];
-  FiniteRows finite(pool, rows, bits, sums);
   Unit units[kMaxChannels];
-  float up[kMaxChannels];
-  for (int64_t c = 0; c < rows.channels.number; ++c) {
-    units[c] = ChooseUnit(bits[c]);
-    up[c] = units[c].up;
+  std::vector<ExactSum> totals;
+  if (!SumInOnePass(pool, rows, units, &totals)) {
+    uint32_t bits[kMaxChannels];
+    FiniteRows finite(pool, rows, bits, sums);
+    float up[kMaxChannels];
+    for (int64_t c = 0; c < rows.channels.number; ++c) {
+      units[c] = ChooseUnit(bits[c]);
+      up[c] = units[c].up;
+    }
+    totals = SumFinite(pool, finite.rows(), up);
   }
-  std::vector<ExactSum> totals = SumFinite(pool, finite.rows(), up);
   for (size_t i = 0; i < totals.size(); ++i) {
     sums[i] += totals[i].Value(units[i / rows.num_groups]);
   }
+}
+
+void SumChanges(const Pool& all, const float* before, const float* after,
+                const float* weights, const int32_t* group, int64_t num_rows,
+                int64_t num_groups, float* sums) {
+  const Pool& pool = Threads(all, num_rows);
+  GroupedRows rows{
+      {{before, after}, {}, 2, true}, weights, group, num_rows, num_groups};
+  Unit units[kMaxChannels];
+  std::vector<ExactSum> totals;
+  if (SumInOnePass(pool, rows, units, &totals)) {
+    for (size_t i = 0; i < totals.size(); ++i) {
+      sums[i] = totals[i].Value(units[i / num_groups]);
+    }
+    return;
+  }
+  std::vector<float> change(num_rows), size(num_rows);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    change[i] = after[i] - before[i];
+    size[i] = std::fabs(after[i]) + std::fabs(before[i]);
+  }
+  rows.channels = {{change.data(), size.data()}, {}, 2, false};
+  SumByGroup(all, rows, sums);
 }
 
 void FindGreatestByGroup(const Pool& all, const GroupedRows& rows, int32_t* bits,

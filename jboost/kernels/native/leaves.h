@@ -58,11 +58,13 @@ struct Candidate {
 };
 
 // Channels to sum by group. A channel is [N], or one number for all rows if it is
-// `constant`.
+// `constant`. If they are `changes`, there are two: values[1] - values[0], and the sum
+// of the magnitudes of these values.
 struct Channels {
   const float* values[kMaxChannels];
   bool constant[kMaxChannels];
   int64_t number;
+  bool changes;
 };
 
 struct LeafLoops {
@@ -103,6 +105,12 @@ struct GroupedRows {
 // sums[c][g] = the sum of weights[i] values[c][i] over the rows i of group g. The
 // bits do not depend on the order of the rows; see jboost.numerics.sums.sum_channels.
 void SumByGroup(const Pool& pool, const GroupedRows& rows, float* sums);
+
+// sums[0][g] = the sum of after - before over the rows of group g, sums[1][g] = that of
+// |after| + |before|; by SumByGroup. `weights` may be null.
+void SumChanges(const Pool& pool, const float* before, const float* after,
+                const float* weights, const int32_t* group, int64_t num_rows,
+                int64_t num_groups, float* sums);
 
 // The two halves of SumByGroup, for rows that are divided among machines.
 //

@@ -37,6 +37,22 @@ ffi::Error SumByGroupImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
+ffi::Error SumChangesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                          ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  int64_t num_groups = buffers.NextShape<2>(Access::kResult, "sums")[1];
+  int64_t num_rows = buffers.NextShape<1>(Access::kOperand, "group")[0];
+  const int32_t* group = buffers.Operand<int32_t>("group", {num_rows});
+  const float* before = buffers.Operand<float>("before", {num_rows});
+  const float* after = buffers.Operand<float>("after", {num_rows});
+  const float* weights = buffers.Optional<float>("weights", {num_rows});
+  float* sums = buffers.Result<float>("sums", {2, num_groups});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  SumChanges(MakePool(threads), before, after, weights, group, num_rows, num_groups,
+             sums);
+  return ffi::Error::Success();
+}
+
 ffi::Error FindGreatestByGroupImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                                    ffi::RemainingRets results) {
   Buffers buffers(operands, results);
@@ -161,6 +177,7 @@ ffi::Error SumKinksByDigitImpl(ffi::ThreadPool threads, ffi::RemainingArgs opera
 }  // namespace
 
 JBOOST_HANDLER(jboost_sum_by_group, SumByGroupImpl, Bind())
+JBOOST_HANDLER(jboost_sum_changes, SumChangesImpl, Bind())
 JBOOST_HANDLER(jboost_greatest_by_group, FindGreatestByGroupImpl, Bind())
 JBOOST_HANDLER(jboost_digits_by_group, SumDigitsByGroupImpl, Bind())
 JBOOST_HANDLER(jboost_range_by_group, RangeByGroupImpl, Bind())

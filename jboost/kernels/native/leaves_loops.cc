@@ -28,16 +28,27 @@ uint32_t GreatestInGroups(const Term& term, const int32_t* group, int64_t num_gr
   return greatest;
 }
 
-// The values of a channel from a row on. Those of a constant one are in `constants`.
+// The values of a channel from a row on. Those that are not in memory are in `made`.
 inline const float* ValuesFrom(const Channels& channels, int64_t c, int64_t row,
-                               const float* constants) {
-  return channels.constant[c] ? constants : channels.values[c] + row;
+                               const float* made) {
+  return channels.constant[c] || channels.changes ? made : channels.values[c] + row;
 }
 
-inline void FillConstants(const Channels& channels, int64_t count, float* constants) {
+// Writes the two channels of changes for the rows from `row` on.
+inline void FillChanges(const Channels& channels, int64_t row, int64_t count,
+                        float* __restrict change, float* __restrict size) {
+  const float* before = channels.values[0] + row;
+  const float* after = channels.values[1] + row;
+  for (int64_t i = 0; i < count; ++i) {
+    change[i] = after[i] - before[i];
+    size[i] = __builtin_fabsf(after[i]) + __builtin_fabsf(before[i]);
+  }
+}
+
+inline void FillConstants(const Channels& channels, int64_t count, float* made) {
   for (int64_t c = 0; c < channels.number; ++c) {
     for (int64_t i = 0; channels.constant[c] && i < count; ++i) {
-      constants[c * count + i] = channels.values[c][0];
+      made[c * count + i] = channels.values[c][0];
     }
   }
 }
@@ -46,13 +57,16 @@ void FindGreatestBits(const Channels& channels, const float* weights,
                       const int32_t* group, int64_t num_groups, int64_t begin,
                       int64_t end, uint32_t* bits) {
   constexpr int64_t kRows = 1024;  // stay in the cache for all channels
-  float constants[kMaxChannels * kRows];
-  FillConstants(channels, kRows, constants);
+  float made[kMaxChannels * kRows];
+  FillConstants(channels, kRows, made);
   for (int64_t row = begin; row < end; row += kRows) {
     int64_t count = end - row < kRows ? end - row : kRows;
+    if (channels.changes) {
+      FillChanges(channels, row, count, made, made + kRows);
+    }
     bool once = weights == nullptr || CountOnce(weights + row, count);
     for (int64_t c = 0; c < channels.number; ++c) {
-      const float* values = ValuesFrom(channels, c, row, constants + c * kRows);
+      const float* values = ValuesFrom(channels, c, row, made + c * kRows);
       auto find = [&](const auto& term) {
         return GreatestInGroups(term, group + row, num_groups, count);
       };
@@ -76,9 +90,12 @@ inline uint64_t Join(int32_t high, int32_t low) {
 }
 
 template <int kChannels>
-inline void RoundRows(const Channels& channels, const float* constants,
-                      const float* weights, const float* up, int64_t row, int64_t count,
+inline void RoundRows(const Channels& channels, float* made, const float* weights,
+                      const float* up, int64_t row, int64_t count,
                       Step<kChannels>* step) {
+  if (kChannels == 2 && channels.changes) {
+    FillChanges(channels, row, count, made, made + kStep);
+  }
   bool once = weights == nullptr || CountOnce(weights + row, count);
   float factors[kStep];
   uint32_t times[kStep];
@@ -88,8 +105,7 @@ inline void RoundRows(const Channels& channels, const float* constants,
     times[i] = static_cast<uint32_t>(parts.times);
   }
   for (int c = 0; c < kChannels; ++c) {
-    const float* __restrict values =
-        ValuesFrom(channels, c, row, constants + c * kStep);
+    const float* __restrict values = ValuesFrom(channels, c, row, made + c * kStep);
     uint64_t* __restrict multiples = step->multiples[c];
     if (weights == nullptr) {
       for (int64_t i = 0; i < count; ++i) {
@@ -130,8 +146,8 @@ void SumBlocksOf(const Channels& channels, const float* weights, const int32_t* 
                  int64_t num_groups, const float* up, const int64_t* begin,
                  const int64_t* end, uint64_t* const* sums) {
   Step<kChannels> steps[kLockstep];
-  float constants[kChannels * kStep];
-  FillConstants(channels, kStep, constants);
+  float made[kChannels * kStep];
+  FillConstants(channels, kStep, made);
   int64_t longest = 0;
   for (int64_t b = 0; b < kLockstep; ++b) {
     longest = end[b] - begin[b] > longest ? end[b] - begin[b] : longest;
@@ -142,7 +158,7 @@ void SumBlocksOf(const Channels& channels, const float* weights, const int32_t* 
       int64_t left = end[b] - begin[b] - first;
       count[b] = left < 0 ? 0 : left < kStep ? left : kStep;
       common = count[b] < common ? count[b] : common;
-      RoundRows<kChannels>(channels, constants, weights, up, begin[b] + first, count[b],
+      RoundRows<kChannels>(channels, made, weights, up, begin[b] + first, count[b],
                            steps + b);
     }
     for (int64_t i = 0; i < common; ++i) {
