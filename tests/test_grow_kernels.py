@@ -14,6 +14,7 @@ import pytest
 from by_column import find_leaves, grow_levels
 
 import jboost as jb
+from jboost.boosting.pairs import take_parts
 from jboost.boosting.structure import weigh_rows
 from jboost.codes.codes import DenseCodes, pack_codes
 from jboost.entry.implementation import use_implementation
@@ -129,6 +130,22 @@ def test_rows_are_weighed_as_in_plain_xla(isa):
     )
     chex.assert_trees_all_equal(found, expected)
     assert set(np.asarray(found[2][: len(odd)])) <= {0, 1, 3, 255}
+
+
+@pytest.mark.parametrize("odd", [None, (0, np.nan), (1, np.inf), (1, 1.0)])
+def test_pairs_are_split(isa, odd):
+    """Whether derivatives are finite does not depend on rows of weight 0."""
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(2, 40_003)).astype(np.float32)
+    weights = (rng.random(40_003) < 0.5).astype(np.float32)
+    parts[:, weights == 0] = -np.inf
+    if odd is not None:
+        parts[odd[0], np.flatnonzero(weights)[-1]] = odd[1]
+    pairs = jax.lax.complex(*map(jnp.asarray, parts))
+    for run in (take_parts, grow_cpu.split_pairs):
+        *found, finite = jax.jit(run)(pairs, jnp.asarray(weights))
+        np.testing.assert_array_equal(np.stack(found), parts)
+        assert bool(finite) == np.isfinite(parts[:, weights > 0]).all()
 
 
 def limit_values(l1, most, num_features):

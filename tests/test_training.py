@@ -13,6 +13,7 @@ from compilations import Compilations
 from tables import ROWS, SMALL, make_columns, make_regression
 
 import jboost as jb
+from jboost.training import chunks
 
 X, Y = make_regression()
 OTHER_X, OTHER_Y = make_regression(seed=5)
@@ -277,6 +278,22 @@ def test_schedules_do_not_recompile_boost():
     assert compiled(num_rounds=2)  # the counter counts
     assert not compiled(num_rounds=2, **numbers)
     assert compiled(num_rounds=3, **numbers)  # a size
+
+
+def test_losses_of_rows_are_passed_from_round_to_round(monkeypatch):
+    """They are evaluated again in each round where rows are few."""
+    settings = dict(loss=jb.losses.pseudo_huber, num_rounds=6, subsample=0.7)
+    model, history = fit(**settings)
+    monkeypatch.setattr(chunks, "FEW", 0)
+    found = []
+    evaluate = chunks.loss_values
+    monkeypatch.setattr(
+        chunks, "loss_values", lambda *rows: found.append(rows) or evaluate(*rows)
+    )
+    again, passed = fit(**settings)
+    chex.assert_trees_all_equal(again, model)
+    np.testing.assert_array_equal(passed.train_loss, history.train_loss)
+    assert len(found) == 1
 
 
 def with_column(values):

@@ -94,13 +94,17 @@ def are_steps_kept(
     one: OneTree,
     tree: Tree,
     leaf: Int32[Array, " N"],
+    row_losses: Float[Array, " N"] | None = None,
 ) -> Bool[Array, ""]:
     """Returns whether "guarded" keeps the Newton steps of all leaves.
 
-    The arguments are those of :func:`fit_leaves`.
+    Args:
+      one: likewise the others, those of :func:`fit_leaves`.
+      row_losses: the loss of each row before the round, if it is known.
     """
     newton, groups, _ = _prepare(problem, state, now, one, tree, leaf)
-    return jnp.all(keeps_steps(bind_objective(problem, state), groups, *newton()))
+    objective = bind_objective(problem, state)
+    return jnp.all(keeps_steps(objective, groups, *newton(), row_losses))
 
 
 def _prepare(problem, state, now, one, tree, leaf):

@@ -38,12 +38,14 @@ class Report(NamedTuple):
       improvement: how much the loss of the rows out of the bag fell; None if all rows
         are in the bag.
       sizes: of the losses, a guess for the next round; None on one device.
+      row_losses: of each training row, or of each group of rows.
     """
 
     losses: Float[Array, " S"]
     snapshots: tuple[Float[Array, "K N"], ...]
     improvement: Float[Array, ""] | None
     sizes: Float[Array, " G"] | None
+    row_losses: Float[Array, " N"] | None
 
 
 def report_round(
@@ -81,6 +83,7 @@ def report_round(
         snapshots=(state.scores, *set_scores) if keep else (),
         improvement=None if in_bag is None else means[-1],
         sizes=sizes,
+        row_losses=pairs[0][0],
     )
 
 

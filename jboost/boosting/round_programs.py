@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int32
 from jboost.boosting.first_sums import Sizes
 from jboost.boosting.leaf_values import are_steps_kept, fit_leaves, sum_leaves
 from jboost.boosting.method import Method, Numbers
+from jboost.boosting.pairs import join_pairs, split_pairs
 from jboost.boosting.reports import add_to_sets, report_round
 from jboost.boosting.round import (
     advance,
@@ -47,13 +48,12 @@ from jboost.boosting.state import (
     Data,
     Problem,
     Static,
-    bind_objective,
 )
 from jboost.boosting.structure import grow_structure
 from jboost.entry.stages import for_host
 from jboost.numerics.packing import pack
-from jboost.objective.curvature import needs_smoothing
 from jboost.objective.group_tracing import GroupLoss
+from jboost.objective.information import EXPONENTS
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
 
@@ -177,13 +177,13 @@ class Derived(NamedTuple):
     """The derivatives of a round.
 
     Attributes:
-      raw: by each curvature policy.
-      regular: whether ``smooth`` was right.
+      raw: by each curvature policy, from :func:`jboost.boosting.pairs.join_pairs`.
+      regular: whether ``smooth`` was right; None if it was where all are finite.
       sizes: of the state.
     """
 
     raw: tuple[RawDerivatives, ...]
-    regular: Bool[Array, ""]
+    regular: Bool[Array, ""] | None
     sizes: Sizes | None
 
 
@@ -201,14 +201,11 @@ def derive(
     """
     problem = Problem(static, arrays)
     new, raw = differentiate(problem, state, smooth)
-    regular = jnp.asarray(True)
-    if smooth is False:
-        objective, weights = bind_objective(problem, state), problem.data.weights
-        for policy, each in zip(list_policies(problem.method), raw, strict=True):
-            pair = each.gradient, each.curvature
-            regular &= ~needs_smoothing(objective, *pair, weights, policy)
-    derived = Derived(raw, regular, new.sizes)
-    changed = static.loss.coupled or static.loss.estimate is not None
+    loss, policies = static.loss, set(list_policies(static.method))
+    smoothable = state.minimizer is not None and bool(policies - {*EXPONENTS})
+    regular = None if smooth is False and smoothable else jnp.asarray(True)
+    derived = Derived(join_pairs(problem, raw), regular, new.sizes)
+    changed = loss.coupled or loss.estimate is not None
     return new if changed else None, derived
 
 
@@ -234,7 +231,9 @@ def grow(
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     state = state._replace(sizes=derived.sizes)
-    now = start_round(problem, scaling, state, derived.raw)
+    raw, finite = split_pairs(derived.raw, data.weights)
+    regular = finite if derived.regular is None else derived.regular
+    now = start_round(problem, scaling, state, raw)
 
     def grow_one(one):
         tree, leaf = grow_structure(problem, now, one)
@@ -252,15 +251,13 @@ def grow(
     after, new_scores = None, None
     if steps:
         scores = add_values(state.scores, trees.leaf_value, leaf)
-        after, new_scores = (
-            count_round(state, now, scores),
-            add_to_sets(trees, sets, set_scores),
-        )
+        after = count_round(state, now, scores)
+        new_scores = add_to_sets(trees, sets, set_scores)
         words = _store(words, pack(trees), entry)
     rest: Any = now.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
     now = now._replace(shape=nothing, fitted=rest, first=None, line=None)
-    return Grown(now, trees, leaf, after, new_scores, words, derived.regular)
+    return Grown(now, trees, leaf, after, new_scores, words, regular)
 
 
 def _store(buffer, value, entry):
@@ -338,17 +335,23 @@ def finish(
     turn: Turn,
     grown: Grown,
     stored: Stored,
-) -> tuple[Any, Stored]:
+    row_losses: Float[Array, " N"] | None,
+) -> tuple[Any, Stored, Float[Array, " N"] | None]:
     """Completes a round, and stores it.
 
     Args:
       sets: the rows of the validation sets.
+      row_losses: of each training row before the round; None if it is not known.
 
     Returns:
       The state, the scores of the validation sets and the packed trees, if
-      ``options.solve``; else the parameters of an adaptive loss. And what is stored.
+      ``options.solve``, else the parameters of an adaptive loss; what is stored; and
+      ``row_losses`` after the round.
     """
     state, set_scores, rate, entry = turn
+    if not options.bagged:
+        all_rows: Any = None
+        grown = grown._replace(now=grown.now._replace(in_bag=all_rows))
     problem, now, before = Problem(static, arrays), grown.now, state
     trees, words, kept = grown.trees, grown.words, jnp.asarray(True)
     if options.solve:
@@ -360,7 +363,7 @@ def finish(
         assert grown.state is not None and grown.set_scores is not None
         scores, set_scores = grown.state.scores, grown.set_scores
         if static.method.leaf_solver == "guarded":
-            kept = _are_kept(problem, state, grown)
+            kept = _are_kept(problem, state, grown, row_losses)
     state = advance(problem, state, now, scores)
     in_bag = now.in_bag if options.bagged else None
     report = report_round(
@@ -371,7 +374,9 @@ def finish(
     stored = stored._replace(sizes=None)
     stored = jax.tree.map(partial(_store, entry=entry), stored, made)
     stored = stored._replace(sizes=report.sizes)
-    return (state, set_scores, words) if options.solve else state.parameters, stored
+    row_losses = None if row_losses is None else report.row_losses
+    found = (state, set_scores, words) if options.solve else state.parameters
+    return found, stored, row_losses
 
 
 def _solve(problem, options, rate, state, grown):
@@ -382,15 +387,14 @@ def _solve(problem, options, rate, state, grown):
     return fit_trees(problem, rate, state, *trees, options.pointed)
 
 
-def _are_kept(problem, state, grown):
+def _are_kept(problem, state, grown, row_losses):
     """Returns whether all Newton steps are good enough."""
+    now = grown.now
     if problem.method.share_structure:
-        return are_shared_steps_kept(
-            problem, state, grown.now, grown.trees, grown.leaf[0]
-        )
+        return are_shared_steps_kept(problem, state, now, grown.trees, grown.leaf[0])
 
     def check(one):
         each, tree, leaf = one
-        return are_steps_kept(problem, state, grown.now, each, tree, leaf)
+        return are_steps_kept(problem, state, now, each, tree, leaf, row_losses)
 
-    return jnp.all(map_scores(check, (grown.now.trees(), grown.trees, grown.leaf)))
+    return jnp.all(map_scores(check, (now.trees(), grown.trees, grown.leaf)))

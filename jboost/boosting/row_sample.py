@@ -34,7 +34,7 @@ class Round(NamedTuple):
       seeds: one for each tree.
       shape: derivatives that shape the trees.
       fitted: derivatives that leaves are fitted with.
-      in_bag: rows that the trees learn from.
+      in_bag: rows that the trees learn from; None in programs that know it is all.
       whole: whether no row is left out.
       limits: numbers that shape the trees, "auto" resolved.
       first: sums over the shards, where rows are sharded; for trees whose leaves are
@@ -69,6 +69,8 @@ class Round(NamedTuple):
 
         Rows of weight 0 have a derivative in their weight, unless rows are sampled.
         """
+        if self.in_bag is None:
+            return data.weights
         known = self.in_bag | (self.whole & (data.weights == 0))
         return jnp.where(known, data.weights, 0.0)
 

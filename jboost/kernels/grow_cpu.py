@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt32
+from jaxtyping import Array, Bool, Complex64, Float, Int32, UInt8, UInt32
 
 from jboost.kernels.code_operands import CodeOperands
 from jboost.kernels.library import available, call, find_function
@@ -65,6 +65,15 @@ class GrownTree(NamedTuple):
     leaf: Int32[Array, " N"]
     bounds: Float[Array, "L 2"] | None
     left_codes: UInt32[Array, "I W"] | None
+
+
+def split_pairs(
+    pairs: Complex64[Array, " N"], weights: Float[Array, " N"]
+) -> tuple[Float[Array, " N"], Float[Array, " N"], Bool[Array, ""]]:
+    """See :func:`jboost.boosting.pairs.take_parts`; equal to it."""
+    values = jax.ShapeDtypeStruct(weights.shape, jnp.float32)
+    results = values, values, jax.ShapeDtypeStruct((), jnp.bool_)
+    return call("split_pairs", results, pairs, weights)
 
 
 def weigh_rows(

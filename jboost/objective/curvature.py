@@ -149,8 +149,10 @@ def derivatives(
     delta replaces it.
 
     Args:
-      smooth: the result of :func:`needs_smoothing`, if it is known: a program then
-        holds only the code that it runs. None: it is decided in the program.
+      smooth: whether derivatives at F +- delta are needed, if it is known: a program
+        then holds only the code that it runs. They are if some row has a minimum that
+        the policy looks at, or a derivative that is not finite. None: it is decided in
+        the program.
       raised: whether the curvature is raised to its least value; if not, that is left
         to :func:`least_curvature`.
       delta: the smoothing scale, if it is known.
@@ -161,7 +163,9 @@ def derivatives(
         assert seed is not None
         return informed_derivatives(objective, scores, weights, curvature, seed)[:2]
     own = curvature == "function"
-    gradient = gradients(objective, scores)
+    endless = smooth is False and _looks_at_minima(loss, curvature)
+    moving = objective._replace(minimizer=None) if endless else objective
+    gradient = gradients(moving, scores)
     hessian = (own_curvatures if own else hessians)(objective, scores)
     if objective.minimizer is None and not own:  # quadratic: the Hessian is safe
         unit = curvature == "unit"
@@ -212,33 +216,32 @@ def _find_start(curvature, coupling):
     return None if coupling is None or curvature != "auto" else coupling.start
 
 
-def needs_smoothing(
-    objective: Objective,
+def are_finite(
     gradient: Float[Array, "K N"],
-    hessian: Float[Array, "K N"],
+    curvature: Float[Array, "K N"],
     weights: Float[Array, " N"],
-    curvature: Chosen,
 ) -> Bool[Array, ""]:
+    """Returns whether the derivatives of all rows that count are finite."""
+    finite = jnp.isfinite(gradient) & jnp.isfinite(curvature)
+    return ~some(jnp.any(~finite & (weights > 0)[None, :]))
+
+
+def _needs_smoothing(objective, gradient, hessian, weights, curvature):
     """Returns whether derivatives at F +- delta are needed.
 
     They are if some row has a minimum that the policy looks at, or a derivative that is
     not finite.
-
-    Args:
-      gradient, hessian: what :func:`derivatives` returns with ``smooth=False``.
     """
-    if objective.minimizer is None or curvature in EXPONENTS:
-        return jnp.asarray(False)
-    if objective.loss.straight:
-        return jnp.asarray(True)
-    return _needs_smoothing(objective, gradient, hessian, weights, curvature)
+    needed = ~are_finite(gradient, hessian, weights)
+    if not _looks_at_minima(objective.loss, curvature):
+        return needed
+    known = jnp.isfinite(objective.minimizer) & (weights > 0)[None, :]
+    return needed | some(jnp.any(known))
 
 
-def _needs_smoothing(objective, gradient, hessian, weights, curvature):
-    needed = ~(jnp.isfinite(gradient) & jnp.isfinite(hessian))
-    if curvature in ("auto", "secant") and not objective.loss.quadratic:
-        needed |= jnp.isfinite(objective.minimizer)
-    return some(jnp.any(needed & (weights > 0)[None, :]))
+def _looks_at_minima(loss, curvature):
+    """Returns whether a policy depends on the minima of rows."""
+    return curvature in ("auto", "secant") and not loss.quadratic
 
 
 def _smooth_derivatives(

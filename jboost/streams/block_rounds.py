@@ -259,4 +259,4 @@ def _end(static, reports, arrays, sets, state, set_scores, now, grown):
     report = report_round(problem, keep, sets, before, state, set_scores, in_bag)
     # A chunk has an axis of rounds.
     snapshots = jax.tree.map(lambda scores: scores[None], report.snapshots)
-    return state, set_scores, report._replace(snapshots=snapshots)
+    return state, set_scores, report._replace(snapshots=snapshots, row_losses=None)

@@ -32,7 +32,7 @@ from jboost.boosting.round_programs import (
     without_loss,
 )
 from jboost.boosting.row_derivatives import choose_scaling
-from jboost.boosting.state import Arrays, BoostState, Problem
+from jboost.boosting.state import Arrays, BoostState, Problem, bind_objective
 from jboost.entry.efforts import (
     BRISK,
     FEW,
@@ -45,7 +45,9 @@ from jboost.entry.efforts import (
 )
 from jboost.entry.memory import release_free_memory
 from jboost.entry.programs import compiled, num_made
+from jboost.entry.stages import run_in_stages
 from jboost.numerics.packing import count_words, unpack
+from jboost.objective.evaluation import loss_values
 from jboost.training.pacing import MOST_ROUNDS
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_round
@@ -138,6 +140,7 @@ class ArrayRunner:
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
         self._sizes: Any = None
+        self._row_losses: Any = None, None  # scores, and the losses there
         if spread is not None:
             self._sizes = no_sizes(len(job.sets), job.bagged)
         # Numbers that are on the device are cheaper to hand to a program.
@@ -181,6 +184,7 @@ class ArrayRunner:
         start, extend, end = self._find_programs(options, state.scores)
         rates = self.job.rates[first : first + count].astype(np.float32)
         words, stored = self._make_room(position)
+        row_losses = self._find_row_losses(state, options.finish)
         grown, many = None, self._has_many(state.scores)
         for rate, entry in zip(rates, self._entries, strict=False):
             self._tidy(state.scores)
@@ -194,13 +198,16 @@ class ArrayRunner:
                 jax.block_until_ready(grown.regular)
             grown = extend(self._growth, bare, derived, words)
             self._tidy(state.scores)
-            found, stored = end(self._rows, self._sets, turn, grown, stored)
+            found, stored, row_losses = end(
+                self._rows, self._sets, turn, grown, stored, row_losses
+            )
             if options.finish.solve:
                 state, set_scores, words = found
             else:
                 set_scores, words = grown.set_scores, grown.words
                 state = with_loss(grown.state, state)._replace(parameters=found)
         kept = stored.snapshots  # of a mesh, they are on several devices
+        self._row_losses = state.scores, row_losses
         words, stored = jax.device_get((words, stored._replace(snapshots=())))
         stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
         trees = unpack(words, self._one_round_trees(position))
@@ -288,6 +295,20 @@ class ArrayRunner:
             parameters=jax.tree.map(empty, state.parameters),
             sizes=self._sizes,
         )
+
+    def _find_row_losses(self, state, finish):
+        """Returns the loss of each row if rounds need it and can pass it on."""
+        problem, spread = self.job.problem, self.job.rows.spread
+        method, few = problem.method, state.scores.size <= FEW
+        guarded = method.leaf_solver == "guarded" and not method.share_structure
+        adaptive = problem.loss.estimate is not None
+        if few or adaptive or finish.solve or not guarded or spread is not None:
+            return None
+        scores, row_losses = self._row_losses
+        if scores is state.scores:
+            return row_losses
+        with run_in_stages():
+            return loss_values(bind_objective(problem, state), state.scores)
 
 
 def choose_effort(problem: Problem, num_rows: int) -> Effort:

@@ -86,7 +86,7 @@ def _spec_finish(shards, static):
     specs = (spec_of_arrays(shards), spec_of_data(shards), _turn(shards), grown)
     solved = (spec_of_state(shards), rows_of(shards, 1), EVERYWHERE)
     found = solved if options.solve else EVERYWHERE
-    return (*specs, stored), (found, stored)
+    return (*specs, stored, EVERYWHERE), (found, stored, EVERYWHERE)
 
 
 _ROUND = dict(derive=_spec_derive, grow=_spec_grow, finish=_spec_finish)

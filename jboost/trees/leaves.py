@@ -22,7 +22,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from jboost.entry.collectives import current_shards
 from jboost.entry.stages import elementwise, stage
 from jboost.numerics.derivatives import differentiable, round_alone
-from jboost.numerics.sums import sum_channels
+from jboost.numerics.sums import sum_changes, sum_channels
 from jboost.objective.evaluation import (
     Objective,
     gradients,
@@ -172,9 +172,14 @@ def keeps_steps(
     groups: Groups,
     step: Float[Array, " L"],
     promised: Float[Array, " L"],
+    before: Float[Array, " N"] | None = None,
 ) -> Bool[Array, " L"]:
-    """Returns whether each leaf's loss falls by enough of what its step promised."""
-    (change, noise), *_ = _loss_changes(objective, groups, [step])
+    """Returns whether each leaf's loss falls by enough of what its step promised.
+
+    Args:
+      before: the loss of each row at the scores of ``groups``, if it is known.
+    """
+    (change, noise), *_ = _loss_changes(objective, groups, [step], before)
     # A change that is not a number fails this comparison, as it should.
     return -change >= _KEPT * promised - noise
 
@@ -340,24 +345,23 @@ def _loss_changes(
     objective: Objective,
     groups: Groups,
     steps: Sequence[Float[Array, " G"]],
+    before: Float[Array, " N"] | None = None,
 ):
     """Returns, per step, each problem's change of loss and its rounding error."""
-    before = loss_values(objective, groups.scores)
+    if before is None:
+        before = loss_values(objective, groups.scores)
     afters = [loss_values(objective, _shift(groups, c)) for c in steps]
     return _sum_changes(groups, before, afters, list(steps))
 
 
 @stage
 def _sum_changes(groups, before, afters, steps):
-    channels = []
-    for after in afters:
-        channels += [after - before, jnp.abs(after) + jnp.abs(before)]
-    num_groups = groups.penalty.shape[0]
-    sums = sum_channels(channels, groups.group, num_groups, groups.weights)
-    return [
-        (sums[2 * i] + _penalty(groups, c), _NOISE * sums[2 * i + 1])
-        for i, c in enumerate(steps)
-    ]
+    changes = []
+    for after, c in zip(afters, steps, strict=True):
+        rows = before, after, groups.group, len(groups.penalty), groups.weights
+        change, size = sum_changes(*rows)
+        changes.append((change + _penalty(groups, c), _NOISE * size))
+    return changes
 
 
 def _penalty(groups, c):

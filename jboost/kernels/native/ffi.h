@@ -8,6 +8,7 @@
 #define JBOOST_FFI_H_
 
 #include <array>
+#include <complex>
 #include <exception>
 #include <new>
 #include <optional>
@@ -38,6 +39,8 @@ template <>
 inline constexpr ffi::DataType kTypeOf<uint16_t> = ffi::DataType::U16;
 template <>
 inline constexpr ffi::DataType kTypeOf<float> = ffi::DataType::F32;
+template <>
+inline constexpr ffi::DataType kTypeOf<std::complex<float>> = ffi::DataType::C64;
 template <>  // booleans: the kernels take them as bytes
 inline constexpr ffi::DataType kTypeOf<uint8_t> = ffi::DataType::PRED;
 

@@ -234,6 +234,18 @@ bool AreInChunk(const uint16_t* index, int64_t size, int64_t count) {
   return outside == 0;
 }
 
+bool SplitPairs(const Pool& pool, const PairedRows& rows, int64_t num_rows) {
+  const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
+  std::atomic<bool> finite{true};
+  ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
+    int64_t first = chunk * kChunk;
+    if (!loops.split_pairs(rows, first, std::min(first + kChunk, num_rows))) {
+      finite = false;
+    }
+  });
+  return finite;
+}
+
 void WeighRows(const Pool& pool, const WeighedRows& rows, int64_t num_rows) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   ParallelFor(Threads(pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {

@@ -100,6 +100,14 @@ struct WeighedRows {
   uint8_t* times;
 };
 
+// What SplitPairs reads, [N] pairs and weights, and writes, [N].
+struct PairedRows {
+  const float* pairs;
+  const float* weights;
+  float* gradient;
+  float* curvature;
+};
+
 struct GrowLoops {
   // scratch[f * stride + code] += word, for all rows and features.
   void (*sum_words)(const RowRange&, bool wide, int64_t* scratch);
@@ -117,6 +125,8 @@ struct GrowLoops {
                        bool missing_left, int64_t count, const uint16_t* index,
                        int32_t left_leaf, int32_t* leaf, int64_t* num_left,
                        int64_t* missing);
+  // See SplitPairs.
+  bool (*split_pairs)(const PairedRows& rows, int64_t begin, int64_t end);
   // See WeighRows.
   void (*weigh_rows)(const WeighedRows& rows, int64_t begin, int64_t end);
   // The bits of the greatest magnitude of the rows in the bag; and the sum of their
@@ -173,6 +183,10 @@ bool BuildHistogram(const Pool& pool, const Codes& codes, const int32_t* channel
 
 // Whether a segment's rows, index[0 .. size), lie in a chunk of `count` rows.
 bool AreInChunk(const uint16_t* index, int64_t size, int64_t count);
+
+// Takes pairs of gradient and curvature apart. Returns whether those of all rows whose
+// weight is positive are finite.
+bool SplitPairs(const Pool& pool, const PairedRows& rows, int64_t num_rows);
 
 // Weighs the derivatives of the rows in the bag, divides them by `mean`, and tells how
 // many times each row counts. See weigh_rows of jboost.boosting.structure.

@@ -147,6 +147,22 @@ ffi::Error PackImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
   return ffi::Error::Success();
 }
 
+ffi::Error SplitPairsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
+                          ffi::RemainingRets results) {
+  Buffers buffers(operands, results);
+  int64_t count = buffers.NextShape<1>(Access::kOperand, "pairs")[0];
+  PairedRows rows;
+  rows.pairs = reinterpret_cast<const float*>(
+      buffers.Operand<std::complex<float>>("pairs", {count}));
+  rows.weights = buffers.Operand<float>("weights", {count});
+  rows.gradient = buffers.Result<float>("gradient", {count});
+  rows.curvature = buffers.Result<float>("curvature", {count});
+  uint8_t* finite = buffers.Result<uint8_t>("finite", {});
+  JBOOST_RETURN_IF_ERROR(buffers.Finish());
+  *finite = SplitPairs(MakePool(threads), rows, count);
+  return ffi::Error::Success();
+}
+
 ffi::Error WeighRowsImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
                          ffi::RemainingRets results) {
   Buffers buffers(operands, results);
@@ -231,6 +247,7 @@ ffi::Error FindLeavesImpl(ffi::ThreadPool threads, ffi::RemainingArgs operands,
 }  // namespace
 
 JBOOST_HANDLER(jboost_pack, PackImpl, Bind().Attr<int64_t>("num_bins"))
+JBOOST_HANDLER(jboost_split_pairs, SplitPairsImpl, Bind())
 JBOOST_HANDLER(jboost_weigh_rows, WeighRowsImpl, Bind())
 JBOOST_HANDLER(jboost_histogram, HistogramImpl, Bind())
 JBOOST_HANDLER(jboost_find_leaves, FindLeavesImpl<false>, Bind())

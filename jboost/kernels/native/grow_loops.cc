@@ -506,6 +506,19 @@ void SearchLimitedFeature(const int32_t* gradient, const int32_t* curvature,
   TakeBest(find, missing, num_bins, feature, scratch, best);
 }
 
+bool SplitPairs(const PairedRows& rows, int64_t begin, int64_t end) {
+  uint32_t odd = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    float gradient = rows.pairs[2 * i], curvature = rows.pairs[2 * i + 1];
+    rows.gradient[i] = gradient;
+    rows.curvature[i] = curvature;
+    uint32_t counts = rows.weights[i] > 0.0f ? 1u : 0u;
+    uint32_t finite = IsFinite(gradient) & IsFinite(curvature) ? 1u : 0u;
+    odd |= counts & ~finite;
+  }
+  return odd == 0;
+}
+
 void WeighRows(const WeighedRows& rows, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     float weight = rows.in_bag[i] ? rows.weights[i] : 0.0f;
@@ -545,9 +558,10 @@ void SumSquares(const int64_t* words, int64_t count, float up, int64_t* high,
 }  // namespace
 
 extern const GrowLoops kGrowLoops;
-const GrowLoops kGrowLoops = {
-    SumWords,      SumWordsAndCounts,    Partition,        WriteLeaves,
-    WeighRows,     FindGreatestBits,     SumMagnitudes,    Quantise,
-    SearchFeature, SearchLimitedFeature, GreatestGradient, SumSquares};
+const GrowLoops kGrowLoops = {SumWords,         SumWordsAndCounts,    Partition,
+                              WriteLeaves,      SplitPairs,           WeighRows,
+                              FindGreatestBits, SumMagnitudes,        Quantise,
+                              SearchFeature,    SearchLimitedFeature, GreatestGradient,
+                              SumSquares};
 
 }  // namespace jboost::JBOOST_ISA
