@@ -25,6 +25,7 @@ from jboost.streams.memory import count_bytes
 from jboost.streams.plain_blocks import Derivatives
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import make_level_limits
+from jboost.trees.search_units import restore_bounds
 from jboost.trees.rounding import make_measure
 from jboost.trees.tree import Tree
 
@@ -78,6 +79,7 @@ class NativeGrower:
         gradient, curvature = np.asarray(rows.gradient), np.asarray(rows.curvature)
         self._in_bag = in_bag = np.asarray(rows.in_bag)
         measure = rows.measure or _measure(gradient, curvature, in_bag, sizes.uniform)
+        self._given = rows.limits, measure.unit
         prepare = compiled(_make_limits, sizes.num_features)
         limits = prepare(rows.limits, words, measure.unit)
         self._limits = jax.tree.map(np.asarray, limits)
@@ -149,12 +151,13 @@ class NativeGrower:
         """Returns the tree."""
         state, self._in_bag, self._leaf = self._state, None, None
         no_values: Any = np.zeros(2**self._sizes.max_depth, np.float32)
+        bounds: Any = compiled(restore_bounds)(state.leaf_bounds, *self._given)
         return Tree(
             state.feature.copy(),
             state.threshold.copy(),
             state.missing_left.copy(),
             leaf_value=no_values,
-            bounds=None if state.leaf_bounds is None else state.leaf_bounds.copy(),
+            bounds=None if bounds is None else np.asarray(bounds),
         )
 
     def kept_bytes(self) -> int:

@@ -37,6 +37,7 @@ from jboost.trees.levels import (
 from jboost.trees.limits import TreeLimits
 from jboost.trees.paths import Paths
 from jboost.trees.rounding import Measure, round_rows
+from jboost.trees.search_units import restore_bounds, to_search_units
 from jboost.trees.splitting import Split
 from jboost.trees.tree import Tree
 
@@ -117,7 +118,10 @@ class PlainGrower:
     ) -> None:
         """Rounds the rows of all blocks to integers."""
         self._words, self._leaf = words, leaf
-        self._measure, self._limits = rows.measure, rows.limits
+        assert rows.measure is not None
+        self._given = rows.limits, rows.measure.unit
+        self._limits, unit = compiled(to_search_units)(*self._given)
+        self._measure = rows.measure._replace(unit=unit)
         self._states = [self._start_block(rows, words, each) for each in blocks.blocks]
         self._level = 0
         self._step: Any = None
@@ -168,7 +172,8 @@ class PlainGrower:
     def end(self) -> Tree:
         """Returns the tree, and releases the rows."""
         step, self._states, self._leaf, self._nodes = self._step, None, None, None
-        return step.tree._replace(bounds=step.paths.leaf_bounds)
+        bounds = compiled(restore_bounds)(step.paths.leaf_bounds, *self._given)
+        return step.tree._replace(bounds=bounds)
 
     def kept_bytes(self) -> int:
         """Returns the bytes of a row that stay in memory from tree to tree."""

@@ -20,6 +20,7 @@ from jboost.kernels import grow_cpu, levels_cpu
 from jboost.trees.levels import column_fractions
 from jboost.trees.limits import TreeLimits
 from jboost.trees.rounding import Measure, measure_rows
+from jboost.trees.search_units import restore_bounds, to_search_units
 from jboost.trees.splitting import WEIGHT_SLACK
 from jboost.trees.tree import Tree
 
@@ -124,7 +125,8 @@ def _grow_in_shards(codes, rows, measure, limits, sizes):
         )
     nodes = state.feature, state.threshold, state.missing_left
     leaf = grow_cpu.find_leaves(operands, *nodes, in_bag > 0, leaf, state.left_codes)
-    return grow_cpu.GrownTree(*nodes, leaf, state.leaf_bounds, state.left_codes)
+    bounds = restore_bounds(state.leaf_bounds, limits, measure.unit)
+    return grow_cpu.GrownTree(*nodes, leaf, bounds, state.left_codes)
 
 
 def _add_shards(needed, sums, squares):
@@ -137,7 +139,11 @@ def _add_shards(needed, sums, squares):
 
 
 def make_level_limits(limits, num_columns, seed, unit):
-    """Returns the operands of the search for splits, besides sums."""
+    """Returns the operands of the search for splits, besides sums.
+
+    They are in the units of the search, and so are the bounds that it finds.
+    """
+    limits, unit = to_search_units(limits, unit)
     return levels_cpu.LevelLimits(
         seed=seed,
         fractions=column_fractions(limits),

@@ -32,6 +32,7 @@ from jboost.trees.levels import (
 from jboost.trees.limits import TreeLimits
 from jboost.trees.paths import Paths
 from jboost.trees.rounding import Measure, make_rows
+from jboost.trees.search_units import restore_bounds, to_search_units
 from jboost.trees.tree import Tree
 
 _SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
@@ -68,13 +69,15 @@ def grow_plainly(
     ``most`` is the most nodes of a level.
     """
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
+    given = limits
+    limits, unit = to_search_units(given, rows.unit)
 
     def grow_level(level, state, slots):
         squares = None
         if limits.categories is not None:
             squares = _sum_squares(rows, state.row_slot, state.position.shape[0])
         split = find_splits(
-            level, state.histogram, state.position, state.paths, rows.unit,
+            level, state.histogram, state.position, state.paths, unit,
             rows.num_in_bag, seed, limits, squares=squares,
         )  # fmt: skip
         return _split_nodes(
@@ -97,7 +100,8 @@ def grow_plainly(
     )
     for level in range(shared, max_depth):
         state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
-    return state.tree._replace(bounds=state.paths.leaf_bounds), state.row_position
+    bounds = restore_bounds(state.paths.leaf_bounds, given, rows.unit)
+    return state.tree._replace(bounds=bounds), state.row_position
 
 
 def _make_root(root, num_rows, tree, slots, path):

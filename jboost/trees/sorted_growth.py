@@ -45,6 +45,7 @@ from jboost.trees.levels import (
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import kernel_limits
 from jboost.trees.rounding import make_rows
+from jboost.trees.search_units import restore_bounds, to_search_units
 from jboost.trees.sorted_splits import (
     MOST_CODES,
     RowMoves,
@@ -135,6 +136,9 @@ def _grow_plainly(
     max_leaves, uniform,
 ):  # fmt: skip
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform)
+    given, given_unit = limits, rows.unit
+    limits, unit = to_search_units(given, given_unit)
+    rows = rows._replace(unit=unit)
     path = start_paths(limits, max_leaves, slots, max_depth)
     state = _make_root(codes.order, rows, max_depth, slots, path)
 
@@ -149,7 +153,8 @@ def _grow_plainly(
         return level + 1, state
 
     level, state = jax.lax.while_loop(grows_on, grow_level, (jnp.int32(0), state))
-    tree = state.tree._replace(bounds=state.paths.leaf_bounds)
+    bounds = restore_bounds(state.paths.leaf_bounds, given, given_unit)
+    tree = state.tree._replace(bounds=bounds)
     # Where no node grew on, every row goes left down to its leaf.
     return tree, state.row_position << (max_depth - level)
 

@@ -23,6 +23,11 @@ from jboost.numerics.random_bits import seed_from_key
 from jboost.trees.histogram import sum_histogram
 from jboost.trees.levels import least_samples
 from jboost.trees.rounding import make_rows
+from jboost.trees.search_units import (
+    find_scale,
+    restore_bounds,
+    to_search_units,
+)
 from jboost.trees.splitting import Split, search_split
 from jboost.trees.step_arguments import (
     make_limits,
@@ -195,9 +200,15 @@ def find_split(
 
 
 def _find_split(histogram, features, limits):
+    searched, unit = to_search_units(limits, histogram.unit)
     search = partial(
-        search_split, l2=limits.l2, min_gain=limits.min_gain, values=limits.values,
+        search_split, l2=limits.l2, min_gain=searched.min_gain, values=searched.values,
         min_child_weight=limits.min_child_weight,
         min_child_samples=least_samples(limits, histogram.num_rows),
     )  # fmt: skip
-    return jax.vmap(search, (0, None, None))(histogram.sums, histogram.unit, features)
+    split = jax.vmap(search, (0, None, None))(histogram.sums, unit, features)
+    scale = find_scale(histogram.unit)
+    return split._replace(
+        gain=split.gain / scale / scale,
+        child_bounds=restore_bounds(split.child_bounds, limits, histogram.unit),
+    )

@@ -32,6 +32,11 @@ inline float PowerOfTwo(int exponent) {
   return power;
 }
 
+// The e with 2^(e - 1) <= value < 2^e, for normal positive values.
+inline int ExponentAbove(float value) {
+  return static_cast<int>(MagnitudeBits(value) >> 23) - 126;
+}
+
 struct Unit {
   float up, down;  // 1 / unit, and the unit
 };

@@ -32,7 +32,7 @@ struct FeatureSplit {
 struct Growth {
   const Pool& pool;
   const SortedCodes& codes;
-  TreeLimits limits;  // with units
+  const TreeLimits& limits;  // in the units of the search
   const SortedRows& rows;
   const TreeState& state;
   std::vector<Group> groups;        // [slots]
@@ -392,18 +392,11 @@ void FindOtherLeaves(const Growth& growth) {
   });
 }
 
-// Rounds the derivatives, and puts the rows in the bag into slot 0. Returns how many
-// there are.
-int64_t StartGroups(Growth* growth) {
+// Rounds the derivatives, and puts the rows in the bag into slot 0.
+void StartGroups(const Rounding& rounding, int64_t num_in_bag, Growth* growth) {
   const GrowLoops& loops = JBOOST_CHOOSE(GrowLoops);
   const SortedRows& rows = growth->rows;
-  int64_t num_rows = growth->codes.num_rows, num_in_bag;
-  float units[2];
-  Rounding rounding =
-      ChooseRounding(growth->pool, num_rows, rows.gradient, rows.curvature, rows.in_bag,
-                     rows.uniform, units, &num_in_bag);
-  growth->limits.limits.gradient_unit = units[0];
-  growth->limits.limits.curvature_unit = units[1];
+  int64_t num_rows = growth->codes.num_rows;
   std::vector<int64_t> sums(NumChunks(num_rows));
   ParallelFor(Threads(growth->pool, num_rows), NumChunks(num_rows), [&](int64_t chunk) {
     int64_t first = chunk * kChunk, count = std::min(kChunk, num_rows - first);
@@ -422,12 +415,11 @@ int64_t StartGroups(Growth* growth) {
   root.total[1] = static_cast<int32_t>((sum - root.total[0]) >> 32);
   growth->CountRows(&root);
   StartMass(growth);
-  return num_in_bag;
 }
 
 template <class Code>
 bool Grow(Growth* growth) {
-  if (!MakeEntries<Code>(*growth, StartGroups(growth))) return false;
+  if (!MakeEntries<Code>(*growth, growth->groups[0].size)) return false;
   const TreeState& state = growth->state;
   std::vector<Group> parents;
   for (; growth->level < growth->limits.max_depth && state.position[0] >= 0;
@@ -446,10 +438,16 @@ bool Grow(Growth* growth) {
 
 }  // namespace
 
-bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
-                    const TreeLimits& limits, const SortedRows& rows,
-                    const TreeState& nodes) {
+bool GrowSortedTree(const Pool& pool, const SortedCodes& codes, const TreeLimits& given,
+                    const SortedRows& rows, const TreeState& nodes) {
   int64_t num_slots = nodes.histograms.num_slots;
+  float units[2];
+  int64_t num_in_bag;
+  Rounding rounding =
+      ChooseRounding(pool, codes.num_rows, rows.gradient, rows.curvature, rows.in_bag,
+                     rows.uniform, units, &num_in_bag);
+  SearchLimits search(given, units);
+  const TreeLimits& limits = search.limits;
   GrowingTree growing(limits, nodes);
   TreeState& state = growing.state;
   state.histograms.num_bins = kMostCodes;
@@ -458,14 +456,12 @@ bool GrowSortedTree(const Pool& pool, const SortedCodes& codes,
   growth.groups.resize(num_slots);
   growth.best.resize(num_slots);
   growth.goes_right.resize(codes.num_rows);
-  switch (codes.code_size) {
-    case 1:
-      return Grow<uint8_t>(&growth);
-    case 2:
-      return Grow<uint16_t>(&growth);
-    default:
-      return Grow<uint32_t>(&growth);
-  }
+  StartGroups(rounding, num_in_bag, &growth);
+  bool grown = codes.code_size == 1   ? Grow<uint8_t>(&growth)
+               : codes.code_size == 2 ? Grow<uint16_t>(&growth)
+                                      : Grow<uint32_t>(&growth);
+  search.RestoreBounds(int64_t{1} << limits.max_depth, state.leaf_bounds);
+  return grown;
 }
 
 bool Propose(const Pool& pool, const SortedCodes& codes, const int32_t* mass,

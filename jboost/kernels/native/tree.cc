@@ -2,8 +2,10 @@
 #include "tree.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <vector>
 
+#include "exact_sum.h"
 #include "sampling.h"
 
 namespace jboost {
@@ -108,6 +110,29 @@ bool Sum(const Pool& pool, const Codes& codes, const TreeRows& rows,
 }
 
 }  // namespace
+
+SearchLimits::SearchLimits(const TreeLimits& given, const float units[2])
+    : limits(given), given_bounds_(given.bounds), bounds_{} {
+  int gradient = ExponentAbove(units[0]), curvature = ExponentAbove(units[1]);
+  scale_ = PowerOfTwo(std::clamp((curvature >> 1) - gradient + 1, -126, 126));
+  limits.limits.gradient_unit = units[0] * scale_;
+  limits.limits.curvature_unit = units[1];
+  limits.min_gain = given.min_gain * scale_ * scale_;
+  if (given.bounds == nullptr) return;
+  limits.l1 = std::min(given.l1 * scale_, FLT_MAX);
+  for (int i = 0; i < 2; ++i) {
+    bounds_[i] = std::clamp(given.bounds[i] * scale_, -FLT_MAX, FLT_MAX);
+  }
+  limits.bounds = bounds_;
+}
+
+void SearchLimits::RestoreBounds(int64_t num_leaves, float* bounds) const {
+  if (given_bounds_ == nullptr) return;
+  for (int64_t i = 0; i < 2 * num_leaves; ++i) {
+    bool kept = bounds[i] == bounds_[i % 2];
+    bounds[i] = kept ? given_bounds_[i % 2] : bounds[i] / scale_;
+  }
+}
 
 LevelSplits::LevelSplits(int64_t num_slots, int64_t num_words)
     : num_words(num_words),
@@ -253,19 +278,18 @@ void JoinSums(const Pool& pool, const NodeSum* nodes, int64_t num_nodes,
   });
 }
 
-bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& input,
+bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& given,
               const TreeRows& rows, const TreeState& nodes) {
   int64_t num_slots = nodes.histograms.num_slots, num_rows = codes.num_rows;
-  TreeLimits limits = input;
+  float units[2];
+  StartRows(pool, num_rows, rows.gradient, rows.curvature, rows.in_bag, given.seed,
+            rows.uniform, rows.rows, units);
+  SearchLimits search(given, units);
+  const TreeLimits& limits = search.limits;
   GrowingTree growing(limits, nodes);
   const TreeState& state = growing.state;
   StartTree(limits, state);
   std::fill_n(rows.leaf, num_rows, 0);
-  float units[2];
-  StartRows(pool, num_rows, rows.gradient, rows.curvature, rows.in_bag, limits.seed,
-            rows.uniform, rows.rows, units);
-  limits.limits.gradient_unit = units[0];
-  limits.limits.curvature_unit = units[1];
   int32_t greatest = 0;
   if (limits.categories != nullptr) {
     greatest = FindGreatestGradient(pool, rows.rows, num_rows);
@@ -291,6 +315,7 @@ bool GrowTree(const Pool& pool, const Codes& codes, const TreeLimits& input,
     if (children.empty()) continue;
     if (!Sum(pool, codes, rows, state.histograms, children)) return false;
   }
+  search.RestoreBounds(int64_t{1} << limits.max_depth, state.leaf_bounds);
   // The loop has written the leaves of the rows in the bag.
   TreeNodes tree{state.tree.feature, state.tree.threshold, state.tree.missing_left,
                  state.tree.left_codes, state.tree.num_words};

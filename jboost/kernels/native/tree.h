@@ -35,6 +35,24 @@ struct TreeLimits {
   const CategoryLimits* categories;  // null without
 };
 
+// Limits in the units in which splits are searched; see jboost.trees.search_units.
+class SearchLimits {
+ public:
+  // `units`: what one integer of gradient and of curvature stands for.
+  SearchLimits(const TreeLimits& given, const float units[2]);
+  SearchLimits(const SearchLimits&) = delete;  // the limits point to a member
+  SearchLimits& operator=(const SearchLimits&) = delete;
+
+  // Returns bounds of leaf values to the units of the given limits.
+  void RestoreBounds(int64_t num_leaves, float* bounds) const;
+
+  TreeLimits limits;
+
+ private:
+  const float* given_bounds_;
+  float scale_, bounds_[2];
+};
+
 // A tree while it grows: its nodes so far, and those of the next level, in slots.
 struct TreeState {
   TreeArrays tree;
