@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, UInt32
 
 from jboost.entry.collectives import some
 from jboost.entry.stages import runs_in_stages, stage
+from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
 from jboost.numerics.sums import sum_each, sum_guessed
 from jboost.objective.evaluation import (
@@ -40,6 +41,7 @@ _MOST = 0.75  # fraction of flat rows at which a loss counts as pointed
 _DECLINE = 4.0  # a curvature at the start counts up to so many times the present mean
 _MOST_SQUARE = float(np.finfo(np.float32).max)
 _LEAST_ROOT = float(np.finfo(np.float32).tiny)
+_NO_DISTANCE = 1e-30  # the smoothing scale of scores that are 0 and all at a minimum
 
 
 def smoothing_scale(
@@ -75,9 +77,10 @@ def smoothing_scale(
         found, greatest, *_ = sum_guessed(parts, guess)
     size, roots, total, whole = found
     size = size / whole
-    mean_root = roots / jnp.maximum(total, 1e-30)
+    mean_root = roots / jnp.where(total > 0, total, 1.0)
     delta = jnp.where(total > 0, jnp.square(mean_root), 1e-3 * jnp.maximum(size, 1.0))
-    return jnp.maximum(delta, 1e-6 * size + 1e-30), greatest
+    delta = jnp.maximum(delta, 1e-6 * size)
+    return jnp.where(delta > 0, delta, _NO_DISTANCE), greatest
 
 
 def is_pointed(
@@ -275,13 +278,18 @@ def _smooth_derivatives(
 
 def _secant(gradient, distance, delta):
     """Returns |g| / sqrt(t^2 + delta^2)."""
+    # Squares are taken in units of the greater part, so that none overflows, nor both
+    # underflow. A unit is a power of two, which changes no bit.
+    exponent = exponent_above(jnp.maximum(jnp.abs(distance), delta))
+    exponent = jnp.clip(jax.lax.stop_gradient(exponent), -126, 126)
+    up, down = power_of_two(-exponent), power_of_two(exponent)
     # No-op bounds that stop XLA from contracting a square and the sum into one FMA,
     # which it does in some programs and not in others.
     squares = [
-        jnp.minimum(jnp.square(part), _MOST_SQUARE) for part in (distance, delta)
+        jnp.minimum(jnp.square(part * up), _MOST_SQUARE) for part in (distance, delta)
     ]
     # Likewise, this keeps XLA from replacing the division by a product with rsqrt.
-    root = jnp.maximum(jnp.sqrt(squares[0] + squares[1]), _LEAST_ROOT)
+    root = jnp.maximum(jnp.sqrt(squares[0] + squares[1]) * down, _LEAST_ROOT)
     return jnp.abs(gradient) / root
 
 

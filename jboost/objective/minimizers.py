@@ -44,6 +44,7 @@ from jboost.objective.row_programs import with_scores_first
 
 _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
+_LEAST_SIDE = 1e-36  # the same distance from 0
 BLOCK = 8192  # rows per block
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
 _NONE = np.float32(0.0)
@@ -163,7 +164,7 @@ def kink_slopes(
 
 @elementwise
 def _points_beside(numpy, point, distance):
-    side = _SIDE * numpy.abs(point) + 1e-12 + distance
+    side = _SIDE * numpy.abs(point) + _LEAST_SIDE + distance
     return point - side, point + side
 
 

@@ -21,6 +21,7 @@ from jboost.objective.evaluation import (
 from jboost.objective.minimizers import find_minimizers
 
 _SIDE = 2.0**-20  # relative distance at which slopes beside a minimizer are evaluated
+_LEAST_SIDE = 1e-36  # the same distance from 0
 _FARTHER = 1024.0  # times that distance: there a smooth slope is as many times steeper
 _SAME = 0.1  # of the slope farther away: so steep only a slope that jumps is
 _JUMP = 2.0**-10  # of the slope far away: a smaller jump may be rounding
@@ -94,7 +95,7 @@ def find_kinked(
 
 
 def _near(point):
-    return _SIDE * jnp.abs(point) + 1e-12
+    return _SIDE * jnp.abs(point) + _LEAST_SIDE
 
 
 def _rise(objective, point, k, distance):
