@@ -60,7 +60,10 @@ def pseudo_huber(score, target, *, delta=1.0):
 def log_cosh(score, target):
     """Returns log cosh r: about r^2 / 2 for small |r|, |r| - log 2 for large |r|."""
     residual = _residual(score, target)
-    return jnp.logaddexp(residual, -residual) - jnp.log(2.0)
+    # The difference of logarithms would lose small residuals.
+    near = jnp.square(jnp.tanh(jnp.clip(residual, -1.0, 1.0)))
+    far = jnp.logaddexp(residual, -residual) - jnp.log(2.0)
+    return jnp.where(jnp.abs(residual) < 1, -jnp.log1p(-near) / 2, far)
 
 
 def quantile(score, target, *, tau=0.5):

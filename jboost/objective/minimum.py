@@ -35,6 +35,7 @@ _FADED = 2.0**-20  # relative to the steepest slope seen: zero to float32 precis
 # A slope that drops to 0 from at least this fraction of the steepest slope seen jumps
 # to zero; a smaller one decays.
 JUMP = 1e-3
+RESOLVED = 2.0**-8  # of slopes farther away: slopes beside a root that is no noise
 _CLOSE = 2.0**-22  # relative distance of about two floats
 _PATIENCE = 3  # after so many moves of the same end, regula falsi counts as slow
 
@@ -302,6 +303,12 @@ def _edge(numpy, state, noise):
     return numpy.where(on_left, *points), near, closed[0] & closed[1]
 
 
+def is_faded(numpy: Any, left: Any, right: Any, fall: Any, rise: Any) -> Any:
+    """Returns whether slopes beside a root are faint next to those farther away."""
+    beside = numpy.maximum(numpy.abs(left), numpy.abs(right))
+    return beside <= RESOLVED * numpy.minimum(fall, rise)
+
+
 @elementwise
 def _conclude(numpy, state, start, low, high, wanted):
     """Turns the final state into minima."""
@@ -313,7 +320,9 @@ def _conclude(numpy, state, start, low, high, wanted):
     )
     falls = (state.fall > doubt) | (state.left == low)
     rises = (state.rise > doubt) | (state.right == high)
-    strict = wanted & ~no_left & ~no_right & falls & rises
+    # Unless slopes fade toward it, as they do not where they are rounding errors.
+    faded = is_faded(numpy, state.left_slope, state.right_slope, state.fall, state.rise)
+    strict = wanted & ~no_left & ~no_right & ((falls & rises) | faded)
     ends = numpy.where(flat, state.zero_left, state.left)
     ends = ends / 2 + numpy.where(flat, state.zero_right, state.right) / 2
     # If one side stays flat there is only one edge, otherwise two and their midpoint.

@@ -48,6 +48,7 @@ LeafSolver = Literal[
     "joint",
 ]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
+_SHORTEST = 2.0**-40  # first step, relative to the bounds of the minimum
 _MANY_ROWS = 32_768  # from so many on, rows of poor leaves are gathered,
 _ROWS_PER_GATHERED = 16  # if they are no more than one in so many
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
@@ -305,12 +306,20 @@ def locate_minima(
       side: the slope of ``l1`` |c| where the minimum lies; None for 0.
     """
     start, low, high = _bounds(objective.minimizer, groups)
+    step = _reach_bounds(step, low, high)
 
     def slope(c):
         value, noise = _slope(objective, groups, c)
         return (value if side is None else value + side), noise
 
     return find_minimum(slope, start, step, low=low, high=high, wanted=wanted)
+
+
+@elementwise
+def _reach_bounds(numpy, step, low, high):
+    """Returns a first step from which few probes lead to bounds that are far away."""
+    size = numpy.maximum(numpy.abs(low), numpy.abs(high))
+    return numpy.maximum(step, numpy.where(numpy.isfinite(size), _SHORTEST * size, 0.0))
 
 
 @stage
@@ -365,7 +374,8 @@ def _sum_changes(groups, before, afters, steps):
 
 
 def _penalty(groups, c):
-    quadratic = round_alone(groups.penalty * jnp.square(c) / 2)
+    # Not the square of c, which would overflow before the product does.
+    quadratic = round_alone(round_alone(groups.penalty * c) * c / 2)
     return quadratic if groups.l1 is None else quadratic + groups.l1 * jnp.abs(c)
 
 
