@@ -19,13 +19,15 @@ def find_scale(unit: Float[Array, "2"]) -> Float[Array, ""]:
     """Returns the power of two that gradients are multiplied by.
 
     An integer of gradient then stands for about the square root of what an integer of
-    curvature stands for, and G^2 / H is about a quotient of integers.
+    curvature stands for, and G^2 / H is about a quotient of integers; but for no more
+    than 2^30, because its square has 60 bits more.
 
     Args:
       unit: what one integer of gradient and of curvature stands for.
     """
     gradient, curvature = exponent_above(unit)
-    return power_of_two(jnp.clip((curvature >> 1) - gradient + 1, -126, 126))
+    wanted = jnp.minimum(curvature >> 1, 30)
+    return power_of_two(jnp.clip(wanted - gradient + 1, -126, 126))
 
 
 def to_search_units(

@@ -113,8 +113,9 @@ bool Sum(const Pool& pool, const Codes& codes, const TreeRows& rows,
 
 SearchLimits::SearchLimits(const TreeLimits& given, const float units[2])
     : limits(given), given_bounds_(given.bounds), bounds_{} {
-  int gradient = ExponentAbove(units[0]), curvature = ExponentAbove(units[1]);
-  scale_ = PowerOfTwo(std::clamp((curvature >> 1) - gradient + 1, -126, 126));
+  int gradient = ExponentAbove(units[0]);
+  int wanted = std::min(ExponentAbove(units[1]) >> 1, 30);
+  scale_ = PowerOfTwo(std::clamp(wanted - gradient + 1, -126, 126));
   limits.limits.gradient_unit = units[0] * scale_;
   limits.limits.curvature_unit = units[1];
   limits.min_gain = given.min_gain * scale_ * scale_;
