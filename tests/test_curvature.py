@@ -116,8 +116,8 @@ AT_TARGET = {
 @pytest.mark.parametrize("name", AT_TARGET)
 def test_minimizer_is_the_target(name):
     found = minimizers(AT_TARGET[name], SIGNED)
-    # Within 2^-20 of the target or 1e-12, from which on the search trusts it.
-    np.testing.assert_allclose(found, SIGNED, rtol=2.0**-20, atol=1e-12)
+    # Within 2^-20 of the target, from which on the search trusts it.
+    np.testing.assert_allclose(found, SIGNED, rtol=2.0**-20, atol=1e-36)
 
 
 def test_minimizer_of_a_flat_bottom_is_its_middle():

@@ -6,6 +6,8 @@ written for them and multiplied by c, it has the same trees with leaf values in 
 units. Powers of two change no bit; other numbers change what float32 rounds.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,6 +127,88 @@ def test_other_units_change_what_float32_rounds(name, units, shifts, factor):
     np.testing.assert_allclose(others / factor, losses, rtol=1e-5)
     found = other * units + shifts
     np.testing.assert_allclose(found, own, rtol=0, atol=1e-3 * np.std(own))
+
+
+# Losses of residuals, and units of targets in which float32 holds what they need.
+RESIDUALS = {
+    "squared_error": (L.squared_error, (-100, -64, 50)),
+    "expectile": (L.expectile, (-50, 50)),
+    "absolute_error": (L.absolute_error, (-100, -64, 64, 100)),
+    "quantile": (partial(L.quantile, tau=0.3), (-100, 100)),
+}
+GROWTHS = {
+    "plain": {},
+    "in XLA": dict(implementation="xla"),
+    "sorted": dict(candidates="exact"),
+    "monotone": dict(monotone=(1, 0, 0), max_depth=4),
+}
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_targets_may_be_multiplied_by_any_power_of_two(name, growth):
+    loss, powers = RESIDUALS[name]
+    start = dict(init_score=0.0) if name == "expectile" else {}  # bisection rounds it
+    own, _, losses = train(loss, Z + NOISE, 1, **GROWTHS[growth], **start)
+    assert losses[-1] < 0.9 * losses[0]
+    for power in powers:
+        unit = np.float32(2.0**power)
+        other, *_ = train(loss, (Z + NOISE) * unit, 1, **GROWTHS[growth], **start)
+        np.testing.assert_array_equal(own.feature, other.feature)
+        np.testing.assert_array_equal(own.threshold, other.threshold)
+        # Sums lose what is below 2^-124, and their gradients or curvatures are 2^-100.
+        slack = 1e-5 if abs(power) == 100 else 0
+        values = other.leaf_value / unit
+        np.testing.assert_allclose(own.leaf_value, values, rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("loss", [L.poisson, L.gamma, L.tweedie])
+def test_units_of_positive_targets_shift_the_scores(loss):
+    y = np.exp((Z + NOISE) / 2)
+    _, own, losses = train(loss, y, 1)
+    assert losses[-1] < losses[0]
+    for unit in (1e-30, 1e30):
+        _, other, _ = train(loss, y * unit, 1)
+        assert np.corrcoef(other, own)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("power", [-100, -60, 60, 90])
+def test_weights_may_be_multiplied_by_any_power_of_two(power):
+    """Where l2 is a weight of rows, too."""
+    unit = np.float32(2.0**power)
+    models = [
+        train(
+            L.huber, Z + NOISE, 1, sample_weight=np.full(ROWS, weight), l2=weight,
+            min_child_weight=weight,
+        )
+        for weight in (np.float32(1), unit)
+    ]  # fmt: skip
+    own, other = (np.asarray(found) for _, found, _ in models)
+    np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("outlier", [1e9, 1e20, -1e30])
+@pytest.mark.parametrize("loss", [L.absolute_error, L.huber, L.log_cosh])
+def test_one_outlier_does_not_keep_robust_losses_from_learning(loss, outlier):
+    y = Z + NOISE
+    far = np.where(np.arange(ROWS) == 7, np.float32(outlier), y)
+    settings = dict(num_rounds=30, learning_rate=0.3)
+    error = [
+        np.abs(train(loss, target, 1, **settings)[1] - y)[np.arange(ROWS) != 7].mean()
+        for target in (y, far)
+    ]
+    assert error[1] < 1.2 * error[0] < 0.6 * np.abs(y).mean()
+
+
+@pytest.mark.parametrize("loss", [L.huber, L.log_cosh, L.pseudo_huber])
+@pytest.mark.parametrize("unit", [1e-30, 1e-10, 1e10, 1e18])
+def test_losses_with_a_unit_of_their_own_learn_far_from_it(loss, unit):
+    """Small residuals are squared, large ones are absolute."""
+    y, plain = Z + NOISE, L.squared_error if unit < 1 else L.absolute_error
+    settings = dict(num_rounds=30, learning_rate=0.3)
+    _, expected, _ = train(plain, y, 1, **settings)
+    _, found, _ = train(loss, y * np.float32(unit), 1, **settings)
+    assert np.corrcoef(found, expected)[0, 1] > 0.95
 
 
 FAMILIES = {

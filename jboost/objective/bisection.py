@@ -19,7 +19,7 @@ from jboost.entry.stages import (
     unless_idle,
 )
 from jboost.numerics.floats import middle_float
-from jboost.objective.minimum import GROWTH, JUMP, NOISE, Minimum
+from jboost.objective.minimum import GROWTH, JUMP, NOISE, Minimum, is_faded
 
 _BISECTIONS = 34  # 32 halvings of the 2^32 float32 bit patterns, plus two
 
@@ -61,10 +61,12 @@ def bisect_minimum(
     def locate(nothing):
         del nothing
         edges = _bisect(slope, *ends)
-        slopes = tuple(map(slope, _find_sides(bracket, ends, edges)))
+        sides = tuple(map(slope, _find_sides(bracket, ends, edges)))
+        beside = (slope(edges[0][0]), slope(edges[1][1]))
         return _conclude_bisection(
-            start, here, bracket, edges, slopes, (solvable, strict, wanted)
-        )
+            start, here, bracket, edges, sides, (beside, slopes),
+            (solvable, strict, wanted),
+        )  # fmt: skip
 
     # Where no problem is solvable: "strict" does not say yet which ones are wanted.
     nothing = Minimum(start, solvable, solvable)
@@ -119,10 +121,14 @@ def _find_sides(numpy, bracket, ends, edges):
 
 
 @elementwise
-def _conclude_bisection(numpy, start, here, bracket, edges, slopes, masks) -> Minimum:
-    solvable, strict, wanted = masks
+def _conclude_bisection(
+    numpy, start, here, bracket, edges, sides, ends, masks
+) -> Minimum:
+    (solvable, strict, wanted), (beside, slopes) = masks, ends
+    fall, rise = -slopes[0], slopes[1]
+    strict = strict | (solvable & is_faded(numpy, *beside, fall, rise))
     (left, right), ((_, first), (last, _)) = bracket, edges
-    inner, outer, middle = slopes
+    inner, outer, middle = sides
     # If one side stays flat there is only one edge, otherwise two and their midpoint.
     edge = numpy.where(numpy.isnan(right), first, last)
     point = numpy.where(strict, first / 2 + last / 2, edge)

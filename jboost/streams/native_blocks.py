@@ -25,8 +25,8 @@ from jboost.streams.memory import count_bytes
 from jboost.streams.plain_blocks import Derivatives
 from jboost.trees.limits import TreeLimits
 from jboost.trees.native_growth import make_level_limits
-from jboost.trees.search_units import restore_bounds
 from jboost.trees.rounding import make_measure
+from jboost.trees.search_units import restore_bounds
 from jboost.trees.tree import Tree
 
 # Codes by feature and by row.

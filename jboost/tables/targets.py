@@ -18,6 +18,8 @@ from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import read_values
 from jboost.tables.offsets import check_finite, narrow_floats
 
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-30, 1e30  # of all rows, in sum
+
 
 def check_targets(
     y: Any, num_rows: int, weights: Any, name: str, *, warn: bool = False
@@ -104,7 +106,7 @@ def match_targets(targets: Any, training: Any, weights: Any, name: str) -> Any:
 def check_weights(
     weights: Any, num_rows: int, name: str, *, all_rows: bool = True
 ) -> Array | np.ndarray:
-    """Returns weights as float32: finite, >= 0, and not all zero.
+    """Returns weights as float32: finite, >= 0, and of a sum that float32 can bear.
 
     Args:
       all_rows: whether these are all rows; of some, all may have weight 0.
@@ -125,6 +127,13 @@ def check_weights(
         tiny = f"at most {given.max()}, which is 0 in float32"
         got = tiny if np.any(given > 0) else "only zeros"
         raise ValueError(f"{name} must be positive in at least one row, got {got}")
+    total = float(np.sum(array, dtype=np.float64))
+    if total > _MOST_WEIGHT or (all_rows and total < _LEAST_WEIGHT):
+        raise ValueError(
+            f"{name} must sum to a number from {_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g}, "
+            f"so that sums of losses fit float32, got {total:g}; multiply {name} by a "
+            "constant"
+        )
     return array
 
 
