@@ -194,11 +194,7 @@ def _predict(model, x, offset, inverse_link, score):
             f"predicted for each row, got {len(leaves)} of shapes {shapes}"
         )
     for leaf in leaves:
-        if not np.isfinite(leaf).all():
-            row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
-            raise ValueError(
-                f"predictions must be finite, got {leaf[row]} in row {row}"
-            )
+        _check_finite("predictions", leaf)
     if score == "normalized" and not (leaves[1] > 0).all():
         row = int(np.argmin(leaves[1]))
         raise ValueError(
@@ -209,7 +205,7 @@ def _predict(model, x, offset, inverse_link, score):
 
 def _check_finite(name, array):
     """Names the first row that is not finite."""
-    bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    bad = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(f"{name} must be finite, got {array[row]} in row {row}")

@@ -583,7 +583,7 @@ def test_columns_of_any_width_come_back(tmp_path):
     np.testing.assert_array_equal(np.concatenate(read, axis=1), codes)
     some = [part.copy() for _, part in reader.read([8, 2])]
     np.testing.assert_array_equal(np.concatenate(some, axis=1), codes[[8, 2]])
-    parts = [read_rows(blocks, "y", block) for block in blocks.blocks]
+    parts = [read_rows(blocks, "y", block, y) for block in blocks.blocks]
     np.testing.assert_array_equal(np.concatenate(parts), y)
 
 
@@ -885,7 +885,9 @@ def test_batches_without_rows_and_of_one_row_are_fine():
     written = jb.stream(batches, memory=MEMORY).prepare(256)
     ((block, codes),) = BlockReader(written.blocks).read()
     np.testing.assert_array_equal(codes.T, jb.apply_bins(jb.fit_bins(X), X))
-    np.testing.assert_array_equal(read_rows(written.blocks, "target 0", block), Y)
+    np.testing.assert_array_equal(
+        read_rows(written.blocks, "target 0", block, Y.astype("f")), Y
+    )
 
 
 def test_an_error_of_the_source_says_which_batch():

@@ -24,6 +24,7 @@ from jboost.objective.curvature import Chosen
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.information import EXPONENTS
 from jboost.objective.tracing import TracedLoss
+from jboost.tables.arrays import refuse_mask
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
 from jboost.trees.candidates import Candidates, CandidateWeights
@@ -305,7 +306,14 @@ def initial_scores(settings: Settings) -> Array | MedianStart | None:
         return MedianStart() if init_score == "median" else None
     traced = any(isinstance(n, Tracer) for n in jax.tree.leaves(init_score))
     numpy: Any = jnp if traced else np
-    array = numpy.asarray(init_score, numpy.float32)
+    try:
+        with np.errstate(over="ignore"):  # refused below, as an infinity
+            array = numpy.asarray(refuse_mask(init_score, "init_score"), numpy.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(
+            f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "
+            f"got {init_score!r}: {error}"
+        ) from None
     if array.shape not in ((), (num_scores,)):
         raise ValueError(
             f"init_score must be 'auto', 'median', a number or {num_scores} numbers, "

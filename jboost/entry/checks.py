@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 
 def check_word(name: str, value: Any, words: Words) -> Any:
     """Checks that an option is one of the given strings, and returns it."""
-    if value not in words:
+    if not isinstance(value, str) or value not in words:
         raise ValueError(f"{name} must be one of {words}, got {value!r}")
     return value
 
@@ -47,10 +47,11 @@ def check_number(
         array = np.asarray(value)
     except (TypeError, ValueError):
         raise TypeError(f"{expected}, got {value!r}") from None
-    if array.dtype.kind not in "fiu" or array.ndim != 0:
+    if array.dtype.kind not in "fiu" or array.ndim != 0 or np.ma.is_masked(value):
         raise TypeError(f"{expected}, got {value!r}")
-    number = float(array)
-    inside = least <= number <= most and (above is None or number > above)
+    with np.errstate(over="ignore", under="ignore"):
+        number = float(array.astype(np.float32))  # as computations will see it
+    inside = least <= float(array) <= most and (above is None or number > above)
     if not inside or (finite and not np.isfinite(number)):
         raise ValueError(f"{expected}, got {value!r}")
     return value

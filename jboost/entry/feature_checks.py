@@ -5,6 +5,7 @@ In: an argument as a user passes it. Out: indices, signs, a mask or names, or an
 whose message names the argument, the expectation and the value.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -109,16 +110,18 @@ def check_names(
     given = names if feature_names is None else feature_names
     if given is None:
         return None
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+    with suppress(TypeError):  # not iterable
+        given = given if isinstance(given, str) else tuple(given)
+    if not isinstance(given, tuple) or not all(isinstance(n, str) for n in given):
         raise TypeError(f"feature_names must be a sequence of strings, got {given!r}")
     if len(given) != num_features or len({*given}) < num_features:
         raise ValueError(
             f"feature_names must be {num_features} unique names, one per column of x, "
             f"got {given!r}"
         )
-    if names is not None and tuple(given) != names:
+    if names is not None and given != names:
         raise ValueError(
             f"feature_names must be None or equal the column names of x, {names}, got "
             f"{given!r}; rename the columns instead"
         )
-    return tuple(given)
+    return given

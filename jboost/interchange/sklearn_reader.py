@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from jboost.entry.decorators import on_host
 from jboost.interchange.category_sets import CategorySplit, KnownValues, code_splits
+from jboost.interchange.failures import ForeignError, report_failures
 from jboost.interchange.linked import build_ensemble, place_sets, round_down
 from jboost.model.ensemble import Ensemble
 from jboost.model.nodes import LEAF, Nodes
@@ -94,18 +95,23 @@ def read_sklearn(estimator: Any) -> Ensemble:
                 check_is_fitted(estimator)
             except NotFittedError:
                 raise ValueError("estimator must be fitted, but it is not") from None
-            parts = read(estimator)
-            names = getattr(estimator, "feature_names_in_", None)
-            return build_ensemble(
-                parts.trees,
-                init_score=np.asarray(parts.init_score, np.float32),
-                num_features=int(estimator.n_features_in_),
-                absent="zero",  # as scikit-learn reads sparse matrices
-                feature_names=None if names is None else tuple(map(str, names)),
-                categories=parts.categories,
-                shared=parts.shared,
-            )
+            name = f"estimator {type(estimator).__name__}"
+            with report_failures(name, "scikit-learn"):
+                return _build(estimator, read(estimator))
     raise TypeError(f"estimator must be one of {_READ}, got {type(estimator).__name__}")
+
+
+def _build(estimator, parts):
+    names = getattr(estimator, "feature_names_in_", None)
+    return build_ensemble(
+        parts.trees,
+        init_score=np.asarray(parts.init_score, np.float32),
+        num_features=int(estimator.n_features_in_),
+        absent="zero",  # as scikit-learn reads sparse matrices
+        feature_names=None if names is None else tuple(map(str, names)),
+        categories=parts.categories,
+        shared=parts.shared,
+    )
 
 
 class _Parts(NamedTuple):
@@ -131,9 +137,9 @@ def _average(members, estimator):
     The ensemble adds the values of its trees, whereas a forest averages them.
     """
     if estimator.n_outputs_ > 1 and hasattr(estimator, "classes_"):
-        raise ValueError(
-            "estimator must have one output if it is a classifier, got "
-            f"{estimator.n_outputs_} outputs of {type(estimator).__name__}"
+        raise ForeignError(
+            "must have one output if it is a classifier, got "
+            f"{estimator.n_outputs_} outputs"
         )
     trees, num_scores = [], 1
     for member in members:
@@ -154,8 +160,8 @@ def _read_boosting(estimator):
     members = estimator.estimators_  # [rounds, K]
     constant = isinstance(estimator.init_, DummyClassifier | DummyRegressor)
     if not constant and not isinstance(estimator.init_, str):
-        raise ValueError(
-            "init of the estimator must be None or 'zero', got the estimator "
+        raise ForeignError(
+            "must have an init of None or 'zero', got the estimator "
             f"{type(estimator.init_).__name__}"
         )
     start = np.zeros(members.shape[1])
@@ -250,8 +256,9 @@ def _decode(categories):
         return _Encoding(np.arange(len(names)), names)
     values = categories[~np.isnan(categories.astype(float))].astype(float)
     if ((values < 0) | (values != np.floor(values)) | (values >= 2**24)).any():
-        raise ValueError(
-            f"numeric categories must be integers from 0 to 2^24 - 1, got {values[:5]}"
+        raise ForeignError(
+            "must have numeric categories that are integers from 0 to 2^24 - 1, got "
+            f"{values[:5]}"
         )
     return _Encoding(values.astype(int), None)
 

@@ -139,7 +139,8 @@ def check_implementation(implementation: str | None) -> None:
       ValueError: neither None nor one of ``IMPLEMENTATIONS``, or "cpu" where the
         kernels were not built.
     """
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
+    known = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
+    if implementation is not None and not known:
         raise ValueError(
             f"implementation must be one of {IMPLEMENTATIONS} or None, got "
             f"{implementation!r}"

@@ -236,8 +236,8 @@ def _check_tree(static, arrays, sizes):
 def _check_bins(static, arrays, sizes):
     check_absent(static["absent"])
     rows = arrays["thresholds"]
-    if sizes["C"] < 1 or not np.all(rows[:, -1] == np.inf):
-        raise ValueError("thresholds must end with +inf in each row")
+    if 0 in rows.shape or not np.all(rows[:, -1] == np.inf):
+        raise ValueError("thresholds must have rows that end with +inf")
     if not np.all(rows[:, 1:] >= rows[:, :-1]):  # also false for NaN
         raise ValueError("thresholds must ascend in each row")
     _check_categories(static, arrays, sizes, sizes["F"])

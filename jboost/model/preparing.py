@@ -104,7 +104,7 @@ def prepare(
 
 def _read_matrix(model, x):
     """Reads rows as a float32 matrix with the model's columns."""
-    plain = isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim == 2
+    plain = type(x) is np.ndarray and x.dtype == np.float32 and x.ndim == 2
     if plain and x.shape[1]:
         matrix = x
     else:

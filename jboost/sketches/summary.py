@@ -24,6 +24,7 @@ from jboost.entry import checks
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
 from jboost.numerics.floats import flush_denormals
+from jboost.tables.arrays import as_array, fill_mask
 from jboost.tables.frames import read_frame, read_values
 
 
@@ -333,7 +334,7 @@ def check_weight(
 
 def _as_values(values, name):
     """Checks values of any shape and converts them to float32."""
-    array = np.asarray(values)
+    array = as_array(fill_mask(values), f"{name} must hold numbers")
     if array.size == 0:
         return array.astype(np.float32)
     column = read_frame(array.reshape(-1, 1), name).matrix  # checks 2-D tables only

@@ -185,8 +185,7 @@ def _check_batch(given, number, schema, categorical):
         )
     parts: Any = (*given, None, None)[:4]
     x, y, weights, offset = parts
-    shape = x.shape if hasattr(x, "shape") else np.shape(x)
-    if len(shape) == 2 and shape[0] == 0 and num_processes() == 1:
+    if _has_no_rows(x) and num_processes() == 1:
         return None, schema
     # Of a process without rows, an empty batch says what its rows would be.
     frame = read_frame(
@@ -208,6 +207,14 @@ def _check_batch(given, number, schema, categorical):
         if number == 0:
             warn_of_rounding(given, name)
     return RowBatch(matrix, targets, weights, offset, frame.names), frame.schema
+
+
+def _has_no_rows(x):
+    try:
+        shape = x.shape if hasattr(x, "shape") else np.shape(x)
+        return len(shape) == 2 and shape[0] == 0
+    except Exception:  # of any class; refused later, by name
+        return False
 
 
 def first_row(batch: RowBatch) -> RowBatch:

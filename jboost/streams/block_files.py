@@ -6,7 +6,6 @@ whose checksums are right. A checksum is tested when its part is first read, and
 if the file has changed since.
 """
 
-import json
 import mmap
 import os
 from io import BufferedReader
@@ -16,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from jboost.streams.block_headers import Layout, read_header
 from jboost.streams.folders import BlockError
 
 try:
@@ -63,15 +63,15 @@ _disk = {"faults": 0, "asked": 0}
 class BlockFile:
     """An open file of a block, whose header is read."""
 
-    def __init__(self, file: BufferedReader, block: Block, identity: str):
+    def __init__(self, file: BufferedReader, block: Block, layout: Layout):
         self._file, self.block = file, block
         status = os.fstat(file.fileno())
-        stamp = (identity, status.st_ino, status.st_size, status.st_mtime_ns)
+        stamp = (layout, status.st_ino, status.st_size, status.st_mtime_ns)
         known = _known.get(block.path)
         if known is not None and known.stamp != stamp:
             known = None
         if known is None or known.header is None:
-            self.header, self._start = self._read_header(identity)
+            self.header, self._start = self._read_header(layout, status.st_size)
         else:
             self.header, self._start = known.header, known.start
         if known is None:
@@ -93,7 +93,7 @@ class BlockFile:
         try:
             self._file.seek(self._start + entry["offset"])
             if self._file.readinto(view) < entry["bytes"]:
-                raise self._damaged(f"it ends within {what}")
+                raise self.damaged(f"it ends within {what}")
         except OSError as error:
             raise _unreadable(self.block, error) from error
         self._test(entry, what, view)
@@ -110,7 +110,7 @@ class BlockFile:
         begin, size = self._start + entry["offset"], entry["bytes"]
         try:
             if os.fstat(self._file.fileno()).st_size < begin + size:
-                raise self._damaged(f"it ends within {what}")
+                raise self.damaged(f"it ends within {what}")
             if self._mapped is None:
                 fileno = self._file.fileno()
                 self._mapped = mmap.mmap(fileno, 0, access=mmap.ACCESS_READ)
@@ -131,26 +131,28 @@ class BlockFile:
         if self._tested[entry["part"]]:
             return False
         if crc32(view) != entry["crc"]:
-            raise self._damaged(f"the checksum of {what} is wrong")
+            raise self.damaged(f"the checksum of {what} is wrong")
         self._tested[entry["part"]] = 1
         return True
 
-    def _read_header(self, identity):
+    def _read_header(self, layout, file_bytes):
         """Returns the header, and the offset of the codes."""
         begin = self._file.read(len(MAGIC) + 8)
         if len(begin) < len(MAGIC) + 8 or not begin.startswith(MAGIC):
-            raise self._damaged("it does not begin as a block file does")
+            raise self.damaged("it does not begin as a block file does")
         length, checksum = np.frombuffer(begin[len(MAGIC) :], "<u4").tolist()
-        text = self._file.read(length)
+        text = self._file.read(min(length, file_bytes))
         if len(text) < length or crc32(text) != checksum:
-            raise self._damaged("the checksum of its header is wrong")
-        header = json.loads(text)
-        known = (identity, self.block.number, self.block.num_rows)
-        if (header["set"], header["block"], header["rows"]) != known:
-            raise self._damaged("it belongs to other data")
-        return header, len(begin) + length
+            raise self.damaged("the checksum of its header is wrong")
+        start, own = len(begin) + length, (self.block.number, self.block.num_rows)
+        try:
+            header = read_header(text, layout, *own, file_bytes - start)
+        except ValueError as error:
+            raise self.damaged(error) from None
+        return header, start
 
-    def _damaged(self, how):
+    def damaged(self, how: Any) -> BlockError:
+        """Returns an error that says how the file is damaged."""
         path = os.fspath(self.block.path)
         return BlockError(f"block {self.block.number} is damaged: {path!r}: {how}")
 

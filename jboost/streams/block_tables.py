@@ -100,7 +100,7 @@ def load_rows(
         like = table.kinds[name]
         whole = np.empty((total, *like.shape[1:]), like.dtype)
         for block in table.blocks.blocks:
-            part = read_rows(table.blocks, name, block)
+            part = read_rows(table.blocks, name, block, like)
             whole[block.first_row : block.first_row + len(part)] = part
         whole[size:] = whole[:1]
         return whole

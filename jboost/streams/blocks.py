@@ -25,6 +25,7 @@ from jaxtyping import Shaped
 
 from jboost.kernels.code_operands import packed_shape
 from jboost.streams.block_files import MAGIC, Block, BlockFile, open_block
+from jboost.streams.block_headers import Layout
 from jboost.streams.column_codes import (
     decode_column,
     encode_columns,
@@ -49,6 +50,11 @@ class BlockSet(NamedTuple):
     identity: str
     num_features: int
     dtype: np.dtype
+
+    @property
+    def layout(self) -> Layout:
+        """What all files have in common."""
+        return Layout(self.identity, self.num_features, self.dtype)
 
     @property
     def num_rows(self) -> int:
@@ -184,7 +190,7 @@ class BlockReader:
 
     def _fetch(self, block: Block, take: Callable[..., Any]) -> Any:
         with open_block(block) as file:
-            return take(BlockFile(file, block, self.set.identity))
+            return take(BlockFile(file, block, self.set.layout))
 
     def _take_columns(self, features, file):
         if file.is_plain:
@@ -208,7 +214,10 @@ class BlockReader:
                 continue
             payload = np.empty(entry["bytes"], np.uint8)
             file.read_into(entry, what, payload)
-            decode_column(payload, entry, row)
+            try:
+                decode_column(payload, entry, row)
+            except ValueError as error:
+                raise file.damaged(f"{what}: {error}") from None
         return codes
 
     def _take_both(self, features, file):
@@ -227,16 +236,24 @@ class BlockReader:
         return file.map(0, "codes", parts).view(self.set.dtype).reshape(shape)
 
 
-def read_rows(blocks: BlockSet, name: str, block: Block) -> np.ndarray:
+def read_rows(
+    blocks: BlockSet, name: str, block: Block, like: np.ndarray
+) -> np.ndarray:
     """Reads one of the arrays that have an entry for each row of a block.
+
+    Args:
+      like: an array without rows, of the dtype and shape of the array.
 
     Raises:
       BlockError: the file is damaged, incomplete or gone.
     """
     with open_block(block) as opened:
-        file = BlockFile(opened, block, blocks.identity)
-        entry = file.header["others"][name]
-        array = np.empty(entry["shape"], np.dtype(entry["dtype"]))
+        file = BlockFile(opened, block, blocks.layout)
+        entry = file.header["others"].get(name, {})
+        shape = (block.num_rows, *like.shape[1:])
+        if entry.get("shape") != [*shape] or np.dtype(entry["dtype"]) != like.dtype:
+            raise file.damaged(f"it must hold {name}, {like.dtype} of shape {shape}")
+        array = np.empty(shape, like.dtype)
         file.read_into(entry, name, array.reshape(-1))
     return array
 

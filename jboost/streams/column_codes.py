@@ -17,6 +17,7 @@ from jaxtyping import Shaped
 
 from jboost.kernels import library
 from jboost.kernels.code_operands import packed_shape
+from jboost.streams.block_headers import count_encoded
 
 _DEFLATED_SHARE = 1 / 3  # of the packed bytes: what deflating must achieve
 _SAMPLE = 1 << 15  # bytes that are deflated to see whether the rest is worth it
@@ -66,7 +67,7 @@ def _encode(column):
     else:
         # Byte i holds codes i, i + n, i + 2n ... for n bytes: whole slices at a time.
         parts = 8 // bits
-        size = -(-len(column) // parts)
+        size = count_encoded(bits, len(column))
         table = np.zeros((parts, size), np.uint8)
         table.reshape(-1)[: len(column)] = column
         shifts = bits * np.arange(parts, dtype=np.uint8)[:, None]
@@ -80,9 +81,15 @@ def _encode(column):
 
 
 def decode_column(payload: Any, kind: dict[str, Any], codes: np.ndarray) -> None:
-    """Writes a column to ``codes``, from its bytes."""
+    """Writes a column to ``codes``, from its bytes.
+
+    Raises:
+      ValueError: compressed bytes are not those of so many codes.
+    """
     bits = kind["bits"]
-    raw = zlib.decompress(payload) if kind["deflated"] else payload
+    raw = payload
+    if kind["deflated"]:
+        raw = _inflate(payload, count_encoded(bits, len(codes)))
     if bits >= 8:
         codes[:] = np.frombuffer(raw, f"<u{bits // 8}")
         return
@@ -90,3 +97,15 @@ def decode_column(payload: Any, kind: dict[str, Any], codes: np.ndarray) -> None
     for part in range(8 // bits):
         slot = codes[part * len(packed) : (part + 1) * len(packed)]
         slot[:] = (packed[: len(slot)] >> (bits * part)) & ((1 << bits) - 1)
+
+
+def _inflate(payload, size):
+    """Decompresses to ``size`` bytes; never to more, whatever the bytes say."""
+    stream = zlib.decompressobj()
+    try:
+        raw = stream.decompress(payload, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"cannot be decompressed: {error}") from None
+    if len(raw) != size or not stream.eof:
+        raise ValueError(f"must be decompressed to {size} bytes")
+    return raw

@@ -210,8 +210,8 @@ def _sort_out_objects(column, values, gaps):
     present = [value for value, gap in zip(values, gaps, strict=True) if not gap]
     kinds = {type(value) for value in present}
     if kinds and all(issubclass(kind, _NUMBERS) for kind in kinds):
-        numbers = [np.nan if g else float(v) for v, g in zip(values, gaps, strict=True)]
-        return np.array(numbers)
+        pairs = zip(values, gaps, strict=True)
+        return np.array([np.nan if gap else _as_float(value) for value, gap in pairs])
     if any(map(_is_date, kinds)):
         raise _refuse_dates(column, _names(kinds))
     if not all(issubclass(kind, str) for kind in kinds):
@@ -220,6 +220,14 @@ def _sort_out_objects(column, values, gaps):
             f"{column.dtype} cells of types {_names(kinds)}"
         )
     return _label_objects(values, levels=None)
+
+
+def _as_float(number):
+    """Converts a number; what no float can hold becomes an infinity, as in float32."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number > 0 or -1)
 
 
 def _label_objects(values, levels):

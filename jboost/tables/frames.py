@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jboost.tables.arrays import as_array, fill_mask, refuse_mask
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 
@@ -109,10 +110,11 @@ def read_frame(
 ) -> Frame:
     """Checks that ``x`` is a table of numbers and categories, and reads it.
 
-    A contiguous float32 matrix is not copied. In data frames, nullable and decimal
-    numbers become floats, booleans 0 and 1, and nulls NaN. Columns of strings or of a
-    categorical dtype become categories: the sorted values that occur, then the other
-    levels of the dtype. Dates, durations, nested and mixed cells are rejected.
+    A contiguous float32 matrix is not copied. Masked cells are missing. In data frames,
+    nullable and decimal numbers become floats, booleans 0 and 1, and nulls NaN. Columns
+    of strings or of a categorical dtype become categories: the sorted values that
+    occur, then the other levels of the dtype. Dates, durations, nested and mixed cells
+    are rejected.
 
     Args:
       x: the table; may be traced if it is a matrix.
@@ -128,6 +130,7 @@ def read_frame(
       TypeError, ValueError: ``x`` is not such a table; the message names the column.
     """
     refuse_batches(x, name)
+    x = fill_mask(x)
     if is_sparse(x):
         if sparse:
             return Frame(read_columns(x, name))
@@ -188,16 +191,17 @@ def read_values(values: Any, name: str) -> Any:
     """Reads targets, weights or offsets: one or more numbers per row.
 
     A series or a data frame with one column becomes [N], one with K columns [N, K].
-    Nulls become NaN; the index of a data frame is ignored. JAX arrays are returned
-    unchanged; all other types become NumPy arrays.
+    Nulls become NaN; the index of a data frame is ignored. Masked values are refused.
+    JAX arrays are returned unchanged; all other types become NumPy arrays.
 
     Raises:
       TypeError: the values are not numbers.
     """
     if isinstance(values, jax.Array):
         return values
+    values = refuse_mask(values, name)
     if not isinstance(values, np.ndarray):
-        series = _find_series(values)
+        series = _find_series(values, name)
         if series is not None:
             return read_numbers(Column(name, series))
     table = find_columns(values, name)
@@ -207,10 +211,7 @@ def read_values(values: Any, name: str) -> Any:
             for label, column in table.items()
         ]
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must hold numbers: {error}") from None
+    array = as_array(values, f"{name} must hold numbers")
     if array.dtype.kind == "O" and array.ndim == 1:
         return read_numbers(Column(name, array))
     if not _holds_numbers(array):
@@ -227,7 +228,8 @@ def find_columns(x: Any, name: str, least_rows: int = 1) -> dict[Any, Any] | Non
             raise ValueError(
                 f"{name} must be 1-D where it is a structured array, got {x.shape=}"
             )
-        shape, columns = (len(x), len(x.dtype)), {n: x[n] for n in x.dtype.names}
+        shape = len(x), len(x.dtype)
+        columns = {n: fill_mask(x[n]) for n in x.dtype.names}
     elif isinstance(x, jax.Array):
         return None
     else:
@@ -240,14 +242,17 @@ def find_columns(x: Any, name: str, least_rows: int = 1) -> dict[Any, Any] | Non
     return columns
 
 
-def _find_series(values):
+def _find_series(values, name):
     """Returns the values as a narwhals series, or None if they are no series."""
     import narwhals.stable.v2 as nw  # takes long, and arrays do not need it
 
     arrow: Any = sys.modules.get("pyarrow")
     if arrow is not None and isinstance(values, arrow.Array):
         values = arrow.chunked_array(values)
-    series = nw.from_native(values, pass_through=True, allow_series=True)
+    try:
+        series = nw.from_native(values, pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError as error:
+        raise _refuse_duplicates(error, name) from None
     return series if isinstance(series, nw.Series) else None
 
 
@@ -272,15 +277,18 @@ def find_frame(x: Any, name: str) -> Any:
     try:
         frame = nw.from_native(x, pass_through=True)
     except nw.exceptions.DuplicateError as error:
-        found = " ".join(str(error).split())
-        message = f"{name} must have unique column names: {found}"
-        raise ValueError(message) from None
+        raise _refuse_duplicates(error, name) from None
     if isinstance(frame, nw.LazyFrame):
         raise TypeError(
             f"{name} must be in memory, got a {type(x).__name__}, which is lazy; "
             f"pass {name}.collect()"
         )
     return frame if isinstance(frame, nw.DataFrame) else None
+
+
+def _refuse_duplicates(error, name):
+    found = " ".join(str(error).split())
+    return ValueError(f"{name} must have unique column names: {found}")
 
 
 def _find_names(table, name):
@@ -320,10 +328,7 @@ def _read_matrix(x, name, least_rows):
     if isinstance(x, jax.Array):  # includes tracers
         matrix = x
     else:
-        try:
-            matrix = np.asarray(x)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} must be a matrix of numbers: {error}") from None
+        matrix = as_array(x, f"{name} must be a matrix of numbers")
     if not _holds_numbers(matrix):
         raise TypeError(
             f"{name} must hold numbers (NaN for missing), got dtype {matrix.dtype}; "

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from jboost.tables.arrays import fill_mask
 from jboost.tables.columns import Column, is_gap, list_levels, read_numbers
 from jboost.tables.frames import find_columns, find_frame
 from jboost.tables.sparse import is_sparse
@@ -38,7 +39,7 @@ def first_rows(x: Any, num_rows: int) -> Iterator[tuple[Any, np.ndarray]]:
     """Yields label and cells of each numeric column, before conversion to float32."""
     table = find_columns(x, "x")
     if table is None:
-        yield from enumerate(np.asarray(x)[:num_rows].T)
+        yield from enumerate(np.asarray(fill_mask(x))[:num_rows].T)
         return
     for label, column in table.items():
         head: Any = Column(f"column {label!r} of x", column[:num_rows])

@@ -40,7 +40,7 @@ class SparseMatrix(NamedTuple):
 
 def check_absent(absent: Any) -> None:
     """Checks that ``absent`` is "missing", "zero" or None."""
-    if absent is not None and absent not in ABSENT:
+    if absent is not None and not (isinstance(absent, str) and absent in ABSENT):
         raise ValueError(f"absent must be one of {ABSENT} or None, got {absent!r}")
 
 
@@ -119,7 +119,10 @@ def sort_entries(
             f"{name} must hold numbers (NaN for missing), got a sparse matrix of dtype "
             f"{x.dtype}"
         )
-    found = _sort_scipy(x, by_column) if _is_scipy(x) else _sort_jax(x, name, by_column)
+    if _is_scipy(x):
+        found = _sort_scipy(x, name, by_column)
+    else:
+        found = _sort_jax(x, name, by_column)
     if max(found.num_entries, *found.shape) >= 2**31 - 1:
         raise ValueError(
             f"{name} must have fewer than 2^31 stored entries, rows and columns, got "
@@ -145,12 +148,48 @@ def _is_jax(x):
     return kinds is not None and isinstance(x, kinds.JAXSparse)
 
 
-def _sort_scipy(x, by_column):
-    found = x.tocsc() if by_column else x.tocsr()
+def _sort_scipy(x, name, by_column):
+    _check_scipy(x, name)  # SciPy's conversions follow any indices
+    try:
+        found = x.tocsc() if by_column else x.tocsr()
+    except (TypeError, ValueError, LookupError) as error:
+        raise ValueError(f"{name} must be a valid sparse matrix: {error}") from None
+    if found.format != x.format:
+        _check_scipy(found, name)
     if not found.has_canonical_format:
         found = found.copy()  # sum_duplicates works in place
         found.sum_duplicates()
-    return SparseMatrix(found.indptr, found.indices, found.data, tuple(x.shape))
+    end = found.indptr[-1]  # the arrays may be longer
+    return SparseMatrix(
+        found.indptr, found.indices[:end], found.data[:end], tuple(x.shape)
+    )
+
+
+def _check_scipy(x, name):
+    """Checks the indices, at which SciPy does not look when a matrix is made."""
+    if x.format == "coo":
+        good = all(map(_are_inside, x.coords, x.shape))
+        good &= all(len(axis) == len(x.data) for axis in x.coords)
+    elif x.format in ("csr", "csc", "bsr"):
+        sizes = x.shape if x.format != "csc" else x.shape[::-1]
+        if x.format == "bsr":
+            sizes = [n // part for n, part in zip(sizes, x.blocksize, strict=True)]
+        starts, places = x.indptr, x.indices
+        good = len(starts) == sizes[0] + 1 and starts[0] == 0
+        good = good and bool(np.all(starts[1:] >= starts[:-1]))
+        good = good and starts[-1] <= min(len(places), len(x.data))
+        good = good and _are_inside(places[: starts[-1]], sizes[1])
+    else:
+        return
+    if not good:
+        raise ValueError(
+            f"{name} must be a valid sparse matrix, got indices that lead out of its "
+            f"shape {tuple(x.shape)}, or starts of rows or columns that do not ascend"
+        )
+
+
+def _are_inside(places, size):
+    return not len(places) or bool(places.min() >= 0 and places.max() < size)
 
 
 def _sort_jax(x, name, by_column):

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jboost.tables.arrays import as_array, refuse_mask
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import read_values
 from jboost.tables.offsets import check_finite, narrow_floats
@@ -37,7 +38,8 @@ def check_targets(
     """
     leaves = jax.tree.leaves(y)
     if isinstance(y, list) and not any(np.ndim(leaf) for leaf in leaves):
-        y = np.asarray(y)  # a list of numbers is one target per row, not a pytree
+        # A list of numbers is one target per row, not a pytree.
+        y = as_array(refuse_mask(y, name), f"{name} must hold numbers")
     elif isinstance(y, list):
         y = _stack_list(y, name)
     if not jax.tree.leaves(y):
@@ -138,6 +140,7 @@ def check_weights(
 
 
 def _stack_list(y, name):
+    y = refuse_mask(y, name)
     try:
         return np.asarray(y)
     except ValueError:

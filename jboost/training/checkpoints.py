@@ -92,7 +92,8 @@ def read_sharing(path: str | os.PathLike[str]) -> bool | None:
     if container is None:
         return None
     settings = container.fields.get("fingerprint")
-    return settings.get("share_structure") if isinstance(settings, dict) else None
+    shares = settings.get("share_structure") if isinstance(settings, dict) else None
+    return shares if isinstance(shares, bool) else None  # else of another run
 
 
 def _read_run(path):
@@ -161,22 +162,25 @@ def resume(
         table = {key: arrays[f"history.{key}"] for key in record.table()}
         done, before = len(arrays["rates"]), record.before
         earlier = 0 if before is None else before.num_rounds
-        lengths = {len(table["train_loss"]), len(table["set_losses"])}
-        rows = {len(v) for k, v in table.items() if k.startswith("parameters.")}
-        if lengths != {done} or rows - {done + 1} or model.num_rounds != earlier + done:
+        losses, init_score = table["train_loss"], model.init_score
+        if losses.shape != (done,) or model.num_rounds != earlier + done:
             raise ValueError(f"trees or losses are not those of {done} rounds")
+        if init_score.shape != np.shape(record.init_score):
+            raise ValueError(f"scores have shape {init_score.shape}")
+        record.restore(model, table)
         over = "state.round" not in arrays
         if not over:
             state = _unflatten(arrays, position.state)
             position = add_model(model, job, position._replace(state=state), xs)
     except (KeyError, ValueError) as error:
         raise FileError(f"the checkpoint does not fit this run: {error}") from None
-    record.restore(model, table)
     return position
 
 
 def _compare_rates(old, new, name):
     """Checks that the rounds made so far had the same learning rates."""
+    if old.ndim != 1:
+        raise FileError(f"checkpoint {name} has learning rates of shape {old.shape}")
     done = len(old)
     if done > len(new):
         raise ValueError(

@@ -221,7 +221,12 @@ class Record:
         return {f"parameters.{number}": np.stack(column) for number, column in columns}
 
     def restore(self, model: Ensemble, table: dict[str, np.ndarray]) -> None:
-        """Takes the rounds of an interrupted run of the same call as its own."""
+        """Takes the rounds of an interrupted run of the same call as its own.
+
+        Raises:
+          ValueError: an array has another shape than :meth:`table` gives it.
+        """
+        self._check_table(table)
         self.before, self.restored = model, len(table["train_loss"])
         self.kept = self.restored
         self.train_loss = table["train_loss"].tolist()
@@ -241,6 +246,23 @@ class Record:
             }
             for row in table["metrics"].tolist()
         ] or [{} for _ in self.train_loss]
+
+    def _check_table(self, table):
+        number, sets = len(table["train_loss"]), len(self.set_names)
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (number + 1, *column.shape[1:])
+            for name, column in self._stack_parameters().items()
+        }
+        shapes |= dict(train_loss=(number,), set_losses=(number, sets))
+        shapes["improvement"] = (number,) if self.bagged else (0,)
+        shapes["metrics"] = (0,)
+        if number and self.metric_names:
+            shapes["metrics"] = (number, 1 + sets, len(self.metric_names))
+        kinds = {name: array.dtype for name, array in self.table().items()}
+        for name, array in table.items():
+            found, expected = (array.dtype, array.shape), (kinds[name], shapes[name])
+            if found != expected:
+                raise ValueError(f"history.{name} must be {expected}, got {found}")
 
     def history(self, num_rounds: int, kept: int | None = None) -> History:
         """Returns the history of the first ``num_rounds`` rounds.
