@@ -15,6 +15,7 @@ from fuzzing import run_case
 from tables import same_bits
 
 import jboost as jb
+from jboost.sklearn import JBoostClassifier, JBoostRegressor
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = X[:, 0] + 1
@@ -79,6 +80,33 @@ def test_masked_values_of_rows_are_refused(name):
     if name == "validation y":
         given = dict(y=Y, validation=(X, none))
     jb.fit(X, **given, **RUN)
+
+
+def test_estimators_read_masks():
+    masked, gaps = np.ma.array(X, mask=MASK, fill_value=7), np.where(MASK, np.nan, X)
+    model = JBoostRegressor(**RUN).fit(gaps, Y)
+    same_bits(JBoostRegressor(**RUN).fit(masked, Y).model_, model.model_)
+    np.testing.assert_array_equal(model.predict(masked), model.predict(gaps))
+    y = np.ma.array(Y, mask=Y > 2)
+    for call in (
+        lambda: JBoostRegressor(**RUN).fit(X, y),
+        lambda: JBoostClassifier(**RUN).fit(X, y > 1),
+        lambda: jb.cart.fit_tree(X, y),
+        lambda: jb.sketches.update_sketch(jb.sketches.make_sketch(3), X, y),
+    ):
+        with pytest.raises(ValueError, match=r"(y|weight) must not have masked values"):
+            call()
+
+
+def test_masked_labels_are_refused():
+    labels = np.ma.array(np.arange(40) % 2, mask=Y > 1)
+    for name in ("folds", "stratify", "groups"):
+        with pytest.raises(ValueError, match=f"{name} must not have masked values"):
+            jb.cross_validate(X, Y, **{name: labels}, **RUN)
+    with pytest.raises(ValueError, match="groups must not have masked values"):
+        jb.make_groups(labels)
+    with pytest.raises((TypeError, ValueError), match="monotone must"):
+        jb.fit(X, Y, monotone=np.ma.array([1, 0, 1], mask=[1, 0, 0]), **RUN)
 
 
 def test_masked_settings_are_refused():

@@ -19,12 +19,12 @@ from jboost.boosting.auto import LossChoices, decide_by_loss, decide_sharing
 from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import checks, feature_checks
+from jboost.entry.arrays import refuse_mask
 from jboost.entry.warning import warn_user
 from jboost.objective.curvature import Chosen
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.information import EXPONENTS
 from jboost.objective.tracing import TracedLoss
-from jboost.tables.arrays import refuse_mask
 from jboost.tables.categories import Categories
 from jboost.tables.sparse import SparseMatrix
 from jboost.trees.candidates import Candidates, CandidateWeights

@@ -14,6 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jboost.entry.arrays import refuse_mask
+
 
 def check_feature(
     name: str, feature: Any, num_features: int, feature_names: Any = None
@@ -57,7 +59,7 @@ def check_monotone(
         signs, features, values = np.zeros(0, np.int32), None, monotone
     if not isinstance(values, jax.Array):
         try:
-            values = np.asarray(values)
+            values = np.asarray(refuse_mask(values, "monotone"))
         except (TypeError, ValueError):
             raise TypeError(f"{expected}, got {monotone!r}") from None
     if values.dtype.kind not in "fiu" and values.size:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.arrays import refuse_mask
+
 
 def read_ids(ids: Any, name: str = "groups") -> np.ndarray:
     """Returns ids as an array of one dimension.
@@ -26,7 +28,7 @@ def read_ids(ids: Any, name: str = "groups") -> np.ndarray:
             f"{name} must be concrete, because they determine shapes; make them with "
             "jb.make_groups(ids) outside jit and pass the result"
         )
-    array = np.asarray(ids)
+    array = np.asarray(refuse_mask(ids, name))
     if array.ndim != 1 or len(array) == 0:
         raise ValueError(
             f"{name} must be an id for each row, got an array of shape {array.shape}"

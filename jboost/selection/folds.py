@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from jboost.entry import checks
+from jboost.entry.arrays import refuse_mask
 from jboost.tables.groups import RowGroups, check_group_weights
 from jboost.tables.orders import find_gap
 
@@ -162,6 +163,7 @@ def _draw_groups(count, labels, shuffle, rng):
 
 def _check_labels(name, labels, num_rows):
     """Returns labels as integers from 0."""
+    labels = refuse_mask(labels, name)
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError):
@@ -180,7 +182,7 @@ def _check_labels(name, labels, num_rows):
 
 
 def _read_numbers(folds, num_rows):
-    labels = np.asarray(folds)
+    labels = np.asarray(refuse_mask(folds, "folds"))
     if labels.dtype.kind not in "iu" or labels.shape != (num_rows,):
         raise ValueError(
             f"folds must be {num_rows} integers, the fold that holds each row out "
@@ -222,7 +224,7 @@ def _read_pairs(pairs: Iterable[Any], num_rows: int) -> Folds:
 
 def _read_rows(name, rows, num_rows) -> Bool[np.ndarray, " N"] | Int[np.ndarray, " N"]:
     """Returns a mask from a mask or indices; counts if indices repeat."""
-    rows = np.asarray(rows)
+    rows = np.asarray(refuse_mask(rows, name))
     if rows.dtype == bool and rows.shape == (num_rows,):
         return rows
     if rows.dtype.kind not in "iu" or rows.ndim != 1 or len(rows) == 0:

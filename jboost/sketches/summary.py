@@ -21,10 +21,10 @@ from jaxtyping import ArrayLike, Float, Shaped
 
 from jboost.codes.thresholds import count_distinct, find_cap
 from jboost.entry import checks
+from jboost.entry.arrays import as_array, fill_mask
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import show_fields
 from jboost.numerics.floats import flush_denormals
-from jboost.tables.arrays import as_array, fill_mask
 from jboost.tables.frames import read_frame, read_values
 
 

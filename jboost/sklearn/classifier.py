@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from jboost import losses
 from jboost.boosting.settings import takes_settings
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.arrays import refuse_mask
 from jboost.sklearn.estimators import (
     Boosting,
     EstimatorSettings,
@@ -274,6 +275,7 @@ def _has_columns(y):
 
 def _check_indicators(y, name="y"):
     """Returns indicators as float32."""
+    y = refuse_mask(y, name)
     given = check_array(y, accept_sparse=True, ensure_all_finite=False, input_name=name)
     found = np.asarray(given.toarray() if issparse(given) else given, np.float32)
     bad = ~(np.isnan(found) | (found == 0) | (found == 1))
@@ -290,7 +292,7 @@ def _check_indicators(y, name="y"):
 def _check_labels(y, name="y"):
     if y is None:
         raise ValueError("fit requires y to be passed, but the target y is None")
-    y = column_or_1d(y, warn=True)
+    y = column_or_1d(refuse_mask(y, name), warn=True)
     gap = find_gap(y) if y.dtype.kind == "O" else None  # scikit-learn checks floats
     if gap is not None:
         raise ValueError(

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from jboost import distributions, losses
 from jboost.boosting.settings import declared, takes_settings
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.arrays import refuse_mask
 from jboost.entry.checks import check_integer
 from jboost.model.predicting import predict
 from jboost.sklearn.estimators import Boosting, EstimatorSettings
@@ -193,6 +194,7 @@ class JBoostDistribution(RegressorMixin, Boosting):
     def _read_targets(self, y):
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
+        y = refuse_mask(y, "y")
         y = check_array(y, ensure_2d=False, input_name="y", estimator=self)
         return column_or_1d(y, warn=True)
 

@@ -24,6 +24,7 @@ from jboost.boosting.settings import (
     takes_settings,
 )
 from jboost.entry.arguments import explain_arguments, hint_argument, hint_loss
+from jboost.entry.arrays import fill_mask
 from jboost.entry.checks import check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
@@ -249,6 +250,7 @@ class Boosting(BaseEstimator):
     def _read_table(self, X, *, reset=False) -> Any:
         """Returns X for ``fit`` and ``predict``; sets the feature attributes."""
         refuse_batches(X, "X")
+        X = fill_mask(X)
         if is_table(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return X

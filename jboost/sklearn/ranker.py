@@ -13,6 +13,7 @@ from sklearn.utils import column_or_1d
 
 from jboost.boosting.grouping import ValidationRows
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.arrays import refuse_mask
 from jboost.losses import GROUP_LOSSES, concordance, cox
 from jboost.metrics import ndcg
 from jboost.numerics.ids import number_ids, read_ids
@@ -145,7 +146,7 @@ class JBoostRanker(Boosting):
     def _read_targets(self, y):
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
-        return column_or_1d(y, warn=True)
+        return column_or_1d(refuse_mask(y, "y"), warn=True)
 
 
 def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray:

@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, column_or_1d
 
 from jboost.entry.arguments import explain_arguments
+from jboost.entry.arrays import refuse_mask
 from jboost.sklearn.estimators import Boosting, find_loss
 
 
@@ -96,6 +97,7 @@ class JBoostRegressor(RegressorMixin, Boosting):
     def _read_targets(self, y):
         if y is None:
             raise ValueError("fit requires y to be passed, but the target y is None")
+        y = refuse_mask(y, "y")
         y = check_array(
             y, ensure_2d=False, ensure_all_finite=False, input_name="y", estimator=self
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jboost.tables.arrays import as_array, fill_mask, refuse_mask
+from jboost.entry.arrays import as_array, fill_mask, refuse_mask
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 

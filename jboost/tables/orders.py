@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from jboost.tables.arrays import fill_mask
+from jboost.entry.arrays import fill_mask
 from jboost.tables.columns import Column, is_gap, list_levels, read_numbers
 from jboost.tables.frames import find_columns, find_frame
 from jboost.tables.sparse import is_sparse

@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jboost.tables.arrays import as_array, refuse_mask
+from jboost.entry.arrays import as_array, refuse_mask
 from jboost.tables.collisions import warn_of_rounding
 from jboost.tables.frames import read_values
 from jboost.tables.offsets import check_finite, narrow_floats

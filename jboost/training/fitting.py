@@ -120,13 +120,13 @@ def fit(
     ``leaf_solver`` say.
 
     Args:
-      x: numbers [N, F], NaN = missing; computed with in float32. A matrix, a
-        structured array, or a data frame of pandas, polars, pyarrow or another library
-        that narwhals knows, whose names ``predict`` then checks. May be sparse (a
-        ``scipy.sparse`` matrix, or BCOO or BCSR of ``jax.experimental.sparse``): the
-        cost then grows with its stored entries. Or rows that are not in memory, from
-        :func:`jboost.stream`; then y, sample_weight and offset come with them and are
-        not given here.
+      x: numbers [N, F], NaN = missing, and so are masked cells (``numpy.ma``);
+        computed with in float32. A matrix, a structured array, or a data frame of
+        pandas, polars, pyarrow or another library that narwhals knows, whose names
+        ``predict`` then checks. May be sparse (a ``scipy.sparse`` matrix, or BCOO or
+        BCSR of ``jax.experimental.sparse``): the cost then grows with its stored
+        entries. Or rows that are not in memory, from :func:`jboost.stream`; then y,
+        sample_weight and offset come with them and are not given here.
       y: targets: an array [N] or [N, ...], a series, a frame, or a pytree of such; one
         row of it is what the loss gets. Rows are paired with those of x by their order,
         whatever their index. Of y [N, K] a built-in loss of one score is summed over
