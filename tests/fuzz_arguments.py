@@ -595,6 +595,8 @@ def _clean(name, given):
 def _check_message(call, error):
     if isinstance(error, jb.TrainingError) or _is_of_peer(error):
         return
+    if callable(getattr(call.given.get("learning_rate"), "value", None)):
+        return  # what a user's function raises is passed on
     text = str(error)
     words = "|".join(NAMES.get(name, name) for name in call.given)
     more = "|loss|target|source|batch|rows|model|inverse_link|absent|categorical|folds"

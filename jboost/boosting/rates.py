@@ -28,13 +28,7 @@ def learning_rates(
     # Under jit, schedules written in jax.numpy are evaluated now instead of traced.
     with jax.ensure_compile_time_eval():
         for number in range(first, first + num_rounds):
-            try:
-                rates.append(learning_rate(number))
-            except Exception as error:  # whatever the user's function raises
-                raise TypeError(
-                    "learning_rate must be a number, or a function of the round, but "
-                    f"learning_rate({number}) raised {type(error).__name__}: {error}"
-                ) from error
+            rates.append(learning_rate(number))
             checks.check_number(f"learning_rate({number})", rates[-1], least=0.0)
     if any(isinstance(rate, Tracer) for rate in rates):
         return jnp.stack([jnp.asarray(rate, jnp.float32) for rate in rates])
