@@ -242,6 +242,21 @@ def test_words_are_strings(name, value):
         jb.fit(X, Y, **{name: value}, **RUN)
 
 
+@pytest.mark.parametrize("value", [None, 1, "yes", np.zeros(0), np.ones(2, bool)])
+def test_flags_are_true_or_false(value):
+    model, _ = jb.fit(X, Y, **RUN)
+    for name, call in (
+        ("progress", jb.fit), ("progress", jb.cross_validate),
+        ("return_models", jb.cross_validate), ("shuffle", jb.cross_validate),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            call(X, Y, **{name: value}, **RUN)
+    with pytest.raises(TypeError, match="per_split must be True or False"):
+        jb.feature_importance(model, per_split=value)
+    with pytest.raises(TypeError, match="grid must be True or False"):
+        jb.sweep(X, Y, jb.losses.squared_error, dict(l2=[1.0]), grid=value, **RUN)
+
+
 def test_names_are_a_sequence():
     for names in (0.5, np.array(0.5), object(), jnp.ones(3), [1, 2, 3]):
         with pytest.raises(TypeError, match="feature_names must be"):

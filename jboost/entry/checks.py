@@ -69,6 +69,13 @@ def check_integer(name: str, value: Any, *, least: int, most: int = 2**31 - 1) -
     return int(value)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Checks that a value is True or False, and returns it as a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
     """Checks that a value is callable; the error shows ``signature``."""
     if not callable(value):

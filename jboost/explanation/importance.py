@@ -145,7 +145,7 @@ def feature_importance(
         measured = np.where(nodes.is_split, measure_nodes(nodes, kind), 0.0)
         values = measured.reshape(-1, together, split.shape[1]).sum(axis=1)
     total = _sum_by_feature(features, values, ensemble.num_features)
-    if per_split:
+    if checks.check_flag("per_split", per_split):
         counts = _sum_by_feature(features, split, ensemble.num_features)
         total = total / np.maximum(counts, 1)
     elif kind == "improvement":

@@ -114,8 +114,7 @@ def export_predict(
     """
     check_model(model)
     checks.check_link(inverse_link, model.init_score.shape)
-    if not isinstance(offset, bool):
-        raise TypeError(f"offset must be True or False, got {offset!r}")
+    checks.check_flag("offset", offset)
     if isinstance(platforms, str) or not platforms:
         raise TypeError(f"platforms must be a sequence of names, got {platforms!r}")
     for platform in platforms:

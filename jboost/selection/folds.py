@@ -60,6 +60,7 @@ def make_folds(
       TypeError, ValueError: for folds of an unknown kind, folds without training or
         held-out rows, and labels that do not suit them.
     """
+    checks.check_flag("shuffle", shuffle)
     number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
     if isinstance(folds, str | bytes | dict):
         raise TypeError(f"{_EXPECTED}, got {folds!r}")

@@ -17,6 +17,7 @@ from jaxtyping import ArrayLike, Bool, Float, Shaped
 
 from jboost import losses
 from jboost.boosting.settings import FitSettings, read_settings, takes_settings
+from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import takes_implementation
@@ -170,6 +171,7 @@ def cross_validate(
       >>> bool(result.mean[result.best_round] < np.var(y))
       True
     """
+    checks.check_flag("return_models", return_models)
     rows = RawRows(x, y, sample_weight, offset, feature_names)
     request = Comparison(
         rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,

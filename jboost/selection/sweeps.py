@@ -19,6 +19,7 @@ from jaxtyping import ArrayLike, Bool, Float, Int, Shaped
 
 from jboost import losses
 from jboost.boosting.settings import FitSettings, read_settings, takes_settings
+from jboost.entry import checks
 from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
@@ -184,6 +185,7 @@ def sweep(
       >>> found.validation_loss.shape, found.best_point["learning_rate"]
       ((4, 4, 8), 0.3)
     """
+    checks.check_flag("grid", grid)
     listed = _list_points(points, grid, loss)
     rows = RawRows(x, y, sample_weight, offset, feature_names)
     request = Comparison(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
+from jboost.entry import checks
 from jboost.entry.collectives import process_number, slowest
 
 MOST_ROUNDS = 16  # in one call of a compiled program
@@ -57,7 +58,7 @@ def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
 
     Until the first is made it says that programs are being compiled.
     """
-    hidden = not progress or process_number() > 0
+    hidden = not checks.check_flag("progress", progress) or process_number() > 0
     return tqdm(total=total, disable=hidden, unit=unit, desc="compiling")
 
 

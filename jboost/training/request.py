@@ -153,7 +153,7 @@ def read_request(given: Mapping[str, Any]) -> FitRequest:
         metrics=metrics,
         by=by,
         watchers=watchers,
-        progress=given["progress"],
+        progress=checks.check_flag("progress", given["progress"]),
         mesh=mesh,
         model=model,
         checkpoint=path,
