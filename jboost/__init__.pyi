@@ -124,4 +124,7 @@ from .training.history import (
 from .training.history import (
     TrainingError as TrainingError,
 )
+from .training.history import (
+    TrainingInterrupted as TrainingInterrupted,
+)
 from .trees.tree import BoostedTrees as BoostedTrees

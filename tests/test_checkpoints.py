@@ -212,6 +212,73 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path):
     assert {*tmp_path.iterdir()} == {tmp_path / "run[1]", other}
 
 
+HOLD = """
+import os, sys, time, jboost as jb
+from tables import make_regression
+
+def hold(number, history, model):
+    if os.fork() > 0:  # a child that lives on holds no lock
+        print("training", flush=True)
+    time.sleep(20)
+
+x, y = make_regression()
+jb.fit(x, y, num_rounds=8, max_depth=3, checkpoint=sys.argv[1], callbacks=hold)
+"""
+
+
+def test_two_runs_at_once_are_refused(tmp_path):
+    path, folder = tmp_path / "run", str(Path(__file__).parent)
+    command = [sys.executable, "-c", HOLD, str(path)]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        with process.stdout as said:
+            assert said.readline() == "training\n"
+        # The file of the other writer is not cleared away.
+        part = tmp_path / ".run.0a1b2c3d.part"
+        part.touch()
+        with pytest.raises(ValueError, match=rf"in use by .*process {process.pid} on"):
+            jb.fit(X, Y, checkpoint=path, **SMALL)
+        link = tmp_path / "link"
+        link.symlink_to(path)
+        with pytest.raises(ValueError, match="in use by another run"):
+            jb.fit(X, Y, checkpoint=link, **SMALL)
+        assert part.exists()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # The lock ends with its process.
+    assert (tmp_path / ".run.lock").exists()
+    model, _ = jb.fit(X, Y, checkpoint=path, **SMALL)
+    same_bits(model, jb.fit(X, Y, **SMALL)[0])
+    assert {*tmp_path.iterdir()} == {path, link}
+
+
+def test_two_runs_of_one_process_are_refused(tmp_path):
+    call, refused = dict(checkpoint=tmp_path / "run", checkpoint_rounds=1), []
+
+    def start_another(number, history, model):
+        with pytest.raises(ValueError, match="in use by another run") as caught:
+            jb.fit(X, Y, **call, **SMALL)
+        refused.append(caught.value)
+        if number == 3:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        jb.fit(X, Y, **call, **SMALL, callbacks=start_another)
+    assert len(refused) == 4
+    model, _ = jb.fit(X, Y, **call, **SMALL)  # the lock ended with the run
+    same_bits(model, jb.fit(X, Y, **SMALL)[0])
+
+
+def test_file_systems_without_locks_keep_runs(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("jboost.training.locks.fcntl.flock", fail)
+    jb.fit(X, Y, checkpoint=tmp_path / "run", **SMALL)
+    assert {*tmp_path.iterdir()} == {tmp_path / "run"}
+
+
 def count_calls(calls):
     return lambda number, history, model: calls.append(number)
 

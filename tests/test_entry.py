@@ -271,6 +271,29 @@ def test_forked_processes_are_refused_at_once():
     )
 
 
+IMPORTED_LATE = """
+    import os, signal, sys
+    import jax.numpy
+    jax.numpy.zeros(1)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # a deadlock ends
+        import jboost as jb
+        try:
+            jb.fit([[0.0], [1.0]], [0.0, 1.0])
+        except RuntimeError as error:
+            os._exit(7 if "spawn" in str(error) else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    import jboost as jb
+    jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_forked_processes_that_import_the_package_later_are_refused():
+    subprocess.run([sys.executable, "-c", textwrap.dedent(IMPORTED_LATE)], check=True)
+
+
 @pytest.mark.parametrize(
     ("variables", "worker", "expected"),
     [

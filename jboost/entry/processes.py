@@ -18,18 +18,18 @@ def was_forked() -> bool:
 
 def _note_fork() -> None:
     global _forked
-    if "jax" not in sys.modules:
-        return
-    from jax.extend import backend
+    if "jax" in sys.modules:
+        from jax.extend import backend
 
-    bridge = sys.modules[backend.backends.__module__]
-    # JAX has no public way to ask this without starting its backends.
-    started = getattr(bridge, "backends_are_initialized", lambda: True)
-    _forked = _forked or started()
+        bridge = sys.modules[backend.backends.__module__]
+        # JAX has no public way to ask this without starting its backends.
+        _forked |= getattr(bridge, "backends_are_initialized", lambda: True)()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_note_fork)
+if os.path.isdir(tasks := "/proc/self/task") and len(os.listdir(tasks)) == 1:
+    _note_fork()  # earlier: JAX runs on threads, of which a fork copies none
 
 
 def limit_threads() -> None:

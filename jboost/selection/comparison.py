@@ -5,7 +5,7 @@ In: raw tables, folds, points. Out: the curves of the points.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from jboost.selection.kinds import is_of_groups
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import RowSource
 from jboost.tables.groups import RowGroups
+from jboost.training.history import TrainingInterrupted
 from jboost.training.metric_checks import try_metrics
 from jboost.training.preparing import TrainingRows, bin_arrays, make_problem
 from jboost.training.request import RawRows, may_pad_rows
@@ -38,6 +39,7 @@ SWEPT = (
     *(name for name in declared(RoundSettings) if name not in _OF_CODES),
     "init_score",
 )
+_Result = TypeVar("_Result")
 
 
 class Comparison(NamedTuple):
@@ -62,8 +64,10 @@ class Comparison(NamedTuple):
 
 def compare(
     request: Comparison, loss: Any, points: list[dict[str, Any]], settings: Settings
-) -> tuple[Study, list[Curve]]:
+) -> tuple[Study, list[Curve], bool]:
     """Checks all arguments, then trains all folds of all points.
+
+    The last result says whether training was interrupted.
 
     Args:
       points: the values that each point sets: names in ``SWEPT`` and keywords of the
@@ -91,7 +95,8 @@ def compare(
             f"different losses cannot be compared, got {request.by!r}"
         )
     with settle_implementation(study.rows.data.weights):
-        return study, run_points(study, made, settings.num_rounds, request.progress)
+        count, progress = settings.num_rounds, request.progress
+        return study, *run_points(study, made, count, progress)
 
 
 def _make_point(
@@ -211,6 +216,22 @@ def _check_mesh(mesh):
             f"got those of {jax.process_count()} processes; divide the points instead"
         )
     return mesh
+
+
+def finish(result: _Result, interrupted: bool, num_rounds: int) -> _Result:
+    """Returns a result, or raises it if training was interrupted.
+
+    Raises:
+      TrainingInterrupted: with the result so far.
+    """
+    if interrupted:
+        raise TrainingInterrupted(
+            f"training was interrupted after {num_rounds} rounds; the error's .result "
+            "holds them",
+            num_rounds,
+            result=result,
+        )
+    return result
 
 
 def average(values: Float[np.ndarray, "folds R"]):

@@ -109,6 +109,11 @@ class Curve:
         """How many rounds have been recorded."""
         return len(self.values)
 
+    def copy(self) -> "Curve":
+        """Returns a curve to which rounds can be added without changing this one."""
+        lists = ("losses", "metrics", "values", "trees", "parameters")
+        return replace(self, **{name: [*getattr(self, name)] for name in lists})
+
     def by_fold(self, name: str | None = None, column: int = 1) -> np.ndarray:
         """Returns a metric or a loss, [folds, R].
 
@@ -156,8 +161,9 @@ def by_point(array, num_points, num_folds):
 
 def record_chunk(
     study: Study, curves: list[Curve], made: Rounds, count: int, bar: tqdm
-):
-    """Adds a chunk of rounds to the curves that have not stopped."""
+) -> list[Curve]:
+    """Returns the curves with a chunk of rounds, where they have not stopped."""
+    curves = [curve.copy() for curve in curves]
     num_folds = len(study.folds.train)
     watches = made.scores.shape[-1] > 0
     seen = made.scores if watches else None
@@ -180,6 +186,7 @@ def record_chunk(
     least = min(curve.values[curve.best] for curve in curves if curve.values)
     shown = -least if study.by.direction == "max" else least
     advance(bar, count, {"best": shown})
+    return curves
 
 
 def _record_round(study, curve, losses, scores, parameters):

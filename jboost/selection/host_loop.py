@@ -35,7 +35,7 @@ from jboost.selection.runs import (
     start_runs,
 )
 from jboost.training.history import TrainingError
-from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds
+from jboost.training.pacing import MOST_ROUNDS, open_bar, pace_rounds, wait_for
 from jboost.training.refusing import check_slopes, refuse_group, refuse_rows
 from jboost.training.starting import (
     check_minimizers,
@@ -49,8 +49,12 @@ _MOST_BYTES = 2**30  # about what the runs of one program may take
 
 def run_points(
     study: Study, points: Sequence[Point], num_rounds: int, progress: bool
-) -> list[Curve]:
-    """Trains all folds of all points."""
+) -> tuple[list[Curve], bool]:
+    """Trains all folds of all points.
+
+    Returns:
+      The curves, and whether a signal (ctrl-C) ended training after some rounds.
+    """
     groups: dict[Any, list[int]] = {}
     for index, point in enumerate(points):
         groups.setdefault(_program_of(point), []).append(index)
@@ -60,12 +64,25 @@ def run_points(
         for indices in groups.values()
         for first in range(0, len(indices), most)
     ]
-    curves: dict[int, Curve] = {}
-    with open_bar(num_rounds * len(blocks), progress) as bar:
-        for indices in blocks:
-            found = _run_block(study, [points[i] for i in indices], num_rounds, bar)
-            curves |= zip(indices, found, strict=True)
-    return [curves[index] for index in range(len(points))]
+    num_folds, interrupted = len(study.folds.train), False
+    curves = [
+        Curve(point.problem.method, point.metrics, np.zeros(num_folds))
+        for point in points
+    ]
+    parts = [[curves[i] for i in indices] for indices in blocks]
+    try:
+        with open_bar(num_rounds * len(blocks), progress) as bar:
+            for indices, part in zip(blocks, parts, strict=True):
+                chosen = [points[i] for i in indices]
+                _run_block(study, chosen, part, num_rounds, bar)
+    except KeyboardInterrupt:
+        if not any(curve.num_rounds for part in parts for curve in part):
+            raise
+        interrupted = True
+    for indices, part in zip(blocks, parts, strict=True):
+        for index, curve in zip(indices, part, strict=True):
+            curves[index] = curve
+    return curves, interrupted
 
 
 def _program_of(point):
@@ -90,9 +107,13 @@ def _points_at_once(study):
 
 
 def _run_block(
-    study: Study, points: list[Point], num_rounds: int, bar: tqdm
-) -> list[Curve]:
-    """Trains points side by side until all have stopped."""
+    study: Study,
+    points: list[Point],
+    curves: list[Curve],
+    num_rounds: int,
+    bar: tqdm,
+) -> None:
+    """Trains points side by side until all have stopped; replaces their curves."""
     loss, method = points[0].problem.static
     most = max(point.problem.method.max_nodes for point in points)
     method = replace(method, max_nodes=most)
@@ -106,14 +127,13 @@ def _run_block(
     first_parameters = jax.tree.map(
         lambda a: by_point(a, len(points), num_folds), state.parameters
     )
-    curves = [
-        Curve(
-            point.problem.method,
-            point.metrics,
-            begun[index],
+    curves[:] = [
+        replace(
+            curve,
+            init_score=begun[index],
             parameters=[jax.tree.map(lambda a: a[index], first_parameters)],  # noqa: B023
         )
-        for index, point in enumerate(points)
+        for index, curve in enumerate(curves)
     ]
     _check_start(study, points, curves, state, jax.device_get(doubt))
     done = 0
@@ -130,15 +150,16 @@ def _run_block(
             state,
             mesh=study.mesh,
         )
+        wait_for(made.losses, count)
         if first == 0:
             _check_first(study, points, curves, shared, runs, made)
         state = made.state
-        record_chunk(study, curves, made, count, bar)
+        # By one assignment: an interrupt finds the curves before the chunk or after.
+        curves[:] = record_chunk(study, curves, made, count, bar)
         done = first + count
         if all(curve.over for curve in curves):
             break
     bar.update(num_rounds - done)
-    return curves
 
 
 def _split_constants(constants):

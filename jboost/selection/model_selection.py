@@ -22,7 +22,7 @@ from jboost.entry.arguments import explain_arguments
 from jboost.entry.decorators import on_host
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble
-from jboost.selection.comparison import Comparison, average, compare
+from jboost.selection.comparison import Comparison, average, compare, finish
 from jboost.selection.curves import make_record
 from jboost.training.request import RawRows
 from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
@@ -159,6 +159,7 @@ def cross_validate(
       TypeError, ValueError: for bad arguments, before training.
       TrainingError: no row of a fold has a gradient to learn from, or its training
         loss became NaN or infinite; holds that fold's model up to that round.
+      TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far.
       RuntimeError: a metric failed.
 
     Example:
@@ -177,10 +178,10 @@ def cross_validate(
         rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=True,
     )  # fmt: skip
-    study, [curve] = compare(request, loss, [{}], read_settings(settings))
+    study, [curve], interrupted = compare(request, loss, [{}], read_settings(settings))
     mean, error = average(curve.by_fold(study.by.metric))
     models = _stack_models(study, curve) if return_models else None
-    return CrossValidation(
+    result = CrossValidation(
         train_loss=curve.by_fold(column=0),
         validation_loss=curve.by_fold(),
         metrics={name: curve.by_fold(name) for name in study.metrics},
@@ -193,6 +194,7 @@ def cross_validate(
         models=models,
         parameters=curve.parameters[curve.best + 1],
     )
+    return finish(result, interrupted, curve.num_rounds)
 
 
 def _stack_models(study, curve):

@@ -24,7 +24,7 @@ from jboost.entry.arguments import explain_arguments, hint_argument
 from jboost.entry.decorators import on_host
 from jboost.entry.representation import MOST_LINES, cut
 from jboost.kernels.library import takes_implementation
-from jboost.selection.comparison import SWEPT, Comparison, average, compare
+from jboost.selection.comparison import SWEPT, Comparison, average, compare, finish
 from jboost.training.request import RawRows
 from jboost.training.scoring import BY_LOSS, By, Criterion, Metrics
 
@@ -172,6 +172,8 @@ def sweep(
     Raises:
       TypeError, ValueError: for bad arguments, before training.
       TrainingError: no row of a fold has a gradient to learn from at some point.
+      TrainingInterrupted: ctrl-C; its ``result`` holds the rounds so far, none of
+        the points that had not begun.
       RuntimeError: a metric failed.
 
     Example:
@@ -192,7 +194,7 @@ def sweep(
         rows, folds, stratify, groups, shuffle, metrics, by, progress, mesh,
         keeps_models=False,
     )  # fmt: skip
-    study, curves = compare(request, loss, listed, read_settings(settings))
+    study, curves, interrupted = compare(request, loss, listed, read_settings(settings))
     most = max(curve.num_rounds for curve in curves)
 
     def stack(pick):
@@ -205,7 +207,7 @@ def sweep(
         return np.stack(padded)
 
     least = [min(curve.values, default=np.inf) for curve in curves]
-    return Sweep(
+    result = Sweep(
         points=tuple(listed),
         train_loss=stack(lambda curve: curve.by_fold(column=0)),
         validation_loss=stack(lambda curve: curve.by_fold()),
@@ -220,6 +222,7 @@ def sweep(
         held_out=study.folds.held_out > 0,
         by=study.by,
     )
+    return finish(result, interrupted, most)
 
 
 def _list_points(points: Any, grid: bool, loss: Any) -> list[dict[str, Any]]:

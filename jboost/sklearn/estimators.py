@@ -33,7 +33,7 @@ from jboost.tables.frames import refuse_batches
 from jboost.tables.orders import is_table
 from jboost.tables.sparse import Absent
 from jboost.training.fitting import fit
-from jboost.training.history import History
+from jboost.training.history import History, TrainingInterrupted
 from jboost.training.scoring import By, Metrics, bind_metrics, check_metrics, read_by
 
 _CONTAINERS = "(X, y), (X, y, sample_weight) or (X, y, sample_weight, offset)"
@@ -178,11 +178,16 @@ class Boosting(BaseEstimator):
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
         metrics = bind_metrics(metrics, self._loss, num_scores, self._metric_link)
-        self.model_, self.history_ = fit(
-            X, targets, self._loss, sample_weight=weights, offset=offset, groups=groups,
-            validation=validation, num_scores=num_scores, seed=seed, metrics=metrics,
-            **passed,
-        )  # fmt: skip
+        try:
+            self.model_, self.history_ = fit(
+                X, targets, self._loss, sample_weight=weights, offset=offset,
+                groups=groups, validation=validation, num_scores=num_scores, seed=seed,
+                metrics=metrics, **passed,
+            )  # fmt: skip
+        except TrainingInterrupted as error:
+            # After ctrl-C in a notebook the estimator predicts with these rounds.
+            self.model_, self.history_ = error.model, error.history
+            raise
         return self
 
     def _draw_seed(self):
@@ -251,6 +256,9 @@ class Boosting(BaseEstimator):
         """Returns X for ``fit`` and ``predict``; sets the feature attributes."""
         refuse_batches(X, "X")
         X = fill_mask(X)
+        if reset:  # the model of an earlier fit does not go with what follows
+            for name in ("model_", "history_"):
+                vars(self).pop(name, None)
         if is_table(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return X
@@ -288,6 +296,10 @@ class Boosting(BaseEstimator):
     def _metric_link(self) -> Any:
         """The inverse link for metrics, as :func:`jboost.fit` takes it."""
         return "auto" if isinstance(self.inverse_link, str) else self.inverse_link
+
+    def __sklearn_is_fitted__(self):
+        """Tells scikit-learn whether training has ended."""
+        return hasattr(self, "model_")
 
     def __sklearn_tags__(self):
         """Declares support for missing values and sparse matrices."""

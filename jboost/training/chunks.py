@@ -48,7 +48,7 @@ from jboost.entry.programs import compiled, num_made
 from jboost.entry.stages import run_in_stages
 from jboost.numerics.packing import count_words, unpack
 from jboost.objective.evaluation import loss_values
-from jboost.training.pacing import MOST_ROUNDS
+from jboost.training.pacing import MOST_ROUNDS, wait_for
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_round
 from jboost.trees import category_splits
@@ -206,6 +206,7 @@ class ArrayRunner:
             else:
                 set_scores, words = grown.set_scores, grown.words
                 state = with_loss(grown.state, state)._replace(parameters=found)
+        wait_for(stored.numbers, count)
         kept = stored.snapshots  # of a mesh, they are on several devices
         self._row_losses = state.scores, row_losses
         words, stored = jax.device_get((words, stored._replace(snapshots=())))

@@ -46,6 +46,7 @@ from jboost.training.fingerprints import (
 )
 from jboost.training.history import History
 from jboost.training.host_loop import FitRun, run_rounds
+from jboost.training.locks import lock_checkpoint
 from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
 from jboost.training.request import FitRequest, read_request
@@ -303,7 +304,7 @@ def fit(
         The file stays when the run is over, and the call then returns at once;
         :func:`jboost.load` gives its model. Its size does not grow with the rows, whose
         scores are computed when the run goes on. What metrics and callbacks do is not
-        compared; a run that a callback stopped goes on.
+        compared; a run that a callback stopped goes on. Two runs at once are refused.
       checkpoint_rounds: after how many rounds the file is written anew.
 
     Returns:
@@ -316,6 +317,7 @@ def fit(
         finite, a metric or callback failed, a checkpoint cannot be written, the
         machine is taken away, or another process of the run was lost; carries the
         model until then.
+      TrainingInterrupted: ctrl-C; a KeyboardInterrupt that carries the model so far.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, jboost as jb
@@ -333,15 +335,14 @@ def fit(
 def _train(request: FitRequest) -> tuple[Ensemble, History]:
     """Prepares the rows, and makes the rounds."""
     compare_processes(describe_call(request))
-    rows = prepare_rows(request)
-    with (
-        settle_implementation(rows.training.rows.data.weights),
-        open_bar(len(request.rates), request.progress) as bar,
-        keep_scratch(),
-    ):
-        run = begin_run(request, rows, bar)
-        kept = run_rounds(run)
-    return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
+    with lock_checkpoint(request.checkpoint):
+        rows = prepare_rows(request)
+        with (
+            settle_implementation(rows.training.rows.data.weights),
+            open_bar(len(request.rates), request.progress) as bar,
+            keep_scratch(),
+        ):
+            return run_rounds(begin_run(request, rows, bar))
 
 
 def begin_run(request: FitRequest, prepared: Prepared, bar: tqdm) -> FitRun:

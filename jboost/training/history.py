@@ -110,11 +110,70 @@ class TrainingError(RuntimeError):
       history: of those rounds.
     """
 
+    round: int
+    model: Ensemble
+    history: History
+
     def __init__(self, message: str, record: "Record", round: int):
         super().__init__(message)
         kept = record.num_rounds
         self.round = round
         self.model, self.history = record.model(kept), record.history(kept)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles what it carries, for processes that send errors to others."""
+        return _restore, (type(self), self.args, vars(self))
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended training; the rounds finished before are kept.
+
+    With early stopping, too, the model holds all of them;
+    ``jb.truncate(error.model, error.history.best_round + 1)`` is the best one.
+
+    Attributes:
+      round: the round (from 0) in which it happened.
+      model: the ensemble of the rounds that were finished; None except from ``fit``.
+      history: of those rounds; None except from ``fit``.
+      result: what :func:`cross_validate` or :func:`sweep` would have returned for the
+        rounds that were finished; None from ``fit``.
+
+    Example:
+      >>> import numpy as np, jboost as jb
+      >>> def press(number, history, model):
+      ...     if number == 3:
+      ...         raise KeyboardInterrupt
+      >>> x = np.arange(40.0)[:, None]
+      >>> try:
+      ...     model, history = jb.fit(x, x[:, 0], callbacks=press)
+      ... except jb.TrainingInterrupted as error:
+      ...     model, history = error.model, error.history
+      >>> model.num_rounds
+      4
+    """
+
+    model: Any  # a union would make the users of fit tell the cases apart
+    history: Any
+    result: Any
+
+    def __init__(
+        self,
+        message: str = "",
+        round: int = 0,
+        *,
+        model: Ensemble | None = None,
+        history: History | None = None,
+        result: Any = None,
+    ):
+        super().__init__(message)
+        self.round, self.result = round, result
+        self.model, self.history = model, history
+
+
+def _restore(kind, args, attributes):
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 def explain_divergence(losses: Sequence[float], value: float) -> str:

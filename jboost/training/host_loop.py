@@ -24,10 +24,17 @@ from jboost.entry.collectives import (
     process_number,
 )
 from jboost.entry.implementation import use_implementation
+from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
-from jboost.training.history import Record, TrainingError, explain_divergence
+from jboost.training.history import (
+    History,
+    Record,
+    TrainingError,
+    TrainingInterrupted,
+    explain_divergence,
+)
 from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
 from jboost.training.scoring import describe_call
@@ -64,8 +71,28 @@ class FitRun(NamedTuple):
     bar: tqdm
 
 
-def run_rounds(run: FitRun) -> int:
-    """Makes rounds until all are made or the run stops; returns how many are kept."""
+def run_rounds(run: FitRun) -> tuple[Ensemble, History]:
+    """Makes rounds until all are made or the run stops.
+
+    Raises:
+      TrainingError: a round failed.
+      TrainingInterrupted: a signal (ctrl-C) ended the run.
+    """
+    try:
+        kept = _count_rounds(run)
+        return run.record.model(kept), run.record.history(run.record.num_rounds, kept)
+    except KeyboardInterrupt as interrupt:
+        number = run.record.num_rounds
+        raise TrainingInterrupted(
+            f"training was interrupted in round {number}; {_tell_kept(run)}",
+            number,
+            model=run.record.model(number),
+            history=run.record.history(number),
+        ).with_traceback(interrupt.__traceback__) from None
+
+
+def _count_rounds(run):
+    """Makes rounds; returns how many of them the model keeps."""
     try:
         _make_rounds(run)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -217,7 +244,6 @@ def _record_round(run, chunk, entry):
     record.trees.append(
         jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees)
     )
-    record.train_loss.append(train_loss)
     record.set_losses.append(np.array(set_losses))
     record.metrics.append(values)
     record.parameters.append(
@@ -225,6 +251,8 @@ def _record_round(run, chunk, entry):
     )
     if chunk.improvement is not None:
         record.improvement.append(float(chunk.improvement[entry]))
+    # Last: a round counts from here on, wherever an interrupt strikes.
+    record.train_loss.append(train_loss)
     return {"train": train_loss, **dict(zip(job.sets, set_losses, strict=True))}
 
 

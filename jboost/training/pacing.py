@@ -5,9 +5,13 @@ In: the number of rounds. Out: pieces of it, and a progress bar. The host loops 
 ``fit`` and of cross-validation share both.
 """
 
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
+import jax
 from tqdm import tqdm
 
 from jboost.entry import checks
@@ -49,6 +53,29 @@ def pace_rounds(
             aim = min(most, 2 * aim)
         elif seconds > 2 * _CALL_SECONDS:
             aim = max(1, aim // 2)
+
+
+def wait_for(results: Any, count: int) -> None:
+    """Waits for the results of a call so that signals are handled meanwhile (ctrl-C).
+
+    Python handles signals in its main thread, and not as long as JAX waits in it. Calls
+    of several rounds are short enough; see :func:`pace_rounds`.
+
+    Args:
+      results: arrays; their errors are left to those who read them.
+      count: rounds of the call.
+    """
+    if count > 1 or threading.current_thread() is not threading.main_thread():
+        return
+    done = threading.Event()
+
+    def wait():
+        with suppress(Exception):
+            jax.block_until_ready(results)
+        done.set()
+
+    threading.Thread(target=wait, name="jboost-wait").start()
+    done.wait()
 
 
 def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
