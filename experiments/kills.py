@@ -97,10 +97,13 @@ def summarize(events, runs):
     faults = [event["fault"] for event in events if event["fault"]]
     same = sum(run == "the same bytes" for run in runs)
     seen = sum(event["writing"] for event in events)
+    kept = sum(
+        event["code"] == -signal.SIGKILL and event["rounds"] != {} for event in events
+    )
     return (
-        f"Found: {sum(kills.values())} kills ({dict(kills)}; {seen} while a file was "
-        f"written), {dict(others)}; {same} of {len(runs)} runs ended with the bytes of "
-        f"the undisturbed run; faults: {faults or 'none'}."
+        f"Found: {sum(kills.values())} kills ({dict(kills)}; {kept} with a checkpoint, "
+        f"{seen} while one was written), {dict(others)}; {same} of {len(runs)} runs "
+        f"ended with the bytes of the undisturbed run; faults: {faults or 'none'}."
     )
 
 
@@ -157,6 +160,11 @@ class Lab:
         with os.scandir(self.folder) as entries:
             return any(entry.name.endswith(".part") for entry in entries)
 
+    def stamp(self):
+        """Returns what changes with each checkpoint that is written."""
+        with os.scandir(self.folder) as entries:
+            return {e.name: e.inode() for e in entries if e.name.startswith("run")}
+
     def clear(self):
         """Removes the folder."""
         os.chmod(self.folder, 0o755)
@@ -200,21 +208,8 @@ def strike(lab, kind, trouble, chance):
     started = [lab.start(kind, trouble, size)]
     if trouble == "two processes":
         started.append(lab.start(kind))
-    begun, writing = time.perf_counter(), False
-    limit = begun + chance.uniform(0, lab.args.seconds)
-    waits = chance.random() < 0.4  # for a moment when a file is written
-    skipped = chance.randrange(1, 20)
-    while all(process.is_alive() for process, _ in started):
-        now = time.perf_counter()
-        if waits and now < limit + lab.args.seconds:
-            if lab.is_writing():
-                skipped -= 1
-                if skipped == 0:
-                    writing = True
-                    break
-        elif now > limit:
-            break
-        time.sleep(0.0002 if waits else 0.002)
+    begun = time.perf_counter()
+    writing = wait(lab, [process for process, _ in started], chance)
     after = time.perf_counter() - begun
     if trouble == "read-only folder":
         os.chmod(lab.folder, 0o555)
@@ -239,6 +234,29 @@ def strike(lab, kind, trouble, chance):
         fault = f"ended with {code}: {said}"
     writing = writing and code == -signal.SIGKILL
     return dict(code=code, said=said, after=after, writing=writing, fault=fault)
+
+
+def wait(lab, processes, chance):
+    """Waits for a moment; returns whether a checkpoint is being written then.
+
+    One in four is a time from the start, when programs are compiled; others come some
+    checkpoints after the start, half of them as soon as a file is seen being written.
+    """
+    mode = chance.choice(("time", "change", "writing", "writing"))
+    begun, seen, stamps = time.perf_counter(), None, chance.randrange(1, 30)
+    limit = chance.uniform(0, lab.args.seconds) if mode == "time" else 60
+    while any(process.is_alive() for process in processes):
+        if time.perf_counter() > begun + limit:
+            return False
+        if mode != "time" and stamps > 0:
+            stamps, seen = stamps - (lab.stamp() != seen), lab.stamp()
+        elif mode == "change":
+            time.sleep(chance.uniform(0, 0.05))
+            return False
+        elif mode == "writing" and lab.is_writing():
+            return True
+        time.sleep(0.0002 if mode == "writing" else 0.002)
+    return False
 
 
 def check(lab, whole, rounds):
@@ -299,7 +317,7 @@ def work(folder, kind, trouble, size, rounds, cache, tell):
     except jb.TrainingError as error:
         tell.send(describe(error))
         sys.exit(FAILED)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, jb.streams.BlockError) as error:
         tell.send(describe(error))
         sys.exit(REFUSED)
     resource.setrlimit(

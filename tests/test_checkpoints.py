@@ -156,8 +156,14 @@ RUN = """
 import pickle, sys, jboost as jb
 from tables import make_regression
 x, y = make_regression()
+rows = {"x": x, "y": y}
+if sys.argv[3] == "stream":
+    batches = [(x[:90], y[:90]), (x[90:], y[90:])]
+    bins = jb.fit_bins(x)
+    places = sys.argv[1] + ".blocks"
+    rows = {"x": jb.stream(batches, memory="64 MiB", bins=bins, directories=places)}
 model, history = jb.fit(
-    x, y, num_rounds=150, max_depth=3, subsample=0.7, seed=1,
+    **rows, num_rounds=150, max_depth=3, subsample=0.7, seed=1,
     validation=(x[:50], y[:50]), early_stopping_rounds=100,
     checkpoint=sys.argv[1], checkpoint_rounds=1,
 )
@@ -177,20 +183,21 @@ def wait_for(path, changes, process):
         time.sleep(0.001)
 
 
-def test_a_run_that_is_killed_goes_on(tmp_path):
+@pytest.mark.parametrize(("kind", "kills"), [("arrays", (1, 2)), ("stream", (1,))])
+def test_a_run_that_is_killed_goes_on(kind, kills, tmp_path):
     path, result = tmp_path / "run", tmp_path / "model"
-    command = [sys.executable, "-c", RUN, str(path), str(result)]
+    command = [sys.executable, "-c", RUN, str(path), str(result), kind]
     folder = str(Path(__file__).parent)
     chance = random.Random(0)
     rounds = []
-    for changes in (1, 2):
+    for changes in kills:
         process = subprocess.Popen(command, cwd=folder)
         wait_for(path, changes, process)
         time.sleep(chance.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
         process.wait()
         rounds.append(jb.load(path).num_rounds)  # whole, whenever it happened
-    assert 0 < rounds[0] < rounds[1] < 150
+    assert rounds[0] > 0 and rounds[-1] < 150 and sorted({*rounds}) == rounds
     subprocess.run(command, cwd=folder, check=True)
     x, y = make_regression()
     model, history = jb.fit(
@@ -200,7 +207,9 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     same_bits(jb.load(result), model)
     told = np.load(f"{result}.history", allow_pickle=True)
     same_histories(jb.History(**told), history)
-    assert {p.name for p in tmp_path.iterdir()} == {"run", "model", "model.history"}
+    left = {p.name for p in tmp_path.iterdir()} - {"run.blocks"}
+    assert left == {"run", "model", "model.history"}
+    assert not [*tmp_path.glob("run.blocks/*")]
 
 
 def test_what_a_killed_writer_left_is_cleared_away(tmp_path):

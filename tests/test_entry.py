@@ -284,13 +284,21 @@ IMPORTED_LATE = """
         except RuntimeError as error:
             os._exit(7 if "spawn" in str(error) else 8)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    import io
     import jboost as jb
-    jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
+    model, _ = jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=1)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        jb.save(model, file := io.BytesIO())
+        os._exit(7 if jb.sketches.make_summary([1.0]) and file.tell() else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_forked_processes_that_import_the_package_later_are_refused():
+    """And a forked process may save the model of its parent."""
     subprocess.run([sys.executable, "-c", textwrap.dedent(IMPORTED_LATE)], check=True)
 
 

@@ -17,6 +17,7 @@ from tables import SMALL, make_regression, same_bits, same_histories
 
 import jboost as jb
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
+from jboost.training.host_loop import run_rounds
 from jboost.training.pacing import wait_for
 
 X, Y = make_regression()
@@ -170,6 +171,36 @@ def test_ctrl_c_leaves_a_checkpoint_whole(tmp_path):
 
 
 @random_moments
+def press_in_fit(_, frame):
+    """Ctrl-C, wherever ``fit`` is; elsewhere it would end the tests."""
+    while frame is not None and frame.f_code is not run_rounds.__code__:
+        frame = frame.f_back
+    if frame is not None:
+        raise KeyboardInterrupt
+
+
+@random_moments
+def test_more_presses_harm_nothing(tmp_path):
+    """Of which some come while the first one is handled."""
+    call = dict(max_depth=3, checkpoint=tmp_path / "run", checkpoint_rounds=1)
+    jb.fit(X, Y, **call, num_rounds=2)
+    before = signal.signal(signal.SIGALRM, press_in_fit)
+    chance, kinds = np.random.default_rng(2), []
+    for _ in range(10):
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.05, 0.15), 0.0005)
+        try:
+            jb.fit(X, Y, **call, num_rounds=100_000)
+        except KeyboardInterrupt as error:
+            kinds.append(type(error))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    assert len(kinds) == 10
+    number = jb.load(tmp_path / "run").num_rounds
+    model, _ = jb.fit(X, Y, **call, num_rounds=number + 1)
+    same_bits(model, jb.fit(X, Y, max_depth=3, num_rounds=number + 1)[0])
+    assert {*tmp_path.iterdir()} == {tmp_path / "run"}
+
+
 def test_cross_validation_and_sweeps_keep_their_rounds():
     call = dict(folds=3, max_depth=3)
     points = dict(max_depth=[2, 3], l2=[1.0, 2.0])  # two programs

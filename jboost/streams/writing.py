@@ -94,7 +94,8 @@ def write_table(
       bins: thresholds; None: they are found in a pass of their own, for ``max_bins``.
 
     Raises:
-      OSError: files cannot be written (a BlockError), or the source fails.
+      BlockError: files cannot be written.
+      OSError: the source fails.
       TypeError, ValueError: batches are not such, or differ between passes. Where
         processes train together, what one of them raises is raised on all.
     """
