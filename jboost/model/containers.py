@@ -164,26 +164,21 @@ def _aligned(size):
 def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Writes a temporary file next to the path, then renames it; atomic."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    # The mode that open() would set, or that of the file that is replaced.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        descriptor = os.open(part, flags, 0o666)
-    except FileNotFoundError as error:
-        folder = os.fspath(path.parent)
-        raise FileNotFoundError(
-            error.errno, "there is no such folder", folder
-        ) from None
-    try:
-        with open(descriptor, "wb") as file:
-            if path.exists():
+        with open(part, "xb") as file:
+            if path.exists():  # its mode stays
                 os.chmod(part, stat.S_IMODE(path.stat().st_mode))
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:  # also ctrl-C, once the file may be there
         with suppress(OSError):
             os.unlink(part)
+        folder = path.parent
+        if isinstance(error, FileNotFoundError) and not folder.is_dir():
+            text = "there is no such folder"
+            raise FileNotFoundError(error.errno, text, os.fspath(folder)) from None
         raise
     if os.name == "posix":  # the name is on disk once its folder is
         folder = os.open(path.parent, os.O_RDONLY)
