@@ -107,7 +107,7 @@ def test_a_new_loss_compiles_little_of_its_own():
         fit(6)
     own = {name.removeprefix("jit(").removesuffix(")") for name in compilations.names}
     start, rounds = (
-        {"_loss_values", "_raw_gradients", "_map_hessians"},
+        {"_loss_values", "_raw_gradients", "_hessian_matrices"},
         {"derive", "finish"},
     )
     assert own <= start | rounds, own

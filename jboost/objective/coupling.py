@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jboost.entry.stages import elementwise
+from jboost.entry.stages import stage
 from jboost.numerics.derivatives import round_alone
 from jboost.objective.evaluation import (
     Coupling,
@@ -61,19 +61,17 @@ def _flatten(rows):
     return rows.reshape(len(rows), -1).T
 
 
-@elementwise
-def _find_direction(numpy, mean):
+@stage
+def _find_direction(mean):
     """Returns the eigenvector, in those units and in the scores' own."""
-    mean = _finite(numpy, mean)
-    size, least = numpy.abs(numpy.diagonal(mean)), np.float32(_LEAST)
+    mean = _finite(mean)
+    size = jnp.abs(jnp.diagonal(mean))
     # A no-op bound that keeps XLA from replacing 1 / sqrt by an inexact rsqrt.
-    root = numpy.maximum(numpy.sqrt(numpy.maximum(size, least)), least)
-    unit = numpy.where(size > 0, 1 / root, 0.0)
-    scaled = round_alone(unit[:, None] * mean * unit[None, :])
-    values, axes = numpy.linalg.eigh((scaled + scaled.T) / 2)
-    direction = axes[:, numpy.argmin(numpy.abs(values))]
-    if numpy is np:
-        return direction, unit * direction
+    root = jnp.maximum(jnp.sqrt(jnp.maximum(size, _LEAST)), _LEAST)
+    unit = jnp.where(size > 0, 1 / root, 0.0)
+    # eigh adds the transpose.
+    values, axes = jnp.linalg.eigh(round_alone(unit[:, None] * mean * unit[None, :]))
+    direction = axes[:, jnp.argmin(jnp.abs(values))]
     # Whether scores compete is a constant; eigenvectors may have no derivative.
     return jax.lax.stop_gradient((direction, unit * direction))
 
@@ -86,14 +84,14 @@ def _summarize(rows, along):
     return jnp.stack([own.T, others.T, every.T, jnp.abs(rows @ along).T])
 
 
-@elementwise
-def _conclude(numpy, means, direction, along):
-    own, others, every, total = _finite(numpy, means)
-    competing = numpy.abs(direction) >= _TAKES_PART
-    competing &= numpy.all(total <= _ZERO * every) & (others > 0)
-    start = numpy.where((others > 0) & ~competing, own, 0.0)
+@stage
+def _conclude(means, direction, along):
+    own, others, every, total = _finite(means)
+    competing = jnp.abs(direction) >= _TAKES_PART
+    competing &= jnp.all(total <= _ZERO * every) & (others > 0)
+    start = jnp.where((others > 0) & ~competing, own, 0.0)
     return Coupling(competing, along, start)
 
 
-def _finite(numpy, numbers):
-    return numpy.where(numpy.isfinite(numbers), numbers, 0.0)
+def _finite(numbers):
+    return jnp.where(jnp.isfinite(numbers), numbers, 0.0)
