@@ -112,18 +112,19 @@ def check_names(
     given = names if feature_names is None else feature_names
     if given is None:
         return None
+    found = given
     with suppress(TypeError):  # not iterable
-        given = given if isinstance(given, str) else tuple(given)
-    if not isinstance(given, tuple) or not all(isinstance(n, str) for n in given):
+        found = given if isinstance(given, str) else tuple(given)
+    if not isinstance(found, tuple) or not all(isinstance(n, str) for n in found):
         raise TypeError(f"feature_names must be a sequence of strings, got {given!r}")
-    if len(given) != num_features or len({*given}) < num_features:
+    if len(found) != num_features or len({*found}) < num_features:
         raise ValueError(
             f"feature_names must be {num_features} unique names, one per column of x, "
             f"got {given!r}"
         )
-    if names is not None and given != names:
+    if names is not None and found != names:
         raise ValueError(
             f"feature_names must be None or equal the column names of x, {names}, got "
             f"{given!r}; rename the columns instead"
         )
-    return given
+    return found

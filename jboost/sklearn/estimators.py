@@ -25,7 +25,7 @@ from jboost.boosting.settings import (
 )
 from jboost.entry.arguments import explain_arguments, hint_argument, hint_loss
 from jboost.entry.arrays import fill_mask
-from jboost.entry.checks import check_link, check_number
+from jboost.entry.checks import check_integer, check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
@@ -192,7 +192,9 @@ class Boosting(BaseEstimator):
 
     def _draw_seed(self):
         if isinstance(self.random_state, int | np.integer):
-            return int(self.random_state)
+            return check_integer(
+                "random_state", int(self.random_state), least=0, most=2**32 - 1
+            )
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _split_rows(self, rows, labels, seed):
