@@ -89,6 +89,14 @@ DATA = {
         dict(sample_weight=changed(ONES.astype(float), 3, 1e300)), ValueError,
         r"sample_weight must be finite and >= 0, got 1e\+300 in row 3",
     ),
+    "weights of a great sum": (
+        dict(sample_weight=1e32 * ONES.astype(float)), ValueError,
+        r"sample_weight must sum to a number from 1e-30 to 1e\+30, .*, got ",
+    ),
+    "weights of a small sum": (
+        dict(sample_weight=1e-36 * ONES.astype(float)), ValueError,
+        r"sample_weight must sum to a number from 1e-30 to 1e\+30, .*, got ",
+    ),
     "y of 1e300": (
         dict(y=changed(Y.astype(float), 7, 1e300)), ValueError,
         r"y must be finite.*got 1e\+300 in row 7",

@@ -114,6 +114,18 @@ def test_weights_and_offsets_move_the_argmin():
     np.testing.assert_allclose(reached, least, atol=1e-6)
 
 
+@pytest.mark.parametrize("share", [1e-3, 1e-8, 1e-20])
+@pytest.mark.parametrize("loss", [jb.losses.logistic, jb.losses.poisson])
+def test_rare_events_start_at_the_argmin(loss, share):
+    """However faint the slope of rare events is beside that of a score of 0."""
+    y = (np.arange(ROWS) % 2).astype(np.float32)
+    weights = np.where(y > 0, share, 1.0)
+    model, _ = jb.fit(X, y, loss, sample_weight=weights, num_rounds=1)
+    mean = share / (1 + share)
+    expected = np.log(share if loss is jb.losses.logistic else mean)
+    np.testing.assert_allclose(model.init_score, expected, rtol=1e-5)
+
+
 def test_stopped_gradients_start_where_gradients_balance():
     """The minimum of the values would be elsewhere."""
     targets = 29.6 + 7 * Z

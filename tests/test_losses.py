@@ -259,6 +259,8 @@ def at(loss, score, target):
         (L.logistic, -100, 0, 0, 0),
         (L.log_cosh, 1e4, 0, 1e4 - np.log(2), 1),
         (L.log_cosh, -1e4, 0, 1e4 - np.log(2), -1),
+        (L.log_cosh, 1e-15, 0, 5e-31, 1e-15),
+        (L.log_cosh, -1e-3, 0, 4.9999992e-7, -9.9999967e-4),
         (L.pseudo_huber, 1e8, 0, 1e8, 1),
         (L.pseudo_huber, 1e-8, 0, 0.5e-16, 1e-8),
         (L.focal, 50, 1, 0, 0),

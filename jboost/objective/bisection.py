@@ -124,9 +124,8 @@ def _find_sides(numpy, bracket, ends, edges):
 def _conclude_bisection(
     numpy, start, here, bracket, edges, sides, ends, masks
 ) -> Minimum:
-    (solvable, strict, wanted), (beside, slopes) = masks, ends
-    fall, rise = -slopes[0], slopes[1]
-    strict = strict | (solvable & is_faded(numpy, *beside, fall, rise))
+    (solvable, strict, wanted), ((low, high), (fall, rise)) = masks, ends
+    strict = strict | (solvable & is_faded(numpy, low, high, -fall, rise))
     (left, right), ((_, first), (last, _)) = bracket, edges
     inner, outer, middle = sides
     # If one side stays flat there is only one edge, otherwise two and their midpoint.

@@ -152,12 +152,13 @@ class NativeGrower:
         state, self._in_bag, self._leaf = self._state, None, None
         no_values: Any = np.zeros(2**self._sizes.max_depth, np.float32)
         bounds: Any = compiled(restore_bounds)(state.leaf_bounds, *self._given)
+        bounds = bounds if bounds is None else np.asarray(bounds)
         return Tree(
             state.feature.copy(),
             state.threshold.copy(),
             state.missing_left.copy(),
             leaf_value=no_values,
-            bounds=None if bounds is None else np.asarray(bounds),
+            bounds=bounds,
         )
 
     def kept_bytes(self) -> int:
