@@ -305,8 +305,11 @@ def _edge(numpy, state, noise):
 
 def is_faded(numpy: Any, left: Any, right: Any, fall: Any, rise: Any) -> Any:
     """Returns whether slopes beside a root are faint next to those farther away."""
-    beside = numpy.maximum(numpy.abs(left), numpy.abs(right))
-    return beside <= RESOLVED * numpy.minimum(fall, rise)
+    beside, away = (
+        numpy.maximum(numpy.abs(left), numpy.abs(right)),
+        numpy.minimum(fall, rise),
+    )
+    return (away > 0) & (beside <= RESOLVED * away)
 
 
 @elementwise

@@ -143,11 +143,7 @@ def _solve_freely(objective, groups, newton, leaf_solver):
 
 
 def _solve_some(objective, groups, step, wanted):
-    """Does what :func:`solve_groups` does; other rows than the problems' do not count.
-
-    Leaves whose Newton step is poor are small as a rule, so that their rows are
-    gathered first. The bits are those without gathering.
-    """
+    """Does what :func:`solve_groups` does, for few rows if so many are concerned."""
     counts = wanted[groups.group] & (groups.weights > 0)
     groups = groups._replace(weights=jnp.where(counts, groups.weights, 0.0))
     most = len(counts) // _ROWS_PER_GATHERED
@@ -319,21 +315,21 @@ def locate_minima(
       wanted: problems to solve.
       side: the slope of ``l1`` |c| where the minimum lies; None for 0.
     """
-    start, low, high = _bounds(objective.minimizer, groups)
-    step = _reach_bounds(step, low, high)
+    start, *ends = _bounds(objective.minimizer, groups)
 
     def slope(c):
         value, noise = _slope(objective, groups, c)
         return (value if side is None else value + side), noise
 
-    return find_minimum(slope, start, step, low=low, high=high, wanted=wanted)
+    step = _reach_bounds(step, *ends)
+    return find_minimum(slope, start, step, low=ends[0], high=ends[1], wanted=wanted)
 
 
 @elementwise
 def _reach_bounds(numpy, step, low, high):
-    """Returns a first step from which few probes lead to bounds that are far away."""
-    size = numpy.maximum(numpy.abs(low), numpy.abs(high))
-    return numpy.maximum(step, numpy.where(numpy.isfinite(size), _SHORTEST * size, 0.0))
+    """Returns a first step that few probes take to bounds far away."""
+    least = _SHORTEST * numpy.maximum(numpy.abs(low), numpy.abs(high))
+    return numpy.where(numpy.isfinite(least), numpy.maximum(step, least), step)
 
 
 @stage
@@ -388,8 +384,7 @@ def _sum_changes(groups, before, afters, steps):
 
 
 def _penalty(groups, c):
-    # Not the square of c, which would overflow before the product does.
-    quadratic = round_alone(round_alone(groups.penalty * c) * c / 2)
+    quadratic = round_alone(round_alone(groups.penalty * c) * c / 2)  # c^2 may overflow
     return quadratic if groups.l1 is None else quadratic + groups.l1 * jnp.abs(c)
 
 

@@ -54,8 +54,11 @@ def restore_bounds(
         return None
     scale = find_scale(unit)
     # Scaling may have clipped the bounds of the root; a division would not restore it.
-    kept = bounds == _scale_bounds(values.bounds, scale)
-    return jnp.where(kept, values.bounds, bounds / scale)
+    clipped, given = (
+        jnp.broadcast_to(root, bounds.shape)
+        for root in (_scale_bounds(values.bounds, scale), values.bounds)
+    )
+    return jnp.where(bounds == clipped, given, bounds / scale)
 
 
 def _scale_bounds(bounds, scale):
