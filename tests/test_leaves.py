@@ -21,7 +21,8 @@ from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.tracing import trace_loss
 from jboost.trees.groups import Groups
 from jboost.trees.initial import initial_score
-from jboost.trees.leaves import newton_step, solve_leaves
+from jboost.trees.leaves import solve_leaves
+from jboost.trees.newton import newton_step
 
 L = jb.losses
 ROWS, LEAVES = 12, 3  # the last leaf stays empty unless a test fills it

@@ -22,7 +22,8 @@ from jboost.boosting.state import (
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.sums import sum_channels
 from jboost.trees.groups import Groups
-from jboost.trees.leaves import keeps_steps, newton_step, solve_leaves
+from jboost.trees.leaves import keeps_steps, solve_leaves
+from jboost.trees.newton import newton_step
 from jboost.trees.tree import LeafSums, Tree
 
 

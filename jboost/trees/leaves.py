@@ -54,30 +54,6 @@ _ROWS_PER_GATHERED = 16  # if they are no more than one in so many
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
 
-def newton_step(
-    gradient: Float[Array, " L"],
-    curvature: Float[Array, " L"],
-    penalty: Float[Array, ""],
-    l1: Float[Array, ""] | None = None,
-) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
-    """Returns -G / (H + penalty) of each leaf (Chen and Guestrin 2016, eq. 5).
-
-    0 where H is not positive, as in XGBoost.
-
-    Args:
-      gradient, curvature: G and H, weighted sums over the leaf's rows.
-      l1: what G is moved by toward 0 first, as an l1 |c| in the objective asks.
-
-    Returns:
-      The values, and the decrease G^2 / (2 (H + penalty)) that they promise.
-    """
-    weight = jnp.where(curvature > 0, curvature + penalty, jnp.inf)
-    if l1 is not None:
-        gradient = gradient - jnp.clip(gradient, -l1, l1)
-    value = -gradient / weight
-    return value, -gradient * value / 2
-
-
 def solve_leaves(
     objective: Objective,
     groups: Groups,
@@ -96,7 +72,7 @@ def solve_leaves(
     ``"median_step"``: one step from the median, see :func:`step_from_median`.
 
     Args:
-      newton: gives what :func:`newton_step` returns.
+      newton: gives what :func:`jboost.trees.newton.newton_step` returns.
       leaf_solver: not "auto".
       bounds: least and greatest value of each leaf. The nearest value within is
         taken, which for a convex loss is the best one. With "line_search" the steps

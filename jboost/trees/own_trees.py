@@ -24,8 +24,8 @@ from jboost.numerics.sums import sum_channels
 from jboost.tables.categories import Categories
 from jboost.trees import growing
 from jboost.trees.growing import grow_levels
-from jboost.trees.leaves import newton_step
 from jboost.trees.limits import as_float
+from jboost.trees.newton import newton_step
 from jboost.trees.step_arguments import (
     add_categories,
     make_limits,
