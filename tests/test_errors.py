@@ -91,11 +91,11 @@ DATA = {
     ),
     "weights of a great sum": (
         dict(sample_weight=1e32 * ONES.astype(float)), ValueError,
-        r"sample_weight must sum to 1e-30 to 1e30, got ",
+        r"sample_weight must sum to 1e-30 to 1e\+30, got ",
     ),
     "weights of a small sum": (
         dict(sample_weight=1e-36 * ONES.astype(float)), ValueError,
-        r"sample_weight must sum to 1e-30 to 1e30, got ",
+        r"sample_weight must sum to 1e-30 to 1e\+30, got ",
     ),
     "y of 1e300": (
         dict(y=changed(Y.astype(float), 7, 1e300)), ValueError,

@@ -91,7 +91,7 @@ def test_columns_that_do_not_exist_are_refused(place, num_rows):
     model = replace(make_model(20, 4, 4), absent="zero")
     x = make_sparse(num_rows, 4, density=0.9)
     x.indices[-1] = place
-    with pytest.raises(ValueError, match="x must store"):
+    with pytest.raises(ValueError, match="x must be a valid sparse matrix"):
         jb.predict(model, x)
 
 
@@ -99,7 +99,7 @@ def test_rows_that_do_not_exist_are_refused():
     model = replace(make_model(20, 4, 4), absent="zero")
     x = make_sparse(3, 4, density=0.9)
     x.indptr[1] = 2**20
-    with pytest.raises(ValueError, match="x must store"):
+    with pytest.raises(ValueError, match="x must be a valid sparse matrix"):
         jb.predict(model, x)
 
 

@@ -25,8 +25,9 @@ def join_pairs(
 ) -> tuple[RawDerivatives, ...]:
     """Joins the derivatives of one score in ``gradient``, where both take work."""
     loss = problem.loss
-    simple = loss.quadratic or set(list_policies(problem.method)) == {"unit"}
-    if loss.coupled or loss.num_scores > 1 or simple:
+    if loss.coupled or loss.num_scores > 1 or loss.quadratic:
+        return raw
+    if set(list_policies(problem.method)) == {"unit"}:
         return raw
     nothing: Any = None
     return tuple(
@@ -38,21 +39,28 @@ def join_pairs(
 
 
 def split_pairs(
-    raw: tuple[RawDerivatives, ...], weights: Float[Array, " N"]
+    raw: tuple[RawDerivatives, ...],
+    weights: Float[Array, " N"],
+    regular: Bool[Array, ""] | None,
 ) -> tuple[tuple[RawDerivatives, ...], Bool[Array, ""]]:
-    """Undoes :func:`join_pairs`; returns whether all rows that count are finite."""
-    found = [_split(each, weights) for each in raw]
+    """Undoes :func:`join_pairs`; returns whether all rows that count are finite.
+
+    Args:
+      regular: what is returned instead, if it is known.
+    """
+    found = [_split(each, weights, regular) for each in raw]
     finite = jnp.all(jnp.stack([each for _, each in found]))
     return tuple(each for each, _ in found), finite
 
 
-def _split(raw, weights):
+def _split(raw, weights, regular):
     if raw.curvature is not None:
-        return raw, are_finite(raw.gradient, raw.curvature, weights)
+        pair = raw.gradient, raw.curvature
+        return raw, are_finite(*pair, weights) if regular is None else regular
     run = choose(cpu=grow_cpu.split_pairs, xla=take_parts)
     gradient, curvature, finite = run(raw.gradient[0], weights)
     raw = raw._replace(gradient=gradient[None], curvature=curvature[None])
-    return raw, every(finite)
+    return raw, every(finite) if regular is None else regular
 
 
 def take_parts(

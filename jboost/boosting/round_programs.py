@@ -231,8 +231,7 @@ def grow(
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     state = state._replace(sizes=derived.sizes)
-    raw, finite = split_pairs(derived.raw, data.weights)
-    regular = finite if derived.regular is None else derived.regular
+    raw, regular = split_pairs(derived.raw, data.weights, derived.regular)
     now = start_round(problem, scaling, state, raw)
 
     def grow_one(one):

@@ -115,7 +115,9 @@ def make_rules(
 
 def check_known(name: str, value: Any) -> float:
     """Checks that a value is a finite number >= 0 and returns it."""
-    checks.check_number(name, value, least=0.0)
+    checks.check_number(name, value, least=0.0, finite=False)
+    if not np.isfinite(float(value)):  # float64, unlike numbers of ``fit``
+        raise ValueError(f"{name} must be a number >= 0.0, got {value!r}")
     return float(value)
 
 
@@ -138,7 +140,7 @@ def check_table(
     weights = None
     if sample_weight is not None:
         with np.errstate(over="ignore"):  # becomes inf, which is rejected
-            check_weights(sample_weight, num_rows, "sample_weight")
+            check_weights(sample_weight, num_rows, "sample_weight", most=1e300)
         weights = np.asarray(read_values(sample_weight, "sample_weight"), np.float64)
     if isinstance(y, tuple | dict) or (isinstance(y, list) and not len(y)):
         raise TypeError(

@@ -59,10 +59,17 @@ def pseudo_huber(score, target, *, delta=1.0):
 
 def log_cosh(score, target):
     """Returns log cosh r: about r^2 / 2 for small |r|, |r| - log 2 for large |r|."""
-    residual = _residual(score, target)
+    return _log_cosh(_residual(score, target))
+
+
+@jax.custom_jvp
+def _log_cosh(residual):
     near = jnp.square(jnp.tanh(jnp.clip(residual, -1.0, 1.0)))  # keeps small ones
     far = jnp.logaddexp(residual, -residual) - jnp.log(2.0)
     return jnp.where(jnp.abs(residual) < 1, -jnp.log1p(-near) / 2, far)
+
+
+_log_cosh.defjvps(lambda moved, value, residual: jnp.tanh(residual) * moved)
 
 
 def quantile(score, target, *, tau=0.5):

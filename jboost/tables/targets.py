@@ -104,12 +104,13 @@ def match_targets(targets: Any, training: Any, weights: Any, name: str) -> Any:
 
 
 def check_weights(
-    weights: Any, num_rows: int, name: str, *, all_rows: bool = True
+    weights: Any, num_rows: int, name: str, *, all_rows: bool = True, most: float = 1e30
 ) -> Array | np.ndarray:
     """Returns weights as float32: finite, >= 0, and of a sum that float32 can bear.
 
     Args:
       all_rows: whether these are all rows; of some, all may have weight 0.
+      most: the greatest sum; by default such that sums of losses fit float32.
     """
     array = read_values(weights, name)
     array = array if isinstance(array, Tracer) else np.asarray(array)
@@ -127,9 +128,9 @@ def check_weights(
         tiny = f"at most {given.max()}, which is 0 in float32"
         got = tiny if np.any(given > 0) else "only zeros"
         raise ValueError(f"{name} must be positive in at least one row, got {got}")
-    least = 1e-30 if all_rows else 0.0  # so that sums of losses fit float32
-    if not least <= (total := np.sum(array, dtype=np.float64)) <= 1e30:
-        raise ValueError(f"{name} must sum to 1e-30 to 1e30, got {total:g}")
+    least = 1 / most if all_rows else 0.0
+    if not least <= (total := np.sum(array, dtype=np.float64)) <= most:
+        raise ValueError(f"{name} must sum to {least:.0e} to {most:.0e}, got {total:g}")
     return array
 
 

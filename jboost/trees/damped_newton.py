@@ -7,10 +7,11 @@ minimum.
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from jboost.entry.stages import elementwise, for_branches, repeat_while
+from jboost.entry.stages import elementwise, for_branches, repeat_while, stage
 from jboost.objective.evaluation import (
     gradients,
     loss_values,
@@ -108,20 +109,20 @@ def find_magnitudes(numpy, values):
     return numpy.abs(values)
 
 
-@elementwise
-def _take_step(numpy, state, slope, sizes, hessian) -> _NewtonStep:
-    unit = _units(numpy, hessian, sizes)
+@stage
+def _take_step(state, slope, sizes, hessian) -> _NewtonStep:
+    unit = _units(hessian, sizes)
     hessian = hessian * unit[:, None] * unit[None, :]
-    size = numpy.maximum(numpy.max(numpy.abs(hessian)), np.float32(1e-30))
-    curvature, axes = numpy.linalg.eigh(hessian)
+    size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
+    curvature, axes = jnp.linalg.eigh(hessian)
     slope = (unit * slope) @ axes
     # What is left of a sum that should be 0 says nothing. Where there is no curvature
     # either (scores of softmax may all be shifted), it would be followed far away.
-    noise = ROUNDING * numpy.max(unit * sizes)
-    slope = numpy.where(numpy.abs(slope) > noise, slope, 0.0)
-    step = -(axes @ (slope / (numpy.abs(curvature) + state.damping * size)))
-    length = numpy.max(numpy.abs(step)) * numpy.maximum(1.0, numpy.sqrt(size))
-    convex = numpy.min(curvature) >= -_CONCAVE * size
+    noise = ROUNDING * jnp.max(unit * sizes)
+    slope = jnp.where(jnp.abs(slope) > noise, slope, 0.0)
+    step = -(axes @ (slope / (jnp.abs(curvature) + state.damping * size)))
+    length = jnp.max(jnp.abs(step)) * jnp.maximum(1.0, jnp.sqrt(size))
+    convex = jnp.min(curvature) >= -_CONCAVE * size
     return _NewtonStep(state.point + unit * step, length, convex)
 
 
@@ -157,16 +158,14 @@ def _or_infinite(numpy, loss):
     return numpy.where(numpy.isfinite(loss), loss, np.inf)
 
 
-def _units(numpy, hessian, sizes):
+def _units(hessian, sizes):
     """Powers of two, by which scores of smaller curvature are multiplied.
 
     Scores without any curvature (the center of Laplace's distribution) are compared by
     the mean magnitudes of their gradients.
     """
-    least = np.float32(1e-30)
-    curvature = numpy.abs(numpy.diagonal(hessian))
-    ratio = curvature / numpy.maximum(numpy.max(curvature), least)
-    steepness = sizes / numpy.maximum(numpy.max(sizes), least)
-    ratio = numpy.where(curvature > 0, numpy.sqrt(ratio), steepness)
-    exponent = numpy.round(-numpy.log2(ratio))
-    return numpy.exp2(numpy.where(ratio > 0, exponent, 0.0))
+    curvature = jnp.abs(jnp.diagonal(hessian))
+    ratio = curvature / jnp.maximum(jnp.max(curvature), 1e-30)
+    steepness = sizes / jnp.maximum(jnp.max(sizes), 1e-30)
+    ratio = jnp.where(curvature > 0, jnp.sqrt(ratio), steepness)
+    return jnp.exp2(jnp.where(ratio > 0, jnp.round(-jnp.log2(ratio)), 0.0))
