@@ -195,7 +195,8 @@ def test_more_presses_harm_nothing(tmp_path, monkeypatch):
             jb.fit(X, Y, **call, num_rounds=100_000)
         except KeyboardInterrupt as error:
             kinds.append(type(error))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
     assert len(kinds) == 10
     number = jb.load(tmp_path / "run").num_rounds
