@@ -60,11 +60,15 @@ def trace_program(function, arguments, constants):
     """
     closed = jax.make_jaxpr(function)(*arguments)
     found: list[Any] = []
-    _read_constants(closed.jaxpr, closed.consts, found)
+    # Of several scores, XLA would fuse more than pays: exponentials are made again for
+    # every sum over the scores.
+    one = np.ndim(jax.tree.leaves(arguments)[0]) == 0
+    is_input = _is_number if one else _is_float
+    _read_constants(closed.jaxpr, closed.consts, is_input, found)
     shapes = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in found]
 
     def flat(hoisted, *inputs):
-        return _evaluate(closed.jaxpr, iter(hoisted), inputs)
+        return _evaluate(closed.jaxpr, iter(hoisted), is_input, inputs)
 
     jaxpr = jax.make_jaxpr(flat)(shapes, *jax.tree.leaves(arguments)).jaxpr
     return Program(
@@ -183,27 +187,27 @@ def _index_of(constant, constants):
     return len(constants) - 1
 
 
-def _read_constants(jaxpr, consts, found):
+def _read_constants(jaxpr, consts, is_input, found):
     """Collects closed-over arrays and float literals in :func:`_evaluate`'s order."""
     found.extend(consts)
     for equation in jaxpr.eqns:
         inner = _inlined_body(equation)
         for operand in equation.invars:
-            if _is_number(operand):
+            if is_input(operand):
                 found.append(np.asarray(operand.val, operand.aval.dtype))
         if inner is not None:
-            _read_constants(inner.jaxpr, inner.consts, found)
+            _read_constants(inner.jaxpr, inner.consts, is_input, found)
     for output in jaxpr.outvars:
-        if _is_number(output):
+        if is_input(output):
             found.append(np.asarray(output.val, output.aval.dtype))
 
 
-def _evaluate(jaxpr, hoisted, arguments):
+def _evaluate(jaxpr, hoisted, is_input, arguments):
     """Evaluates a jaxpr with calls inlined and float literals from ``hoisted``."""
     values = {}
 
     def read(operand):
-        if _is_number(operand):
+        if is_input(operand):
             return next(hoisted)
         if isinstance(operand, jex_core.Literal):
             return operand.val
@@ -216,7 +220,7 @@ def _evaluate(jaxpr, hoisted, arguments):
         inputs = [read(operand) for operand in equation.invars]
         inner = _inlined_body(equation)
         if inner is not None:
-            outputs = _evaluate(inner.jaxpr, hoisted, inputs)
+            outputs = _evaluate(inner.jaxpr, hoisted, is_input, inputs)
         else:
             outputs = equation.primitive.bind(*inputs, **equation.params)
             outputs = outputs if equation.primitive.multiple_results else [outputs]
@@ -237,17 +241,22 @@ def _inlined_body(equation):
     return None
 
 
-def _is_number(operand):
-    """Returns whether an operand is a float literal that becomes an input.
+def _is_float(operand):
+    """Returns whether an operand is a float literal."""
+    return isinstance(operand, jex_core.Literal) and jnp.issubdtype(
+        np.asarray(operand.val).dtype, jnp.floating
+    )
 
-    0, infinities and NaN, to which rules of differentiation compare, stay part of the
-    program: XLA then removes what they leave without effect.
+
+def _is_number(operand):
+    """Returns whether an operand is a float literal, but not 0, infinite or NaN.
+
+    Rules of differentiation compare with these. As parts of a program they let XLA
+    remove what they leave without effect.
     """
-    if not isinstance(operand, jex_core.Literal):
+    if not _is_float(operand):
         return False
     value = np.asarray(operand.val)
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        return False
     return bool(np.any(np.isfinite(value) & (value != 0)))
 
 
