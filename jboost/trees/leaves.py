@@ -51,7 +51,6 @@ _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _SHORTEST = 2.0**-40  # first step, relative to the bounds of the minimum
 _MANY_ROWS = 32_768  # from so many on, rows of poor leaves are gathered,
 _ROWS_PER_GATHERED = 16  # if they are no more than one in so many
-_MATTERS = 1 / 16  # of the mean of all leaves: a promise that is worth a look at slopes
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
 
@@ -160,9 +159,9 @@ def keeps_steps(
     (change, noise), *_ = _loss_changes(objective, groups, [step], before)
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
-    # Not for leaves that promise next to nothing: most trees have some.
-    matters = promised >= _MATTERS * jnp.mean(promised)
-    hidden = kept & matters & (noise >= _KEPT * promised) & (step != 0)
+    # Leaves that promise next to nothing, of which most trees have some, do not count.
+    usual = jnp.nanmedian(jnp.where(promised > 0, promised, jnp.nan))
+    hidden = kept & (noise >= _KEPT * jnp.fmax(promised, usual)) & (step != 0)
 
     def ask_slopes(step):
         slope, error = _slope(objective, groups, step)
