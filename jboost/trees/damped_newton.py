@@ -98,24 +98,14 @@ def _begin(numpy, start, loss, wanted) -> _Newton:
     return _Newton(numpy.int32(0), start, damping, loss, first, yes)
 
 
-def _propose(state, slopes, hessian, weights) -> _NewtonStep:
-    sizes = weighted_mean(find_magnitudes(slopes), weights)
-    return _take_step(state, weighted_mean(slopes, weights), sizes, hessian)
-
-
-@elementwise
-def find_magnitudes(numpy, values):
-    """Returns absolute values."""
-    return numpy.abs(values)
-
-
 @stage
-def _take_step(state, slope, sizes, hessian) -> _NewtonStep:
+def _propose(state, slopes, hessian, weights) -> _NewtonStep:
+    sizes = weighted_mean(jnp.abs(slopes), weights)
     unit = _units(hessian, sizes)
     hessian = hessian * unit[:, None] * unit[None, :]
     size = jnp.maximum(jnp.max(jnp.abs(hessian)), 1e-30)
     curvature, axes = jnp.linalg.eigh(hessian)
-    slope = (unit * slope) @ axes
+    slope = (unit * weighted_mean(slopes, weights)) @ axes
     # What is left of a sum that should be 0 says nothing. Where there is no curvature
     # either (scores of softmax may all be shifted), it would be followed far away.
     noise = ROUNDING * jnp.max(unit * sizes)
@@ -136,7 +126,7 @@ def _judge_step(numpy, state, proposal, loss) -> _Newton:
     loss, damping = _or_infinite(numpy, loss), state.damping
     # Close to the minimum the loss is flat to the last bits, the gradient is not.
     better = loss <= state.loss + ROUNDING * numpy.abs(state.loss)
-    less = numpy.maximum(damping / 10, np.float32(1e-6))
+    less = numpy.maximum(damping * np.float32(0.1), np.float32(1e-6))
     given_up = numpy.where(damping > 1e6, 0.0, state.moved)
     return _Newton(
         turn=state.turn + 1,

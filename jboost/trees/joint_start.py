@@ -36,12 +36,7 @@ from jboost.objective.evaluation import (
     mean_of_rows,
     weighted_mean,
 )
-from jboost.trees.damped_newton import (
-    ROUNDING,
-    damped_newton,
-    find_magnitudes,
-    move_scores,
-)
+from jboost.trees.damped_newton import ROUNDING, damped_newton, move_scores
 from jboost.trees.groups import Groups
 from jboost.trees.implicit import derive_joint_start
 from jboost.trees.leaves import locate_minima
@@ -275,9 +270,14 @@ def _judge(objective, offset, weights, point):
 
 
 def _make_merit(point, slopes, values, weights) -> _Merit:
-    sizes = weighted_mean(find_magnitudes(slopes), weights)
+    sizes = weighted_mean(_find_magnitudes(slopes), weights)
     means = weighted_mean(slopes, weights), weighted_mean(values, weights)
     return _conclude_merit(point, sizes, *means)
+
+
+@elementwise
+def _find_magnitudes(numpy, values):
+    return numpy.abs(values)
 
 
 @elementwise
