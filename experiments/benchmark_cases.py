@@ -261,7 +261,7 @@ def time_medium() -> list[Step]:
              Line(TRAINING, f"{label}, shared trees", 0.7, 0.4,
                   subject="jboost-shared"),
              repeats=4),
-        *time_losses(CLASSES._replace(num_classes=0), GROUPED),
+        *time_losses(CLASSES._replace(num_classes=0, high=26), GROUPED),
         *(
             make(f"train sparse {density:.0%}", "train",
                  SPARSE._replace(density=density), BOOSTERS,
