@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 def no_sizes(num_scores: int) -> Sizes:
     """Returns the sizes before the first round, which are no good guess."""
-    each, one = jnp.zeros(num_scores), jnp.zeros(())
+    each, one = jnp.zeros(num_scores, jnp.float32), jnp.float32(0)
     return Sizes([each, one, each, each], [each, each, each, one])
 
 

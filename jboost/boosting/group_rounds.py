@@ -81,10 +81,10 @@ def find_group_start(
             value = jnp.where(jnp.isnan(value), point[0] - start[k], value)
             return value[None], jnp.where(jnp.isnan(error), 0.0, error)[None]
 
-        unbounded = jnp.full(1, jnp.inf)
+        unbounded = jnp.full(1, jnp.inf, jnp.float32)
         found = find_minimum(
-            slope_at, start[k][None], jnp.full(1, _FIRST_STEP), low=-unbounded,
-            high=unbounded, wanted=~flat[None], num_probes=_PROBES,
+            slope_at, start[k][None], jnp.full(1, _FIRST_STEP, jnp.float32),
+            low=-unbounded, high=unbounded, wanted=~flat[None], num_probes=_PROBES,
         )  # fmt: skip
         good = found.strict[0] & ~flat
         return jnp.where(good, start.at[k].set(found.point[0]), start), flat
@@ -93,7 +93,7 @@ def find_group_start(
     numbers = jnp.tile(
         jnp.arange(num_scores, dtype=jnp.int32), _SWEEPS if num_scores > 1 else 1
     )
-    start, flat = jax.lax.scan(solve, jnp.zeros(num_scores), numbers)
+    start, flat = jax.lax.scan(solve, jnp.zeros(num_scores, jnp.float32), numbers)
     return start, jnp.all(flat)
 
 

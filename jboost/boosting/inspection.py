@@ -182,7 +182,9 @@ def _look_along(loss, k, policy, size, constants, targets, points, reach):
     center = jnp.where(jnp.isfinite(minimizer), minimizer, 0.0)
     unit = jnp.maximum(jnp.abs(center), 1.0)
     if points is None:
-        side = _CLOSEST * (reach / _CLOSEST) ** jnp.linspace(0.0, 1.0, _POINTS)
+        side = _CLOSEST * (reach / _CLOSEST) ** jnp.linspace(
+            0.0, 1.0, _POINTS, dtype=jnp.float32
+        )
         steps = jnp.concatenate([-side[::-1], jnp.zeros(1, jnp.float32), side])
         points = center + unit * steps
     scores = origin.at[k].set(points)

@@ -22,7 +22,8 @@ def learning_rates(
     if not callable(learning_rate):
         checks.check_number("learning_rate", learning_rate, above=0.0)
         if isinstance(learning_rate, Tracer):
-            return jnp.broadcast_to(learning_rate, (num_rounds,))
+            rate = jnp.asarray(learning_rate, jnp.float32)
+            return jnp.broadcast_to(rate, (num_rounds,))
         return np.full(num_rounds, learning_rate, np.float32)
     rates: list[Any] = []
     # Under jit, schedules written in jax.numpy are evaluated now instead of traced.

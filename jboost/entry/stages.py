@@ -31,6 +31,7 @@ from jboost.entry.programs import compiled
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 MANY = 2**18  # numbers in an operand that NumPy takes longer over than XLA
+_NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32}
 _ARRAY = "array"  # stands for an array among static operands
 _from_host: ContextVar[bool] = ContextVar("from_host", default=False)
 _for_host: ContextVar[bool] = ContextVar("for_host", default=False)
@@ -118,9 +119,18 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
             return staged(*operands)
         with np.errstate(all="ignore"):
             found = function(np, *jax.tree.map(np.asarray, operands))
-        return jax.device_put(found)
+        return jax.device_put(jax.tree.map(_narrow, found))
 
     return run
+
+
+def _narrow(values):
+    """Returns 32-bit numbers for the 64-bit ones that NumPy makes of Python's.
+
+    JAX does the same, but not with ``jax_enable_x64``.
+    """
+    narrow = _NARROW.get(values.dtype)
+    return values if narrow is None else values.astype(narrow)
 
 
 def _is_at_hand(leaf):

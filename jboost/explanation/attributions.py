@@ -392,5 +392,5 @@ def fill_diagonal(
     pairs: Float[Array, "F F N"], values: Float[Array, "F N"]
 ) -> Float[Array, "F F N"]:
     """Sets the diagonal so that the rows of interactions sum to the values."""
-    index = jnp.arange(values.shape[0])
+    index = jnp.arange(values.shape[0], dtype=jnp.int32)
     return pairs.at[index, index].set(values - jnp.sum(pairs, axis=1))

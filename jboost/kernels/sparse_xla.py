@@ -31,7 +31,7 @@ def histogram(
         num_nodes * num_features * num_bins,
     ).reshape(num_nodes, num_features, num_bins, num_channels)
     total = segment_sum(channels, node, num_nodes)
-    rest = total[:, None] - jnp.sum(stored, axis=2)
+    rest = total[:, None] - jnp.sum(stored, axis=2, dtype=stored.dtype)
     every = jnp.arange(num_features, dtype=jnp.int32)
     return stored.at[:, every, absent.astype(jnp.int32)].add(rest)
 

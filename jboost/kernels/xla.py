@@ -35,7 +35,7 @@ def select_rows(
     slot = jnp.where(chosen, position - 1, size)
     every = jnp.arange(num_rows, dtype=jnp.int32)
     rows = jnp.zeros(size, jnp.int32).at[slot].set(every, mode="drop")
-    return rows, jnp.arange(size) < position[-1]
+    return rows, jnp.arange(size, dtype=jnp.int32) < position[-1]
 
 
 def segment_sum(values, key, num_segments):

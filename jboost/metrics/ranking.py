@@ -71,7 +71,9 @@ def ndcg(
     at = size if at is None else min(at, size)
     ranks = jnp.arange(size, dtype=jnp.float32)
     discounts = jnp.where(ranks < at, discount(ranks), 0)
-    shared = jnp.zeros(size).at[ranking.first].add(discounts)[ranking.first]
+    shared = (
+        jnp.zeros(size, jnp.float32).at[ranking.first].add(discounts)[ranking.first]
+    )
     shared /= (ranking.last - ranking.first + 1).astype(jnp.float32)
     gains = find_gains(targets, ranking.real)
     ideal = find_ideal(gains, at)

@@ -45,12 +45,13 @@ def sample_in_xla(
     def narrow(eligible):
         index = jnp.arange(eligible.shape[0], dtype=jnp.uint32)
         hashes = hash_words(index, seed)
-        wanted = _count_wanted(jnp.sum(eligible), fraction)
+        wanted = _count_wanted(jnp.sum(eligible, dtype=jnp.int32), fraction)
 
         def settle_bit(step, bound):
             """Sets the next bit of the bound if too few hashes lie below it."""
             bit = jnp.uint32(1) << jnp.asarray(31 - step, jnp.uint32)
-            fewer = jnp.sum(eligible & (hashes < bound + bit)) < wanted
+            below = eligible & (hashes < bound + bit)
+            fewer = jnp.sum(below, dtype=jnp.int32) < wanted
             return jnp.where(fewer, bound + bit, bound)
 
         # The largest bound with fewer than k hashes below it is the k-th least hash.
@@ -78,7 +79,7 @@ def _sample_sharded(seed, eligible, fraction):
             left, bound, wanted = state
             shift = jnp.asarray(_DIGIT * (rounds - 1 - step), jnp.uint32)
             digit = ((hashes >> shift) & (size - 1)).astype(jnp.int32)
-            one = jnp.where(left, 1, 0)
+            one = left.astype(jnp.int32)
             counts = jnp.zeros(size, jnp.int32).at[digit].add(one)
             upto = jnp.cumsum(total(counts))
             wanted = jnp.where(step == 0, _count_wanted(upto[-1], fraction), wanted)

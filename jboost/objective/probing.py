@@ -262,7 +262,9 @@ def _replace_small(objective, scores, probe, average):
 
     def add_entry(number, diagonal):
         k, at = number // width, number % width
-        chosen = (place == at)[None] & (jnp.arange(num_scores) == k)[:, None]
+        chosen = (place == at)[None] & (jnp.arange(num_scores, dtype=jnp.int32) == k)[
+            :, None
+        ]
         direction = chosen.astype(jnp.float32)
         return jnp.where(chosen, product(direction), diagonal)
 

@@ -72,7 +72,7 @@ def _compare(loss, part, parameters, num_scores):
             return True
     shape = (size,) if num_scores == 1 else (size, num_scores)
     scores = np.random.default_rng(_SEED).normal(size=shape).astype(np.float32)
-    named = {"weights": jnp.ones(size)} if inputs.needs_weights else {}
+    named = {"weights": jnp.ones(size, jnp.float32)} if inputs.needs_weights else {}
     named |= {"key": jax.random.key(0)} if inputs.key else {}
 
     def of_group(scores, targets):

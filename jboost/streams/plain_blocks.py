@@ -305,12 +305,12 @@ def _count_sides(histogram, split):
     """Counts rows in the bag by slot: at or below the threshold, above, missing."""
     slots, _, num_bins, _ = histogram.shape
     # The last channel counts rows, also where it is the curvature of uniform ones.
-    count = histogram[jnp.arange(slots), split.feature, :, -1]
-    code = jnp.arange(num_bins)[None, :]
+    count = histogram[jnp.arange(slots, dtype=jnp.int32), split.feature, :, -1]
+    code = jnp.arange(num_bins, dtype=jnp.int32)[None, :]
     below = (code > MISSING) & (code <= split.threshold[:, None])
-    left = jnp.sum(jnp.where(below, count, 0), axis=1)
+    left = jnp.sum(jnp.where(below, count, 0), axis=1, dtype=count.dtype)
     missing = count[:, MISSING]
-    right = jnp.sum(count, axis=1) - left - missing
+    right = jnp.sum(count, axis=1, dtype=count.dtype) - left - missing
     return jnp.stack([left, right, missing], axis=1)
 
 

@@ -159,7 +159,7 @@ def _propose_natively(codes, mass, *, num_bins):
 
 def _propose_plainly(codes, mass, *, num_bins):
     num_rows = mass.shape[0]
-    last = jnp.arange(num_rows) == num_rows - 1
+    last = jnp.arange(num_rows, dtype=jnp.int32) == num_rows - 1
 
     def propose_feature(pair):
         codes, rows = pair
@@ -203,7 +203,8 @@ def measure(
     """
     least = jnp.min(jnp.where(in_bag > 0, values, jnp.inf))
     values = jnp.where(in_bag > 0, values, 0.0)
-    fixed = choose_scale(values[None, :], jnp.sum(in_bag > 0), in_bag)
+    num_in_bag = jnp.sum(in_bag > 0, dtype=jnp.int32)
+    fixed = choose_scale(values[None, :], num_in_bag, in_bag)
     # Rows of equal mass are rounded alike, which keeps their quantiles exact.
     differs = least < jnp.max(values)
     fixed = fixed._replace(stochastic=fixed.stochastic & differs)

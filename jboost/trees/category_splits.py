@@ -191,7 +191,7 @@ def _shrink(sums, squares, total, smoothing):
     gradients, which is less than 2^31. No product feeds a sum, which some compilers
     would contract and others not; a maximum with 0 changes nothing, and is between.
     """
-    code = jnp.arange(sums.shape[2])
+    code = jnp.arange(sums.shape[2], dtype=jnp.int32)
     known = jnp.where(code > MISSING, sums[:2], 0)
     gradient, weight = known.astype(jnp.float32)
     heavy = weight > 0
@@ -244,7 +244,7 @@ def _rank_codes(sums, shrunk, onehot, varies):
     key = jnp.where(onehot | (mean == 0), 0.0, mean)
     key = jnp.where(seen, key, jnp.inf)
     _, order = jax.lax.sort((key, code), num_keys=1, is_stable=True)
-    count = jnp.sum(seen, axis=1, keepdims=True)
+    count = jnp.sum(seen, axis=1, keepdims=True, dtype=jnp.int32)
     filled = code < count
     by_rank = jnp.take_along_axis(shrunk, order[None], axis=2)
     by_rank = jnp.where(filled[None], by_rank, 0)

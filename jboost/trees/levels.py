@@ -184,7 +184,7 @@ def settle_splits(
         absent = jnp.where(missing_left[:, None], split.absent_codes, jnp.uint32(0))
         left_codes |= absent
     left = count[:, 0] + jnp.where(missing_left, count[:, 2], 0)
-    left_smaller = 2 * left <= jnp.sum(count, axis=1)
+    left_smaller = 2 * left <= jnp.sum(count, axis=1, dtype=count.dtype)
     settled = split._replace(
         threshold=threshold,
         missing_left=missing_left,
@@ -210,7 +210,7 @@ class Pairs(NamedTuple):
 
 def pair_children(position: Int32[Array, " M"], split: Split, slots: int) -> Pairs:
     """Gives the children slots, of which the next level has so many."""
-    num_found = jnp.sum(split.found)
+    num_found = jnp.sum(split.found, dtype=jnp.int32)
     every = jnp.arange(position.shape[0], dtype=jnp.int32)
     pair = jnp.where(split.found, jnp.cumsum(split.found) - 1, slots).astype(jnp.int32)
     source = jnp.zeros(max(1, slots // 2), jnp.int32).at[pair].set(every, mode="drop")

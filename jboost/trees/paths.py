@@ -76,7 +76,11 @@ def keep_best(
     if paths.free is None:
         return found
     order = jnp.argsort(jnp.where(found, -gain, jnp.inf), stable=True)
-    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0]))
+    rank = (
+        jnp.zeros_like(order)
+        .at[order]
+        .set(jnp.arange(order.shape[0], dtype=order.dtype))
+    )
     return found & (rank < paths.free)
 
 

@@ -96,8 +96,9 @@ def grow_plainly(
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
     state = _make_root(root, gradient.shape[0], leaf, slots, path)
     state = jax.lax.fori_loop(
-        0, shared, lambda level, state: grow_level(level, state, slots), state
-    )
+        0, shared, lambda level, state: grow_level(jnp.int32(level), state, slots),
+        state,
+    )  # fmt: skip
     for level in range(shared, max_depth):
         state = grow_level(level, state, min(2 ** min(level + 1, max_depth - 1), most))
     bounds = restore_bounds(state.paths.leaf_bounds, given, rows.unit)

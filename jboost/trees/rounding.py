@@ -46,7 +46,7 @@ def measure_rows(
 ) -> Measure:
     """Chooses the scales by which all rows are rounded."""
     values = _mask_rows(gradient, curvature, in_bag)
-    num_in_bag = total(jnp.sum(in_bag > 0))
+    num_in_bag = total(jnp.sum(in_bag > 0, dtype=jnp.int32))
     fixed = choose_scale(values, num_in_bag, in_bag)
     largest = most(jnp.max(values[1])) if uniform else None
     return make_measure(fixed, num_in_bag, largest)

@@ -110,7 +110,7 @@ def _distant_point(number, scores):
     k, number = number % num_scores, number // num_scores
     powers = jnp.asarray(16.0 ** np.arange(-1, _PROBES - 1), jnp.float32)
     sign, distance = 1.0 - 2.0 * jnp.float32(number % 2), powers[number // 2]
-    along = (jnp.arange(num_scores) == k)[:, None]
+    along = (jnp.arange(num_scores, dtype=jnp.int32) == k)[:, None]
     return scores + jnp.where(along, sign * distance * size, 0.0)
 
 

@@ -109,11 +109,13 @@ def search_split(
     else:
         parent, _, _ = limited_score(total, unit, l2, values)
         # Above the last threshold are no values, only missing ones.
-        inside = (jnp.arange(num_bins) < num_bins - 1)[None, :]
+        inside = (jnp.arange(num_bins, dtype=jnp.int32) < num_bins - 1)[None, :]
         sign = jnp.where(inside, values.monotone[:, None], 0)
         gain_of = partial(limited_gain, parent, unit, l2, values, sign)
     # Code 0 is no threshold: "all values right" mirrors "all values left".
-    allowed = features[:, None] & (jnp.arange(num_bins) > MISSING)[None, :]
+    allowed = (
+        features[:, None] & (jnp.arange(num_bins, dtype=jnp.int32) > MISSING)[None, :]
+    )
 
     def measure(left, right):
         admissible = allowed & are_large_enough(left, right, unit, least)
