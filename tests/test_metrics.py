@@ -16,8 +16,8 @@ from sklearn.base import clone
 import jboost as jb
 from jboost.metrics import METRICS
 from jboost.sklearn import JBoostClassifier, JBoostRegressor
-from jboost.training.history import Record
 from jboost.training.metric_calls import evaluate_metric
+from jboost.training.record import Record
 from jboost.training.scoring import Criterion, bind_metrics, check_metrics
 
 N = 60
@@ -329,12 +329,10 @@ def test_a_metric_that_is_not_finite_is_never_best():
     record = Record(
         bins=None, init_score=0.0, set_names=("validation",), named=False,
         no_trees=None, choices={}, bagged=False, metric_names=("m",),
-        by=Criterion("m", "max"),
+        measured=("train", "validation"), by=Criterion("m", "max"),
     )  # fmt: skip
     for value in values:
-        record.train_loss.append(1.0)
-        record.set_losses.append(np.array([1.0]))
-        record.metrics.append({"validation": {"m": value}})
+        record.add((), [1.0], [[1.0]], [[[9.0], [value]]], None, [()])
     assert [record.best_round(n) for n in range(1, 5)] == [0, 0, 0, 0]
 
 

@@ -331,18 +331,18 @@ def agree(*kinds: type[Exception]) -> Iterator[None]:
       Exception: what the block raised here; elsewhere the same kind, with the number
         of the first process where it failed.
     """
-    kinds, failure, number = kinds or (TypeError, ValueError), None, 0
+    kinds, failures, number = kinds or (TypeError, ValueError), [], 0
     try:
         yield
     except kinds as error:
-        failure = error
+        failures.append(error)
         number = 1 + [isinstance(error, kind) for kind in kinds].index(True)
     found = gather_numbers(number)
     if not any(found):
         return
-    texts = gather_texts("" if failure is None else str(failure))
-    if failure is not None:
-        raise failure
+    texts = gather_texts("".join(map(str, failures)))
+    if failures:
+        raise failures.pop()  # its traceback holds this frame: a cycle would keep rows
     rank = next(rank for rank, number in enumerate(found) if number)
     raise kinds[found[rank] - 1](f"process {rank}: {texts[rank]}")
 
@@ -355,13 +355,13 @@ def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:
     """
     if num_processes() == 1:
         return function()
-    result, failure = None, None
+    result, kind, failures = None, 0, []
     if process_number() == 0:
         try:
             result = function()
         except (OSError, ValueError) as error:
-            failure, result = error, str(error).encode("utf-8", "replace")
-    kind = 2 * isinstance(failure, OSError) or 1 * isinstance(failure, ValueError)
+            failures, result = [error], str(error).encode("utf-8", "replace")
+            kind = 2 if isinstance(error, OSError) else 1
     size = -1 if result is None else len(result)
     kind, size = multihost_utils.broadcast_one_to_all(np.array([kind, size], np.int32))
     if size >= 0:
@@ -371,9 +371,9 @@ def run_on_first(function: Callable[[], bytes | None]) -> bytes | None:
         padded = np.asarray(multihost_utils.broadcast_one_to_all(padded))
         result = padded.view(np.uint8)[:size].tobytes()
     if kind:
-        error = OSError if kind == 2 else ValueError
-        assert result is not None
-        raise failure or error(f"on process 0: {result.decode()}")
+        if failures or result is None:
+            raise failures.pop()
+        raise (ValueError, OSError)[kind - 1](f"on process 0: {result.decode()}")
     return result
 
 

@@ -245,12 +245,16 @@ def truncate(model: Ensemble, num_rounds: int) -> Ensemble:
 
 def map_rounds(change: Callable[[Any], Any], model: Ensemble) -> Ensemble:
     """Applies ``change`` to all arrays of the model that have an axis of rounds."""
+    return replace(model, **jax.tree.map(change, rounds_of(model)))
+
+
+def rounds_of(model: Ensemble) -> dict[str, Any]:
+    """Returns the fields whose arrays have an axis of rounds, by name."""
     names = (
         "feature", "threshold", "missing_left", "leaf_value", "sums", "left_codes",
         "links",
     )  # fmt: skip
-    parts = {name: getattr(model, name) for name in names}
-    return replace(model, **jax.tree.map(change, parts))
+    return {name: getattr(model, name) for name in names}
 
 
 def read_model(model: Any) -> Ensemble:

@@ -25,9 +25,10 @@ from jboost.selection.runs import (
 from jboost.training.chunks import (
     no_trees,
 )
-from jboost.training.history import UNNAMED, Record, TrainingError, explain_divergence
+from jboost.training.history import UNNAMED, TrainingError, explain_divergence
 from jboost.training.metric_calls import GroupMetric, evaluate_metric
 from jboost.training.pacing import advance
+from jboost.training.record import Record
 from jboost.training.rows import PaddedRows
 from jboost.training.scoring import Criterion, describe_call
 from jboost.trees.tree import Tree
@@ -174,15 +175,15 @@ def record_chunk(
     for point, curve in enumerate(curves):
         if curve.over:
             continue
+        if trees is not None:  # of all rounds: errors of one have those before it
+            own = jax.tree.map(lambda a: a[point, :, :count], trees)  # noqa: B023
+            curve.trees.append(own)
         for entry in range(count):
             seen = None if scores is None else scores[point, :, entry]
             current = jax.tree.map(lambda a: a[point, :, entry], parameters)  # noqa: B023
             _record_round(study, curve, losses[point, :, entry], seen, current)
             if curve.over:
                 break
-        if trees is not None:
-            own = jax.tree.map(lambda a: a[point, :, :count], trees)  # noqa: B023
-            curve.trees.append(own)
     least = min(curve.values[curve.best] for curve in curves if curve.values)
     shown = -least if study.by.direction == "max" else least
     advance(bar, count, {"best": shown})
@@ -252,8 +253,8 @@ def _raise_at(study, curve, losses):
 
 def make_record(study: Study, curve: Curve, fold: int) -> Record:
     """Returns the rounds of one fold as ``fit`` would have recorded them."""
-    held_out = curve.by_fold()[fold]
-    return Record(
+    parameters = [jax.tree.map(lambda a: a[fold], each) for each in curve.parameters]
+    record = Record(
         bins=study.bins,
         init_score=curve.init_score[fold],
         set_names=(UNNAMED,),
@@ -263,20 +264,25 @@ def make_record(study: Study, curve: Curve, fold: int) -> Record:
         bagged=False,
         feature_names=study.names,
         metric_names=study.metrics,
+        measured=(UNNAMED,),
         by=study.by,
-        trees=[
-            jax.tree.map(lambda a: a[fold, entry], trees)  # noqa: B023
-            for trees in curve.trees
-            for entry in range(trees.feature.shape[1])
-        ],
-        train_loss=curve.by_fold(column=0)[fold].tolist(),
-        set_losses=[np.array([loss]) for loss in held_out],
-        metrics=[
-            {UNNAMED: {name: float(column[fold]) for name, column in values.items()}}
-            for values in curve.metrics
-        ],
-        parameters=[jax.tree.map(lambda a: a[fold], each) for each in curve.parameters],
+        parameters=parameters[:1],
     )
+    trees = record.no_trees
+    if curve.trees:
+        join = lambda *arrays: np.concatenate([a[fold] for a in arrays])  # noqa: E731
+        trees = jax.tree.map(join, *curve.trees)
+    metrics = [[each[name][fold] for name in study.metrics] for each in curve.metrics]
+    number = curve.num_rounds
+    record.add(
+        trees,
+        curve.by_fold(column=0)[fold],
+        curve.by_fold()[fold][:, None],
+        np.array(metrics).reshape(number, 1, len(study.metrics)),
+        None,
+        parameters[1:],
+    )
+    return record
 
 
 def _spread_rows(study, rows, arguments):

@@ -30,7 +30,7 @@ from jboost.model.files import pack, unpack
 from jboost.training.chunks import Job, Position
 from jboost.training.continuing import add_model
 from jboost.training.fingerprints import Fingerprint, compare_fingerprints
-from jboost.training.history import Record
+from jboost.training.record import Record
 
 _STATE = (
     "init_score", "pointed", "endless", "least_rows", "first_mean", "concentration",

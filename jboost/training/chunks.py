@@ -211,7 +211,8 @@ class ArrayRunner:
         self._row_losses = state.scores, row_losses
         words, stored = jax.device_get((words, stored._replace(snapshots=())))
         stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
-        trees = unpack(words, self._one_round_trees(position))
+        # A copy: the rounds would keep the memory of those that were not made.
+        trees = unpack(words[:count].copy(), self._one_round_trees(position))
         made = unpack(stored.numbers, self._summary(position))
         return Position(state, set_scores), stored, trees, made
 

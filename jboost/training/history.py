@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records training: losses and metrics by round, and the model after any round.
+"""What training returns besides the model: curves, and errors that carry them.
 
-In: trees and losses, round by round. Out: a History, and an Ensemble.
+In: losses and metrics by round. Out: a History.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from jboost.codes.bins import Bins
 from jboost.entry.packages import import_pandas
 from jboost.entry.representation import MOST_LINES, cut
-from jboost.model.ensemble import Ensemble, to_ensemble, truncate
-from jboost.training.joining import append_rounds
+from jboost.model.ensemble import Ensemble
 from jboost.training.scoring import BY_LOSS, Criterion
-from jboost.trees.tree import BoostedTrees, Tree
 
 UNNAMED = "validation"  # the name of a set that was given without one
 
@@ -114,7 +110,7 @@ class TrainingError(RuntimeError):
     model: Ensemble
     history: History
 
-    def __init__(self, message: str, record: "Record", round: int):
+    def __init__(self, message: str, record: Any, round: int):
         super().__init__(message)
         kept = record.num_rounds
         self.round = round
@@ -196,161 +192,6 @@ def explain_divergence(losses: Sequence[float], value: float) -> str:
             "that is not taken must be finite, too"
         )
     return advice
-
-
-@dataclass
-class Record:
-    """The rounds so far on the host: one list entry per round.
-
-    The trees of ``before`` come first: those of a model that training continues from,
-    and the first ``restored`` rounds of this run if it continues from a checkpoint. The
-    file now holds ``kept`` rounds of it.
-    """
-
-    bins: Bins
-    init_score: Any  # [] or [K], NumPy, as the trees
-    set_names: tuple[str, ...]
-    named: bool  # whether the sets were given by name
-    no_trees: Tree  # arrays of zero rounds
-    choices: dict[str, Any]
-    bagged: bool  # whether rounds leave rows out
-    feature_names: tuple[str, ...] | None = None
-    metric_names: tuple[str, ...] = ()
-    before: Ensemble | None = None
-    restored: int = 0
-    kept: int = 0
-    by: Criterion = BY_LOSS
-    trees: list[Tree] = field(default_factory=list)
-    train_loss: list[float] = field(default_factory=list)
-    set_losses: list[np.ndarray] = field(default_factory=list)
-    metrics: list[dict[str, dict[str, float]]] = field(default_factory=list)
-    improvement: list[float] = field(default_factory=list)
-    # Of an adaptive loss, else (): at the start, then after each round.
-    parameters: list[Any] = field(default_factory=list)
-
-    @property
-    def num_rounds(self) -> int:
-        """How many rounds have been recorded."""
-        return len(self.train_loss)
-
-    def best_round(self, num_rounds: int) -> int:
-        """Returns the best of the first ``num_rounds``; what is not finite never is."""
-        if not self.set_names or num_rounds == 0:
-            return num_rounds - 1
-        values = [losses[0] for losses in self.set_losses[:num_rounds]]
-        if self.by.metric is not None:
-            rows = self.metrics[:num_rounds]
-            values = [row[self.set_names[0]][self.by.metric] for row in rows]
-        return int(np.argmin(self.by.rank(values)))
-
-    def model(self, num_rounds: int) -> Ensemble:
-        """Returns the ensemble after the first ``num_rounds`` rounds."""
-        before, count = self.before, num_rounds - self.restored
-        if before is not None and count <= 0:
-            return truncate(before, before.num_rounds + count)
-        trees = self.no_trees
-        if count:
-            stack = lambda *arrays: np.stack(arrays)  # noqa: E731
-            trees = jax.tree.map(stack, *self.trees[:count])
-        model = to_ensemble(BoostedTrees(trees, self.init_score), self.bins)
-        model = replace(model, feature_names=self.feature_names)
-        return model if before is None else append_rounds(before, model)
-
-    def table(self) -> dict[str, np.ndarray]:
-        """Returns the history as arrays, with an entry per round."""
-        number, sets = self.num_rounds, ("train", *self.set_names)
-        metrics = [
-            [[row[name][metric] for metric in self.metric_names] for name in sets]
-            for row in self.metrics
-            if self.metric_names
-        ]
-        return {
-            "train_loss": np.array(self.train_loss, np.float64),
-            "set_losses": np.array(self.set_losses, np.float64).reshape(
-                number, len(self.set_names)
-            ),
-            "metrics": np.array(metrics, np.float64),
-            "improvement": np.array(self.improvement, np.float64),
-            **self._stack_parameters(),
-        }
-
-    def _stack_parameters(self) -> dict[str, np.ndarray]:
-        leaves = [jax.tree.leaves(each) for each in self.parameters]
-        columns = enumerate(zip(*leaves, strict=True))
-        return {f"parameters.{number}": np.stack(column) for number, column in columns}
-
-    def restore(self, model: Ensemble, table: dict[str, np.ndarray]) -> None:
-        """Takes the rounds of an interrupted run of the same call as its own.
-
-        Raises:
-          ValueError: an array has another shape than :meth:`table` gives it.
-        """
-        self._check_table(table)
-        self.before, self.restored = model, len(table["train_loss"])
-        self.kept = self.restored
-        self.train_loss = table["train_loss"].tolist()
-        self.set_losses = [*table["set_losses"]]
-        self.improvement = table["improvement"].tolist()
-        structure = jax.tree.structure(self.parameters[0])
-        columns = [table[name] for name in self._stack_parameters()]
-        self.parameters = [
-            jax.tree.unflatten(structure, [column[number] for column in columns])
-            for number in range(self.restored + 1)
-        ]
-        sets, names = ("train", *self.set_names), self.metric_names
-        self.metrics = [
-            {
-                name: dict(zip(names, values, strict=True))
-                for name, values in zip(sets, row, strict=True)
-            }
-            for row in table["metrics"].tolist()
-        ] or [{} for _ in self.train_loss]
-
-    def _check_table(self, table):
-        number, sets = len(table["train_loss"]), len(self.set_names)
-        shapes: dict[str, tuple[int, ...]] = {
-            name: (number + 1, *column.shape[1:])
-            for name, column in self._stack_parameters().items()
-        }
-        shapes |= dict(train_loss=(number,), set_losses=(number, sets))
-        shapes["improvement"] = (number,) if self.bagged else (0,)
-        shapes["metrics"] = (0,)
-        if number and self.metric_names:
-            shapes["metrics"] = (number, 1 + sets, len(self.metric_names))
-        kinds = {name: array.dtype for name, array in self.table().items()}
-        for name, array in table.items():
-            found, expected = (array.dtype, array.shape), (kinds[name], shapes[name])
-            if found != expected:
-                raise ValueError(f"history.{name} must be {expected}, got {found}")
-
-    def history(self, num_rounds: int, kept: int | None = None) -> History:
-        """Returns the history of the first ``num_rounds`` rounds.
-
-        Args:
-          kept: how many rounds the model holds; None: all of them.
-        """
-        table = np.array(self.set_losses[:num_rounds])
-        table = table.reshape(num_rounds, len(self.set_names))
-        by_name = {name: table[:, i] for i, name in enumerate(self.set_names)}
-        metrics = self.metrics[:num_rounds]
-        return History(
-            train_loss=np.array(self.train_loss[:num_rounds]),
-            validation_loss=by_name if self.named else by_name.get(UNNAMED),
-            metrics={
-                name: {
-                    metric: np.array([row[name][metric] for row in metrics])
-                    for metric in values
-                }
-                for name, values in (metrics[0] if metrics else {}).items()
-            },
-            best_round=self.best_round(num_rounds),
-            choices=self.choices,
-            oob_improvement=np.array(self.improvement[:num_rounds])
-            if self.bagged
-            else None,
-            parameters=self.parameters[num_rounds if kept is None else kept],
-            by=self.by,
-        )
 
 
 def _align(rows: list[list[str]]) -> list[str]:

@@ -30,13 +30,13 @@ from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
 from jboost.training.history import (
     History,
-    Record,
     TrainingError,
     TrainingInterrupted,
     explain_divergence,
 )
 from jboost.training.metric_calls import evaluate_metric
 from jboost.training.pacing import advance, pace_rounds, skip_to
+from jboost.training.record import Record
 from jboost.training.scoring import describe_call
 from jboost.training.starting import describe_idleness
 
@@ -177,7 +177,7 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
         for rows, scores in zip(every, chunk.snapshots, strict=False)
     ]
     chunk = chunk._replace(**seen, snapshots=tuple(snapshots))
-    if not run.record.trees:
+    if run.record.num_rounds == run.record.restored:
         _check_first(run.job, chunk, run.record)
     return chunk
 
@@ -241,18 +241,16 @@ def _record_round(run, chunk, entry):
             number,
         )
     values = _measure(job, chunk, entry, record)
-    record.trees.append(
-        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.trees)
+    improvement = chunk.improvement
+    here = slice(entry, entry + 1)
+    record.add(
+        jax.tree.map(lambda array: np.asarray(array[here]), chunk.trees),
+        [train_loss],
+        [set_losses],
+        [[list(values[name].values()) for name in record.measured]],
+        None if improvement is None else improvement[here],
+        [jax.tree.map(lambda array: np.asarray(array[entry]), chunk.parameters)],
     )
-    record.set_losses.append(np.array(set_losses))
-    record.metrics.append(values)
-    record.parameters.append(
-        jax.tree.map(lambda array: np.asarray(array[entry]), chunk.parameters)
-    )
-    if chunk.improvement is not None:
-        record.improvement.append(float(chunk.improvement[entry]))
-    # Last: a round counts from here on, wherever an interrupt strikes.
-    record.train_loss.append(train_loss)
     return {"train": train_loss, **dict(zip(job.sets, set_losses, strict=True))}
 
 
@@ -263,21 +261,22 @@ def _notify(run):
     record = run.record
     done = record.num_rounds
     number, history, model = done - 1, record.history(done), record.model(done)
-    stops, failure = [], None
+    stops, failures = [], []
     try:
         # Programs that a callback runs may belong on another platform than training.
         with use_implementation(None):
             stops = [bool(watch(number, history, model)) for watch in run.watchers]
     except Exception as error:
-        failure = error
-    answers = gather_numbers(_FAILED if failure else int(any(stops)))
+        failures.append(error)
+    answers = gather_numbers(_FAILED if failures else int(any(stops)))
     if _FAILED in answers:
         rank = answers.index(_FAILED)
         where = "" if len(answers) == 1 else f" on process {rank}"
-        what = "" if failure is None else f": {failure!r}"
+        what = "".join(f": {error!r}" for error in failures)
+        # Popped: its traceback holds this frame, and a cycle would keep the rows.
         raise TrainingError(
             f"a callback failed in round {number}{where}{what}", record, number
-        ) from failure
+        ) from (failures.pop() if failures else None)
     return any(answers)
 
 

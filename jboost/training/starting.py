@@ -33,7 +33,7 @@ from jboost.objective.coupled import group_gradient
 from jboost.objective.curvature import derivatives
 from jboost.objective.evaluation import Objective, gradients, loss_values
 from jboost.training.chunks import Job, Position, choose_effort, no_trees
-from jboost.training.history import Record
+from jboost.training.record import Record
 from jboost.training.refusing import check_slopes, check_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
@@ -322,6 +322,7 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
         ),
         feature_names=prepared.feature_names,
         metric_names=tuple(job.metrics),
+        measured=tuple(job.real),
         bagged=job.bagged,
         before=prepared.model,
         parameters=[jax.device_get(state.parameters)],
