@@ -20,6 +20,7 @@ from jboost.boosting import own_derivatives as own
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.binding import RowArguments, bind_rows, put_arrays, read_codes
 from jboost.boosting.grouping import refuse_bags
+from jboost.boosting.memory_needs import refuse_large_model
 from jboost.boosting.method import initial_scores, make_method, refuse_sorting
 from jboost.boosting.rates import learning_rates
 from jboost.boosting.round import grow_round
@@ -330,6 +331,7 @@ def boost(
         checks.check_word("curvature", curvature, ("auto",))
         chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, init_score)
     refuse_sorting(chosen, binned)
+    refuse_large_model(chosen)
     num_scores = chosen.num_scores
     rates = put_arrays(learning_rates(learning_rate, chosen.num_rounds))
     codes = read_codes(chosen, binned, mesh)

@@ -16,11 +16,13 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jboost.boosting.auto import LossChoices, decide_by_loss, decide_sharing
+from jboost.boosting.memory_needs import check_cells, refuse_large_histograms
 from jboost.boosting.settings import Regularization, Settings
 from jboost.codes.codes import Codes, SparseCodes
 from jboost.entry import checks, feature_checks
 from jboost.entry.arrays import refuse_mask
 from jboost.entry.warning import warn_user
+from jboost.kernels.library import may_run
 from jboost.objective.curvature import Chosen
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.information import EXPONENTS
@@ -103,6 +105,7 @@ def make_method(
 
     Raises:
       TypeError, ValueError: for settings that do not suit the loss or the data.
+      MemoryError: histograms would not fit into memory.
     """
     refuse_sorting(settings, codes)
     choices = decide_by_loss(
@@ -273,12 +276,9 @@ def refuse_sorting(settings: Settings, x: Any) -> None:
 def _check_size(codes, method, num_devices):
     """Refuses data that exceed 32-bit indices, and histograms that exceed memory."""
     if not codes.is_sparse:
-        size = -(-codes.num_rows // num_devices) * codes.num_features
-        if size >= 2**31:
-            raise ValueError(
-                "x must have fewer than 2^31 cells (rows, padded, times columns) on a "
-                f"device, got {size}"
-            )
+        check_cells(-(-codes.num_rows // num_devices) * codes.num_features)
+        plain = num_devices > 1 or not may_run()
+        refuse_large_histograms(method, codes.num_features, plain=plain)
         return
     # Stored entries may be few, but every node has a sum for each feature and code.
     nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)

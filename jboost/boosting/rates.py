@@ -24,7 +24,8 @@ def learning_rates(
         if isinstance(learning_rate, Tracer):
             rate = jnp.asarray(learning_rate, jnp.float32)
             return jnp.broadcast_to(rate, (num_rounds,))
-        return np.full(num_rounds, learning_rate, np.float32)
+        # In one number's memory: with early stopping, num_rounds may be any number.
+        return np.broadcast_to(np.float32(learning_rate), num_rounds)
     rates: list[Any] = []
     # Under jit, schedules written in jax.numpy are evaluated now instead of traced.
     with jax.ensure_compile_time_eval():

@@ -5,6 +5,7 @@ In: a trained model or tree, and rows. Out: one number per row and feature
 (ShapValues), or per row and pair of features; these sum to the row's score.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
+from jboost.entry.memory import require_memory
 from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
 from jboost.explanation.attributions import explain, make_points, mean_values
@@ -202,6 +204,12 @@ def _explain(model, x, *, pairs):
     if is_sparse(x):
         return _explain_sparse(model, x, pairs)
     task = prepare(model, x, explain=True)
+    sizes = [task.num_rows, *[model.num_features] * (1 + pairs), model.num_scores]
+    require_memory(
+        4.0 * math.prod(sizes),
+        f"the result of shape {tuple(sizes)}",
+        "pass x in parts",
+    )
     if task.on_host and model.max_depth <= shap_cpu.DEEPEST:
         found = _explain_on_host(task.model, borrow_rows(task.rows), pairs)
     else:

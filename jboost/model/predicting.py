@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Int32, Shaped
 
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
+from jboost.entry.memory import require_memory
 from jboost.entry.meshes import find_mesh, map_shards
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble, Model, check_model, read_model
@@ -145,6 +146,7 @@ def staged_predict(
         run = partial(staged_predict, inverse_link=inverse_link)
         return run_in_blocks(run, model, x, offset, rows_axis=1)
     checks.check_link(inverse_link, model.init_score.shape)
+    _require_rounds(task, model, model.num_scores, "scores")
     base = task.pad_offset(offset, model.num_scores)
     stages = score_rows(task.model, task.rows, base, staged=True)
     stages = task.cut(stages, rows_axis=1, rounds_axis=0)
@@ -184,8 +186,19 @@ def _find_leaves(model, x):
     task = _prepare(model, x)
     if task is None:
         return run_in_blocks(_find_leaves, model, x, None, rows_axis=0)
+    _require_rounds(task, model, model.feature.shape[1], "leaves")
     leaves = find_row_leaves(task.model, task.rows)
     return task.cut(leaves, rows_axis=0, rounds_axis=1)
+
+
+def _require_rounds(task, model, columns, what):
+    """Raises if what each round says of each row does not fit into memory."""
+    sizes = f"{model.num_rounds:,} rounds for {task.num_rows:,} rows"
+    require_memory(
+        4.0 * task.num_rows * model.num_rounds * columns,
+        f"the result, {what} of {sizes},",
+        "pass x in parts, or truncate the model",
+    )
 
 
 def _prepare(model, x, offset=None):

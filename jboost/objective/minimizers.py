@@ -39,6 +39,7 @@ from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessian_matrices,
+    map_hessians,
 )
 from jboost.objective.row_programs import with_scores_first
 
@@ -46,6 +47,7 @@ _DISTANCES = 4  # slopes are compared at 2^-10, 1, 2^10 and 2^20 times the size
 _SIDE = 2.0**-20  # relative distance from a minimizer at which slopes are evaluated
 _LEAST_SIDE = 1e-36  # the same distance from 0
 BLOCK = 8192  # rows per block
+_MOST_ENTRIES = 2**22  # of the Hessians of a block that are in memory together
 _NOWHERE = float("inf")  # stands for "no minimizer"; NaN would trip jax_debug_nans
 _NONE = np.float32(0.0)
 _PROBES = 12  # the farthest probe is 16^12 times as far as the first
@@ -307,10 +309,13 @@ def _mark_missing(numpy, found):
 
 def _separable_rows(objective, start):
     """Returns a mask of rows whose Hessian is diagonal at two test points."""
-    first, second = _test_points(start)
-    return _are_diagonal(
-        hessian_matrices(objective, first), hessian_matrices(objective, second)
-    )
+    points = _test_points(start)
+    num_scores, num_rows = start.shape
+    if num_rows * num_scores**2 <= _MOST_ENTRIES:
+        return _are_diagonal(*(hessian_matrices(objective, each) for each in points))
+    # Of many scores, Hessians of all rows would not fit into memory.
+    one, other = (map_hessians(objective, each, _mark_diagonal) for each in points)
+    return _are_both(one, other)
 
 
 @elementwise
@@ -323,3 +328,14 @@ def _are_diagonal(numpy, *hessians):
     different = ~np.eye(hessians[0].shape[1], dtype=bool)
     entries = [numpy.where(different[None], each, 0.0) == 0 for each in hessians]
     return numpy.all(entries[0] & entries[1], axis=(1, 2))
+
+
+def _mark_diagonal(rows):
+    different = ~jnp.eye(rows.shape[1], dtype=bool)
+    return jnp.all(jnp.where(different[None], rows, 0.0) == 0, axis=(1, 2))
+
+
+@elementwise
+def _are_both(numpy, one, other):
+    del numpy
+    return one & other

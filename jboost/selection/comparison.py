@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.method import initial_scores
 from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import RoundSettings, Settings, declared
@@ -78,6 +79,10 @@ def compare(
     bound = [_bind_loss(loss, point) for point in points]
     for each in bound:
         settings = settings.with_scores(each, request.rows.y)
+    refuse_large_table(request.rows.x, settings)
+    number = request.folds if isinstance(request.folds, int | np.integer) else 1
+    stops = settings.early_stopping_rounds is not None or not request.keeps_models
+    refuse_large_model(settings, int(number), may_stop=stops)
     # An adaptive loss estimates its parameters from all rows it is given, so that
     # padding would change them.
     padded = all(may_pad_rows(each, request.groups) for each in bound)

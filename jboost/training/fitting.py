@@ -49,7 +49,7 @@ from jboost.training.host_loop import FitRun, run_rounds
 from jboost.training.locks import lock_checkpoint
 from jboost.training.pacing import open_bar
 from jboost.training.preparing import Prepared, make_job, prepare_rows
-from jboost.training.request import FitRequest, read_request
+from jboost.training.request import FitRequest, read_request, refuse_large_run
 from jboost.training.scoring import By, Metrics
 from jboost.training.spreading import spans_processes
 from jboost.training.starting import start, start_position, start_record
@@ -334,7 +334,9 @@ def fit(
 
 def _train(request: FitRequest) -> tuple[Ensemble, History]:
     """Prepares the rows, and makes the rounds."""
-    compare_processes(describe_call(request))
+    refuse_large_run(request)
+    if num_processes() > 1:
+        compare_processes(describe_call(request))
     with lock_checkpoint(request.checkpoint):
         rows = prepare_rows(request)
         with (

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jboost import losses
+from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.method import initial_scores
 from jboost.boosting.rates import learning_rates
 from jboost.boosting.settings import Settings, read_settings
@@ -194,6 +195,14 @@ def _check_streamed(rows, settings):
                 f"{name} must be {needed!r} where x is a stream, whose rows are dense "
                 f"numbers and whose thresholds are chosen once, got {value!r}"
             )
+
+
+def refuse_large_run(request: FitRequest) -> None:
+    """Raises a MemoryError if the rows or the model cannot fit into memory."""
+    settings, mesh = request.settings, request.mesh
+    stops = settings.early_stopping_rounds is not None or bool(request.watchers)
+    refuse_large_table(request.rows.x, settings, 1 if mesh is None else mesh.size)
+    refuse_large_model(settings, may_stop=stops)
 
 
 def may_pad_rows(loss: Any, groups: Any) -> bool:
