@@ -313,6 +313,7 @@ def fit(
     Raises:
       TypeError, ValueError: for bad arguments, before training; the checkpoint is of
         another run (the error names what differs), or damaged (a FileError).
+      MemoryError: rows, histograms or the model cannot fit into memory.
       TrainingError: no row has a gradient to learn from, the loss stopped being
         finite, a metric or callback failed, a checkpoint cannot be written, the
         machine is taken away, or another process of the run was lost; carries the
