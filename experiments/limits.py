@@ -72,7 +72,7 @@ def training_memory(rows, columns, bins=256, scores=1, depth=6, rounds=100, **ca
     nodes = min(2 ** (depth - 1), 1 << (max(1, rows // 20) - 1).bit_length())
     channels = 2 if quadratic and not case["weights"] else 3
     histograms = (4 * channels * nodes + 60) * columns * bins
-    trees = (60 * rounds + 1_800) * scores * 2**depth
+    trees = (80 * rounds + 1_800) * scores * 2**depth
     programs = (110 if quadratic else 150 if scores == 1 else 240) * MB
     return codes + by_row + histograms + trees + programs
 
