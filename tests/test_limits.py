@@ -17,7 +17,7 @@ import pytest
 import jboost as jb
 from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.settings import read_settings
-from jboost.entry import memory, programs
+from jboost.entry import programs
 from jboost.training import chunks, record
 from jboost.training.spreading import padded_rows
 
@@ -137,7 +137,7 @@ def test_numbers_of_rounds_are_free_where_training_stops_early():
 def test_the_limits_of_the_process_count():
     code = (
         "import resource, numpy as np, jax\n"
-        "from jboost.entry.memory import available_memory, total_memory\n"
+        "from jboost.entry.available_memory import available_memory, total_memory\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))\n"
         "assert available_memory() < 2**40 and total_memory() < 2**40\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jboost.boosting.settings import Settings
-from jboost.entry.memory import require_memory
+from jboost.entry.available_memory import require_memory
 from jboost.kernels.code_operands import packed_shape
 from jboost.kernels.library import may_run
 

@@ -3,6 +3,7 @@
 
 In: a public function. Out: the same function, which first raises a clear error for
 calls that would deadlock (in a forked process) or fail inside JAX (with traced values).
+A lack of memory in a kernel or in XLA becomes a MemoryError.
 """
 
 import functools
@@ -17,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
+from jboost.entry.memory import is_out_of_memory
 from jboost.entry.processes import was_forked
 
 _P = ParamSpec("_P")
@@ -73,7 +75,8 @@ def on_host(
 
 def _wrap(function, prepare, explain=None):
     prepare_call, allow, errors = prepare, _allow_transfers, jax.errors.JAXTypeError
-    is_about_tracing = _is_about_tracing
+    is_about_tracing, lacks_memory = _is_about_tracing, is_out_of_memory
+    failures, name = (jax.errors.JaxRuntimeError, ValueError), function.__name__
 
     def run(*args, **kwargs):
         with allow():
@@ -84,6 +87,10 @@ def _wrap(function, prepare, explain=None):
                 if explain is None or not is_about_tracing(error):
                     raise
                 raise explain(error) from error
+            except failures as error:
+                if not lacks_memory(error):
+                    raise
+                raise MemoryError(f"{name} ran out of memory: {error}") from error
 
     # A function with the globals of the decorated one's module, so that doctest finds
     # its examples there.

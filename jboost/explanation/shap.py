@@ -16,8 +16,8 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jboost.entry import checks
+from jboost.entry.available_memory import require_memory
 from jboost.entry.decorators import traceable
-from jboost.entry.memory import require_memory
 from jboost.entry.programs import compiled
 from jboost.entry.representation import show_fields
 from jboost.explanation.attributions import explain, make_points, mean_values

@@ -293,6 +293,8 @@ def _relay_and_wait(description, arrays):
         with _eagerly_on_host():
             done = _relay(address)
             done.block_until_ready()
+    except (jax.errors.JaxRuntimeError, ValueError):
+        raise  # an error of the handler, so the call has ended
     except BaseException:
         # After an interrupt the call may still be running, and needs the memory.
         if done is None:

@@ -125,7 +125,7 @@ class ReadyModel:
         if words[-1] == 1:
             raise ValueError("x must store its entries in rows and columns that exist")
         if words[-1] == 2:
-            raise MemoryError
+            raise MemoryError("jboost kernel: out of memory")
         return result
 
 

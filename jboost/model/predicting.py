@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Int32, Shaped
 
 from jboost.entry import checks
+from jboost.entry.available_memory import require_memory
 from jboost.entry.decorators import traceable
-from jboost.entry.memory import require_memory
 from jboost.entry.meshes import find_mesh, map_shards
 from jboost.kernels.library import takes_implementation
 from jboost.model.ensemble import Ensemble, Model, check_model, read_model

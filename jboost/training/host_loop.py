@@ -24,6 +24,7 @@ from jboost.entry.collectives import (
     process_number,
 )
 from jboost.entry.implementation import use_implementation
+from jboost.entry.memory import is_out_of_memory
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
@@ -95,17 +96,20 @@ def _count_rounds(run):
     """Makes rounds; returns how many of them the model keeps."""
     try:
         _make_rounds(run)
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if not has_lost_others(error):
-            raise
+    except (jax.errors.JaxRuntimeError, ValueError, MemoryError) as error:
         number = run.record.num_rounds
-        raise TrainingError(
-            f"process {process_number()} of {num_processes()} could not finish round "
-            f"{number} with the others, one of which was probably lost (killed, out of "
-            f"memory, or its machine stopped): {error}; {_tell_kept(run)}",
-            run.record,
-            number,
-        ) from error
+        if has_lost_others(error):
+            reason = (
+                f"process {process_number()} of {num_processes()} could not finish "
+                f"round {number} with the others, one of which was probably lost "
+                "(killed, out of memory, or its machine stopped)"
+            )
+        elif is_out_of_memory(error):
+            reason = f"round {number} ran out of memory"
+        else:
+            raise
+        message = f"{reason}: {error}; {_tell_kept(run)}"
+        raise TrainingError(message, run.record, number) from error
     number = run.record.num_rounds
     return run.record.best_round(number) + 1 if run.patience else number
 

@@ -11,7 +11,6 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -587,8 +586,9 @@ class OwnThreads {
       for (; pool_.num_threads < count; ++pool_.num_threads) {
         threads_.emplace_back([this] { Work(); });
       }
-    } catch (const std::system_error&) {
-      // The system allows no more threads.
+    } catch (const std::exception&) {
+      // There is no memory for another thread, or the system allows none. An exception
+      // that left the constructor would end the process, as threads are running.
     }
   }
 

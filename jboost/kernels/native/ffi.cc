@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ffi.h"
 
+#include <new>
 #include <sstream>
+#include <stdexcept>
 
 namespace jboost {
 namespace {
@@ -95,12 +97,15 @@ ffi::Error Buffers::Finish() {
 
 namespace internal {
 
-XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code code,
-                         const char* message) {
+XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, const std::exception& error) {
+  // A vector that no memory could hold is an error of length.
+  bool out_of_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                       dynamic_cast<const std::length_error*>(&error) != nullptr;
   XLA_FFI_Error_Create_Args args{};
   args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
-  args.message = message;
-  args.errc = code;
+  args.message = out_of_memory ? "jboost kernel: out of memory" : error.what();
+  args.errc = out_of_memory ? XLA_FFI_Error_Code_RESOURCE_EXHAUSTED
+                            : XLA_FFI_Error_Code_INTERNAL;
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 

@@ -10,7 +10,6 @@
 #include <array>
 #include <complex>
 #include <exception>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -180,8 +179,7 @@ XLA_FFI_Error* CatchErrors(const XLA_FFI_CallFrame* frame, const Call& call);
 
 namespace internal {
 
-XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code code,
-                         const char* message);
+XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, const std::exception& error);
 
 // Orders calls for ThreadSanitizer, which does not see how XLA does it: what one call
 // has written the next one may read. (Within a call nothing is ordered by this.)
@@ -206,11 +204,8 @@ XLA_FFI_Error* CatchErrors(const XLA_FFI_CallFrame* frame, const Call& call) {
   internal::CallOrder order;
   try {
     return call();
-  } catch (const std::bad_alloc&) {
-    return internal::MakeError(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
-                               "jboost kernel: out of memory");
   } catch (const std::exception& error) {
-    return internal::MakeError(frame, XLA_FFI_Error_Code_INTERNAL, error.what());
+    return internal::MakeError(frame, error);
   }
 }
 

@@ -8,7 +8,7 @@
 // is part of programs that XLA compiles for sizes that repeat.
 #include <cmath>
 #include <cstring>
-#include <new>
+#include <exception>
 
 #include "denormals.h"
 #include "predict_ffi.h"
@@ -124,7 +124,7 @@ extern "C" __attribute__((visibility("default"))) void jboost_predict_here(
   FlushDenormals as_xla_does(true);
   try {
     call->problem = Run(Pool(), *call);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     call->problem = kNoMemory;
   }
 }

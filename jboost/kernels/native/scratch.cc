@@ -2,6 +2,7 @@
 #include "scratch.h"
 
 #include <mutex>
+#include <new>
 #include <vector>
 
 namespace jboost {
@@ -13,9 +14,11 @@ struct Kept {
   int64_t keepers = 0;
 };
 
-// Never destroyed: threads of XLA may outlive static objects.
+// Never destroyed: threads of XLA may outlive static objects. Not allocated either, so
+// that callers outside handlers have no error to report.
 Kept& All() {
-  static Kept* kept = new Kept;
+  alignas(Kept) static unsigned char memory[sizeof(Kept)];
+  static Kept* kept = new (memory) Kept;
   return *kept;
 }
 
@@ -41,10 +44,15 @@ Block TakeBlock(size_t size) {
   return {std::unique_ptr<char[]>(new char[size]), size};
 }
 
-void GiveBack(Block block) {
+void GiveBack(Block block) noexcept {
   Kept& kept = All();
   std::lock_guard<std::mutex> lock(kept.mutex);
-  if (kept.keepers > 0) kept.free.push_back(std::move(block));
+  if (kept.keepers == 0) return;
+  try {
+    kept.free.push_back(std::move(block));
+  } catch (const std::bad_alloc&) {
+    // The block is freed, since the list cannot grow.
+  }
 }
 
 // Adds `change` to the number of those who keep scratch memory, 1 or -1. When nobody

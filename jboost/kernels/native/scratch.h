@@ -41,7 +41,7 @@ Block TakeBlock(size_t size);
 
 // Gives a block back: it is kept for the next call while somebody keeps scratch memory
 // (see jboost_keep_scratch), and otherwise freed.
-void GiveBack(Block block);
+void GiveBack(Block block) noexcept;
 
 // The same for the rows of a whole call. A training run calls the same kernel again and
 // again; the pages of new memory would have to be mapped each time, and XLA would hold
