@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels refuse values that lead out of buffers, and survive a lack of memory."""
 
+import gc
 import os
 import sys
+import weakref
 from contextlib import contextmanager
 
 import jax
@@ -282,6 +284,17 @@ def test_a_lack_of_memory_is_an_error_and_not_the_end():
     with address_space(12_000_000), pytest.raises(Exception, match="out of memory"):
         large()
     assert small()[2].tolist() == [0, 0]
+
+
+def test_memory_of_a_refused_call_is_released():
+    result = np.zeros((3, 5), np.uint16)
+    memory = weakref.ref(result)
+    operands = np.ones((5, 3), np.float32), np.ones((2, 3), np.float32)
+    with pytest.raises(Exception, match="jboost kernel: "):
+        library.call_on_host("find_codes", like(result), *operands, into=(result,))
+    del result
+    gc.collect()
+    assert memory() is None
 
 
 @needs_limit

@@ -10,6 +10,7 @@ import ctypes
 import re
 import sys
 from functools import cache
+from typing import Any
 
 import jax
 
@@ -25,6 +26,15 @@ def is_out_of_memory(error: Exception) -> bool:
     from_program = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
     exhausted = from_program and _EXHAUSTED.match(str(error)) is not None
     return exhausted or isinstance(error, MemoryError)
+
+
+def fetch(arrays: Any) -> Any:
+    """Returns a pytree with its arrays as NumPy arrays.
+
+    Reading an array that could not be allocated ends the process, or never returns, in
+    XLA. Waiting for it first raises an error.
+    """
+    return jax.device_get(jax.block_until_ready(arrays))
 
 
 def release_free_memory() -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from jboost.entry.efforts import FEW, FULL, QUICK, WHOLE
+from jboost.entry.memory import fetch
 from jboost.entry.programs import compiled
 
 _P = ParamSpec("_P")
@@ -118,7 +119,7 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
         if not all(map(_is_at_hand, jax.tree.leaves(operands))):
             return staged(*operands)
         with np.errstate(all="ignore"):
-            found = function(np, *jax.tree.map(np.asarray, operands))
+            found = function(np, *jax.tree.map(np.asarray, fetch(operands)))
         return jax.device_put(jax.tree.map(_narrow, found))
 
     return run
@@ -212,7 +213,7 @@ def map_points(function: Callable[[Any], Any], points: Any) -> Any:
     if not _from_host.get():
         return jax.lax.map(function, points)
     found = [function(point) for point in np.asarray(points)]
-    return np.stack(jax.device_get(found))
+    return np.stack(fetch(found))
 
 
 def branch(

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.memory import fetch
+
 # So that float32 can hold the sum of the gains 2^y - 1 of any number of rows.
 MOST_RELEVANCE = 100
 
@@ -29,7 +31,7 @@ def check_relevances(targets: Any, real: Any, name: str) -> None:
     """
     if not _is_concrete((targets, real)) or np.shape(targets) != np.shape(real):
         return
-    targets, real = map(np.asarray, jax.device_get((targets, real)))
+    targets, real = map(np.asarray, fetch((targets, real)))
     row = _find_first(~((targets >= 0) & (targets <= MOST_RELEVANCE)) & real)
     if row is not None:
         raise ValueError(
@@ -55,7 +57,7 @@ def check_times(targets: Any, real: Any, name: str) -> None:
     shapes = {np.shape(values) for values in (*held.values(), real)}
     if not _is_concrete((held, real)) or len(shapes) > 1:
         return
-    columns = jax.device_get([real, *held.values()])
+    columns = fetch([real, *held.values()])
     real, time, event, *entries = map(np.asarray, columns)
     row = _find_first(np.isnan(time) & real)
     if row is not None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jboost.entry.memory import fetch
 from jboost.losses.groups import weigh_rows
 from jboost.numerics.sums import sum_rows
 
@@ -60,7 +61,7 @@ def read_group(scores, targets, where, weights):
     weights = weigh_rows(scores, where, weights)
     broken = jnp.isnan(scores) & (weights > 0)
     if not isinstance(broken, Tracer):
-        rows = np.flatnonzero(jax.device_get(broken))
+        rows = np.flatnonzero(fetch(broken))
         if len(rows):
             raise ValueError(f"scores must not be NaN, got it in row {rows[0]}")
     return scores, weights

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
+from jboost.entry.memory import fetch
 from jboost.entry.representation import show_fields
 from jboost.model.nodes import Nodes, list_nodes
 from jboost.model.slices import take_part
@@ -201,7 +202,7 @@ def to_ensemble(trees: BoostedTrees, bins: Bins) -> Ensemble:
     host = isinstance(tree.feature, np.ndarray)
     if tree.left_codes is not None and not isinstance(tree.feature, Tracer):
         # In NumPy, because jax_debug_nans would report the NaN made below in JAX.
-        host, tree = True, jax.device_get(tree)
+        host, tree = True, fetch(tree)
     thresholds = np.asarray(bins.thresholds) if host else jnp.asarray(bins.thresholds)
     # The last threshold is +inf, for nodes that are not split.
     code = (tree.threshold - 1).clip(0, thresholds.shape[1] - 1)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jboost.boosting.method import Method
 from jboost.boosting.state import Problem
 from jboost.codes.bins import Bins
+from jboost.entry.memory import fetch
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
     Rounds,
@@ -170,7 +171,7 @@ def record_chunk(
     seen = made.scores if watches else None
     fields = (made.losses, made.trees, seen, made.parameters)
     losses, trees, scores, parameters = jax.tree.map(
-        lambda a: by_point(a, len(curves), num_folds), jax.device_get(fields)
+        lambda a: by_point(a, len(curves), num_folds), fetch(fields)
     )
     for point, curve in enumerate(curves):
         if curve.over:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jboost.boosting.state import Problem
+from jboost.entry.memory import fetch
 from jboost.entry.programs import compiled
 from jboost.selection.curves import (
     Curve,
@@ -135,7 +136,7 @@ def _run_block(
         )
         for index, curve in enumerate(curves)
     ]
-    _check_start(study, points, curves, state, jax.device_get(doubt))
+    _check_start(study, points, curves, state, fetch(doubt))
     done = 0
     for first, count in pace_rounds(num_rounds):
         rates, counts = _plan(points, curves, len(runs.fold), first, count)

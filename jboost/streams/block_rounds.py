@@ -37,6 +37,7 @@ from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
 from jboost.entry.efforts import FULL
 from jboost.entry.implementation import current_implementation
+from jboost.entry.memory import fetch
 from jboost.entry.programs import Compiled, compiled
 from jboost.streams.block_trees import grow_blocks, make_grower
 from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
@@ -194,7 +195,7 @@ class BlockRunner:
             return rows
         parts = (rows.gradient, rows.curvature, rows.in_bag)
         gradient, curvature, in_bag = self.job.rows.fetch(parts)
-        limits, measure = jax.device_get((rows.limits, rows.measure))
+        limits, measure = fetch((rows.limits, rows.measure))
         return Derivatives(gradient, curvature, in_bag, limits, measure)
 
     def _put(self, leaf: np.ndarray) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost import losses
+from jboost.entry.memory import fetch
 from jboost.losses.group_targets import check_relevances, check_times
 from jboost.tables.offsets import check_finite
 
@@ -76,7 +77,7 @@ def check_domain(
     built_in = any(known is bare for known in losses.LOSSES.values())
     if check is None and not built_in:
         return
-    host, weights = jax.device_get((targets, weights))
+    host, weights = fetch((targets, weights))
     if check is not None:
         check(host, weights > 0, name)
     if not built_in or not isinstance(host, np.ndarray) or host.ndim not in (1, 2):

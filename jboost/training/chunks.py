@@ -43,7 +43,7 @@ from jboost.entry.efforts import (
     WHOLE,
     Effort,
 )
-from jboost.entry.memory import release_free_memory
+from jboost.entry.memory import fetch, release_free_memory
 from jboost.entry.programs import compiled, num_made
 from jboost.entry.stages import run_in_stages
 from jboost.numerics.packing import count_words, unpack
@@ -209,7 +209,7 @@ class ArrayRunner:
         wait_for(stored.numbers, count)
         kept = stored.snapshots  # of a mesh, they are on several devices
         self._row_losses = state.scores, row_losses
-        words, stored = jax.device_get((words, stored._replace(snapshots=())))
+        words, stored = fetch((words, stored._replace(snapshots=())))
         stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
         # A copy: the rounds would keep the memory of those that were not made.
         trees = unpack(words[:count].copy(), self._one_round_trees(position))

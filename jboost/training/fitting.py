@@ -315,9 +315,10 @@ def fit(
         another run (the error names what differs), or damaged (a FileError).
       MemoryError: rows, histograms or the model cannot fit into memory.
       TrainingError: no row has a gradient to learn from, the loss stopped being
-        finite, a metric or callback failed, a checkpoint cannot be written, the
-        machine is taken away, or another process of the run was lost; carries the
-        model until then.
+        finite, a metric or callback failed, a checkpoint cannot be written, memory
+        ran out in a round, the machine is taken away, or another process of the run
+        was lost; carries the model until then.
+      MemoryError: memory ran out before the first round.
       TrainingInterrupted: ctrl-C; a KeyboardInterrupt that carries the model so far.
 
     Example:

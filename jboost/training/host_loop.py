@@ -24,7 +24,7 @@ from jboost.entry.collectives import (
     process_number,
 )
 from jboost.entry.implementation import use_implementation
-from jboost.entry.memory import is_out_of_memory
+from jboost.entry.memory import fetch, is_out_of_memory
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
@@ -174,7 +174,7 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
             run.record,
             first,
         ) from error
-    seen = jax.device_get({name: getattr(chunk, name) for name in _SEEN})
+    seen = fetch({name: getattr(chunk, name) for name in _SEEN})
     every = (run.job.rows, *run.job.sets.values())
     snapshots = [
         rows.fetch(scores, axis=2)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jboost.entry.memory import fetch
 from jboost.model.scores import transform_rows
 from jboost.objective.coupled import draw_groups, map_groups
 from jboost.objective.group_tracing import read_inputs
@@ -69,7 +70,7 @@ class GroupMetric:
         is left out. NaN if no group has one.
         """
         group_weights = weights if groups.weights is None else weights > 0
-        values, counts = jax.device_get(
+        values, counts = fetch(
             self._run(scores, targets, weights, group_weights, groups)
         )
         known = (counts > 0) & ~np.isnan(values)

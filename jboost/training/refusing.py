@@ -13,6 +13,7 @@ import numpy as np
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.collectives import agree
+from jboost.entry.memory import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import (
@@ -60,7 +61,7 @@ def refuse_rows(
     """
     targets, weights = rows.real
     start = rows.fetch(rows.scores, axis=1)
-    constants, parameters = jax.device_get((problem.constants, state.parameters))
+    constants, parameters = fetch((problem.constants, state.parameters))
     objective = Objective(problem.loss, constants, targets, parameters, None)
     init_score = np.asarray(state.init_score).reshape(-1, 1)
     with run_in_stages():

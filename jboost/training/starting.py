@@ -27,6 +27,7 @@ from jboost.boosting.state import (
 )
 from jboost.entry.collectives import agree
 from jboost.entry.efforts import FEW, FULL
+from jboost.entry.memory import fetch
 from jboost.entry.programs import Compiled, compiled
 from jboost.entry.stages import run_in_stages
 from jboost.objective.coupled import group_gradient
@@ -91,7 +92,7 @@ def _start_together(job, begin):
         # Programs on few rows may round in another way than those on many.
         if num_scores * rows.spread.shards.padded > FEW:
             return _start_apart(job, begin)
-        constants = jax.device_get(constants)  # from all devices
+        constants = fetch(constants)  # from all devices
         data, offset = rows.gather()
         begin = begin._replace(offset=offset)
     with run_in_stages():
@@ -99,7 +100,7 @@ def _start_together(job, begin):
         found = _find_start(loss, *jax.device_put((constants, data, begin)))
     if rows.spread is None:
         return found
-    state, fell_back, values, endless = jax.device_get(found)
+    state, fell_back, values, endless = fetch(found)
     first = rows.spread.first_row
     own = slice(first, first + rows.size)
     scores = rows.put_scores(state.scores[:, own])
@@ -107,7 +108,7 @@ def _start_together(job, begin):
     if minimizer is not None:
         minimizer = rows.put_scores(minimizer[:, own])
     state = state._replace(
-        scores=None, minimizer=None, sizes=jax.device_get(no_sizes(num_scores))
+        scores=None, minimizer=None, sizes=fetch(no_sizes(num_scores))
     )
     state = rows.spread.put_everywhere(state)
     state = state._replace(scores=scores, minimizer=minimizer)
@@ -325,6 +326,6 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
         measured=tuple(job.real),
         bagged=job.bagged,
         before=prepared.model,
-        parameters=[jax.device_get(state.parameters)],
+        parameters=[fetch(state.parameters)],
         by=request.by,
     )
