@@ -12,11 +12,11 @@ import pytest
 import scipy.sparse
 
 import jboost as jb
+from jboost.entry import programs
 from jboost.kernels import library, shap_cpu
 
 FOLDER = Path(library.__file__).parent / "native"
-# Large enough that loops are divided among threads; odd, so that no program of another
-# test has these shapes.
+# Large enough that loops are divided among threads.
 ROWS, FEATURES = 5003, 7
 
 
@@ -75,13 +75,23 @@ def record_calls(run) -> list[Call]:
 
     record = keep
     made, called = library._make_call, library.call_on_host
+    forget_programs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_make_call", make)
         patch.setattr(library, "call_on_host", call_on_host)
         patch.setattr(shap_cpu, "call_on_host", call_on_host)
         run()
         jax.effects_barrier()
+    forget_programs()
     return list(calls.values())
+
+
+def forget_programs() -> None:
+    """Releases all programs, so that they are made with kernels as they are now."""
+    with programs._lock:
+        programs._programs.clear()
+        programs._small_programs.clear()
+    jax.clear_caches()
 
 
 def list_functions() -> set[str]:

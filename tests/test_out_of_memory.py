@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Without memory, functions raise errors; they work again when there is some."""
 
+import os
+import subprocess
+import sys
+
+import pytest
+
+SANITIZED = any(name in os.environ for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))
 PROCESS = """
 import resource, jax, numpy as np, jboost as jb
 from jboost.entry.memory import release_free_memory
@@ -37,7 +44,7 @@ def compare(found, expected):
 
 for name, function in FUNCTIONS.items():
     expected = jax.block_until_ready(function())
-    for kilobytes in 500, 1000, 2000, 4000, 8000, 16000:
+    for kilobytes in 500, 1500, 3000, 12000:
         found = None
         release_free_memory()
         limit(1000 * kilobytes)
@@ -56,3 +63,19 @@ for name, function in FUNCTIONS.items():
         compare(again if found is None else found, expected)
         print(name, kilobytes, outcome, "" if outcome == "result" else text[:120])
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits of Linux")
+@pytest.mark.skipif(SANITIZED, reason="sanitizers need much address space")
+def test_functions_raise_where_memory_is_limited():
+    # One heap, which returns what is free, so that little is left below the limit.
+    heap = dict(
+        MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="65536",
+        MALLOC_TRIM_THRESHOLD_="65536",
+    )  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", PROCESS], env=os.environ | heap, text=True,
+        capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "MemoryError" in ended.stdout, "memory was not short"

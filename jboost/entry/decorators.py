@@ -18,8 +18,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from jboost.entry.memory import is_out_of_memory
 from jboost.entry.processes import was_forked
+from jboost.entry.results import is_out_of_memory
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

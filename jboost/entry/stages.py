@@ -26,8 +26,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from jboost.entry.efforts import FEW, FULL, QUICK, WHOLE
-from jboost.entry.memory import fetch
 from jboost.entry.programs import compiled
+from jboost.entry.results import fetch
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

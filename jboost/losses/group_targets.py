@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.memory import fetch
+from jboost.entry.results import fetch
 
 # So that float32 can hold the sum of the gains 2^y - 1 of any number of rows.
 MOST_RELEVANCE = 100

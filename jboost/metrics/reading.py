@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jboost.entry.memory import fetch
+from jboost.entry.results import fetch
 from jboost.losses.groups import weigh_rows
 from jboost.numerics.sums import sum_rows
 

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 from jboost.codes.bins import Bins
 from jboost.entry import checks
 from jboost.entry.decorators import traceable
-from jboost.entry.memory import fetch
 from jboost.entry.representation import show_fields
+from jboost.entry.results import fetch
 from jboost.model.nodes import Nodes, list_nodes
 from jboost.model.slices import take_part
 from jboost.tables.categories import Categories, column_values

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from jboost.boosting.method import Method
 from jboost.boosting.state import Problem
 from jboost.codes.bins import Bins
-from jboost.entry.memory import fetch
+from jboost.entry.results import fetch
 from jboost.selection.folds import Folds
 from jboost.selection.runs import (
     Rounds,

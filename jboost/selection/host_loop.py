@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jboost.boosting.state import Problem
-from jboost.entry.memory import fetch
 from jboost.entry.programs import compiled
+from jboost.entry.results import fetch
 from jboost.selection.curves import (
     Curve,
     Point,

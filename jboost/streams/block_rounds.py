@@ -37,8 +37,8 @@ from jboost.boosting.state import Problem
 from jboost.boosting.structure import shaping_derivatives, shaping_limits
 from jboost.entry.efforts import FULL
 from jboost.entry.implementation import current_implementation
-from jboost.entry.memory import fetch
 from jboost.entry.programs import Compiled, compiled
+from jboost.entry.results import fetch
 from jboost.streams.block_trees import grow_blocks, make_grower
 from jboost.streams.blocks import BlockReader, BlockSet, aligned_empty
 from jboost.streams.heap import trim_heap

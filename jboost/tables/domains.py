@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jboost import losses
-from jboost.entry.memory import fetch
+from jboost.entry.results import fetch
 from jboost.losses.group_targets import check_relevances, check_times
 from jboost.tables.offsets import check_finite
 

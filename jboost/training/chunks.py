@@ -43,8 +43,9 @@ from jboost.entry.efforts import (
     WHOLE,
     Effort,
 )
-from jboost.entry.memory import fetch, release_free_memory
+from jboost.entry.memory import release_free_memory
 from jboost.entry.programs import compiled, num_made
+from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.numerics.packing import count_words, unpack
 from jboost.objective.evaluation import loss_values

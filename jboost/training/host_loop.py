@@ -24,7 +24,7 @@ from jboost.entry.collectives import (
     process_number,
 )
 from jboost.entry.implementation import use_implementation
-from jboost.entry.memory import fetch, is_out_of_memory
+from jboost.entry.results import fetch, is_out_of_memory
 from jboost.model.ensemble import Ensemble
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jboost.entry.memory import fetch
+from jboost.entry.results import fetch
 from jboost.model.scores import transform_rows
 from jboost.objective.coupled import draw_groups, map_groups
 from jboost.objective.group_tracing import read_inputs

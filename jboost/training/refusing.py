@@ -13,7 +13,7 @@ import numpy as np
 from jboost.boosting.sharding import rows_of
 from jboost.boosting.state import BoostState, Problem
 from jboost.entry.collectives import agree
-from jboost.entry.memory import fetch
+from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.evaluation import Objective, loss_values
 from jboost.objective.faults import (

@@ -27,8 +27,8 @@ from jboost.boosting.state import (
 )
 from jboost.entry.collectives import agree
 from jboost.entry.efforts import FEW, FULL
-from jboost.entry.memory import fetch
 from jboost.entry.programs import Compiled, compiled
+from jboost.entry.results import fetch
 from jboost.entry.stages import run_in_stages
 from jboost.objective.coupled import group_gradient
 from jboost.objective.curvature import derivatives
