@@ -62,7 +62,7 @@ extern "C" __attribute__((visibility("default"))) void jboost_keep_scratch(
   Kept& kept = All();
   std::lock_guard<std::mutex> lock(kept.mutex);
   kept.keepers += change;
-  if (kept.keepers == 0) kept.free.clear();
+  if (kept.keepers == 0) std::vector<Block>().swap(kept.free);
 }
 
 }  // namespace jboost
