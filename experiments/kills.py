@@ -214,17 +214,18 @@ def strike(lab, kind, trouble, chance):
     if trouble == "read-only folder":
         os.chmod(lab.folder, 0o555)
         time.sleep(chance.uniform(0, 1))
-    fault, refused = None, []
+    fault, ended = None, []
     for process, told in started[::-1]:
         if len(started) == 2 and process.exitcode is not None:
-            refused.append(lab.finish((process, told)))
+            ended.append(lab.finish((process, told)))
             continue
         process.kill()
         code, said = lab.finish((process, told))
-    if len(refused) == 2 or (refused and refused[0][0] not in (0, REFUSED)):
-        fault = f"two processes ended with {refused}"
-    if len(refused) == 2:
-        code, said = refused[0]
+    codes = [code for code, _ in ended]
+    if not {*codes} <= {0, REFUSED} or codes == [REFUSED, REFUSED]:
+        fault = f"two processes ended with {ended}"
+    if len(ended) == 2:
+        code, said = ended[0]
     os.chmod(lab.folder, 0o755)
     if trouble == "clock":
         for path in lab.folder.glob("run*"):

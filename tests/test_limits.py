@@ -17,7 +17,7 @@ import pytest
 import jboost as jb
 from jboost.boosting.memory_needs import refuse_large_model, refuse_large_table
 from jboost.boosting.settings import read_settings
-from jboost.entry import programs
+from jboost.entry import available_memory, programs
 from jboost.training import chunks, record
 from jboost.training.spreading import padded_rows
 
