@@ -16,7 +16,7 @@ NATIVE = EVERY[0]
 CHOSEN = {
     "x64": (
         lambda: jax.enable_x64(True),
-        (f"model/{NATIVE}", f"logistic/{NATIVE}", f"rank/{NATIVE}"),
+        (f"model/{NATIVE}", f"logistic/{NATIVE}", f"rank/{NATIVE}", "sparse/xla"),
     ),
     "nans": (lambda: jax.debug_nans(True), (f"model/{NATIVE}", f"rank/{NATIVE}")),
     "guard": (lambda: jax.transfer_guard("disallow"), (f"select/{NATIVE}",)),
@@ -49,7 +49,7 @@ def test_digests_tell_types_apart():
 # ---- 64-bit numbers of JAX -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("implementation", [NATIVE])
+@pytest.mark.parametrize("implementation", EVERY)
 def test_traced_64_bit_numbers_are_rounded(implementation):
     """Rates, targets, weights and rows that the user's own program hands over."""
     bins = jb.fit_bins(X, max_bins=16)

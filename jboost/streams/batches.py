@@ -201,7 +201,7 @@ def _check_batch(given, number, schema, categorical):
     )
     if offset is not None:
         offset = read_values(offset, f"offset {place}")
-        num_scores = 1 if np.ndim(offset) == 1 else np.shape(offset)[-1]
+        num_scores = np.shape(offset)[-1] if np.ndim(offset) > 1 else 1
         given, name = offset, f"offset {place}"
         offset = np.asarray(check_offset(given, size, num_scores, name))
         if number == 0:

@@ -235,7 +235,7 @@ def _cut_rows(uniform, size, rows, words, first_row, first_of_all):
 
 
 def _sum_all(state, columns, sums):
-    node = jnp.where(state.in_bag, 0, -1)
+    node = jnp.where(state.in_bag, jnp.int32(0), -1)
     return sums + _sum(columns, state.channels, node, sums)
 
 

@@ -90,7 +90,7 @@ def grow_plainly(
     # more levels follow, its last one is the first of those.
     slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
     shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
-    node = jnp.where(rows.in_bag, 0, -1)
+    node = jnp.where(rows.in_bag, jnp.int32(0), -1)
     root = _sum_nodes(sum_plain_histogram, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
     leaf = make_leaf(max_depth, num_bins, limits.categories is not None)
