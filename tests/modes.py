@@ -146,14 +146,18 @@ def use_parts():
     summary = jb.sketches.make_summary(X[:, 3])
     sketch = jb.sketches.update_sketch(jb.sketches.make_sketch(4), X)
     tree = jb.cart.fit_tree(X, Y, max_depth=3)
+    # Losses and metrics are for programs; their constants are transfers elsewhere.
+    signal, y, weight = jax.device_put(np.float32([SIGNAL, Y, WEIGHT]))
     return [
         tree, jb.predict(tree, X), jb.cart.pruning_path(tree),
         jb.sketches.bins_from_sketch(sketch), jb.sketches.query_ranks(summary, [0.5]),
         jb.survival.kaplan_meier(SURVIVAL),
         jb.survival.baseline_hazard(SIGNAL, SURVIVAL),
-        L.weighted_quantile(Y, WEIGHT, 0.3),
+        jax.jit(partial(L.weighted_quantile, q=0.3))(y, weight),
         L.predict_intercepts(SIGNAL, Y, (1.0, 0.5), GROUPS),
-        jb.metrics.auc(SIGNAL, Y > 0), jb.metrics.log_loss(SIGNAL, Y > 0),
+        jax.jit(lambda s, w: (jb.metrics.auc(s, w > 1), jb.metrics.log_loss(s, w > 1)))(
+            signal, weight
+        ),
         repr(jb.inspect_loss(own_loss, 1.5)),
     ]  # fmt: skip
 

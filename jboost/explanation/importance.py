@@ -36,6 +36,7 @@ from jboost.training.metric_checks import try_metrics
 from jboost.training.scoring import (
     bind_metrics,
     check_metrics,
+    describe_call,
 )
 
 ImportanceKind = Literal["improvement", "gain", "cover", "splits"]
@@ -190,6 +191,7 @@ def permutation_importance(
     Raises:
       TypeError, ValueError: arguments are inconsistent, or the loss or the metric is
         not finite.
+      RuntimeError: the metric failed.
 
     Example:
       >>> import numpy as np, jboost as jb
@@ -277,7 +279,17 @@ def _measure_metric(metric, loss, scores, targets, weights, num_scores):
     try_metrics(bound, targets, weights, num_scores)
     function = bound[name]
     sign = -1 if losses.bare_loss(function) in MAXIMIZED else 1
-    return lambda: sign * evaluate_metric(function, (scores(), targets, weights))
+
+    def measure():
+        arguments = scores(), targets, weights
+        try:
+            return sign * evaluate_metric(function, arguments)
+        except Exception as error:
+            raise RuntimeError(
+                f"metric failed: {error!r}; it is called as {describe_call(function)}"
+            ) from error
+
+    return measure
 
 
 def measure_nodes(nodes: Nodes, kind: str) -> Float[np.ndarray, "T M"]:

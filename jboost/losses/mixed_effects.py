@@ -18,6 +18,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jboost.entry.decorators import traceable
 from jboost.losses.adapting import Adaptive, adaptive
 from jboost.losses.groups import clear, weigh_rows
 from jboost.numerics.ids import number_ids, read_ids
@@ -139,6 +140,7 @@ def make_random_intercept() -> Adaptive:
     return adaptive(random_intercept, estimate_variances)
 
 
+@traceable
 def predict_intercepts(
     scores: Shaped[ArrayLike, " N"],
     targets: Shaped[ArrayLike, " N"],
