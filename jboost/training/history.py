@@ -172,7 +172,7 @@ def _restore(kind, args, attributes):
     return error
 
 
-def explain_divergence(losses: Sequence[float], value: float) -> str:
+def explain_divergence(losses: Sequence[float] | np.ndarray, value: float) -> str:
     """Suggests what may help if the training loss is no longer finite.
 
     Args:
@@ -186,7 +186,7 @@ def explain_divergence(losses: Sequence[float], value: float) -> str:
             ", but the loss fell before, and may be unbounded below; arguments may be "
             "swapped (the call is loss(score, target)), or its sign be wrong"
         )
-    elif np.isnan(value) and not losses:
+    elif np.isnan(value) and len(losses) == 0:
         advice += (
             ", or the gradient is NaN where the loss is finite: a branch of jnp.where "
             "that is not taken must be finite, too"
