@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C at any moment: what is whole is kept, and nothing else is harmed."""
 
+import itertools
 import pickle
 import signal
 import sys
@@ -182,15 +183,26 @@ def press_in_fit(_, frame):
 
 
 def test_more_presses_harm_nothing(tmp_path, monkeypatch):
-    """Of which some come while the first one is handled."""
+    """Of which some come while the first one is handled.
+
+    A person presses a few times in a row, not a thousand times a second: neither JAX's
+    caches nor Python's locks survive an exception in each of their instructions.
+    """
     # Some come in callbacks of the garbage collector, where they are lost.
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: None)
     call = dict(max_depth=3, checkpoint=tmp_path / "run", checkpoint_rounds=1)
     jb.fit(X, Y, **call, num_rounds=2)
-    before = signal.signal(signal.SIGALRM, press_in_fit)
     chance, kinds = np.random.default_rng(2), []
+
+    def press_again(number, frame):
+        signal.setitimer(signal.ITIMER_REAL, next(delays))
+        press_in_fit(number, frame)
+
+    before = signal.signal(signal.SIGALRM, press_again)
     for _ in range(10):
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.05, 0.15), 0.0005)
+        few = [*chance.uniform(1e-4, 2e-3, size=2)]
+        delays = itertools.chain(few, itertools.repeat(0.05))
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.05, 0.15))
         try:
             jb.fit(X, Y, **call, num_rounds=100_000)
         except KeyboardInterrupt as error:

@@ -49,7 +49,7 @@ LeafSolver = Literal[
 ]
 _NOISE = 1e-6  # of a sum of magnitudes: what float32 sums cannot tell from zero
 _SHORTEST = 2.0**-40  # first step, relative to the bounds of the minimum
-_MANY_ROWS = 32_768  # from so many on, rows of poor leaves are gathered,
+_MANY_SCORES = 32_768  # if rows have so many in all, those of poor leaves are gathered,
 _ROWS_PER_GATHERED = 16  # if they are no more than one in so many
 _KEPT = 0.25  # share of the predicted decrease that a Newton step must achieve
 
@@ -123,7 +123,7 @@ def _solve_some(objective, groups, step, wanted):
     counts = wanted[groups.group] & (groups.weights > 0)
     groups = groups._replace(weights=jnp.where(counts, groups.weights, 0.0))
     most = len(counts) // _ROWS_PER_GATHERED
-    if len(counts) < _MANY_ROWS or current_shards() is not None:
+    if groups.scores.size < _MANY_SCORES or current_shards() is not None:
         return solve_groups(objective, groups, step, wanted)
 
     def solve_gathered():
