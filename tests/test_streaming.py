@@ -3,6 +3,7 @@
 
 import gc
 import inspect
+import os
 import signal
 import subprocess
 import sys
@@ -681,6 +682,7 @@ signal.pause()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="its memory would count")
 def test_a_process_stays_within_its_plan_and_removes_its_files(tmp_path):
     """Resident memory, freed arrays included; then SIGTERM."""
     command = [sys.executable, "-c", MEASURE, tmp_path]
