@@ -8,7 +8,6 @@ In: the number of rounds. Out: pieces of it, and a progress bar. The host loops 
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -19,6 +18,8 @@ from jboost.entry.collectives import process_number, slowest
 
 MOST_ROUNDS = 16  # in one call of a compiled program
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 0.02  # seconds between looks at a call
+_SLEEP_SHARE = 0.02  # of the time waited so far, so that little is added to it
 
 
 def pace_rounds(
@@ -67,15 +68,12 @@ def wait_for(results: Any, count: int) -> None:
     """
     if count > 1 or threading.current_thread() is not threading.main_thread():
         return
-    done = threading.Event()
-
-    def wait():
-        with suppress(Exception):
-            jax.block_until_ready(results)
-        done.set()
-
-    threading.Thread(target=wait, name="jboost-wait").start()
-    done.wait()
+    begun, pending = time.perf_counter(), jax.tree.leaves(results)
+    # A thread that waits instead would need memory, and where there is none, Python
+    # waits forever for the thread to start.
+    while not all(array.is_ready() for array in pending):
+        waited = time.perf_counter() - begun
+        time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, _SLEEP_SHARE * waited)))
 
 
 def open_bar(total: int, progress: bool, unit: str = "round") -> tqdm:
