@@ -175,6 +175,23 @@ def test_ctrl_c_leaves_a_checkpoint_whole(tmp_path):
     same_histories(history, told)
 
 
+def test_an_interrupt_of_tracing_clears_jaxs_caches():
+    """Which it may have damaged; other interrupts leave them."""
+    other = jax.jit(lambda number: number + 1)
+    for loss, kept in ((None, 1), (press_in_loss, 0)):
+        other(1.0)
+        with pytest.raises(KeyboardInterrupt):
+            if loss is None:
+                jb.fit(X, Y, **SMALL, callbacks=[press_in(1)])
+            else:
+                jb.fit(X, Y, loss, **SMALL)
+        assert other._cache_size() == kept
+
+
+def press_in_loss(score, target):
+    raise KeyboardInterrupt
+
+
 def press_in_fit(_, frame):
     """Ctrl-C in ``fit``, but not in the code of JAX; elsewhere it would end the tests.
 

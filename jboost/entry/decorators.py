@@ -3,11 +3,14 @@
 
 In: a public function. Out: the same function, which first raises a clear error for
 calls that would deadlock (in a forked process) or fail inside JAX (with traced values).
-A lack of memory in a kernel or in XLA becomes a MemoryError.
+A lack of memory in a kernel or in XLA becomes a MemoryError, and an interrupt leaves no
+damage in JAX's caches.
 """
 
 import functools
 import inspect
+import os
+import traceback
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,6 +29,8 @@ _T = TypeVar("_T")
 
 # Types that are never traced, to skip the leaves of long lists of numbers.
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+_JAX = os.path.dirname(jax.__file__)
+_WAITING = f"{os.sep}array.py"  # where JAX waits for results and traces nothing
 with jax.ensure_compile_time_eval():
     _NOT_TRACING = get_opaque_trace_state()
 
@@ -77,6 +82,7 @@ def _wrap(function, prepare, explain=None):
     prepare_call, allow, errors = prepare, _allow_transfers, jax.errors.JAXTypeError
     is_about_tracing, lacks_memory = _is_about_tracing, is_out_of_memory
     failures, name = (jax.errors.JaxRuntimeError, ValueError), function.__name__
+    recover = _recover_caches
 
     def run(*args, **kwargs):
         with allow():
@@ -91,6 +97,9 @@ def _wrap(function, prepare, explain=None):
                 if not lacks_memory(error):
                     raise
                 raise MemoryError(f"{name} ran out of memory: {error}") from error
+            except KeyboardInterrupt as error:
+                recover(error)
+                raise
 
     # A function with the globals of the decorated one's module, so that doctest finds
     # its examples there.
@@ -98,6 +107,24 @@ def _wrap(function, prepare, explain=None):
         run.__code__, inspect.unwrap(function).__globals__, closure=run.__closure__
     )
     return functools.wraps(function)(run)
+
+
+def _recover_caches(interrupt):
+    """Clears JAX's caches if an interrupt hit the code that fills them.
+
+    It can leave an entry marked as being computed, so that the same call raises a
+    RecursionError forever. What is needed again is compiled again.
+    """
+    if is_tracing():  # by a caller, whose program it is
+        return
+    error: BaseException | None = interrupt
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            file = frame.f_code.co_filename
+            if file.startswith(_JAX) and not file.endswith(_WAITING):
+                jax.clear_caches()
+                return
+        error = error.__context__
 
 
 def _is_about_tracing(error):

@@ -24,6 +24,7 @@ from jboost.boosting.state import Arrays, Problem, estimate_parameters
 from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
+from jboost.model.slices import take_part
 from jboost.tables.categories import Categories
 from jboost.tables.frames import RowSource, Schema
 from jboost.training.chunks import Job, Position, choose_effort
@@ -228,7 +229,8 @@ def _each_round(model, x, scores):
     step = max(1, min(_MOST_ROUNDS, _MOST_LEAVES // (num_scores * num_rows)))
     values = np.asarray(model.leaf_value)
     for first in range(0, model.num_rounds, step):
-        part = map_rounds(lambda array, f=first: array[f : f + step], model)
+        rounds = (slice(first, first + step),)
+        part = map_rounds(lambda array, r=rounds: take_part(array, r), model)
         leaves = np.asarray(leaf_indices(part, x))
         leaves = leaves.reshape(num_rows, -1, model.feature.shape[1])
         leaves = np.broadcast_to(leaves, (*leaves.shape[:2], num_scores))
