@@ -302,6 +302,24 @@ def test_forked_processes_that_import_the_package_later_are_refused():
     subprocess.run([sys.executable, "-c", textwrap.dedent(IMPORTED_LATE)], check=True)
 
 
+FIRST_TRACED = """
+    import jax, jax.numpy as jnp, jboost as jb
+
+    @jax.jit
+    def train(codes, y):
+        return jb.boost(codes, y, lambda score, target: (score - target) ** 2,
+                        jax.random.key(0), num_rounds=1, max_depth=1, max_bins=4)
+
+    codes, y = jnp.arange(8, dtype=jnp.uint8).reshape(4, 2) % 4, jnp.arange(4.0)
+    assert train(codes, y) is not None
+"""
+
+
+def test_the_first_call_may_be_inside_jit():
+    """Modules that the call imports must not take the trace for JAX's usual state."""
+    subprocess.run([sys.executable, "-c", textwrap.dedent(FIRST_TRACED)], check=True)
+
+
 @pytest.mark.parametrize(
     ("variables", "worker", "expected"),
     [

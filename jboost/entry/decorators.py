@@ -13,6 +13,7 @@ import os
 import traceback
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
@@ -31,8 +32,9 @@ _T = TypeVar("_T")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _JAX = os.path.dirname(jax.__file__)
 _WAITING = f"{os.sep}array.py"  # where JAX waits for results and traces nothing
-with jax.ensure_compile_time_eval():
-    _NOT_TRACING = get_opaque_trace_state()
+# Of another thread: this module may be imported by the first call, inside a trace.
+with ThreadPoolExecutor(1) as _thread:
+    _NOT_TRACING = _thread.submit(get_opaque_trace_state).result()
 
 
 def traceable(function: Callable[_P, _T]) -> Callable[_P, _T]:
