@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the splits of a level send the rows; see ../../trees/levels.py.
+//
+// A row's slot says which node of the level it is in; rows in nodes that have stopped
+// growing have a slot of `slots` or more.
+#include "prelude.h"
+
+// The split of each slot.
+struct Splits {
+  const int *feature, *threshold;
+  const u8* missing_left;
+};
+
+template <class Code>
+__device__ __forceinline__ int find_code(const Code* codes, const Splits& splits,
+                                         int slot, i64 rows, i64 row) {
+  return codes[(i64)splits.feature[slot] * rows + row];
+}
+
+// Counts the rows in the bag of each slot that go left by their codes, right by them,
+// and that are missing: counts [slot][3]. For `copies` see sums.cu.
+template <class Code>
+__device__ __forceinline__ void count_sides(const Code* codes, const Splits& splits,
+                                            const int* row_slot, const u8* in_bag,
+                                            int* counts, i64 rows, int slots,
+                                            i64 rows_per_block, int copies) {
+  JBOOST_SHARED(memory);
+  int* table = (int*)memory;
+  const int cells = 3 * slots, copy = copies == 0 ? 0 : threadIdx.x % copies;
+  for (int i = threadIdx.x; i < cells * copies; i += blockDim.x) table[i] = 0;
+  __syncthreads();
+  const i64 begin = blockIdx.x * rows_per_block;
+  const i64 end = least(rows, begin + rows_per_block);
+  for (i64 row = begin + threadIdx.x; row < end; row += blockDim.x) {
+    const int slot = row_slot[row];
+    if (in_bag[row] == 0 || slot >= slots) continue;
+    const int code = find_code(codes, splits, slot, rows, row);
+    const int kind = code == 0 ? 2 : code > splits.threshold[slot];
+    const int cell = 3 * slot + kind;
+    atomicAdd(copies == 0 ? counts + cell : table + cell * copies + copy, 1);
+  }
+  if (copies != 0) add_copies(table, cells, copies, counts);
+}
+
+// Sends rows down. `pair` numbers the slots that are split; the children of number r
+// have the slots 2 r and 2 r + 1 of `next_slots`.
+template <class Code>
+__device__ __forceinline__ void route(const Code* codes, const Splits& splits,
+                                      const int* pair, const int* row_slot,
+                                      const int* row_position, int* right_of,
+                                      int* pair_of, int* slot_of, int* position_of,
+                                      i64 rows, int slots, int next_slots) {
+  const i64 step = (i64)gridDim.x * blockDim.x;
+  for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += step) {
+    const int slot = row_slot[row];
+    int right = 0, number = next_slots;
+    if (slot < slots) {
+      const int code = find_code(codes, splits, slot, rows, row);
+      right =
+          code == 0 ? splits.missing_left[slot] == 0 : code > splits.threshold[slot];
+      number = pair[slot];
+    }
+    right_of[row] = right;
+    pair_of[row] = number;
+    const int next = 2 * number + right;
+    slot_of[row] = next < next_slots ? next : next_slots;
+    position_of[row] = 2 * row_position[row] + right;
+  }
+}
+
+#define JBOOST_ROUTE(suffix, Code)                                                     \
+  JBOOST_KERNEL count_sides_##suffix(                                                  \
+      Strides strides, const Code* codes, const int* feature, const int* threshold,    \
+      const int* row_slot, const u8* in_bag, int* counts, i64 rows, i64 slots,         \
+      i64 rows_per_block, i64 copies) {                                                \
+    const Splits splits = {member(feature, strides, 1), member(threshold, strides, 2), \
+                           nullptr};                                                   \
+    count_sides(member(codes, strides, 0), splits, member(row_slot, strides, 3),       \
+                member(in_bag, strides, 4), member(counts, strides, 5), rows,          \
+                (int)slots, rows_per_block, (int)copies);                              \
+  }                                                                                    \
+  JBOOST_KERNEL route_##suffix(                                                        \
+      Strides strides, const Code* codes, const int* feature, const int* threshold,    \
+      const u8* missing_left, const int* pair, const int* row_slot,                    \
+      const int* row_position, int* right, int* row_pair, int* slot, int* position,    \
+      i64 rows, i64 slots, i64 next_slots) {                                           \
+    const Splits splits = {member(feature, strides, 1), member(threshold, strides, 2), \
+                           member(missing_left, strides, 3)};                          \
+    route(member(codes, strides, 0), splits, member(pair, strides, 4),                 \
+          member(row_slot, strides, 5), member(row_position, strides, 6),              \
+          member(right, strides, 7), member(row_pair, strides, 8),                     \
+          member(slot, strides, 9), member(position, strides, 10), rows, (int)slots,   \
+          (int)next_slots);                                                            \
+  }
+
+JBOOST_ROUTE(u8, u8)
+JBOOST_ROUTE(u16, u16)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches CUDA kernels from JAX programs.
+
+In: the name of a kernel of the folder cuda/, operands, a grid. Out: the results. The
+kernels must have been loaded; see :mod:`jboost.kernels.cuda_ready`.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from jboost.kernels.loading import find_handler
+from jboost.kernels.varying import vary
+
+SHARED_BYTES = 96 * 1024  # of a block: every GPU since 2020 has as much
+THREADS = 512
+# Blocks in flight on the GPUs that we know: about 132 processors times two blocks.
+BLOCKS = 264
+_HANDLERS = {
+    "cpu": "launch_on_host",
+    "CUDA": {"initialize": "launch_prepare", "execute": "launch"},
+}
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel; static.
+
+    Attributes:
+      kernel: its name.
+      results: shapes and dtypes.
+      grid: numbers of blocks along axes x and y. Axis z is that of a batch.
+      numbers: what the kernel takes after its buffers.
+      shared_bytes: memory that the threads of a block share.
+      threads: of a block.
+      zeroed: of each result, whether it must be zeros at first.
+    """
+
+    kernel: str
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    grid: tuple[int, int]
+    numbers: tuple[int, ...]
+    shared_bytes: int = 0
+    threads: int = THREADS
+    zeroed: tuple[bool, ...] = (False,)
+
+
+def launch(description: Launch, *operands: Any) -> Any:
+    """Runs a kernel; under ``vmap`` all members of the batch in one launch.
+
+    Returns:
+      The result, or a tuple of them.
+    """
+    shared = (False,) * len(operands)
+    results = _launch_batch(description, shared, None, operands)
+    return results if len(results) > 1 else results[0]
+
+
+def _launch_batch(description, batched, size, operands):
+    """Runs a kernel on a batch: the first axis of some operands and of all results.
+
+    Args:
+      batched: which operands have that axis.
+      size: of it; None if there is none.
+    """
+
+    @custom_vmap
+    def run(*operands):
+        return _call(description, batched, size, operands)
+
+    @run.def_vmap
+    def run_batch(new_size, newly, *operands):
+        flags = tuple(old or new for old, new in zip(batched, newly, strict=True))
+        merged = [
+            _merge_axes(
+                operand, new_size if new else None, size if old else None, whole
+            )
+            for operand, new, old in zip(operands, newly, batched, strict=True)
+            for whole in [(new_size, size)]
+        ]
+        flat = new_size * (size or 1)
+        results = _launch_batch(description, flags, flat, merged)
+        axes = (new_size,) if size is None else (new_size, size)
+        results = tuple(each.reshape(*axes, *each.shape[1:]) for each in results)
+        return results, (True,) * len(results)
+
+    return run(*operands)
+
+
+def _merge_axes(operand, new, old, whole):
+    """Returns the operand with one axis for both batches; as it is, if in neither."""
+    if new is None and old is None:
+        return operand
+    if whole[1] is None:
+        return operand
+    inner = operand.shape[(new is not None) + (old is not None) :]
+    operand = operand.reshape(new or 1, old or 1, *inner)
+    operand = jnp.broadcast_to(operand, (*whole, *inner))
+    return operand.reshape(-1, *inner)
+
+
+def _call(description, batched, size, operands):
+    _register()
+    lead = () if size is None else (size,)
+    results = tuple(
+        jax.ShapeDtypeStruct((*lead, *each.shape), each.dtype)
+        for each in description.results
+    )
+    members = (*batched, *((size is not None,) * len(results)))
+    strides = [
+        each.size * each.dtype.itemsize // (size or 1) if member else 0
+        for each, member in zip((*operands, *results), members, strict=True)
+    ]
+    found = jax.ffi.ffi_call("jboost_launch", results)(
+        *operands,
+        grid=np.array([*description.grid, size or 1], np.int64),
+        kernel=description.kernel,
+        numbers=np.array(description.numbers, np.int64),
+        shared_bytes=np.int64(description.shared_bytes),
+        strides=np.array(strides, np.int64),
+        threads=np.int64(description.threads),
+        zeroed=np.array(description.zeroed, np.int64),
+    )
+    return tuple(vary(each, *operands) for each in found)
+
+
+@cache
+def _register():
+    """Registers the handlers with XLA."""
+    for platform, handlers in _HANDLERS.items():
+        wrapped = jax.tree.map(find_handler, handlers)
+        jax.ffi.register_ffi_target("jboost_launch", wrapped, platform=platform)
+
+
+def divide_rows(num_rows: int, blocks: int, least: int = 4096) -> tuple[int, int]:
+    """Divides rows among about so many blocks.
+
+    Returns:
+      The number of blocks, at least 1, and of rows a block, a multiple of 4.
+    """
+    rows = max(least, -(-num_rows // max(1, blocks)))
+    rows = -(-rows // 4) * 4
+    return max(1, -(-num_rows // rows)), rows

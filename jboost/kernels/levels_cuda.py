@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a level of a tree as CUDA kernels: see the folder cuda/.
+
+Each function does what the one of the same name in plain XLA does, to the bit.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
+
+from jboost.kernels.cuda_launch import (
+    BLOCKS,
+    SHARED_BYTES,
+    THREADS,
+    Launch,
+    divide_rows,
+    launch,
+)
+from jboost.kernels.sums_cuda import count_copies
+
+_INT = 4  # bytes
+_MOST_PASSES = 16  # over the rows' nodes; beyond, rows are added to the result directly
+_LANES = 32
+
+
+def takes(codes: Any) -> bool:
+    """Returns whether there are kernels for these codes: dense, of up to 16 bits."""
+    return not codes.is_sparse and codes.columns.dtype in (jnp.uint8, jnp.uint16)
+
+
+def histogram(
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
+    channels: Int32[Array, "N C"],
+    node: Int32[Array, " N"],
+    enabled: Bool[Array, ""] | bool = True,
+    *,
+    num_nodes: int,
+    num_bins: int,
+) -> Int32[Array, "M F B C"]:
+    """See :func:`jboost.kernels.xla.histogram`; zeros unless ``enabled``."""
+    (num_features, num_rows), num_channels = columns.shape, channels.shape[1]
+    width = min(num_features, 32)
+    cell = num_bins * num_channels * _INT
+    nodes = min(num_nodes, SHARED_BYTES // cell)
+    shared = nodes > 0 and -(-num_nodes // nodes) <= _MOST_PASSES
+    if shared:
+        features = max(1, min(width, SHARED_BYTES // (cell * nodes)))
+    else:
+        nodes, features = num_nodes, width
+    tables = -(-num_features // features) * -(-num_nodes // nodes)
+    blocks, rows = divide_rows(num_rows, BLOCKS // tables)
+    run = Launch(
+        f"histogram_{_suffix(columns)}_{num_channels}",
+        (_ints(num_nodes, num_features, num_bins, num_channels),),
+        (blocks, tables),
+        (num_rows, num_features, num_nodes, num_bins, rows, features, nodes, shared),
+        cell * nodes * features if shared else 0,
+        zeroed=(True,),
+    )
+    return launch(run, columns, channels, node, jnp.asarray(enabled, jnp.int32))
+
+
+class BestCuts(NamedTuple):
+    """The best cut of each node and feature.
+
+    Attributes:
+      gain: -inf where no cut is admissible.
+      place: 2 * threshold + (missing values go left).
+      noise: score of the node, to which gains are compared.
+    """
+
+    gain: Float[Array, "M F"]
+    place: Int32[Array, "M F"]
+    noise: Float[Array, " M"]
+
+
+def find_cuts(
+    histogram: Int32[Array, "M F B C"],
+    allowed: Bool[Array, "M F"],
+    unit: Float[Array, "2"],
+    limits: Float[Array, "2"],
+    least_count: Int32[Array, ""],
+) -> BestCuts:
+    """Finds the best cut of each node and feature, without limits on leaf values.
+
+    Args:
+      limits: l2 in units of the curvature's integers, and the least weight of a child.
+    """
+    nodes, features, bins, channels = histogram.shape
+    threads = min(256, -(-bins // _LANES) * _LANES)
+    shape = (nodes, features)
+    run = Launch(
+        f"search_{channels}",
+        (
+            jax.ShapeDtypeStruct(shape, jnp.float32),
+            _ints(*shape),
+            jax.ShapeDtypeStruct((nodes,), jnp.float32),
+        ),
+        (features, nodes),
+        (bins,),
+        (channels + 2) * (1024 // _LANES) * _INT,  # enough for 1,024 threads
+        threads=threads,
+        zeroed=(False,) * 3,
+    )
+    return BestCuts(*launch(run, histogram, allowed, unit, limits, least_count))
+
+
+def count_sides(
+    columns: UInt8[Array, "F N"] | UInt16[Array, "F N"],
+    feature: Int32[Array, " M"],
+    threshold: Int32[Array, " M"],
+    row_slot: Int32[Array, " N"],
+    in_bag: Bool[Array, " N"],
+) -> Int32[Array, "M 3"]:
+    """See :func:`jboost.trees.levels.count_sides`."""
+    slots, num_rows = feature.shape[0], row_slot.shape[0]
+    copies = count_copies(3 * slots)
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    run = Launch(
+        f"count_sides_{_suffix(columns)}",
+        (_ints(slots, 3),),
+        (blocks, 1),
+        (num_rows, slots, rows, copies),
+        3 * slots * copies * _INT,
+        zeroed=(True,),
+    )
+    return launch(run, columns, feature, threshold, row_slot, in_bag)
+
+
+def route_rows(columns: Any, split: Any, pair: Any, rows: Any, next_slots: int) -> Any:
+    """Sends rows down; see :func:`jboost.trees.levels.route_rows`.
+
+    Args:
+      split: feature, threshold and missing_left of each slot.
+      pair: of each slot.
+      rows: slot and position of each row.
+
+    Returns:
+      What the fields of :class:`jboost.trees.levels.Moved` are.
+    """
+    slots, num_rows = pair.shape[0], columns.shape[1]
+    run = Launch(
+        f"route_{_suffix(columns)}",
+        (_ints(num_rows),) * 4,
+        (-(-num_rows // THREADS), 1),
+        (num_rows, slots, next_slots),
+        zeroed=(False,) * 4,
+    )
+    return launch(run, columns, *split, pair, *rows)
+
+
+def sample_features(
+    seeds: UInt32[Array, "3 M 2"], fractions: Float[Array, "3"], num_features: int
+) -> Bool[Array, "M F"]:
+    """See :func:`jboost.trees.levels.sample_features`."""
+    nodes = seeds.shape[1]
+    run = Launch(
+        "sample_features",
+        (jax.ShapeDtypeStruct((nodes, num_features), jnp.bool_),),
+        (nodes, 1),
+        (nodes, num_features),
+        _INT,
+        threads=128,
+    )
+    return launch(run, seeds, fractions)
+
+
+def _suffix(columns):
+    return "u8" if columns.dtype == jnp.uint8 else "u16"
+
+
+def _ints(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)

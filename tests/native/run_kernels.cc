@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs every kernel on random data, for sanitizers: arrays have exactly the sizes that
+// the kernels may use. Whether results are right is tested from Python.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <set>
+
+#include "driver.cc"
+
+namespace {
+
+std::mt19937 generator(0);
+std::set<std::string> ran;
+
+// Random numbers in [low, high).
+template <class T>
+std::vector<T> Draw(size_t count, int low, int high) {
+  std::vector<T> values(count);
+  for (T& value : values) value = static_cast<T>(low + generator() % (high - low));
+  return values;
+}
+
+template <class T>
+T* Data(std::vector<T>& values) {
+  return values.data();
+}
+
+template <class... Arguments>
+void Run(const std::string& name, dim3 grid, int shared, Arguments... arguments) {
+  void* kernel = nullptr;
+  Strides strides{};
+  void* list[] = {&strides, &arguments...};
+  if (cuLibraryGetKernel(&kernel, nullptr, name.c_str()) != 0 ||
+      cuLaunchKernel(kernel, grid.x, grid.y, grid.z, 64, 1, 1, shared, nullptr, list,
+                     nullptr) != 0) {
+    std::fprintf(stderr, "%s cannot be run\n", name.c_str());
+    std::exit(1);
+  }
+  ran.insert(name);
+}
+
+constexpr i64 kRows = 203, kFeatures = 3, kNodes = 5, kRowsPerBlock = 52;
+constexpr unsigned kBlocks = 4;
+
+template <class Code>
+void RunTraining(const std::string& suffix, i64 bins) {
+  auto codes = Draw<Code>(kFeatures * kRows, 0, bins);
+  auto node = Draw<int>(kRows, -1, kNodes + 1);
+  auto slot = Draw<int>(kRows, 0, kNodes + 2);
+  auto one = Draw<int>(1, 1, 2);
+  for (i64 channels = 1; channels <= 3; ++channels) {
+    auto values = Draw<int>(kRows * channels, -1000, 1000);
+    std::vector<int> sums(kNodes * kFeatures * bins * channels);
+    // With a table for two features and three nodes, and without one.
+    for (i64 table : {1, 0})
+      Run("histogram_" + suffix + "_" + std::to_string(channels),
+          {kBlocks, table ? 4u : 1u}, table ? 2 * 3 * bins * channels * 4 : 0,
+          Data(codes), Data(values), Data(node), Data(one), Data(sums), kRows,
+          kFeatures, kNodes, bins, kRowsPerBlock, table ? i64(2) : kFeatures,
+          table ? i64(3) : kNodes, table);
+    if (channels == 1) continue;
+    auto allowed = Draw<u8>(kNodes * kFeatures, 0, 2);
+    std::vector<float> unit = {0.5, 2}, limits = {1, 0.1};
+    auto count = Draw<int>(1, 1, 2);
+    std::vector<float> gain(kNodes * kFeatures), noise(kNodes);
+    std::vector<int> place(kNodes * kFeatures);
+    Run("search_" + std::to_string(channels), {kFeatures, kNodes}, 640, Data(sums),
+        Data(allowed), Data(unit), Data(limits), Data(count), Data(gain), Data(place),
+        Data(noise), bins);
+  }
+  auto feature = Draw<int>(kNodes, 0, kFeatures);
+  auto threshold = Draw<int>(kNodes, 0, bins);
+  auto missing_left = Draw<u8>(kNodes, 0, 2);
+  auto pair = Draw<int>(kNodes, 0, kNodes);
+  auto in_bag = Draw<u8>(kRows, 0, 2);
+  std::vector<int> counts(3 * kNodes), results[4];
+  for (i64 copies : {0, 4})
+    Run("count_sides_" + suffix, {kBlocks}, 3 * kNodes * copies * 4, Data(codes),
+        Data(feature), Data(threshold), Data(slot), Data(in_bag), Data(counts), kRows,
+        kNodes, kRowsPerBlock, copies);
+  for (auto& result : results) result.resize(kRows);
+  Run("route_" + suffix, {2}, 0, Data(codes), Data(feature), Data(threshold),
+      Data(missing_left), Data(pair), Data(slot), Data(node), Data(results[0]),
+      Data(results[1]), Data(results[2]), Data(results[3]), kRows, kNodes,
+      i64(2 * kNodes));
+}
+
+void RunSums() {
+  constexpr i64 kKeys = 7, kChannels = 2;
+  auto values = Draw<int>(kRows * kChannels, -1000, 1000);
+  auto keys = Draw<int>(kRows, -1, kKeys + 1);
+  std::vector<int> sums(kKeys * kChannels);
+  for (i64 copies : {0, 1, 32})
+    Run("sum_by_key", {kBlocks}, kKeys * kChannels * copies * 4, Data(values),
+        Data(keys), Data(sums), kRows, kChannels, kKeys, kRowsPerBlock, copies);
+  auto seeds = Draw<u32>(3 * kNodes * 2, 0, 1 << 30);
+  std::vector<float> fractions = {1, 0.5, 0.7};
+  std::vector<u8> allowed(kNodes * 100);
+  Run("sample_features", {kNodes}, 4, Data(seeds), Data(fractions), Data(allowed),
+      kNodes, i64(100));
+}
+
+void RunPrediction() {
+  constexpr i64 kRounds = 3, kDepth = 3, kInner = 7, kWords = 2;
+  auto columns = Draw<float>(kFeatures * kRows, 0, 70);
+  for (i64 trees : {1, 2})
+    for (i64 linked : {0, 1}) {
+      i64 nodes = linked ? 2 * kInner + 1 : kInner, leaves = linked ? nodes : nodes + 1;
+      i64 every = kRounds * trees * nodes;
+      auto features = Draw<int>(every, 0, kFeatures);
+      std::vector<int2> fields(every);
+      auto left = Draw<int>(every, 0, nodes - 1);
+      for (i64 i = 0; i < every; ++i) {
+        float threshold = i % 3 == 0 ? NAN : i % 70;
+        fields[i].x = features[i] | (i % 2 << 30);
+        std::memcpy(&fields[i].y, &threshold, sizeof threshold);
+      }
+      auto sets = Draw<u32>(every * kWords, 0, 1 << 30);
+      auto values = Draw<float>(kRounds * 2 * leaves, -9, 9);
+      auto initial = Draw<float>(2, -9, 9);
+      for (i64 staged : {0, 1})
+        for (i64 shared : {0, 1}) {
+          std::vector<float> scores((staged ? kRounds : 1) * kRows * 2);
+          Run("predict", {2, unsigned(trees)}, shared ? kFeatures * 64 * 4 : 0,
+              Data(columns), Data(fields), Data(sets), Data(left), Data(values),
+              Data(initial), Data(scores), kRows, kFeatures, kRounds, trees, i64(2),
+              nodes, leaves, kWords, kDepth, linked, shared, staged);
+        }
+      std::vector<int> found(kRows * kRounds * trees);
+      Run("find_leaves", {2, 2}, 0, Data(columns), Data(fields), Data(sets), Data(left),
+          Data(found), kRows, kRounds * trees, nodes, kWords, kDepth, linked);
+    }
+}
+
+}  // namespace
+
+int main() {
+  RunTraining<u8>("u8", 256);
+  RunTraining<u16>("u16", 300);
+  RunSums();
+  RunPrediction();
+  for (const auto& [name, kernel] : kernels) {
+    if (ran.count(name) != 0) continue;
+    std::fprintf(stderr, "%s was not run\n", name.c_str());
+    return 1;
+  }
+  return 0;
+}
