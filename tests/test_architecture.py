@@ -22,7 +22,7 @@ BOXES = (
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
     "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
-MODEL_LINES = 5330  # of them 129 ask whether results fit into memory
+MODEL_LINES = 5900  # of them 129 ask for memory, 560 bring kernels to a GPU
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 POSITIONAL = 8

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 from jboost.boosting.row_derivatives import RowDerivatives
 from jboost.entry.collectives import count_rows, first_row, most
 from jboost.kernels.float_bits import exponent_above, power_of_two
-from jboost.kernels.library import vary
+from jboost.kernels.varying import vary
 from jboost.numerics.derivatives import round_alone
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_rows

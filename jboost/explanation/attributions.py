@@ -26,8 +26,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.kernels import shap_cpu
-from jboost.kernels.library import choose, vary
+from jboost.kernels.library import choose
 from jboost.kernels.predict_cpu import Rows, Trees
+from jboost.kernels.varying import vary
 from jboost.numerics.floats import flush_denormals
 from jboost.tables.categories import goes_left
 

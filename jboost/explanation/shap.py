@@ -87,8 +87,8 @@ def shap_values(
         or the curvature if the model was read from a file that does not hold weights.
       offset: as for :func:`jboost.predict`; it is added to ``base``.
       implementation: "xla", "cpu" (the compiled kernels), or None for the best one
-        available; results differ only by rounding, with the bound given above. Trees
-        with more than 255 levels always use plain XLA.
+        available; "cuda" is "xla" here. Results differ only by rounding, with the
+        bound given above. Trees with more than 255 levels always use plain XLA.
 
     Returns:
       ShapValues with values [N, F], or [N, F, K] for K > 1 scores per row.

@@ -1,68 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library of CPU kernels: found, loaded and registered with XLA.
+"""Calls of the kernels: chosen, and registered with XLA.
 
-In: a file that the build puts beside this one. Out: ``choose``, which picks between
-the two ways to do an operation, and ``call``, one FFI call. Without the file (no
-compiler where jboost was installed) everything runs on plain XLA.
+In: the library that was built. Out: ``choose``, which picks between the ways to do an
+operation, and ``call``, one FFI call.
 """
 
 import ctypes
 import functools
 import math
 import os
-import sys
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike
+from jaxtyping import ArrayLike
 
 from jboost.entry.decorators import is_tracing
 from jboost.entry.implementation import current_implementation, use_implementation
 from jboost.entry.warning import warn_user
+from jboost.kernels import cuda_ready
+from jboost.kernels.loading import LIBRARY, find_handler
+from jboost.kernels.varying import vary
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-IMPLEMENTATIONS = ("xla", "cpu")
+IMPLEMENTATIONS = ("xla", "cpu", "cuda")
 ISAS = ("baseline", "avx2", "avx512")
 _ALIGNMENT = 64  # bytes: XLA copies host memory that begins elsewhere
 # XLA_FFI_DataType of NumPy's types.
 _TYPES = {"?": 1, "i": 4, "B": 6, "H": 7, "I": 8, "f": 11}
-_FILE = "jboost_kernels.so"
 _registered: set[str] = set()
 _texts: list[Any] = []
 _abandoned: list[Any] = []  # memory of calls that were interrupted
 
 
-def _load() -> ctypes.CDLL | None:
-    """Loads the library; None where there is none.
-
-    JBOOST_LIBRARY names another build of it, with sanitizers for example.
-    """
-    if os.environ.get("JBOOST_LIBRARY"):
-        return ctypes.CDLL(os.environ["JBOOST_LIBRARY"])
-    # Beside this file; an editable install keeps it where packages are installed.
-    folders = [Path(__file__).parent]
-    folders += [Path(entry) / "jboost" / "kernels" for entry in sys.path]
-    for folder in folders:
-        if (folder / _FILE).is_file():
-            return ctypes.CDLL(str(folder / _FILE))
-    if os.environ.get("JBOOST_REQUIRE_NATIVE", "0") not in ("", "0"):
-        raise ImportError(
-            f"JBOOST_REQUIRE_NATIVE is set, but there is no {_FILE} beside "
-            f"{__file__}: install jboost where a C++17 compiler is"
-        )
-    return None
-
-
-_library = _load()
+_library = LIBRARY
 
 
 def available() -> bool:
@@ -120,11 +97,12 @@ def implementations() -> dict[str, str]:
       >>> sorted(jb.implementations())
       ['binning', 'instructions', 'leaves', 'predict', 'shap', 'training']
     """
-    native = _library is not None and jax.default_backend() == "cpu"
-    used = dict.fromkeys(
-        ("binning", "training", "leaves", "predict", "shap"),
-        "cpu" if native else "xla",
-    )
+    operations = ("binning", "training", "leaves", "predict", "shap")
+    backend = jax.default_backend()
+    native = _library is not None and backend == "cpu"
+    used = dict.fromkeys(operations, "cpu" if native else "xla")
+    if backend in cuda_ready.PLATFORMS and cuda_ready.are_ready():
+        used |= dict.fromkeys(("training", "leaves", "predict"), "cuda")
     return {**used, "instructions": current_isa() if native else "none"}
 
 
@@ -136,8 +114,8 @@ def check_implementation(implementation: str | None) -> None:
     """Refuses what is not there.
 
     Raises:
-      ValueError: neither None nor one of ``IMPLEMENTATIONS``, or "cpu" where the
-        kernels were not built.
+      ValueError: neither None nor one of ``IMPLEMENTATIONS``, "cpu" where the kernels
+        were not built, or "cuda" where no GPU can run its kernels.
     """
     known = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
     if implementation is not None and not known:
@@ -149,6 +127,11 @@ def check_implementation(implementation: str | None) -> None:
         raise ValueError(
             "implementation must be 'xla' or None here, because jboost was installed "
             "without its CPU kernels, got 'cpu'"
+        )
+    if implementation == "cuda" and (obstacle := cuda_ready.find_obstacle()):
+        raise ValueError(
+            "implementation must be 'cpu', 'xla' or None here, because no CUDA kernel "
+            f"can run ({obstacle}), got 'cuda'"
         )
 
 
@@ -172,24 +155,40 @@ def takes_implementation(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def may_run() -> bool:
-    """Returns whether programs run the kernels, with the implementation in force."""
+    """Returns whether programs run the CPU kernels, with the current implementation."""
     implementation = current_implementation()
     if implementation is None and _library is None:
         _warn_of_missing_kernels()
-    return _library is not None and implementation != "xla"
+    return _library is not None and implementation in (None, "cpu")
 
 
-def choose(cpu: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that does an operation with the implementation in force.
+def choose(
+    *,
+    xla: Callable[..., Any],
+    cpu: Callable[..., Any] | None = None,
+    cuda: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Returns the function that does an operation with the current implementation.
 
     For None: ``cpu`` where the program is lowered for a CPU and the kernels were
-    built, else ``xla``.
+    built, ``cuda`` where it is lowered for a GPU that can run its kernels, else
+    ``xla``. An operation without the chosen kernel is done by ``xla``.
     """
-    if not may_run():
+    implementation = current_implementation()
+    if implementation == "cuda":
+        return cuda or xla
+    branches = {}
+    if cpu is not None and may_run():
+        branches["cpu"] = cpu
+    if implementation is not None:
+        return branches.get(implementation, xla)
+    if cuda is not None and cuda_ready.are_ready():
+        branches["cuda"] = cuda
+    if not branches:
         return xla
-    if current_implementation() == "cpu":
-        return cpu
-    return lambda *operands: jax.lax.platform_dependent(*operands, cpu=cpu, default=xla)
+    return lambda *operands: jax.lax.platform_dependent(
+        *operands, **branches, default=xla
+    )
 
 
 def call(
@@ -219,11 +218,9 @@ def call(
 
 def _make_call(name, results, **options):
     """Returns an FFI call of a handler, which is registered the first time."""
-    assert _library is not None
     target = f"jboost_{name}"
     if target not in _registered:
-        handler = jax.ffi.pycapsule(getattr(_library, target))
-        jax.ffi.register_ffi_target(target, handler, platform="cpu")
+        jax.ffi.register_ffi_target(target, find_handler(name), platform="cpu")
         _registered.add(target)
     return jax.ffi.ffi_call(target, results, **options)
 
@@ -366,16 +363,3 @@ def make_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def _relay(address):
     done = jax.ShapeDtypeStruct((1,), np.uint32)
     return _make_call("relay", done)(address)
-
-
-def vary(value: Array, *others: ArrayLike) -> Array:
-    """Makes a value depend on others, as far as JAX can see.
-
-    ``jax.shard_map`` must be told what differs between devices: the results of calls
-    that it cannot look into, and the start of a loop whose steps differ. The compiler
-    sees that nothing depends on the choice, and leaves it out.
-    """
-    if not jax.sharding.get_abstract_mesh().manual_axes:
-        return value
-    differs = [jnp.any(other != other) for other in others]
-    return jnp.where(jnp.any(jnp.stack(differs)), value, value)

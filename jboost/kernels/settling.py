@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from jaxtyping import Array
 
 from jboost.entry.implementation import current_implementation, use_implementation
+from jboost.kernels.cuda_ready import PLATFORMS, are_ready
 from jboost.kernels.library import may_run
 
 
@@ -20,6 +21,10 @@ def settle_implementation(array: Array) -> AbstractContextManager[None]:
     """
     implementation = current_implementation()
     if implementation is None:
-        on_cpu = all(device.platform == "cpu" for device in array.devices())
-        implementation = "cpu" if on_cpu and may_run() else "xla"
+        implementation = "xla"
+        platforms = {device.platform for device in array.devices()}
+        if platforms == {"cpu"} and may_run():
+            implementation = "cpu"
+        elif platforms <= PLATFORMS and are_ready():
+            implementation = "cuda"
     return use_implementation(implementation)

@@ -21,8 +21,9 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, UInt8
 
-from jboost.kernels import xla
+from jboost.kernels import sums_cuda, xla
 from jboost.kernels.float_bits import exponent_above, power_of_two
+from jboost.kernels.library import choose
 
 _BITS = 38  # of a multiple
 _TIMES_BITS = 8  # by which it grows for a term that counts several times
@@ -162,10 +163,19 @@ def _stack(channels, group):
 
 def _sum_keys(values, group, num_groups):
     """Sums channels [N, C] by group, [C, G]."""
-    inside = (group >= 0) & (group < num_groups)
-    # One more group takes the rows that have none.
-    key = jnp.where(inside, group, num_groups)
-    return xla.segment_sum(values, key, num_groups + 1)[:num_groups].T
+
+    def sum_plainly(values, group):
+        inside = (group >= 0) & (group < num_groups)
+        # One more group takes the rows that have none.
+        key = jnp.where(inside, group, num_groups)
+        return xla.segment_sum(values, key, num_groups + 1)[:num_groups]
+
+    def sum_on_gpu(values, group):
+        return sums_cuda.sum_keys(values, group, num_groups)
+
+    exact = values.dtype == jnp.int32
+    run = choose(xla=sum_plainly, cuda=sum_on_gpu if exact else None)
+    return run(values, group).T
 
 
 def choose_unit(greatest):

@@ -59,8 +59,8 @@ def predict(
         ``jax.nn.sigmoid`` for probabilities of logistic, ``jax.nn.softmax`` for
         softmax, ``jnp.exp`` for means of poisson, gamma and tweedie;
         :func:`jboost.losses.inverse_link` returns the inverse link of a loss.
-      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
-        the program runs; the results are equal to the bit.
+      implementation: "xla", "cpu" or "cuda" (the compiled kernels), or None for the
+        best where the program runs; the results are equal to the bit.
 
     Returns:
       [N], or [N, K] for K > 1 scores per row; or the result of ``inverse_link``, with

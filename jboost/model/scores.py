@@ -21,10 +21,11 @@ from jaxtyping import Array, Float
 
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
-from jboost.kernels import predict_cpu
-from jboost.kernels.library import choose, vary
+from jboost.kernels import predict_cpu, predict_cuda
+from jboost.kernels.library import choose
 from jboost.kernels.predict_cpu import Rows, Trees, as_rows
 from jboost.kernels.ready_cpu import ReadyModel
+from jboost.kernels.varying import vary
 from jboost.model.slices import find_sharding, place
 from jboost.numerics.floats import flush_denormals
 from jboost.numerics.padding import pad_rows
@@ -208,8 +209,11 @@ def _choose_leaves(depth):
         leaves = jax.lax.map(lambda tree: _round_leaves(tree, columns, depth), trees)
         return jnp.moveaxis(leaves, 2, 0)
 
+    def on_gpu(rows, trees):
+        return predict_cuda.leaf_indices(code_columns(rows), trees, max_depth=depth)
+
     cpu = partial(predict_cpu.leaf_indices, max_depth=depth)
-    return choose(cpu=cpu, xla=in_xla)
+    return choose(cpu=cpu, cuda=on_gpu, xla=in_xla)
 
 
 def _choose_scores(staged, depth):
@@ -219,7 +223,11 @@ def _choose_scores(staged, depth):
     def in_xla(rows, trees, *values):
         return _scores_in_xla(staged, depth, values, trees, rows)
 
-    return choose(cpu=partial(kernel, max_depth=depth), xla=in_xla)
+    def on_gpu(rows, trees, *values):
+        sizes: Any = dict(max_depth=depth, staged=staged)
+        return predict_cuda.predict(code_columns(rows), trees, *values, **sizes)
+
+    return choose(cpu=partial(kernel, max_depth=depth), cuda=on_gpu, xla=in_xla)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))

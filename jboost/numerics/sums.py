@@ -119,8 +119,11 @@ def _derive_weighted_channels(num_groups, sums, operands, tangents):
 
 def _sum_sharded_channels(channels, weights, group, num_groups, find_size):
     look, add = (
-        choose(*(partial(each, num_groups=num_groups) for each in pair))
-        for pair in (
+        choose(
+            cpu=partial(cpu, num_groups=num_groups),
+            xla=partial(xla, num_groups=num_groups),
+        )
+        for cpu, xla in (
             (leaves_cpu.find_greatest, sums_xla.find_group_greatest),
             (leaves_cpu.sum_digits, sums_xla.sum_group_digits),
         )

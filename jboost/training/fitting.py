@@ -284,8 +284,8 @@ def fit(
       callbacks: one or several ``callback(round, history, model_so_far)``, called for
         every round; a true answer stops after that round.
       feature_names: F different names, kept in the model; a data frame has its own.
-      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
-        the program runs; all give the same model. See
+      implementation: "xla", "cpu" or "cuda" (the compiled kernels), or None for the
+        best where the program runs; all give the same model. See
         :func:`jboost.implementations`.
       mesh: a ``jax.sharding.Mesh`` whose devices share the rows, in order; the model
         is the one that a single device trains, bit for bit, whatever the number of

@@ -85,6 +85,8 @@ def grow_levels(
     grow = choose(
         # A batch of trees is grown one by one: in lockstep their rows would be copied.
         cpu=sequential_vmap(partial(grow_natively, **sizes)),
+        # Kernels compile nothing, and empty slots would cost time.
+        cuda=partial(grow_plainly, **sizes, shared_levels=0),
         xla=partial(grow_plainly, **sizes),
     )
     in_bag = in_bag.astype(jnp.uint8)

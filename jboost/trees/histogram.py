@@ -12,11 +12,13 @@ per tree so that no sum over rows can leave 31 bits.
 
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
 from jboost.codes.codes import Codes
-from jboost.kernels import grow_cpu
+from jboost.kernels import grow_cpu, levels_cuda
 from jboost.kernels.library import choose
 
 
@@ -56,39 +58,65 @@ def sum_plain_histogram(
     codes: Codes,
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
+    enabled: Bool[Array, ""] | bool = True,
     *,
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """Does what :func:`sum_histogram` does, in plain XLA: the definition."""
+    """Does what :func:`sum_histogram` does, in plain XLA or by a kernel for GPUs.
+
+    Args:
+      enabled: otherwise the sums are not needed, and are 0.
+    """
     _check_rows(codes, channels, node)
+    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def build(codes, channels, node):
-        return codes.histogram(channels, node, num_nodes=num_nodes, num_bins=num_bins)
+        return codes.histogram(channels, node, **sizes)
 
-    return sequential_vmap(build)(codes, channels, node)
+    return _sum_if(enabled, build, codes, channels, node, sizes)
 
 
 def sum_child_histogram(
     codes: Codes,
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
+    enabled: Bool[Array, ""] | bool = True,
     *,
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """Does what :func:`sum_histogram` does, in plain XLA, for the smaller children.
+    """Does what :func:`sum_plain_histogram` does, for the smaller children.
 
     At most N // 2 rows may have a node.
     """
     _check_rows(codes, channels, node)
+    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
     def build(codes, channels, node):
-        return codes.child_histogram(
-            channels, node, num_nodes=num_nodes, num_bins=num_bins
-        )
+        return codes.child_histogram(channels, node, **sizes)
 
-    return sequential_vmap(build)(codes, channels, node)
+    return _sum_if(enabled, build, codes, channels, node, sizes)
+
+
+def _sum_if(enabled, build, codes, channels, node, sizes):
+    """Sums by ``build`` or a kernel; not if it is known not to be ``enabled``."""
+
+    def sum_enabled(enabled, *rows):
+        shape = jax.eval_shape(build, *rows)
+        nothing = jnp.zeros(shape.shape, shape.dtype)
+        return jax.lax.cond(enabled, build, lambda *_: nothing, *rows)
+
+    def sum_on_gpu(enabled, codes, channels, node):
+        return levels_cuda.histogram(codes.columns, channels, node, enabled, **sizes)
+
+    def sum_always(_, *rows):
+        return build(*rows)
+
+    plain = sum_always if enabled is True else sum_enabled
+    cuda = sum_on_gpu if levels_cuda.takes(codes) else None
+    run = choose(xla=sequential_vmap(plain), cuda=cuda)
+    return run(jnp.asarray(enabled), codes, channels, node)
 
 
 def _check_rows(codes, channels, node):

@@ -15,6 +15,8 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from jboost.codes.bins import MISSING
 from jboost.codes.codes import Codes
+from jboost.kernels import levels_cuda
+from jboost.kernels.library import choose
 from jboost.numerics.random_bits import derive
 from jboost.numerics.sampling import sample_in_xla
 from jboost.numerics.sums import sum_by_group
@@ -22,7 +24,7 @@ from jboost.tables.categories import goes_left
 from jboost.trees import paths
 from jboost.trees.category_splits import count_words, find_mixed_split
 from jboost.trees.limits import TreeLimits
-from jboost.trees.splitting import Split, search_split
+from jboost.trees.splitting import Split, child_limits, is_worth, search_split
 from jboost.trees.tree import CATEGORICAL, Tree
 
 
@@ -89,9 +91,33 @@ def find_splits(
             values=values,
         )
 
-    split = jax.vmap(find)(histogram, masks, path.bounds, squares)
+    def search_plainly(histogram, unit, masks, limits, least):
+        del unit, limits, least
+        return jax.vmap(find)(histogram, masks, path.bounds, squares)
+
+    free = limits.values is None and limits.categories is None
+    run = choose(xla=search_plainly, cuda=_search_on_gpu if free else None)
+    split = run(histogram, unit, masks, limits, least)
     found = split.found & (position >= 0)
     return split._replace(found=paths.keep_best(path, split.gain, found))
+
+
+def _search_on_gpu(histogram, unit, masks, limits, least):
+    weight, least = child_limits(limits.min_child_weight, least)
+    numbers = jnp.stack([limits.l2 / unit[1], weight])
+    cuts = levels_cuda.find_cuts(histogram, masks, unit, numbers, least)
+    best = jnp.max(cuts.gain, axis=1)
+    every = jnp.arange(masks.shape[1], dtype=jnp.int32)
+    match = cuts.gain == best[:, None]
+    feature = jnp.min(jnp.where(match, every, masks.shape[1] - 1), axis=1)
+    place = jnp.take_along_axis(cuts.place, feature[:, None], axis=1)[:, 0]
+    return Split(
+        feature=feature,
+        threshold=place >> 1,
+        missing_left=(place & 1) == 1,
+        gain=best - limits.min_gain,
+        found=is_worth(best, cuts.noise, limits.min_gain),
+    )
 
 
 def least_samples(limits: TreeLimits, num_in_bag: Int32[Array, ""]) -> Int32[Array, ""]:
@@ -117,14 +143,20 @@ def sample_features(
     # Every use has a number of its own: the tree 0, level d 1 + d, then the nodes.
     node = 64 + 2**level + slot
     use = jnp.where(stage == 0, 0, jnp.where(stage == 1, 1 + level, node))
-    seeds = derive(seed, use)
+    run = choose(
+        xla=partial(_sample_plainly, num_features=num_features),
+        cuda=partial(levels_cuda.sample_features, num_features=num_features),
+    )
+    return run(derive(seed, use), fractions)
 
+
+def _sample_plainly(seeds, fractions, *, num_features):
     def narrow(stage, masks):  # one body for all three: it is compiled
         return jax.vmap(sample_in_xla, (0, 0, None))(
             seeds[stage], masks, fractions[stage]
         )
 
-    every = jnp.ones((slots, num_features), bool)
+    every = jnp.ones((seeds.shape[1], num_features), bool)
     return jax.lax.cond(
         jnp.min(fractions) < 1,
         lambda masks: jax.lax.fori_loop(0, 3, narrow, masks),
@@ -148,6 +180,22 @@ def count_sides(
     in_bag: Bool[Array, " N"],
 ) -> Int32[Array, "M 3"]:
     """Rows in the bag of each slot: left by their codes, right by them, missing."""
+    run = choose(xla=_count_plainly, cuda=_kernel_for(codes, split, _count_on_gpu))
+    return run(codes, split, row_slot, in_bag)
+
+
+def _kernel_for(codes, split, kernel):
+    """Returns the kernel for GPUs if it takes the codes and the splits, else None."""
+    takes = levels_cuda.takes(codes) and split.left_codes is None
+    return kernel if takes else None
+
+
+def _count_on_gpu(codes, split, row_slot, in_bag):
+    nodes = split.feature, split.threshold
+    return levels_cuda.count_sides(codes.columns, *nodes, row_slot, in_bag)
+
+
+def _count_plainly(codes, split, row_slot, in_bag):
     slots = split.feature.shape[0]
     code = codes.row_codes(lookup(split.feature, row_slot, 0))
     threshold = lookup(split.threshold, row_slot, 0)
@@ -254,6 +302,20 @@ def route_rows(
     slots: int,
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
+    run = choose(
+        xla=partial(_route_plainly, slots=slots),
+        cuda=_kernel_for(codes, split, partial(_route_on_gpu, slots=slots)),
+    )
+    return run(codes, split, pair, row_slot, row_position)
+
+
+def _route_on_gpu(codes, split, pair, row_slot, row_position, *, slots):
+    nodes = split.feature, split.threshold, split.missing_left
+    rows = row_slot, row_position
+    return Moved(*levels_cuda.route_rows(codes.columns, nodes, pair, rows, slots))
+
+
+def _route_plainly(codes, split, pair, row_slot, row_position, *, slots):
     highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
     code = codes.row_codes(lookup(split.feature, row_slot, 0))
     threshold = lookup(split.threshold, row_slot, highest)

@@ -6,7 +6,7 @@ order and the leaf of each row. A level's histograms are those of the smaller ch
 each split, and the parent's minus that.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from jboost.trees.rounding import Measure, make_rows
 from jboost.trees.search_units import restore_bounds, to_search_units
 from jboost.trees.tree import Tree
 
-_SHARED_LEVELS = 6  # at most so many levels share one compiled loop body
+_SHARED_LEVELS = 6
 
 
 class _PlainState(NamedTuple):
@@ -63,10 +63,13 @@ def grow_plainly(
     most: int,
     max_leaves: int | None,
     uniform: bool,
+    shared_levels: int = _SHARED_LEVELS,
 ) -> tuple[Tree, Int32[Array, " N"]]:
     """Grows the tree; see :func:`jboost.trees.growing.grow_levels`.
 
-    ``most`` is the most nodes of a level.
+    Args:
+      most: the most nodes of a level.
+      shared_levels: at most so many levels share one compiled loop body.
     """
     rows = make_rows(codes, gradient, curvature, in_bag, seed, uniform, measure)
     given = limits
@@ -88,8 +91,8 @@ def grow_plainly(
     # compiles once, and empty slots cost little. Deeper levels would pay for them,
     # and are written out. The loop hands on as many slots as it takes, so that if
     # more levels follow, its last one is the first of those.
-    slots = min(2 ** (min(max_depth, _SHARED_LEVELS) - 1), most)
-    shared = max_depth if max_depth <= _SHARED_LEVELS else _SHARED_LEVELS - 1
+    slots = min(2 ** (max(1, min(max_depth, shared_levels)) - 1), most)
+    shared = max_depth if max_depth <= shared_levels else max(0, shared_levels - 1)
     node = jnp.where(rows.in_bag, jnp.int32(0), -1)
     root = _sum_nodes(sum_plain_histogram, rows, node, 1, limits, num_bins)
     path = start_paths(limits, max_leaves, slots, max_depth)
@@ -113,19 +116,18 @@ def _make_root(root, num_rows, tree, slots, path):
     return _PlainState(histogram, position, start, start, tree, path)
 
 
-def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins):
+def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins, enabled: Any = True):
     """Sums the histograms of the nodes, and counts only where they are needed."""
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
 
-    def build(channels):
-        return total(kernel(rows.codes, channels, node, **sizes))
+    def build(channels, enabled):
+        return total(kernel(rows.codes, channels, node, enabled, **sizes))
 
-    sums = build(rows.channels[:, :2])
+    sums = build(rows.channels[:, :2], enabled)
     if rows.channels.shape[1] == 2:
         return sums
-    nothing = jnp.zeros((*sums.shape[:-1], 1), jnp.int32)
-    counted = jnp.asarray(limits.min_child_samples) > 1
-    counts = jax.lax.cond(counted, build, lambda _: nothing, rows.channels[:, 2:])
+    counted = enabled & (jnp.asarray(limits.min_child_samples) > 1)
+    counts = build(rows.channels[:, 2:], counted)
     return jnp.concatenate([sums, counts], axis=-1)
 
 
@@ -153,24 +155,18 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
         state.paths, level, state.position, split, pairs.source, slots, max_depth
     )
 
-    def sum_children(histogram):
-        smaller = (moved.right == 0) == lookup(left_smaller, state.row_slot, False)
-        node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
-        size = pairs.source.shape[0]
-        # Of one shard, more than half of the rows may be in smaller children.
-        whole = current_shards() is None
-        kernel = sum_child_histogram if whole else sum_plain_histogram
-        small = _sum_nodes(kernel, rows, node, size, limits, num_bins)
-        return join_children(histogram, pairs.source, left_smaller, small, slots)
-
-    def stop(histogram):
-        return jnp.zeros((slots, *histogram.shape[1:]), jnp.int32)
-
     last = jnp.asarray(level == max_depth - 1)
     done = last | ~jnp.any(split.found)
     if path.free is not None:
         done |= path.free == 0
-    histogram = jax.lax.cond(done, stop, sum_children, state.histogram)
+    smaller = (moved.right == 0) == lookup(left_smaller, state.row_slot, False)
+    node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
+    # Of one shard, more than half of the rows may be in smaller children.
+    whole = current_shards() is None
+    kernel = sum_child_histogram if whole else sum_plain_histogram
+    size = pairs.source.shape[0]
+    small = _sum_nodes(kernel, rows, node, size, limits, num_bins, ~done)
+    histogram = join_children(state.histogram, pairs.source, left_smaller, small, slots)
     return _PlainState(
         histogram, pairs.position, moved.slot, moved.position, tree, path
     )

@@ -98,8 +98,8 @@ def build_histogram(
       num_nodes: M.
       max_bins: B, as in :func:`jboost.fit_bins`.
       key: seeds stochastic rounding, which tables of more than 32,768 rows need.
-      implementation: "xla", "cpu" (the compiled kernels), or None for the best where
-        the program runs.
+      implementation: "xla", "cpu" or "cuda" (the compiled kernels), or None for the
+        best where the program runs.
 
     Raises:
       TypeError, ValueError: arguments that do not fit together.

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA kernels without a GPU: on threads of the host, through the whole package.
+
+A library stands in for the driver and the compiler. Results must have the bits of plain
+XLA, and the sums those of NumPy.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from cuda_driver import COMPILER, build, build_driver, make_table, select_driver
+from tables import same_bits
+
+import jboost as jb
+from jboost.entry.implementation import use_implementation
+from jboost.kernels import cuda_compiler, cuda_launch, levels_cuda, library, sums_cuda
+
+pytestmark = pytest.mark.skipif(
+    not library.available() or shutil.which(COMPILER) is None,
+    reason="needs a C++ compiler",
+)
+X, Y, CLASSES = make_table()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def driver(tmp_path_factory):
+    """The library that stands in for CUDA, in use by this process."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    built = build_driver(tmp_path_factory.mktemp("driver"))
+    select_driver(built)
+    yield built
+    if cache is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = cache
+
+
+def draw_rows(num_rows, num_features, num_bins, num_nodes, channels):
+    random = np.random.default_rng(num_rows)
+    dtype = np.uint8 if num_bins <= 256 else np.uint16
+    columns = random.integers(0, num_bins, (num_features, num_rows)).astype(dtype)
+    values = random.integers(-(2**20), 2**20, (num_rows, channels)).astype(np.int32)
+    node = random.integers(-1, num_nodes + 1, num_rows).astype(np.int32)
+    return columns, values, node
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_features", "num_bins", "num_nodes", "channels"),
+    [
+        (1001, 5, 256, 3, 2),
+        (4099, 3, 17, 1, 3),
+        (2000, 2, 700, 4, 2),
+        (777, 40, 256, 40, 1),  # several groups of features and ranges of nodes
+        (500, 2, 256, 3000, 2),  # no table in shared memory
+        (300, 2, 40_000, 3, 2),
+        (1, 1, 2, 1, 1),
+    ],
+)
+def test_histograms(num_rows, num_features, num_bins, num_nodes, channels):
+    columns, values, node = draw_rows(
+        num_rows, num_features, num_bins, num_nodes, channels
+    )
+    expected = references.histogram(columns, values, node, num_nodes, num_bins)
+    sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
+    rows = map(jnp.asarray, (columns, values, node))
+    found = levels_cuda.histogram(*rows, **sizes)
+    np.testing.assert_array_equal(found, expected)
+    rows = map(jnp.asarray, (columns, values, node))
+    skipped = levels_cuda.histogram(*rows, False, **sizes)
+    assert not np.asarray(skipped).any()
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "channels"), [(1, 1), (64, 2), (500, 3), (9000, 2)]
+)
+def test_sums_by_key(num_keys, channels):
+    random = np.random.default_rng(0)
+    values = random.integers(-(2**20), 2**20, (3001, channels)).astype(np.int32)
+    keys = random.integers(-1, num_keys + 1, 3001).astype(np.int32)
+    expected = np.zeros((num_keys, channels), np.int32)
+    kept = (keys >= 0) & (keys < num_keys)
+    np.add.at(expected, keys[kept], values[kept])
+    found = sums_cuda.sum_keys(jnp.asarray(values), jnp.asarray(keys), num_keys)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_batch_is_one_launch():
+    columns, values, node = draw_rows(200, 3, 16, 2, 2)
+    both = np.stack([values, -2 * values])
+    nodes = np.stack([node, node[::-1], node])
+    columns, both, nodes = map(jnp.asarray, (columns, both, nodes))
+
+    def build(values, node):
+        sizes = dict(num_nodes=2, num_bins=16)
+        return levels_cuda.histogram(columns, values, node, **sizes)
+
+    batched = jax.vmap(jax.vmap(build, (None, 0)), (0, None))
+    found = batched(both, nodes)
+    for i, one in enumerate(both):
+        for j, other in enumerate(nodes):
+            np.testing.assert_array_equal(found[i, j], build(one, other))
+    assert str(jax.make_jaxpr(batched)(both, nodes)).count("ffi_call[") == 1
+
+
+LOSSES = dict(
+    squared=(Y, jb.losses.squared_error),
+    logistic=(Y > 1, jb.losses.logistic),
+    softmax=(CLASSES, jb.losses.softmax),
+    absolute=(Y, jb.losses.absolute_error),
+)
+CASES = dict(
+    squared=dict(),
+    absolute=dict(),
+    softmax=dict(num_scores=3),
+    logistic=dict(
+        colsample_bytree=0.7, colsample_bynode=0.5, subsample=0.6, min_child_samples=9,
+        sample_weight=np.arange(len(Y)) % 4,
+    ),
+    squared_wide=dict(max_bins=1000, max_leaves=5),
+    squared_limited=dict(categorical=[2], monotone={0: 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_models_have_the_bits_of_plain_xla(case):
+    target, function = LOSSES[case.split("_")[0]]
+    call = dict(num_rounds=2, max_depth=3) | CASES[case]
+    expected, told = jb.fit(X, target, function, **call, implementation="xla")
+    found, history = jb.fit(X, target, function, **call, implementation="cuda")
+    same_bits(found, expected)
+    np.testing.assert_array_equal(history.train_loss, told.train_loss)
+    rows = X[:70]
+    for predict in (jb.predict, jb.staged_predict, jb.leaf_indices):
+        expected = predict(found, rows, implementation="xla")
+        np.testing.assert_array_equal(
+            predict(found, rows, implementation="cuda"), expected
+        )
+
+
+@pytest.mark.parametrize(
+    "call", [dict(share_structure=True), dict(max_depth=9), dict(categorical=[2])]
+)
+def test_predictions_have_the_bits_of_plain_xla(call):
+    call = dict(num_rounds=3, num_scores=3) | call
+    model, _ = jb.fit(X, CLASSES, jb.losses.softmax, **call)
+    for predict in (jb.predict, jb.staged_predict, jb.leaf_indices):
+        expected = predict(model, X[:70], implementation="xla")
+        found = predict(model, X[:70], implementation="cuda")
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_linked_trees_are_predicted():
+    tree = jb.cart.fit_tree(X, Y)
+    expected = jb.predict(tree, X[:70], implementation="xla")
+    found = jb.predict(tree, X[:70], implementation="cuda")
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_models_train_side_by_side():
+    codes = jb.apply_bins(jb.fit_bins(X), X)
+
+    def train(rate, implementation):
+        return jb.boost(
+            codes, jnp.asarray(Y), jb.losses.squared_error, jax.random.key(0),
+            num_rounds=2, max_depth=2, learning_rate=rate,
+            implementation=implementation,
+        )  # fmt: skip
+
+    rates = jnp.array([0.1, 0.3])
+    expected = jax.vmap(lambda rate: train(rate, "xla"))(rates)
+    same_bits(jax.vmap(lambda rate: train(rate, "cuda"))(rates), expected)
+
+
+def test_training_is_lowered_for_gpus():
+    codes = jb.apply_bins(jb.fit_bins(X), X)
+    with use_implementation("cuda"):
+        traced = jax.jit(
+            lambda y: jb.boost(
+                codes, y, jb.losses.squared_error, jax.random.key(0), num_rounds=2
+            )
+        ).trace(jnp.asarray(Y))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    for kernel in ("histogram_u8_2", "search_2", "count_sides_u8", "route_u8"):
+        assert f'kernel = "{kernel}"' in text
+    assert text.count("jboost_launch") > 5
+
+
+def test_errors_of_launches():
+    def run(**changes):
+        shape = jax.ShapeDtypeStruct((1,), jnp.int32)
+        launch = cuda_launch.Launch("sum_by_key", (shape,), (1, 1), (1, 1, 1, 4, 1), 8)
+        ones = jnp.ones((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+        return jax.block_until_ready(
+            cuda_launch.launch(launch._replace(**changes), *ones)
+        )
+
+    for changes, words in (
+        (dict(kernel="nothing"), "named symbol not found"),
+        (dict(grid=(1, 70_000)), "70000 blocks along axis 1"),
+        (dict(threads=33), "multiple of 32"),
+        (dict(shared_bytes=300_000), "invalid argument"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=words):
+            run(**changes)
+
+
+def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = cuda_compiler.compile_kernels(90)
+    assert code == b"image\0"
+    (file,) = (tmp_path / "jboost").iterdir()
+    file.write_bytes(b"kept")
+    assert cuda_compiler.compile_kernels(90) == b"kept"
+    cuda_compiler.compile_kernels(80)  # another architecture
+    assert len([*(tmp_path / "jboost").iterdir()]) == 2
+    # A folder that cannot be written to does no harm.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    assert cuda_compiler.compile_kernels(90) == code
+
+
+def test_errors_of_the_compiler_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cuda_compiler, "read_source", lambda: "#error")
+    with pytest.raises(cuda_compiler.CompilerError, match="compilation failed"):
+        cuda_compiler.compile_kernels(90)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (dict(JBOOST_LIBCUDA="/nowhere.so"), "nowhere"),
+        (dict(JBOOST_LIBNVRTC="/nowhere.so"), "nowhere"),
+    ],
+)
+def test_without_a_gpu_its_kernels_are_refused(driver, setting, words):
+    both = dict(JBOOST_LIBCUDA=str(driver), JBOOST_LIBNVRTC=str(driver)) | setting
+    code = "import jboost as jb; jb.predict(None, None, implementation='cuda')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | both, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert "implementation must be 'cpu', 'xla' or None here" in ended.stderr
+    assert words in ended.stderr
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_nvidias_compiler_takes_the_kernels(architecture, tmp_path, monkeypatch):
+    pytest.importorskip("nvidia")
+    monkeypatch.delenv("JBOOST_LIBNVRTC")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = cuda_compiler.compile_kernels(architecture)
+    assert code.startswith(b"\x7fELF")
+    for kernel in ("histogram_u8_2", "sum_by_key", "search_2", "predict"):
+        assert f".text.{kernel}\0".encode() in code
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_kernels_have_no_races_and_stay_in_their_memory(sanitizer, tmp_path):
+    program = tmp_path / "run_kernels"
+    build("run_kernels.cc", program, f"-fsanitize={sanitizer}", "-g1")
+    ended = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert not ended.stderr
