@@ -129,26 +129,26 @@ def count_sides(
     return launch(run, columns, feature, threshold, row_slot, in_bag)
 
 
-def route_rows(columns: Any, split: Any, pair: Any, rows: Any, next_slots: int) -> Any:
-    """Sends rows down; see :func:`jboost.trees.levels.route_rows`.
+def route_rows(columns: Any, nodes: Any, rows: Any, slots: int) -> Any:
+    """See :func:`jboost.trees.levels.route_rows`.
 
     Args:
-      split: feature, threshold and missing_left of each slot.
-      pair: of each slot.
-      rows: slot and position of each row.
+      nodes: feature, threshold and missing_left of each split, pair, left_smaller.
+      rows: in_bag, slot and position of each row.
+      slots: of the next level.
 
     Returns:
       What the fields of :class:`jboost.trees.levels.Moved` are.
     """
-    slots, num_rows = pair.shape[0], columns.shape[1]
+    num_rows = columns.shape[1]
     run = Launch(
         f"route_{_suffix(columns)}",
-        (_ints(num_rows),) * 4,
+        (_ints(num_rows),) * 3,
         (-(-num_rows // THREADS), 1),
-        (num_rows, slots, next_slots),
-        zeroed=(False,) * 4,
+        (num_rows, nodes[0].shape[0], slots),
+        zeroed=(False,) * 3,
     )
-    return launch(run, columns, *split, pair, *rows)
+    return launch(run, columns, *nodes, *rows)
 
 
 def sample_features(

@@ -251,18 +251,17 @@ def _route(slots, state, columns, step):
         DenseCodes(columns),
         step.split,
         step.pairs.pair,
+        step.left_smaller,
+        state.in_bag,
         state.slot,
         state.position,
-        slots,
+        slots=slots,
     )
 
 
 def _move(max_depth, num_bins, slots, state, columns, step, sums):
     moved = _route(slots, state, columns, step)
-    left_smaller = jnp.append(step.left_smaller, False)[state.slot]
-    smaller = (moved.right == 0) == left_smaller
-    node = jnp.where(state.in_bag & smaller, moved.pair, -1)
-    sums = sums + _sum(columns, state.channels, node, sums)
+    sums = sums + _sum(columns, state.channels, moved.node, sums)
     return state._replace(slot=moved.slot, position=moved.position), sums
 
 

@@ -285,10 +285,15 @@ def pass_paths(
 
 
 class Moved(NamedTuple):
-    """Where a level's splits send the rows."""
+    """Where a level's splits send the rows.
 
-    right: Int32[Array, " N"]
-    pair: Int32[Array, " N"]  # as in Pairs, of the row's node
+    Attributes:
+      node: which of the smaller children a row in the bag is in, numbered as in Pairs;
+        -1, or a number of no pair, for all other rows.
+      slot, position: of the row's node on the next level.
+    """
+
+    node: Int32[Array, " N"]
     slot: Int32[Array, " N"]
     position: Int32[Array, " N"]
 
@@ -297,8 +302,11 @@ def route_rows(
     codes: Codes,
     split: Split,
     pair: Int32[Array, " M"],
+    left_smaller: Bool[Array, " M"],
+    in_bag: Bool[Array, " N"],
     row_slot: Int32[Array, " N"],
     row_position: Int32[Array, " N"],
+    *,
     slots: int,
 ) -> Moved:
     """Sends rows down by splits from :func:`settle_splits`."""
@@ -306,16 +314,18 @@ def route_rows(
         xla=partial(_route_plainly, slots=slots),
         cuda=_kernel_for(codes, split, partial(_route_on_gpu, slots=slots)),
     )
-    return run(codes, split, pair, row_slot, row_position)
+    nodes = split, pair, left_smaller
+    return run(codes, nodes, in_bag, row_slot, row_position)
 
 
-def _route_on_gpu(codes, split, pair, row_slot, row_position, *, slots):
-    nodes = split.feature, split.threshold, split.missing_left
-    rows = row_slot, row_position
-    return Moved(*levels_cuda.route_rows(codes.columns, nodes, pair, rows, slots))
+def _route_on_gpu(codes, nodes, *rows, slots):
+    split, pair, left_smaller = nodes
+    nodes = split.feature, split.threshold, split.missing_left, pair, left_smaller
+    return Moved(*levels_cuda.route_rows(codes.columns, nodes, rows, slots))
 
 
-def _route_plainly(codes, split, pair, row_slot, row_position, *, slots):
+def _route_plainly(codes, nodes, in_bag, row_slot, row_position, *, slots):
+    split, pair, left_smaller = nodes
     highest = jnp.iinfo(jnp.int32).max  # rows that have stopped stay left
     code = codes.row_codes(lookup(split.feature, row_slot, 0))
     threshold = lookup(split.threshold, row_slot, highest)
@@ -326,9 +336,9 @@ def _route_plainly(codes, split, pair, row_slot, row_position, *, slots):
     missing_right = (~lookup(split.missing_left, row_slot, True)).astype(jnp.int32)
     right = jnp.where(code == MISSING, missing_right, above)
     row_pair = lookup(pair, row_slot, slots)
+    smaller = (right == 0) == lookup(left_smaller, row_slot, False)
     return Moved(
-        right=right,
-        pair=row_pair,
+        node=jnp.where(in_bag & smaller, row_pair, -1),
         slot=jnp.minimum(2 * row_pair + right, slots),
         position=2 * row_position + right,
     )

@@ -20,7 +20,6 @@ from jboost.trees.levels import (
     count_sides,
     find_splits,
     join_children,
-    lookup,
     make_leaf,
     pair_children,
     pass_paths,
@@ -149,23 +148,21 @@ def _split_nodes(level, state, split, rows, limits, slots, num_bins, max_depth):
     tree = write_splits(level, state.position, state.tree, split)
     pairs = pair_children(state.position, split, slots)
     moved = route_rows(
-        rows.codes, split, pairs.pair, state.row_slot, state.row_position, slots
-    )
+        rows.codes, split, pairs.pair, left_smaller, rows.in_bag, state.row_slot,
+        state.row_position, slots=slots,
+    )  # fmt: skip
     path = pass_paths(
         state.paths, level, state.position, split, pairs.source, slots, max_depth
     )
-
     last = jnp.asarray(level == max_depth - 1)
     done = last | ~jnp.any(split.found)
     if path.free is not None:
         done |= path.free == 0
-    smaller = (moved.right == 0) == lookup(left_smaller, state.row_slot, False)
-    node = jnp.where(rows.in_bag & smaller, moved.pair, -1)
     # Of one shard, more than half of the rows may be in smaller children.
     whole = current_shards() is None
     kernel = sum_child_histogram if whole else sum_plain_histogram
     size = pairs.source.shape[0]
-    small = _sum_nodes(kernel, rows, node, size, limits, num_bins, ~done)
+    small = _sum_nodes(kernel, rows, moved.node, size, limits, num_bins, ~done)
     histogram = join_children(state.histogram, pairs.source, left_smaller, small, slots)
     return _PlainState(
         histogram, pairs.position, moved.slot, moved.position, tree, path

@@ -178,12 +178,14 @@ def _split_nodes(level, state, order, split, rows, max_depth):
     """Records the splits, and determines which rows move."""
     slots, (slot, start, size) = state.position.shape[0], state.groups
     count = count_sides(rows.codes, split, state.row_slot, rows.in_bag)
-    split, _ = settle_splits(split, count, MOST_CODES)
+    split, left_smaller = settle_splits(split, count, MOST_CODES)
     source, pair, position = pair_children(state.position, split, slots)
     moved = route_rows(
-        rows.codes, split, pair, state.row_slot, state.row_position, slots
-    )
-    moving = rows.in_bag & (moved.right == 1) & (state.row_slot < slots)
+        rows.codes, split, pair, left_smaller, rows.in_bag, state.row_slot,
+        state.row_position, slots=slots,
+    )  # fmt: skip
+    right = (moved.position & 1) == 1
+    moving = rows.in_bag & right & (state.row_slot < slots)
     num_right = jnp.zeros(slots + 1, jnp.int32).at[state.row_slot]
     num_right = num_right.add(moving.astype(jnp.int32))[:slots]
     second = start + size - num_right

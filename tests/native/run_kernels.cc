@@ -73,16 +73,16 @@ void RunTraining(const std::string& suffix, i64 bins) {
   auto threshold = Draw<int>(kNodes, 0, bins);
   auto missing_left = Draw<u8>(kNodes, 0, 2);
   auto pair = Draw<int>(kNodes, 0, kNodes);
-  auto in_bag = Draw<u8>(kRows, 0, 2);
-  std::vector<int> counts(3 * kNodes), results[4];
+  auto left_smaller = Draw<u8>(kNodes, 0, 2), in_bag = Draw<u8>(kRows, 0, 2);
+  std::vector<int> counts(3 * kNodes), results[3];
   for (i64 copies : {0, 4})
     Run("count_sides_" + suffix, {kBlocks}, 3 * kNodes * copies * 4, Data(codes),
         Data(feature), Data(threshold), Data(slot), Data(in_bag), Data(counts), kRows,
         kNodes, kRowsPerBlock, copies);
   for (auto& result : results) result.resize(kRows);
   Run("route_" + suffix, {2}, 0, Data(codes), Data(feature), Data(threshold),
-      Data(missing_left), Data(pair), Data(slot), Data(node), Data(results[0]),
-      Data(results[1]), Data(results[2]), Data(results[3]), kRows, kNodes,
+      Data(missing_left), Data(pair), Data(left_smaller), Data(in_bag), Data(slot),
+      Data(node), Data(results[0]), Data(results[1]), Data(results[2]), kRows, kNodes,
       i64(2 * kNodes));
 }
 

@@ -42,29 +42,43 @@ __device__ __forceinline__ void count_sides(const Code* codes, const Splits& spl
   if (copies != 0) add_copies(table, cells, copies, counts);
 }
 
-// Sends rows down. `pair` numbers the slots that are split; the children of number r
-// have the slots 2 r and 2 r + 1 of `next_slots`.
+// What a level's nodes send to the next level.
+struct Nodes {
+  Splits splits;
+  const int* pair;         // number of the slot among those that are split
+  const u8* left_smaller;  // whether the left child has fewer rows than the right one
+};
+
+// Where the rows are, on the level above and on the next one.
+struct Places {
+  const u8* in_bag;
+  const int *slot_before, *position_before;
+  int *node, *slot, *position;
+};
+
+// Sends rows down. The children of pair r have the slots 2 r and 2 r + 1 of
+// `next_slots`. `node` is r for rows in the bag that go to the smaller child.
 template <class Code>
-__device__ __forceinline__ void route(const Code* codes, const Splits& splits,
-                                      const int* pair, const int* row_slot,
-                                      const int* row_position, int* right_of,
-                                      int* pair_of, int* slot_of, int* position_of,
-                                      i64 rows, int slots, int next_slots) {
+__device__ __forceinline__ void route(const Code* codes, const Nodes& nodes,
+                                      const Places& places, i64 rows, int slots,
+                                      int next_slots) {
+  const Splits& splits = nodes.splits;
   const i64 step = (i64)gridDim.x * blockDim.x;
   for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += step) {
-    const int slot = row_slot[row];
+    const int slot = places.slot_before[row];
     int right = 0, number = next_slots;
+    bool smaller = false;
     if (slot < slots) {
       const int code = find_code(codes, splits, slot, rows, row);
       right =
           code == 0 ? splits.missing_left[slot] == 0 : code > splits.threshold[slot];
-      number = pair[slot];
+      number = nodes.pair[slot];
+      smaller = (right == 0) == (nodes.left_smaller[slot] != 0);
     }
-    right_of[row] = right;
-    pair_of[row] = number;
     const int next = 2 * number + right;
-    slot_of[row] = next < next_slots ? next : next_slots;
-    position_of[row] = 2 * row_position[row] + right;
+    places.node[row] = smaller && places.in_bag[row] != 0 ? number : -1;
+    places.slot[row] = next < next_slots ? next : next_slots;
+    places.position[row] = 2 * places.position_before[row] + right;
   }
 }
 
@@ -81,15 +95,18 @@ __device__ __forceinline__ void route(const Code* codes, const Splits& splits,
   }                                                                                    \
   JBOOST_KERNEL route_##suffix(                                                        \
       Strides strides, const Code* codes, const int* feature, const int* threshold,    \
-      const u8* missing_left, const int* pair, const int* row_slot,                    \
-      const int* row_position, int* right, int* row_pair, int* slot, int* position,    \
-      i64 rows, i64 slots, i64 next_slots) {                                           \
+      const u8* missing_left, const int* pair, const u8* left_smaller,                 \
+      const u8* in_bag, const int* row_slot, const int* row_position, int* node,       \
+      int* slot, int* position, i64 rows, i64 slots, i64 next_slots) {                 \
     const Splits splits = {member(feature, strides, 1), member(threshold, strides, 2), \
                            member(missing_left, strides, 3)};                          \
-    route(member(codes, strides, 0), splits, member(pair, strides, 4),                 \
-          member(row_slot, strides, 5), member(row_position, strides, 6),              \
-          member(right, strides, 7), member(row_pair, strides, 8),                     \
-          member(slot, strides, 9), member(position, strides, 10), rows, (int)slots,   \
+    const Nodes nodes = {splits, member(pair, strides, 4),                             \
+                         member(left_smaller, strides, 5)};                            \
+    const Places places = {                                                            \
+        member(in_bag, strides, 6),       member(row_slot, strides, 7),                \
+        member(row_position, strides, 8), member(node, strides, 9),                    \
+        member(slot, strides, 10),        member(position, strides, 11)};              \
+    route(member(codes, strides, 0), nodes, places, rows, (int)slots,                  \
           (int)next_slots);                                                            \
   }
 
