@@ -79,7 +79,7 @@ from benchmark_timing import (
     wait_for_quiet,
     watch,
 )
-from experiment_tools import make_parser, read_processor, write_json
+from experiment_tools import make_parser, read_processor, save_json, write_json
 from tqdm import tqdm
 
 WORKER = Path(__file__).with_name("benchmark_worker.py")
@@ -475,20 +475,12 @@ def measure(options: argparse.Namespace) -> dict:
             bar.reset(sum(count_readings(step, options) for step in todo))
             for step in todo:
                 result["steps"][step.name] = bench.run(step)
-                save(options.out / "benchmark.json", result)
+                save_json(options.out / "benchmark.json", result)
         except KeyboardInterrupt:
             tqdm.write("interrupted: the same command continues")
         finally:
             bench.close()
     return result
-
-
-def save(path: Path, result: dict) -> None:
-    """Writes the JSON, in one step: a killed run leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(path)
 
 
 def main() -> None:

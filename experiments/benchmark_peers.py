@@ -51,14 +51,20 @@ def _make_table(
     x = generator.standard_normal(size, np.float32)
     if density < 1:
         x *= generator.random(size, np.float32) < density
-    y += x[:, 4] * x[:, 5] + x[:, 6] * x[:, 7]
-    for j in range(4):
-        y += np.sin((1 + j) * x[:, j])
+    y = add_signal(y, x, np.sin)
     if density < 1:
         from scipy import sparse
 
         x = sparse.csr_matrix(x)
     return Table(x, y, {})
+
+
+def add_signal(y, x, sin: Callable):
+    """Returns y plus sums of sines and products of the first eight columns of x."""
+    y = y + (x[:, 4] * x[:, 5] + x[:, 6] * x[:, 7])
+    for j in range(4):
+        y = y + sin((1 + j) * x[:, j])
+    return y
 
 
 def _make_frame(generator, size: tuple[int, int], y: np.ndarray) -> Table:

@@ -109,9 +109,16 @@ def make_matrix(frame: pd.DataFrame) -> np.ndarray:
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
     """Writes a result, creates its folder, and prints the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, default=_as_json) + "\n")
+    save_json(path, result)
     print(f"written: {path}")
+
+
+def save_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result in one step: a killed run leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1, default=_as_json) + "\n")
+    part.replace(path)
 
 
 def _as_json(value):
