@@ -15,7 +15,8 @@ FOLDER = Path(__file__).parents[1] / "experiments"
 PARTS = (
     "benchmark_cases", "benchmark_peers", "benchmark_report", "benchmark_timing",
     "benchmark_worker", "compare_fits", "compare_report", "compare_tables",
-    "experiment_tools",
+    "experiment_tools", "gpu_cases", "gpu_parts", "gpu_peers", "gpu_report",
+    "gpu_timing",
 )  # fmt: skip
 SCRIPTS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in PARTS)
 
@@ -494,3 +495,91 @@ def test_benchmark_continues_a_killed_run(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match=r"repeats 2, now it is 1.*--again"):
         benchmark.main()
     assert len(measured) == 3
+
+
+# ---- gpu.py: what needs no GPU ------------------------------------------------------
+
+
+def test_without_a_gpu_one_line_says_what_is_missing(monkeypatch, tmp_path):
+    gpu = importlib.import_module("gpu")
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    said = run(monkeypatch, "gpu", "--out", tmp_path)
+    assert said == "no GPU: JAX has no CUDA plugin: pip install 'jax[cuda13]'"
+    assert not [*tmp_path.iterdir()]
+
+
+WORKER = """
+import json, os, sys, time
+part, path, platform, *quick = sys.argv[1:]
+assert (platform, quick) == ("cpu", ["quick"]) and os.environ["JAX_PLATFORMS"] == "cpu"
+figures = {
+    "device": {"device": "toy", "versions": {"jax": "1", "numpy": "2"}},
+    "peers": {"xgboost_ratio": 0.75, "absent": {"cupy": "not found"}},
+    "many": {"many_ratio": 0.125},
+    "bits": {"rerun": {"scores": {"share": 0.0, "greatest": 0.0}},
+             "cpu": {"scores": {"share": 0.5, "greatest": 2.0}}},
+    "tests": {"tests": {"passed": ["a::b"], "failed": ["c::d[1|2]"]}},
+    "train": {"own_ratio": 1.5, "train_ms": None},
+}
+json.dump(figures[part], open(path, "w"))
+if part == "many":
+    os.abort()
+if part == "train":
+    print("the reason")
+    sys.exit(3)
+time.sleep(60 * (part == "bits"))
+"""
+
+
+def test_parts_that_crash_or_hang_on_a_gpu_leave_their_figures(
+    monkeypatch, tmp_path, capsys
+):
+    gpu = importlib.import_module("gpu")
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(gpu, "WORKER", tmp_path / "worker.py")
+    monkeypatch.setattr(gpu, "LEAST_LIMIT", 2.0)
+    monkeypatch.setattr(gpu, "TICK", 0.05)
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)  # would outlive the test
+    command = ["gpu.py", "--platform", "cpu", "--quick", "--seconds", "10"]
+    command += ["--out", str(tmp_path), "--only"]
+    for parts in (["peers", "tests"], ["many", "bits", "train"]):
+        monkeypatch.setattr(sys, "argv", [*command, *parts])
+        gpu.main()
+    said = capsys.readouterr().out
+    assert (tmp_path / "gpu.md").read_text() in said
+    assert (tmp_path / "gpu.png").stat().st_size > 1000
+    for line in (
+        "Device: toy",
+        "| to XGBoost, 20,000 x 28, a tree | 1 | 0.6 | 0.75 | reached |",
+        "| custom loss to the equal built-in, a tree | 1.02 | 1 | 1.500 | MISSED |",
+        "| 20,000 x 28, depth 2, ms a tree |  |  |  | below noise |",
+        "side by side, to in turn | 0.5 | 0.2 | 0.12 | aim |",
+        "| run to run | same bits | same bits | same bits | aim |",
+        "| 1 of 1 differ: scores: 50 %, up to 2 | MISSED |",
+        "| 50,000 x 40, depth 2, ms a tree |  |  |  | not measured |",
+        "without cupy (not found)",
+        "1 passed, 1 failed: c::d[1/2]",
+        "Found: 3 of 7 targets were measured, 1 at the aim, 1 within reach, 1 missed",
+    ):
+        assert line in said, line
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert parts["many"]["state"].startswith("failed with -6")
+    assert parts["train"]["state"] == "failed with 3: the reason"
+    assert parts["bits"]["state"] == "killed after 2 s"
+    assert parts["peers"]["state"] == "done"
+
+
+@pytest.mark.parametrize("part", ["operations", "many"])
+def test_parts_of_the_gpu_run(part, monkeypatch, tmp_path):
+    """On the CPU, with a few rows."""
+    parts, timing = map(importlib.import_module, ("gpu_parts", "gpu_timing"))
+    monkeypatch.setattr(timing, "choose_times", lambda function: 1)
+    monkeypatch.setattr(timing, "READINGS", 1)
+    task = timing.Task(tmp_path / "figures.json", "cpu", quick=True)
+    task.sizes = task.sizes._replace(
+        rows=300, features=8, models=2, model_rows=200, model_rounds=2
+    )  # fmt: skip
+    parts.PARTS[part](task)
+    found = json.loads(task.path.read_text())
+    assert found.get("equal_models", "2 of 2") == "2 of 2"
+    assert "errors" not in found and len(found) >= 1

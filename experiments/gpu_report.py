@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and a picture of what ``gpu.py`` measured.
+
+In: the content of gpu.json. Out: Markdown, a PNG picture of the figures divided by
+their targets, and one sentence.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiment_tools import BLUE, GRAY, ORANGE, open_figure, save_figure
+from gpu_cases import FULL, QUICK, Row, list_others, list_rows
+
+BITS = {"rerun": "run to run", "cpu": "this device and the CPU"}
+
+
+def choose_sizes(result: dict) -> Any:
+    """Returns the sizes of a run."""
+    return QUICK if result["settings"]["quick"] else FULL
+
+
+def find_value(result: dict, row: Row) -> float | None:
+    """Returns a figure, or None."""
+    return find_figures(result, row.part).get(row.figure)
+
+
+def find_figures(result: dict, part: str) -> dict[str, Any]:
+    """Returns what a part has measured."""
+    return result["parts"].get(part, {}).get("figures", {})
+
+
+def judge(result: dict, row: Row) -> str:
+    """Returns how a figure compares with its targets."""
+    value = find_value(result, row)
+    if value is None:
+        known = row.figure in find_figures(result, row.part)
+        return "below noise" if known else "not measured"
+    if row.reach is None or row.aim is None:
+        return ""
+    return "aim" if value <= row.aim else "reached" if value <= row.reach else "MISSED"
+
+
+def describe_bits(found: dict[str, dict[str, float]] | None) -> tuple[str, str]:
+    """Returns what differs between two runs, and the verdict."""
+    if not found:
+        return "", "not measured"
+    differing = {name: pair for name, pair in found.items() if pair["share"]}
+    if not differing:
+        return "same bits", "aim"
+    said = [
+        f"{name}: {100 * pair['share']:.3g} %, up to {pair['greatest']:.2g}"
+        for name, pair in differing.items()
+    ]
+    return f"{len(differing)} of {len(found)} differ: {'; '.join(said)}", "MISSED"
+
+
+def make_markdown(result: dict) -> str:
+    """Returns all tables."""
+    sizes, machine = choose_sizes(result), result.get("machine", {})
+    versions = machine.get("versions", {})
+    names = ("jax", "jaxlib", "xgboost", "cupy", "lightgbm")
+    shown = [f"{n} {v}" for n, v in versions.items() if n.startswith(names)]
+    lines = [
+        f"Device: {machine.get('device')} ({machine.get('gpu')}); {', '.join(shown)}.",
+        f"Implementations: {machine.get('implementations')}.",
+    ]
+    if result["settings"]["quick"]:
+        lines.append("A quick run with small sizes: times do not compare with targets.")
+    lines += ["", "| measure | reach | aim | measured | |", "|---|---|---|---|---|"]
+    for row in list_rows(sizes):
+        value = find_value(result, row)
+        asked = ["" if x is None else f"{x:g}" for x in (row.reach, row.aim)]
+        said = "" if value is None else f"{value:{row.form}}"
+        lines.append(join([row.label, *asked, said, judge(result, row)]))
+    bits = find_figures(result, "bits")
+    for key, label in BITS.items():
+        lines.append(join([label, *2 * ["same bits"], *describe_bits(bits.get(key))]))
+    lines += ["", "| other figures | |", "|---|---|"]
+    for row in list_others(sizes):
+        value = find_value(result, row)
+        if value is not None:
+            lines.append(join([row.label, f"{value:{row.form}}"]))
+    many = find_figures(result, "many")
+    if "equal_models" in many:
+        label = "models side by side with the bits of those in turn"
+        lines.append(join([label, many["equal_models"]]))
+    return "\n".join([*lines, *list_operations(result), *list_parts(result), ""])
+
+
+def join(cells: list[str]) -> str:
+    """Returns a line of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def list_operations(result: dict) -> list[str]:
+    """Returns the table of single operations."""
+    figures = find_figures(result, "operations")
+    times = figures.get("operations", {})
+    if not times:
+        return []
+    names = dict.fromkeys(name for column in times.values() for name in column)
+    lines = ["", join(["ms of an operation", *times]), "|---" * (1 + len(times)) + "|"]
+    for name in names:
+        columns = [times[column].get(name) for column in times]
+        said = ["" if value is None else f"{value:.3f}" for value in columns]
+        lines.append(join([name, *said]))
+    return lines
+
+
+def list_parts(result: dict) -> list[str]:
+    """Returns the table of parts: how each ended, and what was absent."""
+    lines = ["", "| part | ended | seconds | peak MiB | |", "|---|---|---|---|---|"]
+    for name, part in result["parts"].items():
+        figures = part.get("figures", {})
+        notes = [f"without {k} ({why})" for k, why in figures.get("absent", {}).items()]
+        notes += [f"{k}: {why}" for k, why in figures.get("errors", {}).items()]
+        notes += [describe_tests(figures["tests"])] if "tests" in figures else []
+        notes += [figures["note"]] if "note" in figures else []
+        peak = figures.get("peak_mib")
+        seconds = f"{part.get('seconds', 0):.0f}"
+        peak = "" if peak is None else f"{peak:,.0f}"
+        cells = [name, part["state"], seconds, peak, "; ".join(notes)]
+        lines.append(join([cell.replace("|", "/") for cell in cells]))
+    return lines
+
+
+def describe_tests(found: dict[str, list[str]]) -> str:
+    """Returns the numbers of tests, and the names of those that failed."""
+    said = ", ".join(f"{len(names)} {kind}" for kind, names in found.items())
+    failed = [*found.get("failed", []), *found.get("error", [])]
+    return f"{said}: {', '.join(failed)}" if failed else said
+
+
+def conclude(result: dict) -> str:
+    """Returns the result in one sentence."""
+    rows = list_rows(choose_sizes(result))
+    verdicts = [judge(result, row) for row in rows]
+    missed = [r.label for r, v in zip(rows, verdicts, strict=True) if v == "MISSED"]
+    known = [v for v in verdicts if v in ("aim", "reached", "MISSED")]
+    said = f"Found: {len(known)} of {len(rows)} targets were measured, "
+    said += f"{verdicts.count('aim')} at the aim, {verdicts.count('reached')} within "
+    said += f"reach, {len(missed)} missed"
+    return f"{said}: {'; '.join(missed)}." if missed else f"{said}."
+
+
+def draw(result: dict, folder: Path) -> None:
+    """Writes a dot for each figure divided by its target, if there are any."""
+    rows = [
+        (row, value)
+        for row in list_rows(choose_sizes(result))
+        if (value := find_value(result, row)) is not None and row.reach
+    ]
+    if not rows:
+        return
+    figure, ((axes,),) = open_figure(size=(8, 1.2 + 0.35 * len(rows)))
+    for place, (row, value) in enumerate(rows):
+        ratio = value / row.reach
+        color = BLUE if ratio <= 1 else ORANGE
+        axes.plot([ratio, 1], [place, place], color=color, linewidth=1, alpha=0.5)
+        axes.plot(ratio, place, "o", color=color)
+        axes.plot(row.aim / row.reach, place, "|", color=GRAY, markersize=14)
+        axes.annotate(
+            f"{value:{row.form}}", (1.01, place), va="center", color=color,
+            xycoords=("axes fraction", "data"),
+        )  # fmt: skip
+    axes.axvline(1, color="0.2", linewidth=1)
+    axes.set_yticks(range(len(rows)), [row.label for row, _ in rows])
+    axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlabel("measured / what is to be reached; gray: the aim")
+    save_figure(figure, folder / "gpu.png")
