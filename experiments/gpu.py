@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast is jboost on a GPU, and is it right there?
 
-    pip install -e '.[experiments,test]' 'jax[cuda13]' xgboost cupy-cuda13x
+    pip install -e '.[test]' 'jax[cuda13]' cupy-cuda13x
+    pip uninstall -y xgboost-cpu && pip install xgboost
     python experiments/gpu.py --out DIR
     python experiments/gpu.py --only train operations --out DIR
 
@@ -102,9 +103,16 @@ class Runner:
             finally:
                 entry["seconds"] = time.monotonic() - begin
                 self.save()
-        if name == "device":
-            self.result["machine"] = entry.get("figures", {})
+        if name == "device" and "figures" in entry:
+            self._keep_device(entry)
         tqdm.write(f"{name}: {entry['state']}, {entry.get('seconds', 0):.0f} s")
+
+    def _keep_device(self, entry: dict) -> None:
+        """Drops the parts of an earlier run on another device."""
+        old, new = self.result["machine"], entry["figures"]
+        if old and any(old.get(key) != new.get(key) for key in ("device", "gpu")):
+            self.result["parts"] = {"device": entry}
+        self.result["machine"] = new
 
     def save(self) -> None:
         """Writes all figures so far."""
@@ -161,6 +169,7 @@ def make_environment(platform: str, cache: str) -> dict[str, str]:
     """Returns the environment of the parts: no reserved memory, a shared cache."""
     made = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     made["JAX_PLATFORMS"] = "cpu" if platform == "cpu" else "cuda,cpu"
+    made["PYTHONUNBUFFERED"] = "1"  # a test counts when it has ended
     made["JAX_TRACEBACK_FILTERING"] = "off"  # the last line is the error
     if "JAX_COMPILATION_CACHE_DIR" not in made:
         made["JAX_COMPILATION_CACHE_DIR"] = cache
@@ -218,8 +227,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for name in names:
                 bar.set_description(PARTS[name].title)
                 runner.run(name, bar)
-                if name == "device" and not runner.result["machine"]:
-                    raise SystemExit(f"no GPU: {runner.result['parts'][name]['state']}")
+                entry = runner.result["parts"][name]
+                if name == "device" and "figures" not in entry:
+                    raise SystemExit(f"no GPU: {entry['state']}")
                 done += PARTS[name].seconds
                 bar.n = done
                 bar.refresh()

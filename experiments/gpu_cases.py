@@ -13,7 +13,7 @@ class Sizes(NamedTuple):
 
     Attributes:
       rows, features, depth: of the main table and its trees.
-      few, many: the two numbers of rounds of a slope.
+      rounds: the two numbers of rounds of a slope.
       turns: readings of each.
       wide: rows and features of the large table.
       wide_rounds: the two numbers of rounds there.
@@ -27,8 +27,7 @@ class Sizes(NamedTuple):
     rows: int = 1_000_000
     features: int = 28
     depth: int = 6
-    few: int = 10
-    many: int = 60
+    rounds: tuple[int, int] = (10, 60)
     turns: int = 5
     wide: tuple[int, int] = (10_000_000, 100)
     wide_rounds: tuple[int, int] = (2, 12)
@@ -43,7 +42,7 @@ class Sizes(NamedTuple):
 
 
 QUICK = Sizes(
-    rows=20_000, depth=2, few=3, many=33, turns=2, wide=(50_000, 40),
+    rows=20_000, depth=2, rounds=(3, 33), turns=2, wide=(50_000, 40),
     wide_rounds=(2, 12),
     models=4, model_rows=2_000, model_rounds=3, trees=20, bit_rows=5_000, bit_rounds=5,
     fit_rounds=5, copied=2**22,

@@ -34,7 +34,6 @@ from gpu_peers import PEERS, find_peers, move_rows
 from gpu_timing import (
     Rows,
     Task,
-    divide,
     draw_rows,
     make_trainer,
     read_slopes,
@@ -54,7 +53,13 @@ COMPARED = ("squared_error", "logistic")  # losses whose models are compared to 
 
 
 def describe(task: Task) -> None:
-    """The device, versions, and how fast its memory is."""
+    """The device, versions, and how fast its memory is.
+
+    Raises:
+      RuntimeError: JAX has fallen back to the CPU.
+    """
+    if task.platform == "cuda" and jax.default_backend() != "gpu":
+        raise RuntimeError(f"JAX finds only {jax.devices()}")
     names = {d.metadata["Name"] or "" for d in importlib.metadata.distributions()}
     wanted = ("jax-cuda", "nvidia-cuda-nvrtc", "xgboost", "cupy", "lightgbm")
     machine = describe_machine()
@@ -100,6 +105,8 @@ def run_tests(task: Task) -> None:
             if ended and name:
                 found.setdefault(ended[1].lower(), []).append(name[1])
                 task.save(tests=found)
+    if process.returncode not in (0, 1):
+        task.save(note=f"pytest ended with {process.returncode}: see gpu.log")
 
 
 # ---- training -----------------------------------------------------------------------
@@ -113,8 +120,7 @@ def train(task: Task) -> None:
         "train_ms": make_trainer(rows, case),
         "own_ms": make_trainer(rows, case._replace(loss="own")),
     }
-    found = read_slopes(task, trainers, sizes.few, sizes.many)
-    task.save(own_ratio=divide(found, "own_ms", "train_ms"))
+    read_slopes(task, trainers, sizes.rounds, {"own_ratio": ("own_ms", "train_ms")})
 
 
 def train_plain(task: Task) -> None:
@@ -125,7 +131,7 @@ def train_plain(task: Task) -> None:
     sizes = task.sizes
     rows = draw_rows(sizes.rows, sizes.features, keep=False)
     trainers = {"xla_ms": make_trainer(rows, task.case, "xla")}
-    read_slopes(task, trainers, sizes.few, sizes.many)
+    read_slopes(task, trainers, sizes.rounds, {})
 
 
 def compare(task: Task) -> None:
@@ -135,25 +141,21 @@ def compare(task: Task) -> None:
     peers = find_peers(task, rows, task.case, PEERS)
     trainers = {"jboost_ms": make_trainer(rows, task.case)}
     trainers |= {f"{name}_ms": peer.train for name, peer in peers.items()}
-    found = read_slopes(task, trainers, sizes.few, sizes.many)
-    for name in peers:
-        ratio = divide(found, "jboost_ms", f"{name}_ms")
-        task.save(**{f"{name}_ratio": ratio})
+    ratios = {f"{name}_ratio": ("jboost_ms", f"{name}_ms") for name in peers}
+    read_slopes(task, trainers, sizes.rounds, ratios)
 
 
 def train_wide(task: Task) -> None:
     """Milliseconds a tree of the large table, in turn with XGBoost."""
-    (number, features), (few, many) = task.sizes.wide, task.sizes.wide_rounds
+    number, features = task.sizes.wide
     rows = draw_rows(number, features, importlib.util.find_spec("xgboost") is not None)
     case = task.case._replace(num_rows=number, num_features=features)
     peers = find_peers(task, rows, case, ["xgboost"])
     rows = rows._replace(x=None)
     trainers = {"wide_ms": make_trainer(rows, case)}
     trainers |= {f"wide_{name}_ms": peer.train for name, peer in peers.items()}
-    found = read_slopes(task, trainers, few, many)
-    if peers:
-        ratio = divide(found, "wide_ms", "wide_xgboost_ms")
-        task.save(wide_xgboost_ratio=ratio)
+    ratios = {f"wide_{name}_ratio": ("wide_ms", f"wide_{name}_ms") for name in peers}
+    read_slopes(task, trainers, task.sizes.wide_rounds, ratios)
 
 
 # ---- single operations --------------------------------------------------------------
@@ -363,11 +365,7 @@ def main() -> None:
     """Measures a part; see the module docstring."""
     part, path, platform, *quick = sys.argv[1:]
     task = Task(Path(path), platform, bool(quick))
-    try:
-        PARTS[part](task)
-    except Exception as error:
-        task.note("errors", part, error)
-        raise
+    PARTS[part](task)
     if part not in ("tests", "bits-of-cpu"):
         peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         task.save(peak_mib=None if peak is None else peak / 2**20)

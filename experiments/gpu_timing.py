@@ -101,34 +101,43 @@ def draw_rows(rows: int, features: int, keep: bool = True) -> Rows:
 def read_slopes(
     task: Task,
     trainers: dict[str, Callable[[int], Any]],
-    few: int,
-    many: int,
-) -> dict[str, float | None]:
-    """Returns milliseconds a tree of functions of a number of rounds, read in turn.
+    rounds: tuple[int, int],
+    ratios: dict[str, tuple[str, str]],
+) -> None:
+    """Saves milliseconds a tree of functions of a number of rounds, read in turn.
 
     They are saved after every turn; None is below noise. One that raises is left out,
     with its error. The slowest of five readings is dropped: the host may have stalled.
+
+    Args:
+      task: where they are saved.
+      trainers: functions of a number of rounds.
+      rounds: the two numbers of the slope.
+      ratios: names of further figures, and the two that they divide.
     """
+    few, many = rounds
     seconds: dict[str, dict[int, list]] = {}
     for name, train in trainers.items():
         try:
-            for rounds in (few, many):
-                wait_for(train, rounds)  # compiles
-            seconds[name] = {few: [], many: []}
+            for number in rounds:
+                wait_for(train, number)  # compiles
+            seconds[name] = {number: [] for number in rounds}
         except Exception as error:
             task.note("errors", name, error)
-    found = {}
     for _ in range(task.sizes.turns):
+        found: dict[str, float | None] = {}
         for name, taken in seconds.items():
-            for rounds, column in taken.items():
-                column.append(time_call(partial(wait_for, trainers[name], rounds)))
+            for number, column in taken.items():
+                column.append(time_call(partial(wait_for, trainers[name], number)))
             kept = [
                 sorted(column)[: 4 * len(column) // 5 or 1] for column in taken.values()
             ]
             slope = find_slope(*kept, many - few).measured
             found[name] = None if slope is None else 1e3 * slope
+        for name, (over, under) in ratios.items():
+            known = found.get(over) is not None and found.get(under) is not None
+            found[name] = found[over] / found[under] if known else None
         task.save(**found)
-    return found
 
 
 def wait_for(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -158,12 +167,6 @@ def time_queue(function: Callable[..., Any], *arguments: Any) -> float:
         jax.block_until_ready(found)
         readings.append((time.perf_counter() - begin) / calls)
     return 1e3 * statistics.median(readings)
-
-
-def divide(found: dict[str, float | None], above: str, below: str) -> float | None:
-    """Returns a ratio of figures, or None if one of them was not measured."""
-    over, under = found.get(above), found.get(below)
-    return None if over is None or under is None else over / under
 
 
 def make_trainer(

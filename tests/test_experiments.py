@@ -531,6 +531,13 @@ time.sleep(60 * (part == "bits"))
 """
 
 
+def test_a_run_that_falls_back_to_the_cpu_ends(monkeypatch, tmp_path):
+    parts, timing = map(importlib.import_module, ("gpu_parts", "gpu_timing"))
+    monkeypatch.setattr(parts.jax, "default_backend", lambda: "cpu")
+    with pytest.raises(RuntimeError, match="finds only"):
+        parts.describe(timing.Task(tmp_path / "figures.json", "cuda", quick=True))
+
+
 def test_parts_that_crash_or_hang_on_a_gpu_leave_their_figures(
     monkeypatch, tmp_path, capsys
 ):
@@ -567,6 +574,28 @@ def test_parts_that_crash_or_hang_on_a_gpu_leave_their_figures(
     assert parts["train"]["state"] == "failed with 3: the reason"
     assert parts["bits"]["state"] == "killed after 2 s"
     assert parts["peers"]["state"] == "done"
+
+
+def test_slopes_of_the_gpu_run_are_saved_and_a_failure_is_named(tmp_path):
+    import time
+
+    timing = importlib.import_module("gpu_timing")
+    task = timing.Task(tmp_path / "figures.json", "cpu", quick=True)
+
+    def fail(rounds):
+        raise ValueError("out of memory\nand more")
+
+    trainers = {
+        "a_ms": lambda rounds: time.sleep(0.02 * rounds),
+        "b_ms": lambda rounds: time.sleep(0.01 * rounds),
+        "c_ms": fail,
+    }
+    ratios = {"ratio": ("a_ms", "b_ms"), "other": ("a_ms", "c_ms")}
+    timing.read_slopes(task, trainers, (1, 5), ratios)
+    found = json.loads(task.path.read_text())
+    assert found["errors"] == {"c_ms": "ValueError: out of memory"}
+    assert "c_ms" not in found and found["other"] is None
+    assert 19 < found["a_ms"] < 40 and found["ratio"] == found["a_ms"] / found["b_ms"]
 
 
 @pytest.mark.parametrize("part", ["operations", "many"])
