@@ -544,10 +544,10 @@ def test_parts_that_crash_or_hang_on_a_gpu_leave_their_figures(
     gpu = importlib.import_module("gpu")
     (tmp_path / "worker.py").write_text(WORKER)
     monkeypatch.setattr(gpu, "WORKER", tmp_path / "worker.py")
-    monkeypatch.setattr(gpu, "LEAST_LIMIT", 2.0)
+    monkeypatch.setattr(gpu, "LEAST_LIMIT", 3.0)
     monkeypatch.setattr(gpu, "TICK", 0.05)
     monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)  # would outlive the test
-    command = ["gpu.py", "--platform", "cpu", "--quick", "--seconds", "10"]
+    command = ["gpu.py", "--platform", "cpu", "--quick", "--seconds", "18"]
     command += ["--out", str(tmp_path), "--only"]
     for parts in (["peers", "tests"], ["many", "bits", "train"]):
         monkeypatch.setattr(sys, "argv", [*command, *parts])
@@ -572,30 +572,25 @@ def test_parts_that_crash_or_hang_on_a_gpu_leave_their_figures(
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert parts["many"]["state"].startswith("failed with -6")
     assert parts["train"]["state"] == "failed with 3: the reason"
-    assert parts["bits"]["state"] == "killed after 2 s"
+    assert parts["bits"]["state"] == "killed after 3 s"
     assert parts["peers"]["state"] == "done"
 
 
-def test_slopes_of_the_gpu_run_are_saved_and_a_failure_is_named(tmp_path):
-    import time
-
+def test_slopes_of_the_gpu_run_are_saved_and_a_failure_is_named(tmp_path, monkeypatch):
     timing = importlib.import_module("gpu_timing")
+    monkeypatch.setattr(timing, "time_call", lambda train: train())
     task = timing.Task(tmp_path / "figures.json", "cpu", quick=True)
 
     def fail(rounds):
         raise ValueError("out of memory\nand more")
 
-    trainers = {
-        "a_ms": lambda rounds: time.sleep(0.02 * rounds),
-        "b_ms": lambda rounds: time.sleep(0.01 * rounds),
-        "c_ms": fail,
-    }
+    trainers = {"a_ms": lambda n: 1 + n / 4, "b_ms": lambda n: 2 + n / 2, "c_ms": fail}
     ratios = {"ratio": ("a_ms", "b_ms"), "other": ("a_ms", "c_ms")}
     timing.read_slopes(task, trainers, (1, 5), ratios)
-    found = json.loads(task.path.read_text())
-    assert found["errors"] == {"c_ms": "ValueError: out of memory"}
-    assert "c_ms" not in found and found["other"] is None
-    assert 19 < found["a_ms"] < 40 and found["ratio"] == found["a_ms"] / found["b_ms"]
+    assert json.loads(task.path.read_text()) == {
+        "a_ms": 250, "b_ms": 500, "ratio": 0.5, "other": None,
+        "errors": {"c_ms": "ValueError: out of memory"},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ["operations", "many"])
