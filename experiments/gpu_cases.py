@@ -82,7 +82,7 @@ PARTS = {
 }
 SECONDS, QUICK_SECONDS = 450, 110  # of a whole run
 TESTS = (
-    "test_cuda.py", "test_histogram.py", "test_splitting.py", "test_tree.py",
+    "test_cuda*.py", "test_histogram.py", "test_splitting.py", "test_tree.py",
     "test_reproducible.py", "test_boosting.py", "test_ensemble.py", "test_leaves.py",
 )  # fmt: skip
 
