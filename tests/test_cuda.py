@@ -214,23 +214,25 @@ def test_errors_of_launches():
 
 def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code = cuda_compiler.compile_kernels(90)
+    code = cuda_compiler.compile_kernels(90, 13)
     assert code == b"image\0"
     (file,) = (tmp_path / "jboost").iterdir()
     file.write_bytes(b"kept")
-    assert cuda_compiler.compile_kernels(90) == b"kept"
-    cuda_compiler.compile_kernels(80)  # another architecture
+    assert cuda_compiler.compile_kernels(90, 13) == b"kept"
+    cuda_compiler.compile_kernels(86, 13)  # runs what is compiled for 80
     assert len([*(tmp_path / "jboost").iterdir()]) == 2
     # A folder that cannot be written to does no harm.
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    assert cuda_compiler.compile_kernels(90) == code
+    assert cuda_compiler.compile_kernels(90, 13) == code
 
 
 def test_errors_of_the_compiler_are_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cuda_compiler, "read_source", lambda: "#error")
     with pytest.raises(cuda_compiler.CompilerError, match="compilation failed"):
-        cuda_compiler.compile_kernels(90)
+        cuda_compiler.compile_kernels(90, 13)
+    with pytest.raises(cuda_compiler.CompilerError, match="the GPU has 75"):
+        cuda_compiler.compile_kernels(75, 13)
     assert not [*tmp_path.iterdir()]
 
 
@@ -257,7 +259,7 @@ def test_nvidias_compiler_takes_the_kernels(architecture, tmp_path, monkeypatch)
     pytest.importorskip("nvidia")
     monkeypatch.delenv("JBOOST_LIBNVRTC")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code = cuda_compiler.compile_kernels(architecture)
+    code = cuda_compiler.compile_kernels(architecture, 13)
     assert code.startswith(b"\x7fELF")
     for kernel in ("histogram_u8_2", "sum_by_key", "search_2", "predict"):
         assert f".text.{kernel}\0".encode() in code

@@ -17,7 +17,7 @@ from typing import Any
 SOURCES = Path(__file__).parent / "cuda"
 # No contraction of a * b + c. Flags for host code do not exist: NVRTC has none.
 _OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
-_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+_VERSIONS = (13, 12)  # of CUDA, the newest first
 
 
 class CompilerError(Exception):
@@ -36,17 +36,17 @@ def read_source() -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_kernels(architecture: int) -> bytes:
+def compile_kernels(architecture: int, driver: int) -> bytes:
     """Returns the kernels for GPUs of an architecture, 90 for compute capability 9.0.
 
-    The code is machine code, or PTX where the architecture is newer than NVRTC: then
-    the driver compiles it.
+    Args:
+      driver: the version of CUDA that the driver of the GPU supports, 13 for 13.0.
 
     Raises:
       CompilerError: NVRTC was not found, or fails.
     """
     source = read_source()
-    compiler = _load_compiler()
+    compiler = _load_compiler(driver)
     major, minor = ctypes.c_int(), ctypes.c_int()
     _call(compiler, "nvrtcVersion", major, minor)
     key = repr((source, _OPTIONS, major.value, minor.value, architecture))
@@ -78,18 +78,22 @@ def _save(file, code):
         pass
 
 
-def _load_compiler():
-    """Loads NVRTC: a library that JBOOST_LIBNVRTC names, of a package, or installed."""
+def _load_compiler(driver):
+    """Loads NVRTC: a library that JBOOST_LIBNVRTC names, of a package, or installed.
+
+    A driver runs what older versions compile, and not what newer ones do.
+    """
     if os.environ.get("JBOOST_LIBNVRTC"):
         return ctypes.CDLL(os.environ["JBOOST_LIBNVRTC"])
     folders = [Path(entry) / "nvidia" for entry in sys.path]
+    names = [f"libnvrtc.so.{version}" for version in _VERSIONS if version <= driver]
     candidates = [
         found
-        for name in _NAMES
+        for name in names
         for folder in folders
         for found in sorted(folder.glob(f"*/lib/{name}"))
     ]
-    for candidate in (*candidates, *_NAMES):
+    for candidate in (*candidates, *names):
         try:
             return ctypes.CDLL(str(candidate))
         except OSError:
@@ -118,25 +122,30 @@ def _compile(compiler, source, architecture):
     )
     _check(compiler, created)
     try:
-        known = _list_architectures(compiler)
-        real = architecture in known
-        target = architecture if real else max(a for a in known if a < architecture)
-        kind = "sm" if real else "compute"
-        options = [*_OPTIONS, f"--gpu-architecture={kind}_{target}"]
+        target = _choose_architecture(compiler, architecture)
+        options = [*_OPTIONS, f"--gpu-architecture=sm_{target}"]
         texts = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
         code = compiler.nvrtcCompileProgram(program, len(options), texts)
         _check(compiler, code, _read(compiler, program, "ProgramLog").decode())
-        return _read(compiler, program, "CUBIN" if real else "PTX")
+        return _read(compiler, program, "CUBIN")
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _list_architectures(compiler):
+def _choose_architecture(compiler, architecture):
+    """Returns the newest architecture that NVRTC knows and whose code the GPU runs."""
     number = ctypes.c_int()
     _call(compiler, "nvrtcGetNumSupportedArchs", number)
     known = (ctypes.c_int * number.value)()
     _check(compiler, compiler.nvrtcGetSupportedArchs(known))
-    return list(known)
+    # Code runs on newer GPUs of the same major number.
+    fit = [a for a in known if a // 10 == architecture // 10 and a <= architecture]
+    if not fit:
+        raise CompilerError(
+            f"NVRTC compiles for the architectures {[*known]}, but the GPU has "
+            f"{architecture}"
+        )
+    return max(fit)
 
 
 def _read(compiler, program, name):

@@ -34,14 +34,14 @@ def find_obstacle() -> str | None:
     error = native.jboost_cuda_error()
     if error:
         return error.decode()
-    devices, found = 0, set()
+    devices, found, version = 0, set(), native.jboost_cuda_version()
     while architecture := native.jboost_cuda_architecture(devices):
         devices, found = devices + 1, found | {architecture}
     if not found:
         return "the driver knows no GPU"
     try:
         for architecture in sorted(found):
-            code = cuda_compiler.compile_kernels(architecture)
+            code = cuda_compiler.compile_kernels(architecture, version)
             size = ctypes.c_int64(len(code))
             native.jboost_cuda_load(architecture, code, size)
     except (cuda_compiler.CompilerError, OSError) as error:

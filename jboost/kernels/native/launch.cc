@@ -15,6 +15,7 @@ namespace {
 struct Driver {
   int (*Init)(unsigned);
   int (*GetErrorString)(int, const char**);
+  int (*DriverGetVersion)(int*);
   int (*DeviceGetCount)(int*);
   int (*DeviceGetAttribute)(int*, int, int);
   int (*CtxGetDevice)(int*);
@@ -37,6 +38,7 @@ struct Driver {
     }
     Find(library, "cuInit", &Init);
     Find(library, "cuGetErrorString", &GetErrorString);
+    Find(library, "cuDriverGetVersion", &DriverGetVersion);
     Find(library, "cuDeviceGetCount", &DeviceGetCount);
     Find(library, "cuDeviceGetAttribute", &DeviceGetAttribute);
     Find(library, "cuCtxGetDevice", &CtxGetDevice);
@@ -167,6 +169,14 @@ std::string RunLaunch(void* stream, const Launch& launch,
 // Returns why kernels cannot be launched here; empty if they can. The text stays valid.
 extern "C" __attribute__((visibility("default"))) const char* jboost_cuda_error() {
   return jboost::GetDriver().error.c_str();
+}
+
+// Returns the version of CUDA that the driver supports, 13 for 13.0; 0 without a driver.
+extern "C" __attribute__((visibility("default"))) int jboost_cuda_version() {
+  const jboost::Driver& driver = jboost::GetDriver();
+  int version = 0;  // 1000 * major + 10 * minor
+  if (!driver.error.empty() || driver.DriverGetVersion(&version) != 0) return 0;
+  return version / 1000;
 }
 
 // Returns the architecture of GPU number `device`, 90 for 9.0; 0 if there is none.
