@@ -75,10 +75,13 @@ class Method:
 
 
 class Numbers(NamedTuple):
-    """The traced part of the settings; see :func:`jboost.fit`."""
+    """The traced part of the settings; see :func:`jboost.fit`.
+
+    ``subsample`` is None where it is known to be 1: a program then samples no rows.
+    """
 
     limits: TreeLimits
-    subsample: Float[Array, ""]
+    subsample: Float[Array, ""] | None
 
 
 def make_method(
@@ -145,7 +148,9 @@ def make_method(
     limits = limits._replace(max_bins=np.int32(max_bins))
     if categories is not None:
         _check_categories(categories, codes, method, limits, num_features)
-    return method, Numbers(limits, as_float(settings.subsample))
+    share = settings.subsample
+    sampled = isinstance(share, Tracer) or share < 1
+    return method, Numbers(limits, as_float(share) if sampled else None)
 
 
 def _make_limits(settings, choices, num_rows, num_features, categories, feature_names):

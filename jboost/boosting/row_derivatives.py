@@ -179,9 +179,11 @@ def _differentiate_groups(problem, state):
 
 def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:
     """Draws the rows that a round learns from."""
-    share = jax.lax.stop_gradient(problem.arrays.numbers.subsample)
-    seed = round_seeds(state)[0]
-    return draw_bag(problem.data.groups, seed, problem.data.weights, share)
+    share, weights = problem.arrays.numbers.subsample, problem.data.weights
+    if share is None:
+        return weights > 0
+    seed, share = round_seeds(state)[0], jax.lax.stop_gradient(share)
+    return draw_bag(problem.data.groups, seed, weights, share)
 
 
 def round_seeds(state: BoostState) -> UInt32[Array, "seeds 2"]:

@@ -99,7 +99,7 @@ def start_round(
     """
     numbers, num_scores = problem.arrays.numbers, state.scores.shape[0]
     seeds = round_seeds(state)
-    limits, share = numbers.limits, jax.lax.stop_gradient(numbers.subsample)
+    limits, share = numbers.limits, numbers.subsample
     choices = decide_by_data(
         state.pointed,
         state.least_rows,
@@ -120,7 +120,7 @@ def start_round(
         shape=shape,
         fitted=fitted,
         in_bag=in_bag,
-        whole=share >= 1,
+        whole=jnp.asarray(True if share is None else share >= 1),
         limits=limits._replace(min_child_samples=choices.min_child_samples),
         first=first,
         sizes=sizes,

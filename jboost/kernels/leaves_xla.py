@@ -24,9 +24,14 @@ def find_range(values, group, *, num_groups):
     """See :func:`jboost.trees.leaf_operations.find_range`."""
     unknown = jnp.isnan(values)
     group = _inside(group, num_groups)
-    low, high = (jnp.where(unknown, end, values) for end in (-jnp.inf, jnp.inf))
-    low = jax.ops.segment_min(low, group, num_segments=num_groups + 1)
-    high = jax.ops.segment_max(high, group, num_segments=num_groups + 1)
+    low, high = (
+        ordered_bits(jnp.where(unknown, end, values)) for end in (-jnp.inf, jnp.inf)
+    )
+    # A GPU has atomic extremes of integers, but not of floats.
+    none, least = ordered_bits(jnp.array([jnp.inf, -jnp.inf], jnp.float32))
+    low = jnp.full(num_groups + 1, none).at[group].min(low)
+    high = jnp.full(num_groups + 1, least).at[group].max(high)
+    low, high = from_ordered_bits(low), from_ordered_bits(high)
     return low[:num_groups], high[:num_groups]
 
 

@@ -3,13 +3,16 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Float, Int32, UInt32
 
 from jboost.kernels.cuda_launch import BLOCKS, Launch, divide_rows, launch
 
 _INT = 4  # bytes
 _LANES = 32  # of a warp
+_WORD = 8  # bytes
+_MOST_THREADS = 1024
 _MOST_BYTES = 48 * 1024  # of a block's table
+_MOST_ROWS = 2**15  # of a block, so that sums of 16 bits fit 31
 
 
 def sum_keys(
@@ -28,6 +31,63 @@ def sum_keys(
         zeroed=(True,),
     )
     return launch(run, values, keys)
+
+
+def sum_terms(
+    values: Float[Array, "K N"],
+    scale: Float[Array, " K"],
+    weights: Float[Array, " N"] | None,
+) -> UInt32[Array, "K 4"]:
+    """Sums weighted values as whole multiples of 1 / scale, each rounded by itself.
+
+    Terms that are not finite are left out, and so are rows of weight 0. See
+    :func:`jboost.kernels.sums_xla.split_weights` for the product with a weight.
+
+    Returns:
+      low + high * 2^32: two words of low, two of high, which has a sign.
+    """
+    num_sums, num_rows = values.shape
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    run = Launch(
+        "sum_terms",
+        (_words(num_sums),),
+        (blocks, num_sums),
+        (num_rows, rows, weights is not None),
+        2 * _WORD * _MOST_THREADS // _LANES,
+        zeroed=(True,),
+    )
+    return launch(run, values, _or_nothing(weights), scale)
+
+
+def sum_terms_by_key(
+    values: Float[Array, "C N"],
+    scale: Float[Array, " C"],
+    keys: Int32[Array, " N"],
+    weights: Float[Array, " N"] | None,
+    num_keys: int,
+) -> UInt32[Array, "C G 4"]:
+    """Does what :func:`sum_terms` does, by key; rows with another key are left out."""
+    channels, num_rows = values.shape
+    copies = count_copies(3 * num_keys)
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    rows = min(rows, _MOST_ROWS)
+    run = Launch(
+        "sum_terms_by_key",
+        (_words(channels, num_keys),),
+        (-(-num_rows // rows), channels),
+        (num_rows, num_keys, rows, copies, weights is not None),
+        3 * num_keys * copies * _INT,
+        zeroed=(True,),
+    )
+    return launch(run, values, _or_nothing(weights), keys, scale)
+
+
+def _or_nothing(weights):
+    return jnp.zeros(1, jnp.float32) if weights is None else weights
+
+
+def _words(*shape):
+    return jax.ShapeDtypeStruct((*shape, 4), jnp.uint32)
 
 
 def count_copies(cells: int) -> int:

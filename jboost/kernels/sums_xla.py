@@ -13,15 +13,16 @@ int32. It travels as limbs of ``width`` bits, so few that their sum over N rows 
 bits, and the sums of limbs are joined by carrying.
 """
 
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, UInt8
 
 from jboost.kernels import sums_cuda, xla
+from jboost.kernels.conditions import skip_on_cpu
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.kernels.library import choose
 
@@ -83,11 +84,22 @@ def find_greatest(values, weights=None):
 
 def sum_digits(values, greatest, weights=None):
     """Returns the digits [*K, 4] of the sum of the finite terms."""
+    run = choose(xla=_sum_digits_plainly, cuda=_sum_digits_on_gpu)
+    return run(values, choose_unit(greatest)[0], weights)
+
+
+def _sum_digits_plainly(values, scale, weights):
     terms, times = _make_terms(values, weights)
     kept = jnp.where(jnp.isfinite(terms), terms, 0)
     width = _limb_width(values.shape[-1])
-    limbs = _split(kept * choose_unit(greatest)[0][..., None], width, times)
+    limbs = _split(kept * scale[..., None], width, times)
     return _make_digits([jnp.sum(a, axis=-1, dtype=jnp.int32) for a in limbs], width)
+
+
+def _sum_digits_on_gpu(values, scale, weights):
+    flat = values.reshape(-1, values.shape[-1])
+    words = sums_cuda.sum_terms(flat, scale.reshape(-1), weights)
+    return _read_words(words).reshape(*scale.shape, 4)
 
 
 def sum_channels(group, weights, *channels, num_groups):
@@ -128,32 +140,60 @@ def find_group_greatest(group, weights, *channels, num_groups):
     finite = jnp.isfinite(values)
     greatest = jnp.max(jnp.abs(jnp.where(finite & inside, values, 0)), axis=0)
 
-    def sum_others():
-        return _sum_keys(jnp.where(finite, 0, values), group, num_groups)
+    def sum_others(values, group):
+        # Counted as integers: scattered floats are added in any order on a GPU.
+        nan = jnp.isnan(values)
+        above, below = (nan | (values == end) for end in (jnp.inf, -jnp.inf))
+        kinds = jnp.concatenate([above, below], axis=1).astype(jnp.int32)
+        above, below = jnp.split(_sum_few(kinds, group, num_groups) > 0, 2)
+        # Of infinities and NaN neither order nor number matters.
+        found = jnp.where(below, -jnp.inf, 0.0)
+        return jnp.where(above, jnp.where(below, jnp.nan, jnp.inf), found)
 
-    def sum_nothing():
+    def sum_nothing(values, group):
+        del values, group
         return jnp.zeros((len(channels), num_groups), jnp.float32)
 
-    return greatest, jax.lax.cond(jnp.all(finite), sum_nothing, sum_others)
+    others = skip_on_cpu(~jnp.all(finite), sum_others, sum_nothing, values, group)
+    return greatest, others
 
 
 def sum_group_digits(group, greatest, weights, *channels, num_groups):
     """Returns the digits [C, G, 4] of the sums of the finite terms."""
-    terms, times = _make_terms(_stack(channels, group), weights)
+    run = choose(
+        xla=partial(_sum_group_plainly, num_groups=num_groups),
+        cuda=partial(_sum_group_on_gpu, num_groups=num_groups),
+    )
+    return run(group, _stack(channels, group), choose_unit(greatest)[0], weights)
+
+
+def _sum_group_on_gpu(group, values, scale, weights, *, num_groups):
+    words = sums_cuda.sum_terms_by_key(values, scale, group, weights, num_groups)
+    return _read_words(words)
+
+
+def _sum_group_plainly(group, values, scale, weights, *, num_groups):
+    terms, times = _make_terms(values, weights)
     values, times = terms.T, None if times is None else times.T
     inside = ((group >= 0) & (group < num_groups))[:, None]
     kept = jnp.where(jnp.isfinite(values) & inside, values, 0)
     width = _limb_width(values.shape[0])
-    limbs = _split(kept * choose_unit(greatest)[0][None], width, times)
-
-    def sum_limbs(limbs):
-        return [_sum_keys(limb, group, num_groups) for limb in limbs]
+    limbs = _split(kept * scale[None], width, times)
 
     least = -(-_BITS // width)
-    sums, high = sum_limbs(limbs[:least]), limbs[least:]
-    if times is not None and high:  # 0 unless a row counts several times
-        zeros = [jnp.zeros_like(sums[0])] * len(high)
-        sums += jax.lax.cond(jnp.any(times > 1), sum_limbs, lambda high: zeros, high)
+    sums = [_sum_keys(limb, group, num_groups) for limb in limbs[:least]]
+    if times is not None and limbs[least:]:  # 0 unless a row counts several times
+
+        def sum_high(high, group):
+            return _sum_few(high, group, num_groups)
+
+        def sum_nothing(high, group):
+            del group
+            return jnp.zeros((high.shape[1], num_groups), jnp.int32)
+
+        high = jnp.concatenate(limbs[least:], axis=1)
+        high = skip_on_cpu(jnp.any(times > 1), sum_high, sum_nothing, high, group)
+        sums += jnp.split(high, len(limbs) - least)
     return _make_digits(sums, width)
 
 
@@ -176,6 +216,17 @@ def _sum_keys(values, group, num_groups):
     exact = values.dtype == jnp.int32
     run = choose(xla=sum_plainly, cuda=sum_on_gpu if exact else None)
     return run(values, group).T
+
+
+def _sum_few(values, group, num_groups):
+    """Sums channels [N, C] by group, [C, G], where few rows have other values than 0.
+
+    All rows are looked at, but only those are added, which takes a GPU little time.
+    """
+    counts = (group >= 0) & (group < num_groups) & jnp.any(values != 0, axis=1)
+    key = jnp.where(counts, group, num_groups)
+    sums = jnp.zeros((num_groups, values.shape[1]), jnp.int32)
+    return sums.at[key].add(values, mode="drop").T
 
 
 def choose_unit(greatest):
@@ -232,6 +283,23 @@ def _make_digits(sums, width):
         digits[index] += (limb & ((1 << rest) - 1)) << shift
         digits[index + 1] += limb >> rest
     return carry(jnp.stack(digits, axis=-1))
+
+
+def _read_words(words):
+    """Returns the digits of low + high * 2^32, each of two words, the lowest first.
+
+    ``high`` has a sign.
+    """
+    first = words[..., 0]
+    second = words[..., 1] + words[..., 2]
+    third = words[..., 3] + (second < words[..., 1]).astype(jnp.uint32)
+    digits = (
+        first & _MASK,
+        ((first >> 19) | (second << 13)) & _MASK,
+        (second >> 6) & _MASK,
+        (second >> 25) | (third << 7),
+    )
+    return jnp.stack(digits, axis=-1).astype(jnp.int32)
 
 
 def carry(digits):

@@ -90,7 +90,7 @@ class Job(NamedTuple):
     @property
     def bagged(self) -> bool:
         """Whether rounds leave rows out."""
-        return bool(self.problem.arrays.numbers.subsample < 1)
+        return self.problem.arrays.numbers.subsample is not None
 
     @property
     def reports(self) -> tuple[bool, bool]:

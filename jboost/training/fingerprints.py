@@ -83,6 +83,7 @@ def describe_run(request: FitRequest, prepared: Prepared, job: Job) -> dict[str,
     for name, value in _name_numbers(arrays.numbers):
         assert name not in named, name  # or one would hide the other
         named[name] = value
+    named.setdefault("subsample", 1.0)
     bins, names, begin = prepared.bins, prepared.feature_names, request.begin
     if isinstance(begin, MedianStart) or begin is None:
         begin = "auto" if begin is None else "median"

@@ -110,12 +110,18 @@ def _solve_freely(objective, groups, newton, leaf_solver):
     step, promised = newton()
     if leaf_solver in ("newton", "hessian"):
         return step
-    kept = keeps_steps(objective, groups, step, promised)
+    fallen, hidden = _compare_losses(objective, groups, step, promised)
 
-    def solve(step):
-        return _solve_some(objective, groups, step, ~kept)
+    def settle(step):
+        kept = _ask_slopes(objective, groups, step, promised, fallen, hidden)
 
-    return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+        def solve(step):
+            return _solve_some(objective, groups, step, ~kept)
+
+        return jax.lax.cond(jnp.all(kept), lambda step: step, solve, step)
+
+    # Most rounds meet only this condition; a GPU waits for each.
+    return jax.lax.cond(jnp.all(fallen & ~hidden), lambda step: step, settle, step)
 
 
 def _solve_some(objective, groups, step, wanted):
@@ -156,21 +162,33 @@ def keeps_steps(
     Args:
       before: the loss of each row at the scores of ``groups``, if it is known.
     """
+    kept, hidden = _compare_losses(objective, groups, step, promised, before)
+    return jax.lax.cond(
+        jnp.any(hidden),
+        lambda step: _ask_slopes(objective, groups, step, promised, kept, hidden),
+        lambda step: kept,
+        step,
+    )
+
+
+def _compare_losses(objective, groups, step, promised, before=None):
+    """Returns whether each loss falls by enough, and whether rounding may hide that."""
     (change, noise), *_ = _loss_changes(objective, groups, [step], before)
     # A change that is not a number fails this comparison, as it should.
     kept = -change >= _KEPT * promised - noise
     # Leaves that promise next to nothing, of which most trees have some, do not count.
     usual = jnp.nanmedian(jnp.where(promised > 0, promised, jnp.nan))
     hidden = kept & (noise >= _KEPT * jnp.fmax(promised, usual)) & (step != 0)
+    return kept, hidden
 
-    def ask_slopes(step):
-        slope, error = _slope(objective, groups, step)
-        if groups.l1 is not None:
-            slope = slope + groups.l1 * jnp.sign(step)
-        most = 2 * (1 - _KEPT) * promised + error * jnp.abs(step)
-        return kept & (~hidden | (slope * step <= most))
 
-    return jax.lax.cond(jnp.any(hidden), ask_slopes, lambda step: kept, step)
+def _ask_slopes(objective, groups, step, promised, kept, hidden):
+    """Returns ``kept``, without leaves whose slope tells what rounding has hidden."""
+    slope, error = _slope(objective, groups, step)
+    if groups.l1 is not None:
+        slope = slope + groups.l1 * jnp.sign(step)
+    most = 2 * (1 - _KEPT) * promised + error * jnp.abs(step)
+    return kept & (~hidden | (slope * step <= most))
 
 
 def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]:
@@ -314,13 +332,17 @@ def _reach_bounds(numpy, step, low, high):
 def _shift(groups, c):
     """Scores after adding c times the direction."""
     if groups.direction is not None:
-        change = c[groups.group] * groups.direction
-        return groups.scores.at[groups.k].add(change)
+        change = round_alone(c[groups.group] * groups.direction)
+        return _replace_score(groups, (groups.scores[groups.k] + change)[None])
     row = groups.scores[groups.k][None]
-    row = add_values(row, c[None], groups.group[None])
+    return _replace_score(groups, add_values(row, c[None], groups.group[None]))
+
+
+def _replace_score(groups, row):
+    """Returns all scores, with another row in place of score k."""
     if groups.scores.shape[0] == 1:
         return row
-    return groups.scores.at[groups.k].set(row[0])
+    return jax.lax.dynamic_update_slice_in_dim(groups.scores, row, groups.k, 0)
 
 
 def _slope(objective, groups, c):

@@ -43,7 +43,7 @@ struct Block {
   char* shared;
   std::barrier<> all{kThreads};
   std::barrier<> warps[kThreads / 32]{std::barrier<>(32), std::barrier<>(32)};
-  int exchanged[kThreads];
+  uint64_t exchanged[kThreads];
 };
 inline Block* block;
 
@@ -99,8 +99,9 @@ T __shfl_down_sync(unsigned, T value, int step) {
   return device::exchange(value, (int)threadIdx.x % 32 + step);
 }
 
-inline int atomicAdd(int* place, int value) {
-  return std::atomic_ref<int>(*place).fetch_add(value, std::memory_order_relaxed);
+template <class T>
+T atomicAdd(T* place, T value) {
+  return std::atomic_ref<T>(*place).fetch_add(value, std::memory_order_relaxed);
 }
 
 inline float __int_as_float(int bits) {

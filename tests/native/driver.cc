@@ -49,7 +49,7 @@ std::map<std::string, Kernel> kernels = {
     KERNEL(sum_by_key),      KERNEL(search_2),        KERNEL(search_3),
     KERNEL(count_sides_u8),  KERNEL(count_sides_u16), KERNEL(route_u8),
     KERNEL(route_u16),       KERNEL(predict),         KERNEL(find_leaves),
-    KERNEL(sample_features),
+    KERNEL(sample_features), KERNEL(sum_terms),       KERNEL(sum_terms_by_key),
 };
 
 // Errors of the driver, and of the compiler.

@@ -94,6 +94,18 @@ void RunSums() {
   for (i64 copies : {0, 1, 32})
     Run("sum_by_key", {kBlocks}, kKeys * kChannels * copies * 4, Data(values),
         Data(keys), Data(sums), kRows, kChannels, kKeys, kRowsPerBlock, copies);
+  auto terms = Draw<float>(kRows * kChannels, -9, 9),
+       weights = Draw<float>(kRows, 0, 9);
+  std::vector<float> scale = {1 << 20, 1 << 25};
+  std::vector<u64> words(2 * kKeys * kChannels);
+  for (i64 weighted : {0, 1}) {
+    Run("sum_terms", {kBlocks, kChannels}, 512, Data(terms), Data(weights), Data(scale),
+        Data(words), kRows, kRowsPerBlock, weighted);
+    for (i64 copies : {0, 4})
+      Run("sum_terms_by_key", {kBlocks, kChannels}, 3 * kKeys * copies * 4, Data(terms),
+          Data(weights), Data(keys), Data(scale), Data(words), kRows, kKeys,
+          kRowsPerBlock, copies, weighted);
+  }
   auto seeds = Draw<u32>(3 * kNodes * 2, 0, 1 << 30);
   std::vector<float> fractions = {1, 0.5, 0.7};
   std::vector<u8> allowed(kNodes * 100);

@@ -34,3 +34,110 @@ JBOOST_KERNEL __launch_bounds__(512)
   }
   if (copies != 0) add_copies(table, cells, copies, result);
 }
+
+// Floats to add, each a multiple of 1 / scale after rounding; see
+// ../../kernels/sums_xla.py.
+struct Terms {
+  const float *values, *weights;  // weights: null for 1
+  float scale;
+
+  // Returns a row's multiple, of up to 46 bits and a sign.
+  __device__ i64 multiple(i64 row) const {
+    float value = values[row], factor = 1;
+    i64 times = 1;
+    if (weights != nullptr) {
+      const float weight = weights[row];
+      const bool whole = weight <= 255 && floorf(weight) == weight;
+      const float one = weight > 0 ? 1 : 0;
+      factor = whole ? one : weight;
+      times = (i64)(whole ? weight : one);
+    }
+    value = factor > 0 ? multiply(factor, value) : 0;
+    if (!(fabsf(value) < infinity())) return 0;
+    return (i64)rintf(multiply(value, scale)) * times;
+  }
+};
+
+// Adds a signed number to low + high * 2^32.
+__device__ __forceinline__ void add_to_words(u64* words, i64 value) {
+  if (value == 0) return;
+  atomicAdd(words, (u64)(u32)value);
+  atomicAdd(words + 1, (u64)(value >> 32));
+}
+
+// words [K][2]
+JBOOST_KERNEL __launch_bounds__(512)
+    sum_terms(Strides strides, const float* values, const float* weights,
+              const float* scale, u64* words, i64 rows, i64 rows_per_block,
+              i64 weighted) {
+  JBOOST_SHARED(memory);
+  u64* sums = (u64*)memory;  // [warp][2]
+  const Terms terms = {member(values, strides, 0) + blockIdx.y * rows,
+                       weighted ? member(weights, strides, 1) : nullptr,
+                       member(scale, strides, 2)[blockIdx.y]};
+  const i64 begin = blockIdx.x * rows_per_block;
+  const i64 end = least(rows, begin + rows_per_block);
+  u64 low = 0, high = 0;
+  for (i64 row = begin + threadIdx.x; row < end; row += blockDim.x) {
+    const i64 multiple = terms.multiple(row);
+    low += (u32)multiple;
+    high += (u64)(multiple >> 32);
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    low += __shfl_down_sync(JBOOST_WARP, low, step);
+    high += __shfl_down_sync(JBOOST_WARP, high, step);
+  }
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) sums[2 * warp] = low, sums[2 * warp + 1] = high;
+  __syncthreads();
+  if (threadIdx.x >= 2) return;
+  u64 sum = 0;
+  for (int w = 0; w < (int)blockDim.x / 32; ++w) sum += sums[2 * w + threadIdx.x];
+  if (sum != 0)
+    atomicAdd(member(words, strides, 3) + 2 * blockIdx.y + threadIdx.x, sum);
+}
+
+// words [C][key][2]. A multiple has three parts, of 16 bits, 16 bits and the rest with
+// a sign; a block has so few rows that the sum of a part fits 32 bits.
+//
+//   table [key][part][copy]
+JBOOST_KERNEL __launch_bounds__(512)
+    sum_terms_by_key(Strides strides, const float* values, const float* weights,
+                     const int* keys, const float* scale, u64* words, i64 rows,
+                     i64 num_keys, i64 rows_per_block, i64 copies, i64 weighted) {
+  JBOOST_SHARED(memory);
+  int* table = (int*)memory;
+  const Terms terms = {member(values, strides, 0) + blockIdx.y * rows,
+                       weighted ? member(weights, strides, 1) : nullptr,
+                       member(scale, strides, 3)[blockIdx.y]};
+  keys = member(keys, strides, 2);
+  words = member(words, strides, 4) + 2 * blockIdx.y * num_keys;
+  const i64 cells = 3 * num_keys * copies;
+  const i64 copy = copies == 0 ? 0 : threadIdx.x % copies;
+  for (i64 i = threadIdx.x; i < cells; i += blockDim.x) table[i] = 0;
+  __syncthreads();
+  const i64 begin = blockIdx.x * rows_per_block;
+  const i64 end = least(rows, begin + rows_per_block);
+  for (i64 row = begin + threadIdx.x; row < end; row += blockDim.x) {
+    const i64 key = keys[row];
+    if (key < 0 || key >= num_keys) continue;
+    const i64 multiple = terms.multiple(row);
+    if (copies == 0) {
+      add_to_words(words + 2 * key, multiple);
+    } else if (multiple != 0) {
+      int* cell = table + 3 * key * copies + copy;
+      atomicAdd(cell, (int)(multiple & 0xffff));
+      atomicAdd(cell + copies, (int)(multiple >> 16 & 0xffff));
+      atomicAdd(cell + 2 * copies, (int)(multiple >> 32));
+    }
+  }
+  if (copies == 0) return;
+  __syncthreads();
+  for (i64 key = threadIdx.x; key < num_keys; key += blockDim.x) {
+    i64 parts[3] = {};
+    for (int part = 0; part < 3; ++part)
+      for (i64 i = 0; i < copies; ++i)
+        parts[part] += table[(3 * key + part) * copies + i];
+    add_to_words(words + 2 * key, parts[0] + (parts[1] << 16) + parts[2] * 4294967296);
+  }
+}
