@@ -21,6 +21,7 @@ from tables import same_bits
 import jboost as jb
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import cuda_compiler, cuda_launch, levels_cuda, library, sums_cuda
+from jboost.numerics.sums import sum_channels, sum_rows
 
 pytestmark = pytest.mark.skipif(
     not library.available() or shutil.which(COMPILER) is None,
@@ -90,6 +91,35 @@ def test_sums_by_key(num_keys, channels):
     np.add.at(expected, keys[kept], values[kept])
     found = sums_cuda.sum_keys(jnp.asarray(values), jnp.asarray(keys), num_keys)
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("weighting", [None, "whole", "broken"])
+@pytest.mark.parametrize("num_groups", [1, 64, 9000])
+def test_sums_of_floats(num_groups, weighting):
+    random = np.random.default_rng(0)
+    values = (random.normal(size=(2, 3001)) ** 7).astype(np.float32)
+    values[0, :3] = np.inf, np.nan, -np.inf
+    group = random.integers(-1, num_groups + 1, 3001).astype(np.int32)
+    weights = None
+    if weighting is not None:
+        weights = random.integers(0, 300, 3001).astype(np.float32)
+        weights += np.float32(0.3) * (weighting == "broken")
+        weights[:2] = 0  # rows of weight 0 may hold anything
+
+    def run(values, group, weights):
+        channels = sum_channels(tuple(values), group, num_groups, weights)
+        return sum_rows(values, weights), channels
+
+    found = []
+    for implementation in ("xla", "cuda"):
+        with use_implementation(implementation):
+            program = jax.jit(lambda *rows: run(*rows))  # traced for each
+            found.append(program(values, group, weights))
+    for plain, kernel in zip(*found, strict=True):
+        np.testing.assert_array_equal(kernel, plain)
+    times = np.ones(3001) if weights is None else weights.astype(np.float64)
+    exact = values[1].astype(np.float64) @ times
+    np.testing.assert_allclose(found[1][0][1], exact, rtol=1e-6)
 
 
 def test_a_batch_is_one_launch():

@@ -69,8 +69,7 @@ def sum_terms_by_key(
     """Does what :func:`sum_terms` does, by key; rows with another key are left out."""
     channels, num_rows = values.shape
     copies = count_copies(3 * num_keys)
-    blocks, rows = divide_rows(num_rows, BLOCKS)
-    rows = min(rows, _MOST_ROWS)
+    rows = min(divide_rows(num_rows, BLOCKS)[1], _MOST_ROWS)
     run = Launch(
         "sum_terms_by_key",
         (_words(channels, num_keys),),

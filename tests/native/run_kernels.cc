@@ -17,7 +17,8 @@ std::set<std::string> ran;
 template <class T>
 std::vector<T> Draw(size_t count, int low, int high) {
   std::vector<T> values(count);
-  for (T& value : values) value = static_cast<T>(low + generator() % (high - low));
+  for (T& value : values)
+    value = static_cast<T>(low + int(generator() % unsigned(high - low)));
   return values;
 }
 
