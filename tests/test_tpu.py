@@ -16,12 +16,13 @@ from jax.sharding import PartitionSpec as P
 
 from jboost.kernels import histogram_tpu, xla
 
-# The first does each step of the grid in JAX; the second imitates a TPU's memory, in
-# which what was not written, and what is beyond an array, holds anything.
+# The first does each step of the grid in JAX; the second imitates a TPU of two cores
+# and its memory, in which what was not written, and what lies beyond an array, holds
+# anything.
 INTERPRETERS = {
     "steps": True,
     "memory": pltpu.InterpretParams(
-        detect_races=True, out_of_bounds_reads="uninitialized"
+        num_cores_or_threads=2, random_seed=1, out_of_bounds_reads="uninitialized"
     ),
 }
 
@@ -77,13 +78,16 @@ def test_tiles_along_every_axis_equal_the_loop():
     check(*draw_rows(EVERY_AXIS), EVERY_AXIS[3], EVERY_AXIS[2], "memory")
 
 
-def test_what_is_beyond_the_edges_of_an_array_counts_nothing():
-    check(*draw_rows((1009, 3, 7, 5, 3)), 5, 7, "memory")
+@pytest.mark.parametrize("name", ["odd sizes", "rows of several tiles"])
+def test_two_cores_and_what_lies_beyond_arrays_change_nothing(name):
+    shape = SHAPES[name]
+    check(*draw_rows(shape), shape[3], shape[2], "memory")
 
 
-@pytest.mark.parametrize("outside", [-1, 4, -(2**31), 2**31 - 1])
+# Times four channels, the last two are 0.
+@pytest.mark.parametrize("outside", [-1, 4, 2**31 - 1, -(2**31), 2**30])
 def test_rows_without_a_node_are_left_out(outside):
-    columns, channels, _ = draw_rows((300, 2, 8, 4, 2))
+    columns, channels, _ = draw_rows((300, 2, 8, 4, 4))
     node = np.full(300, outside, np.int32)
     node[7] = 3
     check(columns, channels, node, 4, 8)
@@ -171,9 +175,7 @@ def sum_shards(check_vma, **options):
 
     rows = (P(None, "rows"), P("rows"), P("rows"))
     return jax.jit(
-        jax.shard_map(
-            add, mesh=mesh, in_specs=rows, out_specs=P(), check_vma=check_vma
-        )
+        jax.shard_map(add, mesh=mesh, in_specs=rows, out_specs=P(), check_vma=check_vma)
     )
 
 
@@ -198,9 +200,7 @@ def lower(traced):
 
 @pytest.mark.parametrize("shape", [*SHAPES.values(), EVERY_AXIS])
 def test_every_shape_is_lowered_without_a_scatter(shape):
-    kernel = partial(
-        histogram_tpu.histogram, num_nodes=shape[3], num_bins=shape[2]
-    )
+    kernel = partial(histogram_tpu.histogram, num_nodes=shape[3], num_bins=shape[2])
     text = lower(jax.jit(kernel).trace(*draw_rows(shape)))
     assert "tpu_custom_call" in text and "jboost_histogram" in text
     assert "scatter" not in text

@@ -96,12 +96,14 @@ def histogram(
     extents = tile.features, tile.pairs, tile.bins, tile.rows
     grid = tuple(map(pl.cdiv, sizes, extents))
     padded = (num_features, grid[1] * tile.pairs, grid[2] * tile.bins)
-    operands = columns, channels.T, node[None]
+    # The first pair of each row; that of rows beyond the last one is none.
+    inside = (node >= 0) & (node < num_nodes)
+    first = jnp.where(inside, node * num_channels, -num_channels)
+    padding = grid[3] * tile.rows - num_rows
+    first = jnp.pad(first, (0, padding), constant_values=-num_channels)
+    operands = columns, channels.T, first[None]
     sums = pl.pallas_call(
-        partial(
-            _sum_tile, tile=tile, num_features=num_features, num_nodes=num_nodes,
-            num_rows=num_rows,
-        ),
+        partial(_sum_tile, tile=tile, num_features=num_features),
         grid=grid,
         in_specs=[
             pl.BlockSpec((tile.features, tile.rows), lambda f, p, b, r: (f, r)),
@@ -117,7 +119,7 @@ def histogram(
         ),
         interpret=interpret,
         name="jboost_histogram",
-    )(*operands)  # fmt: skip
+    )(*operands)
     sums = sums[:, :num_pairs, :num_bins]
     sums = sums.reshape(num_features, num_nodes, num_channels, num_bins)
     return sums.transpose(1, 0, 3, 2)
@@ -133,15 +135,15 @@ def _describe(shape, *operands):
 
 
 def _sum_tile(
-    codes_ref, channels_ref, node_ref, sums_ref, wide_ref, *,
-    tile, num_features, num_nodes, num_rows,
-):  # fmt: skip
+    codes_ref, channels_ref, first_ref, sums_ref, wide_ref, *, tile, num_features
+):
     """Adds one tile of rows to the sums of one tile of features, pairs and bins.
 
     Args:
       codes_ref: [features, rows].
       channels_ref: int32 [C, rows].
-      node_ref: int32 [1, rows].
+      first_ref: int32 [1, rows]: the pair of each row's node and channel 0; -C for
+        rows without a node. Beyond the last row, codes and channels may be anything.
       sums_ref: int32 [features, pairs, bins].
       wide_ref: int32 [features, rows]; scratch: single rows of narrower integers
         cannot be taken by a traced index.
@@ -158,11 +160,7 @@ def _sum_tile(
         sums_ref[...] = jnp.zeros_like(sums_ref)
 
     wide_ref[...] = codes_ref[...].astype(jnp.int32)
-    node = node_ref[...]
-    # Beyond the last row, blocks hold anything.
-    inside = row + _count(node.shape, 1) < num_rows
-    inside &= (node >= 0) & (node < num_nodes)
-    placed = _place(channels_ref[...], node, inside, pair, tile)
+    placed = _place(channels_ref[...], first_ref[...], pair, tile)
     code = bin_ + _count((tile.bins, tile.rows), 0)
 
     def add(each, _):
@@ -181,14 +179,13 @@ def _sum_tile(
     jax.lax.fori_loop(0, jnp.minimum(tile.features, num_features - feature), add, None)
 
 
-def _place(channels, node, inside, first_pair, tile):
-    """Returns each row's digits, where its node and channels are [digits * pairs, T].
+def _place(channels, first, pair, tile):
+    """Returns each row's digits where its node and channels are: [4 * pairs, rows].
 
     Digit d of pair p is in row d * pairs + p.
     """
     num_channels = channels.shape[0]
-    pair = first_pair + _count((tile.pairs, tile.rows), 0)
-    first = jnp.where(inside, node * num_channels, -num_channels)
+    pair += _count((tile.pairs, tile.rows), 0)
     biased = channels + jnp.int32(_BIAS)
     placed = []
     for digit in range(_DIGITS):
