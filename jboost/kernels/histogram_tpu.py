@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int32, UInt8, UInt16
 
 from jboost.kernels.library import vary
@@ -35,6 +36,7 @@ _DIGIT = 8  # bits
 _BIAS = 0x00808080  # makes the lower digits, which have a sign, bits from 0 to 255
 _SUBLANES = 8  # rows of a register
 _LANES = 128  # columns of a register
+_FIRST = np.int32(0)  # a block's index: compilers refuse the 64 bits of Python's 0
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ def histogram(
         grid=grid,
         in_specs=[
             pl.BlockSpec((tile.features, tile.rows), lambda f, p, b, r: (f, r)),
-            pl.BlockSpec((num_channels, tile.rows), lambda f, p, b, r: (0, r)),
-            pl.BlockSpec((1, tile.rows), lambda f, p, b, r: (0, r)),
+            pl.BlockSpec((num_channels, tile.rows), lambda f, p, b, r: (_FIRST, r)),
+            pl.BlockSpec((1, tile.rows), lambda f, p, b, r: (_FIRST, r)),
         ],
         out_specs=pl.BlockSpec(extents[:3], lambda f, p, b, r: (f, p, b)),
         out_shape=_describe(padded, *operands),
