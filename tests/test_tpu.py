@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The histogram kernel for TPUs: interpreted, against a loop, and lowered.
 
-Nothing here runs on a TPU.
+Nothing here needs a TPU.
 """
 
 import re
@@ -144,6 +144,11 @@ def test_nothing_sums_to_zeros(empty):
     )  # fmt: skip
     expected = np.zeros((4, shape[1], 5, num_channels), np.int32)
     np.testing.assert_array_equal(run(*rows, 4, 5), expected)
+
+
+def test_wide_codes_equal_the_loop():
+    columns, *rows = draw_rows((200, 2, 300, 2, 2))
+    check(columns.astype(np.uint32), *rows, 2, 300)
 
 
 def test_vmap_equals_a_loop():
