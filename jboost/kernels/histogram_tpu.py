@@ -16,9 +16,9 @@ rounding. The sums of digits are then integers, which are shifted to their place
 added modulo 2^32. As the result fits int32, it equals that of
 :func:`jboost.kernels.xla.histogram` bit for bit, for any number of rows.
 
-It has never run on a TPU: interpreters on a CPU run it, and libtpu 0.0.42 compiles it
-for TPU v4, v5e, v5p, v6e and 7x without one. (For v4 it refuses products of int8; for 2
-and 3, those of bfloat16.)
+It has never run on a TPU: interpreters on a CPU run it, and libtpu 0.0.42 and 0.0.50
+compile it for TPU v4, v5e, v5p, v6e and 7x without one. (For v4 they refuse products of
+int8; for v2 and v3, those of bfloat16.)
 """
 
 import os
