@@ -15,6 +15,7 @@ import references
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
+import jboost as jb
 from jboost.kernels import histogram_tpu, xla
 
 # The first does each step of the grid in JAX; the second imitates a TPU of two cores
@@ -236,3 +237,17 @@ def test_double_precision_changes_nothing():
     with jax.enable_x64(True):
         check(*rows, *sizes.values())
         assert find_kernel() == single and len(single) == 1 and len(single[0]) > 1000
+
+
+def test_training_is_lowered_with_the_kernel(monkeypatch):
+    monkeypatch.setattr(histogram_tpu, "available", lambda: True)
+    codes, y = jnp.zeros((64, 3), jnp.uint8), jnp.arange(64.0)
+
+    def train(codes, y, key):
+        return jb.boost(
+            codes, y, jb.losses.squared_error, key, num_rounds=2, max_depth=3,
+            max_bins=16,
+        )  # fmt: skip
+
+    traced = jax.jit(train).trace(codes, y, jax.random.key(0))
+    assert lower(traced).count("@tpu_custom_call") == 2  # the root, and the levels

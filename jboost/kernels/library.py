@@ -167,12 +167,14 @@ def choose(
     xla: Callable[..., Any],
     cpu: Callable[..., Any] | None = None,
     cuda: Callable[..., Any] | None = None,
+    tpu: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Returns the function that does an operation with the current implementation.
 
     For None: ``cpu`` where the program is lowered for a CPU and the kernels were
-    built, ``cuda`` where it is lowered for a GPU that can run its kernels, else
-    ``xla``. An operation without the chosen kernel is done by ``xla``.
+    built, ``cuda`` where it is lowered for a GPU that can run its kernels, ``tpu``
+    where it is lowered for a TPU, else ``xla``. An operation without the chosen kernel
+    is done by ``xla``.
     """
     implementation = current_implementation()
     if implementation == "cuda":
@@ -184,6 +186,8 @@ def choose(
         return branches.get(implementation, xla)
     if cuda is not None and cuda_ready.are_ready():
         branches["cuda"] = cuda
+    if tpu is not None:
+        branches["tpu"] = tpu
     if not branches:
         return xla
     return lambda *operands: jax.lax.platform_dependent(

@@ -21,10 +21,11 @@ def settle_implementation(array: Array) -> AbstractContextManager[None]:
     """
     implementation = current_implementation()
     if implementation is None:
-        implementation = "xla"
         platforms = {device.platform for device in array.devices()}
         if platforms == {"cpu"} and may_run():
             implementation = "cpu"
         elif platforms <= PLATFORMS and are_ready():
             implementation = "cuda"
+        elif platforms != {"tpu"}:  # its kernel has no name of its own
+            implementation = "xla"
     return use_implementation(implementation)

@@ -18,7 +18,7 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Int32
 
 from jboost.codes.codes import Codes
-from jboost.kernels import grow_cpu, levels_cuda
+from jboost.kernels import grow_cpu, histogram_tpu, levels_cuda
 from jboost.kernels.library import choose
 
 
@@ -102,20 +102,29 @@ def sum_child_histogram(
 def _sum_if(enabled, build, codes, channels, node, sizes):
     """Sums by ``build`` or a kernel; not if it is known not to be ``enabled``."""
 
-    def sum_enabled(enabled, *rows):
-        shape = jax.eval_shape(build, *rows)
-        nothing = jnp.zeros(shape.shape, shape.dtype)
-        return jax.lax.cond(enabled, build, lambda *_: nothing, *rows)
+    def skip_or(build):
+        def sum_enabled(enabled, *rows):
+            shape = jax.eval_shape(build, *rows)
+            nothing = jnp.zeros(shape.shape, shape.dtype)
+            return jax.lax.cond(enabled, build, lambda *_: nothing, *rows)
+
+        def sum_always(_, *rows):
+            return build(*rows)
+
+        return sum_always if enabled is True else sum_enabled
 
     def sum_on_gpu(enabled, codes, channels, node):
         return levels_cuda.histogram(codes.columns, channels, node, enabled, **sizes)
 
-    def sum_always(_, *rows):
-        return build(*rows)
+    def sum_on_tpu(codes, channels, node):
+        return histogram_tpu.histogram(codes.columns, channels, node, **sizes)
 
-    plain = sum_always if enabled is True else sum_enabled
-    cuda = sum_on_gpu if levels_cuda.takes(codes) else None
-    run = choose(xla=sequential_vmap(plain), cuda=cuda)
+    on_tpu = not codes.is_sparse and histogram_tpu.available()
+    run = choose(
+        xla=sequential_vmap(skip_or(build)),
+        cuda=sum_on_gpu if levels_cuda.takes(codes) else None,
+        tpu=skip_or(sum_on_tpu) if on_tpu else None,
+    )
     return run(jnp.asarray(enabled), codes, channels, node)
 
 
