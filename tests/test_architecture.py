@@ -22,7 +22,7 @@ BOXES = (
     "refitting", "cart", "sketches", "streams", "selection", "explanation",
     "calibration", "interchange", "plotting", "recipes", "sklearn", "parts",
 )  # fmt: skip
-MODEL_LINES = 5900  # of them 129 ask for memory, 560 bring kernels to a GPU
+MODEL_LINES = 6000  # of them 129 ask for memory, 640 bring kernels to a GPU
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 POSITIONAL = 8
@@ -230,6 +230,10 @@ def test_references_resolve(path):
     assert sorted(r for r in references if not resolves(r)) == []
 
 
+# Chooses kernels that cannot run where gpu_programs.py compiles them.
+PRIVATE_NAMES = ("jboost.entry.implementation.use_implementation",)
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "experiments").glob("*.py")), ids=lambda path: path.stem
 )
@@ -246,7 +250,7 @@ def test_experiments_use_public_names_only(path):
             found = [f"jboost.{node.attr}"] if node.value.id == "jb" else []
         for name in found:
             first, *rest = name.split(".")
-            if first != "jboost" or not rest:
+            if first != "jboost" or not rest or name in PRIVATE_NAMES:
                 continue
             assert rest[0] in names | {"__version__"}, name
             # jboost.cart.fit_tree, and no deeper.

@@ -209,6 +209,13 @@ def test_models_train_side_by_side():
     same_bits(jax.vmap(lambda rate: train(rate, "cuda"))(rates), expected)
 
 
+def test_devices_share_the_rows():
+    call = dict(num_rounds=2, max_depth=2, mesh=jax.make_mesh((4,), ("rows",)))
+    expected, _ = jb.fit(X, Y, **call, implementation="xla")
+    found, _ = jb.fit(X, Y, **call, implementation="cuda")
+    same_bits(found, expected)
+
+
 def test_training_is_lowered_for_gpus():
     codes = jb.apply_bins(jb.fit_bins(X), X)
     with use_implementation("cuda"):
