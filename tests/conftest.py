@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import elsewhere
 import jax
 import pytest
 from shape_checks import install
@@ -41,6 +42,7 @@ gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
 install()  # before jboost is imported
+elsewhere.install(os.environ.get("JBOOST_TEST_PLATFORM") == elsewhere.NAME)
 
 
 @pytest.fixture
