@@ -275,7 +275,7 @@ def test_schedules_do_not_recompile_boost():
         return compilations.names
 
     numbers = dict(learning_rate=lambda step: 0.3 / (1 + step), l2=2.0, subsample=0.5)
-    assert compiled(num_rounds=2)  # the counter counts
+    assert compiled(num_rounds=2, subsample=0.7)  # the counter counts
     assert not compiled(num_rounds=2, **numbers)
     assert compiled(num_rounds=3, **numbers)  # a size
 

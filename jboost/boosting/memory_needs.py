@@ -8,11 +8,11 @@ than what docs/performance.md states, so that nothing is refused that would have
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from jboost.boosting.settings import Settings
 from jboost.entry.available_memory import require_memory
+from jboost.entry.devices import runs_on_cpu
 from jboost.kernels.code_operands import packed_shape
 from jboost.kernels.library import may_run
 
@@ -37,7 +37,7 @@ def refuse_large_table(x: Any, settings: Settings, num_devices: int = 1) -> None
         return
     num_rows, num_features = map(int, shape)
     check_cells(-(-num_rows // num_devices) * num_features)
-    if not _is_on_host():
+    if not runs_on_cpu():
         return
     blocks, _, width = packed_shape(max(1, num_features), 1)
     codes = num_rows * (num_features + blocks * width * may_run())
@@ -77,7 +77,7 @@ def refuse_large_model(
     Raises:
       MemoryError: it does not fit.
     """
-    if not _is_on_host():
+    if not runs_on_cpu():
         return
     depth, num_scores = settings.max_depth, settings.num_scores
     num_rounds = min(settings.num_rounds, 1) if may_stop else settings.num_rounds
@@ -107,7 +107,7 @@ def refuse_large_histograms(method: Any, num_features: int, *, plain: bool) -> N
     Raises:
       MemoryError: they do not fit.
     """
-    if method.sorts_rows or not _is_on_host():
+    if method.sorts_rows or not runs_on_cpu():
         return
     nodes = min(method.max_nodes, method.max_leaves or method.max_nodes)
     node = (2 if method.uniform else 3) * num_features * method.num_bins * 4
@@ -119,8 +119,3 @@ def refuse_large_histograms(method: Any, num_features: int, *, plain: bool) -> N
         "min_child_samples",
         reserved=node * nodes,
     )
-
-
-def _is_on_host():
-    """Returns whether the memory of the machine is that of the device."""
-    return jax.default_backend() == "cpu"

@@ -24,9 +24,10 @@ from jboost.codes.gathering import (
     gather_columns,
     is_missing_anywhere,
 )
-from jboost.codes.thresholds import find_sparse_thresholds
+from jboost.codes.thresholds import check_max_bins, find_sparse_thresholds
 from jboost.entry.collectives import agree, gather_numbers
 from jboost.entry.decorators import on_host, traceable
+from jboost.entry.devices import is_on_cpu, runs_on_cpu
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
 from jboost.entry.warning import warn_user
@@ -39,6 +40,7 @@ from jboost.tables.sparse import Absent, SparseMatrix, check_absent, check_gaps
 
 _CELLS = 2**19  # of the histogram of a node
 _BINS_FOR_CATEGORIES = 16  # times max_bins
+_FEW_CELLS = 2**20  # up to here a GPU takes codes sooner than it compiles a program
 _FEW_VALUES = 50_000  # up to here NumPy is faster than compiling a call of a kernel
 
 
@@ -293,8 +295,8 @@ def _is_on_host(bins, matrix):
     traced = isinstance(bins.thresholds, Tracer)
     if traced or not isinstance(matrix, np.ndarray) or bins.num_bins > MOST_BINS:
         return False
-    on_cpu = current_implementation() == "cpu" or jax.default_backend() == "cpu"
-    return on_cpu and library.may_run()
+    on_cpu = current_implementation() == "cpu" or runs_on_cpu()
+    return (on_cpu or matrix.size <= _FEW_CELLS) and library.may_run()
 
 
 def bin_columns(
@@ -312,15 +314,19 @@ def bin_columns(
     total = int(matrix.shape[0] if num_rows is None else num_rows)
     if bins.categories is not None:
         matrix = encode(bins.categories, matrix)
-    device = library.host() if library.may_run() else None
-    elsewhere = current_implementation() is None and jax.default_backend() != "cpu"
-    if device is None or elsewhere or bins.num_bins > MOST_BINS:
+    native = library.may_run() and bins.num_bins <= MOST_BINS
+    on_cpu = current_implementation() == "cpu" or runs_on_cpu()
+    if not native or not (on_cpu or matrix.size <= _FEW_CELLS):
+        if isinstance(matrix, jax.Array) and is_on_cpu(matrix) != runs_on_cpu():
+            matrix = np.asarray(matrix)  # the rows belong on the default device
         bin_them = compiled(_bin_columns, total)
         return DenseCodes(bin_them(bins.thresholds, jax.device_put(matrix)))
     thresholds = np.asarray(bins.thresholds, np.float32)
-    found = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
-    with jax.default_device(device):
-        return DenseCodes(*jax.device_put(found))
+    columns, packed = binning_cpu.find_columns(thresholds, np.asarray(matrix), total)
+    if not on_cpu:
+        return DenseCodes(jax.device_put(columns))
+    with jax.default_device(library.host()):
+        return DenseCodes(*jax.device_put((columns, packed)))
 
 
 def bin_entries(
@@ -364,12 +370,6 @@ def bin_entries(
     starts, rows, codes, absent = jax.device_put((matrix.starts, rows, codes, absent))
     num_rows = matrix.shape[0] if num_rows is None else num_rows
     return SparseCodes(starts, rows, codes, absent, num_rows)
-
-
-def check_max_bins(max_bins: int) -> None:
-    """Checks for an integer such that codes fit 16 bits."""
-    if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
-        raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")
 
 
 def _apply_bins(thresholds, matrix):

@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Int32, Shaped
 from jboost.codes.codes import Codes, DenseCodes, SparseCodes, pack_codes
 from jboost.entry import checks
 from jboost.entry.decorators import is_tracing, traceable
+from jboost.entry.devices import is_on_cpu
 from jboost.entry.identity import IdentityCache
 from jboost.entry.implementation import current_implementation
 from jboost.entry.programs import compiled
@@ -130,12 +131,19 @@ def _check_width(dtype, max_bins):
 def _check_highest(codes, max_bins):
     if isinstance(codes, Tracer) or not np.size(codes):
         return
-    highest = _highest.recall(codes, None, lambda: int(np.asarray(codes).max()))
+    highest = _highest.recall(codes, None, lambda: _find_highest(codes))
     if highest >= max_bins:
         raise ValueError(
             f"binned must hold codes below max_bins={max_bins}, got {highest}; "
             "pass the max_bins that the bins were made with"
         )
+
+
+def _find_highest(codes):
+    """Returns the highest code; of an array on a GPU, only that is copied."""
+    if isinstance(codes, jax.Array) and not is_tracing() and not is_on_cpu(codes):
+        return int(jnp.max(codes))
+    return int(np.asarray(codes).max())
 
 
 def arrange_codes(binned: Any, max_bins: int | None) -> Codes:

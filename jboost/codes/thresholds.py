@@ -189,3 +189,9 @@ def _separate_values(matrix, features, rows, with_zeros):
     middles = midpoints(values[:-1][cut], values[1:][cut])
     ends = np.cumsum(np.bincount(feature[1:][cut], minlength=num_features))
     return np.split(middles, ends[:-1])
+
+
+def check_max_bins(max_bins: int) -> None:
+    """Checks for an integer such that codes fit 16 bits."""
+    if not isinstance(max_bins, int | np.integer) or not 2 <= max_bins <= 65536:
+        raise ValueError(f"max_bins must be an integer in [2, 65536], got {max_bins!r}")

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jboost.entry.devices import runs_on_cpu
+
 _LEVEL = "xla_backend_optimization_level"
 _LIGHT = (_LEVEL, 1)
 
@@ -32,11 +34,11 @@ class Effort(NamedTuple):
     options: tuple[tuple[str, Any], ...]
 
     def known(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the options that XLA knows; none of them where there is no CPU.
+        """Returns the options that XLA knows; none of them unless a CPU computes.
 
         A level in the environment variable XLA_FLAGS is not raised.
         """
-        names = _find_known()
+        names = _find_known() if runs_on_cpu() else ()
         if _LEVEL in os.environ.get("XLA_FLAGS", ""):
             options = [each for each in self.options if each != _LIGHT]
         else:
@@ -58,8 +60,6 @@ FEW = 2**15  # numbers in the largest operand, up to which a program runs so sho
 @cache
 def _find_known():
     """Returns the names of the options of all efforts that XLA knows."""
-    if jax.default_backend() != "cpu":
-        return ()
     every = dict(QUICK.options)
     if _compiles(every):
         return tuple(every)

@@ -8,8 +8,9 @@ All functions of the library are compiled here, except for functions of the user
 and the few programs of small predictions, which looking up a key would delay.
 
 Key: the function, its static arguments, the arguments that it may overwrite, the
-structure, shapes and dtypes of the operands, the implementation in force, and whether
-it becomes part of a program. Static arguments are compared by value.
+structure, shapes and dtypes of the operands, the implementation in force, whether
+arrays are put on a CPU, and whether it becomes part of a program. Static arguments are
+compared by value.
 
 Bound: MOST_PROGRAMS, and SMALL times as many small ones (``jboost.entry.stages``). A
 program takes MiB and dozens of memory mappings, of which Linux allows a process 65,530;
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jboost.entry.decorators import is_tracing
+from jboost.entry.devices import runs_on_cpu
 from jboost.entry.implementation import current_implementation
 
 MOST_PROGRAMS = 64  # a program that sorts rows takes up to 600 mappings
@@ -55,7 +57,8 @@ class Compiled(NamedTuple):
         described = tuple(map(_describe, leaves))
         # A part of another program is compiled with the options of the whole.
         is_part = is_tracing()
-        key = *self, structure, described, current_implementation(), is_part
+        place = current_implementation(), runs_on_cpu(), is_part
+        key = *self, structure, described, *place
         make = partial(self._jit, is_part)
         if self.small:
             return _recall(_small_programs, SMALL * MOST_PROGRAMS, key, make)

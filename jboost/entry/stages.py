@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
+from jboost.entry.devices import is_on_cpu
 from jboost.entry.efforts import FEW, FULL, QUICK, WHOLE
 from jboost.entry.programs import compiled
 from jboost.entry.results import fetch
@@ -138,8 +139,7 @@ def _is_at_hand(leaf):
     """Returns whether NumPy computes with an operand before XLA has compiled that."""
     if not isinstance(leaf, jax.Array):
         return True
-    platforms = {device.platform for device in leaf.devices()}
-    return leaf.size <= MANY and platforms == {"cpu"}
+    return leaf.size <= MANY and is_on_cpu(leaf)
 
 
 def _choose_effort(arrays, static, any_rounding):

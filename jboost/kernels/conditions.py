@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jaxtyping import Array, Bool
+from jaxtyping import ArrayLike, Bool
 
 
 def skip_on_cpu(
-    needed: Bool[Array, ""],
+    needed: Bool[ArrayLike, ""],
     work: Callable[..., Any],
     skip: Callable[..., Any],
     *operands: Any,

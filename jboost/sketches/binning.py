@@ -8,9 +8,9 @@ one feature.
 import numpy as np
 from jaxtyping import Float
 
-from jboost.codes.binning import check_max_bins, pad_thresholds
+from jboost.codes.binning import pad_thresholds
 from jboost.codes.bins import Bins
-from jboost.codes.thresholds import cut_positions, midpoints
+from jboost.codes.thresholds import check_max_bins, cut_positions, midpoints
 from jboost.entry.decorators import on_host
 from jboost.sketches.sketch import QuantileSketch, summarize_sketch
 from jboost.sketches.summary import (

@@ -33,6 +33,7 @@ from jboost.boosting.round_programs import (
 )
 from jboost.boosting.row_derivatives import choose_scaling
 from jboost.boosting.state import Arrays, BoostState, Problem, bind_objective
+from jboost.entry.devices import is_on_cpu
 from jboost.entry.efforts import (
     BRISK,
     FEW,
@@ -170,8 +171,8 @@ class ArrayRunner:
             last, stored, trees, made = self._make_rounds(position, first, count)
         self._tidy(position.state.scores)
         return Chunk(
-            *last, trees, made.losses, stored.snapshots, made.improvement,
-            stored.parameters,
+            last.state, last.set_scores, trees, made.losses, stored.snapshots,
+            made.improvement, stored.parameters,
         )  # fmt: skip
 
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
@@ -187,6 +188,7 @@ class ArrayRunner:
         words, stored = self._make_room(position)
         row_losses = self._find_row_losses(state, options.finish)
         grown, many = None, self._has_many(state.scores)
+        here = is_on_cpu(state.scores)
         for rate, entry in zip(rates, self._entries, strict=False):
             self._tidy(state.scores)
             changed, derived = start(self._rows, state)
@@ -194,8 +196,9 @@ class ArrayRunner:
             turn = Turn(state, set_scores, rate, entry)
             bare = turn._replace(state=without_loss(state))
             self._tidy(state.scores)
-            if many and grown is not None:
-                # XLA gives memory to a program long before it can run: one at a time.
+            if many and here and grown is not None:
+                # On a CPU, XLA gives memory to a program long before it can run: one at
+                # a time. A GPU would lack work meanwhile.
                 jax.block_until_ready(grown.regular)
             grown = extend(self._growth, bare, derived, words)
             self._tidy(state.scores)

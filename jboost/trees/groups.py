@@ -3,7 +3,12 @@
 
 from typing import NamedTuple
 
+import jax
 from jaxtyping import Array, Float, Int32
+
+from jboost.entry.stages import stage
+from jboost.numerics.derivatives import round_alone
+from jboost.trees.leaf_operations import add_values
 
 
 class Groups(NamedTuple):
@@ -40,3 +45,20 @@ def take_rows(groups: Groups, rows: Int32[Array, " M"]) -> Groups:
         direction=None if direction is None else direction[rows],
         group=groups.group[rows],
     )
+
+
+@stage
+def shift_scores(groups: Groups, c: Float[Array, " G"]) -> Float[Array, "K N"]:
+    """Returns the scores after adding c times the direction."""
+    if groups.direction is not None:
+        change = round_alone(c[groups.group] * groups.direction)
+        return _replace_score(groups, (groups.scores[groups.k] + change)[None])
+    row = groups.scores[groups.k][None]
+    return _replace_score(groups, add_values(row, c[None], groups.group[None]))
+
+
+def _replace_score(groups, row):
+    """Returns all scores, with another row in place of score k."""
+    if groups.scores.shape[0] == 1:
+        return row
+    return jax.lax.dynamic_update_slice_in_dim(groups.scores, row, groups.k, 0)

@@ -32,9 +32,9 @@ from jboost.objective.evaluation import (
     weighted_mean,
 )
 from jboost.objective.minimum import Minimum, find_minimum
-from jboost.trees.groups import Groups, take_rows
+from jboost.trees.groups import Groups, shift_scores, take_rows
 from jboost.trees.implicit import derive_solution
-from jboost.trees.leaf_operations import add_values, find_range
+from jboost.trees.leaf_operations import find_range
 from jboost.trees.order_statistics import find_medians, solve_at_kinks
 
 LeafSolver = Literal[
@@ -202,7 +202,7 @@ def step_from_median(objective: Objective, groups: Groups) -> Float[Array, " G"]
     assert objective.minimizer is not None
     middle = find_medians(objective, groups)
     known = jnp.isfinite(objective.minimizer[groups.k])
-    slope = gradients(objective, _shift(groups, middle))[groups.k]
+    slope = gradients(objective, shift_scores(groups, middle))[groups.k]
     curvature = hessians(objective, objective.minimizer)[groups.k]
     lost = jnp.where(known | (slope == 0), 0.0, jnp.nan)
     channels = (slope, jnp.where(known, curvature, 0.0), lost)
@@ -328,26 +328,9 @@ def _reach_bounds(numpy, step, low, high):
     return numpy.where(numpy.isfinite(least), numpy.maximum(step, least), step)
 
 
-@stage
-def _shift(groups, c):
-    """Scores after adding c times the direction."""
-    if groups.direction is not None:
-        change = round_alone(c[groups.group] * groups.direction)
-        return _replace_score(groups, (groups.scores[groups.k] + change)[None])
-    row = groups.scores[groups.k][None]
-    return _replace_score(groups, add_values(row, c[None], groups.group[None]))
-
-
-def _replace_score(groups, row):
-    """Returns all scores, with another row in place of score k."""
-    if groups.scores.shape[0] == 1:
-        return row
-    return jax.lax.dynamic_update_slice_in_dim(groups.scores, row, groups.k, 0)
-
-
 def _slope(objective, groups, c):
     """Returns d/dc of each problem, and a bound on its rounding error."""
-    return _sum_slopes(groups, c, gradients(objective, _shift(groups, c)))
+    return _sum_slopes(groups, c, gradients(objective, shift_scores(groups, c)))
 
 
 @stage
@@ -369,7 +352,7 @@ def _loss_changes(
     """Returns, per step, each problem's change of loss and its rounding error."""
     if before is None:
         before = loss_values(objective, groups.scores)
-    afters = [loss_values(objective, _shift(groups, c)) for c in steps]
+    afters = [loss_values(objective, shift_scores(groups, c)) for c in steps]
     return _sum_changes(groups, before, afters, list(steps))
 
 
