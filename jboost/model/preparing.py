@@ -98,7 +98,7 @@ def prepare(
     if not isinstance(matrix, Tracer):
         size = padded_size(num_rows)
         matrix = pad_rows(matrix, size)
-    model = _pad_model(prepared.model, explain)
+    model = prepared.padded or _pad_model(prepared.model, explain)
     return Task(model, matrix, num_rows, size, num_rounds)
 
 
@@ -144,6 +144,8 @@ class PreparedModel(NamedTuple):
       on_cpu: whether all arrays are on CPU devices and none is traced.
       ready: the model for the CPU kernels; None for explanations, and if it is not on
         CPU devices or the kernels were not built.
+      padded: the model as programs take it, if it is kept on another device: padding
+        it for each prediction would copy it to the host and back.
       devices: that the arrays are on.
       sharding: of results; None for the default device.
     """
@@ -151,6 +153,7 @@ class PreparedModel(NamedTuple):
     model: Ensemble
     on_cpu: bool
     ready: ReadyModel | None
+    padded: Ensemble | None
     devices: frozenset[Any]
     sharding: Any
 
@@ -191,13 +194,17 @@ def prepare_model(model: Ensemble, explain: bool = False) -> PreparedModel:
         small = replace(small, categories=replace(small.categories, values=None))
     leaves, arrays = jax.tree.leaves(small), _find_arrays(small)
     if any(isinstance(array, Tracer) for array in arrays):
-        return PreparedModel(small, False, None, frozenset(), None)
+        return PreparedModel(small, False, None, None, frozenset(), None)
     devices = frozenset(device for array in arrays for device in array.devices())
     on_cpu = all(device.platform == "cpu" for device in devices)
     ready = make_ready(small) if on_cpu and available() and not explain else None
-    prepared = PreparedModel(small, on_cpu, ready, devices, find_sharding(arrays))
+    sharding, padded = find_sharding(arrays), None
     # NumPy arrays may be written to, so that a model of them is prepared each time.
-    if not explain and len(arrays) == len(leaves):
+    keep = not explain and len(arrays) == len(leaves)
+    if keep and not on_cpu:
+        padded = jax.device_put(_pad_model(small, explain), sharding)
+    prepared = PreparedModel(small, on_cpu, ready, padded, devices, sharding)
+    if keep:
         _prepared[model] = prepared
     return prepared
 

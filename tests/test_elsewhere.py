@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains and predicts on a device that is not the CPU, with the same bits."""
+
+import jax
+import numpy as np
+import pytest
+from elsewhere import NAME, find_device
+
+import jboost as jb
+from jboost.numerics.sampling import sample_in_xla
+
+DEVICE = find_device()
+pytestmark = pytest.mark.skipif(DEVICE is None, reason="JAX_PLATFORMS names others")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 5)).astype(np.float32)
+Y = (X[:, 0] + X[:, 1] ** 2 > 1).astype(np.float32)
+WEIGHTS = RNG.integers(0, 4, len(Y)).astype(np.float32)
+SETTINGS = dict(num_rounds=3, max_depth=3, subsample=0.5, colsample_bynode=0.6)
+
+
+def fit(**settings):
+    settings = {**SETTINGS, "sample_weight": WEIGHTS, "validation": (X, Y), **settings}
+    return jb.fit(X, Y, jb.losses.logistic, **settings)
+
+
+@pytest.fixture(scope="module")
+def here():
+    """The model and its history from plain XLA on a CPU."""
+    return fit(implementation="xla")
+
+
+@pytest.fixture(scope="module")
+def there():
+    with jax.default_device(DEVICE):
+        return fit()
+
+
+def assert_same(left, right):
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def platforms(arrays):
+    return {d.platform for array in jax.tree.leaves(arrays) for d in array.devices()}
+
+
+def test_models_have_the_same_bits(here, there):
+    assert_same(there[0], here[0])
+    assert_same(there[1].train_loss, here[1].train_loss)
+    assert platforms(there[0]) == {NAME}
+
+
+def test_predictions_are_made_there(here, there, monkeypatch):
+    expected = jb.predict(here[0], X, implementation="xla")
+    with jax.default_device(DEVICE):
+        found = jb.predict(there[0], X)
+        # The model is copied to the host once.
+        monkeypatch.setattr("jboost.model.preparing._pad_model", None)
+        again = jb.predict(there[0], X)
+    assert platforms((found, again)) == {NAME}
+    assert_same((found, again), (expected, expected))
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_codes_are_made_there(few, monkeypatch):
+    monkeypatch.setattr("jboost.codes.binning._FEW_CELLS", X.size if few else 0)
+    x = X.copy()
+    x[0, 0] = np.nan
+    bins = jb.fit_bins(x)
+    with jax.default_device(DEVICE):
+        codes = jb.apply_bins(bins, x)
+        prepared = jb.parts.prepare_codes(codes)
+    assert platforms((codes, prepared)) == {NAME}
+    assert prepared.packed is None  # for CPU kernels
+    assert_same(codes, jb.apply_bins(bins, x, implementation="xla"))
+
+
+def test_rows_on_the_cpu_are_moved(there, monkeypatch):
+    """They would take the programs of the rounds with them."""
+    monkeypatch.setattr("jboost.codes.binning._FEW_CELLS", 0)
+    cpu = jax.local_devices(backend="cpu")[0]
+    x = jax.device_put(X, cpu)
+    with jax.default_device(DEVICE):
+        model, _ = jb.fit(
+            x, Y, jb.losses.logistic, sample_weight=WEIGHTS, validation=(x, Y),
+            **SETTINGS,
+        )  # fmt: skip
+    assert platforms(model) == {NAME}
+    assert_same(model, there[0])
+
+
+def test_samples_are_the_same():
+    """Rows are sampled by sorting there, and by counting on a CPU."""
+    share = np.float32(0.37)
+    seed = np.array([3, 4], np.uint32)
+    run = jax.jit(sample_in_xla)
+    cpu = run(seed, WEIGHTS > 0, share)
+    with jax.default_device(DEVICE):
+        other = run(seed, WEIGHTS > 0, share)
+    assert platforms(other) == {NAME}
+    assert_same(other, cpu)
