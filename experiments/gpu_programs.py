@@ -10,7 +10,6 @@ has read a number from the GPU.
     python experiments/gpu_programs.py
 """
 
-import argparse
 import os
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
 
 import jax
 import jax.numpy as jnp
+from experiment_tools import make_parser, write_json
 from jax.experimental import topologies
 
 import jboost as jb
@@ -112,13 +112,13 @@ def _find_length(line):
 
 def main():
     """Prints a table: a row for each loss and implementation."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--losses", nargs="+", default=["squared_error", "logistic"])
     parser.add_argument("--implementations", nargs="+", default=["cuda", "xla"])
     parser.add_argument("--rows", type=int, default=2**17)
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--depth", type=int, default=6)
-    size = parser.parse_args()
+    size, found = parser.parse_args(), []
     sharding = find_sharding()
     print("| loss | implementation |", " | ".join(COLUMNS), "|")
     print("|---" * (2 + len(COLUMNS)) + "|")
@@ -129,6 +129,8 @@ def main():
             counts = count_launches(text)
             numbers = " | ".join(str(counts[column]) for column in COLUMNS)
             print(f"| {name} | {implementation} | {numbers} |", flush=True)
+            found.append(dict(loss=name, implementation=implementation, **counts))
+    write_json(size.out / "gpu_programs.json", dict(rounds=found))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def both(function, *arguments, **sizes):
     arguments = jax.tree.map(jnp.asarray, arguments)
     results = [
         jax.tree.map(np.asarray, program(function, name, **sizes)(*arguments))
-        for name in library.IMPLEMENTATIONS
+        for name in ("xla", "cpu")
     ]
     first, second = (jax.tree.leaves(result) for result in results)
     for a, b in zip(first, second, strict=True):
@@ -140,7 +140,7 @@ def test_sums_of_what_is_not_finite(isa):
     channel[group < 0] = np.nan
     sums = [
         program(sum_channels, name, num_groups=9)((channel, values[1]), group)
-        for name in library.IMPLEMENTATIONS
+        for name in ("xla", "cpu")
     ]
     np.testing.assert_array_equal(*sums)
     assert np.isnan(sums[0][0, 3]) and sums[0][0, 5] == np.inf
@@ -273,7 +273,7 @@ def test_order_statistics_with_slopes_of_each_row(isa, num_rows):
         np.testing.assert_allclose(found[g], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("implementation", library.IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ("xla", "cpu"))
 @pytest.mark.parametrize(
     ("num_groups", "weights", "keys"),
     [

@@ -88,7 +88,7 @@ def test_sums_of_rows(odd, repeated):
         )
         assert join(digits).tolist() == wanted
     total = join_sums(digits, greatest) + sum(others)
-    for name in library.IMPLEMENTATIONS:
+    for name in ("xla", "cpu"):
         with use_implementation(name):
             expected = jax.jit(sum_rows)(jnp.asarray(values), as_weights(times))
         np.testing.assert_array_equal(total, expected)
@@ -129,7 +129,7 @@ def test_sums_by_group(odd, repeated):
             wanted = [multiples(values[c][rows], up[c], own) for rows, own in chosen]
             assert join(digits[c]).tolist() == wanted
     total = join_sums(digits, greatest[:, None]) + sum(others)
-    for name in library.IMPLEMENTATIONS:
+    for name in ("xla", "cpu"):
         with use_implementation(name):
             expected = jax.jit(sum_channels, static_argnums=2)(
                 [jnp.asarray(row) for row in values],

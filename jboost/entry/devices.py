@@ -8,15 +8,20 @@ import jax
 from jaxtyping import Array
 
 
-def runs_on_cpu() -> bool:
-    """Returns whether NumPy arrays are put on a CPU.
+def default_platform() -> str:
+    """Returns the platform that NumPy arrays are put on.
 
     ``jax.default_backend()`` does not know of ``jax_default_device``.
     """
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     if device is None:
-        return jax.default_backend() == "cpu"
-    return (device if isinstance(device, str) else device.platform) == "cpu"
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+def runs_on_cpu() -> bool:
+    """Returns whether NumPy arrays are put on a CPU."""
+    return default_platform() == "cpu"
 
 
 def is_on_cpu(array: Array) -> bool:

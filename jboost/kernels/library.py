@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import ArrayLike
 
 from jboost.entry.decorators import is_tracing
+from jboost.entry.devices import default_platform, runs_on_cpu
 from jboost.entry.implementation import current_implementation, use_implementation
 from jboost.entry.warning import warn_user
 from jboost.kernels import cuda_ready
@@ -49,7 +50,7 @@ def available() -> bool:
 
 def _warn_of_missing_kernels():
     """Says once a process that the slow way is taken."""
-    if "warned" not in _registered and jax.default_backend() == "cpu":
+    if "warned" not in _registered and runs_on_cpu():
         _registered.add("warned")
         warn_user(
             "jboost was installed without its CPU kernels (no C++17 compiler was "
@@ -98,10 +99,10 @@ def implementations() -> dict[str, str]:
       ['binning', 'instructions', 'leaves', 'predict', 'shap', 'training']
     """
     operations = ("binning", "training", "leaves", "predict", "shap")
-    backend = jax.default_backend()
-    native = _library is not None and backend == "cpu"
+    platform = default_platform()
+    native = _library is not None and platform == "cpu"
     used = dict.fromkeys(operations, "cpu" if native else "xla")
-    if backend in cuda_ready.PLATFORMS and cuda_ready.are_ready():
+    if platform in cuda_ready.PLATFORMS and cuda_ready.are_ready():
         used |= dict.fromkeys(("training", "leaves", "predict"), "cuda")
     return {**used, "instructions": current_isa() if native else "none"}
 

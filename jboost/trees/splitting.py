@@ -183,8 +183,18 @@ def search_cuts(
 
     size = cumulative.shape[1] * cumulative.shape[2]
     nothing = (jnp.float32(-jnp.inf), jnp.int32(size), jnp.asarray(False))
-    directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
-    return jax.lax.fori_loop(0, directions, try_direction, nothing)
+
+    def try_needed(missing):
+        directions = 1 + jnp.any(missing != 0).astype(jnp.int32)
+        return jax.lax.fori_loop(0, directions, try_direction, nothing)
+
+    def try_both(missing):
+        # Without missing rows the second direction changes nothing; a GPU would wait
+        # until the host knows.
+        del missing
+        return jax.lax.fori_loop(0, 2, try_direction, nothing)
+
+    return jax.lax.platform_dependent(missing, cpu=try_needed, default=try_both)
 
 
 def is_worth(gain, parent, min_gain):
