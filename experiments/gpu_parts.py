@@ -92,7 +92,15 @@ def run_tests(task: Task) -> None:
     names = TESTS[:2] if task.quick else TESTS
     files = [path for name in names for path in sorted((ROOT / "tests").glob(name))]
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "--color=no"]
-    command += ["-o", "addopts=", "-p", "no:cacheprovider", *files]
+    command += [
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        *files,
+    ]
     if importlib.util.find_spec("xdist"):
         command += ["-n", str(min(4, os.cpu_count() or 1))]
     found: dict[str, list[str]] = {}

@@ -20,7 +20,14 @@ from tables import same_bits
 
 import jboost as jb
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import cuda_compiler, cuda_launch, levels_cuda, library, sums_cuda
+from jboost.kernels import (
+    code_operands,
+    cuda_compiler,
+    cuda_launch,
+    levels_cuda,
+    library,
+    sums_cuda,
+)
 from jboost.numerics.sums import sum_channels, sum_rows
 
 pytestmark = pytest.mark.skipif(
@@ -77,6 +84,47 @@ def test_histograms(num_rows, num_features, num_bins, num_nodes, channels):
     rows = map(jnp.asarray, (columns, values, node))
     skipped = levels_cuda.histogram(*rows, False, **sizes)
     assert not np.asarray(skipped).any()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_features", "num_bins", "num_nodes", "channels"),
+    [
+        (1001, 5, 256, 3, 2),
+        (4099, 14, 17, 1, 1),
+        (9000, 28, 100, 2, 2),
+        (777, 40, 256, 40, 1),  # three blocks of codes: one group is not full
+        (2001, 70, 16, 5, 2),
+        (500, 2, 256, 3000, 2),
+        (1, 1, 2, 1, 1),
+        (4097, 9, 33, 7, 3),
+    ],
+)
+def test_histograms_of_packed_codes(
+    num_rows, num_features, num_bins, num_nodes, channels
+):
+    columns, values, node = draw_rows(
+        num_rows, num_features, num_bins, num_nodes, channels
+    )
+    expected = references.histogram(columns, values, node, num_nodes, num_bins)
+    packed = levels_cuda.pack(jnp.asarray(columns), num_bins)
+    sizes = dict(num_features=num_features, num_nodes=num_nodes, num_bins=num_bins)
+    rows = packed, jnp.asarray(values), jnp.asarray(node)
+    found = levels_cuda.packed_histogram(*rows, **sizes)
+    np.testing.assert_array_equal(found, expected)
+    skipped = levels_cuda.packed_histogram(*rows, False, **sizes)
+    assert not np.asarray(skipped).any()
+    batch = jax.vmap(
+        lambda some: levels_cuda.packed_histogram(packed, some, rows[2], **sizes)
+    )
+    np.testing.assert_array_equal(batch(jnp.stack([rows[1], -rows[1]]))[1], -expected)
+
+
+@pytest.mark.parametrize("num_features", [1, 8, 9, 28, 33, 70])
+def test_codes_are_packed_as_for_the_cpu(num_features):
+    columns, *_ = draw_rows(501, num_features, 256, 1, 1)
+    expected = code_operands.pack(jnp.asarray(columns), 100)
+    found = levels_cuda.pack(jnp.asarray(columns), 100)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +273,7 @@ def test_training_is_lowered_for_gpus():
             )
         ).trace(jnp.asarray(Y))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    for kernel in ("histogram_u8_2", "search_2", "count_sides_u8", "route_u8"):
+    for kernel in ("packed_histogram_2", "search_2", "count_sides_u8", "route_u8"):
         assert f'kernel = "{kernel}"' in text
     assert text.count("jboost_launch") > 5
 
@@ -247,6 +295,25 @@ def test_errors_of_launches():
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=words):
             run(**changes)
+
+
+def test_launches_of_a_kernel_may_differ_in_shared_memory():
+    """Those with less must not take it from those with more, which are kept ready."""
+    columns, values, node = draw_rows(99, 4, 700, 10, 2)
+    rows = [*map(jnp.asarray, (columns, values, node))]
+
+    def build(columns, values, node):
+        more, less = (
+            levels_cuda.histogram(columns, values, node, num_nodes=n, num_bins=700)
+            for n in (10, 1)
+        )
+        return more, less
+
+    program = jax.jit(build)
+    for _ in range(2):
+        for found, nodes in zip(program(*rows), (10, 1), strict=True):
+            expected = references.histogram(columns, values, node, nodes, 700)
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_compiled_kernels_are_kept(tmp_path, monkeypatch):

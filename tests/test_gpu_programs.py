@@ -21,7 +21,10 @@ PLACE = re.compile(r'jboost/([\w/]+\.py)"?:(\d+)')
 # Helpers, in whose place their callers are named.
 HELPERS = ("entry/", "kernels/", "numerics/")
 # Growing a tree: one level after the other, of as many as are needed.
-GROWING = "trees/levels.py", "trees/plain_growth.py", "trees/splitting.py"
+GROWING = (
+    "trees/histogram.py", "trees/levels.py", "trees/plain_growth.py",
+    "trees/splitting.py",
+)  # fmt: skip
 
 
 class Reader:
@@ -115,20 +118,18 @@ N = 300
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
 Y = X[:, 0] + X[:, 1] ** 2
 CLASSES = np.digitize(Y, [0, 1, 2]).astype(np.int32)
-SMOOTHING = "objective/curvature.py"  # whether a row has a minimum, or is at a kink
-FIRST = "boosting/row_derivatives.py"  # the first round measures the information
 GUARD = "trees/leaves.py"  # whether Newton steps lower the loss
 ORDER = "trees/order_statistics.py"  # which quantile a leaf is
 CASES = {
     "squared error": (jb.losses.squared_error, Y, {}, []),
     "subsample": (jb.losses.squared_error, Y, dict(subsample=0.5), []),
     "monotone": (jb.losses.squared_error, Y, dict(monotone=(1, 0, 0, 0)), []),
-    "logistic": (jb.losses.logistic, Y > 0, {}, [SMOOTHING, FIRST, GUARD]),
-    "custom": (custom, Y, {}, [SMOOTHING, FIRST, GUARD]),
+    "logistic": (jb.losses.logistic, Y > 0, {}, [GUARD]),
+    "custom": (custom, Y, {}, [GUARD]),
     "softmax": (
-        jb.losses.softmax, CLASSES, dict(num_scores=4), [SMOOTHING, FIRST, GUARD]
+        jb.losses.softmax, CLASSES, dict(num_scores=4), [GUARD]
     ),
-    "absolute error": (jb.losses.absolute_error, Y, {}, [FIRST, ORDER]),
+    "absolute error": (jb.losses.absolute_error, Y, {}, [ORDER]),
 }  # fmt: skip
 
 

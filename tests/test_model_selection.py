@@ -15,6 +15,7 @@ from tables import ROWS, SMALL, make_regression, mean_loss, squared_distance
 
 import jboost as jb
 from jboost.entry import programs as executables
+from jboost.selection import host_loop
 from jboost.selection.folds import make_folds
 
 X, Y = make_regression()
@@ -332,6 +333,15 @@ def test_numbers_and_folds_do_not_recompile(plain):
     with Compilations() as compilations:
         validate(max_depth=2, max_leaves=3, num_rounds=1)
     assert any("_run_rounds" in name for name in compilations.names)
+
+
+def test_points_that_sample_rows_run_beside_those_that_do_not(monkeypatch):
+    calls, start = [], host_loop.start_runs
+    monkeypatch.setattr(
+        host_loop, "start_runs", lambda *a: calls.append(a) or start(*a)
+    )
+    sweep(dict(subsample=[0.5, 1.0]))
+    assert len(calls) == 1
 
 
 def test_codes_are_not_copied_for_each_fold(monkeypatch, plain):

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped, UInt8, UInt16, UInt32
 
+from jboost.entry.implementation import current_implementation
 from jboost.entry.representation import show_fields
-from jboost.kernels import code_operands, sparse_xla, xla
+from jboost.kernels import code_operands, levels_cuda, sparse_xla, xla
 from jboost.kernels.code_operands import CodeOperands
 from jboost.kernels.library import choose, may_run
 
@@ -27,9 +28,9 @@ class DenseCodes:
 
     Attributes:
       columns: the codes by feature.
-      packed: the same codes by row, as the CPU kernels read them (the layout is that
-        of :func:`jboost.kernels.code_operands.packed_shape`); None where no CPU
-        kernel needs them.
+      packed: the same codes by row, as the kernels read them (the layout is that of
+        :func:`jboost.kernels.code_operands.packed_shape`); None where no kernel needs
+        them.
       order: the rows sorted by each feature's code, where trees are grown from sorted
         rows; see :func:`jboost.codes.preparing.sort_rows`.
       max_bins: the number of bins that the codes were packed for; None if unknown.
@@ -181,8 +182,9 @@ Codes: TypeAlias = DenseCodes | SparseCodes
 
 
 def pack_codes(codes: Codes, num_bins: int) -> Codes:
-    """Packs the codes if CPU kernels may read them; otherwise returns them as is."""
-    if isinstance(codes, SparseCodes) or not may_run():
+    """Packs the codes if kernels may read them; otherwise returns them as is."""
+    on_gpu = current_implementation() == "cuda"
+    if isinstance(codes, SparseCodes) or not (may_run() or on_gpu):
         return codes
 
     def nothing(columns):  # programs for other platforms return the same shapes
@@ -190,5 +192,7 @@ def pack_codes(codes: Codes, num_bins: int) -> Codes:
         return jnp.zeros(shape, columns.dtype)
 
     pack = partial(code_operands.pack, num_bins=num_bins)
-    packed = choose(cpu=pack, xla=nothing)(codes.columns)
-    return replace(codes, packed=packed)
+    pack_on_gpu = partial(levels_cuda.pack, num_bins=num_bins)
+    small = codes.columns.dtype == jnp.uint8
+    run = choose(cpu=pack, cuda=pack_on_gpu if small else None, xla=nothing)
+    return replace(codes, packed=run(codes.columns))

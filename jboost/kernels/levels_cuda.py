@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, UInt8, UInt16, UInt32
 
+from jboost.kernels.code_operands import packed_shape
 from jboost.kernels.cuda_launch import (
     BLOCKS,
+    PROCESSORS,
     SHARED_BYTES,
     THREADS,
     Launch,
@@ -21,6 +23,8 @@ from jboost.kernels.cuda_launch import (
 from jboost.kernels.sums_cuda import count_copies
 
 _INT = 4  # bytes
+_CODES, _COLUMNS = 4, 32  # of a word; of a table
+_MOST_LISTED = 8192  # nodes, of which a block counts the rows
 _MOST_PASSES = 16  # over the rows' nodes; beyond, rows are added to the result directly
 _LANES = 32
 
@@ -59,7 +63,94 @@ def histogram(
         cell * nodes * features if shared else 0,
         zeroed=(True,),
     )
-    return launch(run, columns, channels, node, jnp.asarray(enabled, jnp.int32))
+    return launch(run, columns, channels, node, _flag(enabled))
+
+
+def takes_packed(packed: Array | None, num_nodes: int, num_bins: int) -> bool:
+    """Returns whether :func:`packed_histogram` takes these sizes."""
+    small = num_nodes <= _MOST_LISTED and num_bins <= 256
+    return packed is not None and packed.dtype == jnp.uint8 and small
+
+
+def packed_histogram(
+    packed: UInt8[Array, "blocks N width"],
+    channels: Int32[Array, "N C"],
+    node: Int32[Array, " N"],
+    enabled: Bool[Array, ""] | bool = True,
+    counted: Bool[Array, ""] | bool = True,
+    *,
+    num_features: int,
+    num_nodes: int,
+    num_bins: int,
+) -> Int32[Array, "M F B C"]:
+    """Does what :func:`histogram` does, faster, from codes by row.
+
+    Args:
+      packed: from :func:`pack`.
+      counted: whether the third channel is summed as well.
+      num_nodes: where it is 1, all rows are looked at; else only those with a node.
+    """
+    enabled, listed = _flag(enabled), num_nodes > 1
+    rows, starts = node, jnp.zeros(1, jnp.int32)
+    if listed:
+        rows, starts = _list_rows(node, enabled, num_nodes)
+    words = packed.shape[2] // _CODES
+    quads = packed.reshape(*packed.shape[:2], words, _CODES)
+    quads = jax.lax.bitcast_convert_type(quads, jnp.uint32)
+    sizes = (num_nodes, num_bins, listed)
+    sums = _sum_packed(quads, channels[:, :2], rows, starts, enabled, sizes)
+    if channels.shape[1] > 2:
+        both = enabled & _flag(counted)
+        last = _sum_packed(quads, channels[:, 2:], rows, starts, both, sizes)
+        sums = jnp.concatenate([sums, last], axis=-1)
+    return sums[:, :num_features]
+
+
+def _sum_packed(quads, channels, rows, starts, enabled, sizes):
+    """Sums one or two channels [N, C] of codes [blocks, N, words]."""
+    (num_nodes, num_bins, listed), num_channels = sizes, channels.shape[1]
+    blocks, num_rows, words = quads.shape
+    groups = -(-blocks * words // (_COLUMNS // _CODES))
+    shape = (num_nodes, groups, num_channels, num_bins, _COLUMNS)
+    run = Launch(
+        f"packed_histogram_{num_channels}",
+        (_ints(*shape),),
+        (divide_rows(num_rows, -(-PROCESSORS // groups))[0], groups),
+        (num_rows, blocks, words, num_nodes, num_bins, listed),
+        num_channels * num_bins * _COLUMNS * _INT,
+        threads=1024,
+        zeroed=(True,),
+    )
+    sums = launch(run, quads, channels, rows, starts, enabled)
+    # From [node, group, channel, bin, column] to [node, feature, bin, channel].
+    sums = sums.transpose(0, 1, 4, 3, 2)
+    return sums.reshape(num_nodes, groups * _COLUMNS, num_bins, num_channels)
+
+
+def _list_rows(node, enabled, num_nodes):
+    """Returns the rows [N] by node, and the place of each node's first one [M + 1]."""
+    num_rows, counters = node.shape[0], num_nodes * _INT
+    blocks, rows = divide_rows(num_rows, BLOCKS)
+    sizes = (num_rows, num_nodes, rows)
+    count = Launch(
+        "count_nodes", (_ints(num_nodes),), (blocks, 1), sizes, counters, zeroed=(True,)
+    )
+    counts = launch(count, node, enabled)
+    starts = jnp.pad(jnp.cumsum(counts), (1, 0)).astype(jnp.int32)
+    fill = Launch(
+        "list_nodes", (_ints(num_rows), _ints(num_nodes)), (blocks, 1), sizes,
+        2 * counters, zeroed=(False, True),
+    )  # fmt: skip
+    return launch(fill, node, starts, enabled)[0], starts
+
+
+def pack(columns: UInt8[Array, "F N"], num_bins: int) -> UInt8[Array, "blocks N width"]:
+    """Arranges codes by row; see :func:`jboost.kernels.code_operands.pack`."""
+    num_features, num_rows = columns.shape
+    blocks, _, width = packed_shape(num_features, num_rows)
+    kept = jnp.minimum(columns, jnp.asarray(num_bins - 1, columns.dtype))
+    kept = jnp.pad(kept, ((0, blocks * width - num_features), (0, 0)))
+    return kept.reshape(blocks, width, num_rows).swapaxes(1, 2)
 
 
 class BestCuts(NamedTuple):
@@ -144,7 +235,7 @@ def route_rows(columns: Any, nodes: Any, rows: Any, slots: int) -> Any:
     run = Launch(
         f"route_{_suffix(columns)}",
         (_ints(num_rows),) * 3,
-        (-(-num_rows // THREADS), 1),
+        (-(-num_rows // (4 * THREADS)), 1),
         (num_rows, nodes[0].shape[0], slots),
         zeroed=(False,) * 3,
     )
@@ -165,6 +256,10 @@ def sample_features(
         threads=128,
     )
     return launch(run, seeds, fractions)
+
+
+def _flag(enabled):
+    return jnp.asarray(enabled, jnp.int32)
 
 
 def _suffix(columns):

@@ -81,6 +81,25 @@ def sum_terms_by_key(
     return launch(run, values, _or_nothing(weights), keys, scale)
 
 
+def find_kinds(
+    terms: Float[Array, "C N"], keys: Int32[Array, " N"], num_keys: int
+) -> UInt32[Array, "C G"]:
+    """Says which terms of each key are not finite.
+
+    Returns:
+      Bit 0 where a term is above all numbers, bit 1 where one is below; both for NaN.
+    """
+    channels, num_rows = terms.shape
+    run = Launch(
+        "find_kinds",
+        (jax.ShapeDtypeStruct((channels, num_keys), jnp.uint32),),
+        (divide_rows(num_rows, BLOCKS)[0], channels),
+        (num_rows, num_keys),
+        zeroed=(True,),
+    )
+    return launch(run, terms, keys)
+
+
 def _or_nothing(weights):
     return jnp.zeros(1, jnp.float32) if weights is None else weights
 

@@ -135,27 +135,39 @@ def find_group_greatest(group, weights, *channels, num_groups):
 
     And the sums [C, G] of what is not finite.
     """
-    values = _make_terms(_stack(channels, group), weights)[0].T
-    inside = ((group >= 0) & (group < num_groups))[:, None]
-    finite = jnp.isfinite(values)
-    greatest = jnp.max(jnp.abs(jnp.where(finite & inside, values, 0)), axis=0)
+    terms = _make_terms(_stack(channels, group), weights)[0]
+    inside = ((group >= 0) & (group < num_groups))[None]
+    counts = jnp.isfinite(terms) & inside
+    greatest = jnp.max(jnp.abs(jnp.where(counts, terms, 0)), axis=1)
+    run = choose(
+        xla=partial(_find_kinds_plainly, num_groups=num_groups),
+        cuda=partial(sums_cuda.find_kinds, num_keys=num_groups),
+    )
+    kinds = run(terms, group)
+    # Of infinities and NaN neither order nor number matters.
+    above, below = (kinds & bit != 0 for bit in (1, 2))
+    found = jnp.where(below, -jnp.inf, jnp.float32(0))
+    return greatest, jnp.where(above, jnp.where(below, jnp.nan, jnp.inf), found)
 
-    def sum_others(values, group):
+
+def _find_kinds_plainly(terms, group, *, num_groups):
+    """See :func:`jboost.kernels.sums_cuda.find_kinds`."""
+    channels = terms.shape[0]
+
+    def find(values, group):
         # Counted as integers: scattered floats are added in any order on a GPU.
         nan = jnp.isnan(values)
         above, below = (nan | (values == end) for end in (jnp.inf, -jnp.inf))
         kinds = jnp.concatenate([above, below], axis=1).astype(jnp.int32)
         above, below = jnp.split(_sum_few(kinds, group, num_groups) > 0, 2)
-        # Of infinities and NaN neither order nor number matters.
-        found = jnp.where(below, -jnp.inf, 0.0)
-        return jnp.where(above, jnp.where(below, jnp.nan, jnp.inf), found)
+        return above.astype(jnp.uint32) | (below.astype(jnp.uint32) << 1)
 
-    def sum_nothing(values, group):
+    def find_nothing(values, group):
         del values, group
-        return jnp.zeros((len(channels), num_groups), jnp.float32)
+        return jnp.zeros((channels, num_groups), jnp.uint32)
 
-    others = skip_on_cpu(~jnp.all(finite), sum_others, sum_nothing, values, group)
-    return greatest, others
+    doubtful = ~jnp.all(jnp.isfinite(terms))
+    return skip_on_cpu(doubtful, find, find_nothing, terms.T, group)
 
 
 def sum_group_digits(group, greatest, weights, *channels, num_groups):

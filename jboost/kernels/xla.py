@@ -5,24 +5,60 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
+_MOST_CELLS = 2**25  # that one scatter adds on a GPU
+_NODES = 32  # of a table in which few threads wait for each other
+
 
 def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
     """Sums channels by (node, feature, code); ``rows`` picks the columns' entries.
 
-    Feature by feature: one scatter into a table that stays in cache, which XLA runs
-    several times faster than one scatter over all features.
+    On a CPU feature by feature: one scatter into a table that stays in cache, which XLA
+    runs several times faster than one scatter over all features. On a GPU over many
+    features at once, and into several copies of small tables: threads that add to the
+    same number wait for each other.
     """
     inside = (node >= 0) & (node < num_nodes)
     channels = jnp.where(inside[:, None], channels, 0)
-    first = jnp.where(inside, node, 0) * num_bins
+    node = jnp.where(inside, node, 0)
+    num_features, num_channels = columns.shape[0], channels.shape[1]
 
-    def sum_feature(codes):
-        codes = codes if rows is None else codes[rows]
-        key = first + codes.astype(jnp.int32)
-        return segment_sum(channels, key, num_nodes * num_bins)
+    def sum_one_by_one(columns, channels, node):
+        def sum_feature(codes):
+            codes = codes if rows is None else codes[rows]
+            key = node * num_bins + codes.astype(jnp.int32)
+            return segment_sum(channels, key, num_nodes * num_bins)
 
-    sums = jax.lax.map(sum_feature, columns)
-    shape = (columns.shape[0], num_nodes, num_bins, channels.shape[1])
+        return jax.lax.map(sum_feature, columns)
+
+    def sum_in_groups(columns, channels, node):
+        copies = max(1, _NODES // num_nodes)
+        size = copies * num_nodes * num_bins
+        copy = jnp.arange(node.shape[0], dtype=jnp.int32) % copies
+        first = (copy * num_nodes + node) * num_bins
+
+        def sum_group(columns):
+            codes = columns if rows is None else columns[:, rows]
+            table = size * jnp.arange(len(columns), dtype=jnp.int32)[:, None]
+            keys = (table + first[None] + codes.astype(jnp.int32)).reshape(-1)
+            values = jnp.broadcast_to(channels[None], (len(columns), *channels.shape))
+            values = values.reshape(-1, num_channels)
+            sums = segment_sum(values, keys, len(columns) * size)
+            sums = sums.reshape(len(columns), copies, size // copies, num_channels)
+            return jnp.sum(sums, axis=1, dtype=sums.dtype)
+
+        group = min(num_features, max(1, _MOST_CELLS // max(1, node.shape[0])))
+        whole = num_features // group * group
+        groups = columns[:whole].reshape(-1, group, columns.shape[1])
+        sums = jax.lax.map(sum_group, groups)
+        parts = [sums.reshape(whole, *sums.shape[2:])]
+        if whole < num_features:
+            parts.append(sum_group(columns[whole:]))
+        return jnp.concatenate(parts)
+
+    sums = jax.lax.platform_dependent(
+        columns, channels, node, cpu=sum_one_by_one, default=sum_in_groups
+    )
+    shape = (num_features, num_nodes, num_bins, num_channels)
     return jnp.swapaxes(sums.reshape(shape), 0, 1)
 
 

@@ -12,11 +12,16 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jboost.numerics.padding import is_large_elsewhere
+
 _FEW, _OFTEN = 2**10, 16  # numbers in a small result; results of the same shape
+_MANY_BYTES = 2**21  # from which compiling a slice takes less time than copying
 
 
 def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
     """Returns ``array[index]``, cut in NumPy: JAX compiles a slice for each size.
+
+    Large arrays on another device are cut there: copying them takes longer.
 
     Args:
       array: a NumPy or JAX array; traced arrays are sliced by JAX.
@@ -24,6 +29,8 @@ def take_part(array: Any, index: tuple[Any, ...], sharding: Any = None) -> Any:
       sharding: of the result of a NumPy array; None for the default device.
     """
     if isinstance(array, Tracer):
+        return array[index]
+    if is_large_elsewhere(array, _MANY_BYTES):
         return array[index]
     if isinstance(array, jax.Array):
         sharding = find_sharding([array])

@@ -113,11 +113,25 @@ def _make_point(
     begin = initial_scores(settings)
     check_domain(loss, data.targets, data.weights, num_scores, "y")
     uniform = not given.weighted and not study.folds.repeated
-    problem = make_problem(settings, loss, given, study.names, uniform=uniform)
+    problem = _with_share(
+        make_problem(settings, loss, given, study.names, uniform=uniform)
+    )
     measures = bind_metrics(metrics, loss, num_scores)
     grouped = data.groups is not None
     try_metrics(measures, *study.rows.real, num_scores, grouped)
     return Point(name, problem, begin, np.asarray(rates), measures)
+
+
+def _with_share(problem):
+    """Makes ``subsample`` a traced number where it is 1, too.
+
+    Points and calls that differ in it share a program then.
+    """
+    numbers = problem.arrays.numbers
+    if numbers.subsample is not None:
+        return problem
+    numbers = numbers._replace(subsample=np.float32(1))
+    return problem._replace(arrays=problem.arrays._replace(numbers=numbers))
 
 
 def _check_rows(x):

@@ -59,6 +59,7 @@ def sum_plain_histogram(
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
     enabled: Bool[Array, ""] | bool = True,
+    counted: Bool[Array, ""] | bool = True,
     *,
     num_nodes: int,
     num_bins: int,
@@ -67,6 +68,7 @@ def sum_plain_histogram(
 
     Args:
       enabled: otherwise the sums are not needed, and are 0.
+      counted: otherwise those of the third channel are not needed, and are 0.
     """
     _check_rows(codes, channels, node)
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
@@ -74,7 +76,7 @@ def sum_plain_histogram(
     def build(codes, channels, node):
         return codes.histogram(channels, node, **sizes)
 
-    return _sum_if(enabled, build, codes, channels, node, sizes)
+    return _sum_if(enabled, counted, build, codes, channels, node, sizes)
 
 
 def sum_child_histogram(
@@ -82,6 +84,7 @@ def sum_child_histogram(
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
     enabled: Bool[Array, ""] | bool = True,
+    counted: Bool[Array, ""] | bool = True,
     *,
     num_nodes: int,
     num_bins: int,
@@ -96,36 +99,55 @@ def sum_child_histogram(
     def build(codes, channels, node):
         return codes.child_histogram(channels, node, **sizes)
 
-    return _sum_if(enabled, build, codes, channels, node, sizes)
+    return _sum_if(enabled, counted, build, codes, channels, node, sizes)
 
 
-def _sum_if(enabled, build, codes, channels, node, sizes):
-    """Sums by ``build`` or a kernel; not if it is known not to be ``enabled``."""
+def _sum_if(enabled, counted, build, codes, channels, node, sizes):
+    """Sums by ``build`` or a kernel what is known to be needed."""
 
-    def skip_or(build):
-        def sum_enabled(enabled, *rows):
-            shape = jax.eval_shape(build, *rows)
-            nothing = jnp.zeros(shape.shape, shape.dtype)
-            return jax.lax.cond(enabled, build, lambda *_: nothing, *rows)
-
-        def sum_always(_, *rows):
-            return build(*rows)
-
-        return sum_always if enabled is True else sum_enabled
-
-    def sum_on_gpu(enabled, codes, channels, node):
-        return levels_cuda.histogram(codes.columns, channels, node, enabled, **sizes)
+    def sum_on_gpu(enabled, counted, codes, channels, node):
+        rows = (channels, node, enabled)
+        if levels_cuda.takes_packed(codes.packed, **sizes):
+            width = codes.num_features
+            return levels_cuda.packed_histogram(
+                codes.packed, *rows, counted, num_features=width, **sizes
+            )
+        return levels_cuda.histogram(codes.columns, *rows, **sizes)
 
     def sum_on_tpu(codes, channels, node):
         return histogram_tpu.histogram(codes.columns, channels, node, **sizes)
 
+    always = enabled is True, counted is True
     on_tpu = not codes.is_sparse and histogram_tpu.available()
     run = choose(
-        xla=sequential_vmap(skip_or(build)),
+        xla=sequential_vmap(_skip_parts(build, *always)),
         cuda=sum_on_gpu if levels_cuda.takes(codes) else None,
-        tpu=skip_or(sum_on_tpu) if on_tpu else None,
+        tpu=_skip_parts(sum_on_tpu, *always) if on_tpu else None,
     )
-    return run(jnp.asarray(enabled), codes, channels, node)
+    flags = jnp.asarray(enabled), jnp.asarray(counted)
+    return run(*flags, codes, channels, node)
+
+
+def _skip_parts(build, always_enabled, always_counted):
+    """Returns ``build`` behind conditions, unless they are known to hold."""
+
+    def sum_if(enabled, *rows):
+        shape = jax.eval_shape(build, *rows)
+        nothing = jnp.zeros(shape.shape, shape.dtype)
+        return jax.lax.cond(enabled, build, lambda *_: nothing, *rows)
+
+    def sum_parts(enabled, counted, codes, channels, node):
+        def sum_first(channels):
+            if always_enabled:
+                return build(codes, channels, node)
+            return sum_if(enabled, codes, channels, node)
+
+        if always_counted or channels.shape[1] < 3:
+            return sum_first(channels)
+        last = sum_if(enabled & counted, codes, channels[:, 2:], node)
+        return jnp.concatenate([sum_first(channels[:, :2]), last], axis=-1)
+
+    return sum_parts
 
 
 def _check_rows(codes, channels, node):

@@ -118,16 +118,8 @@ def _make_root(root, num_rows, tree, slots, path):
 def _sum_nodes(kernel, rows, node, num_nodes, limits, num_bins, enabled: Any = True):
     """Sums the histograms of the nodes, and counts only where they are needed."""
     sizes = dict(num_nodes=num_nodes, num_bins=num_bins)
-
-    def build(channels, enabled):
-        return total(kernel(rows.codes, channels, node, enabled, **sizes))
-
-    sums = build(rows.channels[:, :2], enabled)
-    if rows.channels.shape[1] == 2:
-        return sums
-    counted = enabled & (jnp.asarray(limits.min_child_samples) > 1)
-    counts = build(rows.channels[:, 2:], counted)
-    return jnp.concatenate([sums, counts], axis=-1)
+    counted = jnp.asarray(limits.min_child_samples) > 1
+    return total(kernel(rows.codes, rows.channels, node, enabled, counted, **sizes))
 
 
 def _sum_squares(rows, row_slot, slots):

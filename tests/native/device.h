@@ -28,6 +28,7 @@ struct int2 {
 struct int4 {
   int x, y, z, w;
 };
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
@@ -66,10 +67,11 @@ inline void launch(dim3 grid, int shared, const std::function<void()>& kernel) {
   blockDim = dim3{kThreads};
   gridDim = grid;
   std::vector<std::thread> threads;
-  Block here;
+  auto owned = std::make_unique<Block>();
+  Block& here = *owned;
   std::unique_ptr<char[]> memory(new char[shared]);
   here.shared = memory.get();
-  block = &here;
+  block = owned.get();
   for (unsigned thread = 0; thread < kThreads; ++thread)
     threads.emplace_back([=, &kernel, &here] {
       threadIdx = dim3{thread, 0, 0};
@@ -102,6 +104,15 @@ T __shfl_down_sync(unsigned, T value, int step) {
 template <class T>
 T atomicAdd(T* place, T value) {
   return std::atomic_ref<T>(*place).fetch_add(value, std::memory_order_relaxed);
+}
+
+template <class T>
+T atomicOr(T* place, T value) {
+  return std::atomic_ref<T>(*place).fetch_or(value, std::memory_order_relaxed);
+}
+
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, int shift) {
+  return static_cast<uint32_t>(((uint64_t(high) << 32) | low) >> (shift & 31));
 }
 
 inline float __int_as_float(int bits) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stands in for libcuda and libnvrtc, for tests: "compiles" by handing the source back,
 // and runs kernels on threads of the host.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -11,6 +12,7 @@
 #include "device.h"
 //
 #include "histogram.cu"
+#include "packed_histogram.cu"
 #include "predict.cu"
 #include "route.cu"
 #include "sample.cu"
@@ -44,12 +46,18 @@ struct Runner<kKernel> {
     #name, { Runner<&name>::Run } \
   }
 std::map<std::string, Kernel> kernels = {
-    KERNEL(histogram_u8_1),  KERNEL(histogram_u8_2),  KERNEL(histogram_u8_3),
-    KERNEL(histogram_u16_1), KERNEL(histogram_u16_2), KERNEL(histogram_u16_3),
-    KERNEL(sum_by_key),      KERNEL(search_2),        KERNEL(search_3),
-    KERNEL(count_sides_u8),  KERNEL(count_sides_u16), KERNEL(route_u8),
-    KERNEL(route_u16),       KERNEL(predict),         KERNEL(find_leaves),
-    KERNEL(sample_features), KERNEL(sum_terms),       KERNEL(sum_terms_by_key),
+    KERNEL(histogram_u8_1),     KERNEL(histogram_u8_2),
+    KERNEL(histogram_u8_3),     KERNEL(histogram_u16_1),
+    KERNEL(histogram_u16_2),    KERNEL(histogram_u16_3),
+    KERNEL(sum_by_key),         KERNEL(search_2),
+    KERNEL(search_3),           KERNEL(count_sides_u8),
+    KERNEL(count_sides_u16),    KERNEL(route_u8),
+    KERNEL(route_u16),          KERNEL(predict),
+    KERNEL(find_leaves),        KERNEL(sample_features),
+    KERNEL(sum_terms),          KERNEL(sum_terms_by_key),
+    KERNEL(find_kinds),         KERNEL(count_nodes),
+    KERNEL(list_nodes),         KERNEL(packed_histogram_1),
+    KERNEL(packed_histogram_2),
 };
 
 // Errors of the driver, and of the compiler.
@@ -116,17 +124,14 @@ int cuKernelGetFunction(void** function, void* kernel) {
   return 0;
 }
 
-int cuMemsetD32Async(uint64_t place, unsigned value, size_t count, void*) {
-  auto* words = reinterpret_cast<unsigned*>(place);
-  for (size_t i = 0; i < count; ++i) words[i] = value;
-  return 0;
-}
-
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads,
                    unsigned, unsigned, unsigned shared, void*, void** arguments,
                    void**) {
   auto* kernel = static_cast<Kernel*>(function);
-  if (x == 0 || y == 0 || z == 0 || threads == 0) return kInvalidValue;
+  constexpr int kAlways = 48 * 1024;  // without setting the attribute
+  const int most = std::max(kAlways, kernel->shared_bytes);
+  if (x == 0 || y == 0 || z == 0 || threads == 0 || static_cast<int>(shared) > most)
+    return kInvalidValue;
   std::lock_guard<std::mutex> lock(one_launch);
   device::launch({x, y, z}, static_cast<int>(shared), [=] { kernel->run(arguments); });
   return 0;

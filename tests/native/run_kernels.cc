@@ -33,6 +33,7 @@ void Run(const std::string& name, dim3 grid, int shared, Arguments... arguments)
   Strides strides{};
   void* list[] = {&strides, &arguments...};
   if (cuLibraryGetKernel(&kernel, nullptr, name.c_str()) != 0 ||
+      cuKernelSetAttribute(8, shared, kernel, 0) != 0 ||
       cuLaunchKernel(kernel, grid.x, grid.y, grid.z, 64, 1, 1, shared, nullptr, list,
                      nullptr) != 0) {
     std::fprintf(stderr, "%s cannot be run\n", name.c_str());
@@ -87,6 +88,28 @@ void RunTraining(const std::string& suffix, i64 bins) {
       i64(2 * kNodes));
 }
 
+void RunPacked() {
+  constexpr i64 kWords = 4, kBins = 256, kBlocksOfCodes = 3;
+  auto codes = Draw<u8>(kBlocksOfCodes * kRows * 4 * kWords, 0, kBins);
+  auto node = Draw<int>(kRows, -1, kNodes + 1), one = Draw<int>(1, 1, 2);
+  std::vector<int> counts(kNodes), starts(kNodes + 1), list(kRows), taken(kNodes);
+  Run("count_nodes", {kBlocks}, kNodes * 4, Data(node), Data(one), Data(counts), kRows,
+      kNodes, kRowsPerBlock);
+  for (i64 i = 0; i < kNodes; ++i) starts[i + 1] = starts[i] + counts[i];
+  Run("list_nodes", {kBlocks}, 2 * kNodes * 4, Data(node), Data(starts), Data(one),
+      Data(list), Data(taken), kRows, kNodes, kRowsPerBlock);
+  for (i64 channels = 1; channels <= 2; ++channels)
+    for (i64 listed : {0, 1}) {
+      auto values = Draw<int>(kRows * channels, -1000, 1000);
+      const i64 nodes = listed ? kNodes : 1;
+      std::vector<int> sums(nodes * 2 * channels * kBins * 32);
+      Run("packed_histogram_" + std::to_string(channels), {kBlocks, 2},
+          channels * kBins * 32 * 4, reinterpret_cast<u32*>(Data(codes)), Data(values),
+          listed ? Data(list) : Data(node), Data(starts), Data(one), Data(sums), kRows,
+          kBlocksOfCodes, kWords, nodes, kBins, listed);
+    }
+}
+
 void RunSums() {
   constexpr i64 kKeys = 7, kChannels = 2;
   auto values = Draw<int>(kRows * kChannels, -1000, 1000);
@@ -107,6 +130,10 @@ void RunSums() {
           Data(weights), Data(keys), Data(scale), Data(words), kRows, kKeys,
           kRowsPerBlock, copies, weighted);
   }
+  terms[5] = NAN, terms[kRows] = INFINITY;
+  std::vector<u32> kinds(kChannels * kKeys);
+  Run("find_kinds", {2, kChannels}, 0, Data(terms), Data(keys), Data(kinds), kRows,
+      kKeys);
   auto seeds = Draw<u32>(3 * kNodes * 2, 0, 1 << 30);
   std::vector<float> fractions = {1, 0.5, 0.7};
   std::vector<u8> allowed(kNodes * 100);
@@ -151,6 +178,7 @@ void RunPrediction() {
 int main() {
   RunTraining<u8>("u8", 256);
   RunTraining<u16>("u16", 300);
+  RunPacked();
   RunSums();
   RunPrediction();
   for (const auto& [name, kernel] : kernels) {

@@ -80,13 +80,29 @@ __device__ __forceinline__ void read_four(const u16* place, int count, int other
   for (int i = 0; i < 4; ++i) values[i] = i < count ? place[i] : otherwise;
 }
 
+// Returns the sum of the copies of a cell, a power of two. Each thread begins at
+// another copy: in the same one, all would wait for one bank of the shared memory.
+__device__ __forceinline__ int sum_copies(const int* cell, int copies) {
+  int sum = 0;
+  for (int i = 0; i < copies; ++i) sum += cell[(i + threadIdx.x) & (copies - 1)];
+  return sum;
+}
+
+// Writes four integers that follow each other, of which `count` exist.
+__device__ __forceinline__ void write_four(int* place, int count, const int* values) {
+  if (count == 4 && aligned(place, 16)) {
+    *(int4*)place = make_int4(values[0], values[1], values[2], values[3]);
+    return;
+  }
+  for (int i = 0; i < count; ++i) place[i] = values[i];
+}
+
 // Adds a block's table, [cell][copy] in shared memory, to the result.
 __device__ __forceinline__ void add_copies(const int* table, i64 cells, i64 copies,
                                            int* result) {
   __syncthreads();
   for (i64 cell = threadIdx.x; cell < cells; cell += blockDim.x) {
-    int sum = 0;
-    for (i64 i = 0; i < copies; ++i) sum += table[cell * copies + i];
+    const int sum = sum_copies(table + cell * copies, (int)copies);
     if (sum != 0) atomicAdd(result + cell, sum);
   }
 }

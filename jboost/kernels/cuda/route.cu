@@ -31,13 +31,20 @@ __device__ __forceinline__ void count_sides(const Code* codes, const Splits& spl
   __syncthreads();
   const i64 begin = blockIdx.x * rows_per_block;
   const i64 end = least(rows, begin + rows_per_block);
-  for (i64 row = begin + threadIdx.x; row < end; row += blockDim.x) {
-    const int slot = row_slot[row];
-    if (in_bag[row] == 0 || slot >= slots) continue;
-    const int code = find_code(codes, splits, slot, rows, row);
-    const int kind = code == 0 ? 2 : code > splits.threshold[slot];
-    const int cell = 3 * slot + kind;
-    atomicAdd(copies == 0 ? counts + cell : table + cell * copies + copy, 1);
+  for (i64 first = begin + 4 * threadIdx.x; first < end; first += 4 * blockDim.x) {
+    const int count = (int)least(4, end - first);
+    int slot[4], counted[4], cell[4];
+    read_four(row_slot + first, count, slots, slot);
+    read_four(in_bag + first, count, 0, counted);
+    for (int k = 0; k < 4; ++k) {
+      cell[k] = -1;
+      if (counted[k] == 0 || slot[k] >= slots) continue;
+      const int code = find_code(codes, splits, slot[k], rows, first + k);
+      cell[k] = 3 * slot[k] + (code == 0 ? 2 : code > splits.threshold[slot[k]]);
+    }
+    for (int k = 0; k < 4; ++k)
+      if (cell[k] >= 0)
+        atomicAdd(copies == 0 ? counts + cell[k] : table + cell[k] * copies + copy, 1);
   }
   if (copies != 0) add_copies(table, cells, copies, counts);
 }
@@ -63,22 +70,32 @@ __device__ __forceinline__ void route(const Code* codes, const Nodes& nodes,
                                       const Places& places, i64 rows, int slots,
                                       int next_slots) {
   const Splits& splits = nodes.splits;
-  const i64 step = (i64)gridDim.x * blockDim.x;
-  for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += step) {
-    const int slot = places.slot_before[row];
-    int right = 0, number = next_slots;
-    bool smaller = false;
-    if (slot < slots) {
-      const int code = find_code(codes, splits, slot, rows, row);
-      right =
-          code == 0 ? splits.missing_left[slot] == 0 : code > splits.threshold[slot];
-      number = nodes.pair[slot];
-      smaller = (right == 0) == (nodes.left_smaller[slot] != 0);
+  const i64 first = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+  const i64 step = 4 * (i64)gridDim.x * blockDim.x;
+  for (i64 row = first; row < rows; row += step) {
+    const int count = (int)least(4, rows - row);
+    int slot[4], counted[4], position[4], node[4];
+    read_four(places.slot_before + row, count, slots, slot);
+    read_four(places.in_bag + row, count, 0, counted);
+    read_four(places.position_before + row, count, 0, position);
+    for (int k = 0; k < 4; ++k) {
+      int right = 0, number = next_slots;
+      bool smaller = false;
+      if (slot[k] < slots) {
+        const int code = find_code(codes, splits, slot[k], rows, row + k);
+        right = code == 0 ? splits.missing_left[slot[k]] == 0
+                          : code > splits.threshold[slot[k]];
+        number = nodes.pair[slot[k]];
+        smaller = (right == 0) == (nodes.left_smaller[slot[k]] != 0);
+      }
+      const int next = 2 * number + right;
+      node[k] = smaller && counted[k] != 0 ? number : -1;
+      slot[k] = next < next_slots ? next : next_slots;
+      position[k] = 2 * position[k] + right;
     }
-    const int next = 2 * number + right;
-    places.node[row] = smaller && places.in_bag[row] != 0 ? number : -1;
-    places.slot[row] = next < next_slots ? next : next_slots;
-    places.position[row] = 2 * places.position_before[row] + right;
+    write_four(places.node + row, count, node);
+    write_four(places.slot + row, count, slot);
+    write_four(places.position + row, count, position);
   }
 }
 

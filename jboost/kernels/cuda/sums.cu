@@ -43,15 +43,15 @@ struct Terms {
 
   // Returns a row's multiple, of up to 46 bits and a sign.
   __device__ i64 multiple(i64 row) const {
-    float value = values[row], factor = 1;
-    i64 times = 1;
-    if (weights != nullptr) {
-      const float weight = weights[row];
-      const bool whole = weight <= 255 && floorf(weight) == weight;
-      const float one = weight > 0 ? 1 : 0;
-      factor = whole ? one : weight;
-      times = (i64)(whole ? weight : one);
-    }
+    const float weight = weights == nullptr ? 1 : weights[row];
+    return multiple_of(values[row], weight);
+  }
+
+  __device__ i64 multiple_of(float value, float weight) const {
+    const bool whole = weight <= 255 && floorf(weight) == weight;
+    const float one = weight > 0 ? 1 : 0;
+    const float factor = whole ? one : weight;
+    const i64 times = (i64)(whole ? weight : one);
     value = factor > 0 ? multiply(factor, value) : 0;
     if (!(fabsf(value) < infinity())) return 0;
     return (i64)rintf(multiply(value, scale)) * times;
@@ -112,32 +112,51 @@ JBOOST_KERNEL __launch_bounds__(512)
                        member(scale, strides, 3)[blockIdx.y]};
   keys = member(keys, strides, 2);
   words = member(words, strides, 4) + 2 * blockIdx.y * num_keys;
-  const i64 cells = 3 * num_keys * copies;
-  const i64 copy = copies == 0 ? 0 : threadIdx.x % copies;
-  for (i64 i = threadIdx.x; i < cells; i += blockDim.x) table[i] = 0;
+  const int width = (int)copies, copy = width == 0 ? 0 : threadIdx.x & (width - 1);
+  for (int i = threadIdx.x; i < 3 * num_keys * width; i += blockDim.x) table[i] = 0;
   __syncthreads();
   const i64 begin = blockIdx.x * rows_per_block;
   const i64 end = least(rows, begin + rows_per_block);
-  for (i64 row = begin + threadIdx.x; row < end; row += blockDim.x) {
-    const i64 key = keys[row];
-    if (key < 0 || key >= num_keys) continue;
-    const i64 multiple = terms.multiple(row);
-    if (copies == 0) {
-      add_to_words(words + 2 * key, multiple);
-    } else if (multiple != 0) {
-      int* cell = table + 3 * key * copies + copy;
-      atomicAdd(cell, (int)(multiple & 0xffff));
-      atomicAdd(cell + copies, (int)(multiple >> 16 & 0xffff));
-      atomicAdd(cell + 2 * copies, (int)(multiple >> 32));
+  for (i64 first = begin + 4 * threadIdx.x; first < end; first += 4 * blockDim.x) {
+    int key[4];
+    i64 multiple[4];
+    read_four(keys + first, (int)least(4, end - first), -1, key);
+    for (int k = 0; k < 4; ++k)
+      multiple[k] = key[k] < 0 || key[k] >= num_keys ? 0 : terms.multiple(first + k);
+    for (int k = 0; k < 4; ++k) {
+      if (multiple[k] == 0) continue;
+      if (width == 0) {
+        add_to_words(words + 2 * key[k], multiple[k]);
+        continue;
+      }
+      int* cell = table + 3 * key[k] * width + copy;
+      atomicAdd(cell, (int)(multiple[k] & 0xffff));
+      atomicAdd(cell + width, (int)(multiple[k] >> 16 & 0xffff));
+      atomicAdd(cell + 2 * width, (int)(multiple[k] >> 32));
     }
   }
-  if (copies == 0) return;
+  if (width == 0) return;
   __syncthreads();
-  for (i64 key = threadIdx.x; key < num_keys; key += blockDim.x) {
-    i64 parts[3] = {};
-    for (int part = 0; part < 3; ++part)
-      for (i64 i = 0; i < copies; ++i)
-        parts[part] += table[(3 * key + part) * copies + i];
-    add_to_words(words + 2 * key, parts[0] + (parts[1] << 16) + parts[2] * 4294967296);
+  for (int key = threadIdx.x; key < num_keys; key += blockDim.x) {
+    const int* cell = table + 3 * key * width;
+    const i64 low = sum_copies(cell, width), middle = sum_copies(cell + width, width);
+    const i64 high = sum_copies(cell + 2 * width, width);
+    add_to_words(words + 2 * key, low + (middle << 16) + high * 4294967296);
+  }
+}
+
+// Says which terms of each key are not finite: kinds [C][key], bit 0 for above all
+// numbers, bit 1 for below, both for NaN.
+JBOOST_KERNEL __launch_bounds__(512)
+    find_kinds(Strides strides, const float* terms, const int* keys, u32* kinds,
+               i64 rows, i64 num_keys) {
+  terms = member(terms, strides, 0) + blockIdx.y * rows;
+  keys = member(keys, strides, 1);
+  kinds = member(kinds, strides, 2) + blockIdx.y * num_keys;
+  const i64 step = (i64)gridDim.x * blockDim.x;
+  for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += step) {
+    const float term = terms[row];
+    if (fabsf(term) < infinity() || keys[row] < 0 || keys[row] >= num_keys) continue;
+    atomicOr(kinds + keys[row], term > 0 ? 1u : term < 0 ? 2u : 3u);
   }
 }

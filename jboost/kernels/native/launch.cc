@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 namespace jboost {
 namespace {
@@ -24,7 +24,6 @@ struct Driver {
   int (*LibraryGetKernel)(void**, void*, const char*);
   int (*KernelSetAttribute)(int, int, void*, int);
   int (*KernelGetFunction)(void**, void*);
-  int (*MemsetD32Async)(uint64_t, unsigned, size_t, void*);
   int (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                       unsigned, void*, void**, void**);
   std::string error;  // empty: all were found
@@ -46,7 +45,6 @@ struct Driver {
     Find(library, "cuLibraryGetKernel", &LibraryGetKernel);
     Find(library, "cuKernelSetAttribute", &KernelSetAttribute);
     Find(library, "cuKernelGetFunction", &KernelGetFunction);
-    Find(library, "cuMemsetD32Async", &MemsetD32Async);
     Find(library, "cuLaunchKernel", &LaunchKernel);
     if (error.empty()) error = Say("cuInit", Init(0));
   }
@@ -90,13 +88,18 @@ std::string FindArchitecture(const Driver& driver, int device, int* architecture
   return error;
 }
 
+// A kernel as the driver knows it on one device.
+struct Loaded {
+  void *kernel = nullptr, *function = nullptr;
+  uint32_t shared_bytes = 0;  // that a launch may ask for
+};
+
 // The compiled kernels, and what the driver made of them.
 struct Kernels {
   std::mutex mutex;
-  std::map<int, std::string> images;  // by architecture
-  std::map<int, void*> libraries;     // the same
-  // By device, name and size of shared memory.
-  std::map<std::tuple<int, std::string, uint32_t>, void*> functions;
+  std::map<int, std::string> images;                    // by architecture
+  std::map<int, void*> libraries;                       // the same
+  std::map<std::pair<int, std::string>, Loaded> found;  // by device and name
 };
 
 Kernels& GetKernels() {
@@ -115,8 +118,8 @@ std::string FindFunction(const Driver& driver, const Launch& launch, void** func
   JBOOST_DRIVER(CtxGetDevice, &device);
   Kernels& kernels = GetKernels();
   std::lock_guard<std::mutex> lock(kernels.mutex);
-  void*& known = kernels.functions[{device, launch.kernel, launch.shared_bytes}];
-  if (known == nullptr) {
+  Loaded& known = kernels.found[{device, launch.kernel}];
+  if (known.function == nullptr) {
     std::string error = FindArchitecture(driver, device, &architecture);
     if (!error.empty()) return error;
     auto image = kernels.images.find(architecture);
@@ -127,14 +130,16 @@ std::string FindFunction(const Driver& driver, const Launch& launch, void** func
     if (library == nullptr)
       JBOOST_DRIVER(LibraryLoadData, &library, image->second.data(), nullptr, nullptr,
                     0, nullptr, nullptr, 0);
-    void *kernel = nullptr, *loaded = nullptr;
-    JBOOST_DRIVER(LibraryGetKernel, &kernel, library, launch.kernel.c_str());
-    JBOOST_DRIVER(KernelSetAttribute, kMaxSharedBytes,
-                  static_cast<int>(launch.shared_bytes), kernel, device);
-    JBOOST_DRIVER(KernelGetFunction, &loaded, kernel);
-    known = loaded;
+    JBOOST_DRIVER(LibraryGetKernel, &known.kernel, library, launch.kernel.c_str());
+    JBOOST_DRIVER(KernelGetFunction, &known.function, known.kernel);
   }
-  *function = known;
+  // The limit is one of all launches of a kernel: it must never fall.
+  if (launch.shared_bytes > known.shared_bytes) {
+    JBOOST_DRIVER(KernelSetAttribute, kMaxSharedBytes,
+                  static_cast<int>(launch.shared_bytes), known.kernel, device);
+    known.shared_bytes = launch.shared_bytes;
+  }
+  *function = known.function;
   return "";
 }
 
@@ -147,17 +152,12 @@ std::string PrepareLaunch(const Launch& launch) {
   return FindFunction(driver, launch, &function);
 }
 
-std::string RunLaunch(void* stream, const Launch& launch,
-                      const std::vector<Zeroed>& zeroed, void** arguments) {
+std::string RunLaunch(void* stream, const Launch& launch, void** arguments) {
   const Driver& driver = GetDriver();
   if (!driver.error.empty()) return driver.error;
   void* function = nullptr;
   std::string error = FindFunction(driver, launch, &function);
   if (!error.empty()) return error;
-  for (const Zeroed& buffer : zeroed)
-    if (buffer.bytes > 0)
-      JBOOST_DRIVER(MemsetD32Async, reinterpret_cast<uint64_t>(buffer.data), 0,
-                    buffer.bytes / 4, stream);
   if (launch.grid[0] == 0 || launch.grid[1] == 0 || launch.grid[2] == 0) return "";
   JBOOST_DRIVER(LaunchKernel, function, launch.grid[0], launch.grid[1], launch.grid[2],
                 launch.threads, 1, 1, launch.shared_bytes, stream, arguments, nullptr);
@@ -171,7 +171,8 @@ extern "C" __attribute__((visibility("default"))) const char* jboost_cuda_error(
   return jboost::GetDriver().error.c_str();
 }
 
-// Returns the version of CUDA that the driver supports, 13 for 13.0; 0 without a driver.
+// Returns the version of CUDA that the driver supports, 13 for 13.0; 0 without a
+// driver.
 extern "C" __attribute__((visibility("default"))) int jboost_cuda_version() {
   const jboost::Driver& driver = jboost::GetDriver();
   int version = 0;  // 1000 * major + 10 * minor

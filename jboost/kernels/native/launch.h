@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace jboost {
 
@@ -18,20 +17,13 @@ struct Launch {
   uint32_t shared_bytes;  // of a block
 };
 
-// A buffer in the memory of the GPU that is set to zeros.
-struct Zeroed {
-  void* data;
-  size_t bytes;  // a multiple of 4
-};
-
 // Loads the kernel on the current GPU, which cannot be done while a stream is captured.
 // Returns an error message; empty if there is none.
 std::string PrepareLaunch(const Launch& launch);
 
-// Sets buffers to zeros and launches the kernel; does not wait for its end. `arguments`
-// are the addresses of the kernel's arguments.
-std::string RunLaunch(void* stream, const Launch& launch,
-                      const std::vector<Zeroed>& zeroed, void** arguments);
+// Launches the kernel; does not wait for its end. `arguments` are the addresses of the
+// kernel's arguments.
+std::string RunLaunch(void* stream, const Launch& launch, void** arguments);
 
 }  // namespace jboost
 

@@ -2,8 +2,9 @@
 // Handlers that launch a CUDA kernel on XLA's stream.
 //
 // The kernel gets the strides of the batch, the addresses of all operands and results,
-// and numbers; see ../cuda/prelude.h. The Python wrapper of a kernel answers for what
-// it passes.
+// and numbers; see ../cuda/prelude.h. The last `zeros` operands share their memory with
+// results, which must be zeros at first; the kernel gets those only once, as results.
+// The Python wrapper of a kernel answers for what it passes.
 #include <array>
 #include <cstdlib>
 
@@ -47,7 +48,7 @@ ffi::Error FromMessage(const std::string& message) {
 
 ffi::Error PrepareImpl(ffi::RemainingArgs, ffi::RemainingRets, Numbers grid,
                        std::string_view kernel, Numbers, int64_t shared_bytes, Numbers,
-                       int64_t threads, Numbers) {
+                       int64_t threads, int64_t) {
   Launch launch;
   JBOOST_RETURN_IF_ERROR(Describe(kernel, grid, threads, shared_bytes, &launch));
   return FromMessage(PrepareLaunch(launch));
@@ -56,46 +57,44 @@ ffi::Error PrepareImpl(ffi::RemainingArgs, ffi::RemainingRets, Numbers grid,
 ffi::Error LaunchImpl(void* stream, ffi::RemainingArgs operands,
                       ffi::RemainingRets results, Numbers grid, std::string_view kernel,
                       Numbers numbers, int64_t shared_bytes, Numbers strides,
-                      int64_t threads, Numbers zeroed) {
+                      int64_t threads, int64_t zeros) {
   Launch launch;
   JBOOST_RETURN_IF_ERROR(Describe(kernel, grid, threads, shared_bytes, &launch));
-  size_t count = operands.size() + results.size();
-  JBOOST_CHECK(count <= kMaxBuffers && strides.size() == count,
-               "strides must be those of at most 16 buffers");
-  JBOOST_CHECK(zeroed.size() == results.size(), "zeroed must say so of each result");
+  const size_t own = operands.size() - static_cast<size_t>(zeros);
+  const size_t count = own + results.size();
+  JBOOST_CHECK(
+      own <= operands.size() && count <= kMaxBuffers && strides.size() == count,
+      "strides must be those of at most 16 buffers");
   Strides steps{};
   std::array<void*, kMaxBuffers> buffers{};
-  std::vector<Zeroed> zeros;
   for (size_t i = 0; i < count; ++i) {
     steps.bytes[i] = strides[i];
-    if (i < operands.size()) {
+    if (i < own) {
       auto operand = operands.get<ffi::AnyBuffer>(i);
       JBOOST_CHECK(operand.has_value(), "an operand is no buffer");
       buffers[i] = operand->untyped_data();
-      continue;
+    } else {
+      auto result = results.get<ffi::AnyBuffer>(i - own);
+      JBOOST_CHECK(result.has_value(), "a result is no buffer");
+      buffers[i] = (*result)->untyped_data();
     }
-    auto result = results.get<ffi::AnyBuffer>(i - operands.size());
-    JBOOST_CHECK(result.has_value(), "a result is no buffer");
-    buffers[i] = (*result)->untyped_data();
-    if (zeroed[i - operands.size()] != 0)
-      zeros.push_back({buffers[i], (*result)->size_bytes()});
   }
   std::vector<int64_t> values(numbers.begin(), numbers.end());
   std::vector<void*> arguments{&steps};
   for (size_t i = 0; i < count; ++i) arguments.push_back(&buffers[i]);
   for (int64_t& value : values) arguments.push_back(&value);
-  return FromMessage(RunLaunch(stream, launch, zeros, arguments.data()));
+  return FromMessage(RunLaunch(stream, launch, arguments.data()));
 }
 
 // On a CPU there is no stream: for a driver that stands in for CUDA's.
 ffi::Error LaunchOnHostImpl(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             Numbers grid, std::string_view kernel, Numbers numbers,
                             int64_t shared_bytes, Numbers strides, int64_t threads,
-                            Numbers zeroed) {
+                            int64_t zeros) {
   JBOOST_CHECK(std::getenv("JBOOST_LIBCUDA") != nullptr,
                "CUDA kernels take arrays on a GPU; these are on a CPU");
   return LaunchImpl(nullptr, operands, results, grid, kernel, numbers, shared_bytes,
-                    strides, threads, zeroed);
+                    strides, threads, zeros);
 }
 
 template <class Binding>
@@ -109,7 +108,7 @@ auto WithAttributes(Binding binding) {
       .template Attr<int64_t>("shared_bytes")
       .template Attr<Numbers>("strides")
       .template Attr<int64_t>("threads")
-      .template Attr<Numbers>("zeroed");
+      .template Attr<int64_t>("zeros");
 }
 
 }  // namespace
