@@ -92,15 +92,8 @@ def run_tests(task: Task) -> None:
     names = TESTS[:2] if task.quick else TESTS
     files = [path for name in names for path in sorted((ROOT / "tests").glob(name))]
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "--color=no"]
-    command += [
-        "-o",
-        "addopts=",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:benchmark",
-        *files,
-    ]
+    off = ["no:cacheprovider", "no:benchmark"]  # the latter refuses several processes
+    command += ["-o", "addopts=", *(f"-p{name}" for name in off), *files]
     if importlib.util.find_spec("xdist"):
         command += ["-n", str(min(4, os.cpu_count() or 1))]
     found: dict[str, list[str]] = {}

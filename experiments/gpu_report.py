@@ -11,7 +11,8 @@ from typing import Any
 from experiment_tools import BLUE, GRAY, ORANGE, open_figure, save_figure
 from gpu_cases import FULL, QUICK, Row, list_others, list_rows
 
-BITS = {"rerun": "run to run", "cpu": "this device and the CPU"}
+BITS = {"rerun": "run to run", "cpu": "this device and the CPU, sums of integers"}
+SUMS = "histograms", "unit of histograms"  # of the bits: what no float decides
 
 
 def choose_sizes(result: dict) -> Any:
@@ -54,6 +55,11 @@ def describe_bits(found: dict[str, dict[str, float]] | None) -> tuple[str, str]:
     return f"{len(differing)} of {len(found)} differ: {'; '.join(said)}", "MISSED"
 
 
+def take(found: dict[str, Any] | None, sums: bool) -> dict[str, Any]:
+    """Returns of the compared arrays the sums of integers, or all others."""
+    return {k: pair for k, pair in (found or {}).items() if (k in SUMS) == sums}
+
+
 def make_markdown(result: dict) -> str:
     """Returns all tables."""
     sizes, machine = choose_sizes(result), result.get("machine", {})
@@ -73,9 +79,12 @@ def make_markdown(result: dict) -> str:
         said = "" if value is None else f"{value:{row.form}}"
         lines.append(join([row.label, *asked, said, judge(result, row)]))
     bits = find_figures(result, "bits")
+    found = {"rerun": bits.get("rerun"), "cpu": take(bits.get("cpu"), sums=True)}
     for key, label in BITS.items():
-        lines.append(join([label, *2 * ["same bits"], *describe_bits(bits.get(key))]))
+        lines.append(join([label, *2 * ["same bits"], *describe_bits(found[key])]))
     lines += ["", "| other figures | |", "|---|---|"]
+    said, _ = describe_bits(take(bits.get("cpu"), sums=False))
+    lines += [join(["this device and the CPU, models", said])] if said else []
     for row in list_others(sizes):
         value = find_value(result, row)
         if value is not None:

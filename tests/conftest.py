@@ -53,9 +53,25 @@ def young_heap():
     gc.unfreeze()
 
 
+# Tests that need arrays on a CPU: of its kernels, and of several devices.
+ON_CPU = (
+    "test_*_kernels.py", "test_as_compiled.py", "test_elsewhere.py",
+    "test_implementation.py", "test_kernel_safety.py", "test_mesh*.py", "test_modes.py",
+    "test_shard*.py", "test_stages.py",
+)  # fmt: skip
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Leaves to test_as_compiled.py, where it runs, what it runs without the flags."""
+    """Skips what cannot run here.
+
+    Leaves to test_as_compiled.py, where it runs, what it runs without the flags.
+    """
+    if jax.default_backend() == "gpu":
+        skip = pytest.mark.skip(reason="needs arrays on a CPU")
+        for item in items:
+            if any(map(item.path.match, ON_CPU)):
+                item.add_marker(skip)
     if not any(item.path.name == "test_as_compiled.py" for item in items):
         return
     from test_as_compiled import find_chosen

@@ -15,13 +15,13 @@ import pytest
 import references
 import test_xgboost_parity as parity
 import xgboost as xgb
+from implementations import IMPLEMENTATIONS
 from tables import make_regression
 
 import jboost as jb
 from jboost.codes.codes import DenseCodes
 from jboost.codes.preparing import sort_rows
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import library
 from jboost.trees.candidates import measure, propose
 from jboost.trees.limits import TreeLimits
 from jboost.trees.sorted_growth import grow_sorted_tree
@@ -29,7 +29,6 @@ from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
 N = 256
 SEED = jnp.zeros(2, jnp.uint32)
-IMPLEMENTATIONS = ("xla", "cpu") if library.available() else ("xla",)
 
 
 def make_few(seed=0):

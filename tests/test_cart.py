@@ -12,14 +12,13 @@ import pandas as pd
 import pytest
 import references
 from compilations import Compilations
+from implementations import IMPLEMENTATIONS
 from scipy.sparse import csr_array
 from sklearn.tree import DecisionTreeRegressor
 
 import jboost as jb
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import library
 
-NAMES = ("xla", "cpu") if library.available() else ("xla",)
 NAN, INF = float("nan"), float("inf")
 ARRAYS = (
     "left", "feature", "threshold", "missing_left", "value", "gain", "squared_error",
@@ -76,7 +75,7 @@ def assert_equal_to_reference(tree, node, reference):
     assert_equal_to_reference(tree, tree.left[node] + 1, reference.right)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("missing", "outputs", "weighted", "limits"),
@@ -362,7 +361,7 @@ def test_weights_over_many_magnitudes():
     assert np.all(np.isfinite(jb.cart.fit_tree(x, y, sample_weight=many).value))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_no_split_is_lost_where_weights_differ_by_magnitudes(name):
     x, y = make_table(1000, 5)
     weights = 10 ** np.random.default_rng(0).uniform(-4, 4, 1000)
@@ -429,7 +428,7 @@ def test_every_implementation_takes_the_same_leaves(function, outputs):
     expected = [find_leaf(tree, row) for row in x]
     if function is jb.predict:
         expected = tree.value[expected].astype(np.float32)
-    for name in NAMES:
+    for name in IMPLEMENTATIONS:
         found = function(tree, x, implementation=name)
         np.testing.assert_array_equal(found, expected, err_msg=name)
     np.testing.assert_array_equal(function(tree, csr_array(x)), expected)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import references
 from by_column import find_leaves, grow_levels
+from implementations import IMPLEMENTATIONS
 
 from jboost.entry.implementation import use_implementation
 from jboost.kernels import library
@@ -26,7 +27,6 @@ NUM_ROWS, NUM_FEATURES, NUM_BINS = 500, 4, 12
 WORDS = jnp.array([5, 6], jnp.uint32)
 UNIT = jnp.array([0.25, 0.5])
 CODES = {0: 11, 2: 3}  # categorical features and how many codes they have
-NAMES = ("xla", "cpu") if library.available() else ("xla",)
 SIZES = ("max_depth", "num_bins", "max_leaves", "uniform", "implementation")
 grow_compiled = jax.jit(grow_levels, static_argnames=SIZES)
 search = jax.jit(find_mixed_split)
@@ -185,7 +185,7 @@ def make_rows(seed, missing=0.15):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("implementation", NAMES)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("held", CONSTRAINTS)
 @pytest.mark.parametrize("samples", [1, 12])
 @pytest.mark.parametrize("name", RULES)
@@ -277,7 +277,7 @@ def test_a_category_that_a_node_does_not_have_goes_with_missing_values():
     in_bag = codes[0] < 3
     gradient = np.where(codes[0] == 1, 1.0, -1.0).astype(np.float32)
     limits = TreeLimits(categories=as_limits(references.Categories({0: 3})))
-    for name in NAMES:
+    for name in IMPLEMENTATIONS:
         tree, leaf = grow_compiled(
             jnp.asarray(codes), jnp.asarray(gradient), jnp.ones(12),
             jnp.asarray(in_bag), WORDS, limits, max_depth=1, num_bins=4,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA kernels without a GPU: on threads of the host, through the whole package.
+"""CUDA kernels, on a GPU or on threads of the host, through the whole package.
 
-A library stands in for the driver and the compiler. Results must have the bits of plain
-XLA, and the sums those of NumPy.
+Without a GPU a library stands in for the driver and the compiler. Results must have the
+bits of plain XLA, and the sums those of NumPy.
 """
 
 import os
@@ -30,16 +30,21 @@ from jboost.kernels import (
 )
 from jboost.numerics.sums import sum_channels, sum_rows
 
+ON_GPU = jax.default_backend() == "gpu"
 pytestmark = pytest.mark.skipif(
-    not library.available() or shutil.which(COMPILER) is None,
+    not library.available() or (not ON_GPU and shutil.which(COMPILER) is None),
     reason="needs a C++ compiler",
 )
+stand_in = pytest.mark.skipif(ON_GPU, reason="needs the library that stands in")
 X, Y, CLASSES = make_table()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def driver(tmp_path_factory):
-    """The library that stands in for CUDA, in use by this process."""
+    """The library that stands in for CUDA, in use by this process; None on a GPU."""
+    if ON_GPU:
+        yield None
+        return
     cache = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     built = build_driver(tmp_path_factory.mktemp("driver"))
@@ -119,6 +124,7 @@ def test_histograms_of_packed_codes(
     np.testing.assert_array_equal(batch(jnp.stack([rows[1], -rows[1]]))[1], -expected)
 
 
+@stand_in
 @pytest.mark.parametrize("num_features", [1, 8, 9, 28, 33, 70])
 def test_codes_are_packed_as_for_the_cpu(num_features):
     columns, *_ = draw_rows(501, num_features, 256, 1, 1)
@@ -257,6 +263,7 @@ def test_models_train_side_by_side():
     same_bits(jax.vmap(lambda rate: train(rate, "cuda"))(rates), expected)
 
 
+@stand_in
 def test_devices_share_the_rows():
     call = dict(num_rounds=2, max_depth=2, mesh=jax.make_mesh((4,), ("rows",)))
     expected, _ = jb.fit(X, Y, **call, implementation="xla")
@@ -316,6 +323,7 @@ def test_launches_of_a_kernel_may_differ_in_shared_memory():
             np.testing.assert_array_equal(found, expected)
 
 
+@stand_in
 def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code = cuda_compiler.compile_kernels(90, 13)
@@ -330,6 +338,7 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
     assert cuda_compiler.compile_kernels(90, 13) == code
 
 
+@stand_in
 def test_errors_of_the_compiler_are_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cuda_compiler, "read_source", lambda: "#error")
@@ -340,6 +349,7 @@ def test_errors_of_the_compiler_are_shown(tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
+@stand_in
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -358,6 +368,7 @@ def test_without_a_gpu_its_kernels_are_refused(driver, setting, words):
     assert words in ended.stderr
 
 
+@stand_in
 @pytest.mark.parametrize("architecture", [80, 90, 100])
 def test_nvidias_compiler_takes_the_kernels(architecture, tmp_path, monkeypatch):
     pytest.importorskip("nvidia")
@@ -369,6 +380,7 @@ def test_nvidias_compiler_takes_the_kernels(architecture, tmp_path, monkeypatch)
         assert f".text.{kernel}\0".encode() in code
 
 
+@stand_in
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_kernels_have_no_races_and_stay_in_their_memory(sanitizer, tmp_path):
     program = tmp_path / "run_kernels"

@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse
 from by_column import find_leaves
 from hypothesis import given, settings
+from implementations import IMPLEMENTATIONS
 
 import jboost as jb
 from jboost.trees.tree import BoostedTrees
@@ -274,7 +275,7 @@ def test_no_rows_predict_to_empty_arrays(kind):
         jb.predict(MODEL, make(ROWS[:0, :2]))
 
 
-@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_links_may_return_pytrees(implementation):
     """Of arrays of any shape; rows that were added for padding are cut from each."""
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import references
 from by_column import sum_child_histogram, sum_histogram
+from implementations import IMPLEMENTATIONS
 
 from jboost.kernels.xla import select_rows
 from jboost.numerics.fixed_point import choose_scale, quantize
 from jboost.numerics.random_bits import derive, hash_words
 from jboost.numerics.sums import sum_by_group
 
-every_kernel = pytest.mark.parametrize("implementation", ["cpu", "xla"])
+every_kernel = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 WORDS = jnp.array([0x12345678, 0x9ABCDEF0], jnp.uint32)
 HALF_ULP = 2.0**-24  # relative rounding error of one float32 operation
 
@@ -161,7 +162,7 @@ def test_order_of_rows_is_irrelevant(implementation):
 @pytest.mark.parametrize(
     "kernel",
     [sum_child_histogram]
-    + [partial(sum_histogram, implementation=name) for name in ("xla", "cpu")],
+    + [partial(sum_histogram, implementation=name) for name in IMPLEMENTATIONS],
 )
 def test_vmap_equals_a_loop(kernel):
     batch = [draw_rows((40, 2, 8, 3, 2), seed) for seed in range(3)]

@@ -13,6 +13,7 @@ import references
 import scipy.sparse
 import test_xgboost_parity as parity
 import xgboost as xgb
+from implementations import IMPLEMENTATIONS
 from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
@@ -24,7 +25,6 @@ from jboost.model.nodes import Nodes
 from jboost.tables.categories import Categories
 from jboost.trees.tree import LeafSums
 
-IMPLEMENTATIONS = ["xla", "cpu"] if library.available() else ["xla"]
 FEATURES = 4
 X, Y = make_regression()
 WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, ROWS).astype(np.float32)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import IMPLEMENTATIONS
 from shared_models import KINDS, expand, make_model, make_rows, share
 
 import jboost as jb
@@ -15,7 +16,6 @@ from jboost.kernels import library
 from jboost.training.joining import append_rounds
 
 OPERATIONS = (jb.predict, jb.staged_predict)
-IMPLEMENTATIONS = ("xla", "cpu") if library.available() else ("xla",)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
