@@ -24,7 +24,6 @@ from jboost.boosting.state import (
     find_minima,
 )
 from jboost.entry.collectives import most
-from jboost.kernels.conditions import choose_work
 from jboost.numerics.random_bits import derive
 from jboost.objective.curvature import (
     Chosen,
@@ -254,10 +253,10 @@ def _scale(scaling, weights, state, policy, raw, first):
     first_mean = jnp.where(state.round > 0, state.first_mean, mean)
     concentration = one
     if policy.varies:
-        concentration = choose_work(
-            state.round == 0,
-            partial(_concentrate, weights, state),
+        concentration = jax.lax.cond(
+            state.round > 0,
             lambda gradient, positive: state.concentration,
+            partial(_concentrate, weights, state),
             gradient, positive,
         )  # fmt: skip
     mean = concentration * _follow(mean, first_mean)

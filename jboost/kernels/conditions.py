@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work that only some data need, skipped where that costs less than the work.
 
-In: a condition of one number, and two functions. Out: the result of one of them.
+In: a condition of one number, and two ways to the same result. Out: that result.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -28,25 +27,3 @@ def skip_on_cpu(
         return jax.lax.cond(needed, work, skip, *operands)
 
     return jax.lax.platform_dependent(*operands, cpu=look_first, default=work)
-
-
-def choose_work(
-    needed: Bool[ArrayLike, ""],
-    work: Callable[..., Any],
-    instead: Callable[..., Any],
-    *operands: Any,
-) -> Any:
-    """Returns ``work(*operands)`` if it is needed, else ``instead(*operands)``.
-
-    A CPU does one of them. Elsewhere both are done, for the reason that
-    :func:`skip_on_cpu` gives: only for work that takes little time.
-    """
-
-    def look_first(*operands):
-        return jax.lax.cond(needed, work, instead, *operands)
-
-    def do_both(*operands):
-        pick = partial(jax.lax.select, needed)
-        return jax.tree.map(pick, work(*operands), instead(*operands))
-
-    return jax.lax.platform_dependent(*operands, cpu=look_first, default=do_both)

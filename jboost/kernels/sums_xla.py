@@ -116,7 +116,9 @@ def sum_channels(group, weights, *channels, num_groups):
         )
         return join_digits(digits, greatest[:, None]) + others
 
-    return sequential_vmap(add)(group, weights, *channels)
+    # One by one what would take several times the memory; kernels take a batch at once.
+    run = choose(xla=sequential_vmap(add), cuda=add)
+    return run(group, weights, *channels)
 
 
 def sum_changes(group, weights, before, after, *, num_groups):

@@ -15,7 +15,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, UInt32
 
 from jboost.entry.collectives import some
 from jboost.entry.stages import runs_in_stages, stage
-from jboost.kernels.conditions import choose_work
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
 from jboost.numerics.sums import sum_each, sum_guessed
@@ -192,7 +191,7 @@ def derivatives(
     if smooth is None and not loss.straight:
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
         needed = _needs_smoothing(objective, gradient, hessian, weights, curvature)
-        gradient, positive = choose_work(needed, soften, plain, gradient, hessian)
+        gradient, positive = jax.lax.cond(needed, soften, plain, gradient, hessian)
     elif smooth is False:
         gradient, positive = plain(gradient, hessian)
     else:
