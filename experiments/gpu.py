@@ -27,9 +27,9 @@ were generated on the device. Every part is a process of its own with a time lim
 that one that crashes, or runs out of memory, leaves the others. Peers that are not
 installed, or that were built without CUDA, are left out and named.
 
-Written to --out: gpu.json (after every part, and during it), gpu.md, gpu.png (if
-matplotlib is installed), gpu.log with what the processes printed. With --only, other
-parts of an earlier run on the same device are kept.
+Written to --out: gpu.json (after every part, and during it), gpu.md, a picture (gpu.png
+and gpu.svg, if matplotlib is installed), gpu.log with what the processes printed. With
+--only, other parts of an earlier run on the same device are kept.
 """
 
 import argparse

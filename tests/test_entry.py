@@ -271,6 +271,31 @@ def test_forked_processes_are_refused_at_once():
     )
 
 
+FORKED_IN_A_CALLBACK = """
+    import os, signal
+    import jboost as jb
+
+    def fork(number, history, model):
+        pid = os.fork() if number == 0 else 1
+        if pid == 0:
+            signal.alarm(60)  # a deadlock ends
+        elif number == 0:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    try:
+        jb.fit([[0.0], [1.0]], [0.0, 1.0], num_rounds=3, callbacks=fork)
+    except RuntimeError as error:
+        os._exit(7 if "spawn" in str(error) else 8)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+def test_training_does_not_go_on_in_a_forked_process():
+    """It would wait forever for threads of JAX, which are not there."""
+    code = textwrap.dedent(FORKED_IN_A_CALLBACK)
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 IMPORTED_LATE = """
     import os, signal, sys
     import jax.numpy

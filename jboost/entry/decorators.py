@@ -42,7 +42,7 @@ def traceable(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     def prepare(args, kwargs):
         del args, kwargs
-        _check_process(function.__name__)
+        check_process(function.__name__)
 
     return _wrap(function, prepare)
 
@@ -63,7 +63,7 @@ def on_host(
 
         def prepare(args, kwargs):
             if runs_jax:
-                _check_process(name)
+                check_process(name)
             if _is_traced((args, kwargs)):
                 given = inspect.signature(function).bind(*args, **kwargs).arguments
                 traced = [key for key, value in given.items() if _is_traced(value)]
@@ -157,7 +157,7 @@ def _allow_transfers():
     return nullcontext()
 
 
-def _check_process(name):
+def check_process(name: str) -> None:
     """Raises RuntimeError in a process that was forked after JAX had started."""
     if was_forked():
         raise RuntimeError(

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from jboost.entry import checks
 from jboost.entry.collectives import process_number, slowest
+from jboost.entry.decorators import check_process
 
 MOST_ROUNDS = 16  # in one call of a compiled program
 _CALL_SECONDS = 0.5  # how long a call should take, so that progress keeps moving
@@ -41,9 +42,13 @@ def pace_rounds(
       first: the round to start from.
       most: rounds of one call.
       every: calls end at multiples of this, where given.
+
+    Raises:
+      RuntimeError: a callback has forked, and this is the new process.
     """
     aim = 1
     while first < num_rounds:
+        check_process("training")
         count = min(aim, num_rounds - first)
         if every is not None:
             count = min(count, every - first % every)
