@@ -128,9 +128,16 @@ def test_histograms_of_packed_codes(
 @pytest.mark.parametrize("num_features", [1, 8, 9, 28, 33, 70])
 def test_codes_are_packed_as_for_the_cpu(num_features):
     columns, *_ = draw_rows(501, num_features, 256, 1, 1)
-    expected = code_operands.pack(jnp.asarray(columns), 100)
-    found = levels_cuda.pack(jnp.asarray(columns), 100)
-    np.testing.assert_array_equal(found, expected)
+    for num_bins in (100, 1000):
+        expected = code_operands.pack(jnp.asarray(columns), num_bins)
+        found = levels_cuda.pack(jnp.asarray(columns), num_bins)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_codes_of_two_bytes_are_not_packed():
+    with use_implementation("cuda"):
+        codes = jb.parts.prepare_codes(np.zeros((9, 2), np.uint16), max_bins=1000)
+    assert codes.packed is None
 
 
 @pytest.mark.parametrize(
@@ -174,6 +181,23 @@ def test_sums_of_floats(num_groups, weighting):
     times = np.ones(3001) if weights is None else weights.astype(np.float64)
     exact = values[1].astype(np.float64) @ times
     np.testing.assert_allclose(found[1][0][1], exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("most", [2, 65_535])
+def test_batches_of_any_size(most, monkeypatch):
+    monkeypatch.setattr(cuda_launch, "_MOST_MEMBERS", most)
+    columns, values, node = map(jnp.asarray, draw_rows(50, 2, 8, 2, 2))
+    many = jnp.stack([factor * values for factor in range(5)])
+
+    def build(values):
+        sizes = dict(num_nodes=2, num_bins=8)
+        return levels_cuda.histogram(columns, values, node, **sizes)
+
+    found = jax.vmap(build)(many)
+    for i, one in enumerate(many):
+        np.testing.assert_array_equal(found[i], build(one))
+    assert jax.vmap(build)(many[:0]).shape == (0, *found.shape[1:])
+    assert jax.vmap(jax.vmap(build))(many[None, :0]).shape == (1, 0, *found.shape[1:])
 
 
 def test_a_batch_is_one_launch():

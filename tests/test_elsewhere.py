@@ -4,10 +4,13 @@
 import jax
 import numpy as np
 import pytest
+import references
 from elsewhere import NAME, find_device
 
 import jboost as jb
+from jboost.codes.codes import DenseCodes
 from jboost.numerics.sampling import sample_in_xla
+from jboost.trees.histogram import sum_child_histogram, sum_plain_histogram
 
 DEVICE = find_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="JAX_PLATFORMS names others")
@@ -59,6 +62,52 @@ def test_predictions_are_made_there(here, there, monkeypatch):
         again = jb.predict(there[0], X)
     assert platforms((found, again)) == {NAME}
     assert_same((found, again), (expected, expected))
+
+
+@pytest.mark.parametrize("operation", [jb.predict, jb.staged_predict, jb.leaf_indices])
+def test_many_rows_are_not_copied_to_the_host(here, there, operation, monkeypatch):
+    expected = operation(here[0], X[:333], implementation="xla")
+    with jax.default_device(DEVICE):
+        operation(there[0], X)  # keeps the model
+    for module in ("jboost.numerics.padding", "jboost.model.slices"):
+        monkeypatch.setattr(f"{module}._MANY_BYTES", 0)
+    monkeypatch.setattr("jboost.numerics.padding.np", None)
+    with jax.default_device(DEVICE):
+        found = operation(there[0], jax.device_put(X[:333], DEVICE))
+    assert platforms(found) == {NAME}
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("most", [0, 2**40])
+def test_rows_follow_the_model(here, there, most, monkeypatch):
+    """However many they are."""
+    for module in ("jboost.numerics.padding", "jboost.model.slices"):
+        monkeypatch.setattr(f"{module}._MANY_BYTES", most)
+    cpu = jax.local_devices(backend="cpu")[0]
+    expected = jb.predict(here[0], X, implementation="xla")
+    model = jax.device_put(there[0], DEVICE)
+    found = jb.predict(model, jax.device_put(X, cpu))
+    assert platforms(found) == {NAME}
+    assert_same(found, expected)
+    found = jb.predict(jax.device_put(here[0], cpu), jax.device_put(X, DEVICE))
+    assert platforms(found) == {"cpu"}
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("most", [1, 2000, 10**6])
+@pytest.mark.parametrize("children", [True, False])
+def test_histograms_of_groups_of_features(children, most, monkeypatch):
+    monkeypatch.setattr("jboost.kernels.xla._MOST_CELLS", most)
+    columns = RNG.integers(0, 8, (5, 400)).astype(np.uint8)
+    values = RNG.integers(-99, 99, (400, 3)).astype(np.int32)
+    node = np.where(np.arange(400) % 2, RNG.integers(0, 3, 400), -1).astype(np.int32)
+    run = sum_child_histogram if children else sum_plain_histogram
+    with jax.default_device(DEVICE):
+        rows = map(jax.numpy.asarray, (values, node))
+        codes = DenseCodes(jax.numpy.asarray(columns))
+        found = run(codes, *rows, num_nodes=3, num_bins=8)
+    expected = references.histogram(columns, values, node, 3, 8)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("few", [True, False])

@@ -183,8 +183,11 @@ Codes: TypeAlias = DenseCodes | SparseCodes
 
 def pack_codes(codes: Codes, num_bins: int) -> Codes:
     """Packs the codes if kernels may read them; otherwise returns them as is."""
-    on_gpu = current_implementation() == "cuda"
-    if isinstance(codes, SparseCodes) or not (may_run() or on_gpu):
+    if isinstance(codes, SparseCodes):
+        return codes
+    small = codes.columns.dtype == jnp.uint8
+    on_gpu = small and current_implementation() == "cuda"
+    if not (may_run() or on_gpu):
         return codes
 
     def nothing(columns):  # programs for other platforms return the same shapes
@@ -193,6 +196,5 @@ def pack_codes(codes: Codes, num_bins: int) -> Codes:
 
     pack = partial(code_operands.pack, num_bins=num_bins)
     pack_on_gpu = partial(levels_cuda.pack, num_bins=num_bins)
-    small = codes.columns.dtype == jnp.uint8
     run = choose(cpu=pack, cuda=pack_on_gpu if small else None, xla=nothing)
     return replace(codes, packed=run(codes.columns))

@@ -20,6 +20,7 @@ SHARED_BYTES = 96 * 1024  # of a block: every GPU since 2020 has as much
 THREADS = 512
 PROCESSORS = 132  # of the GPUs that we know
 BLOCKS = 2 * PROCESSORS  # in flight
+_MOST_MEMBERS = 65_535  # of a batch, in one launch
 _HANDLERS = {
     "cpu": "launch_on_host",
     "CUDA": {"initialize": "launch_prepare", "execute": "launch"},
@@ -69,7 +70,9 @@ def _launch_batch(description, batched, size, operands):
 
     @custom_vmap
     def run(*operands):
-        return _call(description, batched, size, operands)
+        if size is None or size <= _MOST_MEMBERS:
+            return _call(description, batched, size, operands)
+        return _call_parts(description, batched, size, operands)
 
     @run.def_vmap
     def run_batch(new_size, newly, *operands):
@@ -81,7 +84,7 @@ def _launch_batch(description, batched, size, operands):
             for operand, new, old in zip(operands, newly, batched, strict=True)
             for whole in [(new_size, size)]
         ]
-        flat = new_size * (size or 1)
+        flat = new_size if size is None else new_size * size
         results = _launch_batch(description, flags, flat, merged)
         axes = (new_size,) if size is None else (new_size, size)
         results = tuple(each.reshape(*axes, *each.shape[1:]) for each in results)
@@ -97,9 +100,22 @@ def _merge_axes(operand, new, old, whole):
     if whole[1] is None:
         return operand
     inner = operand.shape[(new is not None) + (old is not None) :]
-    operand = operand.reshape(new or 1, old or 1, *inner)
-    operand = jnp.broadcast_to(operand, (*whole, *inner))
-    return operand.reshape(-1, *inner)
+    axes = (1 if axis is None else axis for axis in (new, old))
+    operand = jnp.broadcast_to(operand.reshape(*axes, *inner), (*whole, *inner))
+    return operand.reshape(whole[0] * whole[1], *inner)
+
+
+def _call_parts(description, batched, size, operands):
+    """Runs a kernel on a batch of more members than a grid has along its axis z."""
+    parts = []
+    for first in range(0, size, _MOST_MEMBERS):
+        last = min(size, first + _MOST_MEMBERS)
+        some = [
+            operand[first:last] if member else operand
+            for operand, member in zip(operands, batched, strict=True)
+        ]
+        parts.append(_call(description, batched, last - first, some))
+    return tuple(map(jnp.concatenate, zip(*parts, strict=True)))
 
 
 def _call(description, batched, size, operands):
@@ -111,7 +127,7 @@ def _call(description, batched, size, operands):
     )
     members = (*batched, *((size is not None,) * len(results)))
     strides = [
-        each.size * each.dtype.itemsize // (size or 1) if member else 0
+        each.size * each.dtype.itemsize // max(1, size or 1) if member else 0
         for each, member in zip((*operands, *results), members, strict=True)
     ]
     # XLA writes the zeros: in a CUDA graph a kernel costs less than clearing memory.
@@ -121,7 +137,7 @@ def _call(description, batched, size, operands):
     found = jax.ffi.ffi_call("jboost_launch", results, input_output_aliases=aliases)(
         *operands,
         *zeros,
-        grid=np.array([*description.grid, size or 1], np.int64),
+        grid=np.array([*description.grid, 1 if size is None else size], np.int64),
         kernel=description.kernel,
         numbers=np.array(description.numbers, np.int64),
         shared_bytes=np.int64(description.shared_bytes),

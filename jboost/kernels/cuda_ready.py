@@ -60,7 +60,7 @@ def are_ready() -> bool:
     if obstacle is not None:
         warn_user(
             "jboost's CUDA kernels cannot be used, so everything on the GPU runs on "
-            f"plain XLA: the same results, several times slower; {obstacle}",
+            f"plain XLA: the same results, many times slower; {obstacle}",
             RuntimeWarning,
         )
     return obstacle is None

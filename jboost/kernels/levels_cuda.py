@@ -39,12 +39,28 @@ def histogram(
     channels: Int32[Array, "N C"],
     node: Int32[Array, " N"],
     enabled: Bool[Array, ""] | bool = True,
+    counted: Bool[Array, ""] | bool = True,
     *,
     num_nodes: int,
     num_bins: int,
 ) -> Int32[Array, "M F B C"]:
-    """See :func:`jboost.kernels.xla.histogram`; zeros unless ``enabled``."""
+    """See :func:`jboost.kernels.xla.histogram`; zeros unless ``enabled``.
+
+    Args:
+      counted: whether the third channel is summed as well.
+    """
+
+    def build(channels, enabled):
+        sizes = (num_nodes, num_bins)
+        return _sum_columns(columns, channels, node, enabled, sizes)
+
+    return _sum_parts(build, channels, _flag(enabled), counted)
+
+
+def _sum_columns(columns, channels, node, enabled, sizes):
+    """Sums one or two channels [N, C] of codes by feature."""
     (num_features, num_rows), num_channels = columns.shape, channels.shape[1]
+    num_nodes, num_bins = sizes
     width = min(num_features, 32)
     cell = num_bins * num_channels * _INT
     nodes = min(num_nodes, SHARED_BYTES // cell)
@@ -58,12 +74,12 @@ def histogram(
     run = Launch(
         f"histogram_{_suffix(columns)}_{num_channels}",
         (_ints(num_nodes, num_features, num_bins, num_channels),),
-        (blocks, tables),
+        (tables, blocks),
         (num_rows, num_features, num_nodes, num_bins, rows, features, nodes, shared),
         cell * nodes * features if shared else 0,
         zeroed=(True,),
     )
-    return launch(run, columns, channels, node, _flag(enabled))
+    return launch(run, columns, channels, node, enabled)
 
 
 def takes_packed(packed: Array | None, num_nodes: int, num_bins: int) -> bool:
@@ -94,37 +110,43 @@ def packed_histogram(
     rows, starts = node, jnp.zeros(1, jnp.int32)
     if listed:
         rows, starts = _list_rows(node, enabled, num_nodes)
-    words = packed.shape[2] // _CODES
-    quads = packed.reshape(*packed.shape[:2], words, _CODES)
-    quads = jax.lax.bitcast_convert_type(quads, jnp.uint32)
     sizes = (num_nodes, num_bins, listed)
-    sums = _sum_packed(quads, channels[:, :2], rows, starts, enabled, sizes)
-    if channels.shape[1] > 2:
-        both = enabled & _flag(counted)
-        last = _sum_packed(quads, channels[:, 2:], rows, starts, both, sizes)
-        sums = jnp.concatenate([sums, last], axis=-1)
-    return sums[:, :num_features]
+
+    def build(channels, enabled):
+        return _sum_packed(packed, channels, rows, starts, enabled, sizes)
+
+    return _sum_parts(build, channels, enabled, counted)[:, :num_features]
 
 
-def _sum_packed(quads, channels, rows, starts, enabled, sizes):
-    """Sums one or two channels [N, C] of codes [blocks, N, words]."""
+def _sum_parts(build, channels, enabled, counted):
+    """Sums the third channel, if there is one, only if it is counted."""
+    sums = build(channels[:, :2], enabled)
+    if channels.shape[1] < 3:
+        return sums
+    last = build(channels[:, 2:], enabled & _flag(counted))
+    return jnp.concatenate([sums, last], axis=-1)
+
+
+def _sum_packed(packed, channels, rows, starts, enabled, sizes):
+    """Sums one or two channels [N, C] of packed codes."""
     (num_nodes, num_bins, listed), num_channels = sizes, channels.shape[1]
-    blocks, num_rows, words = quads.shape
-    groups = -(-blocks * words // (_COLUMNS // _CODES))
-    shape = (num_nodes, groups, num_channels, num_bins, _COLUMNS)
+    blocks, num_rows, width = packed.shape
+    groups = -(-blocks * width // _COLUMNS)
+    columns = min(_COLUMNS, blocks * width)  # of a group's result
+    shape = (num_nodes, groups, num_channels, num_bins, columns)
     run = Launch(
         f"packed_histogram_{num_channels}",
         (_ints(*shape),),
         (divide_rows(num_rows, -(-PROCESSORS // groups))[0], groups),
-        (num_rows, blocks, words, num_nodes, num_bins, listed),
+        (num_rows, blocks, width // _CODES, num_nodes, num_bins, columns, listed),
         num_channels * num_bins * _COLUMNS * _INT,
         threads=1024,
         zeroed=(True,),
     )
-    sums = launch(run, quads, channels, rows, starts, enabled)
+    sums = launch(run, packed, channels, rows, starts, enabled)
     # From [node, group, channel, bin, column] to [node, feature, bin, channel].
     sums = sums.transpose(0, 1, 4, 3, 2)
-    return sums.reshape(num_nodes, groups * _COLUMNS, num_bins, num_channels)
+    return sums.reshape(num_nodes, groups * columns, num_bins, num_channels)
 
 
 def _list_rows(node, enabled, num_nodes):
@@ -148,7 +170,8 @@ def pack(columns: UInt8[Array, "F N"], num_bins: int) -> UInt8[Array, "blocks N 
     """Arranges codes by row; see :func:`jboost.kernels.code_operands.pack`."""
     num_features, num_rows = columns.shape
     blocks, _, width = packed_shape(num_features, num_rows)
-    kept = jnp.minimum(columns, jnp.asarray(num_bins - 1, columns.dtype))
+    highest = jnp.asarray(min(num_bins, 256) - 1, columns.dtype)
+    kept = jnp.minimum(columns, highest)
     kept = jnp.pad(kept, ((0, blocks * width - num_features), (0, 0)))
     return kept.reshape(blocks, width, num_rows).swapaxes(1, 2)
 
@@ -189,8 +212,8 @@ def find_cuts(
             _ints(*shape),
             jax.ShapeDtypeStruct((nodes,), jnp.float32),
         ),
-        (features, nodes),
-        (bins,),
+        (nodes * features, 1),
+        (features, bins),
         (channels + 2) * (1024 // _LANES) * _INT,  # enough for 1,024 threads
         threads=threads,
         zeroed=(False,) * 3,

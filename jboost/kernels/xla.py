@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
 _MOST_CELLS = 2**25  # that one scatter adds on a GPU
-_NODES = 32  # of a table in which few threads wait for each other
+_MOST_SUMS = 2**14  # of a feature's table of which there are copies
 
 
 def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
@@ -31,7 +31,7 @@ def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
         return jax.lax.map(sum_feature, columns)
 
     def sum_in_groups(columns, channels, node):
-        copies = max(1, _NODES // num_nodes)
+        copies = max(1, _MOST_SUMS // (num_nodes * num_bins))
         size = copies * num_nodes * num_bins
         copy = jnp.arange(node.shape[0], dtype=jnp.int32) % copies
         first = (copy * num_nodes + node) * num_bins
@@ -46,7 +46,8 @@ def histogram(columns, channels, node, *, num_nodes, num_bins, rows=None):
             sums = sums.reshape(len(columns), copies, size // copies, num_channels)
             return jnp.sum(sums, axis=1, dtype=sums.dtype)
 
-        group = min(num_features, max(1, _MOST_CELLS // max(1, node.shape[0])))
+        most = _MOST_CELLS // max(1, size, node.shape[0])
+        group = max(1, min(num_features, most))
         whole = num_features // group * group
         groups = columns[:whole].reshape(-1, group, columns.shape[1])
         sums = jax.lax.map(sum_group, groups)

@@ -88,6 +88,7 @@ def prepare(
     """
     matrix = _read_matrix(model, x)
     prepared = prepare_model(model, explain)
+    matrix = _move_rows(matrix, prepared.devices)
     num_rows, num_rounds = matrix.shape[0], model.num_rounds
     sharding = prepared.find_place(matrix, offset)
     if sharding is not ON_DEVICE:
@@ -118,6 +119,13 @@ def _read_matrix(model, x):
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     return matrix
+
+
+def _move_rows(matrix, devices):
+    """Takes rows to the model, as NumPy does with small arrays."""
+    placed = isinstance(matrix, jax.Array) and not isinstance(matrix, Tracer)
+    elsewhere = placed and devices and matrix.devices() != devices
+    return np.asarray(matrix) if elsewhere else matrix
 
 
 def check_columns(model: Ensemble, num_columns: int) -> None:

@@ -31,9 +31,10 @@ def pad_rows(array: Any, size: int) -> Any:
     An array without rows gets zeros. Large arrays on another device stay there: a
     program is compiled for their size.
     """
-    if is_large_elsewhere(array):
-        pad = compiled(_repeat_row, size - len(array), small=True)
-        return array if len(array) == size else pad(array)
+    if is_large_elsewhere(array, _MANY_BYTES):
+        if len(array) == size:
+            return array
+        return compiled(_repeat_row, size - len(array), small=True)(array)
     array = np.asarray(array)
     if len(array) == size:
         return array
@@ -47,7 +48,7 @@ def _repeat_row(times, array):
     return jnp.concatenate([array, first])
 
 
-def is_large_elsewhere(array: Any, least: int = _MANY_BYTES) -> bool:
-    """Returns whether an array of many bytes is on a device that is not the CPU."""
+def is_large_elsewhere(array: Any, least: int) -> bool:
+    """Returns whether an array of so many bytes, or more, is on another device."""
     large = isinstance(array, jax.Array) and array.nbytes >= least
     return large and not isinstance(array, Tracer) and not is_on_cpu(array)

@@ -106,11 +106,11 @@ def _sum_if(enabled, counted, build, codes, channels, node, sizes):
     """Sums by ``build`` or a kernel what is known to be needed."""
 
     def sum_on_gpu(enabled, counted, codes, channels, node):
-        rows = (channels, node, enabled)
+        rows = (channels, node, enabled, counted)
         if levels_cuda.takes_packed(codes.packed, **sizes):
             width = codes.num_features
             return levels_cuda.packed_histogram(
-                codes.packed, *rows, counted, num_features=width, **sizes
+                codes.packed, *rows, num_features=width, **sizes
             )
         return levels_cuda.histogram(codes.columns, *rows, **sizes)
 

@@ -56,20 +56,21 @@ void RunTraining(const std::string& suffix, i64 bins) {
     std::vector<int> sums(kNodes * kFeatures * bins * channels);
     // With a table for two features and three nodes, and without one.
     for (i64 table : {1, 0})
-      Run("histogram_" + suffix + "_" + std::to_string(channels),
-          {kBlocks, table ? 4u : 1u}, table ? 2 * 3 * bins * channels * 4 : 0,
-          Data(codes), Data(values), Data(node), Data(one), Data(sums), kRows,
-          kFeatures, kNodes, bins, kRowsPerBlock, table ? i64(2) : kFeatures,
-          table ? i64(3) : kNodes, table);
+      if (channels < 3)
+        Run("histogram_" + suffix + "_" + std::to_string(channels),
+            {table ? 4u : 1u, kBlocks}, table ? 2 * 3 * bins * channels * 4 : 0,
+            Data(codes), Data(values), Data(node), Data(one), Data(sums), kRows,
+            kFeatures, kNodes, bins, kRowsPerBlock, table ? i64(2) : kFeatures,
+            table ? i64(3) : kNodes, table);
     if (channels == 1) continue;
     auto allowed = Draw<u8>(kNodes * kFeatures, 0, 2);
     std::vector<float> unit = {0.5, 2}, limits = {1, 0.1};
     auto count = Draw<int>(1, 1, 2);
     std::vector<float> gain(kNodes * kFeatures), noise(kNodes);
     std::vector<int> place(kNodes * kFeatures);
-    Run("search_" + std::to_string(channels), {kFeatures, kNodes}, 640, Data(sums),
+    Run("search_" + std::to_string(channels), {kFeatures * kNodes}, 640, Data(sums),
         Data(allowed), Data(unit), Data(limits), Data(count), Data(gain), Data(place),
-        Data(noise), bins);
+        Data(noise), kFeatures, bins);
   }
   auto feature = Draw<int>(kNodes, 0, kFeatures);
   auto threshold = Draw<int>(kNodes, 0, bins);
@@ -106,7 +107,7 @@ void RunPacked() {
       Run("packed_histogram_" + std::to_string(channels), {kBlocks, 2},
           channels * kBins * 32 * 4, reinterpret_cast<u32*>(Data(codes)), Data(values),
           listed ? Data(list) : Data(node), Data(starts), Data(one), Data(sums), kRows,
-          kBlocksOfCodes, kWords, nodes, kBins, listed);
+          kBlocksOfCodes, kWords, nodes, kBins, i64(32), listed);
     }
 }
 

@@ -47,8 +47,8 @@ __device__ __forceinline__ void sum_histogram(const Code* codes, const int* chan
   int* table = (int*)memory;
   const i64 groups =
       (sizes.features + sizes.features_per_block - 1) / sizes.features_per_block;
-  const i64 first_feature = (blockIdx.y % groups) * sizes.features_per_block;
-  const i64 first_node = (blockIdx.y / groups) * sizes.nodes_per_block;
+  const i64 first_feature = (blockIdx.x % groups) * sizes.features_per_block;
+  const i64 first_node = (blockIdx.x / groups) * sizes.nodes_per_block;
   const int num_features =
       (int)least(sizes.features - first_feature, sizes.features_per_block);
   const int num_nodes = (int)least(sizes.nodes - first_node, sizes.nodes_per_block);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void sum_histogram(const Code* codes, const int* chan
     for (int i = threadIdx.x; i < kChannels * plane; i += blockDim.x) table[i] = 0;
     __syncthreads();
   }
-  const i64 begin = blockIdx.x * sizes.rows_per_block;
+  const i64 begin = blockIdx.y * sizes.rows_per_block;
   const i64 end = least(sizes.rows, begin + sizes.rows_per_block);
   for (i64 first = begin + 4 * threadIdx.x; first < end; first += 4 * blockDim.x) {
     FourRows<kChannels> rows;
@@ -114,7 +114,5 @@ __device__ __forceinline__ void sum_histogram(const Code* codes, const int* chan
 
 JBOOST_HISTOGRAM(histogram_u8_1, u8, 1)
 JBOOST_HISTOGRAM(histogram_u8_2, u8, 2)
-JBOOST_HISTOGRAM(histogram_u8_3, u8, 3)
 JBOOST_HISTOGRAM(histogram_u16_1, u16, 1)
 JBOOST_HISTOGRAM(histogram_u16_2, u16, 2)
-JBOOST_HISTOGRAM(histogram_u16_3, u16, 3)

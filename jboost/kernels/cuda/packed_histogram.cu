@@ -7,7 +7,7 @@
 // different columns: no two of them wait for the same bank.
 //
 //   codes [block][row][word]     table [channel][bin][column]
-//   result [node][group][channel][bin][column]
+//   result [node][group][channel][bin][column], of at most 32 `columns`
 //
 // A group is as many blocks of codes as fill 32 columns. Where it has fewer, several
 // rows are added side by side, and the copies are joined at the end.
@@ -89,7 +89,8 @@ __device__ __forceinline__ void add_rows(const Packed& packed, int group, int* t
 }
 
 template <int kChannels>
-__device__ __forceinline__ void sum_packed(const Packed& packed, int* result) {
+__device__ __forceinline__ void sum_packed(const Packed& packed, int columns,
+                                           int* result) {
   JBOOST_SHARED(memory);
   int* table = (int*)memory;
   const int group = blockIdx.y, cells = kChannels * packed.bins * kColumns;
@@ -108,12 +109,12 @@ __device__ __forceinline__ void sum_packed(const Packed& packed, int* result) {
     __syncthreads();
     add_rows<kChannels>(packed, group, table, begin, stop);
     __syncthreads();
-    int* out = result + ((i64)node * gridDim.y + group) * cells;
+    int* out = result + ((i64)node * gridDim.y + group) * (cells / kColumns * columns);
     for (int i = threadIdx.x; i < cells; i += blockDim.x) {
       if (i % kColumns >= width) continue;
       int sum = 0;
       for (int copy = 0; copy < kColumns; copy += width) sum += table[i + copy];
-      if (sum != 0) atomicAdd(out + i, sum);
+      if (sum != 0) atomicAdd(out + i / kColumns * columns + i % kColumns, sum);
     }
     __syncthreads();
     begin = stop;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void sum_packed(const Packed& packed, int* result) {
   JBOOST_KERNEL __launch_bounds__(1024) packed_histogram_##kChannels(               \
       Strides strides, const u32* codes, const int* channels, const int* rows,      \
       const int* starts, const int* enabled, int* result, i64 num_rows, i64 blocks, \
-      i64 words, i64 nodes, i64 bins, i64 listed) {                                 \
+      i64 words, i64 nodes, i64 bins, i64 columns, i64 listed) {                    \
     if (*member(enabled, strides, 4) == 0) return;                                  \
     const Packed packed = {member(codes, strides, 0),                               \
                            member(channels, strides, 1),                            \
@@ -136,7 +137,7 @@ __device__ __forceinline__ void sum_packed(const Packed& packed, int* result) {
                            (int)nodes,                                              \
                            (int)bins,                                               \
                            listed != 0};                                            \
-    sum_packed<kChannels>(packed, member(result, strides, 5));                      \
+    sum_packed<kChannels>(packed, (int)columns, member(result, strides, 5));        \
   }
 
 JBOOST_PACKED_HISTOGRAM(1)

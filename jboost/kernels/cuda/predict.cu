@@ -19,7 +19,6 @@ struct Forest {
   bool has_sets, is_linked;
 };
 
-// The values of a thread's row, in global memory or in that of the block.
 struct Values {
   const float* at;
   i64 step;  // from one feature to the next
@@ -27,20 +26,15 @@ struct Values {
   __device__ float of(int feature) const { return at[feature * step]; }
 };
 
-struct SharedValues {
-  __device__ float of(int feature) const {
-    JBOOST_SHARED(memory);
-    return ((const float*)memory)[feature * blockDim.x + threadIdx.x];
-  }
-};
-
 // Reads the values of the thread's row. No thread reads what another one has written.
-__device__ __forceinline__ void share_values(const float* columns, i64 rows,
-                                             i64 features, i64 row) {
+__device__ __forceinline__ Values read_values(const float* columns, i64 rows,
+                                              i64 features, i64 row, bool shared) {
   JBOOST_SHARED(memory);
   float* tile = (float*)memory;  // [feature][thread]
+  if (!shared) return Values{columns + row, rows};
   for (i64 f = 0; f < features; ++f)
     tile[f * blockDim.x + threadIdx.x] = columns[f * rows + row];
+  return Values{tile + threadIdx.x, (i64)blockDim.x};
 }
 
 __device__ __forceinline__ bool is_in_set(const u32* words, i64 num_words,
@@ -51,28 +45,8 @@ __device__ __forceinline__ bool is_in_set(const u32* words, i64 num_words,
   return (words[code / 32] >> (code % 32)) & 1;
 }
 
-// Finds the leaf of trees in heap order without splits by categories.
-template <class RowValues>
-__device__ __forceinline__ int find_plain_leaf(const int2* nodes, int num_nodes,
-                                               int depth, const RowValues& values) {
-  int node = 0;
-  for (int level = 0; level < depth; ++level) {
-    const int2 fields = nodes[node];
-    const float value = values.of(fields.x & 0x3fffffff);
-    const bool missing_right = (fields.x >> 30 & 1) == 0;
-    const bool right =
-        value != value ? missing_right : value > __int_as_float(fields.y);
-    node = 2 * node + 1 + right;
-  }
-  return node - num_nodes;
-}
-
-template <class RowValues>
 __device__ __forceinline__ int find_leaf(const Forest& forest, i64 tree,
-                                         const RowValues& values) {
-  if (!forest.has_sets && !forest.is_linked)
-    return find_plain_leaf(forest.nodes + tree * forest.num_nodes,
-                           (int)forest.num_nodes, (int)forest.depth, values);
+                                         const Values& values) {
   const i64 first = tree * forest.num_nodes;
   int node = 0;
   for (int level = 0; level < forest.depth; ++level) {
@@ -97,11 +71,12 @@ __device__ __forceinline__ int find_leaf(const Forest& forest, i64 tree,
 // Adds the leaf values of all rounds to the scores [first, last) of a row. `scores` are
 // those of the row, of the first round if staged; `next_round` is the step between
 // rounds if staged, else 0.
-template <class RowValues>
-__device__ __forceinline__ void add_rounds(
-    const Forest& forest, const RowValues& values, const float* leaf_value,
-    const float* init_score, float* scores, i64 rounds, i64 trees, i64 num_scores,
-    i64 num_leaves, i64 next_round, i64 first, i64 last) {
+__device__ __forceinline__ void add_rounds(const Forest& forest, const Values& values,
+                                           const float* leaf_value,
+                                           const float* init_score, float* scores,
+                                           i64 rounds, i64 trees, i64 num_scores,
+                                           i64 num_leaves, i64 next_round, i64 first,
+                                           i64 last) {
   float one = init_score[first];  // the score, where there is only one
   const bool single = last - first == 1;
   if (next_round == 0)
@@ -124,12 +99,12 @@ __device__ __forceinline__ void add_rounds(
 
 // scores [N, K], or [R, N, K] if staged; leaf_value [R, K, L]. Where each score has a
 // tree, axis y of the grid is the score; otherwise a thread adds all scores.
-JBOOST_KERNEL __launch_bounds__(128, 10)
-    predict(Strides strides, const float* columns, const int2* nodes, const u32* sets,
-            const int* left_child, const float* leaf_value, const float* init_score,
-            float* scores, i64 rows, i64 features, i64 rounds, i64 trees,
-            i64 num_scores, i64 num_nodes, i64 num_leaves, i64 num_words, i64 depth,
-            i64 linked, i64 shared, i64 staged) {
+JBOOST_KERNEL predict(Strides strides, const float* columns, const int2* nodes,
+                      const u32* sets, const int* left_child, const float* leaf_value,
+                      const float* init_score, float* scores, i64 rows, i64 features,
+                      i64 rounds, i64 trees, i64 num_scores, i64 num_nodes,
+                      i64 num_leaves, i64 num_words, i64 depth, i64 linked, i64 shared,
+                      i64 staged) {
   const Forest forest = {member(nodes, strides, 1),
                          member(sets, strides, 2),
                          member(left_child, strides, 3),
@@ -146,16 +121,10 @@ JBOOST_KERNEL __launch_bounds__(128, 10)
   const i64 last = trees == num_scores ? first + 1 : num_scores;
   const i64 step = (i64)gridDim.x * blockDim.x;
   for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += step) {
-    float* own = scores + row * num_scores;
-    const i64 next_round = staged ? rows * num_scores : 0;
-    if (shared) {
-      share_values(columns, rows, features, row);
-      add_rounds(forest, SharedValues{}, leaf_value, init_score, own, rounds, trees,
-                 num_scores, num_leaves, next_round, first, last);
-    } else {
-      add_rounds(forest, Values{columns + row, rows}, leaf_value, init_score, own,
-                 rounds, trees, num_scores, num_leaves, next_round, first, last);
-    }
+    const Values values = read_values(columns, rows, features, row, shared != 0);
+    add_rounds(forest, values, leaf_value, init_score, scores + row * num_scores,
+               rounds, trees, num_scores, num_leaves, staged ? rows * num_scores : 0,
+               first, last);
   }
 }
 

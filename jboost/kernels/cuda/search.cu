@@ -111,20 +111,20 @@ __device__ __forceinline__ void search_feature(const int* bins_of, bool allowed,
   if (threadIdx.x != 0) return;
   *gain = best.gain;
   *place = best.place;
-  if (blockIdx.x == 0) *noise = parent;
+  if (noise != nullptr) *noise = parent;
 }
 
-#define JBOOST_SEARCH(name, kChannels)                                               \
-  JBOOST_KERNEL name(Strides strides, const int* histogram, const u8* allowed,       \
-                     const float* unit, const float* limits, const int* least_count, \
-                     float* gain, int* place, float* noise, i64 bins) {              \
-    const i64 cell = (i64)blockIdx.y * gridDim.x + blockIdx.x;                       \
-    search_feature<kChannels>(                                                       \
-        member(histogram, strides, 0) + cell * bins * kChannels,                     \
-        member(allowed, strides, 1)[cell] != 0, member(unit, strides, 2),            \
-        member(limits, strides, 3), *member(least_count, strides, 4), (int)bins,     \
-        member(gain, strides, 5) + cell, member(place, strides, 6) + cell,           \
-        member(noise, strides, 7) + blockIdx.y);                                     \
+#define JBOOST_SEARCH(name, kChannels)                                                 \
+  JBOOST_KERNEL name(Strides strides, const int* histogram, const u8* allowed,         \
+                     const float* unit, const float* limits, const int* least_count,   \
+                     float* gain, int* place, float* noise, i64 features, i64 bins) {  \
+    const i64 cell = blockIdx.x;                                                       \
+    search_feature<kChannels>(                                                         \
+        member(histogram, strides, 0) + cell * bins * kChannels,                       \
+        member(allowed, strides, 1)[cell] != 0, member(unit, strides, 2),              \
+        member(limits, strides, 3), *member(least_count, strides, 4), (int)bins,       \
+        member(gain, strides, 5) + cell, member(place, strides, 6) + cell,             \
+        cell % features == 0 ? member(noise, strides, 7) + cell / features : nullptr); \
   }
 
 JBOOST_SEARCH(search_2, 2)
