@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from benchmark_cases import FIGURES, GROUPS, MILLISECONDS, PEERS, PLAN, Line, Step
-from experiment_tools import BLUE, GRAY, ORANGE, open_figure
+from experiment_tools import BLUE, GRAY, ORANGE, open_figure, save_pictures
 
 LOST = "not measured"
 NAMES = {
@@ -206,8 +206,7 @@ def draw(result: dict, folder: Path) -> None:
     if not rows:
         return
     halves, height = split_groups(rows)
-    # A fixed salt, and no date: equal pictures give equal files.
-    style: Any = {"svg.hashsalt": "jboost", "figure.facecolor": "white", "font.size": 8}
+    style: Any = {"figure.facecolor": "white", "font.size": 8}
     with pyplot.rc_context(style):
         figure, (panels,) = open_figure(
             1, len(halves), size=(10, 0.6 + 0.175 * height), sharex=True
@@ -219,12 +218,7 @@ def draw(result: dict, folder: Path) -> None:
             "jboost / fastest peer: ratio of medians (below 1, jboost needs less)",
             fontsize=9,
         )
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (folder / "benchmark.png", folder / "benchmark.svg"):
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, dpi=160, metadata=metadata)
-            print(f"written: {path}")
-        pyplot.close(figure)
+        save_pictures(figure, folder / "benchmark")
 
 
 def split_groups(rows: list[dict]) -> tuple[list[list[dict | str]], float]:

@@ -153,6 +153,23 @@ def save_figure(figure: Any, path: Path) -> None:
     print(f"written: {path}")
 
 
+def save_pictures(figure: Any, path: Path) -> None:
+    """Writes a PNG and an SVG, where equal figures give equal files; prints the paths.
+
+    Args:
+      path: without the ending.
+    """
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A fixed salt, and no date.
+    with pyplot.rc_context({"svg.hashsalt": "jboost"}):
+        for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
+            figure.savefig(path.with_suffix(suffix), dpi=160, metadata=metadata)
+            print(f"written: {path.with_suffix(suffix)}")
+    pyplot.close(figure)
+
+
 def compare_pairs(
     ours: Sequence[float], theirs: Sequence[float]
 ) -> tuple[float, float]:

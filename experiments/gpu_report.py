@@ -8,7 +8,7 @@ targets, and one sentence.
 from pathlib import Path
 from typing import Any
 
-from experiment_tools import BLUE, GRAY, ORANGE, open_figure
+from experiment_tools import BLUE, GRAY, ORANGE, open_figure, save_pictures
 from gpu_cases import FULL, QUICK, Row, list_others, list_rows
 
 BITS = {"rerun": "run to run", "cpu": "this device and the CPU, sums of integers"}
@@ -154,7 +154,7 @@ def conclude(result: dict) -> str:
 
 def draw(result: dict, folder: Path) -> None:
     """Writes a dot for each figure divided by its target, as PNG and as SVG."""
-    from matplotlib import pyplot, ticker
+    from matplotlib import ticker
 
     rows = [
         (row, value)
@@ -163,31 +163,24 @@ def draw(result: dict, folder: Path) -> None:
     ]
     if not rows:
         return
-    # A fixed salt, and no date: equal pictures give equal files.
-    style: Any = {"svg.hashsalt": "jboost", "figure.facecolor": "white"}
-    with pyplot.rc_context(style):
-        figure, ((axes,),) = open_figure(size=(8, 1.2 + 0.35 * len(rows)))
-        for place, (row, value) in enumerate(rows):
-            ratio = value / row.reach
-            color = BLUE if ratio <= 1 else ORANGE
-            axes.plot([ratio, 1], [place, place], color=color, linewidth=1, alpha=0.5)
-            axes.plot(ratio, place, "o", color=color)
-            axes.plot(row.aim / row.reach, place, "|", color=GRAY, markersize=14)
-            axes.annotate(
-                f"{value:{row.form}}", (1.01, place), va="center", color=color,
-                xycoords=("axes fraction", "data"),
-            )  # fmt: skip
-        axes.axvline(1, color="0.2", linewidth=1)
-        axes.set_yticks(range(len(rows)), [row.label for row, _ in rows])
-        axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5))
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.set_xlabel("measured / target; gray: a more distant target")
-        axes.grid(axis="x", color=GRAY, alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        for path in (folder / "gpu.png", folder / "gpu.svg"):
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, dpi=160, metadata=metadata)
-            print(f"written: {path}")
-        pyplot.close(figure)
+    figure, ((axes,),) = open_figure(size=(8, 1.2 + 0.35 * len(rows)))
+    for place, (row, value) in enumerate(rows):
+        ratio = value / row.reach
+        color = BLUE if ratio <= 1 else ORANGE
+        axes.plot([ratio, 1], [place, place], color=color, linewidth=1, alpha=0.5)
+        axes.plot(ratio, place, "o", color=color)
+        axes.plot(row.aim / row.reach, place, "|", color=GRAY, markersize=14)
+        axes.annotate(
+            f"{value:{row.form}}", (1.01, place), va="center", color=color,
+            xycoords=("axes fraction", "data"),
+        )  # fmt: skip
+    axes.axvline(1, color="0.2", linewidth=1)
+    axes.set_yticks(range(len(rows)), [row.label for row, _ in rows])
+    axes.set(xscale="log", ylim=(len(rows) - 0.5, -0.5))
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel("measured / target; gray: a more distant target")
+    axes.grid(axis="x", color=GRAY, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    save_pictures(figure, folder / "gpu")

@@ -15,7 +15,7 @@ import pytest
 import references
 import test_xgboost_parity as parity
 import xgboost as xgb
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 from tables import make_regression
 
 import jboost as jb
@@ -197,7 +197,7 @@ def test_leaf_values_are_limited_as_by_the_literal_grower(name, num_bins, missin
         np.testing.assert_allclose(tree.bounds[used], bounds, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(len(IMPLEMENTATIONS) == 1, reason="the kernels were not built")
+@needs_cpu_kernels
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint16, jnp.uint32])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("limited", [False, True])

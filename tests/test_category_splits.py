@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import references
 from by_column import find_leaves, grow_levels
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 
 from jboost.entry.implementation import use_implementation
-from jboost.kernels import library
 from jboost.trees.category_splits import CategoryLimits, find_mixed_split, pack_bits
 from jboost.trees.limits import TreeLimits
 from jboost.trees.splitting import ValueLimits
@@ -229,7 +228,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+@needs_cpu_kernels
 @pytest.mark.parametrize("name", SHAPES)
 def test_trees_of_the_kernels_are_those_of_plain_xla(name):
     size, bins, codes, depth, numbers, samples, missing, uniform, limited = SHAPES[name]

@@ -400,7 +400,7 @@ def test_nvidias_compiler_takes_the_kernels(architecture, tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code = cuda_compiler.compile_kernels(architecture, 13)
     assert code.startswith(b"\x7fELF")
-    for kernel in ("histogram_u8_2", "sum_by_key", "search_2", "predict"):
+    for kernel in ("packed_histogram_2", "sum_by_key", "search_2", "predict"):
         assert f".text.{kernel}\0".encode() in code
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import needs_cpu_kernels
 from test_predict_kernels import (
     OPERATIONS,
     REFUSALS,
@@ -18,7 +19,6 @@ from test_predict_kernels import (
 )
 
 import jboost as jb
-from jboost.kernels import library
 from jboost.model.ensemble import Links
 from jboost.tables.categories import Categories
 
@@ -170,10 +170,7 @@ def test_the_definition(linked, num_codes):
     assert_walks(model, add_values(make_rows(150, 5), places), "xla")
 
 
-kernels = pytest.mark.skipif(not library.available(), reason="kernels were not built")
-
-
-@kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize(
     "num_rows, num_features, num_rounds, max_depth, num_scores, num_codes",
     [
@@ -195,7 +192,7 @@ def test_heaps(
     assert_walks(model, add_values(make_rows(num_rows, num_features), places), "cpu")
 
 
-@kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("sets", [False, True])
 @pytest.mark.parametrize(
     "num_rows, num_features, num_rounds, max_depth, num_scores",
@@ -212,7 +209,7 @@ def test_linked_trees(
     assert_walks(model, x, "cpu")
 
 
-@kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("linked", [False, True])
 def test_memory_that_is_not_copied(linked):
     model = add_sets(make_model(3, 4, 6, 2), [0, 5])
@@ -224,7 +221,7 @@ def test_memory_that_is_not_copied(linked):
     np.testing.assert_array_equal(x, before)
 
 
-@kernels
+@needs_cpu_kernels
 def test_a_categorical_column_that_is_compared():
     """Numeric thresholds look at codes."""
     model = make_model(5, 3, 3, 2)
@@ -232,7 +229,7 @@ def test_a_categorical_column_that_is_compared():
     assert_walks(model, add_values(make_rows(500, 3), [0, 2], 10), None)
 
 
-@kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("linked", [False, True])
 def test_derivatives_and_batches(linked):
     model = add_sets(make_model(3, 3, 5), [0, 2])
@@ -251,7 +248,7 @@ def test_derivatives_and_batches(linked):
         assert_same_bits(jax.vmap(operation, (None, 0))(model, pages), bare)
 
 
-@kernels
+@needs_cpu_kernels
 def test_links_beyond_the_tree_are_refused():
     model, x = link(make_model(3, 3, 4)), make_rows(50, 4)
     for child in (-1, model.feature.shape[2] - 1, 2**30):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import Compilations
+from implementations import needs_cpu_kernels
 from test_predict_kernels import make_model, make_rows
 
 import jboost as jb
@@ -52,7 +53,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.skipif(not library.available(), reason="no CPU kernels")
+@needs_cpu_kernels
 @pytest.mark.parametrize("run", OPERATIONS.values(), ids=OPERATIONS)
 def test_no_program_depends_on_the_number_of_rows(run):
     ready_cpu._find_kind.cache_clear()  # other tests may have repeated a size
@@ -243,7 +244,7 @@ def test_truncated_models_do_not_keep_the_whole():
             assert not np.shares_memory(np.asarray(part), np.asarray(whole))
 
 
-@pytest.mark.skipif(not library.available(), reason="no CPU kernels")
+@needs_cpu_kernels
 @pytest.mark.parametrize("where", ["call", "wait"])
 def test_interrupted_calls_keep_their_memory(monkeypatch, where):
     waits = []

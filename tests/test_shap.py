@@ -13,7 +13,7 @@ import references
 import scipy.sparse
 import test_xgboost_parity as parity
 import xgboost as xgb
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 from sklearn.tree import DecisionTreeRegressor
 from tables import ROWS, SMALL, make_regression, squared_distance
 
@@ -366,7 +366,7 @@ def test_deep_trees(implementation, num_features, depth):
         np.testing.assert_allclose(values, expected, rtol=0, atol=allowed(model))
 
 
-@pytest.mark.skipif(not library.available(), reason="the kernels were not built")
+@needs_cpu_kernels
 @pytest.mark.parametrize("kind", ["heaps", "linked", "categories"])
 def test_instruction_sets_give_the_same_bits(kind):
     model, x = make_model(kind, shape=(5, 1)), make_rows(kind, 77)

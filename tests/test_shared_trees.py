@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_cpu_kernels
 from shared_models import KINDS, expand, make_model, make_rows, share
 
 import jboost as jb
@@ -60,7 +60,7 @@ def test_plain_xla_finds_the_same_bits(kind):
     assert_same(jb.predict(model, x), expected)
 
 
-@pytest.mark.skipif(not library.available(), reason="kernels not built")
+@needs_cpu_kernels
 @pytest.mark.parametrize("isa", library.ISAS)
 @pytest.mark.parametrize("num_scores", [2, 7, 12, 40])
 @pytest.mark.parametrize("kind", ["shallow", "deep", "linked"])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 from compilations import Compilations
+from implementations import needs_cpu_kernels
 from test_predict_kernels import OPERATIONS, assert_same_bits, make_model, make_rows
 
 import jboost as jb
-from jboost.kernels import library
 
-pytestmark = pytest.mark.skipif(not library.available(), reason="needs the kernels")
+pytestmark = needs_cpu_kernels
 
 SIZES = 1, 2, 11, 12, 64, 65, 300
 

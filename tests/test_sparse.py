@@ -14,14 +14,13 @@ import pytest
 import scipy.sparse
 import xgboost
 from by_column import sum_histogram
+from implementations import IMPLEMENTATIONS
 from references import histogram as naive_histogram
 
 import jboost as jb
-from jboost.kernels import library
 from jboost.tables.collisions import warn_of_collisions
 
 FILL = {"missing": np.nan, "zero": 0.0}
-KERNELS = ("xla", "cpu") if library.available() else ("xla",)
 ROWS, COLUMNS = 200, 6
 QUICK = dict(num_rounds=4, max_depth=3)
 
@@ -165,7 +164,7 @@ def test_values_that_float32_cannot_tell_apart_are_reported():
 
 
 @pytest.mark.parametrize("absent", FILL)
-@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("max_bins", [16, 300])
 def test_histograms_against_a_loop(absent, implementation, max_bins):
     x = make_sparse()
@@ -214,7 +213,7 @@ def train_both(settings, absent, implementation):
 @pytest.mark.parametrize("absent", FILL)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_model_of_the_dense_matrix(name, absent):
-    x, dense, pairs = train_both(SETTINGS[name], absent, KERNELS[-1])
+    x, dense, pairs = train_both(SETTINGS[name], absent, IMPLEMENTATIONS[-1])
     (sparse_model, sparse_history), (model, history) = pairs
     assert np.any(np.isfinite(model.threshold))
     chex.assert_trees_all_equal(sparse_model, model)
@@ -228,7 +227,7 @@ def test_the_model_of_the_dense_matrix(name, absent):
 def test_plain_xla_is_the_definition(absent):
     x, _, pairs = train_both(SETTINGS["plain"], absent, "xla")
     chex.assert_trees_all_equal(pairs[0][0], pairs[1][0])
-    for implementation in KERNELS:
+    for implementation in IMPLEMENTATIONS:
         score = jb.predict(pairs[0][0], x, implementation=implementation)
         np.testing.assert_array_equal(score, jb.predict(pairs[1][0], x))
 

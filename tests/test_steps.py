@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import references
 import scipy.sparse
+from implementations import needs_cpu_kernels
 
 import jboost as jb
 from jboost.boosting import settings
@@ -147,9 +148,7 @@ def test_jit_and_vmap_agree_with_bare_calls():
     assert_same(jax.tree.map(lambda a: a[0], many), bare)
 
 
-@pytest.mark.skipif(
-    jb.implementations()["training"] != "cpu", reason="the CPU kernels do not run here"
-)
+@needs_cpu_kernels
 def test_prepared_codes_are_packed_once():
     text = jax.jit(grow).lower(CODES, GRADIENT, CURVATURE).as_text()
     assert "jboost_grow" in text and "jboost_pack" not in text

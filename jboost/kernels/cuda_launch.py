@@ -127,7 +127,7 @@ def _call(description, batched, size, operands):
     )
     members = (*batched, *((size is not None,) * len(results)))
     strides = [
-        each.size * each.dtype.itemsize // max(1, size or 1) if member else 0
+        each.size * each.dtype.itemsize // (size or 1) if member else 0
         for each, member in zip((*operands, *results), members, strict=True)
     ]
     # XLA writes the zeros: in a CUDA graph a kernel costs less than clearing memory.

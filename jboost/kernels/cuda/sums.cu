@@ -43,15 +43,15 @@ struct Terms {
 
   // Returns a row's multiple, of up to 46 bits and a sign.
   __device__ i64 multiple(i64 row) const {
-    const float weight = weights == nullptr ? 1 : weights[row];
-    return multiple_of(values[row], weight);
-  }
-
-  __device__ i64 multiple_of(float value, float weight) const {
-    const bool whole = weight <= 255 && floorf(weight) == weight;
-    const float one = weight > 0 ? 1 : 0;
-    const float factor = whole ? one : weight;
-    const i64 times = (i64)(whole ? weight : one);
+    float value = values[row], factor = 1;
+    i64 times = 1;
+    if (weights != nullptr) {
+      const float weight = weights[row];
+      const bool whole = weight <= 255 && floorf(weight) == weight;
+      const float one = weight > 0 ? 1 : 0;
+      factor = whole ? one : weight;
+      times = (i64)(whole ? weight : one);
+    }
     value = factor > 0 ? multiply(factor, value) : 0;
     if (!(fabsf(value) < infinity())) return 0;
     return (i64)rintf(multiply(value, scale)) * times;
