@@ -126,7 +126,7 @@ def walk(model, x):
     model = replace(model, threshold=np.where(tiny, 0, model.threshold))
     num_rounds, num_scores, num_inner = model.feature.shape
     leaves = np.zeros((len(x), num_rounds, num_scores), int)
-    scores = np.tile(model.init_score.reshape(-1), (num_rounds, len(x), 1))
+    steps = np.zeros((num_rounds, len(x), num_scores), np.float32)
     for r, k in np.ndindex(num_rounds, num_scores):
         node = np.zeros(len(x), int)
         for _ in range(model.max_depth):
@@ -149,8 +149,8 @@ def walk(model, x):
             else:
                 node = model.links.left_child[r, k, node] + ~left
         leaves[:, r, k] = node - num_inner if model.links is None else node
-        scores[r:, :, k] += model.leaf_value[r, k, leaves[:, r, k]]
-    return leaves, scores
+        steps[r:, :, k] += model.leaf_value[r, k, leaves[:, r, k]]
+    return leaves, model.init_score.reshape(-1) + steps
 
 
 def assert_walks(model, x, implementation):

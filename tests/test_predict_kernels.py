@@ -75,7 +75,7 @@ def walk(model, x):
     feature, threshold, missing_left, value, start = trees
     num_rounds, num_scores, num_nodes = feature.shape
     leaves = np.zeros((len(x), num_rounds, num_scores), int)
-    scores = np.tile(start.reshape(-1), (num_rounds, len(x), 1))
+    steps = np.zeros((num_rounds, len(x), num_scores), np.float32)
     for row, r, k in np.ndindex(*leaves.shape):
         node = 0
         while node < num_nodes:
@@ -86,8 +86,8 @@ def walk(model, x):
                 left = missing_left[r, k, node]
             node = 2 * node + (1 if left else 2)
         leaves[row, r, k] = node - num_nodes
-        scores[r:, row, k] += value[r, k, node - num_nodes]
-    return leaves, scores
+        steps[r:, row, k] += value[r, k, node - num_nodes]
+    return leaves, start.reshape(-1) + steps
 
 
 def assert_same_bits(actual, expected):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
 
 from jboost.boosting.grouping import check_first_group, find_widths, read_groups
 from jboost.boosting.own_derivatives import no_loss
@@ -45,7 +44,6 @@ class Bound(NamedTuple):
     loss: TracedLoss | GroupLoss
     constants: tuple[Any, ...]
     data: Data
-    offset: Float[Array, "K N"]
 
 
 def read_codes(settings: Settings, binned: Any, mesh: Any = None) -> Codes:
@@ -98,9 +96,9 @@ def bind_rows(
         start = check_offset(offset, num_rows, num_scores)
         warn_of_rounding(offset, "offset")
     targets, weights, start, groups = put_arrays((targets, weights, start, groups))
-    data = Data(codes, targets, weights, groups)
-    refuse_gaps(traced, constants, data, start)
-    return Bound(traced, constants, data, start)
+    data = Data(codes, targets, weights, groups, offset=start)
+    refuse_gaps(traced, constants, data)
+    return Bound(traced, constants, data)
 
 
 def put_arrays(arrays: Any) -> Any:

@@ -113,14 +113,14 @@ def init(
       3.5
     """
     chosen = read_settings(locals()).with_scores(loss, y)
-    traced, constants, data, offset = bind_rows(
+    traced, constants, data = bind_rows(
         check_codes(binned, None), own.read_loss(loss, init_score),
         RowArguments(y, sample_weight, offset, groups), chosen.num_scores,
     )  # fmt: skip
     begin = initial_scores(chosen)
     data = data._replace(codes=None)  # the start does not depend on the features
     run = compiled(_init, traced, effort=FULL)
-    return run(constants, data, offset, begin, seed_from_key(key))
+    return run(constants, data, begin, seed_from_key(key))
 
 
 @explain_arguments
@@ -181,24 +181,24 @@ def boost_step(
       >>> state.scores.shape, tree.leaf_value.shape
       ((8,), (1, 4))
     """
-    given = own.take_arrays(gradient, settings, state.scores)
+    given = own.take_arrays(gradient, settings, state.steps)
     chosen = read_settings(settings)
     if given is not None:
         chosen, loss = own.read_solver(chosen, loss), own.read_loss(loss, None)
     refuse_sorting(chosen, binned)
-    num_scores = 1 if state.scores.ndim == 1 else state.scores.shape[-1]
+    num_scores = 1 if state.steps.ndim == 1 else state.steps.shape[-1]
     codes = read_codes(chosen, binned)
     if given is not None and groups is not None:
         raise ValueError("groups must be None where gradient is given, got groups")
-    traced, constants, data, _ = bind_rows(
+    traced, constants, data = bind_rows(
         codes, loss, RowArguments(y, sample_weight, None, groups), num_scores,
         chosen.own_curvature,
     )  # fmt: skip
     rows = (len(data.weights),)
-    if state.scores.shape not in (rows, (*rows, num_scores)):
+    if state.steps.shape not in (rows, (*rows, num_scores)):
         raise ValueError(
             f"state must be a single run on the {rows[0]} rows of binned, with scores "
-            f"[N] or [N, K], got scores of shape {state.scores.shape}"
+            f"[N] or [N, K], got scores of shape {state.steps.shape}"
         )
     same = needs_minimizer(traced) == (state.minimizer is not None)
     if not same or traced.coupled != (state.probe is not None):
@@ -335,7 +335,7 @@ def boost(
     num_scores = chosen.num_scores
     rates = put_arrays(learning_rates(learning_rate, chosen.num_rounds))
     codes = read_codes(chosen, binned, mesh)
-    traced, constants, data, offset = bind_rows(
+    traced, constants, data = bind_rows(
         codes, loss, RowArguments(y, sample_weight, offset, groups), num_scores,
         chosen.own_curvature,
     )  # fmt: skip
@@ -351,7 +351,7 @@ def boost(
         num_features=codes.num_features, categories=categories,
         num_devices=1 if mesh is None else mesh.size,
     )  # fmt: skip
-    operands: Any = (constants, numbers, rates, data, offset, initial_scores(chosen))
+    operands: Any = (constants, numbers, rates, data, initial_scores(chosen))
     operands += (seed_from_key(key),)
     if mesh is not None:
         run = compiled(run_sharded_rounds, traced, method, mesh, effort=FULL)
@@ -364,12 +364,18 @@ def boost(
 
 def _init(loss, constants, data, *start):
     state, _ = start_state(loss, constants, data, StartPoint(*start))
-    return state._replace(scores=by_row(state.scores))
+    return _by_row(state)
 
 
 def _step(loss, method, constants, numbers, learning_rate, data, state, given):
-    scores = state.scores[None] if state.scores.ndim == 1 else state.scores.T
-    arrays = Arrays(constants, numbers, data, given)
-    problem = Problem(Static(loss, method), arrays)
-    state, trees, _ = grow_round(problem, learning_rate, state._replace(scores=scores))
-    return state._replace(scores=by_row(state.scores)), trees
+    start, steps = (
+        each[None] if each.ndim == 1 else each.T for each in (state.start, state.steps)
+    )
+    state = state._replace(start=start, steps=steps)
+    problem = Problem(Static(loss, method), Arrays(constants, numbers, data, given))
+    state, trees, _ = grow_round(problem, learning_rate, state)
+    return _by_row(state), trees
+
+
+def _by_row(state):
+    return state._replace(start=by_row(state.start), steps=by_row(state.steps))

@@ -24,6 +24,7 @@ from jboost.objective.evaluation import (
 )
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.tracing import TracedLoss
+from jboost.trees.damped_newton import move_scores
 from jboost.trees.growing import find_leaves
 from jboost.trees.leaf_operations import add_values
 from jboost.trees.tree import Tree
@@ -54,7 +55,7 @@ def report_round(
     sets: tuple[Data, ...],
     before: BoostState,
     state: BoostState,
-    set_scores: tuple[Array, ...],
+    set_steps: tuple[Array, ...],
     in_bag: Bool[Array, " N"] | None,
     sizes: Float[Array, " G"] | None = None,
 ) -> Report:
@@ -62,14 +63,18 @@ def report_round(
 
     Args:
       keep: whether metrics need the scores.
-      sets: the rows of the validation sets.
+      sets: the rows of the validation sets, with their offsets.
       before: the state before the round.
-      state: the state after the round, and ``set_scores`` those of the sets.
+      state: the state after the round, and ``set_steps`` the steps of the sets.
       in_bag: rows that the trees learned from; None: all rows.
       sizes: from the last report, or those of :func:`no_sizes`.
     """
     loss, constants, data = problem.loss, problem.constants, problem.data
     parameters = reported_parameters(loss, state)
+    set_scores = [
+        move_scores(rows.offset, state.init_score.reshape(-1)) + steps
+        for rows, steps in zip(sets, set_steps, strict=True)
+    ]
     every = ((data, state.scores), *zip(sets, set_scores, strict=True))
     pairs = [
         weigh_losses(loss, constants, parameters, rows, scores, state.words)
@@ -148,16 +153,16 @@ def _improvements(loss, constants, data, rows, before, after):
 
 
 def add_to_sets(
-    trees: Tree, sets: tuple[Data, ...], set_scores: tuple[Float[Array, "K N"], ...]
+    trees: Tree, sets: tuple[Data, ...], set_steps: tuple[Float[Array, "K N"], ...]
 ) -> tuple[Float[Array, "K N"], ...]:
-    """Returns the scores of the validation sets after the K trees of a round."""
-    pairs = zip(sets, set_scores, strict=True)
-    return tuple(add_tree(trees, rows.codes, scores) for rows, scores in pairs)
+    """Returns the steps of the validation sets after the K trees of a round."""
+    pairs = zip(sets, set_steps, strict=True)
+    return tuple(add_tree(trees, rows.codes, steps) for rows, steps in pairs)
 
 
-def add_tree(tree: Tree, codes: Codes, scores: Float[Array, "K N"]):
-    """Returns the scores after adding the trees of a round."""
+def add_tree(tree: Tree, codes: Codes, steps: Float[Array, "K N"]):
+    """Returns the steps after adding the trees of a round."""
     nothing: Any = None
     structure = tree._replace(leaf_value=nothing, sums=None)
     leaf = jax.vmap(find_leaves, (0, None))(structure, codes)
-    return add_values(scores, tree.leaf_value, leaf, in_place=True)
+    return add_values(steps, tree.leaf_value, leaf, in_place=True)

@@ -93,26 +93,27 @@ def add_trees(
     leaf: Int32[Array, "T N"],
 ) -> BoostState:
     """Returns the state after a round, whose trees put the rows into these leaves."""
-    scores = add_values(state.scores, trees.leaf_value, leaf, in_place=True)
-    return advance(problem, state, now, scores)
+    steps = add_values(state.steps, trees.leaf_value, leaf, in_place=True)
+    return advance(problem, state, now, steps)
 
 
 def advance(
-    problem: Problem, state: BoostState, now: Round, scores: Float[Array, "K N"]
+    problem: Problem, state: BoostState, now: Round, steps: Float[Array, "K N"]
 ) -> BoostState:
-    """Returns the state after a round that has led to these scores."""
+    """Returns the state after a round that has led to these steps."""
+    state = count_round(state, now, steps)
     parameters = estimate_parameters(
-        problem.loss, problem.constants, problem.data, scores
+        problem.loss, problem.constants, problem.data, state.scores
     )
-    return count_round(state, now, scores)._replace(parameters=parameters)
+    return state._replace(parameters=parameters)
 
 
 def count_round(
-    state: BoostState, now: Round, scores: Float[Array, "K N"]
+    state: BoostState, now: Round, steps: Float[Array, "K N"]
 ) -> BoostState:
     """Does what :func:`advance` does, for a loss whose parameters stay the same."""
     return state._replace(
-        scores=scores,
+        steps=steps,
         first_mean=now.fitted.first_mean,
         concentration=now.fitted.concentration,
         round=state.round + 1,

@@ -62,13 +62,13 @@ class Turn(NamedTuple):
     """What differs from round to round.
 
     Attributes:
-      state: before the round, and ``set_scores`` those of the validation sets.
+      state: before the round, and ``set_steps`` the steps of the validation sets.
       rate: the learning rate.
       entry: where the round is stored.
     """
 
     state: BoostState
-    set_scores: tuple[Float[Array, "K N"], ...]
+    set_steps: tuple[Float[Array, "K N"], ...]
     rate: Float[Array, ""]
     entry: Int32[Array, ""]
 
@@ -88,8 +88,8 @@ class Grown(NamedTuple):
       now: the round, without the derivatives of the rows.
       trees: splits, and sums of the leaves.
       leaf: of every row, for each score.
-      state: after the round, without what depends on the loss, and ``set_scores`` those
-        of the validation sets; None if leaf values are no Newton steps.
+      state: after the round, without what depends on the loss, and ``set_steps`` the
+        steps of the validation sets; None if leaf values are no Newton steps.
       words: the trees of all rounds so far, likewise packed.
       regular: that of :class:`Derived`.
     """
@@ -98,7 +98,7 @@ class Grown(NamedTuple):
     trees: Tree
     leaf: Int32[Array, "K N"]
     state: BoostState | None
-    set_scores: tuple[Float[Array, "K N"], ...] | None
+    set_steps: tuple[Float[Array, "K N"], ...] | None
     words: Int32[Array, "R W"]
     regular: Bool[Array, ""]
 
@@ -165,8 +165,9 @@ def without_loss(state: BoostState) -> BoostState:
 
 
 def with_loss(state: BoostState, before: BoostState) -> BoostState:
-    """Undoes :func:`without_loss`, for a state before."""
+    """Restores what ``grow`` leaves out of a state, from the one before."""
     return state._replace(
+        start=before.start,
         minimizer=before.minimizer, kinks=before.kinks,
         parameters=before.parameters, first_parameters=before.first_parameters,
         probe=before.probe,
@@ -227,7 +228,7 @@ def grow(
       turn: its state is one :func:`without_loss`.
       words: where the trees are stored.
     """
-    (numbers, data, sets), (state, set_scores, rate, entry) = growth, turn
+    (numbers, data, sets), (state, set_steps, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
     state = state._replace(sizes=derived.sizes)
@@ -247,16 +248,16 @@ def grow(
             trees = fit_trees(problem, rate, state, now, trees, leaf, False)
     else:
         trees, leaf = map_scores(grow_one, now.trees())
-    after, new_scores = None, None
+    after, new_steps = None, None
     if steps:
-        scores = add_values(state.scores, trees.leaf_value, leaf)
-        after = count_round(state, now, scores)
-        new_scores = add_to_sets(trees, sets, set_scores)
+        after = count_round(state, now, add_values(state.steps, trees.leaf_value, leaf))
+        after = after._replace(start=None)
+        new_steps = add_to_sets(trees, sets, set_steps)
         words = _store(words, pack(trees), entry)
     rest: Any = now.fitted._replace(gradient=None, curvature=None)
     nothing: Any = None
     now = now._replace(shape=nothing, fitted=rest, first=None, line=None)
-    return Grown(now, trees, leaf, after, new_scores, words, regular)
+    return Grown(now, trees, leaf, after, new_steps, words, regular)
 
 
 def _store(buffer, value, entry):
@@ -343,11 +344,11 @@ def finish(
       row_losses: of each training row before the round; None if it is not known.
 
     Returns:
-      The state, the scores of the validation sets and the packed trees, if
+      The state, the steps of the validation sets and the packed trees, if
       ``options.solve``, else the parameters of an adaptive loss; what is stored; and
       ``row_losses`` after the round.
     """
-    state, set_scores, rate, entry = turn
+    state, set_steps, rate, entry = turn
     if not options.bagged:
         all_rows: Any = None
         grown = grown._replace(now=grown.now._replace(in_bag=all_rows))
@@ -356,17 +357,17 @@ def finish(
     if options.solve:
         trees = _solve(problem, options, rate, state, grown)
         words = _store(words, pack(trees), entry)
-        scores = add_values(state.scores, trees.leaf_value, grown.leaf)
-        set_scores = add_to_sets(trees, sets, set_scores)
+        steps = add_values(state.steps, trees.leaf_value, grown.leaf)
+        set_steps = add_to_sets(trees, sets, set_steps)
     else:
-        assert grown.state is not None and grown.set_scores is not None
-        scores, set_scores = grown.state.scores, grown.set_scores
+        assert grown.state is not None and grown.set_steps is not None
+        steps, set_steps = grown.state.steps, grown.set_steps
         if static.method.leaf_solver == "guarded":
             kept = _are_kept(problem, state, grown, row_losses)
-    state = advance(problem, state, now, scores)
+    state = advance(problem, state, now, steps)
     in_bag = now.in_bag if options.bagged else None
     report = report_round(
-        problem, options.keep, sets, before, state, set_scores, in_bag, stored.sizes
+        problem, options.keep, sets, before, state, set_steps, in_bag, stored.sizes
     )
     summary = Summary(report.losses, report.improvement, grown.regular, kept)
     made = Stored(pack(summary), report.snapshots, state.parameters, None)
@@ -374,7 +375,7 @@ def finish(
     stored = jax.tree.map(partial(_store, entry=entry), stored, made)
     stored = stored._replace(sizes=report.sizes)
     row_losses = None if row_losses is None else report.row_losses
-    found = (state, set_scores, words) if options.solve else state.parameters
+    found = (state, set_steps, words) if options.solve else state.parameters
     return found, stored, row_losses
 
 

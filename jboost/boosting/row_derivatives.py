@@ -188,7 +188,7 @@ def draw_rows(problem: Problem, state: BoostState) -> Bool[Array, " N"]:
 
 def round_seeds(state: BoostState) -> UInt32[Array, "seeds 2"]:
     """Returns the seeds of a round: one for the rows, and one for each tree."""
-    num_scores = state.scores.shape[0]
+    num_scores = state.steps.shape[0]
     uses = jnp.arange(num_scores + 1, dtype=jnp.int32)
     return derive(state.words, (num_scores + 1) * state.round + uses)
 
@@ -241,7 +241,7 @@ def _scale(scaling, weights, state, policy, raw, first):
         positive = jnp.maximum(positive, least[:, None])
         if first is not None:
             first = first._replace(holds=first.least >= least)
-    one = jnp.ones(state.scores.shape[0], jnp.float32)
+    one = jnp.ones(state.steps.shape[0], jnp.float32)
     if policy.unit or not scaling.relative:
         return RowDerivatives(gradient, positive, one, one, one, one, factor), first
     mean = _find_mean(positive, weights, first)

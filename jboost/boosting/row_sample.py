@@ -23,7 +23,7 @@ from jboost.boosting.row_derivatives import (
 )
 from jboost.boosting.shared_trees import Line, draw_line
 from jboost.boosting.state import BoostState, Data, Problem
-from jboost.trees.limits import TreeLimits
+from jboost.trees.limits import TreeLimits, count_in
 
 
 class Round(NamedTuple):
@@ -97,9 +97,11 @@ def start_round(
       scaling: from :func:`jboost.boosting.row_derivatives.choose_scaling`.
       raw: from :func:`jboost.boosting.row_derivatives.differentiate`.
     """
-    numbers, num_scores = problem.arrays.numbers, state.scores.shape[0]
+    numbers, num_scores = problem.arrays.numbers, state.steps.shape[0]
     seeds = round_seeds(state)
     limits, share = numbers.limits, numbers.subsample
+    if scaling.relative:
+        limits = count_in(limits, state.weight_unit)
     choices = decide_by_data(
         state.pointed,
         state.least_rows,

@@ -47,20 +47,19 @@ def run_rounds(
       loss, method: of :class:`jboost.boosting.state.Static`.
       program: of derivatives that are handed in; None: those of the loss.
       sampled: whether rounds may leave rows out, where the loss is of groups.
-      operands: constants, numbers, learning rates, data, offset, initial score, seed.
+      operands: constants, numbers, learning rates, data, initial score, seed.
 
     Returns:
       The trees, and the scores of the rows.
     """
-    constants, numbers, rates, data, offset, init_score, seed = operands
+    constants, numbers, rates, data, init_score, seed = operands
     if loss.coupled:
-        constants, rates, data, offset = without_derivatives(
-            (constants, rates, data, offset),
+        constants, rates, data = without_derivatives(
+            (constants, rates, data),
             "derivatives of training are not supported for losses of groups",
         )
     data = prepare_groups(loss, constants, data, sampled)
-    start = StartPoint(offset, init_score, seed)
-    state, _ = start_state(loss, constants, data, start)
+    state, _ = start_state(loss, constants, data, StartPoint(init_score, seed))
     problem = Problem(Static(loss, method), Arrays(constants, numbers, data))
 
     @partial(jax.checkpoint, prevent_cse=False, policy=_choose_kept(data))
@@ -73,21 +72,21 @@ def run_rounds(
 
 def run_sharded_rounds(loss: Any, method: Any, mesh: Any, *operands: Any) -> Any:
     """Does what :func:`run_rounds` does on the devices of a mesh."""
-    constants, numbers, rates, data, offset, init_score, seed = operands
+    constants, numbers, rates, data, init_score, seed = operands
     num_rows = data.weights.shape[0]
     shards = cut_evenly(mesh, num_rows)
-    data, offset = pad_shards(shards, data, offset)
+    data = pad_shards(shards, data)
 
-    def run(constants, numbers, rates, data, offset, init_score, seed):
+    def run(constants, numbers, rates, data, init_score, seed):
         data = data._replace(codes=pack_codes(data.codes, method.num_bins))
-        rows = (data, offset, init_score, seed)
+        rows = (data, init_score, seed)
         return run_rounds(loss, method, None, False, constants, numbers, rates, *rows)
 
     everywhere = (EVERYWHERE,) * 3
-    specs = (*everywhere, spec_of_data(shards), rows_of(shards, 1), *everywhere[:2])
+    specs = (*everywhere, spec_of_data(shards), *everywhere[:2])
     trees, scores = run_sharded(
         run, mesh, shards,
-        (constants, numbers, rates, data, offset, init_score, seed),
+        (constants, numbers, rates, data, init_score, seed),
         specs, (EVERYWHERE, rows_of(shards)),
     )  # fmt: skip
     return trees, scores[:num_rows]

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
 
 from jboost.boosting.settings import Settings
 from jboost.boosting.state import BoostState, Data
@@ -56,14 +55,15 @@ def rows_of(shards: Shards, axis: int = 0) -> P:
 def spec_of_data(shards: Shards) -> Any:
     """Returns the sharding of :class:`jboost.boosting.state.Data`."""
     rows: Any = rows_of(shards)
-    return Data(rows_of(shards, 1), rows, rows)  # type: ignore[arg-type]
+    columns: Any = rows_of(shards, 1)
+    return Data(columns, rows, rows, offset=columns)
 
 
 def spec_of_state(shards: Shards) -> Any:
     """Returns the sharding of the state of a run, within a round."""
     every: Any = dict.fromkeys(BoostState._fields, EVERYWHERE)
     columns = rows_of(shards, 1)
-    return BoostState(**every)._replace(scores=columns, minimizer=columns)
+    return BoostState(**every)._replace(start=columns, steps=columns, minimizer=columns)
 
 
 def run_sharded(
@@ -100,13 +100,11 @@ def run_sharded(
     )
 
 
-def pad_shards(
-    shards: Shards, data: Data, offset: Float[Array, "K N"]
-) -> tuple[Data, Float[Array, "K n"]]:
+def pad_shards(shards: Shards, data: Data) -> Data:
     """Repeats row 0 at weight 0 until all shards have the same number of rows."""
     short = len(shards.sizes) * max(shards.sizes) - data.weights.shape[0]
     if short == 0:
-        return data, offset
+        return data
 
     def extend(array, axis=0):
         row = jax.lax.slice_in_dim(array, 0, 1, axis=axis)
@@ -118,7 +116,8 @@ def pad_shards(
         codes=replace(codes, columns=extend(codes.columns, 1), packed=None),
         targets=jax.tree.map(extend, data.targets),
         weights=jnp.pad(data.weights, (0, short)),
-    ), extend(offset, 1)
+        offset=extend(data.offset, 1),
+    )
 
 
 def refuse_with_mesh(settings: Settings, codes: Any) -> None:

@@ -28,7 +28,7 @@ from jboost.objective.coupled import (
 )
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import is_pointed
-from jboost.objective.evaluation import Coupling, Kinks, Objective
+from jboost.objective.evaluation import Coupling, Kinks, Objective, mean_weight
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.moving_minima import locate_minimizers
@@ -48,6 +48,7 @@ class Data(NamedTuple):
       weights: 0 for rows that do not count, which may hold anything.
       groups: of the rows, where the loss is of groups.
       prepared: see :class:`jboost.objective.coupled.GroupObjective`.
+      offset: scores before the initial one; None where rounds do not need them.
     """
 
     codes: Codes
@@ -55,6 +56,7 @@ class Data(NamedTuple):
     weights: Float[Array, " N"]
     groups: RowGroups | None = None
     prepared: PreparedGroups | None = None
+    offset: Float[Array, "K N"] | None = None
 
 
 class Static(NamedTuple):
@@ -111,8 +113,11 @@ class BoostState(NamedTuple):
     """What one round hands to the next.
 
     Attributes:
-      scores: of the training rows, offset included: [N] or [N, K] in the states that
-        :func:`jboost.init` and :func:`jboost.boost_step` return, [K, N] within a round.
+      start: scores of the training rows before the first round, offset included: [N]
+        or [N, K] in the states that :func:`jboost.init` and :func:`jboost.boost_step`
+        return, [K, N] within a round.
+      steps: sums of what the trees so far add to the scores, in the same shape. They
+        are summed apart from ``start``, beside which float32 might lose them.
       minimizer: each row's own minimizer of the loss, inf where there is none.
       kinks: of a piecewise linear loss, else None.
       coupling: how scores interact, at the start; None for K = 1.
@@ -123,6 +128,8 @@ class BoostState(NamedTuple):
       pointed: whether the loss looks like |r| to most rows at the start; see
         :func:`jboost.objective.curvature.is_pointed`.
       endless: whether no row has a minimum of its own, for each score.
+      weight_unit: the weight in which limits of regularization are counted; see
+        :func:`find_weight_unit`.
       least_rows: of a child, where ``min_child_samples`` is "auto"; see
         :func:`jboost.boosting.auto.count_least_rows`.
       first_mean: mean curvature of the first round for each score, and
@@ -134,7 +141,8 @@ class BoostState(NamedTuple):
       probe: what is known of the curvature of a loss of groups; None for other losses.
     """
 
-    scores: Float[Array, "..."]
+    start: Float[Array, "..."]
+    steps: Float[Array, "..."]
     minimizer: Float[Array, "K N"] | None
     kinks: Kinks | None
     coupling: Coupling | None
@@ -143,6 +151,7 @@ class BoostState(NamedTuple):
     first_parameters: Any
     pointed: Bool[ArrayLike, ""]
     endless: Bool[ArrayLike, " K"]
+    weight_unit: Float[ArrayLike, ""]
     least_rows: Int32[ArrayLike, ""]
     first_mean: Float[Array, " K"]
     concentration: Float[Array, " K"]
@@ -150,6 +159,11 @@ class BoostState(NamedTuple):
     round: Int32[Array, ""]
     sizes: Sizes | None
     probe: Probe | None = None
+
+    @property
+    def scores(self) -> Float[Array, "..."]:
+        """Scores of the training rows, offset included: ``start + steps``."""
+        return self.start + self.steps
 
     def __repr__(self) -> str:
         """Shows its fields: the arrays would fill pages."""
@@ -160,13 +174,11 @@ class StartPoint(NamedTuple):
     """Where training starts.
 
     Attributes:
-      offset: the scores before the initial one.
       init_score: None asks for the argmin.
       words: seed of everything random.
       minimizer: each row's own minimizer, where :func:`own_minimizers` has found it.
     """
 
-    offset: Float[Array, "K N"]
     init_score: Float[Array, " K"] | MedianStart | None
     words: UInt32[Array, "2"] | UInt32[np.ndarray, "2"]
     minimizer: Float[Array, "K N"] | None = None
@@ -177,34 +189,35 @@ def start_state(
     constants: tuple[Any, ...],
     data: Data,
     start: StartPoint,
-) -> tuple[BoostState, Bool[ArrayLike, ""]]:
+) -> tuple[BoostState, Int32[ArrayLike, ""]]:
     """Makes the state before the first round.
 
     Returns:
-      The state, and whether training could not have started at the argmin: no row has
-      a slope there, or a loss of groups is the same wherever all scores start.
+      The state, and the index in ``START_RULES`` of the rule that gave the initial
+      score; for losses of groups 1 where all common starts have the same loss.
     """
     if isinstance(loss, GroupLoss):
         return _start_groups(loss, constants, data, start)
-    offset, begin = start.offset, start.init_score
+    offset, begin = _offset_of(data), start.init_score
     known = None if isinstance(begin, MedianStart) else begin
     scores = offset if known is None else move_scores(offset, known)
     parameters = estimate_parameters(loss, constants, data, scores)
     objective = Objective(loss, constants, data.targets, parameters, None)
     if needs_minimizer(loss):
         objective = find_minima(objective, data, start.minimizer)
-    fell_back = np.asarray(False)
+    rule = np.int32(0)
     if known is None:
         if begin is None:
-            known, fell_back = initial_score(objective, offset, data.weights)
+            known, rule = initial_score(objective, offset, data.weights)
         else:
             known = median_score(objective, offset, data.weights)
         scores = move_scores(offset, known)
         parameters = estimate_parameters(loss, constants, data, scores)
-    known, one, words, number = _begin_rounds(known, start.words)
+    known, one, words, number, steps = _begin_rounds(known, start.words, scores)
     pointed = is_pointed(objective, scores, data.weights)
     state = BoostState(
-        scores=scores,
+        start=scores,
+        steps=steps,
         minimizer=objective.minimizer,
         kinks=objective.kinks,
         coupling=find_coupling(
@@ -215,6 +228,7 @@ def start_state(
         first_parameters=parameters if loss.reports_first else (),
         pointed=pointed,
         endless=_are_endless(objective.minimizer, one, data.weights),
+        weight_unit=find_weight_unit(data.weights),
         least_rows=count_least_rows(pointed, objective.kinks, data.weights),
         first_mean=one,
         concentration=one,
@@ -222,12 +236,13 @@ def start_state(
         round=number,
         sizes=None if current_shards() is None else no_sizes(offset.shape[0]),
     )
-    return state, fell_back
+    return state, rule
 
 
 def _start_groups(loss, constants, data, start):
-    offset, known, words = start.offset, start.init_score, jnp.asarray(start.words)
-    number, fell_back = jnp.int32(0), jnp.asarray(False)
+    offset, known = _offset_of(data), start.init_score
+    words = jnp.asarray(start.words)
+    number = rule = jnp.int32(0)
     if isinstance(known, MedianStart):
         raise ValueError(
             "init_score must be 'auto', a number or K numbers for a loss of groups, "
@@ -240,27 +255,51 @@ def _start_groups(loss, constants, data, start):
             round_words(words, number), data.prepared,
         )  # fmt: skip
         known, fell_back = find_group_start(objective, offset)
+        rule = fell_back.astype(jnp.int32)
     scores = move_scores(offset, known)
     parameters = estimate_parameters(loss, constants, data, scores)
-    known, one, words, number = _begin_rounds(known, words)
+    known, one, words, number, steps = _begin_rounds(known, words, scores)
     state = BoostState(
-        scores=scores, minimizer=None, kinks=None, coupling=None, init_score=known,
+        start=scores, steps=steps, minimizer=None, kinks=None, coupling=None,
+        init_score=known,
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
         pointed=np.asarray(False), endless=one > 0,
+        weight_unit=find_weight_unit(data.weights),
         least_rows=count_least_rows(np.asarray(False), None, data.weights),
         first_mean=one, concentration=one, words=words, round=number, sizes=None,
         probe=start_probe(scores),
     )  # fmt: skip
-    return state, fell_back
+    return state, rule
 
 
 @elementwise
-def _begin_rounds(numpy, init_score, words):
-    """Returns init_score, ones, words and round of a state; see BoostState."""
+def _begin_rounds(numpy, init_score, words, scores):
+    """Returns init_score, ones, words, round and steps of a state; see BoostState."""
     one = numpy.ones(init_score.shape, np.float32)
     init_score = init_score if init_score.shape[0] > 1 else init_score[0]
-    return init_score, one, numpy.asarray(words), numpy.int32(0)
+    steps = numpy.zeros(scores.shape, np.float32)
+    return init_score, one, numpy.asarray(words), numpy.int32(0), steps
+
+
+def _offset_of(data):
+    assert data.offset is not None
+    return data.offset
+
+
+def find_weight_unit(weights: Float[Array, " N"]) -> Float[ArrayLike, ""]:
+    """Returns min(1, mean of the positive weights).
+
+    "Relative" regularization counts rows of this weight. A row of weight k is then k
+    rows, and dividing all weights by one number leaves the model as it was.
+    """
+    return _limit_unit(mean_weight(weights))
+
+
+@elementwise
+def _limit_unit(numpy, mean):
+    # Not minimum, whose derivative at 1 would be one half.
+    return numpy.where(mean < 1, mean, np.float32(1)).astype(np.float32)
 
 
 @elementwise

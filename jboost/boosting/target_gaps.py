@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
 
 from jboost.boosting.reports import weigh_losses
 from jboost.boosting.state import Data, estimate_parameters
@@ -19,22 +18,20 @@ from jboost.objective.evaluation import Objective
 from jboost.objective.faults import describe_gap, find_gaps, find_never_finite
 
 
-def refuse_gaps(
-    loss: Any, constants: tuple[Any, ...], data: Data, offset: Float[Array, "K N"]
-) -> None:
+def refuse_gaps(loss: Any, constants: tuple[Any, ...], data: Data) -> None:
     """Refuses targets that are not finite if the loss is finite at no score tried.
 
     Traced values are not checked, nor are rows of weight 0.
 
     Args:
       loss, constants: traced.
-      offset: the scores before training.
 
     Raises:
       ValueError: names the first row.
     """
-    data = data._replace(codes=None)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((data, offset))):
+    data, offset = data._replace(codes=None), data.offset
+    assert offset is not None
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data)):
         return
     rows = np.flatnonzero(find_gaps(data.targets, data.weights))
     if not len(rows):

@@ -271,20 +271,23 @@ def _add_rounds(staged, num_rows, values, steps, find, *varying):
     ``varying`` are the arrays that the leaves depend on.
     """
     leaf_value, init_score = values
-    shape = (init_score.shape[0], num_rows)
 
-    def add_round(scores, step):
+    def add_round(sums, step):
         value, step = step
         leaf = find(step)
         if len(leaf) < len(value):  # all scores share the tree
-            scores += value[:, leaf[0]]
+            sums += value[:, leaf[0]]
         else:
-            scores += jax.vmap(lambda value, leaf: value[leaf])(value, leaf)
-        return scores, scores if staged else None
+            sums += jax.vmap(lambda value, leaf: value[leaf])(value, leaf)
+        return sums, sums if staged else None
 
-    start = vary(jnp.broadcast_to(init_score[:, None], shape), leaf_value, *varying)
-    scores, stages = jax.lax.scan(add_round, start, (leaf_value, steps))
-    return scores.T if stages is None else jnp.swapaxes(stages, 1, 2)
+    zeros = jnp.zeros((init_score.shape[0], num_rows), jnp.float32)
+    start = vary(zeros, leaf_value, *varying)
+    sums, stages = jax.lax.scan(add_round, start, (leaf_value, steps))
+    # Steps are summed apart from the start, beside which float32 might lose them.
+    if stages is None:
+        return init_score[None] + sums.T
+    return init_score[None, None] + jnp.swapaxes(stages, 1, 2)
 
 
 def _round_leaves(trees, columns, depth):

@@ -310,6 +310,17 @@ def weighted_mean(
     return numerator / denominator
 
 
+def mean_weight(weights: Float[Array, " N"]) -> Float[Array, ""]:
+    """Returns the mean of the positive weights."""
+    return weighted_mean(weights, _mark_counted(weights))
+
+
+@elementwise
+def _mark_counted(numpy, weights):
+    del numpy
+    return (weights > 0).astype(np.float32)
+
+
 def weighted_means(
     pairs: Sequence[tuple[Float[Array, "..."], Float[Array, "..."]]],
     guess: Float[Array, " S"] | None,

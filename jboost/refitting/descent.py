@@ -290,13 +290,14 @@ def start_units(
 def _score(fixed, part, values):
     """Returns the scores of the rows, [K, N]."""
 
-    def add_round(scores, step):
-        value, leaf = step
-        return add_values(scores, value, leaf.astype(jnp.int32), in_place=True), None
+    def add_round(steps, parts):
+        value, leaf = parts
+        return add_values(steps, value, leaf.astype(jnp.int32), in_place=True), None
 
     start = part.offset + (values.init_score * fixed.unit)[:, None]
-    steps = current_leaves(fixed, values), part.leaves
-    return jax.lax.scan(add_round, start, steps)[0]
+    rounds = current_leaves(fixed, values), part.leaves
+    steps, _ = jax.lax.scan(add_round, jnp.zeros_like(start), rounds)
+    return start + steps
 
 
 def _evaluate_rows(loss, fixed, part, values):

@@ -79,7 +79,7 @@ def read_rows(
 
 def count_rounds(model: Ensemble, rows: PaddedRows) -> int:
     """Returns of how many rounds leaves are found at a time."""
-    return max(1, min(_MOST_ROUNDS, _MOST_LEAVES // max(1, rows.scores.size)))
+    return max(1, min(_MOST_ROUNDS, _MOST_LEAVES // max(1, rows.offset.size)))
 
 
 def find_leaves(
@@ -89,7 +89,7 @@ def find_leaves(
 
     Padding has the leaves of row 0.
     """
-    total = rows.rows.scores.shape[1]
+    total = rows.rows.offset.shape[1]
     for first in range(0, model.num_rounds, step):
         part = map_rounds(lambda array, f=first: array[f : f + step], model)
         found = np.asarray(leaf_indices(part, rows.x))

@@ -298,7 +298,7 @@ def _make_part(model, given: ModelRows) -> Part:
     num_leaves = model.leaf_value.shape[2]
     small = np.min_scalar_type(max(0, num_leaves - 1))
     leaves = np.zeros(
-        (model.num_rounds, model.num_scores, given.rows.scores.shape[1]), small
+        (model.num_rounds, model.num_scores, given.rows.offset.shape[1]), small
     )
     first = 0
     for found in find_leaves(model, given, count_rounds(model, given.rows)):
@@ -309,7 +309,7 @@ def _make_part(model, given: ModelRows) -> Part:
         leaves=jax.device_put(leaves),
         targets=given.rows.data.targets,
         weights=given.rows.data.weights,
-        offset=jax.device_put(np.asarray(given.rows.scores) + init_score),
+        offset=jax.device_put(np.asarray(given.rows.offset) + init_score),
     )
 
 

@@ -260,7 +260,7 @@ def make_record(study: Study, curve: Curve, fold: int) -> Record:
         init_score=curve.init_score[fold],
         set_names=(UNNAMED,),
         named=False,
-        no_trees=no_trees(curve.method, study.rows.scores.shape[0]),
+        no_trees=no_trees(curve.method, study.rows.offset.shape[0]),
         choices={},
         bagged=False,
         feature_names=study.names,

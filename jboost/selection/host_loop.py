@@ -102,7 +102,7 @@ def _points_at_once(study):
 
     A run holds its state twice, before and after a round.
     """
-    num_scores, num_rows = study.rows.scores.shape
+    num_scores, num_rows = study.rows.offset.shape
     each = 16 * num_scores * num_rows * len(study.folds.train)
     return max(1, _MOST_BYTES // each)
 

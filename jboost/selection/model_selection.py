@@ -209,7 +209,7 @@ def _stack_models(study, curve):
 def _held_out_scores(study, curve):
     """Returns means over the folds that held a row out; NaN if none did."""
     masks = study.folds.held_out > 0
-    total = np.zeros((len(study.rows.scores), masks.shape[1]))
+    total = np.zeros((len(study.rows.offset), masks.shape[1]))
     count = np.zeros(masks.shape[1])
     # Without a round there are no scores.
     for fold, scores in enumerate(() if curve.scores is None else curve.scores):

@@ -64,7 +64,6 @@ class Shared(NamedTuple):
     """
 
     data: Data
-    offset: Float[Array, "K N"]
     counts: Int8[Array, "folds N"] | Int32[Array, "folds N"]
     watched: Int32[Array, "folds M"]
     constants: tuple[Any, ...]
@@ -152,7 +151,6 @@ def share(
         watched[number, : len(held_out)] = held_out
     return Shared(
         data=rows.data,
-        offset=rows.scores,
         counts=jax.device_put(counts),
         watched=jax.device_put(watched),
         constants=constants,
@@ -233,7 +231,7 @@ def _start_runs(loss, method, shared, runs):
 
     def start_run(run):
         data, constants = data_of(shared, run), _constants_of(shared, run)
-        start = StartPoint(shared.offset, run.init_score, shared.words, minimizer)
+        start = StartPoint(run.init_score, shared.words, minimizer)
         state, _ = start_state(loss, constants, data, start)
         if isinstance(loss, GroupLoss):
             return state, _find_group_doubt(loss, constants, shared.data, state)
@@ -296,7 +294,7 @@ def _run_rounds(loss, method, keeps_trees, shared, runs, rates, counts, state):
 
 def _no_rounds(method, keeps_trees, num_watched, state):
     """Returns empty buffers for the rounds of one run."""
-    num_scores, trees = state.scores.shape[0], None
+    num_scores, trees = state.steps.shape[0], None
     if keeps_trees:
         trees = jax.tree.map(
             lambda a: jnp.zeros((MOST_ROUNDS, *a.shape[1:]), a.dtype),

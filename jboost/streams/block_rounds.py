@@ -131,7 +131,7 @@ class BlockRunner:
     def __init__(self, job: Job, blocks: BlockSet):
         self.job, self.reader = job, BlockReader(blocks)
         self.programs = make_programs(job)
-        num_rows, num_trees = job.rows.scores.shape[1], count_trees(job)
+        num_rows, num_trees = job.rows.offset.shape[1], count_trees(job)
         own = num_rows if job.rows.spread is None else blocks.num_rows
         self._leaf = aligned_empty((num_trees, own), np.int32)
         first, _ = job.rows.division
@@ -144,7 +144,7 @@ class BlockRunner:
           BlockError: a block cannot be read.
         """
         assert count == 1
-        job, (state, set_scores) = self.job, position
+        job, (state, set_steps) = self.job, position
         arrays = job.problem.arrays
         jax.block_until_ready(state)  # the start, or the round before
         trim_heap(self._leaf.nbytes)
@@ -155,8 +155,8 @@ class BlockRunner:
         trees = jax.tree.map(lambda *arrays: np.concatenate(arrays), *trees)
         sets = tuple(rows.data for rows in job.sets.values())
         grown = GrownTrees(trees, self._put(self._leaf))
-        state, set_scores, report = self.programs.end(
-            arrays, sets, state, set_scores, now, grown
+        state, set_steps, report = self.programs.end(
+            arrays, sets, state, set_steps, now, grown
         )
 
         def alone(array) -> Any:
@@ -164,7 +164,7 @@ class BlockRunner:
 
         return Chunk(
             state=state,
-            set_scores=set_scores,
+            set_steps=set_steps,
             trees=jax.tree.map(alone, trees),
             losses=alone(report.losses),
             snapshots=report.snapshots,
@@ -219,7 +219,7 @@ def share_derivatives(now: Any) -> Any:
 
 def count_trees(job: Job) -> int:
     """Returns the number of trees in a round."""
-    return 1 if job.problem.method.share_structure else job.rows.scores.shape[0]
+    return 1 if job.problem.method.share_structure else job.rows.offset.shape[0]
 
 
 def _pick(now, k):
@@ -250,14 +250,14 @@ def _fit(static, arrays, rate, state, now, k, tree, leaf):
     return jax.tree.map(lambda array: array[None], tree)
 
 
-def _end(static, reports, arrays, sets, state, set_scores, now, grown):
+def _end(static, reports, arrays, sets, state, set_steps, now, grown):
     """Adds the trees of a round, and reports it; see ``chunks``."""
     (keep, bagged), trees = reports, grown.trees
     problem, before = Problem(static, arrays), state
     state = add_trees(problem, state, now, trees, grown.leaf)
-    set_scores = add_to_sets(trees, sets, set_scores)
+    set_steps = add_to_sets(trees, sets, set_steps)
     in_bag = now.in_bag if bagged else None
-    report = report_round(problem, keep, sets, before, state, set_scores, in_bag)
+    report = report_round(problem, keep, sets, before, state, set_steps, in_bag)
     # A chunk has an axis of rounds.
     snapshots = jax.tree.map(lambda scores: scores[None], report.snapshots)
-    return state, set_scores, report._replace(snapshots=snapshots, row_losses=None)
+    return state, set_steps, report._replace(snapshots=snapshots, row_losses=None)

@@ -72,9 +72,9 @@ def shape_rows(
             lambda array: shape(array.dtype, total, *array.shape[1:]), first.targets
         ),
         weights=shape(np.float32, total),
+        offset=shape(np.float32, num_scores, total),
     )
-    scores = shape(np.float32, num_scores, total)
-    return PaddedRows(data, scores, num_rows, first.x.shape[1], spread)
+    return PaddedRows(data, num_rows, first.x.shape[1], spread)
 
 
 def load_rows(
@@ -115,13 +115,13 @@ def load_rows(
     if table.weighted:
         weights = load("weight")
     weights[size:] = 0
-    scores = np.zeros((num_scores, total), np.float32)
+    offset = np.zeros((num_scores, total), np.float32)
     if table.num_offsets:
-        scores = np.ascontiguousarray(load("offset").T)
+        offset = np.ascontiguousarray(load("offset").T)
     data = Data(
         codes=DenseCodes(put(np.zeros((0, total), np.uint8), axis=1)),
         targets=jax.tree.unflatten(table.structure, leaves),
         weights=put(weights, padding=np.zeros(1, np.float32)),
+        offset=put(offset, axis=1),
     )
-    features = table.blocks.num_features
-    return PaddedRows(data, put(scores, axis=1), size, features, spread)
+    return PaddedRows(data, size, table.blocks.num_features, spread)

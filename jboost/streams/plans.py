@@ -92,9 +92,9 @@ def _list_parts(plan):
 
 
 def _make_plan(job, blocks, init_score):
-    data, num_rows = job.rows.data, job.rows.scores.shape[1]
+    data, num_rows = job.rows.data, job.rows.offset.shape[1]
     method, limits = job.problem.method, job.problem.arrays.numbers.limits
-    begin = StartPoint(job.rows.scores, init_score, _WORDS)
+    begin = StartPoint(init_score, _WORDS)
     start, operands = start_program(job, begin)
     state, *_ = jax.eval_shape(partial(start), *operands)
     need = _measure_round(job, state)
@@ -122,9 +122,9 @@ def _make_plan(job, blocks, init_score):
     )
     leaves, kept = 4 * count_trees(job) * num_rows, grower.kept_bytes() * num_rows
     leaves *= copies
-    sets = [(rows.data, rows.scores, rows.scores) for rows in job.sets.values()]
+    sets = [(rows.data, rows.offset) for rows in job.sets.values()]
     return Plan(
-        rows=count((data, job.rows.scores, need.state)) + leaves + kept,
+        rows=count((data, need.state)) + leaves + kept,
         rounds=rounds,
         nodes=grower.node_bytes(limits),
         blocks=grower.block_bytes(blocks),
@@ -152,7 +152,7 @@ class _Need(NamedTuple):
 
 def _measure_round(job, state):
     """Compiles the programs of a round, for shapes alone."""
-    data, num_rows = job.rows.data, job.rows.scores.shape[1]
+    data, num_rows = job.rows.data, job.rows.offset.shape[1]
     programs, number, rate = make_programs(job), np.int32(0), np.float32(0)
     problem = job.problem
     begin = (problem.arrays, state)
@@ -164,9 +164,9 @@ def _measure_round(job, state):
     leaf = jax.ShapeDtypeStruct((num_rows,), np.int32)
     fit = (problem.arrays, rate, state, now, number, tree, leaf)
     sets = tuple(rows.data for rows in job.sets.values())
-    scores = tuple(rows.scores for rows in job.sets.values())
+    steps = tuple(rows.offset for rows in job.sets.values())
     leaves: Any = jax.ShapeDtypeStruct((count_trees(job), num_rows), np.int32)
-    end = (problem.arrays, sets, state, scores, now, GrownTrees(trees, leaves))
+    end = (problem.arrays, sets, state, steps, now, GrownTrees(trees, leaves))
     return _Need(
         state=state,
         now=held,
@@ -180,7 +180,7 @@ def _measure_round(job, state):
 
 def _tree_shapes(job):
     """Returns the trees of a round, and one of them before its leaves are fitted."""
-    num_scores, limits = job.rows.scores.shape[0], job.problem.arrays.numbers.limits
+    num_scores, limits = job.rows.offset.shape[0], job.problem.arrays.numbers.limits
     trees = jax.tree.map(lambda a: a[0], no_trees(job.problem.method, num_scores, 1))
     tree = jax.tree.map(lambda a: a[0], trees)._replace(sums=None)
     if limits.values is not None:

@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
     """What one call of a runner returns; the first ``count`` entries are valid."""
 
     state: BoostState
-    set_scores: tuple[Float[Array, "K N"], ...]
+    set_steps: tuple[Float[Array, "K N"], ...]
     trees: Tree
     losses: Float[Array, "R S"]  # of the training rows, then of each set
     snapshots: tuple[Float[Array, "R K N"], ...]  # scores, where metrics need them
@@ -104,11 +104,11 @@ class Position(NamedTuple):
 
     Attributes:
       state: of the training rows.
-      set_scores: of each validation set.
+      set_steps: steps of each validation set.
     """
 
     state: BoostState
-    set_scores: tuple[Float[Array, "K N"], ...]
+    set_steps: tuple[Float[Array, "K N"], ...]
 
 
 class Runner(Protocol):
@@ -142,7 +142,7 @@ class ArrayRunner:
         spread = job.rows.spread
         put = jax.device_put if spread is None else spread.put_everywhere
         self._sizes: Any = None
-        self._row_losses: Any = None, None  # scores, and the losses there
+        self._row_losses: Any = None, None  # steps, and the losses there
         if spread is not None:
             self._sizes = no_sizes(len(job.sets), job.bagged)
         # Numbers that are on the device are cheaper to hand to a program.
@@ -169,9 +169,9 @@ class ArrayRunner:
                 finish=self._whole.finish or not made.kept[:count].all(),
             )
             last, stored, trees, made = self._make_rounds(position, first, count)
-        self._tidy(position.state.scores)
+        self._tidy(position.state.steps)
         return Chunk(
-            last.state, last.set_scores, trees, made.losses, stored.snapshots,
+            last.state, last.set_steps, trees, made.losses, stored.snapshots,
             made.improvement, stored.parameters,
         )  # fmt: skip
 
@@ -181,44 +181,44 @@ class ArrayRunner:
 
     def _make_rounds(self, position, first, count):
         """Makes rounds; of few rows, waits only for the last one."""
-        state, set_scores = position
+        state, set_steps = position
         options = choose_stages(self.job.problem, state, self.job.reports, self._whole)
-        start, extend, end = self._find_programs(options, state.scores)
+        start, extend, end = self._find_programs(options, state.steps)
         rates = self.job.rates[first : first + count].astype(np.float32)
         words, stored = self._make_room(position)
         row_losses = self._find_row_losses(state, options.finish)
-        grown, many = None, self._has_many(state.scores)
-        here = is_on_cpu(state.scores)
+        grown, many = None, self._has_many(state.steps)
+        here = is_on_cpu(state.steps)
         for rate, entry in zip(rates, self._entries, strict=False):
-            self._tidy(state.scores)
+            self._tidy(state.steps)
             changed, derived = start(self._rows, state)
             state = state if changed is None else changed
-            turn = Turn(state, set_scores, rate, entry)
+            turn = Turn(state, set_steps, rate, entry)
             bare = turn._replace(state=without_loss(state))
-            self._tidy(state.scores)
+            self._tidy(state.steps)
             if many and here and grown is not None:
                 # On a CPU, XLA gives memory to a program long before it can run: one at
                 # a time. A GPU would lack work meanwhile.
                 jax.block_until_ready(grown.regular)
             grown = extend(self._growth, bare, derived, words)
-            self._tidy(state.scores)
+            self._tidy(state.steps)
             found, stored, row_losses = end(
                 self._rows, self._sets, turn, grown, stored, row_losses
             )
             if options.finish.solve:
-                state, set_scores, words = found
+                state, set_steps, words = found
             else:
-                set_scores, words = grown.set_scores, grown.words
+                set_steps, words = grown.set_steps, grown.words
                 state = with_loss(grown.state, state)._replace(parameters=found)
         wait_for(stored.numbers, count)
         kept = stored.snapshots  # of a mesh, they are on several devices
-        self._row_losses = state.scores, row_losses
+        self._row_losses = state.steps, row_losses
         words, stored = fetch((words, stored._replace(snapshots=())))
         stored, self._sizes = stored._replace(snapshots=kept), stored.sizes
         # A copy: the rounds would keep the memory of those that were not made.
         trees = unpack(words[:count].copy(), self._one_round_trees(position))
         made = unpack(stored.numbers, self._summary(position))
-        return Position(state, set_scores), stored, trees, made
+        return Position(state, set_steps), stored, trees, made
 
     def _find_programs(self, options, scores):
         """Returns the programs of a round."""
@@ -266,13 +266,13 @@ class ArrayRunner:
 
     def _one_round_trees(self, position):
         """Returns arrays like the trees of a round."""
-        trees = no_trees(self.job.problem.method, len(position.state.scores), 1)
+        trees = no_trees(self.job.problem.method, len(position.state.steps), 1)
         return jax.tree.map(lambda array: array[0], trees)
 
     def _summary(self, position):
         """Returns arrays like the small results of a round."""
         _, bagged = self.job.reports
-        losses: Any = np.zeros(1 + len(position.set_scores), np.float32)
+        losses: Any = np.zeros(1 + len(position.set_steps), np.float32)
         improvement: Any = np.float32(0) if bagged else None
         true: Any = np.bool_(True)
         return Summary(losses, improvement, regular=true, kept=true)
@@ -280,9 +280,9 @@ class ArrayRunner:
     def _make_room(self, position):
         """Returns empty arrays for the rounds of a chunk."""
         keep, _ = self.job.reports
-        state, set_scores = position
+        state, set_steps = position
         every = (self.job.rows, *self.job.sets.values())
-        kept = (state.scores, *set_scores) if keep else ()
+        kept = (state.steps, *set_steps) if keep else ()
 
         def empty(array):
             return np.zeros((MOST_ROUNDS, *array.shape), array.dtype)
@@ -305,13 +305,13 @@ class ArrayRunner:
     def _find_row_losses(self, state, finish):
         """Returns the loss of each row if rounds need it and can pass it on."""
         problem, spread = self.job.problem, self.job.rows.spread
-        method, few = problem.method, state.scores.size <= FEW
+        method, few = problem.method, state.steps.size <= FEW
         guarded = method.leaf_solver == "guarded" and not method.share_structure
         adaptive = problem.loss.estimate is not None
         if few or adaptive or finish.solve or not guarded or spread is not None:
             return None
-        scores, row_losses = self._row_losses
-        if scores is state.scores:
+        steps, row_losses = self._row_losses
+        if steps is state.steps:
             return row_losses
         with run_in_stages():
             return loss_values(bind_objective(problem, state), state.scores)

@@ -2,7 +2,7 @@
 """Training that continues from a model.
 
 In: a model, and a run on the same or other data before its first round. Out: the
-position of the run after the rounds of the model: the scores, the number of rounds
+position of the run after the rounds of the model: the steps, the number of rounds
 (seeds and schedules count from there), and the mean curvature of the first round.
 """
 
@@ -140,7 +140,7 @@ def continue_from(
 def add_model(
     model: Ensemble, job: Job, position: Position, xs: Sequence[Any]
 ) -> Position:
-    """Replaces the scores of all rows by those after the rounds of a model.
+    """Replaces the steps of all rows by those after the rounds of a model.
 
     Args:
       position: its other values are kept.
@@ -150,13 +150,13 @@ def add_model(
     if job.problem.loss.coupled:
         state = _replay_probes(model, job, state, x)
     else:
-        state = state._replace(scores=_score(model, x, job.rows))
+        state = state._replace(steps=_sum_steps(model, x, job.rows))
     pairs = zip(set_xs, job.sets.values(), strict=True)
-    return Position(state, tuple(_score(model, x, rows) for x, rows in pairs))
+    return Position(state, tuple(_sum_steps(model, x, rows) for x, rows in pairs))
 
 
 def _replay_probes(model, job, state, x):
-    """Returns the state with scores and the probe that the rounds have left.
+    """Returns the state with steps and the probe that the rounds have left.
 
     The probe is an average over rounds: its products are made again.
     """
@@ -164,23 +164,23 @@ def _replay_probes(model, job, state, x):
     arrays = problem.arrays._replace(data=problem.data._replace(codes=None))
     effort = choose_effort(problem, len(rows.data.weights))  # as for rounds
     replay = compiled(_replay_round, problem.static, effort=effort)
-    real = rows.fetch(rows.scores, axis=1) + np.asarray(model.init_score).reshape(-1, 1)
-    start = rows.put_scores(real)
+    steps = rows.no_steps()
     begin = compiled(_estimate_anew, problem.loss, effort=effort)
-    at = state._replace(scores=start, round=np.int32(0))
+    at = state._replace(round=np.int32(0))
     at = at._replace(parameters=begin(problem.constants, arrays.data, at))
-    for _ in _each_round(model, x, real):
-        at = replay(arrays, at, rows.put_scores(real))
-    return state._replace(scores=at.scores, probe=at.probe)
+    for _ in _each_round(model, x, steps):
+        at = replay(arrays, at, rows.put_scores(steps))
+    return state._replace(steps=at.steps, probe=at.probe)
 
 
-def _replay_round(static, arrays, state, scores):
+def _replay_round(static, arrays, state, steps):
     problem = Problem(static, arrays)
     state, _ = differentiate(problem, state)
+    state = state._replace(steps=steps, round=state.round + 1)
     parameters = estimate_parameters(
-        problem.loss, problem.constants, problem.data, scores
+        problem.loss, problem.constants, problem.data, state.scores
     )
-    return state._replace(scores=scores, parameters=parameters, round=state.round + 1)
+    return state._replace(parameters=parameters)
 
 
 def _estimate_anew(loss, constants, data, state):
@@ -200,30 +200,29 @@ def _measure_first_round(static, constants, data, state, numbers=None):
     return fitted.first_mean, fitted.concentration
 
 
-def _score(model, x, rows: PaddedRows):
-    """Returns the scores of padded rows after the rounds of the model."""
-    start = np.asarray(model.init_score).reshape(-1, 1)
-    real = rows.fetch(rows.scores, axis=1) + start
+def _sum_steps(model, x, rows: PaddedRows):
+    """Returns the steps of padded rows after the rounds of the model."""
+    steps = rows.no_steps()
     if isinstance(x, RowSource):
         first = 0
         for batch, _ in x.batches(Schema(), categorical=False):
             end = first + len(batch)
-            _add_rounds(model, batch, real[:, first:end])
+            _add_rounds(model, batch, steps[:, first:end])
             first = end
     else:
-        _add_rounds(model, x, real)
-    return rows.put_scores(real)
+        _add_rounds(model, x, steps)
+    return rows.put_scores(steps)
 
 
-def _add_rounds(model, x, scores):
+def _add_rounds(model, x, steps):
     """Adds leaf values round by round, as training did, to get the same bits."""
-    for _ in _each_round(model, x, scores):
+    for _ in _each_round(model, x, steps):
         pass
 
 
-def _each_round(model, x, scores):
-    """Adds the leaf values of a round to the scores, and yields its number."""
-    num_scores, num_rows = scores.shape
+def _each_round(model, x, steps):
+    """Adds the leaf values of a round to the steps, and yields its number."""
+    num_scores, num_rows = steps.shape
     if not num_rows:  # other processes have some
         return
     step = max(1, min(_MOST_ROUNDS, _MOST_LEAVES // (num_scores * num_rows)))
@@ -236,5 +235,5 @@ def _each_round(model, x, scores):
         leaves = np.broadcast_to(leaves, (*leaves.shape[:2], num_scores))
         for number in range(leaves.shape[1]):
             for k in range(num_scores):
-                scores[k] += values[first + number, k][leaves[:, number, k]]
+                steps[k] += values[first + number, k][leaves[:, number, k]]
             yield first + number

@@ -233,7 +233,7 @@ def _hash_rows(prefix, rows: PaddedRows, codes):
     division, sparse = rows.division, rows.data.codes
     targets, weights = rows.real
     words = [_as_words(leaf) for leaf in jax.tree.leaves(targets)]
-    offset = rows.fetch(rows.scores, axis=1).T
+    offset = rows.fetch(rows.offset, axis=1).T
     sums = {
         "x": _hash_entries(sparse, rows.size)
         if isinstance(sparse, SparseCodes)

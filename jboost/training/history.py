@@ -30,8 +30,10 @@ class History:
       best_round: the best round (from 0) on the first validation set, by ``by``; the
         last one without a validation set; -1 if there was no round.
       choices: what each "auto" stood for, the initial score, and the rule that gave
-        it, ``"init_score_rule"``: "argmin", "median", "given", or "fallback" where
-        no row had a gradient at the argmin, so that training starts elsewhere.
+        it, ``"init_score_rule"``: "argmin", "median", "given", "fallback" where no
+        row had a gradient at the argmin, so that training starts elsewhere, or "half
+        event" where the argmin is at infinity (no event in the rows of a logistic or
+        Poisson loss, say) and training starts where half an event would keep it.
       oob_improvement: with ``subsample`` < 1, by how much each round lowered the
         weighted mean loss of the rows out of its bag, [R] (Friedman 2002; as in
         scikit-learn); else None. Its running sum is largest after the number of

@@ -128,7 +128,7 @@ def _make_rounds(run: FitRun) -> None:
     skip_to(run.bar, record.num_rounds)
     for first, count in () if over else calls:
         chunk = _make_chunk(run, position, first, count)
-        position = Position(chunk.state, chunk.set_scores)
+        position = Position(chunk.state, chunk.set_steps)
         for entry in range(count):
             values = _record_round(run, chunk, entry)
             advance(run.bar, 1, values)

@@ -60,7 +60,7 @@ def refuse_rows(
     those whose target is not finite.
     """
     targets, weights = rows.real
-    start = rows.fetch(rows.scores, axis=1)
+    start = rows.fetch(rows.offset, axis=1)
     constants, parameters = fetch((problem.constants, state.parameters))
     objective = Objective(problem.loss, constants, targets, parameters, None)
     init_score = np.asarray(state.init_score).reshape(-1, 1)

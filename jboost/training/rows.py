@@ -46,18 +46,26 @@ class PaddedRows(NamedTuple):
     """Rows on the device.
 
     Attributes:
-      data: their codes, targets and weights.
-      scores: before training.
+      data: their codes, targets, weights and offset.
       size: the number of rows of this process; others are padding.
       num_features: the number of columns; those beyond are padding.
       spread: how the rows are divided among devices; None: all are on one.
     """
 
     data: Data
-    scores: Float[Array, "K N"]
     size: int
     num_features: int
     spread: Spread | None = None
+
+    @property
+    def offset(self) -> Float[Array, "K N"]:
+        """Scores before the initial one; 0 where none are given."""
+        assert self.data.offset is not None
+        return self.data.offset
+
+    def no_steps(self) -> Float[np.ndarray, "K n"]:
+        """Returns the steps of the rows of this process before the first round."""
+        return np.zeros((len(self.offset), self.size), np.float32)
 
     @property
     def real(self) -> tuple[Any, np.ndarray]:
@@ -85,27 +93,28 @@ class PaddedRows(NamedTuple):
             return 0, self.size
         return self.spread.first_row, sum(self.spread.shards.sizes)
 
-    def gather(self) -> tuple[Data, Float[np.ndarray, "K N"]]:
+    def gather(self) -> Data:
         """Returns the rows of all processes as one device holds them, without codes.
 
-        With padding, on the host; and their scores before training.
+        With padding, on the host.
         """
         assert self.spread is not None
         total = self.spread.shards.padded
-        offset = self.fetch(self.scores, axis=1).T
+        offset = self.fetch(self.offset, axis=1).T
         every: Any = gather_tables((*self.real, offset))
         targets, weights, offset = every
         pad = partial(pad_rows, size=total)
         weights = np.pad(weights, (0, total - len(weights)))
         none: Any = None
         held: Any = weights
-        return Data(none, jax.tree.map(pad, targets), held), pad(offset).T
+        offset = pad(offset).T
+        return Data(none, jax.tree.map(pad, targets), held, offset=offset)
 
     def put_scores(self, scores: Float[np.ndarray, "K n"]) -> Float[Array, "K N"]:
         """Returns scores of the rows of this process on the device, with padding."""
         if self.spread is not None:
             return self.spread.put(scores, axis=1)
-        return jax.device_put(pad_rows(scores.T, self.scores.shape[1]).T)
+        return jax.device_put(pad_rows(scores.T, self.offset.shape[1]).T)
 
     def read_codes(self) -> Iterator[Shaped[np.ndarray, "F n"]]:
         """Yields the dense codes without the padding, in one part."""
@@ -171,7 +180,7 @@ def make_rows(
         spread = spread_rows(mesh, size, padded)
     with agree():
         rows = put_rows(size, y, weights, offset, num_scores, padded, prefix, spread)
-    total = rows.scores.shape[1]
+    total = rows.offset.shape[1]
     if spread is not None:
         # The kernel takes no table without rows.
         table = matrix if size else np.zeros((1, bins.num_features), np.float32)
@@ -210,8 +219,9 @@ def put_rows(
     none: Any = None
     if spread is not None:
         held = spread.put(weights, padding=np.zeros(1, np.float32))
-        data = Data(none, jax.tree.map(spread.put, targets), held)
-        return PaddedRows(data, spread.put(scores.T, axis=1), size, 0, spread)
+        start = spread.put(scores.T, axis=1)
+        data = Data(none, jax.tree.map(spread.put, targets), held, offset=start)
+        return PaddedRows(data, size, 0, spread)
     total = padded_rows(size) if padded else size
 
     pad = partial(pad_rows, size=total)
@@ -219,8 +229,9 @@ def put_rows(
         codes=none,
         targets=jax.device_put(jax.tree.map(pad, targets)),
         weights=jax.device_put(np.pad(weights, (0, total - size))),
+        offset=jax.device_put(pad(scores).T),
     )
-    return PaddedRows(data, jax.device_put(pad(scores).T), size, num_features=0)
+    return PaddedRows(data, size, num_features=0)
 
 
 def _add_columns(bins, matrix, num_columns):

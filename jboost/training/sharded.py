@@ -42,7 +42,7 @@ def compile_start(spread: Spread, find_start: Callable[..., Any], loss: Any) -> 
     """
     shards = spread.shards
     columns = rows_of(shards, 1)
-    start = fill_spec(StartPoint, offset=columns, minimizer=columns)
+    start = fill_spec(StartPoint, minimizer=columns)
     specs = (EVERYWHERE, spec_of_data(shards), start)
     results = (spec_of_state(shards), EVERYWHERE, rows_of(shards), EVERYWHERE)
     return compile_shards(find_start, (loss,), spread, specs, results)
@@ -103,7 +103,7 @@ def _derived(shards):
 
 def _turn(shards):
     columns = rows_of(shards, 1)
-    return fill_spec(Turn, state=spec_of_state(shards), set_scores=columns)
+    return fill_spec(Turn, state=spec_of_state(shards), set_steps=columns)
 
 
 def _grown(shards, steps):
@@ -115,7 +115,7 @@ def _grown(shards, steps):
     grown = fill_spec(Grown, now=now, leaf=columns)
     if not steps:
         return grown
-    return grown._replace(state=spec_of_state(shards), set_scores=columns)
+    return grown._replace(state=spec_of_state(shards), set_steps=columns)
 
 
 def fill_spec(kind: Any, **specs: Any) -> Any:

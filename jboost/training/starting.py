@@ -38,7 +38,7 @@ from jboost.training.record import Record
 from jboost.training.refusing import check_slopes, check_values
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows, compile_start
-from jboost.trees.initial import MedianStart
+from jboost.trees.initial import START_RULES, MedianStart
 from jboost.trees.slopes import count_group_slopes, count_slopes, is_endless
 
 
@@ -59,9 +59,9 @@ def start(
       :class:`jboost.training.history.History`.
     """
     words = np.array([0, seed], np.uint32)  # as seed_from_key(jax.random.key(seed))
-    begin = StartPoint(job.rows.scores, init_score, words)
+    begin = StartPoint(init_score, words)
     found = _start_together(job, begin) if in_stages else _start_apart(job, begin)
-    (state, fell_back, values, endless), problem = found, job.problem
+    (state, rule, values, endless), problem = found, job.problem
     if endless:
         refuse_endless()
     if isinstance(init_score, MedianStart):
@@ -76,8 +76,9 @@ def start(
         with agree():
             check_values(name, problem, rows, values, state)
     if init_score is None:
-        other = "shift-invariant" if problem.loss.coupled else "fallback"
-        return state, other if fell_back else "argmin"
+        if problem.loss.coupled:
+            return state, "shift-invariant" if rule else "argmin"
+        return state, START_RULES[int(rule)]
     return state, "median" if isinstance(init_score, MedianStart) else "given"
 
 
@@ -86,33 +87,30 @@ def _start_together(job, begin):
     rows, loss, constants = job.rows, job.problem.loss, job.problem.constants
     if loss.coupled:
         return _start_apart(job, begin)
-    num_scores = len(begin.offset)
+    num_scores = len(rows.offset)
     data = job.problem.data._replace(codes=None)
     if rows.spread is not None:
         # Programs on few rows may round in another way than those on many.
         if num_scores * rows.spread.shards.padded > FEW:
             return _start_apart(job, begin)
         constants = fetch(constants)  # from all devices
-        data, offset = rows.gather()
-        begin = begin._replace(offset=offset)
+        data = rows.gather()
     with run_in_stages():
         # On the device once for all stages.
         found = _find_start(loss, *jax.device_put((constants, data, begin)))
     if rows.spread is None:
         return found
-    state, fell_back, values, endless = fetch(found)
+    state, rule, values, endless = fetch(found)
     first = rows.spread.first_row
     own = slice(first, first + rows.size)
-    scores = rows.put_scores(state.scores[:, own])
-    minimizer = state.minimizer
-    if minimizer is not None:
-        minimizer = rows.put_scores(minimizer[:, own])
-    state = state._replace(
-        scores=None, minimizer=None, sizes=fetch(no_sizes(num_scores))
-    )
-    state = rows.spread.put_everywhere(state)
-    state = state._replace(scores=scores, minimizer=minimizer)
-    return state, fell_back, rows.spread.put(values[own]), endless
+    by_row = {
+        name: None if value is None else rows.put_scores(value[:, own])
+        for name in ("start", "steps", "minimizer")
+        for value in [getattr(state, name)]
+    }
+    state = state._replace(**dict.fromkeys(by_row), sizes=fetch(no_sizes(num_scores)))
+    state = rows.spread.put_everywhere(state)._replace(**by_row)
+    return state, rule, rows.spread.put(values[own]), endless
 
 
 def _start_apart(job, begin):
@@ -123,17 +121,19 @@ def _start_apart(job, begin):
 
 def _find_set_values(problem, rows, state):
     """Returns the loss of each row of a validation set at the start."""
-    scores = start_scores(state, rows)
+    # In NumPy, because sets of other sizes would need other programs.
+    init_score = np.asarray(state.init_score).reshape(-1, 1)
+    start = rows.put_scores(rows.fetch(rows.offset, axis=1) + init_score)
+    state = state._replace(start=start, steps=rows.put_scores(rows.no_steps()))
     loss, constants = problem.loss, problem.constants
     if loss.coupled:
-        state = state._replace(scores=scores)
         effort = choose_effort(problem, len(rows.data.weights))
         run = compiled(_find_state_values, loss, effort=effort)
         return run(constants, rows.data, state)
     if rows.spread is None:
         with run_in_stages():
-            return _find_values(loss, constants, rows.data, scores, state.parameters)
-    state = state._replace(scores=scores, minimizer=None)
+            return _find_values(loss, constants, rows.data, start, state.parameters)
+    state = state._replace(minimizer=None)
     run = compile_for_rows(
         rows.spread, _find_state_values, loss, results=rows_of(rows.spread.shards)
     )
@@ -142,14 +142,7 @@ def _find_set_values(problem, rows, state):
 
 def start_position(job: Job, state: BoostState) -> Position:
     """Returns the position before the first round."""
-    return Position(state, tuple(start_scores(state, s) for s in job.sets.values()))
-
-
-def start_scores(state: BoostState, rows: PaddedRows) -> Array:
-    """Returns the scores of a validation set before the first round."""
-    # In NumPy, because sets of other sizes would need other programs.
-    init_score = np.asarray(state.init_score).reshape(-1, 1)
-    return rows.put_scores(rows.fetch(rows.scores, axis=1) + init_score)
+    return Position(state, tuple(s.put_scores(s.no_steps()) for s in job.sets.values()))
 
 
 def start_program(job: Job, start: StartPoint) -> tuple[Compiled, tuple[Any, ...]]:
@@ -245,16 +238,16 @@ def refuse_endless() -> NoReturn:
 
 
 def _find_start(loss, constants, data, start):
-    state, fell_back = start_state(loss, constants, data, start)
+    state, rule = start_state(loss, constants, data, start)
     if loss.coupled:
         values = _find_state_values(loss, constants, data, state)
-        return state, fell_back, values, False
+        return state, rule, values, False
     values = _find_values(loss, constants, data, state.scores, state.parameters)
     objective = Objective(
         loss, constants, data.targets, state.parameters, state.minimizer
     )
     endless = is_endless(objective, state.scores, data.weights)
-    return state, fell_back, values, endless
+    return state, rule, values, endless
 
 
 def _find_state_values(loss, constants, data, state):

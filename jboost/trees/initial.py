@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Float, Int32
 
 from jboost.entry.collectives import (
     count_rows,
@@ -20,6 +20,8 @@ from jboost.entry.collectives import (
     first_row,
     gather,
     real_rows,
+    some,
+    total,
 )
 from jboost.entry.stages import branch, elementwise, for_branches, map_points, stage
 from jboost.kernels.sums_xla import count_times
@@ -27,6 +29,7 @@ from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessian_matrices,
+    mean_weight,
     weighted_mean,
 )
 from jboost.objective.moving_minima import locate_minimizers
@@ -43,6 +46,11 @@ from jboost.trees.order_statistics import find_medians, solve_at_kinks
 from jboost.trees.slopes import count_slopes
 
 _SHARES = np.linspace(0.0, 1.0, 32, dtype=np.float32)  # quantiles to begin from
+START_RULES = ("argmin", "fallback", "half event")
+# Distances from 0 at which slopes are compared, where the argmin is at infinity.
+_DISTANCES = np.append(0.0, 2.0 ** np.arange(-4, 8.5, 0.5)).astype(np.float32)
+_BOUNDED = 2.001  # slopes that rise no more from 0 to a distance do not grow on
+_ONE_SIDED = 1 - 1e-6  # |mean slope| / mean |slope|
 
 
 class MedianStart(NamedTuple):
@@ -54,11 +62,11 @@ class Start(NamedTuple):
 
     Attributes:
       score: one number for each score.
-      fell_back: whether training could not have started at the argmin.
+      rule: index of the rule that gave it in ``START_RULES``.
     """
 
     score: Float[ArrayLike, " K"]
-    fell_back: Bool[ArrayLike, ""]
+    rule: Int32[ArrayLike, ""]
 
 
 def initial_score(
@@ -73,14 +81,105 @@ def initial_score(
     minima has its best one near some row's). K numbers: score by score where they do
     not interact, else see :func:`minimise_jointly`.
 
-    Where the loss is least no row may have a slope (the argmin is on a plateau or at
-    infinity). The start is then 0 or the own minimizer of some row, where the most rows
-    have a slope.
+    Where the loss is least no row may have a slope, because the argmin is on a plateau.
+    The start is then 0 or the own minimizer of some row, where the most rows have a
+    slope. For an argmin at infinity (no events) see :func:`_approach_infinity`.
     """
     found = _find_argmin(objective, offset, weights)
     if objective.minimizer is None:  # a quadratic has no plateaus
-        return Start(found, np.asarray(False))
-    return _avoid_plateau(objective, offset, weights, found)
+        return Start(found, np.int32(0))
+    slopes = gradients(objective, move_scores(offset, found))
+    start = _avoid_plateau(objective, offset, weights, slopes, found)
+    none = _have_no_minimizer(objective.minimizer, weights)
+
+    def approach(start):
+        return _approach_infinity(objective, offset, weights, slopes, none, start)
+
+    return branch(_is_any(none), approach, lambda start: start, start)
+
+
+def _approach_infinity(objective, offset, weights, slopes, none, start):
+    """Moves scores that all rows push the same way to where half an event keeps them.
+
+    No event is in the N rows. Half a row that pushes the other way, as hard as one
+    mirrored at 0, or as one at 0 where slopes grow without bound, balances the others:
+
+        N |g(c)| = |g(-c)| / 2, for a logistic loss c = -log 2N, p = 1 / (2N + 1);
+        N |g(c)| = |g(0)| / 2, for Poisson's c = -log 2N, a mean of 1 / 2N.
+    """
+
+    def look_again(slopes):
+        return gradients(objective, move_scores(offset, start.score))
+
+    slopes = branch(start.rule == 0, lambda slopes: slopes, look_again, slopes)
+    means = [weighted_mean(each, weights) for each in _with_magnitudes(slopes)]
+    sign = _find_direction(none, *means)
+
+    def move(start):
+        def measure(point):
+            found = gradients(objective, move_scores(offset, point))
+            return weighted_mean(found, weights)
+
+        points = [_place_along(sign * way, start.score) for way in (1, -1)]
+        found = [map_points(measure, each) for each in points]
+        return _balance(start, sign, *found, weights, mean_weight(weights))
+
+    return branch(_is_any(sign), move, lambda start: start, start)
+
+
+@elementwise
+def _have_no_minimizer(numpy, minimizer, weights):
+    bounded = numpy.isfinite(minimizer) & (weights > 0)[None, :]
+    return ~some(numpy.any(bounded, axis=1))
+
+
+def _is_any(scores):
+    numpy = for_branches()
+    return numpy.any(numpy.asarray(scores) != 0)
+
+
+@elementwise
+def _with_magnitudes(numpy, slopes):
+    return slopes, numpy.abs(slopes)
+
+
+@elementwise
+def _find_direction(numpy, none, mean, magnitude):
+    """Returns the sign of the infinity where each score has its argmin; 0: nowhere."""
+    same = none & (numpy.abs(mean) >= _ONE_SIDED * magnitude)
+    return numpy.where(same, -numpy.sign(mean), np.float32(0))
+
+
+@elementwise
+def _place_along(numpy, sign, score):
+    points = sign * numpy.asarray(_DISTANCES)[:, None]
+    return numpy.where(sign != 0, points, score)
+
+
+@elementwise
+def _balance(numpy, start, sign, slopes, mirrored, weights, mean_weight):
+    rows = total(numpy.sum(weights > 0, dtype=np.int32)).astype(np.float32)
+    rows = rows * numpy.maximum(mean_weight, np.float32(1))
+    slopes, mirrored = (numpy.abs(numpy.asarray(s)) for s in (slopes, mirrored))
+    grows = ~(mirrored <= _BOUNDED * slopes[:1])
+    event = numpy.where(grows, slopes[:1], mirrored)
+    tiny = np.float32(1e-37)
+    excess = numpy.log(numpy.maximum(slopes, tiny)) - numpy.log(
+        numpy.maximum(event / 2, tiny)
+    )
+    excess = excess + numpy.log(rows)
+    balanced = excess <= 0
+    found = numpy.any(balanced, axis=0) & (sign != 0)
+    end = numpy.maximum(numpy.argmax(balanced, axis=0), 1)
+    distances, places = numpy.asarray(_DISTANCES), numpy.arange(len(sign))
+    # Slopes of losses without a minimum mostly fade exponentially.
+    before, after = excess[end - 1, places], excess[end, places]
+    share = numpy.clip(before / (before - after), 0.0, 1.0)
+    near, far = distances[end - 1], distances[end]
+    point = sign * (near + share * (far - near))
+    score = numpy.where(found & numpy.isfinite(point), point, start.score)
+    rule = numpy.where(numpy.any(found), np.int32(2), start.rule)
+    return Start(score.astype(np.float32), rule.astype(np.int32))
 
 
 def _find_argmin(objective, offset, weights):
@@ -240,13 +339,11 @@ def _take_strided(values, stride):
     return gather(jnp.where(usable[:, None], taken, jnp.nan))
 
 
-def _avoid_plateau(objective, offset, weights, found):
+def _avoid_plateau(objective, offset, weights, slopes, found):
     """Moves a start where no row has a slope to where the most rows have one."""
 
-    scores = move_scores(offset, found)
-    slopes = gradients(objective, scores)
-
     def move(found):
+        scores = move_scores(offset, found)
         counts = count_slopes(objective, slopes, scores, weights)
         starts = _plateau_exits(objective.minimizer, offset, weights)
 
@@ -256,7 +353,7 @@ def _avoid_plateau(objective, offset, weights, found):
         return _move_if_stuck(counts, starts, map_points(measure, starts), found)
 
     def stay(found):
-        return Start(found, np.asarray(False))
+        return Start(found, np.int32(0))
 
     return branch(_has_slopes(slopes, weights), stay, move, found)
 
@@ -280,7 +377,7 @@ def _are_usable(numpy, slopes):
 def _move_if_stuck(numpy, counts, starts, shares, found):
     moves = counts.stuck() & (numpy.max(shares) > 0)
     start = numpy.asarray(starts)[numpy.argmax(shares)]
-    return Start(numpy.where(moves, start, found), moves)
+    return Start(numpy.where(moves, start, found), moves.astype(np.int32))
 
 
 def _plateau_exits(minimizer, offset, weights):

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int32
 
+from jboost.numerics.derivatives import round_alone
 from jboost.trees.category_splits import CategoryLimits
 from jboost.trees.splitting import UNBOUNDED, ValueLimits
 
@@ -43,6 +44,28 @@ class TreeLimits(NamedTuple):
     max_bins: Int32[Array, ""] | int = 256
     categories: CategoryLimits | None = None
     num_features: Int32[ArrayLike, ""] | None = None
+
+
+def count_in(limits: TreeLimits, unit: Float[ArrayLike, ""]) -> TreeLimits:
+    """Returns limits that are counted in rows, for rows that weigh ``unit``."""
+
+    def scale(*numbers):
+        return (round_alone(unit * jnp.float32(number)) for number in numbers)
+
+    l2, gain, weight = scale(limits.l2, limits.min_gain, limits.min_child_weight)
+    values, categories = limits.values, limits.categories
+    if values is not None:
+        (l1,) = scale(values.l1)
+        values = values._replace(l1=l1)
+    if categories is not None:
+        more, smoothing, least = scale(
+            categories.l2, categories.smoothing, categories.min_weight
+        )
+        categories = categories._replace(l2=more, smoothing=smoothing, min_weight=least)
+    return limits._replace(
+        l2=l2, min_gain=gain, min_child_weight=weight, values=values,
+        categories=categories,
+    )  # fmt: skip
 
 
 def limit_values(l1, max_delta_step, signs: Any, num_features):

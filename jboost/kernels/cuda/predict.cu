@@ -68,19 +68,20 @@ __device__ __forceinline__ int find_leaf(const Forest& forest, i64 tree,
   return forest.is_linked ? node : node - (int)forest.num_nodes;
 }
 
-// Adds the leaf values of all rounds to the scores [first, last) of a row. `scores` are
-// those of the row, of the first round if staged; `next_round` is the step between
-// rounds if staged, else 0.
+// Writes the scores [first, last) of a row: init_score plus the sum of the leaf values
+// of all rounds, or, if staged, of the rounds up to each. `scores` are those of the row,
+// of the first round if staged; `next_round` is the step between rounds if staged, else
+// 0. Several scores are summed in the memory of the result.
 __device__ __forceinline__ void add_rounds(const Forest& forest, const Values& values,
                                            const float* leaf_value,
                                            const float* init_score, float* scores,
                                            i64 rounds, i64 trees, i64 num_scores,
                                            i64 num_leaves, i64 next_round, i64 first,
                                            i64 last) {
-  float one = init_score[first];  // the score, where there is only one
+  float one = 0;  // the sum, where there is only one score
   const bool single = last - first == 1;
   if (next_round == 0)
-    for (i64 k = first; k < last; ++k) scores[k] = init_score[k];
+    for (i64 k = first; k < last; ++k) scores[k] = 0;
   for (i64 round = 0; round < rounds; ++round) {
     const i64 tree = round * trees + (trees == 1 ? 0 : first);
     const float* value =
@@ -88,13 +89,19 @@ __device__ __forceinline__ void add_rounds(const Forest& forest, const Values& v
     float* now = scores + round * next_round;
     if (single) {
       one = add(one, value[first * num_leaves]);
-      if (next_round != 0) now[first] = one;
+      if (next_round != 0) now[first] = add(init_score[first], one);
       continue;
     }
-    const float* before = next_round == 0 || round > 0 ? now - next_round : init_score;
-    for (i64 k = 0; k < num_scores; ++k) now[k] = add(before[k], value[k * num_leaves]);
+    const bool fresh = next_round != 0 && round == 0;
+    for (i64 k = 0; k < num_scores; ++k)
+      now[k] = add(fresh ? 0 : now[k - next_round], value[k * num_leaves]);
   }
-  if (single && next_round == 0) scores[first] = one;
+  if (single && next_round == 0) scores[first] = add(init_score[first], one);
+  if (single) return;
+  for (i64 round = 0; round < (next_round == 0 ? 1 : rounds); ++round)
+    for (i64 k = 0; k < num_scores; ++k)
+      scores[round * next_round + k] =
+          add(init_score[k], scores[round * next_round + k]);
 }
 
 // scores [N, K], or [R, N, K] if staged; leaf_value [R, K, L]. Where each score has a

@@ -444,10 +444,11 @@ void CodeBlock(const PredictLoops& loops, const CodedEnsemble& model, const Run&
   }
 }
 
-// Transposes scores[k * kBlockRows + i] of `count` rows to out [count, K].
-void WriteScores(const float* scores, int64_t count, int64_t num_scores, float* out) {
-  for (int64_t k = 0; k < num_scores; ++k, scores += kBlockRows) {
-    for (int64_t i = 0; i < count; ++i) out[i * num_scores + k] = scores[i];
+// Writes init_score[k] + sums[k * kBlockRows + i] of `count` rows to out [count, K].
+void WriteScores(const Ensemble& model, const float* sums, int64_t count, float* out) {
+  for (int64_t k = 0; k < model.num_scores; ++k, sums += kBlockRows) {
+    float start = model.init_score[k];
+    for (int64_t i = 0; i < count; ++i) out[i * model.num_scores + k] = start + sums[i];
   }
 }
 
@@ -461,18 +462,11 @@ void WriteLeaves(const int32_t* leaves, int64_t stride, int64_t first, int64_t c
   }
 }
 
-void StartScores(const Ensemble& model, float* scores) {
-  for (int64_t k = 0; k < model.num_scores; ++k) {
-    std::fill(scores + k * kBlockRows, scores + (k + 1) * kBlockRows,
-              model.init_score[k]);
-  }
-}
-
 void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
                 const CodedEnsemble& coded, const Block& block, const Answer& answer) {
   int64_t num_scores = model.num_scores, num_rows = block.matrix.num_rows;
   float* scores = block.scores.get();
-  StartScores(model, scores);
+  std::fill(scores, scores + num_scores * kBlockRows, 0.0f);
   for (const Run& run : coded.runs()) {
     CodeBlock(loops, coded, run, block);
     for (int64_t round = run.first_round; round < run.last_round; ++round) {
@@ -484,12 +478,12 @@ void ScoreBlock(const PredictLoops& loops, const Ensemble& model,
                        scores + k * kBlockRows);
       }
       if (answer.stages == nullptr) continue;
-      WriteScores(scores, block.count, num_scores,
+      WriteScores(model, scores, block.count,
                   answer.stages + (round * num_rows + block.first) * num_scores);
     }
   }
   if (answer.scores == nullptr) return;
-  WriteScores(scores, block.count, num_scores,
+  WriteScores(model, scores, block.count,
               answer.scores + block.first * num_scores);
 }
 
@@ -530,18 +524,11 @@ class SharedValues {
     return {leaves, values, num_rounds, num_leaves_, width_};
   }
 
-  // Writes the initial scores of a block, [rows, width].
-  void Start(const Ensemble& model, int64_t rows, float* scores) const {
-    for (int64_t i = 0; i < rows; ++i, scores += width_) {
-      std::copy_n(model.init_score, num_scores_, scores);
-      std::fill(scores + num_scores_, scores + width_, 0.0f);
-    }
-  }
-
-  // Copies the scores of a block to out [count, K].
-  void Write(const float* scores, int64_t count, float* out) const {
-    for (int64_t i = 0; i < count; ++i) {
-      std::copy_n(scores + i * width_, num_scores_, out + i * num_scores_);
+  // Writes init_score + sums of a block to out [count, K].
+  void Write(const Ensemble& model, const float* sums, int64_t count,
+             float* out) const {
+    for (int64_t i = 0; i < count; ++i, sums += width_, out += num_scores_) {
+      for (int64_t k = 0; k < num_scores_; ++k) out[k] = model.init_score[k] + sums[k];
     }
   }
 
@@ -557,7 +544,7 @@ void ScoreSharedBlock(const PredictLoops& loops, const Ensemble& model,
   int64_t most = answer.stages == nullptr ? kSharedTile : 1;
   float* scores = block.scores.get();
   int32_t* leaves = block.leaves.get();
-  values.Start(model, block.rows, scores);
+  std::fill(scores, scores + block.rows * SharedValues::PaddedWidth(model), 0.0f);
   for (const Run& run : coded.runs()) {
     CodeBlock(loops, coded, run, block);
     for (int64_t round = run.first_round; round < run.last_round; round += most) {
@@ -570,11 +557,12 @@ void ScoreSharedBlock(const PredictLoops& loops, const Ensemble& model,
       loops.add_leaves(values.Take(leaves, round, used), block.rows, scores);
       if (answer.stages == nullptr) continue;
       int64_t at = round * num_rows + block.first;
-      values.Write(scores, block.count, answer.stages + at * model.num_scores);
+      values.Write(model, scores, block.count, answer.stages + at * model.num_scores);
     }
   }
   if (answer.scores == nullptr) return;
-  values.Write(scores, block.count, answer.scores + block.first * model.num_scores);
+  values.Write(model, scores, block.count,
+               answer.scores + block.first * model.num_scores);
 }
 
 void FindBlockLeaves(const PredictLoops& loops, const Ensemble& model,
@@ -653,7 +641,7 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
   int64_t num_scores = model.num_scores, num_trees = model.num_trees();
   int64_t together = model.scores_per_tree();
   float* scores = block->scores.data();
-  if (answer.leaves == nullptr) StartScores(model, scores);
+  std::fill(block->scores.begin(), block->scores.end(), 0.0f);
   for (int64_t tree = 0; tree < num_trees; tree += block->trees) {
     int64_t used = std::min(block->trees, num_trees - tree);
     int32_t* leaves = block->leaves.data();
@@ -672,12 +660,12 @@ void WalkRows(const PredictLoops& loops, const Ensemble& model,
       }
       if (answer.stages == nullptr || (t + 1) % model.trees_per_round != 0) continue;
       int64_t round = t / model.trees_per_round;
-      WriteScores(scores, count, num_scores,
+      WriteScores(model, scores, count,
                   answer.stages + (round * matrix.num_rows + first) * num_scores);
     }
   }
   if (answer.scores == nullptr) return;
-  WriteScores(scores, count, num_scores, answer.scores + first * num_scores);
+  WriteScores(model, scores, count, answer.scores + first * num_scores);
 }
 
 // Packs the nodes of trees that exceed the caches, if there are enough rows.
