@@ -211,7 +211,7 @@ class DataChoices(NamedTuple):
 
 def decide_by_data(
     pointed: Bool[ArrayLike, ""],
-    least_rows: Int32[ArrayLike, ""],
+    least_rows: Int32[ArrayLike, "*K"],
     leaf_solver: LeafSolver,
     min_child_samples: Any,
 ) -> DataChoices:
@@ -230,8 +230,11 @@ def decide_by_data(
 
 
 def count_least_rows(
-    pointed: Bool[ArrayLike, ""], kinks: Kinks | None, weights: Float[Array, " N"]
-) -> Int32[ArrayLike, ""]:
+    pointed: Bool[ArrayLike, ""],
+    kinks: Kinks | None,
+    weights: Float[Array, " N"],
+    known: Bool[Array, "K N"] | None = None,
+) -> Int32[ArrayLike, "*K"]:
     """Returns what ``min_child_samples="auto"`` stands for.
 
     One in 50 of the rows of positive weight, from 1 to 20. Where leaves are
@@ -242,15 +245,18 @@ def count_least_rows(
 
     Args:
       pointed, kinks: of the loss with its data, before the first round.
+      known: rows whose target of each score is known, of which each score has a count
+        of its own; None where there are no such targets.
     """
     if kinks is None:
-        return _count_rows(pointed, weights)
+        return _count_rows(pointed, weights, known)
     return _count_quantile_rows(kinks.kind, kinks.left, kinks.right)
 
 
 @elementwise
-def _count_rows(numpy, pointed, weights):
-    rows = total(numpy.sum(weights > 0, dtype=np.int32))
+def _count_rows(numpy, pointed, weights, known):
+    counts = weights > 0 if known is None else known & (weights > 0)[None, :]
+    rows = total(numpy.sum(counts, axis=-1, dtype=np.int32))
     least = numpy.clip(rows // np.int32(_ROWS_PER_SAMPLE), 1, _MOST_SAMPLES)
     return numpy.where(pointed, _MOST_SAMPLES, least).astype(np.int32)
 

@@ -36,7 +36,7 @@ def sum_leaves(
       tree: its splits, and ``leaf`` that of every row; the others are those of
         :func:`fit_leaves`.
     """
-    weights, fitted = now.weights(data), one.fitted
+    weights, fitted = now.weights(data, one.fitted.known), one.fitted
     channels = (fitted.gradient, fitted.curvature, jnp.float32(1))
     sizes = find_leaf_sizes(one.first)
     sums = sum_channels(channels, leaf, tree.leaf_value.shape[0], weights, sizes)
@@ -137,7 +137,7 @@ def _prepare(problem, state, now, one, tree, leaf):
 
 def _weigh_rows(data, now, fitted):
     """Returns the weights of the rows in the loss of a leaf."""
-    weights = now.weights(data)
+    weights = now.weights(data, fitted.known)
     return weights if fitted.factor is None else weights * fitted.factor
 
 

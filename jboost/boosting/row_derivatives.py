@@ -33,7 +33,7 @@ from jboost.objective.curvature import (
     mean_positive,
     smoothing_scale,
 )
-from jboost.objective.evaluation import weighted_mean
+from jboost.objective.evaluation import known_targets, weighted_mean
 from jboost.objective.information import (
     EXPONENTS,
     informed_derivatives,
@@ -52,6 +52,7 @@ class RowDerivatives(NamedTuple):
       value_unit: the unit of leaf values fitted with these derivatives, in units of
         the values that the splits see.
       factor: by which the derivatives of each row are multiplied already; None for 1.
+      known: rows whose target of this score is known; None for all.
     """
 
     gradient: Float[Array, "*K N"]
@@ -61,18 +62,20 @@ class RowDerivatives(NamedTuple):
     concentration: Float[Array, "*K"]
     value_unit: Float[Array, "*K"]
     factor: Float[Array, "*K N"] | None = None
+    known: Bool[Array, "*K N"] | None = None
 
 
 class RawDerivatives(NamedTuple):
     """Gradient and positive curvature of every row by one policy.
 
     Attributes:
-      factor: see :class:`RowDerivatives`.
+      factor, known: see :class:`RowDerivatives`.
     """
 
     gradient: Float[Array, "K N"]
     curvature: Float[Array, "K N"]
     factor: Float[Array, "K N"] | None = None
+    known: Bool[Array, "K N"] | None = None
 
 
 class Policy(NamedTuple):
@@ -161,7 +164,9 @@ def differentiate(
         )  # fmt: skip
         return RawDerivatives(*found)
 
-    return state, tuple(evaluate(curvature) for curvature in list_policies(method))
+    known = known_targets(problem.loss, problem.data.targets)
+    found = (evaluate(curvature) for curvature in list_policies(method))
+    return state, tuple(each._replace(known=known) for each in found)
 
 
 def _differentiate_groups(problem, state):
@@ -234,7 +239,7 @@ def scale_derivatives(
 
 def _scale(scaling, weights, state, policy, raw, first):
     """Returns a pair, and the first sums with whether they hold."""
-    gradient, positive, factor = raw
+    gradient, positive, factor, known = raw
     if policy.raised:
         mean = mean_positive(positive, weights) if first is None else first.mean
         least = least_curvature(mean, state.coupling.start if policy.by_start else None)
@@ -243,13 +248,15 @@ def _scale(scaling, weights, state, policy, raw, first):
             first = first._replace(holds=first.least >= least)
     one = jnp.ones(state.steps.shape[0], jnp.float32)
     if policy.unit or not scaling.relative:
-        return RowDerivatives(gradient, positive, one, one, one, one, factor), first
+        units = (one, one, one, one)
+        return RowDerivatives(gradient, positive, *units, factor, known), first
     mean = _find_mean(positive, weights, first)
     flat = mean == 0  # no row has any curvature: all count alike
     positive = jnp.where(flat[:, None], 1.0, positive)
     if first is not None:
         first = first._replace(holds=first.holds & ~flat)
-    mean = _share_among_scores(mean, flat, state)
+    # Means are over all rows; those without a target have no curvature.
+    mean = _share_among_scores(mean / state.known_shares, flat, state)
     first_mean = jnp.where(state.round > 0, state.first_mean, mean)
     concentration = one
     if policy.varies:
@@ -261,7 +268,7 @@ def _scale(scaling, weights, state, policy, raw, first):
         )  # fmt: skip
     mean = concentration * _follow(mean, first_mean)
     pair = RowDerivatives(
-        gradient, positive, mean, first_mean, concentration, one, factor
+        gradient, positive, mean, first_mean, concentration, one, factor, known
     )
     return pair, first
 
@@ -309,7 +316,7 @@ def _concentrate(weights, state, gradient, curvature):
     varies = state.endless
     if state.coupling is not None:
         varies &= ~state.coupling.competing & (state.coupling.start == 0)
-    return jnp.where(varies, found, 1.0)
+    return jnp.where(varies, found * state.known_shares, 1.0)
 
 
 def _relate(values, weights):

@@ -64,15 +64,21 @@ class Round(NamedTuple):
         one = OneTree(self.k[:1], self.seeds[:1], *self.line, None)
         return jax.tree.map(lambda array: array[0], one)
 
-    def weights(self, data: Data) -> Float[Array, " N"]:
+    def weights(
+        self, data: Data, known: Bool[Array, "*K N"] | None = None
+    ) -> Float[Array, "*K N"]:
         """Returns the weights of the rows that the trees learn from, 0 for others.
 
         Rows of weight 0 have a derivative in their weight, unless rows are sampled.
+
+        Args:
+          known: of the derivatives that leaves are fitted with.
         """
-        if self.in_bag is None:
-            return data.weights
-        known = self.in_bag | (self.whole & (data.weights == 0))
-        return jnp.where(known, data.weights, 0.0)
+        weights = data.weights
+        if self.in_bag is not None:
+            inside = self.in_bag | (self.whole & (data.weights == 0))
+            weights = jnp.where(inside, data.weights, 0.0)
+        return weights if known is None else jnp.where(known, weights, 0.0)
 
 
 class OneTree(NamedTuple):

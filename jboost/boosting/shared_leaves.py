@@ -48,7 +48,10 @@ def sum_shared_leaves(
       tree: without an axis of trees, and ``leaf`` that of every row.
     """
     fitted, num_scores = now.fitted, len(now.k)
-    channels = (*fitted.gradient, *fitted.curvature, jnp.float32(1))
+    counts = (jnp.float32(1),)
+    if fitted.known is not None:
+        counts = tuple(fitted.known.astype(jnp.float32))
+    channels = (*fitted.gradient, *fitted.curvature, *counts)
     num_leaves = tree.leaf_value.shape[0]
     sums = sum_channels(channels, leaf, num_leaves, now.weights(data))
     shape = (num_scores, num_leaves)
@@ -59,8 +62,8 @@ def sum_shared_leaves(
         leaf_value=jnp.zeros(shape, jnp.float32),
         sums=LeafSums(
             gradient=sums[:num_scores],
-            curvature=sums[num_scores:-1],
-            weight=jnp.broadcast_to(sums[-1], shape),
+            curvature=sums[num_scores : 2 * num_scores],
+            weight=jnp.broadcast_to(sums[2 * num_scores :], shape),
             l2=now.limits.l2 * fitted.mean,
         ),
     )

@@ -85,8 +85,9 @@ def draw_line(
         curvature=_add_scores(size, shape.curvature)[None],
         mean=replace_zero(_add_scores(size, shape.mean)),
         first_mean=one, concentration=one, value_unit=one,
+        known=None if shape.known is None else jnp.any(shape.known, 0, keepdims=True),
     )  # fmt: skip
-    units: Any = derivatives._replace(gradient=nothing, curvature=nothing)
+    units: Any = derivatives._replace(gradient=nothing, curvature=nothing, known=None)
     return Line(
         derivatives,
         units._replace(

@@ -28,7 +28,14 @@ from jboost.objective.coupled import (
 )
 from jboost.objective.coupling import find_coupling
 from jboost.objective.curvature import is_pointed
-from jboost.objective.evaluation import Coupling, Kinks, Objective, mean_weight
+from jboost.objective.evaluation import (
+    Coupling,
+    Kinks,
+    Objective,
+    known_shares,
+    known_targets,
+    mean_weight,
+)
 from jboost.objective.group_tracing import GroupLoss
 from jboost.objective.minimizers import find_kinks, find_minimizers
 from jboost.objective.moving_minima import locate_minimizers
@@ -130,6 +137,8 @@ class BoostState(NamedTuple):
       endless: whether no row has a minimum of its own, for each score.
       weight_unit: the weight in which limits of regularization are counted; see
         :func:`find_weight_unit`.
+      known_shares: share of the rows, by weight, whose target of each score is known;
+        see :func:`jboost.objective.evaluation.known_shares`.
       least_rows: of a child, where ``min_child_samples`` is "auto"; see
         :func:`jboost.boosting.auto.count_least_rows`.
       first_mean: mean curvature of the first round for each score, and
@@ -152,7 +161,8 @@ class BoostState(NamedTuple):
     pointed: Bool[ArrayLike, ""]
     endless: Bool[ArrayLike, " K"]
     weight_unit: Float[ArrayLike, ""]
-    least_rows: Int32[ArrayLike, ""]
+    known_shares: Float[ArrayLike, " K"]
+    least_rows: Int32[ArrayLike, "*K"]
     first_mean: Float[Array, " K"]
     concentration: Float[Array, " K"]
     words: UInt32[Array, "2"]
@@ -215,6 +225,7 @@ def start_state(
         parameters = estimate_parameters(loss, constants, data, scores)
     known, one, words, number, steps = _begin_rounds(known, start.words, scores)
     pointed = is_pointed(objective, scores, data.weights)
+    targets = known_targets(loss, data.targets)
     state = BoostState(
         start=scores,
         steps=steps,
@@ -229,7 +240,8 @@ def start_state(
         pointed=pointed,
         endless=_are_endless(objective.minimizer, one, data.weights),
         weight_unit=find_weight_unit(data.weights),
-        least_rows=count_least_rows(pointed, objective.kinks, data.weights),
+        known_shares=known_shares(targets, data.weights, len(offset)),
+        least_rows=count_least_rows(pointed, objective.kinks, data.weights, targets),
         first_mean=one,
         concentration=one,
         words=words,
@@ -265,7 +277,7 @@ def _start_groups(loss, constants, data, start):
         parameters=parameters,
         first_parameters=parameters if loss.reports_first else (),
         pointed=np.asarray(False), endless=one > 0,
-        weight_unit=find_weight_unit(data.weights),
+        weight_unit=find_weight_unit(data.weights), known_shares=one,
         least_rows=count_least_rows(np.asarray(False), None, data.weights),
         first_mean=one, concentration=one, words=words, round=number, sizes=None,
         probe=start_probe(scores),

@@ -37,7 +37,8 @@ def shaping_derivatives(
     And how many times each row counts, 0 for rows outside the bag; see
     :func:`jboost.kernels.sums_xla.split_weights`.
     """
-    rows = now.in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
+    in_bag = now.in_bag if shape.known is None else now.in_bag & shape.known
+    rows = in_bag, data.weights, shape.gradient, shape.curvature, shape.mean
     run = choose(cpu=grow_cpu.weigh_rows, xla=weigh_rows)
     return run(*jax.lax.stop_gradient(rows))
 
@@ -104,6 +105,10 @@ def shaping_limits(now: Round, one: OneTree) -> TreeLimits:
     :func:`jboost.trees.vector_bounds.bound_leaves`.
     """
     limits, values = now.limits, now.limits.values
+    if jnp.ndim(limits.min_child_samples):
+        own = limits.min_child_samples
+        least = own[one.k] if now.line is None else jnp.max(own)
+        limits = limits._replace(min_child_samples=least)
     if values is None:
         return limits
     if now.line is not None:

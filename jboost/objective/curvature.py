@@ -22,6 +22,8 @@ from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessians,
+    known_shares,
+    known_targets,
     mean_of_rows,
     own_curvatures,
     weighted_mean,
@@ -97,19 +99,21 @@ def is_pointed(
     if runs_in_stages() and not np.isfinite(objective.minimizer).any():
         return np.asarray(False)  # needs no Hessian
     slopes, curvature = gradients(objective, scores), hessians(objective, scores)
+    known = known_targets(objective.loss, objective.targets)
+    shares = known_shares(known, weights, len(scores))
     nothing: Any = None  # the rest needs no loss
     objective = Objective(nothing, (), (), (), objective.minimizer)
-    return _is_pointed(objective, slopes, curvature, scores, weights)
+    return _is_pointed(objective, slopes, curvature, scores, weights, shares)
 
 
 @stage
-def _is_pointed(objective, slopes, curvature, scores, weights):
+def _is_pointed(objective, slopes, curvature, scores, weights, shares):
     delta = smoothing_scale(objective, scores, weights)[0][:, None]
     distance = scores - objective.minimizer
     secant = _secant(slopes, distance, delta)
     flat = curvature <= _FLAT * secant
     flat = (flat & jnp.isfinite(distance)).astype(jnp.float32)
-    share = mean_of_rows(objective, flat, weights)
+    share = mean_of_rows(objective, flat, weights) / shares
     return jnp.mean(share) >= _MOST
 
 

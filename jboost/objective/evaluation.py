@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
 from jboost.entry.efforts import FEW
 from jboost.entry.stages import elementwise, runs_in_stages, stage
@@ -86,6 +86,47 @@ class Objective(NamedTuple):
     minimizer: Float[Array, "K N"] | None
     kinks: Kinks | None = None
     coupling: Coupling | None = None
+
+
+def known_targets(loss: Any, targets: Any) -> Bool[Array, "K N"] | None:
+    """Returns which targets are known, where each score has a target of its own.
+
+    None for other losses, and for targets that cannot be NaN.
+    """
+    if loss is None or loss.coupled or not loss.separate:
+        return None
+    (array,) = jax.tree.leaves(targets)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return None
+    return _are_known(array)
+
+
+@elementwise
+def _are_known(numpy, targets):
+    return ~numpy.isnan(targets).T
+
+
+@elementwise
+def _as_numbers(numpy, known):
+    del numpy
+    return known.astype(np.float32)
+
+
+def known_shares(
+    known: Bool[Array, "K N"] | None, weights: Float[Array, " N"], num_scores: int
+) -> Float[ArrayLike, " K"]:
+    """Returns the share of rows, by weight, whose target of each score is known.
+
+    1 for a score without a known target.
+    """
+    if known is None:
+        return np.ones(num_scores, np.float32)
+    return _replace_zero(weighted_mean(_as_numbers(known), weights))
+
+
+@elementwise
+def _replace_zero(numpy, shares):
+    return numpy.where(shares > 0, shares, np.float32(1))
 
 
 def take_objective(objective: Objective, rows: Int32[Array, " M"]) -> Objective:

@@ -101,8 +101,9 @@ def _describe_operands(shards, method):
     data, state = spec_of_data(shards), spec_of_state(shards)
     arrays = spec_of_arrays(shards)
     both = fill_spec(
-        RowDerivatives, gradient=columns, curvature=columns, factor=columns
-    )
+        RowDerivatives, gradient=columns, curvature=columns, factor=columns,
+        known=columns,
+    )  # fmt: skip
     now = fill_spec(Round, shape=both, fitted=both, in_bag=rows)
     if method.share_structure:
         now = now._replace(line=Line(both, fill_spec(RowDerivatives)))

@@ -109,8 +109,9 @@ def _turn(shards):
 def _grown(shards, steps):
     columns, nothing = rows_of(shards, 1), None
     fitted = fill_spec(
-        RowDerivatives, gradient=nothing, curvature=nothing, factor=columns
-    )
+        RowDerivatives, gradient=nothing, curvature=nothing, factor=columns,
+        known=columns,
+    )  # fmt: skip
     now = fill_spec(Round, shape=nothing, fitted=fitted, in_bag=rows_of(shards))
     grown = fill_spec(Grown, now=now, leaf=columns)
     if not steps:

@@ -308,7 +308,7 @@ def start_record(request: Any, prepared: Any, job: Job, state: BoostState, rule:
             leaf_solver="exact" if decided.exact_leaves else method.leaf_solver,
             regularization=method.regularization,
             l2=float(limits.l2),
-            min_child_samples=int(decided.min_child_samples),
+            min_child_samples=np.asarray(decided.min_child_samples).tolist(),
             init_score=init_score.tolist(),
             init_score_rule=rule,
             num_bins=bins.num_bins,

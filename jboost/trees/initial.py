@@ -29,6 +29,8 @@ from jboost.objective.evaluation import (
     Objective,
     gradients,
     hessian_matrices,
+    known_shares,
+    known_targets,
     mean_weight,
     weighted_mean,
 )
@@ -111,6 +113,7 @@ def _approach_infinity(objective, offset, weights, slopes, none, start):
     def look_again(slopes):
         return gradients(objective, move_scores(offset, start.score))
 
+    known = known_targets(objective.loss, objective.targets)
     slopes = branch(start.rule == 0, lambda slopes: slopes, look_again, slopes)
     means = [weighted_mean(each, weights) for each in _with_magnitudes(slopes)]
     sign = _find_direction(none, *means)
@@ -122,7 +125,8 @@ def _approach_infinity(objective, offset, weights, slopes, none, start):
 
         points = [_place_along(sign * way, start.score) for way in (1, -1)]
         found = [map_points(measure, each) for each in points]
-        return _balance(start, sign, *found, weights, mean_weight(weights))
+        shares = known_shares(known, weights, len(sign))
+        return _balance(start, sign, *found, weights, mean_weight(weights), shares)
 
     return branch(_is_any(sign), move, lambda start: start, start)
 
@@ -157,9 +161,9 @@ def _place_along(numpy, sign, score):
 
 
 @elementwise
-def _balance(numpy, start, sign, slopes, mirrored, weights, mean_weight):
+def _balance(numpy, start, sign, slopes, mirrored, weights, mean_weight, shares):
     rows = total(numpy.sum(weights > 0, dtype=np.int32)).astype(np.float32)
-    rows = rows * numpy.maximum(mean_weight, np.float32(1))
+    rows = rows * shares * numpy.maximum(mean_weight, np.float32(1))
     slopes, mirrored = (numpy.abs(numpy.asarray(s)) for s in (slopes, mirrored))
     grows = ~(mirrored <= _BOUNDED * slopes[:1])
     event = numpy.where(grows, slopes[:1], mirrored)
@@ -187,7 +191,8 @@ def _find_argmin(objective, offset, weights):
     if num_scores == 1:
         return _initial_along(objective, offset, weights, np.int32(0))
     assert objective.minimizer is not None  # always found for K > 1
-    known = _are_all_known(objective.minimizer, weights)
+    targets = known_targets(objective.loss, objective.targets)
+    known = _are_all_known(objective.minimizer, weights, targets)
 
     def separately(offset):
         # One program for all scores: K copies of it would take K times as long to
@@ -208,8 +213,9 @@ def _flatten(numbers):
 
 
 @elementwise
-def _are_all_known(numpy, minimizer, weights):
-    return every(numpy.all(numpy.isfinite(minimizer) | (weights <= 0)[None, :]))
+def _are_all_known(numpy, minimizer, weights, targets):
+    known = numpy.isfinite(minimizer) | (weights <= 0)[None, :]
+    return every(numpy.all(known if targets is None else known | ~targets))
 
 
 def median_score(
