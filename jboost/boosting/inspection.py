@@ -194,7 +194,7 @@ def _look_along(loss, k, policy, size, constants, targets, points, reach):
     coupling = find_coupling(objective, scores, weights)
     objective = objective._replace(coupling=coupling)
     seed = jnp.zeros(2, jnp.uint32)
-    _, positive = derivatives(objective, scores, weights, policy, seed=seed)
+    positive = derivatives(objective, scores, weights, policy, seed=seed).curvature
     values = (
         loss_values(objective, scores),
         gradients(objective, scores)[k],

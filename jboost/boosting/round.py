@@ -118,6 +118,7 @@ def count_round(
         concentration=now.fitted.concentration,
         round=state.round + 1,
         sizes=now.sizes,
+        lost=now.lost,
     )
 
 

@@ -180,12 +180,13 @@ class Derived(NamedTuple):
     Attributes:
       raw: by each curvature policy, from :func:`jboost.boosting.pairs.join_pairs`.
       regular: whether ``smooth`` was right; None if it was where all are finite.
-      sizes: of the state.
+      sizes, lost: of the state.
     """
 
     raw: tuple[RawDerivatives, ...]
     regular: Bool[Array, ""] | None
     sizes: Sizes | None
+    lost: Int32[Array, "3"]
 
 
 @for_host
@@ -205,7 +206,7 @@ def derive(
     loss, policies = static.loss, set(list_policies(static.method))
     smoothable = state.minimizer is not None and bool(policies - {*EXPONENTS})
     regular = None if smooth is False and smoothable else jnp.asarray(True)
-    derived = Derived(join_pairs(problem, raw), regular, new.sizes)
+    derived = Derived(join_pairs(problem, raw), regular, new.sizes, new.lost)
     changed = loss.coupled or loss.estimate is not None
     return new if changed else None, derived
 
@@ -231,7 +232,7 @@ def grow(
     (numbers, data, sets), (state, set_steps, rate, entry) = growth, turn
     static: Any = Static(None, method)  # type: ignore[arg-type]
     problem = Problem(static, Arrays((), numbers, data))
-    state = state._replace(sizes=derived.sizes)
+    state = state._replace(sizes=derived.sizes, lost=derived.lost)
     raw, regular = split_pairs(derived.raw, data.weights, derived.regular)
     now = start_round(problem, scaling, state, raw)
 

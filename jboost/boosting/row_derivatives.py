@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jboost.boosting.auto import needs_minimizer
 from jboost.boosting.first_sums import FirstSums
@@ -158,15 +158,27 @@ def differentiate(
                 objective, state.scores, weights, curvature, seed
             )
             return RawDerivatives(*found)
-        found = problem.arrays.given or derivatives(
+        if problem.arrays.given is not None:
+            return RawDerivatives(*problem.arrays.given)
+        found = derivatives(
             objective, state.scores, weights, curvature, smooth, raised=False,
             delta=delta,
         )  # fmt: skip
-        return RawDerivatives(*found)
+        lost.append(found.lost)
+        return RawDerivatives(found.gradient, found.curvature)
 
+    lost: list[Int32[Array, "2"]] = []
     known = known_targets(problem.loss, problem.data.targets)
-    found = (evaluate(curvature) for curvature in list_policies(method))
+    found = [evaluate(curvature) for curvature in list_policies(method)]
+    if lost:
+        state = state._replace(lost=_note_lost(state, lost[0]))
     return state, tuple(each._replace(known=known) for each in found)
+
+
+def _note_lost(state, lost):
+    """Returns the rows that have lost a derivative, in the first round with any."""
+    now = jnp.concatenate([state.round[None], lost])
+    return jnp.where((state.lost[1] == 0) & (lost[0] > 0), now, state.lost)
 
 
 def _differentiate_groups(problem, state):

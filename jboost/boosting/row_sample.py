@@ -39,7 +39,7 @@ class Round(NamedTuple):
       limits: numbers that shape the trees, "auto" resolved.
       first: sums over the shards, where rows are sharded; for trees whose leaves are
         fitted with the derivatives that shape them.
-      sizes: for the next round.
+      sizes, lost: of the state after the round.
       line: what the tree is grown from where one serves all scores; None otherwise.
     """
 
@@ -52,6 +52,7 @@ class Round(NamedTuple):
     limits: TreeLimits
     first: FirstSums | None
     sizes: Sizes | None
+    lost: Int32[Array, "3"]
     line: Line | None = None
 
     def trees(self) -> "OneTree":
@@ -132,6 +133,7 @@ def start_round(
         limits=limits._replace(min_child_samples=choices.min_child_samples),
         first=first,
         sizes=sizes,
+        lost=state.lost,
     )
     if not problem.method.share_structure:
         return now

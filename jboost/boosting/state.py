@@ -147,6 +147,8 @@ class BoostState(NamedTuple):
       words: seed.
       round: how many rounds have been made.
       sizes: guesses that save collectives; None where all rows are on one device.
+      lost: the first round in which rows had a derivative that is not finite, the
+        number of these rows, and the first of them; 0 if there was none.
       probe: what is known of the curvature of a loss of groups; None for other losses.
     """
 
@@ -168,6 +170,7 @@ class BoostState(NamedTuple):
     words: UInt32[Array, "2"]
     round: Int32[Array, ""]
     sizes: Sizes | None
+    lost: Int32[Array, "3"]
     probe: Probe | None = None
 
     @property
@@ -223,7 +226,7 @@ def start_state(
             known = median_score(objective, offset, data.weights)
         scores = move_scores(offset, known)
         parameters = estimate_parameters(loss, constants, data, scores)
-    known, one, words, number, steps = _begin_rounds(known, start.words, scores)
+    known, one, words, number, steps, lost = _begin_rounds(known, start.words, scores)
     pointed = is_pointed(objective, scores, data.weights)
     targets = known_targets(loss, data.targets)
     state = BoostState(
@@ -247,6 +250,7 @@ def start_state(
         words=words,
         round=number,
         sizes=None if current_shards() is None else no_sizes(offset.shape[0]),
+        lost=lost,
     )
     return state, rule
 
@@ -270,7 +274,7 @@ def _start_groups(loss, constants, data, start):
         rule = fell_back.astype(jnp.int32)
     scores = move_scores(offset, known)
     parameters = estimate_parameters(loss, constants, data, scores)
-    known, one, words, number, steps = _begin_rounds(known, words, scores)
+    known, one, words, number, steps, lost = _begin_rounds(known, words, scores)
     state = BoostState(
         start=scores, steps=steps, minimizer=None, kinks=None, coupling=None,
         init_score=known,
@@ -280,6 +284,7 @@ def _start_groups(loss, constants, data, start):
         weight_unit=find_weight_unit(data.weights), known_shares=one,
         least_rows=count_least_rows(np.asarray(False), None, data.weights),
         first_mean=one, concentration=one, words=words, round=number, sizes=None,
+        lost=lost,
         probe=start_probe(scores),
     )  # fmt: skip
     return state, rule
@@ -287,11 +292,12 @@ def _start_groups(loss, constants, data, start):
 
 @elementwise
 def _begin_rounds(numpy, init_score, words, scores):
-    """Returns init_score, ones, words, round and steps of a state; see BoostState."""
+    """Returns init_score, ones, words, round, steps and lost; see BoostState."""
     one = numpy.ones(init_score.shape, np.float32)
     init_score = init_score if init_score.shape[0] > 1 else init_score[0]
     steps = numpy.zeros(scores.shape, np.float32)
-    return init_score, one, numpy.asarray(words), numpy.int32(0), steps
+    lost = numpy.zeros(3, np.int32)
+    return init_score, one, numpy.asarray(words), numpy.int32(0), steps, lost
 
 
 def _offset_of(data):

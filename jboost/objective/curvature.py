@@ -6,14 +6,15 @@ In: a traced loss bound to its data, and scores [K, N]. Out: gradient and curvat
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int32, UInt32
 
-from jboost.entry.collectives import some
+from jboost.entry.collectives import first_row, some, total
+from jboost.entry.collectives import least as least_of
 from jboost.entry.stages import runs_in_stages, stage
 from jboost.kernels.float_bits import exponent_above, power_of_two
 from jboost.numerics.derivatives import square_root
@@ -44,6 +45,19 @@ _DECLINE = 4.0  # a curvature at the start counts up to so many times the presen
 _MOST_SQUARE = float(np.finfo(np.float32).max)
 _LEAST_ROOT = float(np.finfo(np.float32).tiny)
 _NO_DISTANCE = 1e-30  # the smoothing scale of scores that are 0 and all at a minimum
+
+
+class FiniteDerivatives(NamedTuple):
+    """Derivatives of every row; both are 0 in rows that have lost one of them.
+
+    Attributes:
+      lost: number of rows of positive weight that have lost a derivative, and the first
+        of them.
+    """
+
+    gradient: Float[Array, "K N"]
+    curvature: Float[Array, "K N"]
+    lost: Int32[Array, "2"]
 
 
 def smoothing_scale(
@@ -127,7 +141,7 @@ def derivatives(
     raised: bool = True,
     delta: Float[Array, " K"] | None = None,
     seed: UInt32[Array, "2"] | None = None,
-) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
+) -> FiniteDerivatives:
     """Returns gradient and curvature of every row, not multiplied by weights.
 
     With t = |F - F*|, g the gradient, h the Hessian, and delta the smoothing scale:
@@ -153,7 +167,7 @@ def derivatives(
     Except for "unit" and quadratic losses, the curvature is at least 1e-6 times the
     weighted mean of its positive part, which is 0 if no row has positive curvature.
     At kinks, where a derivative is not finite, the mean of the derivatives at F +-
-    delta replaces it.
+    delta replaces it. A row where that is not finite, either, learns nothing.
 
     Args:
       smooth: whether derivatives at F +- delta are needed, if it is known: a program
@@ -168,45 +182,67 @@ def derivatives(
     loss = objective.loss
     if curvature in EXPONENTS:
         assert seed is not None
-        return informed_derivatives(objective, scores, weights, curvature, seed)[:2]
+        found = informed_derivatives(objective, scores, weights, curvature, seed)[:2]
+        return FiniteDerivatives(*found, no_rows())
     own = curvature == "function"
     endless = smooth is False and _looks_at_minima(loss, curvature)
     moving = objective._replace(minimizer=None) if endless else objective
     gradient = gradients(moving, scores)
     hessian = (own_curvatures if own else hessians)(objective, scores)
     if objective.minimizer is None and not own:  # quadratic: the Hessian is safe
-        unit = curvature == "unit"
-        return gradient, jnp.ones_like(gradient) if unit else hessian
+        hessian = jnp.ones_like(gradient) if curvature == "unit" else hessian
+        return FiniteDerivatives(gradient, hessian, no_rows())
 
     def soften(gradient, hessian):
-        return _smooth_derivatives(
+        found = _smooth_derivatives(
             objective, scores, weights, curvature, gradient, hessian, delta
         )
+        return _leave_out_lost(*found, weights)
 
     if objective.coupling is not None and curvature != "auto" and not own:
         # The bound of XGBoost: for softmax the sum of |H_kl| over l, 2 p (1 - p).
         hessian = jnp.where(objective.coupling.competing[:, None], 2.0, 1.0) * hessian
 
     def plain(gradient, hessian):
-        return gradient, hessian if own or curvature == "exact" else jnp.abs(hessian)
+        hessian = hessian if own or curvature == "exact" else jnp.abs(hessian)
+        return FiniteDerivatives(gradient, hessian, no_rows())
 
     if objective.minimizer is None:
         smooth = False
     if smooth is None and not loss.straight:
         # Evaluate two more gradients only if some row has a minimum or is at a kink.
         needed = _needs_smoothing(objective, gradient, hessian, weights, curvature)
-        gradient, positive = jax.lax.cond(needed, soften, plain, gradient, hessian)
+        found = jax.lax.cond(needed, soften, plain, gradient, hessian)
     elif smooth is False:
-        gradient, positive = plain(gradient, hessian)
+        found = plain(gradient, hessian)
     else:
-        gradient, positive = soften(gradient, hessian)
+        found = soften(gradient, hessian)
     if curvature == "unit":
-        return gradient, jnp.ones_like(gradient)
+        return found._replace(curvature=jnp.ones_like(gradient))
     if not raised:
-        return gradient, positive
+        return found
     start = _find_start(curvature, objective.coupling)
-    least = least_curvature(mean_positive(positive, weights), start)
-    return gradient, jnp.maximum(positive, least[:, None])
+    least = least_curvature(mean_positive(found.curvature, weights), start)
+    return found._replace(curvature=jnp.maximum(found.curvature, least[:, None]))
+
+
+def no_rows() -> Int32[Array, "2"]:
+    """Returns the count and the first of no rows."""
+    return jnp.zeros(2, jnp.int32)
+
+
+def _leave_out_lost(gradient, positive, weights):
+    finite = jnp.isfinite(gradient) & jnp.isfinite(positive)
+    lost = ~jnp.all(finite, axis=0) & (weights > 0)
+    rows = jnp.arange(len(lost), dtype=jnp.int32)
+    last = jnp.int32(np.iinfo(np.int32).max)
+    first = least_of(jnp.min(jnp.where(lost, first_row() + rows, last)))
+    count = total(jnp.sum(lost, dtype=jnp.int32))
+    return FiniteDerivatives(
+        gradient=jnp.where(finite, gradient, 0.0),
+        curvature=jnp.where(finite, positive, 0.0),
+        lost=jnp.stack([count, jnp.where(count > 0, first, 0)]),
+    )
 
 
 def is_raised(loss_has_minima: bool, curvature: Chosen) -> bool:

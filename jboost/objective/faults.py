@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int32
 
 from jboost.entry.stages import branch, elementwise, is_any
+from jboost.entry.warning import warn_user
 from jboost.objective.evaluation import Objective, gradients, loss_values
 
 _BESIDE = 2.0**-10  # of 1 + |score|: where a kink must have a gradient
@@ -55,6 +56,28 @@ def describe_lost_slope(target: Any, row: int, place: str) -> str:
         f"target {target} at {place}; a branch of jnp.where that is not taken "
         "must be finite, too: replace what it cannot take before, as in "
         "jnp.where(known, f(score, jnp.where(known, target, 0.0)), 0.0)"
+    )
+
+
+def warn_of_lost_rows(
+    before: Int32[np.ndarray, "*M 3"], after: Int32[np.ndarray, "*M 3"], num_rows: int
+) -> None:
+    """Warns of rows whose derivatives have become NaN or infinite in some rounds.
+
+    Args:
+      before, after: ``lost`` of the states of all runs before and after these rounds;
+        see :class:`jboost.boosting.state.BoostState`.
+    """
+    before, after = before.reshape(-1, 3), after.reshape(-1, 3)
+    if before[:, 1].any() or not after[:, 1].any():
+        return
+    number, count, row = after[np.argmax(after[:, 1] > 0)].tolist()
+    warn_user(
+        f"loss must have finite derivatives wherever it is finite: in round {number} "
+        f"its gradient or curvature is NaN or infinite in {count} of {num_rows} rows "
+        f"({count / num_rows:.2g} of all), the first of which is row {row}. Such rows "
+        "teach a round nothing. Often a branch of jnp.where that is not taken has no "
+        "derivative, or a logarithm is taken of what has rounded to 0"
     )
 
 

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jboost.boosting.state import Problem
 from jboost.entry.programs import compiled
 from jboost.entry.results import fetch
+from jboost.objective.faults import warn_of_lost_rows
 from jboost.selection.curves import (
     Curve,
     Point,
@@ -154,6 +155,8 @@ def _run_block(
         wait_for(made.losses, count)
         if first == 0:
             _check_first(study, points, curves, shared, runs, made)
+        lost = fetch((state.lost, made.state.lost))
+        warn_of_lost_rows(*lost, study.rows.size)
         state = made.state
         # By one assignment: an interrupt finds the curves before the chunk or after.
         curves[:] = record_chunk(study, curves, made, count, bar)

@@ -26,6 +26,7 @@ from jboost.entry.collectives import (
 from jboost.entry.implementation import use_implementation
 from jboost.entry.results import fetch, is_out_of_memory
 from jboost.model.ensemble import Ensemble
+from jboost.objective.faults import warn_of_lost_rows
 from jboost.tables.frames import SourceError
 from jboost.training.checkpoints import Checkpoint, write_checkpoint
 from jboost.training.chunks import Chunk, Job, Position, Runner
@@ -165,6 +166,7 @@ def _tell_kept(run):
 
 def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chunk:
     """Makes rounds, and fetches what the host needs of them."""
+    before = np.asarray(position.state.lost)
     try:
         chunk = run.runner.run(position, first, count)
     except SourceError as error:
@@ -181,6 +183,8 @@ def _make_chunk(run: FitRun, position: Position, first: int, count: int) -> Chun
         for rows, scores in zip(every, chunk.snapshots, strict=False)
     ]
     chunk = chunk._replace(**seen, snapshots=tuple(snapshots))
+    _, num_rows = run.job.rows.division
+    warn_of_lost_rows(before, np.asarray(chunk.state.lost), num_rows)
     if run.record.num_rounds == run.record.restored:
         _check_first(run.job, chunk, run.record)
     return chunk
