@@ -68,8 +68,9 @@ def smoothing_scale(
 ) -> tuple[Float[Array, " K"], list[Float[Array, "..."]] | None]:
     """Returns delta = (weighted mean of sqrt |F - F*|)^2 over rows that have an F*.
 
-    If there is no such row, delta is 1/1000 of the mean magnitude of the scores. It is
-    never so small that F +- delta rounds to F.
+    If there is no such row, delta is 1/1000 of the mean magnitude of the scores, or
+    what :func:`_scale_by_steps` finds. It is never so small that F +- delta rounds to
+    F.
 
     Args:
       guess: the second result for the scores of the round before; it changes nothing
@@ -294,6 +295,7 @@ def _smooth_derivatives(
     loss = objective.loss
     if delta is None:
         delta, _ = smoothing_scale(objective, scores, weights)
+        delta = _scale_by_steps(objective, weights, gradient, hessian, delta)
     delta = delta[:, None]
     if loss.straight:
         delta = _STRAIGHT * delta
@@ -314,6 +316,23 @@ def _smooth_derivatives(
         rule = secant if curvature == "secant" else jnp.maximum(secant, slope)
         positive = jnp.where(known, rule, positive)
     return gradient, positive
+
+
+def _scale_by_steps(objective, weights, gradient, hessian, delta):
+    """Returns the smoothing scale of scores for which no row has a minimum of its own.
+
+    Newton steps |g / h| take the place of the distances |F - F*|.
+    """
+    usable = jnp.isfinite(gradient) & (gradient != 0) & jnp.isfinite(hessian)
+    usable &= hessian != 0
+    steps = jnp.abs(gradient) / jnp.abs(jnp.where(usable, hessian, 1.0))
+    roots = jnp.where(usable, square_root(jnp.where(usable, steps, 0.0)), 0.0)
+    parts = (roots, usable.astype(jnp.float32))
+    roots, share = sum_each(*((part, weights) for part in parts))
+    found = jnp.square(roots / jnp.where(share > 0, share, 1.0))
+    counts = jnp.isfinite(objective.minimizer) & (weights > 0)[None, :]
+    known = some(jnp.any(counts, axis=1)) | ~(found > 0) | ~jnp.isfinite(found)
+    return jnp.where(known, delta, found)
 
 
 def _secant(gradient, distance, delta):
