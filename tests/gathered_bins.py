@@ -57,7 +57,7 @@ def disagree(rank, what):
         x = np.abs(x) if rank == 1 else x
     try:
         with use_processes(True):
-            frame = unite_frames(read_frame(x, "x"), None, new=True)
+            frame = unite_frames(read_frame(x, "x"), None)
             fit_frame(frame, **options)
     except ValueError as error:
         return str(error)
@@ -92,7 +92,7 @@ def unite(rank, count, num_rows, numbers_on=None):
     frame = read_frame(table, "x", categorical=True, least_rows=0)
     try:
         with use_processes(True):
-            frame = unite_frames(frame, frame.names, new=True)
+            frame = unite_frames(frame, frame.names)
     except ValueError as error:
         return str(error)
     return frame.matrix, frame.categories

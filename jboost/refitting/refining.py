@@ -242,7 +242,7 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
                 f"{label} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if refine is given one (sample_weight may be None)"
             )
-        held = read_rows(model, given, loss, True, f"{label} ")
+        held = read_rows(model, given, loss, True, f"{label} ", held=True)
         data, known = held.rows.data, train.rows.data.targets
         targets = match_targets(data.targets, known, data.weights, f"{label} y")
         data = data._replace(targets=targets)
