@@ -67,8 +67,8 @@ def column_values(
 def encode(categories: Categories, matrix: Any) -> Any:
     """Replaces the values in categorical columns by their codes; traceable.
 
-    Values that training did not see, including fractions and negative numbers, become
-    NaN (missing). A NumPy matrix stays a NumPy matrix.
+    Values that training did not see, including negative numbers, become NaN (missing).
+    A NumPy matrix stays a NumPy matrix.
 
     Args:
       categories: the categorical features of the model.
