@@ -22,6 +22,7 @@ from jboost.sklearn import (
 )
 
 X, Y = make_regression()
+ONE = dict(num_rounds=1, max_depth=3)
 DAYS = pd.date_range("2026-01-01", periods=3)
 # {labels: (those of training, then those of tables that have other columns)}.
 LABELS = {
@@ -41,12 +42,12 @@ def label(labels):
 
 def estimate(kind, train, table):
     y = Y > 0 if kind is JBoostClassifier else Y
-    return kind(**SMALL).fit(train, y).predict(table)
+    return kind(**ONE).fit(train, y).predict(table)
 
 
 def rank(train, table):
     queries = np.repeat(np.arange(20), 10)
-    ranker = JBoostRanker(**SMALL).fit(train, np.arange(len(X)) % 3, qid=queries)
+    ranker = JBoostRanker(**ONE).fit(train, np.arange(len(X)) % 3, qid=queries)
     return ranker.predict(table)
 
 

@@ -50,7 +50,7 @@ def test_old_trees_stay_and_new_trees_see_all_categories(model, name):
     table, y = KINDS[name]
     both, history = jb.fit(table, y, model=model, validation=(table, y), **RUN)
     old = jb.truncate(both, model.num_rounds)
-    unseen = pytest.warns(UserWarning, match="no category that training saw")
+    unseen = pytest.warns(UserWarning, match="no category that the model knows")
     with unseen if name == "others" else nullcontext():
         scores = jb.predict(model, table)
     for rows in (table, SAME):  # categories new to the model count as missing in it

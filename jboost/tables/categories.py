@@ -139,9 +139,11 @@ def check_values(
     if isinstance(matrix, jax.Array):  # may be on another device
         matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
     compared = not new and not isinstance(codes, Tracer) and len(matrix) > 1
-    codes = np.asarray(codes) if compared else None
     example = np.full(len(indices), np.nan)  # of each column without a known value
-    unseen = np.full(len(indices), compared)
+    unseen = np.zeros(len(indices), bool)
+    if compared:
+        codes = np.asarray(codes)
+        unseen = codes.max(axis=1) > 0  # models of other libraries may know none
     for first in range(0, len(matrix), _BLOCK_ROWS):
         block = matrix[first : first + _BLOCK_ROWS, columns]
         with np.errstate(invalid="ignore"):
@@ -165,10 +167,10 @@ def check_values(
 
 
 def warn_of_unseen(column: str, value: Category) -> None:
-    """Warns of a column that holds no category of training."""
+    """Warns of a column that holds no category of the model."""
     warn_user(
-        f"{column} holds no category that training saw, but others, such as {value!r}, "
-        "which are treated as missing"
+        f"{column} holds no category that the model knows, but others, such as "
+        f"{value!r}, which are treated as missing"
     )
 
 
