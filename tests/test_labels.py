@@ -22,7 +22,7 @@ from jboost.sklearn import (
 )
 
 X, Y = make_regression()
-ONE = dict(num_rounds=1, max_depth=3)
+START = dict(num_rounds=0)  # columns are compared before trees are
 DAYS = pd.date_range("2026-01-01", periods=3)
 # {labels: (those of training, then those of tables that have other columns)}.
 LABELS = {
@@ -42,12 +42,12 @@ def label(labels):
 
 def estimate(kind, train, table):
     y = Y > 0 if kind is JBoostClassifier else Y
-    return kind(**ONE).fit(train, y).predict(table)
+    return kind(**START).fit(train, y).predict(table)
 
 
 def rank(train, table):
     queries = np.repeat(np.arange(20), 10)
-    ranker = JBoostRanker(**ONE).fit(train, np.arange(len(X)) % 3, qid=queries)
+    ranker = JBoostRanker(**START).fit(train, np.arange(len(X)) % 3, qid=queries)
     return ranker.predict(table)
 
 
