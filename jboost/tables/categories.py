@@ -138,17 +138,18 @@ def check_values(
     columns, new = list(indices), codes is None
     if isinstance(matrix, jax.Array):  # may be on another device
         matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
+    # Groups of categories of which no value so far has a code, and a value of each.
     compared = not new and not isinstance(codes, Tracer) and len(matrix) > 1
-    example = np.full(len(indices), np.nan)  # of each column without a known value
-    unseen = np.zeros(len(indices), bool)
     if compared:
         codes = np.asarray(codes)
-        unseen = codes.max(axis=1) > 0  # models of other libraries may know none
+        compared = not _has_codes(codes, matrix[0, columns].tolist())  # the usual case
+    unseen: Any = np.full(len(indices), compared)
+    example: Any = np.full(len(indices), np.nan)
     for first in range(0, len(matrix), _BLOCK_ROWS):
         block = matrix[first : first + _BLOCK_ROWS, columns]
         with np.errstate(invalid="ignore"):
-            whole = (block == np.floor(block)) & (np.abs(block) < np.inf)
-            whole &= (block >= 0) | (not new)
+            whole = (block == np.floor(block)) & (block < np.inf)
+            whole &= (block >= 0) if new else (block > -np.inf)
         bad = np.argwhere(~whole & ~np.isnan(block))
         if len(bad):
             row, group = bad[0]
@@ -158,12 +159,23 @@ def check_values(
                 f"missing, in {describe_column(indices[group], feature_names)}, got "
                 f"{block[row, group]} in row {first + row}{hint}"
             )
-        if unseen.any():
-            unseen &= ~np.any(_find_codes(np, codes, block) > 0, axis=0)
+        if not compared:
+            continue
+        unseen = unseen & ~np.any(_find_codes(np, codes, block), axis=0)
+        compared = bool(unseen.any())
+        if compared:
             example = np.fmin(example, np.fmin.reduce(block, axis=0))
-    for group in np.flatnonzero(unseen & ~np.isnan(example)):
+    for group in np.flatnonzero(unseen & ~np.isnan(example)) if compared else ():
+        if not np.any(codes[group]):  # of another library, without splits on it
+            continue
         column = f"{describe_column(indices[group], feature_names)} of {name}"
         warn_of_unseen(column, int(example[group]))
+
+
+def _has_codes(codes, row):
+    """Checks whether all values of a row have codes; NumPy takes longer for one."""
+    size = codes.shape[1]
+    return all(0 <= v < size and codes[g, int(v)] > 0 for g, v in enumerate(row))
 
 
 def warn_of_unseen(column: str, value: Category) -> None:

@@ -230,9 +230,8 @@ def fit(
         1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
         (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
         each (fewer where all columns together would have more than 2^19 codes), the
-        others share one. Categories unseen in training, in a matrix also negative
-        integers, are treated as missing in prediction; categories unseen in a node
-        follow its missing values.
+        others share one. Categories unseen in training (in a matrix also integers < 0)
+        are missing in prediction; those unseen in a node follow its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
       category_l2: added to ``l2`` in the gain of a split by a set of categories
         (LightGBM's cat_l2); it and the next two are counted like ``l2``.
@@ -296,9 +295,9 @@ def fit(
         a ``jax.Array``; else one device. See the page "Many machines". Not with
         sparse x or ``candidates`` other than "global".
       model: training goes on from it, with ``num_rounds`` more rounds; x has its
-        columns. New categories of x are split on by new trees only. The same call with the same data and settings goes on as if it had
-        not ended: seeds and schedules of the learning rate count the model's rounds,
-        too. The history, early stopping and callbacks see the new rounds only.
+        columns, and may have new categories. The same call with the same data and
+        settings goes on as if it had not ended: seeds and schedules count the model's
+        rounds, too. The history, early stopping and callbacks see the new rounds only.
       checkpoint: a path, where the run is kept: if the file is there, the run goes on
         from it, and its result is that of a run that was never interrupted, bit for
         bit. Repeat the call that was interrupted; only ``num_rounds`` may be raised.
