@@ -57,7 +57,7 @@ def disagree(rank, what):
         x = np.abs(x) if rank == 1 else x
     try:
         with use_processes(True):
-            frame = unite_frames(read_frame(x, "x"), None, new=True)
+            frame = unite_frames(read_frame(x, "x"), None)
             fit_frame(frame, **options)
     except ValueError as error:
         return str(error)
@@ -83,16 +83,25 @@ def make_frame(num_rows):
     )
 
 
-def unite(rank, count, num_rows, numbers_on=None):
-    """Returns the share of this process, with the categories of all processes."""
+def unite(rank, count, num_rows, numbers_on=None, known_rows=0):
+    """Returns the share of this process, with the categories of all processes.
+
+    Those of the first rows may be known already, from a model.
+    """
+    schema = None
+    if known_rows:
+        schema = read_frame(make_frame(num_rows)[:known_rows], "x", categorical=True)
+        schema = schema.schema
     ends = np.round(np.cumsum((0, *SHARES[count])) * num_rows).astype(int)
     table = make_frame(num_rows).iloc[slice(*ends[rank : rank + 2])]
     if rank == numbers_on:
         table = table.assign(words=1.5)
-    frame = read_frame(table, "x", categorical=True, least_rows=0)
+    frame = read_frame(
+        table, "x", schema=schema, categorical=True, extend=True, least_rows=0
+    )
     try:
         with use_processes(True):
-            frame = unite_frames(frame, frame.names, new=True)
+            frame = unite_frames(frame, frame.names, schema)
     except ValueError as error:
         return str(error)
     return frame.matrix, frame.categories
@@ -102,6 +111,7 @@ def run_all(rank, count):
     """Returns what one of so many processes finds, by name; of two, also the errors."""
     found = {case: fit(rank, count, 3000, CASES[case]) for case in CASES}
     found["frames"] = unite(rank, count, 300)
+    found["frames of a model"] = unite(rank, count, 300, known_rows=200)
     if count == 2:
         for what in ("columns", "weights", "categories"):
             found["wrong " + what] = disagree(rank, what)

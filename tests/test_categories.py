@@ -146,8 +146,14 @@ def test_names_of_categories_do_not_matter(table, model):
 
 def test_unseen_categories_are_missing(table, model):
     unseen, missing = table.x.copy(), table.x.copy()
-    unseen[:, 1], missing[:, 1] = 1e6, np.nan
-    np.testing.assert_array_equal(jb.predict(model, unseen), jb.predict(model, missing))
+    missing[:, 1] = np.nan
+    for code in (1e6, -1.0, -2.0):  # the last two as OrdinalEncoder writes them
+        unseen[:, 1] = code
+        unseen[0] = table.x[0]
+        missing[0] = table.x[0]
+        np.testing.assert_array_equal(
+            jb.predict(model, unseen), jb.predict(model, missing)
+        )
 
 
 def test_without_categorical_columns_nothing_changes(table):
@@ -241,7 +247,10 @@ def test_a_data_frame_says_what_is_categorical(frame, table):
     np.testing.assert_array_equal(jb.predict(fitted, frame), jb.predict(same, frame))
     new = frame.assign(name="never seen")
     gone = frame.assign(name=pd.Series([None] * ROWS, dtype=object))
-    np.testing.assert_array_equal(jb.predict(fitted, new), jb.predict(fitted, gone))
+    with pytest.warns(UserWarning, match="'name' of x .* 'never seen'") as caught:
+        scores = jb.predict(fitted, new)
+    assert len(caught) == 1
+    np.testing.assert_array_equal(scores, jb.predict(fitted, gone))
     bins = jb.fit_bins(frame, categorical=["few"])
     binned = jb.apply_bins(bins, frame[::-1])
     np.testing.assert_array_equal(binned[::-1], jb.apply_bins(bins, frame))
@@ -256,15 +265,43 @@ BAD_CELLS = {"negative": -1.0, "a fraction": 0.5, "infinite": np.inf}
 def test_cells_that_are_no_categories_are_refused(table, model, name):
     x = table.x.copy()
     x[7, 1] = BAD_CELLS[name]
-    for call in (
+    calls = [
         partial(jb.fit, x, table.y, categorical=[1], **SMALL),
-        partial(jb.fit, *table, categorical=[1], validation=(x, table.y), **SMALL),
         partial(jb.fit_bins, x, categorical=[1]),
-        partial(jb.apply_bins, jb.fit_bins(table.x, categorical=[1]), x),
-        partial(jb.predict, model, x),
-    ):
+        partial(jb.refit, model, x, table.y),
+    ]
+    if name != "negative":  # which are categories that training did not see
+        calls += [
+            partial(jb.fit, *table, categorical=[1], validation=(x, table.y), **SMALL),
+            partial(jb.apply_bins, jb.fit_bins(table.x, categorical=[1]), x),
+            partial(jb.predict, model, x),
+        ]
+    for call in calls:
         with pytest.raises(ValueError, match=r"column 1.*row 7"):
             call()
+
+
+@pytest.mark.parametrize("code", [-1.0, -2.0, 99.0, 1e6])
+def test_a_column_of_unseen_codes_is_reported_once(table, model, code):
+    x = table.x.copy()
+    x[:, 1] = code
+    bins = jb.fit_bins(table.x, categorical=[1])
+    message = rf"^column 1 of .*x holds no category .*, such as {int(code)}, "
+    for call in (
+        partial(jb.predict, model, x),
+        partial(jb.apply_bins, bins, x),
+        partial(
+            jb.fit, *table, categorical=[1], validation=(x, table.y), num_rounds=1,
+            max_depth=3,
+        ),
+    ):  # fmt: skip
+        with pytest.warns(UserWarning, match=message) as caught:
+            call()
+        assert [warning.filename for warning in caught] == [__file__]
+    jb.predict(model, x[:1])  # of single rows nothing is said
+    x[:, 1] = np.nan
+    jb.predict(model, x)
+    assert not np.any(jb.apply_bins(bins, x)[:, 1])
 
 
 def test_numbers_that_are_too_large_are_refused(table):

@@ -408,7 +408,7 @@ REFUSED = {
     "signs fraction": (dict(monotone=[1, 0, 0.5]), ValueError, "-1, 0 or 1"),
     "signs words": (dict(monotone="(1,0,0)"), TypeError, "monotone must be"),
     "sign of nothing": (dict(monotone={3: 1}), ValueError, "from 0 to 2, got 3"),
-    "sign of a name": (dict(monotone={"a": 1}), TypeError, "monotone must .* got 'a'"),
+    "sign of a name": (dict(monotone={"a": 1}), ValueError, "monotone must .* got 'a'"),
     "sign twice": (
         dict(monotone={"a": 1, 0: -1}, feature_names=["a", "b", "c"]), ValueError,
         "monotone must list each feature once",
@@ -439,7 +439,7 @@ def test_features_may_be_named():
     )  # fmt: skip
     same, _ = train(monotone=(1, -1, 0), interactions=[[0, 1], [2]])
     np.testing.assert_array_equal(model.leaf_value, same.leaf_value)
-    with pytest.raises(TypeError, match=r"monotone must .*'size'.*got 'floor'"):
+    with pytest.raises(ValueError, match=r"monotone must .*'size'.*got 'floor'"):
         train(monotone={"floor": 1}, feature_names=names)
 
 

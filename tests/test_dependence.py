@@ -176,7 +176,7 @@ def test_names_and_trees():
     ("arguments", "error", "message"),
     [
         (dict(features=3), ValueError, "features .*from 0 to 2.* got 3"),
-        (dict(features="a"), TypeError, "features .*from 0 to 2.* got 'a'"),
+        (dict(features="a"), ValueError, "features .*from 0 to 2.* got 'a'"),
         (dict(features=(0, 1, 2)), ValueError, "one or two features"),
         (dict(features=(1, 1)), ValueError, "two different ones"),
         (dict(grid=0), ValueError, "grid must be an integer from 1"),

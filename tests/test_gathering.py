@@ -42,9 +42,11 @@ def test_an_error_of_one_process_is_raised_on_all(what, message):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_categories_of_data_frames_are_those_of_one_process(count):
-    matrix, categories = unite(0, 1, 300)
-    found = [each["frames"] for each in run(count)]
+@pytest.mark.parametrize("known_rows", [0, 200])
+def test_categories_of_data_frames_are_those_of_one_process(count, known_rows):
+    matrix, categories = unite(0, 1, 300, known_rows=known_rows)
+    name = "frames of a model" if known_rows else "frames"
+    found = [each[name] for each in run(count)]
     np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), matrix)
     assert all(values == categories for _, values in found)
 

@@ -130,7 +130,7 @@ def fit_frame(
 
     Args:
       feature_names: other names than the table's.
-      known: what categories have been given codes before.
+      known: categories that keep their codes; others get the next ones.
     """
     check_absent(absent)
     matrix, names = frame.matrix, feature_names or frame.names
@@ -154,12 +154,11 @@ def fit_frame(
         with agree():
             check_values(matrix, indices, "x", names)
         values = frame.categories and tuple(frame.categories[f] for f in indices)
-        if known is not None and known.features == indices:
-            categories = known
-        else:
-            codes = _most_category_bins(most, num_features) - 1
-            columns, mass = gather_columns(matrix, indices, weight)
-            categories = fit_categories(columns, indices, mass, codes, values)
+        codes = _most_category_bins(most, num_features) - 1
+        columns, mass = gather_columns(matrix, indices, weight)
+        if known is not None and known.features != indices:
+            known = None  # refused by the caller
+        categories = fit_categories(columns, indices, mass, codes, values, known, names)
         matrix = encode(categories, matrix)
     if isinstance(matrix, SparseMatrix):
         absent = absent or "missing"
@@ -280,7 +279,8 @@ def apply_bins(
         check_gaps(bins.absent, matrix, "x")
         return bin_entries(bins, matrix)
     if bins.categories is not None:
-        check_values(matrix, bins.categories.features, "x")
+        features, codes = bins.categories.features, bins.categories.codes
+        check_values(matrix, features, "x", codes=codes)
         matrix = encode(bins.categories, matrix)
     if _is_on_host(bins, matrix):
         thresholds = np.asarray(bins.thresholds, np.float32)

@@ -59,4 +59,5 @@ class Bins:
     @property
     def schema(self) -> Schema:
         """Returns what tables to bin must look like, apart from names."""
-        return Schema(None, column_values(self.categories, self.num_features))
+        values = column_values(self.categories, self.num_features)
+        return Schema(None, values, compared=False)

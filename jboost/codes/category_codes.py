@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jboost.entry.feature_checks import check_feature
-from jboost.tables.categories import Categories, Category
+from jboost.tables.categories import Categories, Category, describe_column
 
 MOST_VALUES = 2**24  # integers that float32 tells apart
 MOST_CELLS = 2**26  # of the table of codes: 256 MiB
@@ -57,6 +57,8 @@ def fit_categories(
     weight: Float[np.ndarray, " N"] | None,
     max_codes: int,
     values: tuple[tuple[Category, ...] | None, ...] | None = None,
+    known: Categories | None = None,
+    feature_names: Sequence[str] | None = None,
 ) -> Categories:
     """Gives the categories of each feature codes, the heaviest first.
 
@@ -70,13 +72,22 @@ def fit_categories(
       weight: of the rows.
       max_codes: the most codes of a feature.
       values: see :class:`Categories`.
+      known: the categories of a model from which training continues; they keep their
+        codes, and new ones get the next.
+      feature_names: names of the columns of x, for errors.
+
+    Raises:
+      ValueError: values are too large, or new ones have no name or no code is left.
     """
     if weight is not None:
         matrix, weight = matrix[weight > 0], weight[weight > 0]
+    if known is not None and values is None:
+        values = known.values  # x is a matrix
+    named = values or (None,) * len(features)
     most = []
-    for column, known in zip(matrix.T, values or (None,) * len(features), strict=True):
+    for column, own in zip(matrix.T, named, strict=True):
         largest = int(np.max(column, initial=0, where=~np.isnan(column)))
-        most.append(max(largest, len(known or ()) - 1))
+        most.append(max(largest, len(own or ()) - 1))
     size = 1 + max(most, default=0)
     if size > MOST_VALUES or size * len(features) > MOST_CELLS:
         worst = features[int(np.argmax(most))]
@@ -86,11 +97,37 @@ def fit_categories(
             f"{max(most)} in column {worst}; number them 0, 1, 2, ..."
         )
     codes = np.zeros((len(features), size), np.int32)
+    if known is not None:
+        before = np.asarray(known.codes)
+        codes = np.pad(before, ((0, 0), (0, max(0, size - before.shape[1]))))
+        size = codes.shape[1]
     for group, column in enumerate(matrix.T):
-        known = ~np.isnan(column)
-        value = column[known].astype(np.int64)
-        mass = np.bincount(value, None if weight is None else weight[known], size)
+        present = ~np.isnan(column)
+        value = column[present].astype(np.int64)
+        mass = np.bincount(value, None if weight is None else weight[present], size)
         seen = np.flatnonzero(np.bincount(value, minlength=size))
+        last = codes[group].max()
+        seen = seen[codes[group, seen] == 0]
+        if known is not None and len(seen):
+            place = f"{describe_column(features[group], feature_names)} of x"
+            _check_new(place, seen, named[group], last >= max_codes)
         order = seen[np.argsort(-mass[seen], kind="stable")]
-        codes[group, order] = np.minimum(1 + np.arange(len(order)), max_codes)
+        new = np.minimum(last + 1 + np.arange(len(order)), max_codes)
+        codes[group, order] = new
     return Categories(codes=codes, features=features, values=values)
+
+
+def _check_new(place, seen, values, full):
+    """Checks that new categories of a column can get codes."""
+    if values is not None and seen[-1] >= len(values):
+        raise ValueError(
+            f"{place} must hold the numbers of the model's {len(values)} categories, "
+            f"from 0 to {len(values) - 1}, got {seen[-1]}; pass a data frame, which "
+            "names new categories"
+        )
+    if full:
+        new = [int(v) if values is None else values[v] for v in seen[:5]]
+        raise ValueError(
+            f"max_bins must be larger to give codes to categories of {place} that the "
+            f"model does not know, such as {new}; or replace them by missing values"
+        )

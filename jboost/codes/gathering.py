@@ -20,7 +20,7 @@ from jboost.entry.collectives import (
     num_processes,
     process_number,
 )
-from jboost.tables.frames import Frame
+from jboost.tables.frames import Frame, Schema
 
 
 def check_columns(num_features: int, names: Any) -> None:
@@ -37,7 +37,7 @@ def check_columns(num_features: int, names: Any) -> None:
         raise ValueError(f"x must have the same columns on every process, got {listed}")
 
 
-def unite_frames(frame: Frame, names: Any, *, new: bool) -> Frame:
+def unite_frames(frame: Frame, names: Any, schema: Schema | None = None) -> Frame:
     """Returns the rows of this process with the categories of all processes.
 
     Their values are numbered as those of one table with all the rows are: first those
@@ -46,8 +46,8 @@ def unite_frames(frame: Frame, names: Any, *, new: bool) -> Frame:
     Args:
       frame: a table in which the values of this process are numbered.
       names: of the columns.
-      new: whether this is training from the start; otherwise categories are those of
-        the model, on all processes.
+      schema: the columns of a model from which training continues, whose categories
+        keep their numbers.
 
     Raises:
       ValueError: on all processes, if the tables do not have the same columns, or a
@@ -58,7 +58,7 @@ def unite_frames(frame: Frame, names: Any, *, new: bool) -> Frame:
         return frame
     features = frame.matrix.shape[1]
     check_columns(features, names)
-    if not new or not any(gather_numbers(int(frame.categories is not None))):
+    if not any(gather_numbers(int(frame.categories is not None))):
         return frame
     matrix, numbered = np.array(frame.matrix), frame.categories or ()
     own = [
@@ -67,11 +67,13 @@ def unite_frames(frame: Frame, names: Any, *, new: bool) -> Frame:
     ]
     columns = zip(*map(json.loads, gather_texts(json.dumps(own))), strict=True)
     labels = names or range(features)
-    values = [_unite_values(*each) for each in zip(labels, columns, strict=True)]
+    before = (schema and schema.categories) or (None,) * features
+    united = zip(labels, columns, before, strict=True)
+    values = [_unite_values(*each) for each in united]
     for feature, known in enumerate(numbered):
-        united = values[feature]
-        if known and united:
-            place = {value: number for number, value in enumerate(united)}
+        every = values[feature]
+        if known and every:
+            place = {value: number for number, value in enumerate(every)}
             numbers = np.array([place.get(v, np.nan) for v in known], np.float32)
             column = matrix[:, feature]
             present = ~np.isnan(column)
@@ -92,8 +94,11 @@ def _describe_column(frame, feature):
     return ["categories", *values]
 
 
-def _unite_values(label, found):
-    """Returns the values of a column on all processes; None if it holds numbers."""
+def _unite_values(label, found, known):
+    """Returns the values of a column on all processes; None if it holds numbers.
+
+    Those that are known come first.
+    """
     if all(kind != "categories" for kind, _, _ in found):
         return None
     kinds = []
@@ -112,7 +117,8 @@ def _unite_values(label, found):
         )
     if {type(value) for value in declared} != types:
         declared = set()  # as within one table
-    return (*sorted(seen), *sorted(declared))
+    known = known or ()
+    return (*known, *sorted(seen - {*known}), *sorted(declared - {*known}))
 
 
 def gather_columns(

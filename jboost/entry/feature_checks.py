@@ -5,7 +5,9 @@ In: an argument as a user passes it. Out: indices, signs, a mask or names, or an
 whose message names the argument, the expectation and the value.
 """
 
+import difflib
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 import jax
@@ -15,22 +17,61 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jboost.entry.arrays import refuse_mask
+from jboost.entry.labels import name_label
+
+_SHOWN = 20  # names in an error message
 
 
 def check_feature(
     name: str, feature: Any, num_features: int, feature_names: Any = None
 ) -> int:
-    """Returns the index of a feature, given its index or its name."""
+    """Returns the index of a feature, given its index, its name or its label.
+
+    Raises:
+      TypeError: ``feature`` is neither an index nor a label.
+      ValueError: there is no such feature, or an integer is the index of one feature
+        and the label of another.
+    """
     expected = f"{name} must list features by index, from 0 to {num_features - 1}"
-    if feature_names is not None:
-        expected += f", or by name, one of {tuple(feature_names)}"
-        if isinstance(feature, str) and feature in feature_names:
-            return list(feature_names).index(feature)
-    if isinstance(feature, bool) or not isinstance(feature, int | np.integer):
+    names = () if feature_names is None else tuple(feature_names)
+    if names:
+        shown = ", ".join(map(repr, names[:_SHOWN])) + ", ..." * (len(names) > _SHOWN)
+        expected += f", or by name, one of ({shown})"
+    by_index = isinstance(feature, int | np.integer) and not isinstance(feature, bool)
+    label = name_label(feature)
+    if label in names:
+        index = names.index(label)
+        if not by_index or index == feature:
+            return index
+        meant = f"{label!r} for column {index}, which has this label"
+        if 0 <= feature < num_features:
+            meant += f", or {names[feature]!r} for the column at index {feature}"
+        raise ValueError(
+            f"{name} must list features by name where integers are labels of other "
+            f"columns, got {feature!r}; pass {meant}"
+        )
+    if isinstance(feature, str | tuple | date):
+        raise ValueError(f"{expected}, got {feature!r}{_suggest(label, names)}")
+    if not by_index:
         raise TypeError(f"{expected}, got {feature!r}")
     if not 0 <= feature < num_features:
         raise ValueError(f"{expected}, got {feature!r}")
     return int(feature)
+
+
+def list_features(features: Any, feature_names: Any = None) -> list[Any]:
+    """Returns several features as they are, and one feature as a list of one."""
+    single = isinstance(features, str) or not np.iterable(features)
+    if single or name_label(features) in (feature_names or ()):  # labels may be tuples
+        return [features]
+    return list(features)
+
+
+def _suggest(label, names):
+    """Returns the name that a misspelled one may mean, for the end of an error."""
+    close = difflib.get_close_matches(label.lower(), [n.lower() for n in names], n=1)
+    meant = [each for each in names if each.lower() in close]
+    return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 def check_monotone(

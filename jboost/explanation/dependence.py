@@ -185,8 +185,7 @@ class _Axis(NamedTuple):
 
 def _find_features(model, features):
     """Returns the indices of one or two features."""
-    single = isinstance(features, str | int | np.integer)
-    given = [features] if single else list(features)
+    given = feature_checks.list_features(features, model.feature_names)
     if len(given) not in (1, 2):
         raise ValueError(f"features must be one or two features, got {features!r}")
     indices = [

@@ -115,7 +115,8 @@ def _read_matrix(model, x):
         ).matrix
     check_columns(model, matrix.shape[1])
     if model.categories is not None:
-        check_values(matrix, model.categories.features, "x", model.feature_names)
+        features, codes = model.categories.features, model.categories.codes
+        check_values(matrix, features, "x", model.feature_names, codes=codes)
     if matrix.size >= 2**31:
         raise ValueError(f"x must have fewer than 2^31 cells, got {matrix.shape=}")
     return matrix

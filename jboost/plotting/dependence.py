@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jboost.entry.checks import check_integer
-from jboost.entry.feature_checks import check_feature
+from jboost.entry.feature_checks import check_feature, list_features
 from jboost.explanation.dependence import Feature, PartialDependence
 from jboost.explanation.dependence import partial_dependence as find_dependence
 from jboost.model.ensemble import Model, describe_model, read_model
@@ -124,11 +124,10 @@ def _find(dependence, x, features, grid):
         )
     if x is None or features is None:
         raise ValueError("x and features must be given if dependence is a model")
-    single = isinstance(features, str | int | np.integer)
-    asked: Any = [features] if single else list(features)
+    ensemble = read_model(model)
+    asked: Any = list_features(features, ensemble.feature_names)
     kind = "both" if len(asked) == 1 else "average"
     found = find_dependence(model, x, asked, grid=grid, kind=kind)
-    ensemble = read_model(model)
     matrix = read_frame(x, "x", schema=ensemble.schema, categorical=True).matrix
     indices = [
         check_feature("features", f, ensemble.num_features, ensemble.feature_names)

@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from jboost.model.ensemble import Ensemble, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.numerics.padding import pad_rows
+from jboost.tables.categories import check_values, describe_column, encode
 from jboost.tables.collisions import warn_of_collisions
 from jboost.tables.domains import check_domain
 from jboost.tables.frames import read_frame
@@ -43,6 +44,8 @@ def read_rows(
     loss: Any,
     padded: bool,
     prefix: str = "",
+    *,
+    held: bool = False,
 ) -> ModelRows:
     """Checks rows against the model and the loss, and puts them on the device.
 
@@ -51,6 +54,8 @@ def read_rows(
       loss: that the targets must be in the domain of.
       padded: whether rows may be padded.
       prefix: of the names of arguments in errors.
+      held: whether the rows are held out, and may have categories that the model does
+        not know.
 
     Raises:
       TypeError, ValueError: for rows that do not suit the model or the loss.
@@ -58,7 +63,7 @@ def read_rows(
     x, y, weights, offset = parts
     frame = read_frame(
         x, f"{prefix}x", schema=model.schema, sparse=True,
-        categorical=model.categories is not None,
+        categorical=model.categories is not None, extend=not held,
     )  # fmt: skip
     matrix, num_scores = frame.matrix, model.num_scores
     if matrix.shape[1] != model.num_features:
@@ -72,9 +77,31 @@ def read_rows(
     size = matrix.shape[0]
     if weights is not None:
         weights = check_weights(weights, size, f"{prefix}sample_weight")
+    if model.categories is not None and not held:
+        _check_known(model, frame, weights)
     rows = put_rows(size, y, weights, offset, num_scores, padded, prefix)
     check_domain(loss, rows.data.targets, rows.data.weights, num_scores, f"{prefix}y")
     return ModelRows(x if is_sparse(x) else matrix, rows)
+
+
+def _check_known(model, frame, weights):
+    """Refuses categories that the splits of the model do not know."""
+    categories, names = model.categories, model.feature_names
+    check_values(frame.matrix, categories.features, "x", names)
+    used = slice(None) if weights is None else np.asarray(weights) > 0
+    matrix = np.asarray(frame.matrix)[used]
+    unseen = np.isnan(encode(categories, matrix)) & ~np.isnan(matrix)
+    for feature in categories.features:
+        numbers = np.unique(matrix[unseen[:, feature], feature]).astype(int)
+        if len(numbers):
+            values = frame.categories and frame.categories[feature]
+            found = [n if values is None else values[n] for n in numbers[:5].tolist()]
+            raise ValueError(
+                "x must have the categories of the model in "
+                f"{describe_column(feature, names)}, whose splits know no others, got "
+                f"{found}; train new rounds with jb.fit(x, y, model=model), or replace "
+                "them by missing values, which the model takes them for"
+            )
 
 
 def count_rounds(model: Ensemble, rows: PaddedRows) -> int:

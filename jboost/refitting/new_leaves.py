@@ -89,8 +89,8 @@ def refit(
     Args:
       model: from :func:`jboost.fit`, a file or another library; of an estimator, its
         ``model_``.
-      x, y: the rows, as for :func:`jboost.fit`, with the columns of the model. Dense or
-        sparse; not a stream.
+      x, y: the rows, as for :func:`jboost.fit`, with the columns and
+        categories of the model. Dense or sparse; not a stream.
       loss: ``loss(score, target) -> scalar`` for one row. It may be another one than in
         training, with the same number of scores K.
       sample_weight: [N], >= 0.

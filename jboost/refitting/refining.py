@@ -123,9 +123,10 @@ def refine(
     Args:
       model: from :func:`jboost.fit`, a file or another library; of an estimator, its
         ``model_``.
-      x, y: the rows, as for :func:`jboost.fit`, with the columns of the model. Dense or
-        sparse; not a stream. Memory: one byte for each row, round and score (two or
-        four if a tree has more than 256 or 65,536 leaves).
+      x, y: the rows, as for :func:`jboost.fit`, with the columns and
+        categories of the model. Dense or sparse; not a stream. Memory: one byte for
+        each row, round and score (two or four if a tree has more than 256 or 65,536
+        leaves).
       loss: ``loss(score, target) -> scalar`` for one row, or ``loss(score, target,
         parameters)`` if ``parameters`` are given. It may be another one than in
         training; not adaptive.
@@ -242,7 +243,7 @@ def _read_parts(model, loss, x, y, sample_weight, offset, validation):
                 f"{label} must be (x, y, sample_weight, offset) with an offset if and "
                 "only if refine is given one (sample_weight may be None)"
             )
-        held = read_rows(model, given, loss, True, f"{label} ")
+        held = read_rows(model, given, loss, True, f"{label} ", held=True)
         data, known = held.rows.data, train.rows.data.targets
         targets = match_targets(data.targets, known, data.weights, f"{label} y")
         data = data._replace(targets=targets)

@@ -29,9 +29,9 @@ from jboost.entry.checks import check_integer, check_link, check_number
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
-from jboost.tables.frames import refuse_batches
+from jboost.tables.frames import read_objects, refuse_batches
 from jboost.tables.orders import is_table
-from jboost.tables.sparse import Absent
+from jboost.tables.sparse import Absent, is_sparse
 from jboost.training.fitting import fit
 from jboost.training.history import History, TrainingInterrupted
 from jboost.training.scoring import By, Metrics, bind_metrics, check_metrics, read_by
@@ -264,10 +264,14 @@ class Boosting(BaseEstimator):
         if is_table(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return X
-        return validate_data(
+        checked = validate_data(
             self, X, reset=reset, accept_sparse=True, ensure_all_finite=False,
             ensure_min_samples=1 if reset else 0,
         )  # fmt: skip
+        if is_sparse(X) or np.dtype(getattr(X, "dtype", "O")).kind != "O":
+            return checked
+        objects = np.asarray(X)  # scikit-learn takes the string "1.5" for 1.5
+        return read_objects(objects, "X") if objects.dtype.kind == "O" else checked
 
     def _score_rows(self, X, offset=None, inverse_link=None) -> np.ndarray:
         check_is_fitted(self)

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int32, UInt32
 
 from jboost.entry.representation import show_fields
+from jboost.entry.warning import warn_user
 
 Category = str | int | float | bool
 WORD = 32  # codes per 32-bit word of a set
@@ -66,8 +67,8 @@ def column_values(
 def encode(categories: Categories, matrix: Any) -> Any:
     """Replaces the values in categorical columns by their codes; traceable.
 
-    Values that training did not see, including fractions and negative numbers, become
-    NaN (missing). A NumPy matrix stays a NumPy matrix.
+    Values that training did not see, including negative numbers, become NaN (missing).
+    A NumPy matrix stays a NumPy matrix.
 
     Args:
       categories: the categorical features of the model.
@@ -84,13 +85,18 @@ def encode(categories: Categories, matrix: Any) -> Any:
 def _encode(numpy: Any, categories, matrix):
     """Returns the codes of the categorical columns, [N, G]."""
     features = np.array(categories.features, np.int32)
-    codes = numpy.asarray(categories.codes)
     column = matrix[:, features]
+    code = _find_codes(numpy, numpy.asarray(categories.codes), column)
+    missing = numpy.asarray(np.nan, matrix.dtype)
+    return numpy.where(code > 0, code.astype(matrix.dtype), missing)
+
+
+def _find_codes(numpy: Any, codes, column):
+    """Returns the codes of values [N, G]; 0 for those that training did not see."""
     known = (column >= 0) & (column < codes.shape[1]) & (column == numpy.floor(column))
     value = numpy.where(known, column, 0).astype(np.int32)
-    code = codes[np.arange(len(features))[None, :], value].astype(matrix.dtype)
-    missing = numpy.asarray(np.nan, matrix.dtype)
-    return numpy.where(known & (code > 0), code, missing)
+    code = codes[np.arange(codes.shape[0])[None, :], value]
+    return numpy.where(known, code, 0)
 
 
 def goes_left(
@@ -111,31 +117,76 @@ def check_values(
     indices: tuple[int, ...],
     name: str,
     feature_names: Sequence[str] | None = None,
+    *,
+    codes: Any = None,
 ) -> None:
-    """Checks that categorical columns hold integers >= 0, or NaN.
+    """Checks that categorical columns hold integers, or NaN.
 
-    A traced matrix is taken on trust.
+    Training refuses negative integers. After it they are categories that training did
+    not see; a column of at least two rows that holds only such categories is reported
+    in a warning. A traced matrix is taken on trust.
+
+    Args:
+      matrix: numbers [N, F].
+      indices: the categorical features.
+      name: name of the matrix in messages.
+      feature_names: names of the columns, if they are known.
+      codes: the codes of the model, [G, V]; None in training.
     """
     if isinstance(matrix, Tracer):
         return
-    columns = list(indices)
+    columns, new = list(indices), codes is None
     if isinstance(matrix, jax.Array):  # may be on another device
         matrix, columns = np.asarray(matrix[:, np.array(columns)]), slice(None)
+    # Groups of categories of which no value so far has a code, and a value of each.
+    compared = not new and not isinstance(codes, Tracer) and len(matrix) > 1
+    if compared:
+        codes = np.asarray(codes)
+        compared = not _has_codes(codes, matrix[0, columns].tolist())  # the usual case
+    unseen: Any = np.full(len(indices), compared)
+    example: Any = np.full(len(indices), np.nan)
     for first in range(0, len(matrix), _BLOCK_ROWS):
         block = matrix[first : first + _BLOCK_ROWS, columns]
         with np.errstate(invalid="ignore"):
-            whole = (block >= 0) & (block == np.floor(block)) & (block < np.inf)
+            whole = (block == np.floor(block)) & (block < np.inf)
+            whole &= (block >= 0) if new else (block > -np.inf)
         bad = np.argwhere(~whole & ~np.isnan(block))
         if len(bad):
             row, group = bad[0]
+            hint = "; replace codes of missing values by NaN" if new else ""
             raise ValueError(
                 f"{name} must hold integers 0, 1, 2, ... for categories, NaN where "
-                f"missing, in {_describe(indices[group], feature_names)}, got "
-                f"{block[row, group]} in row {first + row}"
+                f"missing, in {describe_column(indices[group], feature_names)}, got "
+                f"{block[row, group]} in row {first + row}{hint}"
             )
+        if not compared:
+            continue
+        unseen = unseen & ~np.any(_find_codes(np, codes, block), axis=0)
+        compared = bool(unseen.any())
+        if compared:
+            example = np.fmin(example, np.fmin.reduce(block, axis=0))
+    for group in np.flatnonzero(unseen & ~np.isnan(example)) if compared else ():
+        if not np.any(codes[group]):  # of another library, without splits on it
+            continue
+        column = f"{describe_column(indices[group], feature_names)} of {name}"
+        warn_of_unseen(column, int(example[group]))
 
 
-def _describe(index, feature_names):
-    """A column in messages: its index, and its name if it has one."""
+def _has_codes(codes, row):
+    """Checks whether all values of a row have codes; NumPy takes longer for one."""
+    size = codes.shape[1]
+    return all(0 <= v < size and codes[g, int(v)] > 0 for g, v in enumerate(row))
+
+
+def warn_of_unseen(column: str, value: Category) -> None:
+    """Warns of a column that holds no category of the model."""
+    warn_user(
+        f"{column} holds no category that the model knows, but others, such as "
+        f"{value!r}, which are treated as missing"
+    )
+
+
+def describe_column(index: int, feature_names: Sequence[str] | None = None) -> str:
+    """Returns a column in messages: its index, and its name if it has one."""
     name = "" if feature_names is None else f" ({feature_names[index]!r})"
     return f"column {index}{name}"

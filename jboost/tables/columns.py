@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jboost.tables.categories import Category
+from jboost.tables.categories import Category, warn_of_unseen
 
 Values = tuple[Category, ...]
 
@@ -57,7 +57,7 @@ class _Labels(NamedTuple):
 
 
 def read_cells(
-    column: Column, known: Values | None, *, new: bool
+    column: Column, known: Values | None, *, new: bool, extend: bool = False
 ) -> tuple[Shaped[np.ndarray, " N"], Values | None, str | None]:
     """Reads a column of x: numbers, or indices of categories and their values.
 
@@ -67,7 +67,9 @@ def read_cells(
     Args:
       column: the cells.
       known: the values seen in training, or None if the column was numeric.
-      new: whether this is training.
+      new: whether the kinds of the columns are not known yet.
+      extend: whether values that are not known are appended to those that are;
+        otherwise they are missing, with a warning if no value is known.
 
     Returns:
       The cells; the categories, or None for numbers; and a warning if strings look like
@@ -101,6 +103,12 @@ def read_cells(
             f"training, got {values[0]!r}"
         )
     indices = _number_values(known)
+    unknown = [] if new else [value for value in values if value not in indices]
+    if unknown and extend:
+        known = (*known, *sorted(unknown))
+        indices = _number_values(known)
+    elif len(unknown) == len(values) > 0 and len(column.cells) > 1:
+        warn_of_unseen(column.label, unknown[0])
     numbers = cells.replace([indices.get(value, np.nan) for value in values])
     undeclared = new and cells.levels is None
     return numbers, known, _doubt(column, values, numbers) if undeclared else None

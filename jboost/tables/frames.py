@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jboost.entry.arrays import as_array, fill_mask, refuse_mask
+from jboost.entry.labels import check_labels, read_labels
 from jboost.tables.columns import Column, Values, read_cells, read_numbers
 from jboost.tables.sparse import check_shape, is_sparse, read_columns
 
@@ -28,10 +29,12 @@ class Schema(NamedTuple):
       names: names of all F columns, if known.
       categories: the values of each categorical column, None for a numeric column;
         None instead of the tuple if all columns are numeric.
+      compared: False where it is not known whether columns have names, as for Bins.
     """
 
     names: tuple[str, ...] | None = None
     categories: tuple[Values | None, ...] | None = None
+    compared: bool = True
 
 
 class RowSource:
@@ -79,7 +82,7 @@ class Frame(NamedTuple):
       matrix: float32 [N, F], NaN for missing cells: a JAX array if x is one, a
         :class:`jboost.tables.sparse.SparseMatrix` if x is sparse, otherwise a NumPy
         array.
-      names: names of the columns, if x has any.
+      names: names of the columns; None for a matrix, and for the labels 0, 1, 2, ...
       categories: for each categorical column the values that its cells 0, 1, 2, ...
         represent, None for a numeric column; None instead of the tuple if all are
         numeric.
@@ -106,6 +109,7 @@ def read_frame(
     schema: Schema | None = None,
     sparse: bool = False,
     categorical: bool = False,
+    extend: bool = False,
     least_rows: int = 1,
 ) -> Frame:
     """Checks that ``x`` is a table of numbers and categories, and reads it.
@@ -120,8 +124,9 @@ def read_frame(
       x: the table; may be traced if it is a matrix.
       name: name of the argument, for errors.
       schema: the columns of training, or None in training. Names must be the same, in
-        the same order. Categories become their indices in training, or NaN if training
-        did not see them.
+        the same order. Categories become their indices in training.
+      extend: whether categories that training did not see get the next indices;
+        otherwise they become NaN.
       sparse: whether the caller supports sparse matrices.
       categorical: whether the caller supports categories.
       least_rows: 0 if a table without rows is allowed.
@@ -140,24 +145,24 @@ def read_frame(
             "leaf_indices, shap_values and shap_interactions take sparse ones"
         )
     if schema is not None and schema.categories is None and _holds_few_numbers(x):
-        names = _find_names(x.columns.tolist(), name)
+        labels = _read_labels(x.columns.tolist(), schema, name)
         check_shape(x.shape, name, least_rows)
-        _check_names(names, schema.names, name)
         with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
-            return Frame(x.to_numpy(np.float32), names)
+            return Frame(x.to_numpy(np.float32), labels.kept)
     table = find_columns(x, name, least_rows)
     if table is None:
         return Frame(_read_matrix(x, name, least_rows))
-    names = _find_names(table, name)
+    labels = _read_labels(table, schema, name)
     known: tuple[Values | None, ...] = (None,) * len(table)
     if schema is not None:
-        _check_names(names, schema.names, name)
         # The caller checks the number of columns, with a message of its own.
         known = (*(schema.categories or ()), *known)[: len(table)]
     cells, categories, doubts = [], [], []
     for (label, column), values in zip(table.items(), known, strict=True):
         column = Column(f"column {label!r} of {name}", column)
-        held, values, doubt = read_cells(column, values, new=schema is None)
+        held, values, doubt = read_cells(
+            column, values, new=schema is None, extend=extend
+        )
         if values is not None and not categorical:
             raise TypeError(
                 f"{column.label} must hold numbers here, got categories "
@@ -169,7 +174,7 @@ def read_frame(
     some = any(values is not None for values in categories)
     categories = tuple(categories) if some else None
     doubts = tuple(doubts) if any(doubts) else ()
-    return Frame(_fill_matrix(cells), names, categories, doubts)
+    return Frame(_fill_matrix(cells), labels.kept, categories, doubts)
 
 
 def refuse_batches(x: Any, name: str) -> None:
@@ -291,36 +296,12 @@ def _refuse_duplicates(error, name):
     return ValueError(f"{name} must have unique column names: {found}")
 
 
-def _find_names(table, name):
-    """Returns the labels if all are strings, None if none is."""
-    strings = [isinstance(label, str) for label in table]
-    if any(strings) and not all(strings):
-        raise TypeError(
-            f"{name} must have only string column names or no string column names, got "
-            f"{[*table]}"
-        )
-    return tuple(table) if all(strings) else None
-
-
-def _check_names(names, expected, name):
-    """Raises ValueError if the names differ from those of training, or their order."""
-    if names is None or expected is None or names == expected:
-        return
-    lacking = [label for label in expected if label not in names]
-    unknown = [label for label in names if label not in expected]
-    message = f"{name} must have the columns of training in the same order"
-    if lacking:
-        message += f", lacks {lacking}"
-    if unknown:
-        message += f", has additional columns {unknown}"
-    if not lacking and not unknown:
-        pairs = zip(names, expected, strict=True)
-        got, wanted = next(pair for pair in pairs if pair[0] != pair[1])
-        message += (
-            f", expected {wanted!r}, got {got!r}; pass "
-            f"{name}[list(model.feature_names)]"
-        )
-    raise ValueError(message)
+def _read_labels(labels, schema, name):
+    """Returns the labels of a table, compared with those of training."""
+    found = read_labels(labels, name)
+    if schema is not None and schema.compared:
+        check_labels(found, schema.names, name)
+    return found
 
 
 def _read_matrix(x, name, least_rows):
@@ -328,19 +309,38 @@ def _read_matrix(x, name, least_rows):
     if isinstance(x, jax.Array):  # includes tracers
         matrix = x
     else:
-        matrix = as_array(x, f"{name} must be a matrix of numbers")
+        matrix = read_objects(as_array(x, f"{name} must be a matrix of numbers"), name)
     if not _holds_numbers(matrix):
         raise TypeError(
             f"{name} must hold numbers (NaN for missing), got dtype {matrix.dtype}; "
             "encode strings and objects as numbers first, or pass a data frame"
         )
     if matrix.ndim != 2:
-        raise ValueError(f"{name} must be 2-D [rows, features], got {matrix.shape=}")
+        way = "values.reshape(-1, 1)" if hasattr(x, "reshape") else "table[['column']]"
+        hint = f"; pass one column as {way}" if matrix.ndim == 1 else ""
+        raise ValueError(
+            f"{name} must be 2-D [rows, features], got {type(x).__name__} of shape "
+            f"{matrix.shape}{hint}"
+        )
     check_shape(matrix.shape, name, least_rows)
     with np.errstate(over="ignore"):  # overflow becomes +-inf, a valid value
         if isinstance(matrix, np.ndarray):
             return matrix.astype(np.float32, order="C", copy=False)
         return matrix.astype(np.float32)
+
+
+def read_objects(array: np.ndarray, name: str) -> np.ndarray:
+    """Converts a matrix of Python numbers, with None or NaN where missing, to floats.
+
+    Returns arrays of other dtypes or dimensions as they are.
+
+    Raises:
+      TypeError: some objects are not numbers.
+    """
+    if array.dtype.kind != "O" or array.ndim != 2:
+        return array
+    cells = read_numbers(Column(name, array.ravel()))
+    return cells.reshape(array.shape)
 
 
 def _holds_numbers(array):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from jboost.boosting.row_derivatives import (
@@ -25,8 +26,8 @@ from jboost.entry.programs import compiled
 from jboost.model.ensemble import Ensemble, check_model, map_rounds
 from jboost.model.predicting import leaf_indices
 from jboost.model.slices import take_part
-from jboost.tables.categories import Categories
-from jboost.tables.frames import RowSource, Schema
+from jboost.tables.categories import WORD, Categories
+from jboost.tables.frames import RowSource
 from jboost.training.chunks import Job, Position, choose_effort
 from jboost.training.rows import PaddedRows
 from jboost.training.sharded import compile_for_rows
@@ -82,23 +83,42 @@ def match_columns(
     return feature_names or known
 
 
-def match_categories(model: Ensemble, categories: Categories | None) -> None:
-    """Checks that codes stand for the same categories in the model and here."""
+def adopt_categories(model: Ensemble, categories: Categories | None) -> Ensemble:
+    """Returns the model with categories that it did not see.
+
+    The trees of the model treat them as before, as missing: where missing values go
+    left, the codes of the new categories join the set that goes left.
+
+    Args:
+      model: the model from which training continues.
+      categories: the categories of its training rows, then those of the new rows, from
+        :func:`jboost.codes.category_codes.fit_categories`.
+    """
     known = model.categories
     if known is None and categories is None:
-        return
-    if known is None or categories is None:
+        return model
+    if known is None or categories is None or known.features != categories.features:
         kinds = ["none" if c is None else f"{c.features}" for c in (known, categories)]
         raise ValueError(
             f"the categorical features must be those of the model, {kinds[0]}, got "
             f"{kinds[1]}"
         )
-    same = known.features == categories.features and known.values == categories.values
-    if not same or not np.array_equal(known.codes, categories.codes):
-        raise ValueError(
-            "the categories of x must have the codes that they have in the model, got "
-            "others; training can go on from it with the same categories alone"
-        )
+    model = replace(model, categories=categories)
+    old, new = (np.asarray(c.codes).max(axis=1) for c in (known, categories))
+    if model.left_codes is None or np.all(old == new):
+        return model
+    code = np.arange(WORD * (new.max() // WORD + 1))
+    bits = (code > old[:, None]) & (code <= new[:, None])
+    added = bits.reshape(len(new), -1, WORD) @ (1 << np.arange(WORD, dtype=np.uint32))
+    by_feature = np.zeros((model.num_features, added.shape[1]), np.uint32)
+    by_feature[list(categories.features)] = added
+    sets = np.asarray(model.left_codes)
+    missing = max(0, added.shape[1] - sets.shape[3])
+    sets = np.pad(sets, (*[(0, 0)] * 3, (0, missing)))
+    left = np.asarray(model.missing_left) & np.isnan(np.asarray(model.threshold))
+    added = by_feature[np.asarray(model.feature)] * left[..., None]
+    sets[..., : added.shape[3]] |= added
+    return replace(model, left_codes=jax.device_put(sets))
 
 
 def continue_from(
@@ -205,7 +225,7 @@ def _sum_steps(model, x, rows: PaddedRows):
     steps = rows.no_steps()
     if isinstance(x, RowSource):
         first = 0
-        for batch, _ in x.batches(Schema(), categorical=False):
+        for batch, _ in x.batches(model.schema, categorical=False):
             end = first + len(batch)
             _add_rounds(model, batch, steps[:, first:end])
             first = end

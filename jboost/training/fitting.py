@@ -123,8 +123,8 @@ def fit(
     Args:
       x: numbers [N, F], NaN = missing, and so are masked cells (``numpy.ma``);
         computed with in float32. A matrix, a structured array, or a data frame of
-        pandas, polars, pyarrow or another library that narwhals knows, whose names
-        ``predict`` then checks. May be sparse (a ``scipy.sparse`` matrix, or BCOO or
+        pandas, polars, pyarrow or another library that narwhals knows, whose labels
+        ``predict`` then compares. May be sparse (a ``scipy.sparse`` matrix, or BCOO or
         BCSR of ``jax.experimental.sparse``): the cost then grows with its stored
         entries. Or rows that are not in memory, from :func:`jboost.stream`; then y,
         sample_weight and offset come with them and are not given here.
@@ -230,8 +230,8 @@ def fit(
         1958; Breiman et al. 1984, theorem 4.5), shrunk by the noise of the node's rows
         (DerSimonian and Laird 1986). The heaviest ``16 * max_bins - 2`` have a code
         each (fewer where all columns together would have more than 2^19 codes), the
-        others share one. What training did not see is missing in prediction; what a
-        node did not see goes the way of its missing values.
+        others share one. Categories unseen in training (in a matrix also integers < 0)
+        are missing in prediction; those unseen in a node follow its missing values.
         Not with sparse x, streams, other ``candidates`` or ``monotone`` on them.
       category_l2: added to ``l2`` in the gain of a split by a set of categories
         (LightGBM's cat_l2); it and the next two are counted like ``l2``.
@@ -295,9 +295,9 @@ def fit(
         a ``jax.Array``; else one device. See the page "Many machines". Not with
         sparse x or ``candidates`` other than "global".
       model: training goes on from it, with ``num_rounds`` more rounds; x has its
-        columns. The same call with the same data and settings goes on as if it had
-        not ended: seeds and schedules of the learning rate count the model's rounds,
-        too. The history, early stopping and callbacks see the new rounds only.
+        columns, and may have new categories. The same call with the same data and
+        settings goes on as if it had not ended: seeds and schedules count the model's
+        rounds, too. The history, early stopping and callbacks see the new rounds only.
       checkpoint: a path, where the run is kept: if the file is there, the run goes on
         from it, and its result is that of a run that was never interrupted, bit for
         bit. Repeat the call that was interrupted; only ``num_rounds`` may be raised.

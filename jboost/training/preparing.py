@@ -44,7 +44,7 @@ from jboost.tables.frames import RowSource, Schema, read_frame
 from jboost.tables.sparse import SparseMatrix, check_gaps
 from jboost.tables.targets import check_weights
 from jboost.training.chunks import ArrayRunner, Job, Runner
-from jboost.training.continuing import match_categories
+from jboost.training.continuing import adopt_categories
 from jboost.training.metric_checks import try_metrics
 from jboost.training.request import FitRequest, RawRows
 from jboost.training.rows import (
@@ -115,7 +115,7 @@ def prepare_rows(request: FitRequest) -> Prepared:
     num_scores = request.settings.num_scores
     names = request.name_columns(bins.num_features, training.schema.names)
     if model is not None:
-        match_categories(model, bins.categories)
+        model = adopt_categories(model, bins.categories)
         model = replace(model, absent=bins.absent)
     sets = make_sets(
         request.sets, bins, training.schema._replace(names=names), rows, num_scores,
@@ -155,17 +155,16 @@ def bin_arrays(
     """
     known = schema = None
     categorical = settings.categorical
-    if model is not None and model.categories is not None:
-        # A code must stand for the same category as in the model.
+    if model is not None:  # a code must stand for the same category as in the model
         known, schema = model.categories, model.schema
-        if isinstance(categorical, str) and categorical == "auto":
-            categorical = known.features
+        auto = isinstance(categorical, str) and categorical == "auto"
+        categorical = known.features if auto and known is not None else categorical
     with agree():
         frame, weights, names = _read_arrays(
             given, settings, model, mesh, schema, categorical is not None
         )
     _check_some_weight(frame.matrix, weights)
-    frame = unite_frames(frame, names, new=schema is None)
+    frame = unite_frames(frame, names, schema)
     matrix, sorts, weighted = frame.matrix, settings.sorts_rows, weights is not None
     bins = fit_frame(
         frame,
@@ -201,7 +200,7 @@ def _read_arrays(given, settings, model, mesh, schema, categorical):
     """Checks the rows of this process; returns the table, weights and names."""
     alone = num_processes() == 1  # others may hold rows where this one has none
     frame = read_frame(
-        given.x, "x", schema=schema, sparse=True, categorical=categorical,
+        given.x, "x", schema=schema, sparse=True, categorical=categorical, extend=True,
         least_rows=int(alone),
     )  # fmt: skip
     matrix, weights = frame.matrix, given.sample_weight

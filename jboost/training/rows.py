@@ -260,8 +260,8 @@ def name_sets(validation: Any) -> dict[str, tuple[str, Any]]:
         label = f"validation[{name!r}]" if named else "validation"
         if not isinstance(name, str) or name == "train":
             raise ValueError(
-                f"validation must name its sets by strings other than 'train', got "
-                f"{name!r}"
+                "validation must name its sets by strings other than 'train', by which "
+                f"the history calls the training rows, got {name!r}"
             )
         if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 5:
             raise ValueError(
@@ -346,8 +346,8 @@ def _read_set(label, values, bins, schema, training, with_offset):
             f"{matrix.shape[1]}"
         )
     if bins.categories is not None:
-        features = bins.categories.features
-        check_values(matrix, features, f"{label} x", schema.names)
+        features, codes = bins.categories.features, bins.categories.codes
+        check_values(matrix, features, f"{label} x", schema.names, codes=codes)
     if isinstance(matrix, SparseMatrix):
         check_gaps(bins.absent, matrix, f"{label} x")
     if weights is not None:
