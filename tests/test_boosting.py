@@ -297,6 +297,17 @@ def test_softmax_trains_three_classes():
     assert (np.diff(history.train_loss) < 0).all()
 
 
+def test_steps_keep_their_digits_beside_a_large_start():
+    """Integers near 2^22 are exact in float32; small steps beside them are not."""
+    y = np.round(100 * COLUMNS[:, 0])
+    errors = []
+    for start in (2.0**22, -np.mean(y)):
+        model, _ = fit(y=start + y, num_rounds=100, learning_rate=0.01)
+        found = np.asarray(jb.predict(model, X), np.float64)
+        errors.append(np.mean((found - start - y) ** 2))
+    assert errors[0] < 1.01 * errors[1]
+
+
 def test_an_adaptive_loss_follows_the_fit():
     """Every round uses the parameter of its own scores, the history the first's."""
     loss = jb.losses.make_adaptive_huber(alpha=0.5)

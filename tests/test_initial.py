@@ -126,6 +126,41 @@ def test_rare_events_start_at_the_argmin(loss, share):
     np.testing.assert_allclose(model.init_score, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0, 0.01])
+@pytest.mark.parametrize(
+    ("loss", "target", "start"),
+    [
+        ("logistic", 0.0, -np.log(2 * ROWS)), ("logistic", 1.0, np.log(2 * ROWS)),
+        ("poisson", 0.0, -np.log(2 * ROWS)), ("exponential", -1.0, -np.log(2 * ROWS)),
+        ("tweedie", 0.0, -2 * np.log(2 * ROWS)),
+    ],
+)  # fmt: skip
+def test_without_events_training_starts_at_half_an_event(loss, target, start, weight):
+    """N g(c) = g(-c) / 2, with N rows; a row of weight 3 is three rows."""
+    model, history = jb.fit(
+        X, np.full(ROWS, target), getattr(jb.losses, loss), num_rounds=0,
+        sample_weight=np.full(ROWS, weight),
+    )  # fmt: skip
+    more = np.sign(start) * np.log(max(weight, 1)) * (2 if loss == "tweedie" else 1)
+    np.testing.assert_allclose(model.init_score, start + more, rtol=1e-3)
+    assert history.choices["init_score_rule"] == "half event"
+
+
+def test_each_score_without_events_starts_near_its_limit():
+    columns = np.stack([Z > 0, np.zeros(ROWS)], axis=1).astype(np.float32)
+    model, _ = jb.fit(X, columns, jb.losses.logistic, num_rounds=0)
+    share = columns[:, 0].mean()
+    expected = [np.log(share / (1 - share)), -np.log(2 * ROWS)]
+    np.testing.assert_allclose(model.init_score, expected, rtol=1e-3)
+    for classes in (Z > 0, np.zeros(ROWS)):
+        model, history = jb.fit(
+            X, classes.astype(int), jb.losses.softmax, num_scores=3, num_rounds=0
+        )
+        share = jax.nn.softmax(model.init_score)[2]
+        assert 0.05 / ROWS < share < 1 / ROWS
+        assert history.choices["init_score_rule"] == "half event"
+
+
 def test_stopped_gradients_start_where_gradients_balance():
     """The minimum of the values would be elsewhere."""
     targets = 29.6 + 7 * Z

@@ -157,6 +157,26 @@ def test_trains_well_with_all_defaults(name, squares):
     assert reached <= 1.02 * held_out(loss, squares[id(targets)], targets)
 
 
+def test_rows_that_lose_their_gradient_do_not_stop_the_others():
+    """log(1 - p) is -inf where p rounds to 1, and NaN where its branch is not taken."""
+
+    def careless(s, t):
+        p = jax.nn.sigmoid(s)
+        return -jnp.where(t > 0, jnp.log(p), jnp.log1p(-p))
+
+    settings = dict(num_rounds=120, learning_rate=1.0, max_depth=3, l2=0.1)
+    x = np.arange(200, dtype=np.float32)[:, None]
+    y = (x[:, 0] > 60).astype(np.float32)
+    with pytest.warns(UserWarning, match=r"round \d+ .* NaN .* of 200 rows .* row 61"):
+        _, history = jb.fit(x, y, careless, **settings)
+    _, expected = jb.fit(x, y, jb.losses.logistic, **settings)
+    np.testing.assert_allclose(
+        history.train_loss[-1], expected.train_loss[-1], rtol=0.1, atol=1e-7
+    )
+    with pytest.warns(UserWarning, match="derivatives"):
+        jb.cross_validate(x, y, careless, **settings)
+
+
 def test_a_scaled_loss_trains_the_same_model():
     """ "relative" regularisation divides the scale away, up to rounding."""
     first, second = (

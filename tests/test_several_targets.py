@@ -97,6 +97,33 @@ def test_missing_labels_have_no_gradient():
     np.testing.assert_allclose(found, [single[0], 0, single[1]])
 
 
+@pytest.mark.parametrize("known", [0.05, 0.5])
+@pytest.mark.parametrize("loss", ["squared_error", "logistic", "poisson"])
+def test_a_missing_target_is_no_row(loss, known):
+    """Counts, curvature and leaves of a score are those of its known rows alone."""
+    random = np.random.default_rng(5)
+    x = random.integers(0, 12, size=(2000, 3)).astype(np.float32)
+    mean = x[:, 0] / 4 + np.sin(x[:, 1])
+    y = dict(
+        squared_error=mean + random.normal(size=2000), logistic=mean > 1.4,
+        poisson=random.poisson(np.exp(mean / 2)),
+    )[loss].astype(np.float32)  # fmt: skip
+    rows = random.random(2000) < known
+    targets = np.stack([y, np.where(rows, y, np.nan)], axis=1)
+    loss, settings = getattr(jb.losses, loss), dict(num_rounds=20, max_depth=3)
+    model, history = jb.fit(x, targets, loss, share_structure=False, **settings)
+    own, of_known = jb.fit(x[rows], y[rows], loss, **settings)
+    np.testing.assert_allclose(
+        np.asarray(jb.predict(model, x))[:, 1], jb.predict(own, x), atol=2e-5
+    )
+    counts = history.choices["min_child_samples"]
+    assert counts == [20, of_known.choices["min_child_samples"]]
+    assert np.asarray(model.sums.weight)[0, 1].sum() == rows.sum()
+    shared, _ = jb.fit(x, targets, loss, share_structure=True, **settings)
+    weight = np.asarray(shared.sums.weight)[:, 1].sum(axis=1)
+    np.testing.assert_array_equal(weight, rows.sum())
+
+
 def test_missing_labels_are_left_out():
     """The start is the argmin of the known labels, and the loss is theirs."""
     model, history = jb.fit(X, GAPPY, LOGISTIC, validation=(X, GAPPY), **SETTINGS)
