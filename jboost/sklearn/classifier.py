@@ -30,6 +30,7 @@ from jboost.tables.orders import find_gap
 from jboost.tables.targets import check_weights
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
+_NUMBERS = (bool, int, float, np.bool_, np.number)
 _BINARY = (losses.logistic, losses.focal, *_SIGNED)
 
 
@@ -264,7 +265,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         if unknown.any():
             raise ValueError(
                 f"{name} must hold the classes of y, {self.classes_}, got "
-                f"{y[unknown][0]!r}"
+                f"{y[unknown].tolist()[0]!r}"
             )
         return self._code(codes)
 
@@ -317,16 +318,15 @@ def _check_labels(y, name="y"):
 def _narrow_labels(y, name):
     """Returns objects that are all booleans, or all numbers, in a dtype of these."""
     kinds = {type(label): label for label in y.tolist()}
+    booleans = {issubclass(kind, bool | np.bool_) for kind in kinds}
     if all(issubclass(kind, str) for kind in kinds):
         return y
-    booleans = [issubclass(kind, bool | np.bool_) for kind in kinds]
-    found = np.array(y.tolist())
-    if found.ndim != 1 or found.dtype.kind not in "biuf" or len({*booleans}) > 1:
-        raise ValueError(
-            f"{name} must hold labels of one kind, strings, booleans or numbers, got "
-            f"{', '.join(map(repr, kinds.values()))}"
-        )
-    return found
+    if len(booleans) == 1 and all(issubclass(kind, _NUMBERS) for kind in kinds):
+        return np.array(y.tolist())
+    raise ValueError(
+        f"{name} must hold labels of one kind, strings, booleans or numbers, got "
+        f"{', '.join(map(repr, kinds.values()))}"
+    )
 
 
 def _complete(probabilities):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import _num_samples
 
 from jboost.boosting.grouping import ValidationRows
 from jboost.entry.arguments import explain_arguments
@@ -256,7 +255,8 @@ def _join(part, qid, group):
     """Returns the parts of one set; a malformed one is refused by ``fit``."""
     if not isinstance(part, tuple) or not 2 <= len(part) <= 4 or part[1] is None:
         return part
-    queries = read_queries(qid, group, _num_samples(part[1]), "eval_")
     X, y, weights, offset = (*part, None, None)[:4]
+    y = read_targets(y, "eval_set", finite=False)
+    queries = read_queries(qid, group, len(y), "eval_")
     weights = _expand_weights(weights, queries, "eval_set sample_weight")
     return ValidationRows(X, y, weights, offset, queries)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, issparse
 from sklearn.model_selection import GroupShuffleSplit, train_test_split
-from sklearn.utils import _safe_indexing, check_array, column_or_1d
+from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import _num_samples
 
 from jboost.entry.arrays import refuse_mask
 from jboost.entry.checks import check_number
-from jboost.tables.frames import read_values
+from jboost.tables.frames import find_frame, read_values
 from jboost.tables.offsets import check_offset
 from jboost.tables.sparse import sort_entries
 from jboost.tables.targets import check_weights
@@ -38,6 +38,10 @@ def read_targets(
     refuse_none(y)
     y = refuse_mask(y, name)
     cells = np.asarray(y)
+    if cells.ndim == 0:
+        raise ValueError(
+            f"{name} must hold a number for each row, got {type(y).__name__}"
+        )
     if cells.dtype.kind in "OSTU":
         words = (cell for cell in cells.ravel() if isinstance(cell, str | bytes))
         word = next(words, None)
@@ -124,12 +128,19 @@ def hold_out(
             f"{np.count_nonzero(weights)} of {num_rows} rows of positive weight; pass "
             "eval_set or another random_state"
         )
-    X = make_csr(X) if issparse(X) else X  # not all formats can be indexed
     arrays = (targets, weights, offset, groups)
     return [
-        (_safe_indexing(X, part), *(a if a is None else a[part] for a in arrays))
+        (_take_rows(X, part), *(a if a is None else a[part] for a in arrays))
         for part in parts
     ]
+
+
+def _take_rows(X, places):
+    """Returns rows of a table: a data frame, or a matrix of any kind."""
+    frame = None if issparse(X) else find_frame(X, "X")
+    if frame is not None:
+        return frame[places].to_native()
+    return (make_csr(X) if issparse(X) else X)[places]  # coo, dia, bsr have no index
 
 
 def _draw_parts(num_rows, share, seed, labels, groups):
