@@ -8,7 +8,7 @@ jboost uses.
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -36,7 +36,8 @@ _NAMES: dict[str, str] = {
     "init_score": "base_score init",
     "offset": "base_margin",
     "sample_weight": "weight weights scale_pos_weight class_weight is_unbalance",
-    "validation": "eval_set evals valid_sets eval_data validation_data X_val",
+    "validation": "eval_set evals valid_sets eval_data validation_data X_val y_val "
+    "eval_X eval_y",
     "metrics": "eval_metric metric feval custom_metric scoring eval_metrics",
     "by": "stop_on first_metric_only maximize",
     "early_stopping_rounds": "early_stopping early_stopping_round n_iter_no_change "
@@ -90,7 +91,12 @@ _ABSENT = {
     "params": "keywords: learning_rate=0.1, max_depth=6, ...",
     "evals_result": "the history that fit returns",
     "importance_type": "feature_importance(model, kind)",
+    "tol": "early stopping that counts any improvement",
+    "min_delta": "early stopping that counts any improvement",
 }  # fmt: skip
+# The words of fit and of the estimators for the same argument; each takes both.
+_TWINS = {"validation": "eval_set", "seed": "random_state"}
+_TWINS |= {other: own for own, other in _TWINS.items()}
 # {jboost's loss: its names in the same libraries, in lower case}.
 _LOSSES = {
     "squared_error": "reg:squarederror reg:linear regression regression_l2 l2 "
@@ -154,6 +160,7 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        rename_twins(kwargs, parameters)
         for name in kwargs:
             if name not in parameters:
                 # For a method, also suggest arguments of the estimator itself.
@@ -168,6 +175,23 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return explained
+
+
+def rename_twins(given: dict[str, Any], known: Container[str]) -> None:
+    """Renames arguments to the word that a function has for them, in place.
+
+    Args:
+      given: arguments by name.
+      known: the names that the function has.
+
+    Raises:
+      TypeError: an argument is given under both of its names.
+    """
+    for name, twin in _TWINS.items():
+        if name in given and name not in known and twin in known:
+            if twin in given:
+                raise TypeError(f"{twin} and {name} are the same argument; pass one")
+            given[twin] = given.pop(name)
 
 
 def hint_argument(name: str, known: list[str], owner: type | None = None) -> str:
@@ -200,10 +224,11 @@ def _translate(name: str, known: list[str]) -> str | None:
     if name in known:
         return name
     own = _PEERS.get(name, name)
-    others = {"seed": "random_state", "validation": "eval_set"}
+    if name in ("X_val", "y_val"):  # of HistGradientBoosting
+        own = f"eval_{name[0]}" if "eval_X" in known else own
     if name == "scale_pos_weight" and "class_weight" in known:
         return "class_weight"
-    return next((each for each in (own, others.get(own)) if each in known), None)
+    return next((each for each in (own, _TWINS.get(own)) if each in known), None)
 
 
 def _spell(name: str, own: str) -> str:

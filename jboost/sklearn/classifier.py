@@ -25,10 +25,12 @@ from jboost.sklearn.estimators import (
     find_loss,
     is_one_of,
 )
+from jboost.sklearn.rows import check_rows, refuse_none, unite_sets
 from jboost.tables.orders import find_gap
 from jboost.tables.targets import check_weights
 
 _SIGNED = (losses.exponential, losses.hinge, losses.hinge_squared)  # -1 and 1
+_NUMBERS = (bool, int, float, np.bool_, np.number)
 _BINARY = (losses.logistic, losses.focal, *_SIGNED)
 
 
@@ -101,6 +103,8 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         *,
         offset: Any = None,
         eval_set: Any = None,
+        eval_X: Any = None,
+        eval_y: Any = None,
     ) -> "JBoostClassifier":
         """Trains on rows X and labels y; see :meth:`JBoostRegressor.fit`.
 
@@ -108,7 +112,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
           X: numbers [N, F], NaN = missing: an array, a data frame, a sparse matrix.
           y: labels [N] of at least two classes; or several labels in a row, as
             indicators [N, K] of 0 and 1 (also a sparse matrix), NaN where unknown.
-          sample_weight, offset, eval_set: as for a regressor.
+          sample_weight, offset, eval_set, eval_X, eval_y: as for a regressor.
 
         Returns:
           The estimator.
@@ -117,10 +121,12 @@ class JBoostClassifier(ClassifierMixin, Boosting):
           TypeError, ValueError: for bad arguments, before training.
         """
         X = self._read_table(X, reset=True)
+        sets = unite_sets(eval_set, eval_X, eval_y)
         self._several = _has_columns(y)
         if self._several:
-            return self._fit_indicators(X, y, sample_weight, offset, eval_set)
+            return self._fit_indicators(X, y, sample_weight, offset, sets)
         y = _check_labels(y)
+        check_rows(y, X)
         self.classes_, codes = np.unique(y, return_inverse=True)
         weights, counted = sample_weight, codes
         if weights is not None:
@@ -135,12 +141,12 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         if self.class_weight is not None:
             factors = compute_sample_weight(self.class_weight, y)
             weights = factors if weights is None else factors * weights
-        return self._train(
-            (X, self._code(codes), weights, offset), eval_set, self._num_scores, codes
-        )
+        rows = (X, self._code(codes), weights, offset)
+        return self._train(rows, sets, self._num_scores, y)
 
-    def _fit_indicators(self, X, y, weights, offset, eval_set):
+    def _fit_indicators(self, X, y, weights, offset, sets):
         y = _check_indicators(y)
+        check_rows(y, X)
         if self.class_weight is not None:
             raise ValueError(
                 "class_weight must be None for several labels in a row, got "
@@ -149,7 +155,7 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         self.classes_ = np.arange(y.shape[1])
         self._loss = self._choose_loss()
         rows = (X, self._code(y), weights, offset)
-        return self._train(rows, eval_set, y.shape[1], None)
+        return self._train(rows, sets, y.shape[1], None)
 
     def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """The raw score: [N], above 0 for the second class, or [N, K].
@@ -192,6 +198,11 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         own, the label of the largest probability.
         """
         return self._find_labels(self._score_rows(X, offset, self._own_link))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Returns the share of rows with the right label, or with all labels right."""
+        y = y if _has_columns(y) else _check_labels(y)
+        return super().score(X, y, sample_weight)
 
     def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[np.ndarray]:
         """The labels after each round, one by one."""
@@ -245,16 +256,16 @@ class JBoostClassifier(ClassifierMixin, Boosting):
         codes = 2 * codes - 1 if is_one_of(self._loss, _SIGNED) else codes
         return codes.astype(np.float32 if self._several else np.int32)
 
-    def _read_targets(self, y):
+    def _read_targets(self, y, name="y"):
         if self._several:
-            return self._code(_check_indicators(y, "eval_set"))
-        y = _check_labels(y, "eval_set")
+            return self._code(_check_indicators(y, name))
+        y = _check_labels(y, name)
         codes = np.searchsorted(self.classes_, y).clip(0, len(self.classes_) - 1)
         unknown = self.classes_[codes] != y
         if unknown.any():
             raise ValueError(
-                f"eval_set must hold the classes of y, {self.classes_}, got "
-                f"{y[unknown][0]!r}"
+                f"{name} must hold the classes of y, {self.classes_}, got "
+                f"{y[unknown].tolist()[0]!r}"
             )
         return self._code(codes)
 
@@ -290,16 +301,32 @@ def _check_indicators(y, name="y"):
 
 
 def _check_labels(y, name="y"):
-    if y is None:
-        raise ValueError("fit requires y to be passed, but the target y is None")
+    """Returns labels [N]: one in every row, all of one kind."""
+    refuse_none(y)
     y = column_or_1d(refuse_mask(y, name), warn=True)
-    gap = find_gap(y) if y.dtype.kind == "O" else None  # scikit-learn checks floats
-    if gap is not None:
-        raise ValueError(
-            f"{name} must hold a label in every row, got {y[gap]!r} in row {gap}"
-        )
+    if y.dtype.kind == "O":  # scikit-learn checks floats
+        gap = find_gap(y)
+        if gap is not None:
+            raise ValueError(
+                f"{name} must hold a label in every row, got {y[gap]!r} in row {gap}"
+            )
+        y = _narrow_labels(y, name)
     check_classification_targets(y)
     return y
+
+
+def _narrow_labels(y, name):
+    """Returns objects that are all booleans, or all numbers, in a dtype of these."""
+    kinds = {type(label): label for label in y.tolist()}
+    booleans = {issubclass(kind, bool | np.bool_) for kind in kinds}
+    if all(issubclass(kind, str) for kind in kinds):
+        return y
+    if len(booleans) == 1 and all(issubclass(kind, _NUMBERS) for kind in kinds):
+        return np.array(y.tolist())
+    raise ValueError(
+        f"{name} must hold labels of one kind, strings, booleans or numbers, got "
+        f"{', '.join(map(repr, kinds.values()))}"
+    )
 
 
 def _complete(probabilities):

@@ -11,16 +11,16 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
 from jboost import distributions, losses
 from jboost.boosting.settings import declared, takes_settings
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.arrays import refuse_mask
 from jboost.entry.checks import check_integer
 from jboost.model.predicting import predict
 from jboost.sklearn.estimators import Boosting, EstimatorSettings
+from jboost.sklearn.rows import check_rows, unite_sets
+from jboost.tables.targets import check_weights
 
 # The built-in families, and their numbers of scores.
 FAMILIES: Mapping[str, int] = MappingProxyType(
@@ -90,6 +90,8 @@ class JBoostDistribution(RegressorMixin, Boosting):
         *,
         offset: Any = None,
         eval_set: Any = None,
+        eval_X: Any = None,
+        eval_y: Any = None,
     ) -> "JBoostDistribution":
         """Trains on rows X and targets y [N]; see :meth:`JBoostRegressor.fit`.
 
@@ -98,10 +100,12 @@ class JBoostDistribution(RegressorMixin, Boosting):
         """
         X = self._read_table(X, reset=True)
         targets = self._read_targets(y)
+        check_rows(targets, X)
         self._make, num_scores = self._read_distribution()
         self._loss = losses.likelihood(self._make)
         rows = (X, targets, sample_weight, offset)
-        return self._train(rows, eval_set, num_scores, None)
+        sets = unite_sets(eval_set, eval_X, eval_y)
+        return self._train(rows, sets, num_scores, None)
 
     def predict_dist(self, X: Any, *, offset: Any = None) -> Any:
         """Returns the distribution of each row, one object with an axis of rows.
@@ -153,9 +157,14 @@ class JBoostDistribution(RegressorMixin, Boosting):
         self, X: Any, y: Any, sample_weight: Any = None, *, offset: Any = None
     ) -> float:
         """Returns the mean log-likelihood of the targets; larger is better."""
-        targets = jnp.asarray(self._read_targets(y), jnp.float32)
+        targets = self._read_targets(y)
+        check_rows(targets, X)
+        weights = sample_weight
+        if weights is not None:
+            weights = check_weights(weights, len(targets), "sample_weight")
+        targets = jnp.asarray(targets, jnp.float32)
         found = self.predict_dist(X, offset=offset).log_prob(targets)
-        return float(np.average(np.asarray(found, float), weights=sample_weight))
+        return float(np.average(np.asarray(found, float), weights=weights))
 
     @property
     def _link(self) -> Any:
@@ -190,13 +199,6 @@ class JBoostDistribution(RegressorMixin, Boosting):
         if num_scores is None:
             return make, known
         return make, check_integer("num_scores", num_scores, least=1)
-
-    def _read_targets(self, y):
-        if y is None:
-            raise ValueError("fit requires y to be passed, but the target y is None")
-        y = refuse_mask(y, "y")
-        y = check_array(y, ensure_2d=False, input_name="y", estimator=self)
-        return column_or_1d(y, warn=True)
 
     def __sklearn_tags__(self):
         """Declares that ``score`` is a log-likelihood, which may be negative."""

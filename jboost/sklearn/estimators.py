@@ -6,13 +6,13 @@ arguments of ``fit``, and the fitted attributes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from jaxtyping import Array
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import GroupShuffleSplit, train_test_split
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from jboost import losses
@@ -23,12 +23,18 @@ from jboost.boosting.settings import (
     explain_settings,
     takes_settings,
 )
-from jboost.entry.arguments import explain_arguments, hint_argument, hint_loss
+from jboost.entry.arguments import (
+    explain_arguments,
+    hint_argument,
+    hint_loss,
+    rename_twins,
+)
 from jboost.entry.arrays import fill_mask
-from jboost.entry.checks import check_integer, check_link, check_number
+from jboost.entry.checks import check_integer, check_link
 from jboost.explanation.importance import feature_importance
 from jboost.model.ensemble import Ensemble
 from jboost.model.predicting import leaf_indices, predict, staged_predict
+from jboost.sklearn.rows import hold_out, make_csr, read_targets
 from jboost.tables.frames import read_objects, refuse_batches
 from jboost.tables.orders import is_table
 from jboost.tables.sparse import Absent, is_sparse
@@ -78,6 +84,37 @@ class EstimatorSettings(TableSettings, total=False):
 # What ``jboost.fit`` takes under the same name.
 _PASSED = (*declared(TableSettings), "by", "callbacks", "progress", "implementation")
 
+# {substitute: names of attributes in other libraries}.
+_INSTEAD = {
+    "jb.save(estimator.model_, path), or pickle the estimator": "save save_model "
+    "save_raw dump_model model_to_string",
+    "jb.load(path), which returns a saved model_, or unpickle an estimator": "load "
+    "load_model",
+    "model_ or get_booster()": "booster booster_ model",
+    "history_": "history",
+    "evals_result_, {set: {metric: values}}": "evals_result get_evals_result "
+    "train_score_ validation_score_",
+    "evals_result_ at best_iteration_": "best_score best_score_",
+    "best_iteration_": "best_iteration best_ntree_limit get_best_iteration",
+    "n_iter_": "n_estimators_ tree_count_ num_boosted_rounds num_trees "
+    "current_iteration",
+    "history_.oob_improvement": "oob_improvement_ oob_scores_ oob_score_",
+    "feature_importances_ or jb.feature_importance(estimator.model_)": "get_score "
+    "get_fscore feature_importance feature_importance_ get_feature_importance coef_",
+    "feature_names_in_": "feature_names feature_names_ feature_name_ feature_name",
+    "n_features_in_": "n_features_",
+    "jb.explanation.trees_to_dataframe(estimator.model_)": "trees_to_dataframe "
+    "estimators_ get_dump",
+    "jb.shap_values(estimator.model_, X)": "shap_values get_shap_values",
+    "apply": "calc_leaf_indexes",
+    "the functions of jboost.plotting on model_ and history_": "plot plot_importance "
+    "plot_tree plot_metric plot_partial_dependence",
+    "jb.fit(X, y, model=estimator.model_)": "partial_fit",
+    "jb.refit(estimator.model_, X, y)": "refit",
+    "staged_predict": "staged_score staged_predictions",
+}
+_ELSEWHERE = {name: own for own, names in _INSTEAD.items() for name in names.split()}
+
 
 class Boosting(BaseEstimator):
     """Training and prediction, except what targets and scores mean."""
@@ -111,13 +148,28 @@ class Boosting(BaseEstimator):
 
     def set_params(self, **params: Any) -> "Boosting":
         """Sets hyperparameters; see scikit-learn."""
+        known = self._get_param_names()
+        rename_twins(params, known)
         for name in params:
-            if name.partition("__")[0] not in self._get_param_names():
-                hint = hint_argument(name, self._get_param_names())
+            if name.partition("__")[0] not in known:
+                hint = hint_argument(name, known)
                 raise ValueError(
                     f"{type(self).__name__} has no hyperparameter {name!r}{hint}"
                 )
         return super().set_params(**params)
+
+    if not TYPE_CHECKING:  # a checker knows the attributes that there are
+
+        def __getattr__(self, name):
+            """Raises for names of other libraries, and for results before ``fit``."""
+            if hasattr(type(self), name):  # a property; raises its own error
+                return object.__getattribute__(self, name)
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _ELSEWHERE:
+                message += f"; use {_ELSEWHERE[name]}"
+            elif name.endswith("_") and not name.startswith("_"):
+                check_is_fitted(self)
+            raise AttributeError(message, name=name, obj=self)
 
     def get_booster(self) -> Ensemble:
         """Returns the trained model, which the functions of :mod:`jboost` take."""
@@ -126,8 +178,7 @@ class Boosting(BaseEstimator):
 
     def apply(self, X: Any) -> np.ndarray:
         """Returns the leaf of each row in each tree, [N, R] or [N, R, K]."""
-        check_is_fitted(self)
-        return np.asarray(leaf_indices(self.model_, self._read_table(X)))
+        return self._evaluate(leaf_indices, X)
 
     @property
     def n_iter_(self) -> int:
@@ -144,6 +195,7 @@ class Boosting(BaseEstimator):
     @property
     def evals_result_(self) -> dict[str, dict[str, np.ndarray]]:
         """{set: {"loss" or metric: value after each round}}, as in other libraries."""
+        check_is_fitted(self)
         history = self.history_
         found = {"train": {"loss": history.train_loss}}
         by_set = history.validation_loss
@@ -166,15 +218,17 @@ class Boosting(BaseEstimator):
 
         Args:
           rows: X, targets, weights and offset.
-          groups: of the rows, for a loss of groups, none of which is divided.
+          groups: numbers of the rows' groups, for a loss of groups.
         """
         check_link(self._link, () if num_scores == 1 else (num_scores,), single=True)
         seed = self._draw_seed()
         validation = self._check_sets(eval_set)
+        rows = (*rows, groups)
         if validation is None and self.early_stopping_rounds is not None:
-            rows, validation = self._split_rows((*rows, groups), labels, seed)
-            *rows, groups = rows
-        X, targets, weights, offset = rows
+            rows, validation = hold_out(
+                rows, self.validation_fraction, seed, num_scores, labels
+            )
+        X, targets, weights, offset, groups = rows
         passed: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
         _, metrics = read_by(self.by, check_metrics(self.metrics))
         metrics = bind_metrics(metrics, self._loss, num_scores, self._metric_link)
@@ -197,38 +251,6 @@ class Boosting(BaseEstimator):
             )
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _split_rows(self, rows, labels, seed):
-        """Splits rows at random into training and validation rows.
-
-        Args:
-          rows: X, targets, weights, offset and groups.
-        """
-        check_number(
-            "validation_fraction", self.validation_fraction, above=0.0, most=1 - 1e-9
-        )
-        places, *_, groups = np.arange(len(rows[1])), *rows
-        if groups is None:
-            parts = train_test_split(
-                places, test_size=self.validation_fraction, random_state=seed,
-                stratify=labels,
-            )  # fmt: skip
-        else:
-            if np.all(groups == groups[0]):
-                raise ValueError(
-                    "early_stopping_rounds holds out whole queries and needs at least "
-                    "2, got 1; pass eval_set"
-                )
-            splitter = GroupShuffleSplit(
-                1, test_size=self.validation_fraction, random_state=seed
-            )
-            ((kept, held),) = splitter.split(places, groups=groups)
-            parts = [kept, held]
-        kept, held = (
-            tuple(None if a is None else _safe_indexing(a, part) for a in rows)
-            for part in parts
-        )
-        return kept, held
-
     def _check_sets(self, eval_set):
         """Returns one set or a dict of sets, with targets as the loss takes them."""
         if eval_set is None:
@@ -248,16 +270,18 @@ class Boosting(BaseEstimator):
                 f"name, got {part!r}"
             )
         X, y, *rest = part
-        return (X, self._read_targets(y), *rest)
+        return (X, self._read_targets(y, "eval_set"), *rest)
 
-    def _read_targets(self, y) -> Any:
-        """Returns the targets of a validation set as the loss takes them."""
-        raise NotImplementedError
+    def _read_targets(self, y, name="y") -> Any:
+        """Returns targets as the loss takes them; errors call them ``name``."""
+        return read_targets(y, name)
 
     def _read_table(self, X, *, reset=False) -> Any:
         """Returns X for ``fit`` and ``predict``; sets the feature attributes."""
         refuse_batches(X, "X")
         X = fill_mask(X)
+        if is_sparse(X) and not issparse(X):
+            X = make_csr(X)  # of JAX, which scikit-learn does not know
         if reset:  # the model of an earlier fit does not go with what follows
             for name in ("model_", "history_"):
                 vars(self).pop(name, None)
@@ -274,17 +298,17 @@ class Boosting(BaseEstimator):
         return read_objects(objects, "X") if objects.dtype.kind == "O" else checked
 
     def _score_rows(self, X, offset=None, inverse_link=None) -> np.ndarray:
-        check_is_fitted(self)
-        X = self._read_table(X)
-        found = predict(self.model_, X, offset=offset, inverse_link=inverse_link)
-        return np.asarray(found)
+        return self._evaluate(predict, X, offset=offset, inverse_link=inverse_link)
 
     def _score_stages(self, X, offset=None, inverse_link=None) -> Iterator[np.ndarray]:
-        check_is_fitted(self)
-        X = self._read_table(X)
-        yield from np.asarray(
-            staged_predict(self.model_, X, offset=offset, inverse_link=inverse_link)
+        yield from self._evaluate(
+            staged_predict, X, offset=offset, inverse_link=inverse_link
         )
+
+    def _evaluate(self, function, X, **given) -> np.ndarray:
+        """Calls a function of model and rows; the array belongs to the caller."""
+        check_is_fitted(self)
+        return np.array(function(self.model_, self._read_table(X), **given))
 
     @property
     def _link(self) -> Callable[[Array], Array] | None:
@@ -305,7 +329,7 @@ class Boosting(BaseEstimator):
 
     def __sklearn_is_fitted__(self):
         """Tells scikit-learn whether training has ended."""
-        return hasattr(self, "model_")
+        return "model_" in vars(self)
 
     def __sklearn_tags__(self):
         """Declares support for missing values and sparse matrices."""

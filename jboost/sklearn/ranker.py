@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.utils import column_or_1d
 
 from jboost.boosting.grouping import ValidationRows
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.arrays import refuse_mask
 from jboost.losses import GROUP_LOSSES, concordance, cox
+from jboost.losses.group_targets import check_relevances
 from jboost.metrics import ndcg
 from jboost.numerics.ids import number_ids, read_ids
 from jboost.sklearn.estimators import Boosting, find_loss
+from jboost.sklearn.rows import check_rows, read_targets, unite_sets
+from jboost.tables.frames import read_values
 from jboost.tables.groups import check_group_weights, make_groups
 from jboost.tables.targets import check_weights
 from jboost.training.metric_calls import GroupMetric
@@ -69,6 +70,8 @@ class JBoostRanker(Boosting):
         group: Any = None,
         offset: Any = None,
         eval_set: Any = None,
+        eval_X: Any = None,
+        eval_y: Any = None,
         eval_qid: Any = None,
         eval_group: Any = None,
     ) -> "JBoostRanker":
@@ -86,6 +89,8 @@ class JBoostRanker(Boosting):
           eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset), or
             a list of such, named "validation_0", ...; or a dict of such by name. Early
             stopping looks at the first.
+          eval_X, eval_y: a single set in two arguments, the table of which
+            ``Pipeline(transform_input=["eval_X"])`` transforms like X.
           eval_qid, eval_group: of each set, in the container that ``eval_set`` is.
 
         Returns:
@@ -96,12 +101,14 @@ class JBoostRanker(Boosting):
         """
         X = self._read_table(X, reset=True)
         targets = self._read_targets(y)
+        check_rows(targets, X)
         queries = read_queries(qid, group, len(targets), "")
         weights = _expand_weights(sample_weight, queries)
         auto = isinstance(self.loss, str) and self.loss == "auto"
         loss = _DEFAULT_LOSS if auto else self.loss
         self._loss = find_loss(loss, _LOSSES)
-        sets = _join_queries(eval_set, eval_qid, eval_group)
+        sets = unite_sets(eval_set, eval_X, eval_y)
+        sets = _join_queries(sets, eval_qid, eval_group)
         rows = (X, targets, weights, offset)
         return self._train(rows, sets, 1, None, queries)
 
@@ -134,19 +141,19 @@ class JBoostRanker(Boosting):
           X, y, sample_weight, qid, group, offset: as for ``fit``.
         """
         targets = self._read_targets(y)
+        check_rows(targets, X)
         queries = read_queries(qid, group, len(targets), "")
         weights = _expand_weights(sample_weight, queries)
         weights = np.ones(len(targets)) if weights is None else weights
         weights = check_weights(weights, len(targets), "sample_weight")
+        check_relevances(targets, weights > 0, "y")
         groups = make_groups(queries)
         check_group_weights(groups, weights, "sample_weight", "for a mean over queries")
         scores = self.predict(X, offset=offset)
         return GroupMetric(ndcg)(scores, targets.astype(np.float32), weights, groups)
 
-    def _read_targets(self, y):
-        if y is None:
-            raise ValueError("fit requires y to be passed, but the target y is None")
-        return column_or_1d(refuse_mask(y, "y"), warn=True)
+    def _read_targets(self, y, name="y"):
+        return read_targets(y, name, finite=False)  # a custom loss may take all
 
 
 def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray:
@@ -187,17 +194,17 @@ def read_queries(qid: Any, group: Any, num_rows: int, prefix: str) -> np.ndarray
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _expand_weights(weights, queries):
+def _expand_weights(weights, queries, name="sample_weight"):
     """Returns weights of rows, where they may be those of queries."""
-    if weights is None or len(weights) == len(queries):
-        return weights
-    count = queries.max() + 1
-    if len(weights) != count:
+    if weights is None:
+        return None
+    weights, count = np.asarray(read_values(weights, name)), queries.max() + 1
+    if weights.ndim != 1 or len(weights) not in (len(queries), count):
         raise ValueError(
-            f"sample_weight must have one entry for each of the {len(queries)} rows or "
-            f"of the {count} queries, got {len(weights)}"
+            f"{name} must have one entry for each of the {len(queries)} rows or of the "
+            f"{count} queries, got shape {weights.shape}"
         )
-    return np.asarray(weights)[queries]
+    return weights if len(weights) == len(queries) else weights[queries]
 
 
 def _join_queries(eval_set, qid, group):
@@ -248,6 +255,8 @@ def _join(part, qid, group):
     """Returns the parts of one set; a malformed one is refused by ``fit``."""
     if not isinstance(part, tuple) or not 2 <= len(part) <= 4 or part[1] is None:
         return part
-    queries = read_queries(qid, group, len(part[1]), "eval_")
     X, y, weights, offset = (*part, None, None)[:4]
-    return ValidationRows(X, y, _expand_weights(weights, queries), offset, queries)
+    y = read_targets(y, "eval_set", finite=False)
+    queries = read_queries(qid, group, len(y), "eval_")
+    weights = _expand_weights(weights, queries, "eval_set sample_weight")
+    return ValidationRows(X, y, weights, offset, queries)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, column_or_1d
 
 from jboost.entry.arguments import explain_arguments
-from jboost.entry.arrays import refuse_mask
 from jboost.sklearn.estimators import Boosting, find_loss
+from jboost.sklearn.rows import check_rows, read_targets, unite_sets
 
 
 class JBoostRegressor(RegressorMixin, Boosting):
@@ -55,6 +54,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
         *,
         offset: Any = None,
         eval_set: Any = None,
+        eval_X: Any = None,
+        eval_y: Any = None,
     ) -> "JBoostRegressor":
         """Trains on rows X and targets y.
 
@@ -67,6 +68,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
           eval_set: (X, y), (X, y, sample_weight) or (X, y, sample_weight, offset); a
             list of such, named "validation_0", ...; or a dict of such by name. Early
             stopping looks at the first.
+          eval_X, eval_y: a single set in two arguments, the table of which
+            ``Pipeline(transform_input=["eval_X"])`` transforms like X.
 
         Returns:
           The estimator.
@@ -76,10 +79,12 @@ class JBoostRegressor(RegressorMixin, Boosting):
         """
         X = self._read_table(X, reset=True)
         targets = self._read_targets(y)
+        check_rows(targets, X)
         self._loss = find_loss("squared_error" if self.loss == "auto" else self.loss)
         num_scores = 1 if targets.ndim == 1 else targets.shape[1]
         rows = (X, targets, sample_weight, offset)
-        return self._train(rows, eval_set, num_scores, None)
+        sets = unite_sets(eval_set, eval_X, eval_y)
+        return self._train(rows, sets, num_scores, None)
 
     def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """Returns predictions: float32 [N], or float64 [N, K] for K outputs.
@@ -94,19 +99,8 @@ class JBoostRegressor(RegressorMixin, Boosting):
         """The predictions after each round, one by one."""
         yield from map(_widen, self._score_stages(X, offset, self._link))
 
-    def _read_targets(self, y):
-        if y is None:
-            raise ValueError("fit requires y to be passed, but the target y is None")
-        y = refuse_mask(y, "y")
-        y = check_array(
-            y, ensure_2d=False, ensure_all_finite=False, input_name="y", estimator=self
-        )
-        if y.ndim == 2 and y.shape[1] > 1:
-            return y  # may hold NaN, and infinities for a custom loss
-        return check_array(
-            column_or_1d(y, warn=y.ndim == 2), ensure_2d=False, input_name="y",
-            estimator=self,
-        )  # fmt: skip
+    def _read_targets(self, y, name="y"):
+        return read_targets(y, name, several=True)  # NaN: missing, or of a custom loss
 
     def __sklearn_tags__(self):
         """Declares support for several outputs."""
