@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import optax.losses as peers
 import pytest
 from tables import make_regression
 
@@ -168,13 +168,13 @@ def test_calls_without_data_are_answered(make, instead):
 SHARES = np.random.default_rng(0).dirichlet(np.ones(3), size=len(Y)).astype(np.float32)
 # Losses of a row with an optional ``where``: (the loss, targets)
 OPTIONAL = {
-    "softmax of labels": (optax.losses.softmax_cross_entropy_with_integer_labels, CLASSES),
-    "softmax": (optax.losses.softmax_cross_entropy, SHARES),
-    "poly": (optax.losses.poly_loss_cross_entropy, SHARES),
-    "kl": (lambda s, t, where=None: optax.losses.kl_divergence(
+    "softmax of labels": (peers.softmax_cross_entropy_with_integer_labels, CLASSES),
+    "softmax": (peers.softmax_cross_entropy, SHARES),
+    "poly": (peers.poly_loss_cross_entropy, SHARES),
+    "kl": (lambda s, t, where=None: peers.kl_divergence(
         jax.nn.log_softmax(s), t, where=where), SHARES),
-    "generalized kl": (optax.losses.generalized_kl_divergence, SHARES),
-    "cosine": (optax.losses.cosine_distance, SHARES),
+    "generalized kl": (peers.generalized_kl_divergence, SHARES),
+    "cosine": (peers.cosine_distance, SHARES),
 }  # fmt: skip
 
 
@@ -204,17 +204,15 @@ def test_a_loss_is_of_groups_where_groups_are_given():
         np.testing.assert_array_equal(found, wanted)
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
     close(jb.predict(by_group, X), jb.predict(by_row, X))
-    jb.fit(X, Y, optax.losses.ranking_softmax_loss, groups=groups, **RUN)
-    jb.cross_validate(
-        X, Y, optax.losses.ranking_softmax_loss, groups=groups, folds=2, **RUN
-    )
+    jb.fit(X, Y, peers.ranking_softmax_loss, groups=groups, **RUN)
+    jb.cross_validate(X, Y, peers.ranking_softmax_loss, groups=groups, folds=2, **RUN)
     found = jb.cross_validate(
-        X, CLASSES, optax.losses.softmax_cross_entropy_with_integer_labels, groups=groups,
+        X, CLASSES, peers.softmax_cross_entropy_with_integer_labels, groups=groups,
         folds=2, num_scores=3, **RUN,
     )  # fmt: skip
     assert np.isfinite(found.mean).all()
     with pytest.raises(TypeError, match="loss of a group of rows, pass groups"):
-        jb.fit(X, Y, optax.losses.ranking_softmax_loss, **RUN)
+        jb.fit(X, Y, peers.ranking_softmax_loss, **RUN)
 
 
 @pytest.mark.parametrize("loss", [*L.GROUP_LOSSES.values(), L.make_random_intercept()])
